@@ -9,13 +9,13 @@ from statistics import median
 
 from ddp import DATA_PARALLEL, DDP
 
-from labkit.lab_parts.experiment import Result
-from labkit.labs.mixed_precision import last_loss, step_seconds
-from labkit.labs.model_sharing import held_by_way
-from labkit.labs.pipeline import stage_peaks, stages, waiting_share
-from labkit.labs.roofline import format_gain
-from labkit.labs.saving_memory import prices
-from labkit.labs.training_leaks import growth
+from gpulessons.lesson_04.labs.pipeline import stage_peaks, stages, waiting_share
+from gpulessons.lesson_06.labs import growth
+from gpulessons.lesson_07.labs.mixed_precision import last_loss, step_seconds
+from gpulessons.lesson_07.labs.roofline import format_gain
+from gpulessons.lesson_08.labs import held_by_way
+from gpulessons.lesson_09.labs.saving_memory import prices
+from labkit.labs.experiment import Result
 
 Conclusions = dict[str, Callable[[Result], bool]]
 LEAST_PINNED = 64 << 10  # bytes of a copy from which on pinned memory pays

@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.lab_parts import programs
-from labkit.lab_parts.experiment import Row, badge
+from gpulessons import rank_programs
+from gpulessons.lesson_03.labs.data_parallel import LAYERS, MODELS, data_parallel_step
 from labkit.labs import Run
-from labkit.labs.data_parallel import LAYERS, MODELS, data_parallel_step
+from labkit.labs.experiment import Row, badge
 from labkit.ranks import torchrun
 
 DATA_PARALLEL, DDP = "DataParallel", "DistributedDataParallel"
@@ -42,13 +42,13 @@ SECONDS_COLUMNS = {"width": "neurons", "ranks": "", "seconds": "seconds"}
 
 
 def ddp_seconds(repeats: int = RUNS) -> Run:
-    """Measure the training step of `labkit.labs.BucketsLab` in `repeats` runs.
+    """Measure the training step of `gpulessons.lesson_10.labs.BucketsLab` in `repeats` runs.
 
     It runs on one GPU without DistributedDataParallel, and on two GPUs with it.
     """
     parameters = {"widths": list(WIDTHS), "ranks": list(RANKS), "repeats": repeats, "bucket": "25 MiB", "link": "NVLink"}
     points = (
-        {"width": width, "ranks": ranks, "seconds": max(marks[-1] for marks in programs.results("ddp_lanes", ranks, width, 25, 1))}
+        {"width": width, "ranks": ranks, "seconds": max(marks[-1] for marks in rank_programs.results("ddp_lanes", ranks, width, 25, 1))}
         for width in WIDTHS
         for ranks in RANKS
         for _ in range(repeats)

@@ -23,7 +23,17 @@ import psutil
 from ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
 from training_memory import training_memory
 
-from labkit import labs, machine, nvidia
+from gpulessons.lesson_01.labs import copy_speed, host_and_device
+from gpulessons.lesson_02.labs import two_streams
+from gpulessons.lesson_03.labs import data_parallel_step, data_parallel_work
+from gpulessons.lesson_04.labs import pipeline_splits, pipeline_step
+from gpulessons.lesson_05.labs import fragmentation
+from gpulessons.lesson_06.labs import leaky_training
+from gpulessons.lesson_07.labs import format_speed, four_ways
+from gpulessons.lesson_08.labs import shared_model
+from gpulessons.lesson_09.labs import memory_for_time
+from gpulessons.lesson_13.labs import articles_on_trial
+from labkit import machine, nvidia
 from labkit.labs import Result, Run, collect
 
 
@@ -36,24 +46,24 @@ class Recorded:
 
 
 EXPERIMENTS = {
-    "articles_on_trial": Recorded(labs.articles_on_trial, gpus=4),
-    "copy_speed": Recorded(labs.copy_speed),
-    "data_parallel_step": Recorded(labs.data_parallel_step, gpus=4),
-    "data_parallel_work": Recorded(labs.data_parallel_work, gpus=4),
+    "articles_on_trial": Recorded(articles_on_trial, gpus=4),
+    "copy_speed": Recorded(copy_speed),
+    "data_parallel_step": Recorded(data_parallel_step, gpus=4),
+    "data_parallel_work": Recorded(data_parallel_work, gpus=4),
     "ddp_beside_data_parallel": Recorded(ddp_beside_data_parallel, gpus=4),
     "ddp_memory": Recorded(ddp_memory, gpus=2),
     "ddp_seconds": Recorded(ddp_seconds, gpus=2),
-    "format_speed": Recorded(labs.format_speed),
-    "four_ways": Recorded(labs.four_ways),
-    "fragmentation": Recorded(labs.fragmentation),
-    "host_and_device": Recorded(partial(labs.host_and_device, repeats=101)),  # the host's pace varies: a median of five is not steady
-    "leaky_training": Recorded(labs.leaky_training),
-    "memory_for_time": Recorded(labs.memory_for_time),
-    "pipeline_splits": Recorded(labs.pipeline_splits, gpus=2),
-    "pipeline_step": Recorded(labs.pipeline_step, gpus=4),
-    "shared_model": Recorded(labs.shared_model),
+    "format_speed": Recorded(format_speed),
+    "four_ways": Recorded(four_ways),
+    "fragmentation": Recorded(fragmentation),
+    "host_and_device": Recorded(partial(host_and_device, repeats=101)),  # the host's pace varies: a median of five is not steady
+    "leaky_training": Recorded(leaky_training),
+    "memory_for_time": Recorded(memory_for_time),
+    "pipeline_splits": Recorded(pipeline_splits, gpus=2),
+    "pipeline_step": Recorded(pipeline_step, gpus=4),
+    "shared_model": Recorded(shared_model),
     "training_memory": Recorded(training_memory, gpus=2),
-    "two_streams": Recorded(labs.two_streams),
+    "two_streams": Recorded(two_streams),
 }
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gpulessons.lesson_09.training import Setting
+from gpulessons.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, ResNet
 from labkit import machine
-from labkit.lab_parts.experiment import Row, badge
-from labkit.lab_parts.networks import OPTIMIZERS, PRECISIONS
-from labkit.lab_parts.training import Setting
-from labkit.labs import GPT, MLP, ResNet, Run
+from labkit.labs import Run
+from labkit.labs.experiment import Row, badge
 
 STEPS = 3  # the first makes the optimizer's state, and with more than one GPU two fill caches
 SMALL_GPT = GPT(width=512, layers=6, heads=8, tokens=512, vocabulary=8192)

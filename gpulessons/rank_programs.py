@@ -10,15 +10,13 @@ from virtualgpu.machines import DEFAULT_MODEL, with_maker
 if TYPE_CHECKING:
     from labkit.ranks import Ranks
 
-_FOLDER = Path(__file__).parent
-
 
 def rank_program(name: str) -> Path:
     """Where the program of this name lies, such as "collectives". Raises ValueError naming those there are."""
-    there = sorted(path.stem for path in _FOLDER.glob("[a-z]*.py") if path.stem != "rendezvous")
+    there = {path.stem: path for path in Path(__file__).parent.glob("lesson_*/programs/[a-z]*.py")}
     if name not in there:
-        raise ValueError(f"there is no program {name!r} for ranks; there are {', '.join(there)}")
-    return _FOLDER / f"{name}.py"
+        raise ValueError(f"there is no program {name!r} for ranks; there are {', '.join(sorted(there))}")
+    return there[name]
 
 
 def on_gpus(ranks: int) -> bool:

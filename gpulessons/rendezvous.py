@@ -1,4 +1,4 @@
-"""How every program of this folder begins: its ranks meet, and each learns who it is and where its tensors go."""
+"""How the lessons' rank programs begin: its ranks meet, and each learns who it is and where its tensors go."""
 
 import os
 

@@ -7,9 +7,9 @@ import ipywidgets as widgets
 from matplotlib.axes import Axes
 
 from gputrace.figures.figure import BLACK
-from labkit.lab_parts.experiment import Result, Row
-from labkit.lab_parts.figures import hollow
-from labkit.lab_parts.panel import Lab
+from labkit.labs.experiment import Result, Row
+from labkit.labs.figures import hollow
+from labkit.labs.panel import Lab
 
 LEAST = 4  # places for tries: a single bar is no wider
 

@@ -1,4 +1,4 @@
-"""How many bytes a rank gives to collectives while an answer runs."""
+"""The collectives that a rank begins while an answer runs: their names, and the bytes that the rank gives to them."""
 
 from typing import Any
 
@@ -31,6 +31,22 @@ class SentBytes(TorchDispatchMode):
                 nbytes = sum(leaf.nbytes for leaf in given if isinstance(leaf, torch.Tensor))
                 self.calls.append((function._schema.name, dist.get_process_group_ranks(groups[0]), nbytes))
         return function(*args, **(kwargs or {}))
+
+
+class MessageNames(TorchDispatchMode):
+    """The names of collectives but barriers and DDP's own, by which the ranks agree where gradients lie in buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function.namespace == "c10d":
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            if function != torch.ops.c10d.barrier.default and any(tensor.dtype != torch.int32 for tensor in tensors):
+                self.names.append(function._schema.name)
+        return function(*args, **kwargs)
 
 
 def _group(boxed: Any) -> dist.ProcessGroup | None:

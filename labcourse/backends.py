@@ -22,9 +22,11 @@ from pathlib import Path
 import gputrace
 import labkit
 import virtualgpu
+from labkit import courses
+from labkit.checks import controls
 
 PACKAGES = tuple(Path(file).resolve().parent for file in (virtualgpu.__file__, gputrace.__file__, labkit.__file__, __file__))
-CONTROLS, NOTEBOOKS = Path("labkit/checks/controls"), Path("labkit/notebooks")  # they hold answers
+NOTEBOOKS = Path("labkit/notebooks")  # they hold answers
 SYSTEM = (
     *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64"),
     *("/usr/libexec", "/usr/include", "/usr/local/lib", "/usr/local/cuda"),
@@ -152,7 +154,7 @@ def _bubblewrap(scratch_bytes: int) -> Backend:
     for path in visible:
         command += ["--ro-bind-try", path, path]
     for path in _with_answers():
-        command += ["--tmpfs", path, "--remount-ro", path]
+        command += ["--ro-bind", os.devnull, path] if os.path.isfile(path) else ["--tmpfs", path, "--remount-ro", path]
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
     folders = [WORKING, SHARED]
     if not any(_is_inside(path, TEMPORARY) for path in visible):
@@ -174,7 +176,7 @@ def _visible() -> list[str]:
     python = [os.path.join(sys.base_prefix, name) for name in ("bin", "include", "lib", "lib64")]
     python += [os.path.join(sys.prefix, "pyvenv.cfg"), os.path.realpath(sys.executable)]
     python += [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib")]
-    paths = dict.fromkeys([*SYSTEM, *python, *_user_site(), *map(os.fspath, PACKAGES)])
+    paths = dict.fromkeys([*SYSTEM, *python, *_user_site(), *map(os.fspath, packages()), *map(os.fspath, courses.projects())])
     return sorted(paths, key=lambda path: path.count("/"))
 
 
@@ -183,15 +185,20 @@ def _user_site() -> list[str]:
 
 
 def _kit_folders() -> list[str]:
-    return [os.fspath(package.parent) for package in PACKAGES]
+    return [os.fspath(package.parent) for package in packages()]
+
+
+def packages() -> list[Path]:
+    """The folders of the kit's packages and of the courses'."""
+    return [*PACKAGES, *(folder.resolve() for folder in courses.packages().values())]
 
 
 def _with_answers() -> list[str]:
-    """Visible folders of the kit that hold answers."""
-    packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    above = dict.fromkeys([*_kit_folders(), *packages, *_user_site()])
-    paths = [os.path.join(folder, name) for folder in above for name in (NOTEBOOKS, CONTROLS)]
-    return [path for path in paths if os.path.isdir(path)]
+    """Visible files and folders that hold answers: lessons with their solutions, and controls."""
+    installed = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    above = dict.fromkeys([*_kit_folders(), *installed, *_user_site()])
+    notebooks = [os.path.join(folder, NOTEBOOKS) for folder in above]
+    return [path for path in notebooks if os.path.isdir(path)] + [os.path.realpath(path) for path in courses.files(controls.NAME)]
 
 
 def _require_hidden(private: Iterable[Path]) -> None:

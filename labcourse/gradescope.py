@@ -4,7 +4,9 @@ python -m labcourse.gradescope LAB [FOLDER]        (in the container; FOLDER is 
 """
 
 import base64
+import configparser
 import hashlib
+import io
 import json
 import os
 import sys
@@ -18,6 +20,7 @@ from labcourse import assignment, backends, collect, grading, marks, release
 from labcourse.assignment import Assignment, Course
 from labcourse.feedback import exercise_view, zipped
 from labcourse.sandbox import Sandbox, SandboxError
+from labkit import courses
 
 SETUP = """#!/usr/bin/env bash
 set -e
@@ -62,14 +65,25 @@ def wheel() -> tuple[str, bytes]:
     if installed is None or installed.version != labkit.__version__:
         raise ValueError("the kit is not installed as a package here, so none can be made for Gradescope: `make lab` installs it")
     name = f"pytorch_gpu_lessons-{installed.version}"
-    found = ((package, path) for package in backends.PACKAGES for path in package.rglob("*") if path.is_file())
+    found = ((package, path) for package in backends.packages() for path in package.rglob("*") if path.is_file())
     files = {path.relative_to(package.parent).as_posix(): path.read_bytes() for package, path in found if path.suffix != ".pyc"}
     texts = {"WHEEL": "Wheel-Version: 1.0\nGenerator: labcourse\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
-    texts |= {file: installed.read_text(file) or "" for file in ("METADATA", "entry_points.txt")}
+    texts |= {"METADATA": installed.read_text("METADATA") or "", "entry_points.txt": _entry_points(installed)}
     files |= {f"{name}.dist-info/{file}": text.encode() for file, text in texts.items()}
     rows = [f"{path},sha256={_digest(data)},{len(data)}\n" for path, data in files.items()]
     files[f"{name}.dist-info/RECORD"] = "".join([*rows, f"{name}.dist-info/RECORD,,\n"]).encode()
     return f"{name}-py3-none-any.whl", zipped(files)
+
+
+def _entry_points(installed: metadata.Distribution) -> str:
+    """The kit's entry points, and those of all courses, whose packages the wheel holds too."""
+    points = configparser.ConfigParser(delimiters=("=",))
+    points.optionxform = str  # type: ignore[assignment]  # names keep their capitals
+    points.read_string(installed.read_text("entry_points.txt") or "")
+    points[courses.GROUP] = {name: name for name in courses.packages()}
+    text = io.StringIO()
+    points.write(text)
+    return text.getvalue()
 
 
 def _digest(data: bytes) -> str:

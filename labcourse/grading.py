@@ -137,7 +137,7 @@ def kit_digest() -> str:
     A version's number does not change when somebody corrects a check in a clone of the kit.
     """
     found = hashlib.sha256()
-    for package in backends.PACKAGES:
+    for package in backends.packages():
         for path in sorted(package.rglob("*")):
             if path.suffix in (".py", ".txt", ".toml"):
                 name = path.relative_to(package.parent).as_posix()

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from labcourse.reading import UnreadableError
+from labkit import courses
 from labkit.processes.supervision import KIT, start_connected
 
 SECONDS = 20.0  # for one call
@@ -129,7 +130,8 @@ class LimitedProcess:
         if self._stopped:
             raise LimitError("it was stopped")
         if self._connection is None:
-            path = os.pathsep.join(filter(None, [KIT, os.environ.get("PYTHONPATH")]))
+            own = [KIT, *(os.fspath(folder.parent) for folder in courses.packages().values())]
+            path = os.pathsep.join(filter(None, [*own, os.environ.get("PYTHONPATH")]))
             self._process, ours = start_connected(
                 [sys.executable, "-P", "-c", PROGRAM, str(self._seconds), str(self._memory)],
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},

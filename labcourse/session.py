@@ -20,6 +20,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy
@@ -31,7 +32,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
 from labcourse import system_calls
-from labkit import checks, labs, machine
+from labkit import checks, courses, labs, machine
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
 from labkit.processes import messages
@@ -91,6 +92,9 @@ def prepare() -> Prepared:
 
     for name in dir(labs):
         getattr(labs, name)
+    for package, folder in courses.lessons().values():
+        if (folder / "labs").is_dir() or (folder / "labs.py").is_file():
+            import_module(f"{package}.labs")
     torch.set_num_threads(1)
     known = checks.exercises()
     checks.check = _checked_later

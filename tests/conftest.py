@@ -74,7 +74,7 @@ def same_environment() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_lab_used_before() -> None:
     """As in a new kernel: a lab that is brought up again has what it had."""
-    if (panel := sys.modules.get("labkit.lab_parts.panel")) is not None:
+    if (panel := sys.modules.get("labkit.labs.panel")) is not None:
         panel.Panel._last_used.clear()
 
 

@@ -1,6 +1,6 @@
 """What a learner does with a lab."""
 
-from labkit.lab_parts.panel import Lab
+from labkit.labs.panel import Lab
 
 
 def predict_and_run(lab: Lab, prediction: str) -> str:

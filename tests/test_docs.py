@@ -23,7 +23,7 @@ from labkit.machine import MachineInUse
 from labkit.ranks import Ranks
 from virtualgpu.streams.race_reports import Race
 
-PACKAGES = ("virtualgpu", "gputrace", "labkit", "labcourse")
+PACKAGES = ("virtualgpu", "gputrace", "labkit", "gpulessons", "labcourse")
 # Classes without a public name whose objects public functions return.
 GIVEN = [Holder, Leak, Leaks, Lessons, MachineInUse, Progress, Race, Ranks, Table, MemoryTimeline, Verdict]
 

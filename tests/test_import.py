@@ -13,7 +13,7 @@ import pytest
 import labkit
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("virtualgpu", "gputrace", "labkit", "labcourse")  # each may import those before it
+PACKAGES = ("virtualgpu", "gputrace", "labkit", "gpulessons", "labcourse")  # each may import some of those before it
 MISSING = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(',')))\n"  # None there is a package that is not installed
 JUPYTER = ("IPython", "ipykernel", "ipywidgets", "traitlets", "comm")
 IN_A_BLOCK = """
@@ -69,13 +69,13 @@ def test_ranks_are_started_without_torch_in_the_process_that_waits():
 
 
 def test_virtual_gpus_need_torch_alone():
-    others = ("numpy", "psutil", "pynvml", "GPUtil", "matplotlib", "cloudpickle", *JUPYTER, "gputrace", "labkit", "labcourse")
+    others = ("numpy", "psutil", "pynvml", "GPUtil", "matplotlib", "cloudpickle", *JUPYTER, "gputrace", "labkit", "gpulessons", "labcourse")
     assert python(MISSING + IN_A_BLOCK, ",".join(others)).splitlines() == ["NVIDIA H200 54.0 True", "False"]
 
 
 @pytest.mark.slow
 def test_recordings_need_no_jupyter(tmp_path):
-    absent = (*JUPYTER, "psutil", "labkit", "labcourse")
+    absent = (*JUPYTER, "psutil", "labkit", "gpulessons", "labcourse")
     assert python(MISSING + RECORDED, ",".join(absent), str(tmp_path / "memory.png")).splitlines() == [f"{4 << 20} 1"]
     assert (tmp_path / "memory.png").stat().st_size > 1000
 
@@ -117,12 +117,12 @@ def test_modules_are_the_modules():
     assert labkit.labs is labs
 
 
-def test_to_ask_for_one_lab_imports_no_other():
-    code = "import labkit.labs, sys; labkit.labs.four_ways; print(sorted(name for name in sys.modules if name.startswith('labkit.labs.')))"
-    assert python(code) == "['labkit.labs.mixed_precision']"
+def test_to_ask_for_a_result_imports_no_widget():
+    code = "import labkit.labs, sys; labkit.labs.Result; print(sorted(name for name in sys.modules if name.startswith('labkit.labs.')))"
+    assert python(code) == "['labkit.labs.experiment']"
 
 
-def test_no_lab_hides_a_public_name_of_labs():
+def test_no_module_hides_a_public_name_of_labs():
     """A module that was imported is an attribute of its package, and would stand in the way of a function of the same name."""
     assert not {path.stem for path in Path(labkit.labs.__file__).parent.glob("*.py")} & set(labkit.labs.__all__)
 

@@ -7,8 +7,10 @@ import measured_report
 import nbformat
 import pytest
 
+from gpulessons.lesson_01.labs import copy_speed
+from gpulessons.lesson_05.labs import fragmentation
 from labkit import machine
-from labkit.labs import Result, copy_speed, fragmentation
+from labkit.labs import Result
 
 CELLS = ["import labkit\nlabkit.use(gpus=2)", "assert False, 'a | b'", "raise KeyError(1)", "1 + 1"]
 
@@ -28,7 +30,7 @@ def test_without_real_gpus_nothing_is_measured(tmp_path, monkeypatch, capsys):
 
 
 def test_every_experiment_of_the_kit_can_be_recorded():
-    from labkit.lab_parts.experiment import recordings
+    from labkit.labs.experiment import recordings
 
     assert {stem.rsplit("_", 1)[0] for stem in recordings()} <= set(measure.EXPERIMENTS)
 

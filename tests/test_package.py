@@ -18,7 +18,7 @@ import labkit
 from labkit import doctor
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("virtualgpu", "gputrace", "labkit", "labcourse")
+PACKAGES = ("virtualgpu", "gputrace", "labkit", "gpulessons", "labcourse")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The keys at the root of a CITATION.cff and of an author that is no person: the guide to its schema, version 1.2.0,
 # https://github.com/citation-file-format/citation-file-format/blob/1.2.0/schema-guide.md
@@ -38,7 +38,7 @@ print(torch.cuda.device_count(), torch.cuda.get_device_name(0), torch.ones(3, de
 USE = """
 import labkit
 from labkit import doctor
-from labkit import articles
+from gpulessons.lesson_13 import articles
 from labkit.labs import recorded_result
 from virtualgpu import profiles
 print(labkit.__file__)
@@ -112,7 +112,9 @@ def test_wheel_says_what_it_is(wheel):
         told = f"pytorch_gpu_lessons-{labkit.__version__}.dist-info"
         metadata = message_from_bytes(archive.read(f"{told}/METADATA"))
         assert archive.read(f"{told}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-        assert "labkit = labkit.cli:main" in archive.read(f"{told}/entry_points.txt").decode()
+        entry_points = archive.read(f"{told}/entry_points.txt").decode()
+    assert "labkit = labkit.cli:main" in entry_points
+    assert "[labkit.lessons]\ngpulessons = gpulessons\n" in entry_points
     assert metadata["Version"] == labkit.__version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == PROJECT["license"]

@@ -6,6 +6,7 @@ Nobody runs it. A line that must not pass says so: a check that finds it right c
 import torch
 
 import labkit
+from gpulessons.lesson_01 import labs
 
 
 def gpus_in_use() -> int:
@@ -50,10 +51,10 @@ def exercises() -> bool:
 
 
 def experiments() -> None:
-    run = labkit.labs.copy_speed()
+    run = labs.copy_speed()
     result = labkit.labs.collect(run)
     print(result.column("seconds", memory="pinned"), result.table(), result.recorded())
-    labkit.labs.plot_copy_speed(result, prediction=2.0).save("copies.png")
-    lab = labkit.labs.CopySpeedLab()
+    labs.plot_copy_speed(result, prediction=2.0).save("copies.png")
+    lab = labs.CopySpeedLab()
     print(lab.prediction, lab.figure().alt)
     labkit.fly()  # type: ignore[attr-defined]

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from gpulessons.lesson_02.gpu_seconds import cycles_in, gpu_seconds, told_by_values, turn_streams
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, quote, right, wrong_type
-from labkit.checks.gpu_seconds import cycles_in, gpu_seconds, told_by_values, turn_streams
 
 LONG = 0.1  # seconds: longer than the host needs for anything that a check asks
 SIZE = 1 << 20  # numbers in a tensor whose copy takes a while

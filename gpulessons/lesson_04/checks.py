@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpulessons.lesson_04.labs.micro_batches import compute_first
+from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right, wrong_type
 from labkit.checks.comparing import near
-from labkit.lab_parts.timing import host_seconds
-from labkit.labs.micro_batches import compute_first
-from labkit.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
+from labkit.labs.timing import host_seconds
 
 CYCLES = 1_000_000  # for which a GPU is kept busy, much longer than a launch takes: half a millisecond or so
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from gpulessons.lesson_05.labs.allocator_by_hand import unused_stream
 from gputrace.units import byte_text
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, quote, right, wrong_type
 from labkit.checks.comparing import first_difference, sizes_alike
-from labkit.labs.allocator_by_hand import unused_stream
 
 KIB, MIB = 1 << 10, 1 << 20
 SEGMENT = 20 * MIB  # what requests of more than 1 MiB and less than 10 MiB share

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from gpulessons.autograd_graphs import Graphs
+from gpulessons.lesson_06 import leaky_scripts as scripts
 from gputrace import units
-from labkit.checks import leaky_scripts as scripts
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
 from labkit.checks.comparing import near
-from labkit.checks.graphs import Graphs
 from labkit.checks.left_behind import hooks_of
 
 STEPS = 12

@@ -12,10 +12,10 @@ from matplotlib.ticker import MaxNLocator
 
 from gputrace import record, units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, ORANGE, SKY_BLUE, VERMILLION, Figure, byte_ticks, darker, label_ends, new_canvas
-from labkit.lab_parts.experiment import Result, Row, Run, badge
-from labkit.lab_parts.figures import finished, hollow, in_style
-from labkit.lab_parts.panel import Lab, switches
-from labkit.lab_parts.predictions import stays_open
+from labkit.labs.experiment import Result, Row, Run, badge
+from labkit.labs.figures import finished, hollow, in_style
+from labkit.labs.panel import Lab, switches
+from labkit.labs.predictions import stays_open
 
 # The lines that make a training leak, by the name of the leak. That of "retain_graph" takes the place of the backward line.
 LEAKS = {
@@ -188,7 +188,7 @@ NEAR = 0.02  # MiB: a prediction this close is right
 class LeakLab(Lab):
     """Switch leaks of a training loop on, predict how many MiB it keeps each step, and watch it; the end names who holds them.
 
-    `leaks` are those switched on at first and `steps` the loop's, as in `labkit.labs.leaky_training`.
+    `leaks` are those switched on at first and `steps` the loop's, as in `leaky_training`.
     """
 
     question = "How many MiB does this loop keep each step?"

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpulessons.lesson_08.producer import ENDING, observe_producer
 from gputrace import units
 from labkit import processes
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, right, wrong_type
-from labkit.checks.producer import ENDING, observe_producer
 
 DEVICE = "cuda:0"
 MIB = 1 << 20

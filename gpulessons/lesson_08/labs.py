@@ -8,13 +8,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from gpulessons.lesson_08.sharing_process import take_part
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, Figure, binary_ticks, darker, new_canvas
-from labkit.lab_parts.experiment import Result, Row, Run, badge
-from labkit.lab_parts.figures import finished, hollow, in_style
-from labkit.lab_parts.panel import Lab, one_of
-from labkit.lab_parts.predictions import stays_open
-from labkit.lab_parts.sharing_process import take_part
+from labkit.labs.experiment import Result, Row, Run, badge
+from labkit.labs.figures import finished, hollow, in_style
+from labkit.labs.panel import Lab, one_of
+from labkit.labs.predictions import stays_open
 from labkit.processes import PATIENCE, children, context
 
 MIB = 1 << 20
@@ -185,7 +185,7 @@ class SharingLab(Lab):
     """Choose how some processes share a model, predict what they take of the GPU together, and start them one by one.
 
     `way`, `processes` and `weights` (bytes: 64 MiB, 512 MiB, 2 GiB or 7 GiB) are chosen at first; what they mean,
-    `labkit.labs.shared_model` says.
+    `shared_model` says.
     """
 
     question = "How many GiB of the GPU do these processes take together, their contexts included?"

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from gpulessons.autograd_graphs import Graphs
 from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, right, wrong_type
 from labkit.checks.comparing import near
-from labkit.checks.graphs import Graphs
 
 DEVICE = "cuda:0"
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # how close numbers must be: closer than float16 rounds

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import NamedTuple
 
-from labkit.lab_parts.networks import OPTIMIZERS, PRECISIONS, Network
-from labkit.lab_parts.programs import rank_program
+from gpulessons.networks import OPTIMIZERS, PRECISIONS, Network
+from gpulessons.rank_programs import rank_program
 from virtualgpu import profiles
 
 SPREADS = ("DataParallel", "DDP")

@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from labkit.checks import own_ddp
+from gpulessons.lesson_10 import own_ddp
+from gpulessons.lesson_10.observed_in_ranks import accumulated, gradients_after, life, rows_of
 from labkit.checks.checking import Check, Plain, Verdict, not_yet, right, wrong_type
 from labkit.checks.comparing import near, shown
 from labkit.checks.in_ranks import in_ranks
-from labkit.checks.rank_programs import accumulated, gradients_after, life, rows_of
 
 # 10.1: the mean of all ranks' gradients
 

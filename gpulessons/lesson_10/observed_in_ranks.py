@@ -1,4 +1,4 @@
-"""What the checks of lessons 10 and 11 have each rank do with an answer. Of the lessons, ranks import this file alone."""
+"""What the checks have each rank do with an answer. Of the lesson, ranks import this file alone."""
 
 import contextlib
 import operator
@@ -17,10 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from labkit.checks.checking import Plain, describe
-from labkit.checks.sent_bytes import SentBytes
+from gpulessons.watched_collectives import MessageNames
+from labkit.checks.checking import Plain
 
 LATE = 0.3  # seconds: long enough for another rank to read a gradient that it did not wait for
 
@@ -71,22 +70,6 @@ def _row_numbers(answer: Any) -> Plain:
         return type(answer).__name__
 
 
-class _Messages(TorchDispatchMode):
-    """The names of collectives but barriers and DDP's own, by which the ranks agree where gradients lie in buckets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function.namespace == "c10d":
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            if function != torch.ops.c10d.barrier.default and any(tensor.dtype != torch.int32 for tensor in tensors):
-                self.names.append(function._schema.name)
-        return function(*args, **kwargs)
-
-
 def accumulated(accumulate: Any, parts: Plain) -> Plain:
     """In a rank: what the answer does with a layer under DDP.
 
@@ -105,7 +88,7 @@ def accumulated(accumulate: Any, parts: Plain) -> Plain:
 
     layer.register_forward_pre_hook(begin)
     layer.register_forward_hook(lambda layer, given, output: outputs.append(weakref.ref(output)))
-    with _Messages() as messages:
+    with MessageNames() as messages:
         accumulate(model, [torch.tensor(part, dtype=torch.float32) for part in parts])
     gradient = None if layer.weight.grad is None else layer.weight.grad[0].tolist()
     told = {"gradient": gradient, "messages": len(messages.names), "weight": layer.weight[0].tolist()}
@@ -176,151 +159,3 @@ def _watched_files(path: str) -> dict[str, int]:
     sys.addaudithook(watch)
     torch.save = counted
     return done
-
-
-def cut_layers(two_layers: Any, case: Plain) -> Plain:
-    """Return what the answer gives for this rank's rows of the first layer and columns of the second, what it changed, and what it sent."""
-    tensors = {name: torch.tensor(case[name], dtype=torch.float32) for name in ("x", "first", "first_bias", "second", "second_bias")}
-    own = len(case["first"]) // case["ranks"]
-    mine = slice(own * case["rank"], own * (case["rank"] + 1))
-    tensors |= {"first": tensors["first"][mine], "first_bias": tensors["first_bias"][mine], "second": tensors["second"][:, mine]}
-    given = {name: tensor.clone() for name, tensor in tensors.items()}
-    with torch.no_grad(), SentBytes() as sent:
-        answer = two_layers(**given)
-    changed = [name for name, tensor in tensors.items() if not torch.equal(tensor, given[name])]
-    return describe(answer) | {"changed": changed, "sent": sent.total}
-
-
-RIGHT = "right"
-
-
-def layer_backward(backward: Any, case: Plain) -> Plain:
-    """In a rank with a GPU: what the answer makes of this rank's rows of a weight, and which known values its gradients are.
-
-    `peak` is the memory on top of what was given at the worst moment, in whole weights.
-    """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    generator = torch.Generator().manual_seed(case["seed"])
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randint(-3, 4, shape, generator=generator).float().cuda()
-
-    weight = drawn(case["outputs"], case["inputs"])
-    xs, upstreams = ([drawn(case["rows"], width) for _ in range(ranks)] for width in (case["inputs"], case["outputs"]))
-    shard, x, upstream = weight.chunk(ranks)[rank].clone(), xs[rank], upstreams[rank]
-    given = [tensor.clone() for tensor in (x, shard, upstream)]
-    dist.all_reduce(upstream.T @ x)  # cuBLAS takes its workspace, and keeps it
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    base = torch.cuda.memory_allocated()
-    with torch.no_grad(), _Messages() as messages:
-        answer = backward(x, shard, upstream)
-        torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - base) / weight.nbytes
-    changed = [not torch.equal(now, before) for now, before in zip((x, shard, upstream), given, strict=True)]
-    names = [name for name, other in zip(("x", "shard", "upstream"), changed, strict=True) if other]
-    if not isinstance(answer, tuple | list) or [isinstance(part, torch.Tensor) for part in answer] != [True, True]:
-        return {"returned": describe(answer)["type"]}
-    xs[rank], _, upstreams[rank] = given
-    all_x = torch.stack([upstream @ weight for upstream in upstreams])
-    whole = torch.stack([upstream.T @ x for upstream, x in zip(upstreams, xs, strict=True)])
-    mean = whole.mean(0)
-    parts = {
-        RIGHT: mean.chunk(ranks)[rank],
-        "the sum over the ranks": whole.sum(0).chunk(ranks)[rank],
-        "that of this rank's data alone": whole[rank].chunk(ranks)[rank],
-        "the mean, divided once more": mean.chunk(ranks)[rank] / ranks,
-        "that of the whole weight": mean,
-    }
-    for other in set(range(ranks)) - {rank}:
-        parts[f"that of rank {other}'s rows of the weight"] = mean.chunk(ranks)[other]
-    of_x = {RIGHT: all_x[rank], "the mean over the ranks": all_x.mean(0), "the sum over the ranks": all_x.sum(0)}
-    found = {"x": _which(answer[0], of_x), "part": _which(answer[1], parts)}
-    return found | {"peak": peak, "all_reduce": any("allreduce" in name for name in messages.names), "changed": names}
-
-
-def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
-    """The name of the known tensor that was found, or what else it is."""
-    for name, values in known.items():
-        if found.shape == values.shape and found.device == values.device and torch.allclose(found.float(), values, rtol=1e-4, atol=1e-3):
-            return name
-    right = known[RIGHT]
-    return "other numbers" if found.shape == right.shape else f"a tensor of {list(found.shape)} where {list(right.shape)} was due"
-
-
-def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
-    """In a rank with a GPU: how many parameters are not as after each step of Adam, how many have not moved, how many gradients are not
-    what they were before the step, and the bytes that are kept.
-
-    `whole` are the bytes of Adam's whole state. The parameter number `idle` has no gradient.
-    """
-    generator = torch.Generator().manual_seed(case["seed"])
-    base = torch.cuda.memory_allocated()
-
-    def drawn() -> list[torch.Tensor]:
-        shapes = [(case["width"], case["width"])] * case["layers"] + [(case["width"],)]
-        shapes.insert(case["idle"], (case["width"],))
-        return [torch.randn(shape, generator=generator).cuda() for shape in shapes]
-
-    model = nn.ParameterList(drawn())
-    step = sharded_adam(model, case["lr"])
-    if not callable(step):
-        return {"returned": type(step).__name__}
-    trained = [number for number in range(len(model)) if number != case["idle"]]
-    start, after, altered = [p.detach().cpu() for p in model], [], []
-    gradients: list[list[torch.Tensor]] = []
-    for _ in range(case["steps"]):
-        gradients.append([gradient.cpu() for gradient in drawn()])
-        for number in trained:
-            model[number].grad = gradients[-1][number].cuda()
-        step()
-        after.append([parameter.detach().cpu() for parameter in model])
-        same = [p.grad is not None and torch.equal(p.grad.cpu(), given) for p, given in zip(model, gradients[-1], strict=True)]
-        altered.append(sum(not same[number] for number in trained) + (model[case["idle"]].grad is not None))
-    held = sum(tensor.nbytes for p in model for tensor in (p, p.grad) if tensor is not None)
-    kept = torch.cuda.memory_allocated() - base - held
-    due = nn.ParameterList(tensor.clone() for tensor in start)
-    optimizer, wrong, still = torch.optim.Adam(due.parameters(), lr=case["lr"]), [], []
-    for before, found, given in zip([start, *after], after, gradients, strict=False):
-        for number in trained:
-            due[number].grad = given[number]
-        optimizer.step()
-        far = [(one - other.detach()).abs().max().item() for one, other in zip(found, due, strict=True)]
-        wrong.append(sum(not distance <= 0.05 * case["lr"] for distance in far))
-        still.append(sum(torch.equal(before[number], found[number]) for number in trained))
-    return {"wrong": wrong, "still": still, "altered": altered, "kept": kept, "whole": 2 * sum(model[number].nbytes for number in trained)}
-
-
-def groups_of(my_groups: Any, meshes: Plain) -> Plain:
-    """In a rank, for each mesh: the ranks in its groups, and whom an all_reduce in each reaches, if all have the groups that are due."""
-    return [_groups_in(my_groups, rows, columns) for rows, columns in meshes]
-
-
-def _groups_in(my_groups: Any, rows: int, columns: int) -> Plain:
-    rank, answer = dist.get_rank(), my_groups(rows, columns)
-    if not isinstance(answer, tuple | list) or len(answer) != 2:
-        told: Plain = type(answer).__name__
-    else:
-        told = [
-            sorted(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else _no_group(group) for group in answer
-        ]
-    everywhere: list[Plain] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, told)
-    reached = []
-    if all(told == due_groups(rank, rows, columns) for rank, told in enumerate(everywhere)):
-        for group in answer:
-            x = torch.tensor(1 << rank)
-            dist.all_reduce(x, group=group)
-            reached.append([other for other in range(len(everywhere)) if int(x) >> other & 1])
-    return {"groups": told, "reached": reached}
-
-
-def _no_group(group: Any) -> str:
-    """What is not a group of this rank's: new_group gives a rank a mark, which is a number, for a group that it is not in."""
-    return "a group of others" if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER else type(group).__name__
-
-
-def due_groups(rank: int, rows: int, columns: int) -> list[list[int]]:
-    """The ranks of this rank's row, and those of its column."""
-    row, column = divmod(rank, columns)
-    return [[row * columns + other for other in range(columns)], [other * columns + column for other in range(rows)]]

@@ -3,11 +3,11 @@
 import random
 from typing import Any
 
+from gpulessons.lesson_11.observed_in_ranks import RIGHT, adam_steps, cut_layers, due_groups, groups_of, layer_backward
 from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number_or_type, right, wrong_type
 from labkit.checks.comparing import apart, near
 from labkit.checks.in_ranks import in_ranks
-from labkit.checks.rank_programs import RIGHT, adam_steps, cut_layers, due_groups, groups_of, layer_backward
 
 # 11.1: two layers cut among the ranks
 

@@ -4,11 +4,11 @@ import random
 import tempfile
 from typing import Any
 
+from gpulessons.lesson_12.observed_in_ranks import checked_sums, newest_of, node_work, summed_by_nodes, uneven_gradient
 from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
 from labkit.checks.comparing import apart, near, shown
 from labkit.checks.in_ranks import in_ranks
-from labkit.checks.node_programs import checked_sums, newest_of, node_work, summed_by_nodes, uneven_gradient
 
 # 12.1: work that is done once on each node
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gpulessons.watched_collectives import SentBytes
 from labkit.checks.checking import Plain, describe, number_or_type
-from labkit.checks.sent_bytes import SentBytes
 
 PATIENCE = 1.0  # seconds in which a rank that does not wait for another is back
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from gpulessons.autograd_graphs import Graphs
+from gpulessons.lesson_13.deprecated import deprecated_calls
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, number_or_type, right, wrong_type
 from labkit.checks.comparing import near
-from labkit.checks.deprecated import deprecated_calls
-from labkit.checks.graphs import Graphs
 
 # 13.1: a tensor like another
 

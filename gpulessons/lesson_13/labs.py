@@ -13,14 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
+from gpulessons.lesson_13 import articles
+from gpulessons.lesson_13.articles import VERDICTS, Claim
+from gpulessons.lesson_13.articles.trial import UNTRIED, ClaimOutcome, outcomes, require
 from gputrace import Table
 from gputrace.figures.figure import BLACK, BLUE, GREEN, ORANGE, SIZE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, Figure, add_title
-from labkit import articles, machine
-from labkit.articles import VERDICTS, Claim
-from labkit.articles.trial import UNTRIED, ClaimOutcome, outcomes, require
-from labkit.lab_parts.experiment import Result, Row, Run, badge
-from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import WRAP, Panel, interrupted_by
+from labkit import machine
+from labkit.labs.experiment import Result, Row, Run, badge
+from labkit.labs.figures import badged, in_style
+from labkit.labs.panel import WRAP, Panel, interrupted_by
 
 COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
 
@@ -50,7 +51,7 @@ def claims_table(article: str | None = None, verdict: str | None = None) -> Tabl
 def articles_on_trial(names: Sequence[str] | None = None) -> Run:
     """Runs claims, by default all that need no more GPUs than are in use, and compares each with what is expected. One row a claim.
 
-    `names` are some of `labkit.articles.claims()`. `as_expected` is "yes", "no" or, for one that cannot be run, "not tried"; `peak` is in
+    `names` are some of `articles.claims()`. `as_expected` is "yes", "no" or, for one that cannot be run, "not tried"; `peak` is in
     bytes, on the first GPU. The claims that need a process of their own share one, at the end.
 
     Raises ValueError for a name that there is not, RuntimeError when too few GPUs are in use.

@@ -1,11 +1,10 @@
 """Feedback on the exercises of the lessons: `labkit.check("01.2", answer)`."""
 
-import pkgutil
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from labkit import cells, processes
+from labkit import cells, courses, processes
 from labkit.checks import attempts, checking, limits
 from labkit.checks.attempts import Progress
 from labkit.checks.checking import Check, Verdict
@@ -80,5 +79,5 @@ def find(number: str) -> Check:
 
 def exercises() -> dict[str, Check]:
     """The checks of all lessons by number, in reading order."""
-    lessons = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("lesson_"))
-    return {check.number: check for name in lessons for check in import_module(f"{__name__}.{name}").CHECKS}
+    lessons = [package for package, folder in courses.lessons().values() if (folder / "checks.py").is_file()]
+    return {check.number: check for package in lessons for check in import_module(f"{package}.checks").CHECKS}

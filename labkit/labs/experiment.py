@@ -3,14 +3,12 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from importlib import resources
 from typing import Any
 
 from gputrace import Table, units
-from labkit import machine
+from labkit import courses, machine
 
 Row = dict[str, Any]
-_RECORDINGS = resources.files("labkit") / "recordings"  # a JSON file for an experiment and a model of GPU
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,13 +117,14 @@ class Run:
 
 def recorded_result(name: str, gpu: str = "H200") -> Result | None:
     """What the experiment `name` gave on a real GPU of that model; None if it was not recorded there."""
-    file = _RECORDINGS / f"{name}_{gpu.lower()}.json"
-    return Result.from_json(file.read_text(encoding="utf-8")) if file.is_file() else None
+    for file in courses.files(f"recordings/{name}_{gpu.lower()}.json"):
+        return Result.from_json(file.read_text(encoding="utf-8"))
+    return None
 
 
 def recordings() -> list[str]:
     """The recordings there are, such as "copy_speed_h200"."""
-    return sorted(file.name.removesuffix(".json") for file in _RECORDINGS.iterdir() if file.name.endswith(".json"))
+    return sorted(file.stem for file in courses.files("recordings/*.json"))
 
 
 def collect(run: Run) -> Result:

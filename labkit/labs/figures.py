@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from gputrace.figures.figure import BLUE, STYLE, VERMILLION, Figure, add_badge, words
-from labkit.lab_parts.experiment import Result
+from labkit.labs.experiment import Result
 
 MARKERS = {BLUE: "o", VERMILLION: "s"}
 SAME = 1.05  # factors closer to 1 than this are called equal

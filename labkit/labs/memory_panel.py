@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from gputrace import units
 from gputrace.figures.figure import BLACK, BLUE, VERMILLION, Figure, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import badge
-from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import Panel
+from labkit.labs.experiment import badge
+from labkit.labs.figures import badged, in_style
+from labkit.labs.panel import Panel
 
 LOOK_PERIOD = 0.02  # seconds between two looks at a real GPU
 MOST = 2000  # samples kept of one GPU

@@ -18,9 +18,9 @@ import ipywidgets as widgets
 
 from gputrace.figures.figure import BLUE, IN_THE_DARK, Figure
 from labkit import progress_file
-from labkit.lab_parts.experiment import Result, Run, collect
-from labkit.lab_parts.predictions import parse_prediction
-from labkit.lab_parts.round_trip import PANEL, RoundTrip, picture_that_runs
+from labkit.labs.experiment import Result, Run, collect
+from labkit.labs.predictions import parse_prediction
+from labkit.labs.round_trip import PANEL, RoundTrip, picture_that_runs
 
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it
 

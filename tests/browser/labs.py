@@ -3,6 +3,24 @@
 import re
 from typing import Any
 
+# A cell that imports all labs.
+IMPORTS = """
+from gpulessons.lesson_01.labs import CopySpeedLab
+from gpulessons.lesson_02.labs import StreamsLab
+from gpulessons.lesson_03.labs import DataParallelLab
+from gpulessons.lesson_04.labs import PipelineLab
+from gpulessons.lesson_05.labs import AllocatorLab
+from gpulessons.lesson_06.labs import LeakLab
+from gpulessons.lesson_07.labs import FormatLab
+from gpulessons.lesson_08.labs import SharingLab
+from gpulessons.lesson_09.labs import BudgetLab
+from gpulessons.lesson_10.labs import BucketsLab
+from gpulessons.lesson_11.labs import StrategiesLab
+from gpulessons.lesson_12.labs import LayoutsLab
+from gpulessons.lesson_13.labs import ClaimsPanel
+from gpulessons.networks import MLP
+from labkit.labs import MemoryPanel
+"""
 # Each lab that predicts and runs, as a cell makes it, and the panels that are used in other ways.
 LABS = {
     "CopySpeedLab": "CopySpeedLab(sizes=[1 << n for n in range(12, 25, 4)])",
@@ -14,7 +32,7 @@ LABS = {
     "LeakLab": "LeakLab()",
     "SharingLab": "SharingLab()",
     "FormatLab": "FormatLab()",
-    "BudgetLab": "BudgetLab(labkit.labs.MLP(width=256, depth=2), batch=512)",
+    "BudgetLab": "BudgetLab(MLP(width=256, depth=2), batch=512)",
 }
 PANELS = ("AllocatorLab", "StreamsLab", "ClaimsPanel", "MemoryPanel")
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=1, memory='2GiB')",
-    "lab = labkit.labs.AllocatorLab()\nlab",
+    "from gpulessons.lesson_05.labs import AllocatorLab\n\nlab = AllocatorLab()\nlab",
 )
 
 

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.browser
 CELLS = (
     "import labkit\nlabkit.use(gpus=1)",
     ENDLESS,
-    "lab = labkit.labs.BudgetLab(labkit.labs.MLP(width=256, depth=2), batch=512)\nendless(lab)\nlab",
+    "from gpulessons.lesson_09.labs import BudgetLab\nfrom gpulessons.networks import MLP",
+    "lab = BudgetLab(MLP(width=256, depth=2), batch=512)\nendless(lab)\nlab",
 )
 
 

@@ -1,13 +1,16 @@
 """Each choice of each lab, made with the mouse: whatever it needs can then be seen and chosen."""
 
-import pytest
+import re
 
-from labkit import labs
+import pytest
+from labs import IMPORTS
 
 pytestmark = pytest.mark.browser
 
-LABS = [name for name in labs.__all__ if name.endswith(("Lab", "Panel")) and name != "MemoryPanel"]  # the panel asks nothing
-SET_UP = "import labkit\n\nlabkit.use(gpus=4, virtual=True)"
+LABS = [
+    name for name in re.findall(r"import (\w+(?:Lab|Panel))$", IMPORTS, re.MULTILINE) if name != "MemoryPanel"
+]  # the panel asks nothing
+SET_UP = f"import labkit\n{IMPORTS}\nlabkit.use(gpus=4, virtual=True)"
 # The choices on which other fields depend: what each option needs of them. All other fields are always there.
 NEEDS = {
     ("StreamsLab", "New line:"): {
@@ -31,7 +34,7 @@ TEXTS = "options => options.map(option => option.text.replaceAll('\\u00a0', ' ')
 
 @pytest.fixture(scope="module")
 def page(open_cells_once, front_end):
-    page = open_cells_once("choices", (SET_UP, *(f"labkit.labs.{name}()" for name in LABS)))
+    page = open_cells_once("choices", (SET_UP, *(f"{name}()" for name in LABS)))
     front_end.show_whole(page)
     return page
 

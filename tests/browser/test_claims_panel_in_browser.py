@@ -5,7 +5,7 @@ from labs import button, message
 
 pytestmark = pytest.mark.browser
 
-CELLS = ("import labkit\n\nlabkit.use(gpus=3)", 'labkit.labs.ClaimsPanel("empy_cache")')
+CELLS = ("import labkit\n\nlabkit.use(gpus=3)", 'from gpulessons.lesson_13.labs import ClaimsPanel\n\nClaimsPanel("empy_cache")')
 
 
 def test_a_learner_guesses_filters_and_tries_another(open_cells, look):

@@ -5,15 +5,15 @@ import re
 import pytest
 from endless import ENDLESS
 from keyboard import overwrite, press, reach, walk
-from labs import LABS, PANELS, Lab, button, message, picture
+from labs import IMPORTS, LABS, PANELS, Lab, button, message, picture
 
 pytestmark = pytest.mark.browser
 
-SET_UP = ("import labkit\n\nlabkit.use(gpus=4)", ENDLESS)
+SET_UP = (f"import labkit\n{IMPORTS}\nlabkit.use(gpus=4)", ENDLESS)
 CELLS = (
     *SET_UP,
-    *(f"lab = labkit.labs.{made}\nendless(lab)\nlab" for made in LABS.values()),
-    *(f"labkit.labs.{name}()" for name in PANELS),
+    *(f"lab = {made}\nendless(lab)\nlab" for made in LABS.values()),
+    *(f"{name}()" for name in PANELS),
 )
 
 

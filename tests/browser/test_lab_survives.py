@@ -4,7 +4,7 @@ import re
 
 import pytest
 from endless import ENDLESS
-from labs import LABS, PANELS, Lab, button, message
+from labs import IMPORTS, LABS, PANELS, Lab, button, message
 from pages import FRONT_END, ask
 
 pytestmark = pytest.mark.browser
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.browser
 # A claim that only an interrupt can end, and says when it has begun. The one after it is tried as ever.
 CLAIM = """import time
 
-from labkit.labs import claims
+from gpulessons.lesson_13 import labs as claims
 
 panel = claims.ClaimsPanel("empy_cache")
 tried = claims.try_claim
@@ -26,11 +26,11 @@ def wait(name):
 
 claims.try_claim = wait
 panel"""
-SET_UP = ("import labkit\n\nlabkit.use(gpus=4)", ENDLESS)
+SET_UP = (f"import labkit\n{IMPORTS}\nlabkit.use(gpus=4)", ENDLESS)
 CELLS = (
     *SET_UP,
-    *(f"lab = labkit.labs.{made}\nendless(lab)\nlab" for made in LABS.values()),
-    *(CLAIM if name == "ClaimsPanel" else f"labkit.labs.{name}()" for name in PANELS),
+    *(f"lab = {made}\nendless(lab)\nlab" for made in LABS.values()),
+    *(CLAIM if name == "ClaimsPanel" else f"{name}()" for name in PANELS),
 )
 
 

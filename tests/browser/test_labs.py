@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 PARALLEL = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=4)",
     ENDLESS,
-    "lab = labkit.labs.DataParallelLab()\nendless(lab)\nlab",
+    "from gpulessons.lesson_03.labs import DataParallelLab\n\nlab = DataParallelLab()\nendless(lab)\nlab",
 )
 
 
@@ -28,7 +28,7 @@ def test_the_lab_of_data_parallel(open_cells, look):
     look(page, "parallel_finished", lab.picture)
 
 
-FORMATS = ("import labkit", ENDLESS, "lab = labkit.labs.FormatLab()\nendless(lab)\nlab")
+FORMATS = ("import labkit", ENDLESS, "from gpulessons.lesson_07.labs import FormatLab\n\nlab = FormatLab()\nendless(lab)\nlab")
 
 
 def test_the_lab_of_formats(open_cells, look):
@@ -58,7 +58,7 @@ def test_the_lab_of_formats(open_cells, look):
 SHARING = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=1)",
     ENDLESS,
-    "lab = labkit.labs.SharingLab()\nendless(lab)\nlab",
+    "from gpulessons.lesson_08.labs import SharingLab\n\nlab = SharingLab()\nendless(lab)\nlab",
 )
 
 
@@ -89,7 +89,7 @@ def test_the_lab_of_sharing(open_cells, look):
 LEAKS = (
     "import gc\n\nimport torch\n\nimport labkit\n\nlabkit.use(gpus=1)\ngc.freeze()",
     ENDLESS,
-    "lab = labkit.labs.LeakLab()\nendless(lab)\nlab",
+    "from gpulessons.lesson_06.labs import LeakLab\n\nlab = LeakLab()\nendless(lab)\nlab",
 )
 
 

@@ -7,7 +7,7 @@ from labs import Lab
 
 pytestmark = pytest.mark.browser
 
-CELLS = ("import labkit", "labkit.labs.LayoutsLab(tensor=1, pipeline=1)")
+CELLS = ("import labkit", "from gpulessons.lesson_12.labs import LayoutsLab\n\nLayoutsLab(tensor=1, pipeline=1)")
 
 
 def test_a_learner_compares_layouts(open_cells, look):

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.browser
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=2)",
     ENDLESS,
-    "lab = labkit.labs.PipelineLab(micro_batches=4)\nendless(lab)\nlab",
+    "from gpulessons.lesson_04.labs import PipelineLab\n\nlab = PipelineLab(micro_batches=4)\nendless(lab)\nlab",
 )
 
 

@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from labs import LABS, Lab, button, message, picture
+from labs import IMPORTS, LABS, Lab, button, message, picture
 from pages import FRONT_END, make_notebook, opened
 
-from labkit import articles
+from gpulessons.lesson_13 import articles
 
 pytestmark = pytest.mark.browser
 
@@ -20,11 +20,11 @@ DELAYED = """(() => {
     };
 })()""".replace("DELAY", str(ROUND_TRIP // 2))
 PANELS = ("AllocatorLab", "StreamsLab", "ClaimsPanel")
-SET_UP = ("import labkit\n\nlabkit.use(gpus=4)",)
+SET_UP = (f"import labkit\n{IMPORTS}\nlabkit.use(gpus=4)",)
 CELLS = (
     *SET_UP,
-    *(f"labkit.labs.{made}" for made in LABS.values()),
-    *(f"labkit.labs.{name}()" for name in PANELS),
+    *LABS.values(),
+    *(f"{name}()" for name in PANELS),
 )
 
 

@@ -5,13 +5,13 @@ import re
 import pytest
 from labs import button, message, picture
 
-from labkit.labs.stream_program import MEANS, ORDERED, RACE, STALE
+from gpulessons.lesson_02.labs.stream_program import MEANS, ORDERED, RACE, STALE
 
 pytestmark = pytest.mark.browser
 
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=1, virtual=True)",
-    "lab = labkit.labs.StreamsLab()\nlab",
+    "from gpulessons.lesson_02.labs import StreamsLab\n\nlab = StreamsLab()\nlab",
 )
 
 

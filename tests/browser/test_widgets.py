@@ -10,7 +10,7 @@ pytestmark = pytest.mark.browser
 
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=1)",
-    "lab = labkit.labs.CopySpeedLab(sizes=[1 << n for n in range(12, 25, 2)])\nlab",
+    "from gpulessons.lesson_01.labs import CopySpeedLab\n\nlab = CopySpeedLab(sizes=[1 << n for n in range(12, 25, 2)])\nlab",
     "lab.figure()",
     f"{ENDLESS}\n\nendless(lab)",
     "panel = labkit.labs.MemoryPanel()\npanel",

@@ -7,25 +7,27 @@ from pathlib import Path
 
 import pytest
 
+import gpulessons
 import labkit
 from labcourse import backends, collect, gradescope, grading
 
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
-    """A copy of labkit, in which a test may change things."""
-    package = tmp_path / "labkit"
-    shutil.copytree(Path(labkit.__file__).parent, package)
-    monkeypatch.setattr(backends, "PACKAGES", (package,))
+    """A folder with copies of labkit and the course, in which a test may change things."""
+    packages = [Path(package.__file__).parent for package in (labkit, gpulessons)]
+    for package in packages:
+        shutil.copytree(package, tmp_path / package.name)
+    monkeypatch.setattr(backends, "packages", lambda: [tmp_path / package.name for package in packages])
     grading.kit_digest.cache_clear()
-    yield package
+    yield tmp_path
     grading.kit_digest.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["lesson_01.py", "checking.py", "controls/wrong_answers.txt"])
+@pytest.mark.parametrize("name", ["gpulessons/lesson_01/checks.py", "labkit/checks/checking.py", "gpulessons/lesson_01/wrong_answers.txt"])
 def test_a_changed_check_or_control_changes_the_fingerprint(copied, name):
     before = grading.kit_digest()
-    with (copied / "checks" / name).open("a") as file:
+    with (copied / name).open("a") as file:
         file.write("\n")
     grading.kit_digest.cache_clear()
     assert grading.kit_digest() != before
@@ -42,7 +44,7 @@ def test_a_changed_digest_grades_again(course, monkeypatch):
 
 def test_what_python_writes_beside_the_code_changes_nothing(copied):
     before = grading.kit_digest()
-    (copied / "checks" / "lesson_01.pyc").write_bytes(b"x")
+    (copied / "gpulessons" / "lesson_01" / "checks.pyc").write_bytes(b"x")
     grading.kit_digest.cache_clear()
     assert grading.kit_digest() == before
 

@@ -72,7 +72,7 @@ def test_gradescope_gets_a_zip_that_runs(copied, tmp_path):
     kit = next((tmp_path / "autograder" / "source").glob("*.whl"))
     assert f'install --extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{kit.name}[course]"' in setup
     with zipfile.ZipFile(kit) as archive:
-        assert {"labcourse/hosts", "virtualgpu/profiles/t4.toml", "labkit/checks/controls/wrong_answers.txt"} <= set(archive.namelist())
+        assert {"labcourse/hosts", "virtualgpu/profiles/t4.toml", "gpulessons/lesson_00/wrong_answers.txt"} <= set(archive.namelist())
         assert not [name for name in archive.namelist() if "__pycache__" in name]
 
 

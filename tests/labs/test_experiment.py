@@ -3,7 +3,7 @@
 import pytest
 from measure import EXPERIMENTS
 
-from labkit.lab_parts.experiment import Result, Run, badge, checked_count, checked_sizes, collect
+from labkit.labs.experiment import Result, Run, badge, checked_count, checked_sizes, collect
 
 COLUMNS = {"size": "bytes", "memory": "", "seconds": "seconds"}
 ROWS = [

@@ -9,23 +9,19 @@ import ipywidgets
 import pytest
 
 import labkit
+from gpulessons.lesson_01.labs import CopySpeedLab, plot_copy_speed
+from gpulessons.lesson_01.labs.pinned_memory import COLUMNS
+from gpulessons.lesson_02.labs import StreamsLab
+from gpulessons.lesson_04.labs import PipelineLab
+from gpulessons.lesson_05.labs import AllocatorLab
+from gpulessons.lesson_06.labs import LeakLab
+from gpulessons.lesson_07.labs import FormatLab
+from gpulessons.lesson_08.labs import SharingLab
+from gpulessons.lesson_13.labs import ClaimsPanel
 from labkit import labs, progress_file
-from labkit.lab_parts.panel import Lab
-from labkit.lab_parts.predictions import parse_prediction
-from labkit.labs import (
-    AllocatorLab,
-    ClaimsPanel,
-    CopySpeedLab,
-    FormatLab,
-    LeakLab,
-    PipelineLab,
-    Result,
-    Run,
-    SharingLab,
-    StreamsLab,
-    plot_copy_speed,
-)
-from labkit.labs.pinned_memory import COLUMNS
+from labkit.labs import Result, Run
+from labkit.labs.panel import Lab
+from labkit.labs.predictions import parse_prediction
 
 
 @pytest.mark.parametrize(

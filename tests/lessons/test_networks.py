@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import labkit
-from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, ResNet
+from gpulessons.networks import GPT, MLP, OPTIMIZERS, ResNet
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 import labkit
-from labkit.labs import rank_program
+from gpulessons.rank_programs import rank_program
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from labkit.lab_parts.experiment import Result, recorded_result, recordings
+from labkit.labs.experiment import Result, recorded_result, recordings
 
 
 @pytest.mark.parametrize("stem", recordings())

@@ -36,19 +36,19 @@ TRIES = int(os.environ.get("LABKIT_TRIES", 1))  # set to 60, inputs are drawn an
 RANKS = ("10.", "11.1", "11.3", "11.4", "11.5", "12.")  # of which some wait in vain
 SLOW = ("09.4", *RANKS)  # they train, or start processes: once is enough for each wrong answer
 
-# For each exercise, answers that a learner may well give, and a part of what the check says to each, one file a lesson: a text as that of
-# the controls, or a program where answers are made from others. Beside them the one that grading uses as a control. An answer that is
+# For each exercise, answers that a learner may well give, and a part of what the check says to each, one folder a lesson: texts as those of
+# the controls, or programs where answers are made from others. Beside them the one that grading uses as a control. An answer that is
 # right, though unlike the solution, has the word "Right." in the text, and is in RIGHT in the program.
 CONTROL = "the control"
-ANSWERS = Path(__file__).parent / "answers"
+ANSWERS = Path(__file__).parents[1] / "lessons"
 Answers = dict[str, dict[str, tuple[str, str]]]  # by exercise and name: source and hint
 
 
 def given() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
-    for file in sorted(ANSWERS.glob("*.txt")):
+    for file in sorted(ANSWERS.glob("lesson_*/*answers.txt")):
         for number, answers in groupby(wrong_answers(file.read_text()), key=lambda answer: answer[0]):
             yield number, {name: (source, hint) for _, name, hint, source in answers}
-    for file in sorted(ANSWERS.glob("lesson_*.py")):
+    for file in sorted(ANSWERS.glob("lesson_*/answers*.py")):
         told = runpy.run_path(str(file))
         for number, answers in told["WRONG"].items():
             yield number, answers | {name: (source, "Right.") for name, source in told.get("RIGHT", {}).get(number, {}).items()}

@@ -6,8 +6,11 @@ from pathlib import Path
 import nbformat
 
 import labkit
-from labkit.labs import GPT, collect, copy_speed, recorded_result, two_streams
-from labkit.labs.overlap import stream_gain
+from gpulessons.lesson_01.labs import copy_speed
+from gpulessons.lesson_02.labs import two_streams
+from gpulessons.lesson_02.labs.overlap import stream_gain
+from gpulessons.networks import GPT
+from labkit.labs import collect, recorded_result
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 MIB = 1 << 20

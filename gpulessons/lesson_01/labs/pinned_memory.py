@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.lab_parts.figures import SAME, add_line, finished, hollow, in_style, sources
-from labkit.lab_parts.panel import Lab
-from labkit.lab_parts.predictions import compared_as_factor, stays_open
-from labkit.lab_parts.timing import event_seconds
+from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.labs.figures import SAME, add_line, finished, hollow, in_style, sources
+from labkit.labs.panel import Lab
+from labkit.labs.predictions import compared_as_factor, stays_open
+from labkit.labs.timing import event_seconds
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
@@ -142,7 +142,7 @@ GOOD = 1.15  # a prediction within this factor is called good
 class CopySpeedLab(Lab):
     """Predict how many times faster 16 MiB are copied to the GPU from pinned than from pageable memory; then measure it.
 
-    `sizes` and `repeats` are those of `labkit.labs.copy_speed`; where 16 MiB are not among the sizes, the question is for the
+    `sizes` and `repeats` are those of `copy_speed`; where 16 MiB are not among the sizes, the question is for the
     largest. Raises ValueError without a size.
     """
 

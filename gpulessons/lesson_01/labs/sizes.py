@@ -7,9 +7,9 @@ from torch import nn
 
 from gputrace import units
 from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.lab_parts.figures import add_line, finished, in_style, sources
-from labkit.lab_parts.timing import host_seconds
+from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.labs.figures import add_line, finished, in_style, sources
+from labkit.labs.timing import host_seconds
 
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
 WIDEST = 16384

@@ -7,9 +7,9 @@ import torch
 
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, Figure, binary_scale, darker, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
-from labkit.lab_parts.timing import host_seconds
+from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.labs.figures import SAME, add_line, finished, in_style, sources
+from labkit.labs.timing import host_seconds
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 LARGEST = 1 << 14

@@ -13,8 +13,8 @@ import torch
 from gputrace import Trace, record
 from gputrace.figures.figure import Figure
 from labkit import machine
-from labkit.lab_parts.experiment import badge
-from labkit.lab_parts.panel import PROGRAM, WRAP, Panel
+from labkit.labs.experiment import badge
+from labkit.labs.panel import PROGRAM, WRAP, Panel
 from virtualgpu import RaceWarning
 
 STREAMS = ("a", "b", "c")

@@ -9,15 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 from torch import nn
 
+from gpulessons.networks import linear_layers
 from gputrace import record, units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, binary_scale, darker, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.lab_parts.figures import SAME, add_line, finished, hollow, in_style, sources
-from labkit.lab_parts.networks import linear_layers
-from labkit.lab_parts.panel import Lab
-from labkit.lab_parts.predictions import compared_as_factor, stays_open
-from labkit.lab_parts.timing import host_seconds, synchronize
+from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.labs.figures import SAME, add_line, finished, hollow, in_style, sources
+from labkit.labs.panel import Lab
+from labkit.labs.predictions import compared_as_factor, stays_open
+from labkit.labs.timing import host_seconds, synchronize
 
 MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch
 ASKED = "large"  # the model of which learners predict

@@ -12,8 +12,8 @@ from torch import nn
 from gputrace import units
 from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, SKY_BLUE, VERMILLION, YELLOW, Figure, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import Result, badge
-from labkit.lab_parts.figures import badged, in_style
+from labkit.labs.experiment import Result, badge
+from labkit.labs.figures import badged, in_style
 
 COLUMNS = {"kind": "", "device": "", "bytes": "bytes", "shape": ""}
 

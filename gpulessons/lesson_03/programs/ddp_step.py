@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from gpulessons.rendezvous import meet
 
 LAYERS = 8
 BUCKETS = {"one bucket": 1 << 20, "25 MiB": 25}  # in MiB

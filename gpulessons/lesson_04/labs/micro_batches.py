@@ -7,13 +7,13 @@ import torch
 from matplotlib.axes import Axes
 from torch import nn
 
+from gpulessons.networks import linear_layers
 from gputrace import units
 from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
-from labkit.lab_parts.networks import linear_layers
-from labkit.lab_parts.timing import host_seconds
+from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.labs.figures import SAME, add_line, finished, in_style, sources
+from labkit.labs.timing import host_seconds
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 COMPUTE_FIRST, COPY_FIRST = "compute first", "copy first"

@@ -10,15 +10,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import nn
 
+from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
+from gpulessons.networks import linear_layers
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, ORANGE, SIZE, TEXT_POINTS, Figure, new_canvas, text_width, time_ticks
 from labkit import machine
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
-from labkit.lab_parts.figures import badged, hollow, in_style
-from labkit.lab_parts.networks import linear_layers
-from labkit.lab_parts.panel import Lab, choice, switches
-from labkit.lab_parts.predictions import stays_open
-from labkit.labs.schedules import BACKWARD, FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
+from labkit.labs.experiment import Result, Row, Run, badge, checked_count
+from labkit.labs.figures import badged, hollow, in_style
+from labkit.labs.panel import Lab, choice, switches
+from labkit.labs.predictions import stays_open
 
 WIDTH, BATCH = 4096, 16384
 LARGEST = 1 << 16

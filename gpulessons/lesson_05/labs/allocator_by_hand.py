@@ -12,10 +12,10 @@ from matplotlib.figure import Figure as Canvas
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, SIZE, SKY_BLUE, TEXT_POINTS, Figure, add_title, binary_ticks, text_width
 from labkit import machine
-from labkit.lab_parts.experiment import badge
-from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import WRAP, Panel
-from labkit.lab_parts.predictions import typed_number
+from labkit.labs.experiment import badge
+from labkit.labs.figures import badged, in_style
+from labkit.labs.panel import WRAP, Panel
+from labkit.labs.predictions import typed_number
 
 MIB = 1 << 20
 STREAMS = 3

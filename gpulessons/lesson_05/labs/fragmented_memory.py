@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import torch
 from matplotlib.axes import Axes
 
+from gpulessons.lesson_05.labs.allocator_by_hand import unused_stream
 from gputrace import units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, VERMILLION, Figure, binary_scale, darker, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_sizes
-from labkit.lab_parts.figures import finished, in_style, sources
-from labkit.labs.allocator_by_hand import unused_stream
+from labkit.labs.experiment import Result, Row, Run, badge, checked_sizes
+from labkit.labs.figures import finished, in_style, sources
 
 MIB = 1 << 20
 BLOCKS = (2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
+from gpulessons.lesson_07.computation import Computation, evaluated, parse
 from gputrace.figures.figure import BLACK, BLUE, SKY_BLUE, TEXT_POINTS, TITLE_POINTS, Figure, add_title, darker, shortened
-from labkit.lab_parts.computation import Computation, evaluated, parse
-from labkit.lab_parts.experiment import Result, Row, Run
-from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import Lab
-from labkit.lab_parts.predictions import stays_open, typed_number
+from labkit.labs.experiment import Result, Row, Run
+from labkit.labs.figures import badged, in_style
+from labkit.labs.panel import Lab
+from labkit.labs.predictions import stays_open, typed_number
 
 COLUMNS = {"format": "", "value": "", "exact": "", "sign": "", "exponent": "", "fraction": ""}
 BADGE = "computed bit by bit, each step rounded to the nearest"

@@ -11,8 +11,8 @@ from torch import nn
 
 from gputrace.figures.figure import BLACK, BLUE, GREY, ORANGE, VERMILLION, Figure, darker, decimal_scale, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
-from labkit.lab_parts.figures import finished, in_style, sources
+from labkit.labs.experiment import Result, Row, Run, badge, checked_count
+from labkit.labs.figures import finished, in_style, sources
 
 # The network's own dtype, and that of autocast, if any. Gradients are scaled where autocast takes float16.
 WAYS = {

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from gputrace import units
 from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, VERMILLION, Figure, binary_scale, decimal_scale, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.lab_parts.figures import finished, in_style
-from labkit.lab_parts.timing import event_seconds
+from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.labs.figures import finished, in_style
+from labkit.labs.timing import event_seconds
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 LARGEST = 1 << 14

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 from matplotlib.axes import Axes
 
+from gpulessons.lesson_09 import training
+from gpulessons.lesson_09.training import MOST_GPUS, MOST_ROWS, Setting, StepMemory, fits, measured
+from gpulessons.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
 from gputrace import units
 from gputrace.figures.figure import (
     BLACK,
@@ -18,13 +21,10 @@ from gputrace.figures.figure import (
     new_canvas,
     shortened,
 )
-from labkit.lab_parts import training
-from labkit.lab_parts.experiment import Result, Row, Run
-from labkit.lab_parts.figures import badged, hollow, in_style
-from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
-from labkit.lab_parts.panel import Lab, choice
-from labkit.lab_parts.predictions import stays_open
-from labkit.lab_parts.training import MOST_GPUS, MOST_ROWS, Setting, StepMemory, fits, measured
+from labkit.labs.experiment import Result, Row, Run
+from labkit.labs.figures import badged, hollow, in_style
+from labkit.labs.panel import Lab, choice
+from labkit.labs.predictions import stays_open
 from virtualgpu import profiles
 from virtualgpu.machines import DEFAULT_MODEL, with_maker
 
@@ -247,7 +247,7 @@ _WIDE = {"description_width": "initial"}
 class BudgetLab(Lab):
     """Choose a network and how it is trained, predict what a step takes, and see whether it fits a GPU and what to change first.
 
-    `network` adds one of your own sizes: `BudgetLab(labkit.labs.GPT(width=256, layers=4, heads=4))`.
+    `network` adds one of your own sizes: `BudgetLab(GPT(width=256, layers=4, heads=4))`.
     """
 
     question = "How many GiB does this training step take at its fullest moment?"

@@ -12,12 +12,12 @@ from matplotlib.ticker import PercentFormatter
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 
+from gpulessons.networks import MLP
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, VERMILLION, Figure, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import Result, Row, Run, badge
-from labkit.lab_parts.figures import finished, hollow, in_style
-from labkit.lab_parts.networks import MLP
+from labkit.labs.experiment import Result, Row, Run, badge
+from labkit.labs.figures import finished, hollow, in_style
 
 ROWS = 4096
 NETWORK = MLP(width=2048, depth=9)  # wide enough that a GPU computes for longer than it launches

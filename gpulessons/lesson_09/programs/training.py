@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from gpulessons import networks
+from gpulessons.lesson_09.training import Setting
 from gputrace import record
-from labkit.lab_parts import networks
-from labkit.lab_parts.training import Setting
 
 fields = json.loads(sys.argv[2])
 fields["network"] = getattr(networks, sys.argv[1])(**fields["network"])

@@ -5,13 +5,13 @@ from typing import Any
 
 from matplotlib.patches import Patch
 
+from gpulessons.rank_programs import rank_program
 from gputrace import Trace, units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, TEXT_POINTS, VERMILLION, Figure, new_canvas, time_ticks
-from labkit.lab_parts.experiment import Result, Row, Run, recorded_result
-from labkit.lab_parts.figures import badged, hollow, in_style
-from labkit.lab_parts.panel import Lab, choice, one_of
-from labkit.lab_parts.predictions import compared_as_factor, stays_open
-from labkit.lab_parts.programs import rank_program
+from labkit.labs.experiment import Result, Row, Run, recorded_result
+from labkit.labs.figures import badged, hollow, in_style
+from labkit.labs.panel import Lab, choice, one_of
+from labkit.labs.predictions import compared_as_factor, stays_open
 
 WIDTHS = (1024, 2048, 4096)
 BUCKETS = {"1 MiB": 1, "25 MiB": 25, "100 MiB": 100, "one bucket": 1 << 20}

@@ -2,8 +2,8 @@
 
 from gputrace import units
 from gputrace.figures.figure import BLUE, VERMILLION, Figure, byte_ticks, label_ends, new_canvas
-from labkit.lab_parts.experiment import Result
-from labkit.lab_parts.figures import badged, in_style
+from labkit.labs.experiment import Result
+from labkit.labs.figures import badged, in_style
 
 LOOKS = {"reserved": ("#666666", "D", 0.2), "peak": (VERMILLION, "s", 0.0), "allocated": (BLUE, "o", -0.2)}  # colour, marker, shift
 

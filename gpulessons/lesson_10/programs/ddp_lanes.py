@@ -9,9 +9,10 @@ import sys
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from gpulessons.rendezvous import meet
 
 LAYERS, ROWS, WARM_UP = 8, 512, 3
 

@@ -5,9 +5,10 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from gpulessons.rendezvous import meet
 
 LAYERS, WIDTH, ROWS, MICRO_BATCHES = 4, 128, 64, 4
 BUCKET = 0.1  # MiB: a little more than one layer's weight

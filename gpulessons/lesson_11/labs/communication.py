@@ -1,4 +1,4 @@
-"""What ranks send one another: the collectives, and the messages of DistributedDataParallel."""
+"""What ranks send one another in collectives."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,10 +7,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
+from gpulessons import rank_programs
 from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, SIZE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, Figure, add_title
-from labkit.lab_parts import programs
-from labkit.lab_parts.experiment import Result, Row, Run, checked_count
-from labkit.lab_parts.figures import badged, in_style
+from labkit.labs.experiment import Result, Row, Run, checked_count
+from labkit.labs.figures import badged, in_style
 
 COLLECTIVES = ("broadcast", "all_reduce", "reduce_scatter", "all_gather")
 COLUMNS = {"collective": "", "rank": "", "before": "", "after": ""}
@@ -26,39 +26,14 @@ def collectives(ranks: int = 3) -> Run:
     """
     if not 2 <= checked_count("ranks", ranks) <= MOST:
         raise ValueError(f"ranks={ranks}: choose 2 to {MOST}")
-    return Run("collectives", {"ranks": ranks}, COLUMNS, programs.badge(ranks), len(COLLECTIVES) * ranks, _points(ranks))
+    return Run("collectives", {"ranks": ranks}, COLUMNS, rank_programs.badge(ranks), len(COLLECTIVES) * ranks, _points(ranks))
 
 
 def _points(ranks: int) -> Iterator[Row]:
-    told = programs.results("collectives", ranks)
+    told = rank_programs.results("collectives", ranks)
     for collective in COLLECTIVES:
         for rows in told:
             yield next(row for row in rows if row["collective"] == collective)
-
-
-# The messages of DistributedDataParallel
-
-
-PROGRAMS = ("one batch", "micro-batches", "no_sync")
-GRADIENT, MESSAGE = "gradient", "message"
-MESSAGE_COLUMNS = {"program": "", "messages": "", "difference": "", "events": ""}
-
-
-def ddp_messages() -> Run:
-    """What happens in one training step of DistributedDataParallel on two ranks, as rank 0 saw it, a row for each program.
-
-    The network has four layers, and a message takes the gradients of two. The step's batch comes in one piece, in four micro-batches, or
-    in four of which only the last sends (`no_sync`). `events` are the gradients and the messages in their order: ["gradient", of which
-    parameter] and ["message", of which ones]. `difference` is how far the first layer's gradient is from that of the batch in one piece,
-    as a share of it. Raises as `labkit.torchrun` does.
-    """
-    return Run("ddp_messages", {"programs": list(PROGRAMS)}, MESSAGE_COLUMNS, programs.badge(2), len(PROGRAMS), _message_points())
-
-
-def _message_points() -> Iterator[Row]:
-    for row in programs.results("messages", 2)[0]:
-        messages = sum(kind == MESSAGE for kind, _ in row["events"])
-        yield {"program": row["program"], "messages": messages, "difference": row["difference"], "events": row["events"]}
 
 
 # The figure

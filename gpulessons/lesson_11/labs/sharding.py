@@ -7,10 +7,10 @@ from typing import Any
 from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
+from gpulessons import rank_programs
 from gputrace.figures.figure import BLACK, CATEGORY_COLOURS, CATEGORY_HATCHES, TEXT_POINTS, Figure, new_canvas
-from labkit.lab_parts import programs
-from labkit.lab_parts.experiment import Result, Row, Run, checked_count
-from labkit.lab_parts.figures import badged, in_style
+from labkit.labs.experiment import Result, Row, Run, checked_count
+from labkit.labs.figures import badged, in_style
 
 KINDS = ("parameters", "gradients", "optimizer state")
 # Which kinds each way cuts into as many parts as there are ranks. ZeRO's stages are those of Rajbhandari et al., 2020; FSDP is the third.
@@ -73,11 +73,11 @@ def held_by_ranks(ranks: int = 4, width: int = 1024, layers: int = 16) -> Run:
         )
     parameters = {"ways": list(MEASURED), "ranks": ranks, "width": width, "layers": layers}
     total = len(MEASURED) * len(PARTS)
-    return Run("held_by_ranks", parameters, COLUMNS, programs.gpu_badge(ranks), total, _points(ranks, width, layers))
+    return Run("held_by_ranks", parameters, COLUMNS, rank_programs.gpu_badge(ranks), total, _points(ranks, width, layers))
 
 
 def _points(ranks: int, width: int, layers: int) -> Iterator[Row]:
-    for found in programs.gpu_run("shards", ranks, width, layers).results[0]:
+    for found in rank_programs.gpu_run("shards", ranks, width, layers).results[0]:
         for part in PARTS:
             yield {"way": found["way"], "part": part, "bytes": found[part]}
 

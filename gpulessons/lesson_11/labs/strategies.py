@@ -4,14 +4,14 @@ simulated world. Experiment, figure, and lab."""
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gpulessons.rank_programs import rank_program
+from gpulessons.trying_lab import TryingLab, place_bars
 from gputrace import units
 from gputrace.figures.figure import BLUE, GREEN, SKY_BLUE, Figure, new_canvas
-from labkit.lab_parts.experiment import Result, Row, Run
-from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import choice, one_of
-from labkit.lab_parts.predictions import compared_as_factor, stays_open
-from labkit.lab_parts.programs import rank_program
-from labkit.lab_parts.tries import TryingLab, place_bars
+from labkit.labs.experiment import Result, Row, Run
+from labkit.labs.figures import badged, in_style
+from labkit.labs.panel import choice, one_of
+from labkit.labs.predictions import compared_as_factor, stays_open
 
 LIKE, PER_NODE, TOKENS = "H100", 8, 2048
 WAYS = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP", "tensor", "FSDP × tensor")

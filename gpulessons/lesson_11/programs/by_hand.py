@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+
+from gpulessons.rendezvous import meet
 
 warnings.simplefilter("ignore")  # new versions of PyTorch call these collectives all_gather_single and reduce_scatter_single
 WIDTH, LAYERS, ROWS, STEPS = 1024, 3, 64, 2  # the first step warms up

@@ -2,7 +2,8 @@
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
+
+from gpulessons.rendezvous import meet
 
 # Their names before torch 2.13 are deprecated since.
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -11,12 +11,13 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from gpulessons.rendezvous import meet
 
 width, layers = int(sys.argv[1]), int(sys.argv[2])
 rank, ranks, device = meet()

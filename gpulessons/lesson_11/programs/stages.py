@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from gpulessons.rendezvous import meet
 
 micro_batches, width, rows = map(int, sys.argv[1:])
 rank, ranks, device = meet()

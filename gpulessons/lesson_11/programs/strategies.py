@@ -11,11 +11,12 @@ import sys
 
 import torch
 import torch.distributed as dist
-from gpt import Block
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpulessons.transformer_block import Block
 
 way, (blocks, width, tokens) = sys.argv[1], map(int, sys.argv[2:])
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from gpulessons.rendezvous import meet
 
 logging.disable()  # the next import would say that there is no Triton
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
@@ -29,7 +30,7 @@ mine = torch.relu(x @ first.T + bias) @ second.T
 
 outputs = [torch.empty_like(mine) for _ in range(ranks)]
 dist.all_gather(outputs, mine.detach())
-joined = {"added": sum(outputs), "averaged": sum(outputs) / ranks, "concatenated": torch.cat(outputs, dim=1)}
+joined: dict[str, Any] = {"added": sum(outputs), "averaged": sum(outputs) / ranks, "concatenated": torch.cat(outputs, dim=1)}
 result: dict[str, Any] = {
     name: whole.shape == due.shape and torch.allclose(whole + model[2].bias, due, atol=1e-4) for name, whole in joined.items()
 }

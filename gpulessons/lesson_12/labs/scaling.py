@@ -5,11 +5,11 @@ from typing import Any
 
 from matplotlib.ticker import NullLocator
 
+from gpulessons.rank_programs import rank_program
 from gputrace import units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, VERMILLION, Figure, decimal_scale, label_ends, new_canvas
-from labkit.lab_parts.experiment import Result, Row, Run
-from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.programs import rank_program
+from labkit.labs.experiment import Result, Row, Run
+from labkit.labs.figures import badged, in_style
 
 LIKE = "H100"
 PER_NODE = 8

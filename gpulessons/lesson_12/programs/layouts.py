@@ -14,9 +14,10 @@ import sys
 
 import torch
 import torch.distributed as dist
-from gpt import Block
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+
+from gpulessons.transformer_block import Block
 
 data, tensor, stages, blocks, width, tokens, sequences, micro = map(int, sys.argv[1:])
 

@@ -5,7 +5,8 @@ Two nodes with two ranks each. `result` has a row for each pair and size: the mi
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
+
+from gpulessons.rendezvous import meet
 
 SIZES = (1 << 10, 256 << 20)  # bytes
 

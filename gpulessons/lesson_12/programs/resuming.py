@@ -6,9 +6,10 @@ import sys
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from gpulessons.rendezvous import meet
 
 checkpoint, steps, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rank, ranks, device = meet()

@@ -132,7 +132,7 @@ def find(name: str) -> Claim:
         import difflib
 
         near = difflib.get_close_matches(str(name), there, n=3, cutoff=0.4)
-        raise ValueError(f"there is no claim {name!r}; " + (f"near it: {', '.join(near)}" if near else "labkit.articles.claims() has all"))
+        raise ValueError(f"there is no claim {name!r}; " + (f"near it: {', '.join(near)}" if near else "articles.claims() has all"))
     return there[name]
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit import articles, machine
-from labkit.articles import Claim, Expected
+from gpulessons.lesson_13 import articles
+from gpulessons.lesson_13.articles import Claim, Expected
+from labkit import machine
 
 UNTRIED, _RACE = "not tried", "RaceWarning"
 # Warnings that PyTorch gives once in a process, of how its threads came to a GPU: whichever claim is the first gets them.

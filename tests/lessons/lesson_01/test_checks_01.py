@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import labkit
-from labkit.checks import lesson_01
-from labkit.checks.lesson_01 import expected_bytes, judge_copies, judge_masks, judge_models, judge_work
+from gpulessons.lesson_01 import checks as lesson_01
+from gpulessons.lesson_01.checks import expected_bytes, judge_copies, judge_masks, judge_models, judge_work
 
 
 def test_masks_of_every_device_are_tried():

@@ -11,10 +11,11 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 import labkit
+from gpulessons.lesson_01.labs import CopySpeedLab, copy_speed, plot_copy_speed
+from gpulessons.lesson_01.labs.pinned_memory import COLUMNS, PREDICTED_SIZE, pinned_gain
 from gputrace import units
 from gputrace.figures.figure import BLUE, DOTS_PER_INCH, VERMILLION
-from labkit.labs import CopySpeedLab, Result, collect, copy_speed, plot_copy_speed, recorded_result
-from labkit.labs.pinned_memory import COLUMNS, PREDICTED_SIZE, pinned_gain
+from labkit.labs import Result, collect, recorded_result
 
 SIZES = (1 << 12, 1 << 20, 1 << 24)
 

@@ -3,8 +3,9 @@
 import pytest
 
 import labkit
-from labkit.labs import Result, collect, host_and_device, plot_host_and_device
-from labkit.labs.sizes import gpu_gain
+from gpulessons.lesson_01.labs import host_and_device, plot_host_and_device
+from gpulessons.lesson_01.labs.sizes import gpu_gain
+from labkit.labs import Result, collect
 
 
 def test_the_gpu_gains_with_the_width_and_repeats_itself():

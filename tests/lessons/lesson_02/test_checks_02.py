@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from labkit.checks import lesson_02
-from labkit.checks.lesson_02 import BATCHES, SIZE, judge_batches, judge_durations, judge_losses, judge_values, judge_work
+from gpulessons.lesson_02 import checks as lesson_02
+from gpulessons.lesson_02.checks import BATCHES, SIZE, judge_batches, judge_durations, judge_losses, judge_values, judge_work
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import labkit
-from labkit.labs import Result, collect, plot_two_streams, two_streams
-from labkit.labs.overlap import COLUMNS, stream_gain
+from gpulessons.lesson_02.labs import plot_two_streams, two_streams
+from gpulessons.lesson_02.labs.overlap import COLUMNS, stream_gain
+from labkit.labs import Result, collect
 
 
 @pytest.mark.parametrize("like", ["T4", "H200"])

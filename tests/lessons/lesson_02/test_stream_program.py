@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import labkit
-from labkit import progress_file
-from labkit.labs import StreamsLab
-from labkit.labs.stream_program import (
+from gpulessons.lesson_02.labs import StreamsLab
+from gpulessons.lesson_02.labs.stream_program import (
     COPY_IN,
     COPY_OUT,
     HOST_WAIT,
@@ -24,6 +23,7 @@ from labkit.labs.stream_program import (
     code_of,
     run_program,
 )
+from labkit import progress_file
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import labkit
-from labkit.checks import lesson_03
-from labkit.checks.lesson_03 import ROW_BYTES, UNIT, WIDTH, chunks, judge_batches, judge_losses, judge_parts, judge_peaks, judge_weights
+from gpulessons.lesson_03 import checks as lesson_03
+from gpulessons.lesson_03.checks import ROW_BYTES, UNIT, WIDTH, chunks, judge_batches, judge_losses, judge_parts, judge_peaks, judge_weights
 
 
 @pytest.mark.parametrize(("rows", "gpus"), [(64, 4), (6, 4), (5, 4), (3, 4), (1, 2), (100, 7)])

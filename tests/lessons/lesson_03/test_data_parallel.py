@@ -5,17 +5,15 @@ import torch
 from learner import predict_and_run as run
 
 import labkit
-from labkit.labs import (
+from gpulessons.lesson_03.labs import (
     DataParallelLab,
-    Result,
-    collect,
     data_parallel_step,
     data_parallel_work,
     plot_data_parallel_step,
     plot_data_parallel_work,
-    recorded_result,
 )
-from labkit.labs.data_parallel import COLUMNS, WORK_COLUMNS, computing_shares, parallel_gain
+from gpulessons.lesson_03.labs.data_parallel import COLUMNS, WORK_COLUMNS, computing_shares, parallel_gain
+from labkit.labs import Result, collect, recorded_result
 
 
 @pytest.mark.parametrize("like", ["T4", "H200"])

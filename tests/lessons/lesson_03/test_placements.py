@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.parallel import replicate
 
 import labkit
-from labkit.labs import plot_placement
-from labkit.labs.placements import placement
+from gpulessons.lesson_03.labs import plot_placement
+from gpulessons.lesson_03.labs.placements import placement
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import labkit
-from labkit.labs import Result, collect, pipeline_splits, plot_pipeline_splits, recorded_result
-from labkit.labs.micro_batches import COLUMNS, COMPUTE_FIRST, COPY_FIRST, compute_first, copy_first, split_gain
+from gpulessons.lesson_04.labs import pipeline_splits, plot_pipeline_splits
+from gpulessons.lesson_04.labs.micro_batches import COLUMNS, COMPUTE_FIRST, COPY_FIRST, compute_first, copy_first, split_gain
+from labkit.labs import Result, collect, recorded_result
 
 SMALL = {"repeats": 1, "layers": 4, "width": 4096, "batch": 8192}
 

@@ -6,9 +6,10 @@ from learner import predict_and_run as run
 from torch import nn
 
 import labkit
-from labkit.labs import PipelineLab, Result, collect, pipeline_step, plot_pipeline_step
-from labkit.labs.pipeline import COLUMNS, Pipe, is_whole, stage_peaks, stages, waiting_share
-from labkit.labs.schedules import GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble
+from gpulessons.lesson_04.labs import PipelineLab, pipeline_step, plot_pipeline_step
+from gpulessons.lesson_04.labs.pipeline import COLUMNS, Pipe, is_whole, stage_peaks, stages, waiting_share
+from gpulessons.lesson_04.labs.schedules import GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble
+from labkit.labs import Result, collect
 
 SMALL = {"width": 4096, "batch": 8192}
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from labkit.lab_parts import programs
-from labkit.labs.schedules import BACKWARD, FORWARD, GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble, launches, order
+from gpulessons import rank_programs
+from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD, GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble, launches, order
 
 sizes = st.integers(1, 6), st.integers(1, 9)
 
@@ -73,7 +73,7 @@ def test_an_unknown_schedule_is_refused():
 
 @pytest.mark.slow
 def test_two_ranks_keep_to_the_schedules_and_find_the_gradients_of_one_process():
-    rows = [row for rank in programs.results("stages", 2, 4, 16, 32) for row in rank]
+    rows = [row for rank in rank_programs.results("stages", 2, 4, 16, 32) for row in rank]
     assert [(row["schedule"], row["rank"]) for row in rows] == [(s, r) for r in (0, 1) for s in ("GPipe", "1F1B")]
     for row in rows:
         due = order(row["schedule"], row["rank"], 2, 4)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import labkit
+from gpulessons.lesson_05.labs import AllocatorByHand, AllocatorLab, plot_allocator_by_hand
+from gpulessons.lesson_05.labs.allocator_by_hand import HandBlock, HandSegment, unused_stream
 from labkit import progress_file
-from labkit.labs import AllocatorByHand, AllocatorLab, plot_allocator_by_hand
-from labkit.labs.allocator_by_hand import HandBlock, HandSegment, unused_stream
 
 MIB = 1 << 20
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import labkit
-from labkit.checks import checking, find, lesson_05
-from labkit.checks.lesson_05 import SCRATCH, judge_batches, judge_holes, judge_requests, judge_scattered, judge_work
+from gpulessons.lesson_05 import checks as lesson_05
+from gpulessons.lesson_05.checks import SCRATCH, judge_batches, judge_holes, judge_requests, judge_scattered, judge_work
+from labkit.checks import checking, find
 
 MIB = 1 << 20
 

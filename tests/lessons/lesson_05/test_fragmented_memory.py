@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import labkit
-from labkit.labs import Result, collect, fragmentation, plot_fragmentation
-from labkit.labs.fragmented_memory import COLUMNS
+from gpulessons.lesson_05.labs import fragmentation, plot_fragmentation
+from gpulessons.lesson_05.labs.fragmented_memory import COLUMNS
+from labkit.labs import Result, collect
 
 MIB = 1 << 20
 MEMORY = 320 * MIB

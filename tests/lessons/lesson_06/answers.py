@@ -3,7 +3,7 @@
 import inspect
 from types import FunctionType
 
-from labkit.checks import leaky_scripts as scripts
+from gpulessons.lesson_06 import leaky_scripts as scripts
 
 
 def source(script: FunctionType) -> str:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import labkit
+from gpulessons.lesson_06 import checks as lesson_06
+from gpulessons.lesson_06.checks import STEPS, draw, judge
 from labkit import checks
-from labkit.checks import checking, lesson_06
-from labkit.checks.lesson_06 import STEPS, draw, judge
+from labkit.checks import checking
 
 
 @pytest.fixture(scope="module", autouse=True)

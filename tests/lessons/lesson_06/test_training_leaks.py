@@ -8,8 +8,8 @@ import torch
 from learner import predict_and_run as run
 
 import labkit
-from labkit.labs import LeakLab, Result, collect, leaky_training, plot_leaky_training
-from labkit.labs.training_leaks import ALONE, COLUMNS, LEAKS, NO_LEAK, growth, script
+from gpulessons.lesson_06.labs import ALONE, COLUMNS, LEAKS, NO_LEAK, LeakLab, growth, leaky_training, plot_leaky_training, script
+from labkit.labs import Result, collect
 
 MIB = 1 << 20
 GRAPH = "the autograd graph of global `losses["

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from labkit.lab_parts.computation import LONGEST, MOST_TERMS, evaluated, parse
+from gpulessons.lesson_07.computation import LONGEST, MOST_TERMS, evaluated, parse
 
 
 def value(text: str) -> float:

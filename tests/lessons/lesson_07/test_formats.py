@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.labs import FormatLab, collect, number_formats, plot_number_formats
-from labkit.labs.formats import FLOAT64, FORMATS
+from gpulessons.lesson_07.labs import FormatLab, number_formats, plot_number_formats
+from gpulessons.lesson_07.labs.formats import FLOAT64, FORMATS
+from labkit.labs import collect
 
 DTYPES = {
     "float32": torch.float32,

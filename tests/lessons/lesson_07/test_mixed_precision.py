@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import labkit
-from labkit.labs import Result, collect, four_ways, plot_four_ways
-from labkit.labs.mixed_precision import COLUMNS, WAYS, last_loss, step_seconds
+from gpulessons.lesson_07.labs import four_ways, plot_four_ways
+from gpulessons.lesson_07.labs.mixed_precision import COLUMNS, WAYS, last_loss, step_seconds
+from labkit.labs import Result, collect
 
 
 def test_float16_alone_fails_and_the_others_learn_alike():

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import labkit
-from labkit.labs import Result, collect, format_speed, plot_format_speed, recorded_result
-from labkit.labs.roofline import COLUMNS, format_gain
+from gpulessons.lesson_07.labs import format_speed, plot_format_speed
+from gpulessons.lesson_07.labs.roofline import COLUMNS, format_gain
+from labkit.labs import Result, collect, recorded_result
 
 
 @pytest.mark.parametrize(("like", "bfloat16_gain"), [("T4", 1.0), ("H200", 10.0)])

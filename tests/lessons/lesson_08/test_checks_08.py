@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import labkit
-from labkit.checks import checking, lesson_08, producer
-from labkit.checks.lesson_08 import CHECKS, MIB
+from gpulessons.lesson_08 import checks as lesson_08
+from gpulessons.lesson_08 import producer
+from gpulessons.lesson_08.checks import CHECKS, MIB
+from labkit.checks import checking
 
 
 @pytest.fixture(scope="module", autouse=True)

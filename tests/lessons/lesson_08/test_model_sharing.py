@@ -11,8 +11,8 @@ from learner import predict_and_run as run
 from matplotlib.patches import Rectangle
 
 import labkit
-from labkit.labs import Result, SharingLab, collect, plot_shared_model, shared_model
-from labkit.labs.model_sharing import COLUMNS, PARTS, WAYS, held_by_way
+from gpulessons.lesson_08.labs import COLUMNS, PARTS, WAYS, SharingLab, held_by_way, plot_shared_model, shared_model
+from labkit.labs import Result, collect
 
 MIB = 1 << 20
 

@@ -6,10 +6,12 @@ import pytest
 from learner import predict_and_run as run
 
 import labkit
-from labkit.lab_parts.training import Setting, fits
-from labkit.labs import GPT, MLP, BudgetLab, Result, collect, memory_plan, plot_memory_plan
-from labkit.labs.fitting import COLUMNS, TERMS, answer, plan
-from labkit.labs.fitting import changes as changes_of
+from gpulessons.lesson_09.labs import BudgetLab, memory_plan, plot_memory_plan
+from gpulessons.lesson_09.labs.fitting import COLUMNS, TERMS, answer, plan
+from gpulessons.lesson_09.labs.fitting import changes as changes_of
+from gpulessons.lesson_09.training import Setting, fits
+from gpulessons.networks import GPT, MLP
+from labkit.labs import Result, collect
 
 MEDIUM = GPT(width=1024, layers=24, heads=16)
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import labkit
-from labkit.labs import collect, memory_for_time, plot_memory_for_time
-from labkit.labs.saving_memory import prices
+from gpulessons.lesson_09.labs import memory_for_time, plot_memory_for_time
+from gpulessons.lesson_09.labs.saving_memory import prices
+from labkit.labs import collect
 
 
 @pytest.mark.slow

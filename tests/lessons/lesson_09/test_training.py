@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from training_memory import TEN_SETTINGS
 
-from labkit.lab_parts.experiment import recorded_result
-from labkit.lab_parts.networks import GPT, MLP
-from labkit.lab_parts.training import Setting, fits, measured, room
+from gpulessons.lesson_09.training import Setting, fits, measured, room
+from gpulessons.networks import GPT, MLP
+from labkit.labs.experiment import recorded_result
 from virtualgpu import profiles
 
 NEAR = 0.005

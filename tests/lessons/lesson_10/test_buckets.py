@@ -3,8 +3,9 @@
 import pytest
 from learner import predict_and_run as run
 
-from labkit.labs import BucketsLab, Result, collect
-from labkit.labs.buckets import ALL_REDUCE, COLUMNS, bucket_step, plot_bucket_step, recorded_seconds
+from gpulessons.lesson_10.labs import BucketsLab
+from gpulessons.lesson_10.labs.buckets import ALL_REDUCE, COLUMNS, bucket_step, plot_bucket_step, recorded_seconds
+from labkit.labs import Result, collect
 
 WORK = [["forward", 0.0, 1e-3], ["backward", 1e-3, 3e-3], ["optimizer", 6e-3, 2e-3], [ALL_REDUCE, 2e-3, 1e-3], [ALL_REDUCE, 4e-3, 2e-3]]
 
@@ -80,7 +81,7 @@ def test_a_stopped_run_is_drawn_without_a_finding():
 def lab(monkeypatch):
     """Whose ranks need no processes."""
     lab = BucketsLab()
-    monkeypatch.setattr("labkit.labs.buckets._points", lambda width, bucket, ranks, nvlink: iter(step(ranks).rows))
+    monkeypatch.setattr("gpulessons.lesson_10.labs.buckets._points", lambda width, bucket, ranks, nvlink: iter(step(ranks).rows))
     return lab
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labkit.checks import lesson_10
-from labkit.checks.lesson_10 import judge_accumulation, judge_gradients, judge_lives, judge_rows
-from labkit.labs import rank_program
+from gpulessons.lesson_10 import checks as lesson_10
+from gpulessons.lesson_10.checks import judge_accumulation, judge_gradients, judge_lives, judge_rows
+from gpulessons.rank_programs import rank_program
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -18,7 +18,7 @@ def test_lessons_show_lines_of_the_programs_as_they_stand():
     names = "10_ddp_from_the_inside", "11_sharding", "12_several_machines"
     lessons = [nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4) for name in names]
     text = "\n".join(cell.source for lesson in lessons for cell in lesson.cells if cell.cell_type == "markdown")
-    shown = re.findall(r"```python\n# labkit/lab_parts/programs/(\w+)\.py\n(.*?)```", text, re.DOTALL)
+    shown = re.findall(r"```python\n# gpulessons/lesson_\d\d/programs/(\w+)\.py\n(.*?)```", text, re.DOTALL)
     assert {name for name, _ in shown} == {
         "messages",
         "shards",

@@ -1,6 +1,7 @@
 """The figure of memory that varies from run to run."""
 
-from labkit.labs import plot_ddp_memory, recorded_result
+from gpulessons.lesson_10.labs import plot_ddp_memory
+from labkit.labs import recorded_result
 
 
 def test_every_value_of_the_recording_is_a_mark_and_a_word(drawn):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from labkit.checks.own_ddp import GRADIENT, MESSAGE, draw, judge
+from gpulessons.lesson_10.own_ddp import GRADIENT, MESSAGE, draw, judge
 
 INPUTS = {"width": 8, "layers": 3, "seed": 1, "bucket_bytes": 512}
 LAYER = 256  # bytes

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from labkit.checks import lesson_11, rank_programs
-from labkit.checks.lesson_11 import judge_adam, judge_backward, judge_budgets, judge_layers, judge_meshes
-from labkit.checks.rank_programs import RIGHT, due_groups
+from gpulessons.lesson_11 import checks as lesson_11
+from gpulessons.lesson_11 import observed_in_ranks
+from gpulessons.lesson_11.checks import judge_adam, judge_backward, judge_budgets, judge_layers, judge_meshes
+from gpulessons.lesson_11.observed_in_ranks import RIGHT, due_groups
 
 LAYERS = {"ranks": 2, "x": [[1, 2]], "first": [[1, 1], [-1, 0]], "first_bias": [1, 0], "second": [[2, 5]], "second_bias": [3]}
 
@@ -16,7 +17,7 @@ def test_what_an_answer_changes_of_its_layers_is_told():
         second_bias /= 2
         return x
 
-    assert rank_programs.cut_layers(two_layers, LAYERS | {"rank": 0})["changed"] == ["second_bias"]
+    assert observed_in_ranks.cut_layers(two_layers, LAYERS | {"rank": 0})["changed"] == ["second_bias"]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 import pytest
 
+from gpulessons.lesson_10.labs import ddp_messages
+from gpulessons.lesson_11.labs import plot_collectives
+from gpulessons.lesson_11.labs.communication import COLLECTIVES, COLUMNS, RANKS, collectives
+from gpulessons.rank_programs import rank_program
 from gputrace.figures.figure import GREY
-from labkit.labs import Result, collect, ddp_messages, plot_collectives, rank_program
-from labkit.labs.communication import COLLECTIVES, COLUMNS, RANKS, collectives
+from labkit.labs import Result, collect
 from labkit.ranks import torchrun
 
 

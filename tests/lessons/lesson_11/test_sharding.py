@@ -2,8 +2,9 @@
 
 import pytest
 
-from labkit.labs import Result, collect, plot_held_by_ranks
-from labkit.labs.sharding import COLUMNS, CUT_BY_WAY, MEASURED, PARTS, held_by_ranks, rank_memory
+from gpulessons.lesson_11.labs import plot_held_by_ranks
+from gpulessons.lesson_11.labs.sharding import COLUMNS, CUT_BY_WAY, MEASURED, PARTS, held_by_ranks, rank_memory
+from labkit.labs import Result, collect
 
 
 @pytest.mark.slow

@@ -3,8 +3,9 @@
 import pytest
 from learner import predict_and_run as run
 
-from labkit.labs import Result, StrategiesLab, collect, strategy_steps
-from labkit.labs.strategies import COLUMNS, GPUS, MODELS, PER_NODE, WAYS, least, plot_strategy_steps
+from gpulessons.lesson_11.labs import StrategiesLab, strategy_steps
+from gpulessons.lesson_11.labs.strategies import COLUMNS, GPUS, MODELS, PER_NODE, WAYS, least, plot_strategy_steps
+from labkit.labs import Result, collect
 
 PEAKS = {("FSDP", 8): 20, ("FSDP", 32): 16, ("tensor", 8): 32, ("DDP", 8): None}  # GiB by way and GPUs, on paper
 
@@ -111,7 +112,7 @@ def test_a_bar_reaches_from_what_is_held_to_the_peak_and_the_prediction_stands_a
 @pytest.fixture
 def make_lab(monkeypatch):
     """Of a lab whose worlds are not simulated."""
-    monkeypatch.setattr("labkit.labs.strategies._points", lambda settings, model: rows(settings))
+    monkeypatch.setattr("gpulessons.lesson_11.labs.strategies._points", lambda settings, model: rows(settings))
     return StrategiesLab
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from labkit.checks.lesson_12 import draw_nodes, judge_steps
+from gpulessons.lesson_12.checks import draw_nodes, judge_steps
 
 
 def test_a_node_has_one_rank_another_two_whatever_the_draw():

@@ -3,9 +3,10 @@
 import pytest
 from learner import predict_and_run as run
 
-from labkit.lab_parts.programs import rank_program
-from labkit.labs import LayoutsLab, Result, collect, layout_steps, plot_layout_steps
-from labkit.labs.layouts import COLUMNS, GPUS, best
+from gpulessons.lesson_12.labs import LayoutsLab, layout_steps, plot_layout_steps
+from gpulessons.lesson_12.labs.layouts import COLUMNS, GPUS, best
+from gpulessons.rank_programs import rank_program
+from labkit.labs import Result, collect
 from labkit.ranks.large_worlds import results
 
 SECONDS = {(2, 2): 4.0, (4, 2): 3.0, (8, 1): 2.5, (1, 1): None}  # by tensor and pipeline degree, on paper
@@ -87,7 +88,7 @@ def test_each_layout_that_fits_has_a_bar_the_fastest_another_colour_and_the_pred
 @pytest.fixture
 def make_lab(monkeypatch):
     """Of a lab whose worlds are not simulated."""
-    monkeypatch.setattr("labkit.labs.layouts._points", lambda layouts, network: rows(layouts))
+    monkeypatch.setattr("gpulessons.lesson_12.labs.layouts._points", lambda layouts, network: rows(layouts))
     return LayoutsLab
 
 

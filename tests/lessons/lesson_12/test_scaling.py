@@ -2,8 +2,9 @@
 
 import pytest
 
-from labkit.labs import Result, collect, plot_scaling_steps, scaling_steps
-from labkit.labs.scaling import COLUMNS, FIXED, GROWS, LINES, NETWORKS, RANKS
+from gpulessons.lesson_12.labs import plot_scaling_steps, scaling_steps
+from gpulessons.lesson_12.labs.scaling import COLUMNS, FIXED, GROWS, LINES, NETWORKS, RANKS
+from labkit.labs import Result, collect
 
 FAST, SLOW = NETWORKS
 LINE = {(GROWS, FAST): [0.2] * 4, (FIXED, FAST): [0.2, 0.06, 0.03, 0.05], (FIXED, SLOW): [0.2, 0.1, 0.09, 0.07]}  # on paper

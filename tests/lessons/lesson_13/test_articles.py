@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from labkit import articles
-from labkit.articles import ORDER, VERDICTS, Claim
+from gpulessons.lesson_13 import articles
+from gpulessons.lesson_13.articles import ORDER, VERDICTS, Claim
 
 CLAIMS = articles.claims()
 

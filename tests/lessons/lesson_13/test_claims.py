@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import labkit
-from labkit import articles, progress_file
-from labkit.articles import Expected
-from labkit.articles.trial import ClaimOutcome, outcomes, run
-from labkit.labs import ClaimsPanel, Result, articles_on_trial, collect, plot_articles_on_trial, try_claim
-from labkit.labs.claims import COLUMNS
+from gpulessons.lesson_13 import articles
+from gpulessons.lesson_13.articles import Expected
+from gpulessons.lesson_13.articles.trial import ClaimOutcome, outcomes, run
+from gpulessons.lesson_13.labs import COLUMNS, ClaimsPanel, articles_on_trial, plot_articles_on_trial, try_claim
+from labkit import progress_file
+from labkit.labs import Result, collect
 
 CLAIMS = articles.claims()
 HERE = [claim for claim in CLAIMS if not claim.alone]

@@ -1,0 +1,1 @@
+"""Lesson 0: Start here."""

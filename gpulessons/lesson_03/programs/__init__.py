@@ -1,0 +1,1 @@
+"""Programs that torchrun runs, once for every rank."""

@@ -1,0 +1,1 @@
+"""Lesson 8: Sharing GPU memory between processes."""

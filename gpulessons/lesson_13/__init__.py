@@ -1,0 +1,1 @@
+"""Lesson 13: The articles on trial."""
