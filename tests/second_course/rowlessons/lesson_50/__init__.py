@@ -1,0 +1,1 @@
+"""Lesson 50: rows and columns."""
