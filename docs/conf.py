@@ -54,6 +54,7 @@ CONTENTS = {
     "Guides": [
         "docs/platforms",
         "docs/teaching",
+        "docs/your-own-course",
         LIVE,
         "docs/glossary",
         "docs/how-the-virtual-gpu-works",

@@ -73,7 +73,9 @@ def lessons() -> dict[str, tuple[str, Path]]:
             if number is None:
                 continue
             if number[1] in found:
-                raise ValueError(f"both {found[number[1]][0]} and {package} have a lesson {number[1]}: give one of them another number")
+                raise ValueError(
+                    f"both {found[number[1]][0]} and {package}.{lesson.name} are lesson {number[1]}: give one of them another number"
+                )
             found[number[1]] = f"{package}.{lesson.name}", lesson
     return dict(sorted(found.items()))
 

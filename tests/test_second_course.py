@@ -69,7 +69,9 @@ def test_two_courses_with_a_lesson_of_the_same_number_are_refused(tmp_path, monk
     (tmp_path / "otherlessons" / "lesson_01").mkdir(parents=True)
     (tmp_path / "otherlessons" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match="both gpulessons and otherlessons have a lesson 01: give one of them another number"):
+    with pytest.raises(
+        ValueError, match="both gpulessons.lesson_01 and otherlessons.lesson_01 are lesson 01: give one of them another number"
+    ):
         checks.exercises()
     sys.modules.pop("otherlessons")
 

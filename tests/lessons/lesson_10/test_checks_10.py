@@ -11,7 +11,7 @@ from gpulessons.lesson_10 import checks as lesson_10
 from gpulessons.lesson_10.checks import judge_accumulation, judge_gradients, judge_lives, judge_rows
 from gpulessons.rank_programs import rank_program
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
 
 def test_lessons_show_lines_of_the_programs_as_they_stand():
