@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gputrace import record, units
+from gputrace.spans import HOST, KERNEL, WAIT, Spans, is_collective
 from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
 from labkit.checks.in_ranks import in_ranks
 from labkit.machine import host_time
@@ -21,6 +23,7 @@ LIKE = "T4"  # its links are slow: what overlaps is seen
 PER_BUCKET = 4  # layers, to the byte
 KEPT = 1.6  # times the memory that PyTorch's DDP takes
 CLOSE = 1e-3  # of the largest gradient
+LONGEST_WAIT = 50e-6  # seconds: a kernel's launch takes some 33 microseconds
 GRADIENT, MESSAGE = "gradient", "message"
 
 
@@ -99,7 +102,7 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         return {"returned": type(finish).__name__}
     start = [tensor.detach().cpu() for tensor in model.state_dict().values()]
     events.clear()
-    gradients, happened, races, overlapped, stopped = [], [], [], 0.0, None
+    gradients, happened, races, overlapped, waited, stopped = [], [], [], 0.0, 0.0, None
     for step in range(STEPS):
         if step != ADDED:
             model.zero_grad()
@@ -108,7 +111,9 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         part = "backward"
         try:
             with record() as trace, _Collectives(events):
+                began = host_time()
                 model(x).square().mean().backward()
+                backward_seconds = host_time() - began
                 part = "`finish()`"
                 finish()
                 gradients.append([None if p.grad is None else p.grad.cpu() for p in model.parameters()])
@@ -120,6 +125,7 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         happened.append(list(events))
         events.clear()
         overlapped += trace.collectives(rank)[1]
+        waited = max(waited, _waited_in_backward(trace.spans, rank, backward_seconds))
         races += [[race.first.name, race.second.name] for race in trace.races]
     told = {
         "start": _furthest(start, [tensor.detach() for tensor in _network(inputs, 0).state_dict().values()]),
@@ -128,7 +134,33 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
     }
     if stopped:
         return told | {"stopped": stopped}
-    return told | {"overlapped": overlapped, "races": races, "own": _measured(model, finish, inputs, base), "torch": _pytorchs(inputs)}
+    told |= {"overlapped": overlapped, "waited": waited, "races": races}
+    return told | {"own": _measured(model, finish, inputs, base), "torch": _pytorchs(inputs)}
+
+
+def _waited_in_backward(spans: Spans, device: int, backward_seconds: float) -> float:
+    """Return the longest time for which the backward pass waited for a message, in seconds.
+
+    A kernel waited if the host had launched it in the backward pass, its stream was idle, and it
+    began at the moment at which a message ended. The host waited if a message ended meanwhile.
+    """
+    own = (spans.device == device) & (spans.kind == KERNEL)
+    messages = own & is_collective(spans)
+    launched = np.where(spans.launch >= 0, spans.start[spans.launch], np.inf)
+    computes = own & ~messages & (launched <= backward_seconds)
+    longest = 0.0
+    host_waits = (spans.device == HOST) & (spans.kind == WAIT) & (spans.start <= backward_seconds)
+    for index in np.flatnonzero(host_waits):
+        begins, ends = spans.start[index], spans.end[index]
+        if ((spans.end[messages] > begins) & (spans.end[messages] <= ends + 1e-9)).any():
+            longest = max(longest, spans.duration[index])
+    for index in np.flatnonzero(computes):
+        begins = spans.start[index]
+        on_its_stream = computes & (spans.stream == spans.stream[index]) & (spans.end <= begins)
+        ready = max(launched[index], spans.end[on_its_stream].max(initial=0.0))
+        if np.isclose(spans.end[messages], begins, rtol=0.0, atol=1e-9).any():
+            longest = max(longest, begins - ready)
+    return float(longest)
 
 
 def _due(inputs: Plain) -> list[list[torch.Tensor | None]]:
@@ -203,6 +235,11 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
             )
         if not observed["overlapped"] > 0:
             return not_yet("no kernel ran while a message was under way: whoever starts one waits for it at once. What is `async_op`?")
+        if observed["waited"] > LONGEST_WAIT:
+            return not_yet(
+                f"on rank {rank} the backward pass stood still for {units.time_text(observed['waited'])}, until a message had arrived. "
+                "Nothing in it needs the means: who may wait for them, and when?"
+            )
         if observed["races"]:
             first, second = observed["races"][0]
             return not_yet(
