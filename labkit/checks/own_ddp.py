@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gputrace import record, units
-from gputrace.spans import HOST, KERNEL, WAIT, Spans, is_collective
 from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
 from labkit.checks.in_ranks import in_ranks
 from labkit.machine import host_time
@@ -125,7 +123,7 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         happened.append(list(events))
         events.clear()
         overlapped += trace.collectives(rank)[1]
-        waited = max(waited, _waited_in_backward(trace.spans, rank, backward_seconds))
+        waited = max(waited, trace.waited_for_collectives(rank, backward_seconds))
         races += [[race.first.name, race.second.name] for race in trace.races]
     told = {
         "start": _furthest(start, [tensor.detach() for tensor in _network(inputs, 0).state_dict().values()]),
@@ -136,31 +134,6 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         return told | {"stopped": stopped}
     told |= {"overlapped": overlapped, "waited": waited, "races": races}
     return told | {"own": _measured(model, finish, inputs, base), "torch": _pytorchs(inputs)}
-
-
-def _waited_in_backward(spans: Spans, device: int, backward_seconds: float) -> float:
-    """Return the longest time for which the backward pass waited for a message, in seconds.
-
-    A kernel waited if the host had launched it in the backward pass, its stream was idle, and it
-    began at the moment at which a message ended. The host waited if a message ended meanwhile.
-    """
-    own = (spans.device == device) & (spans.kind == KERNEL)
-    messages = own & is_collective(spans)
-    launched = np.where(spans.launch >= 0, spans.start[spans.launch], np.inf)
-    computes = own & ~messages & (launched <= backward_seconds)
-    longest = 0.0
-    host_waits = (spans.device == HOST) & (spans.kind == WAIT) & (spans.start <= backward_seconds)
-    for index in np.flatnonzero(host_waits):
-        begins, ends = spans.start[index], spans.end[index]
-        if ((spans.end[messages] > begins) & (spans.end[messages] <= ends + 1e-9)).any():
-            longest = max(longest, spans.duration[index])
-    for index in np.flatnonzero(computes):
-        begins = spans.start[index]
-        on_its_stream = computes & (spans.stream == spans.stream[index]) & (spans.end <= begins)
-        ready = max(launched[index], spans.end[on_its_stream].max(initial=0.0))
-        if np.isclose(spans.end[messages], begins, rtol=0.0, atol=1e-9).any():
-            longest = max(longest, begins - ready)
-    return float(longest)
 
 
 def _due(inputs: Plain) -> list[list[torch.Tensor | None]]:
