@@ -103,8 +103,8 @@ test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
 # Colab has no labkit: the first cell of a lesson installs it there. The widgets' tests find it in this folder. The site has no widgets.
 test-classic: $(CLASSIC)/installed
 	$(CLASSIC)/bin/python -m pytest --timeout 600 -m platform tests/platforms
-	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 --everything $$(grep -lE '(Lab|Panel)\(' tests/labs/*.py tests/lessons/*/*.py)
-	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 -m browser tests/browser --ignore=tests/browser/test_site.py
+	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest -n 2 --timeout 300 --everything $$(grep -lE '(Lab|Panel)\(' tests/labs/*.py tests/lessons/*/*.py)
+	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest -n 2 --dist loadfile --timeout 300 -m browser tests/browser --ignore=tests/browser/test_site.py
 
 test-binder: $(VENV)/installed-browser $(BINDER)/installed
 	$(BIN)/python tools/build_binder.py --refresh "$(BINDER)"

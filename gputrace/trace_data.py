@@ -299,6 +299,30 @@ class TraceData:
         taken = seconds_of(self.spans, kernels & collective)
         return taken, seconds_of_both(self.spans, kernels & collective, kernels & ~collective)
 
+    def waited_for_collectives(self, device: "Device | None" = None, until: float = np.inf) -> float:
+        """Return the longest time for which a device or the host waited for a collective, in seconds.
+
+        A kernel waited if its stream was idle and it began at the moment at which a collective ended.
+        The host waited if a collective ended meanwhile. `until` leaves out what the host launched or
+        waited for later in the recording. Raises as `busy` does.
+        """
+        kernels, spans = self._ran(device, (KERNEL,)), self.spans
+        collectives = kernels & is_collective(spans)
+        launched = np.where(spans.launch >= 0, spans.start[spans.launch], np.inf)
+        others = kernels & ~collectives & (launched <= until)
+        ended = spans.end[collectives]
+        longest = 0.0
+        for index in np.flatnonzero((spans.device == HOST) & (spans.kind == WAIT) & (spans.start <= until)):
+            if ((ended > spans.start[index]) & (ended <= spans.end[index] + 1e-9)).any():
+                longest = max(longest, spans.duration[index])
+        for index in np.flatnonzero(others):
+            begins = spans.start[index]
+            if np.isclose(ended, begins, rtol=0.0, atol=1e-9).any():
+                before = others & (spans.stream == spans.stream[index]) & (spans.end <= begins)
+                idle_since = max(launched[index], spans.end[before].max(initial=0.0))
+                longest = max(longest, begins - idle_since)
+        return float(longest)
+
     @property
     def tells_of_host(self) -> bool:
         """Whether the host is part of it: of several ranks it is not."""

@@ -183,6 +183,7 @@ class Sandbox:
         request = {"memory": limits.memory, "scratch": limits.scratch, "processes": limits.processes, "threads": limits.threads}
         request |= {"seconds": int(2 * limits.seconds) + 1, "own_processes": self.backend.own_processes, "late_status": LATE}
         request |= {"filtered": self.backend.hides_disk, "socket": _socket_buffer()}
+        request |= {"counted": self.group is not None}
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         self._connection.sendmsg([messages.packed(request)], rights)
 
@@ -356,11 +357,13 @@ class SubmissionProcess:
 
     def _raise_ended(self) -> NoReturn:
         """Raise EndedError. The connection is closed, or the fork server reports the end."""
+        group = self._sandbox.group
+        ran_out = group is not None and group.ran_out()  # which nobody can say of a server that has ended
         ended = self._end(stop=False)
         reason, status = ended.get("reason"), ended.get("status")
         if reason in ("memory", "processes"):
             raise EndedError(reason)
-        if status == -9 and self._sandbox.group is not None and self._sandbox.group.ran_out():
+        if ran_out and status in (-9, None):  # None: the fork server was killed, too
             raise EndedError("memory")
         if status == LATE:
             raise EndedError("time")

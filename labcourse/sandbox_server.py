@@ -42,7 +42,7 @@ def main(*arguments: str) -> None:
     gc.collect()
     gc.freeze()
     grader, processes = _Grader(socket.socket(fileno=int(fileno))), _Processes(is_first, folders if is_first and len(folders) > 1 else [])
-    known = state(is_first)
+    known, modes = state(is_first), {Path(folder): os.stat(folder).st_mode for folder in folders}
     messages.send(grader.connection, ready=os.getpid())
     with contextlib.suppress(EOFError):  # the grader has gone
         while True:
@@ -53,7 +53,7 @@ def main(*arguments: str) -> None:
                     processes.reason = "stopped"
                 processes.look()
             processes.kill_all()
-            clean = all([_emptied(Path(folder)) for folder in folders])
+            clean = all([_emptied(folder, mode) for folder, mode in modes.items()])
             now = state(is_first)
             changed = sorted(name for name in known | now if known.get(name) != now.get(name))
             ended = {"status": processes.status, "reason": processes.reason, "memory": processes.peak, "clean": clean}
@@ -217,9 +217,13 @@ def state(is_first: bool) -> dict[str, Any]:
     return found
 
 
-def _emptied(folder: Path) -> bool:
-    """Remove all that lies in a folder. False if something stays, so that this sandbox is not used again."""
+def _emptied(folder: Path, mode: int) -> bool:
+    """Remove all that lies in a folder and let everybody use it who could before.
+
+    Return False if something stays. Then this sandbox is not used again.
+    """
     try:
+        os.chmod(folder, mode)
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)

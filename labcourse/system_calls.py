@@ -5,6 +5,9 @@ no limit counts: files without a name, System V's shared memory and queues, keys
 
 A larger send buffer of a socket is not refused, because libraries ask for one. The call succeeds and
 changes nothing.
+
+Sockets of other families than `FAMILIES` are refused. Some, such as those to the host of a virtual
+machine, belong to no network namespace.
 """
 
 import ctypes
@@ -61,6 +64,10 @@ OWN_PROCESS = {
     "setpriority": (141, 140, 1),
     "ioprio_set": (251, 30, 1),
 }
+SOCKETS = ((41, 198), (53, 199))  # socket and socketpair
+FAMILIES = (1, 2, 10, 16)  # between processes, both internet families, and the list of interfaces
+MMAP = (9, 222)
+SHARED_MEMORY = 0x21  # MAP_SHARED and MAP_ANONYMOUS: memory that no process need show
 SETSOCKOPT = (54, 208)
 SOCKET_LEVEL, SEND_BUFFER = 1, 7  # its second and third argument
 CLONE, CLONE3 = (56, 220), 435
@@ -68,7 +75,8 @@ NEW_NAMESPACES = 0x7E020080  # flags of clone
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 X32 = 0x40000000  # from here on, numbers of another way to call the same system
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of the filter
+# Instructions of the filter.
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN, AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # what it returns; a refusal with the error's number
 IGNORE = REFUSE  # an error number of 0: the call returns 0 and does nothing
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2  # of prctl
@@ -78,18 +86,23 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
-def forbid() -> bool:
-    """Put the filter in place, for good. False where the system has none, or its numbers are not known here."""
+def forbid(shared: bool = True) -> bool:
+    """Put the filter in place, for good. False where the system has none, or its numbers are not known here.
+
+    Args:
+        shared: whether processes may share memory that is in no file. Forbid it where no control
+            group counts memory, because it takes none of a process once the process has let go.
+    """
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES or sys.byteorder != "little":
         return False
-    instructions = _filter(*ARCHITECTURES[platform.machine()])
+    instructions = _filter(*ARCHITECTURES[platform.machine()], shared)
     library = ctypes.CDLL(None, use_errno=True)
     program = _Program(len(instructions) // 8, instructions)
     done = library.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and library.prctl(SECCOMP, FILTER, ctypes.byref(program), 0, 0) == 0
     return bool(done)
 
 
-def _filter(architecture: int, column: int) -> bytes:
+def _filter(architecture: int, column: int, shared: bool) -> bytes:
     """The filter's instructions, 8 bytes each."""
     refuse, absent = REFUSE | errno.EPERM, REFUSE | errno.ENOSYS
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, refuse), (LOAD, 0, 0, 0)]
@@ -100,10 +113,23 @@ def _filter(architecture: int, column: int) -> bytes:
     code += _if_argument(CLONE[column], 0, (ANY_BIT, 0, 1, NEW_NAMESPACES), refuse)
     for *own, argument in OWN_PROCESS.values():
         code += _if_argument(own[column], argument, (EQUAL, 1, 0, 0), refuse)
+    for numbers in SOCKETS:
+        code += _if_family(numbers[column], REFUSE | errno.EAFNOSUPPORT)
+    if not shared:
+        code += [(EQUAL, 0, 5, MMAP[column]), (LOAD, 0, 0, 16 + 8 * 3), (AND, 0, 0, SHARED_MEMORY)]
+        code += [(EQUAL, 0, 1, SHARED_MEMORY), (RETURN, 0, 0, refuse), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 0, 6, SETSOCKOPT[column]), (LOAD, 0, 0, 24), (EQUAL, 0, 3, SOCKET_LEVEL)]
     code += [(LOAD, 0, 0, 32), (EQUAL, 0, 1, SEND_BUFFER), (RETURN, 0, 0, IGNORE)]
     code += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+
+
+def _if_family(number: int, refuse: int) -> list[tuple[int, int, int, int]]:
+    """Refuse the call of that number unless its first argument is one of `FAMILIES`."""
+    count = len(FAMILIES)
+    tests = [(EQUAL, count - place, 0, family) for place, family in enumerate(FAMILIES)]
+    called = [(LOAD, 0, 0, 16), *tests, (RETURN, 0, 0, refuse), (RETURN, 0, 0, ALLOW)]
+    return [(EQUAL, 0, len(called), number), *called]
 
 
 def _if_argument(number: int, argument: int, test: tuple[int, int, int, int], refuse: int) -> list[tuple[int, int, int, int]]:

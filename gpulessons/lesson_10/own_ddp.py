@@ -21,6 +21,7 @@ LIKE = "T4"  # its links are slow: what overlaps is seen
 PER_BUCKET = 4  # layers, to the byte
 KEPT = 1.6  # times the memory that PyTorch's DDP takes
 CLOSE = 1e-3  # of the largest gradient
+LONGEST_WAIT = 50e-6  # seconds: a kernel's launch takes some 33 microseconds
 GRADIENT, MESSAGE = "gradient", "message"
 
 
@@ -99,7 +100,7 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         return {"returned": type(finish).__name__}
     start = [tensor.detach().cpu() for tensor in model.state_dict().values()]
     events.clear()
-    gradients, happened, races, overlapped, stopped = [], [], [], 0.0, None
+    gradients, happened, races, overlapped, waited, stopped = [], [], [], 0.0, 0.0, None
     for step in range(STEPS):
         if step != ADDED:
             model.zero_grad()
@@ -108,7 +109,9 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         part = "backward"
         try:
             with record() as trace, _Collectives(events):
+                began = host_time()
                 model(x).square().mean().backward()
+                backward_seconds = host_time() - began
                 part = "`finish()`"
                 finish()
                 gradients.append([None if p.grad is None else p.grad.cpu() for p in model.parameters()])
@@ -120,6 +123,7 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         happened.append(list(events))
         events.clear()
         overlapped += trace.collectives(rank)[1]
+        waited = max(waited, trace.waited_for_collectives(rank, backward_seconds))
         races += [[race.first.name, race.second.name] for race in trace.races]
     told = {
         "start": _furthest(start, [tensor.detach() for tensor in _network(inputs, 0).state_dict().values()]),
@@ -128,7 +132,8 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
     }
     if stopped:
         return told | {"stopped": stopped}
-    return told | {"overlapped": overlapped, "races": races, "own": _measured(model, finish, inputs, base), "torch": _pytorchs(inputs)}
+    told |= {"overlapped": overlapped, "waited": waited, "races": races}
+    return told | {"own": _measured(model, finish, inputs, base), "torch": _pytorchs(inputs)}
 
 
 def _due(inputs: Plain) -> list[list[torch.Tensor | None]]:
@@ -203,6 +208,11 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
             )
         if not observed["overlapped"] > 0:
             return not_yet("no kernel ran while a message was under way: whoever starts one waits for it at once. What is `async_op`?")
+        if observed["waited"] > LONGEST_WAIT:
+            return not_yet(
+                f"on rank {rank} the backward pass stood still for {units.time_text(observed['waited'])}, until a message had arrived. "
+                "Nothing in it needs the means: who may wait for them, and when?"
+            )
         if observed["races"]:
             first, second = observed["races"][0]
             return not_yet(

@@ -8,21 +8,28 @@ from collections.abc import Callable
 from typing import Any
 
 _HEAD = struct.Struct(">I")
+# Of this module: a notebook may replace `json.dumps` and `json.loads` by functions with other settings.
+_ENCODER, _DECODER = json.JSONEncoder(), json.JSONDecoder()
 
 
 class MessageError(Exception):
     """The bytes that arrived are not a message."""
 
 
+def written(message: Any) -> str:
+    """Return the message as JSON, with ASCII letters only."""
+    return _ENCODER.encode(message)
+
+
 def packed(message: Any) -> bytes:
-    text = json.dumps(message, ensure_ascii=True).encode()
+    text = written(message).encode()
     return _HEAD.pack(len(text)) + text
 
 
 def unpacked(text: bytes | bytearray) -> Any:
     """The message. Raises MessageError for anything but JSON: too deep, not UTF-8, numbers of thousands of digits."""
     try:
-        return json.loads(text)
+        return _DECODER.decode(text.decode())
     except (ValueError, RecursionError) as error:
         raise MessageError(f"not JSON ({type(error).__name__})") from None
 

@@ -1,6 +1,8 @@
 """The plugin of pytest, found as its users find it: by the entry point of the installed package. Each test runs a suite of its own, in a
 process of its own: one that pytest's own tests run within this process would leave modules behind that were imported twice."""
 
+from fnmatch import fnmatch
+
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -171,21 +173,24 @@ def test_a_budget_of_the_test_itself_comes_before_that_of_its_class(suite):
     suite(text, "--virtual-gpus", "1").assert_outcomes(passed=1, failed=1)
 
 
-@pytest.mark.parametrize(
-    ("limits", "said"),
-    [
-        ("", "give memory=, seconds= or both"),
-        ("'1GiB'", "give memory=, seconds= or both"),
-        ("memroy='1GiB'", "give memory=, seconds= or both"),
-        ("memory='1GiBs'", "memory='1GiBs': give a positive number of bytes*"),
-        ("seconds='1s'", "seconds='1s': give a positive number"),
-        ("seconds=-1", "seconds=-1: give a positive number"),
-    ],
-)
-def test_a_budget_that_is_none_says_so(suite, limits, said):
-    result = suite(f"import pytest\n@pytest.mark.gpu_budget({limits})\ndef test_nothing(): pass", "--virtual-gpus", "1")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"gpu_budget: {said}"])
+WRONG_BUDGETS = {
+    "": "give memory=, seconds= or both",
+    "'1GiB'": "give memory=, seconds= or both",
+    "memroy='1GiB'": "give memory=, seconds= or both",
+    "memory='1GiBs'": "memory='1GiBs': give a positive number of bytes*",
+    "seconds='1s'": "seconds='1s': give a positive number",
+    "seconds=-1": "seconds=-1: give a positive number",
+}
+
+
+def test_a_budget_that_is_none_says_so(suite):
+    tests = [f"@pytest.mark.gpu_budget({limits})\ndef test_{number}(): pass\n" for number, limits in enumerate(WRONG_BUDGETS)]
+    result = suite("import pytest\n" + "".join(tests), "--virtual-gpus", "1")
+    result.assert_outcomes(failed=len(WRONG_BUDGETS))
+    said = [line for line in result.outlines if line.startswith("gpu_budget: ")]
+    assert len(said) == len(WRONG_BUDGETS)
+    for line, expected in zip(said, WRONG_BUDGETS.values(), strict=True):
+        assert fnmatch(line, f"gpu_budget: {expected}")
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")
 
 

@@ -62,20 +62,36 @@ def test_an_attack_reaches_nothing(name, tried, outside):
     assert SECRET not in repr(examined) and "['secret.txt']" not in repr(examined.cell_errors)
     assert [path.name for path in outside.iterdir()] == ["secret.txt"]
     assert secret.read_text() == SECRET and not os.path.exists("/mine")
-    look = "import os\nassert not os.path.exists('left') and os.listdir('/dev/shm') == []"
+    look = (
+        "import os\nassert not os.path.exists('left') and os.listdir('/dev/shm') == []\n"
+        "for folder in ('.', '/tmp', '/dev/shm'): open(folder + '/mine', 'w')"
+    )
     after = tried("00.1", look, RIGHT)
     assert (after.status, after.points, after.remarks) == ("graded", 1, [])
     assert after.cell_errors == []
 
 
-def test_what_waits_in_sockets_counts_where_nobody_may_make_control_groups(
-    tried,
-    sandbox,
-    monkeypatch,
-):
+@pytest.fixture
+def without_control_group(sandbox, monkeypatch):
+    """A sandbox of somebody who may not make control groups."""
     monkeypatch.setattr(ControlGroup, "around", lambda pid, memory: None)
     sandbox.close()
+    yield
+    sandbox.close()
+
+
+@pytest.mark.usefixtures("without_control_group")
+def test_what_waits_in_sockets_counts_where_nobody_may_make_control_groups(tried):
     attack = START.format(secret="/secret.txt")
     examined = tried("00.1", attack, ATTACKS["sockets full of bytes"], RIGHT)
     assert (examined.status, examined.points) == ("memory", None)
-    sandbox.close()
+
+
+@pytest.mark.usefixtures("without_control_group")
+def test_memory_that_no_process_shows_is_refused_where_nobody_may_make_control_groups(tried):
+    attack = START.format(secret="/secret.txt")
+    shared = "import mmap\nmmap.mmap(-1, 1 << 20)"
+    own = "import mmap\nmmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE)[0] = 1"
+    examined = tried("00.1", attack, shared, own, RIGHT)
+    assert (examined.status, examined.points) == ("graded", 1)
+    assert [error[:2] for error in examined.cell_errors] == [[3, "PermissionError"]]

@@ -41,3 +41,18 @@ def test_the_end_of_a_process_has_its_reason(reason, status, kind):
     with SubmissionProcess(Played({"reason": reason, "status": status})) as process, pytest.raises(EndedError) as error:
         process.ask({}, 1)
     assert error.value.kind == kind
+
+
+class RanOut:
+    """A control group in which the system has ended a process for its memory."""
+
+    def ran_out(self):
+        return True
+
+
+@pytest.mark.parametrize("ended", [{"reason": None, "status": -9}, {}])
+def test_a_process_or_a_server_that_the_system_ends_for_its_memory_ran_out_of_memory(ended, monkeypatch):
+    monkeypatch.setattr(Played, "group", RanOut())
+    with SubmissionProcess(Played(ended)) as process, pytest.raises(EndedError) as error:
+        process.ask({}, 1)
+    assert error.value.kind == "memory"

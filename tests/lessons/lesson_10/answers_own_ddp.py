@@ -110,6 +110,14 @@ WRONG = {
             own((SEND, "sent.append((dist.all_reduce(flat, async_op=True), flat, list(bucket))); sent[-1][0].wait()")),
             "async_op",
         ),
+        "waits for the bucket before": (
+            own((SEND, f"if sent: sent[-1][0].wait()\n        {SEND}")),
+            "the backward pass stood still",
+        ),
+        "the host waits for the bucket before": (
+            own((SEND, f"if sent: sent[-1][0].wait(); torch.cuda.synchronize()\n        {SEND}")),
+            "the backward pass stood still",
+        ),
         "not asynchronous": (
             own((SEND, "dist.all_reduce(flat); sent.append((None, flat, list(bucket)))"), ("work.wait()", "pass")),
             "async_op",

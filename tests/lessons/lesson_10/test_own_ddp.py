@@ -15,6 +15,7 @@ RIGHT = {
     "gradients": [[0.0, 1e-7]] * 2,
     "events": [EVENTS] * 2,
     "overlapped": 1e-4,
+    "waited": 0.0,
     "races": [],
     "own": [2e-3, 3.0 * (1 << 20)],
     "torch": [1e-3, 2.0 * (1 << 20)],
@@ -37,6 +38,7 @@ RIGHT = {
         ({"events": [[*EVENTS[:3], *LATE[:-1]]] * 2}, "in step 1, 3 complete gradients had not been sent"),
         ({"events": [[*EVENTS, [MESSAGE, 4]]] * 2}, None),  # a message about messages
         ({"overlapped": 0.0}, "What is `async_op`?"),
+        ({"waited": 2e-4}, "on rank 1 the backward pass stood still for 200 µs, until a message had arrived"),
         ({"races": [["cat", "all_reduce"]]}, "on rank 1 nothing orders `all_reduce` after `cat`, which touched the same memory"),
         (
             {"gradients": [[0.0, 0.5]], "events": [EVENTS[:4]], "stopped": [2, "backward"]},
