@@ -4,7 +4,8 @@
     labkit torchrun --ranks 2 --like H100 benchmarks/fidelity/rank_strides.py FILE
 
 FILE gets, for each call and rank, the whole memory under the tensor that receives, or the error. The
-memory under each tensor has 64 elements, so that no call reads or writes beyond it.
+memory under each tensor has 64 elements, so that no call reads or writes beyond it. Each rank also
+appends its answers to FILE.RANK at once, so that a call that hangs loses only what follows it.
 """
 
 import json
@@ -124,14 +125,20 @@ def main():
     torch.cuda.set_device(rank)
     dist.all_reduce(torch.ones(1, device="cuda"))
     answers = {}
-    for name, call in calls(rank).items():
+    progress = open(f"{sys.argv[1]}.{rank}", "w")
+    only_root_has_parts = ("scatter", "gather")  # a refusal by the root alone leaves the other waiting
+    ordered = sorted(calls(rank).items(), key=lambda item: item[0].startswith(only_root_has_parts))
+    for name, call in ordered:
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
             try:
                 answers[name] = call().tolist()
             except Exception as error:
                 answers[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        progress.write(json.dumps([name, answers[name]]) + "\n")
+        progress.flush()
     torch.cuda.synchronize()
+    progress.close()
     both = [None, None]
     dist.all_gather_object(both, answers)
     if rank == 0:
