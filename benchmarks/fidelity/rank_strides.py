@@ -119,26 +119,30 @@ def calls(rank):
     return found
 
 
+def answer(call):
+    """Return the elements that a call returns, or its error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return call().tolist()
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
 def main():
     dist.init_process_group("nccl")
     rank = dist.get_rank()
     torch.cuda.set_device(rank)
     dist.all_reduce(torch.ones(1, device="cuda"))
     answers = {}
-    progress = open(f"{sys.argv[1]}.{rank}", "w")
     only_root_has_parts = ("scatter", "gather")  # a refusal by the root alone leaves the other waiting
     ordered = sorted(calls(rank).items(), key=lambda item: item[0].startswith(only_root_has_parts))
-    for name, call in ordered:
-        with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")
-            try:
-                answers[name] = call().tolist()
-            except Exception as error:
-                answers[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        progress.write(json.dumps([name, answers[name]]) + "\n")
-        progress.flush()
+    with open(f"{sys.argv[1]}.{rank}", "w") as progress:
+        for name, call in ordered:
+            answers[name] = answer(call)
+            progress.write(json.dumps([name, answers[name]]) + "\n")
+            progress.flush()
     torch.cuda.synchronize()
-    progress.close()
     both = [None, None]
     dist.all_gather_object(both, answers)
     if rank == 0:
