@@ -1,4 +1,4 @@
-"""Collectives accept and refuse what they accepted and refused on two H100s, in the same words."""
+"""Collectives accept and refuse what they accepted and refused on two H100s, and write what they wrote."""
 
 import json
 from pathlib import Path
@@ -19,3 +19,13 @@ def test_collectives_answer_as_on_real_gpus():
     for name in premultiplied:  # PyTorch does not hand the factor to Python, so virtual GPUs refuse these
         recorded[name] = "NotImplementedError: a reduction by PREMUL_SUM is not served by the virtual GPU. It works on a real one"
     assert answers == recorded
+
+
+@pytest.mark.slow
+def test_strided_tensors_get_the_values_that_nccl_wrote(tmp_path):
+    recorded = json.loads((FIDELITY / "h100/rank_strides.json").read_text())["ranks"]
+    file = tmp_path / "answers.json"
+    labkit.torchrun(FIDELITY / "rank_strides.py", str(file), ranks=2, like="H100", quiet=True, timeout=200)
+    answers = json.loads(file.read_text())["ranks"]
+    different = [name for name in recorded[0] if [each[name] for each in answers] != [each[name] for each in recorded]]
+    assert different == []

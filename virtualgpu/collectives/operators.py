@@ -79,11 +79,38 @@ def _operator(*names: str) -> Callable[[Any], Any]:
     return register
 
 
-def private(xs: Sequence[Tensor], group: Any) -> list[Tensor]:
-    """Plain copies of the values; where they are not kept, of the shape alone: gloo, which begins at once, moves whatever is there."""
+def private(xs: Sequence[Tensor], group: Any, raw: bool = False) -> list[Tensor]:
+    """Return plain copies of the values, or of the memory if NCCL reads it `raw`.
+
+    Where values are not kept, the copies have the shapes alone: gloo begins at once and moves whatever is there.
+    """
     home, whole = "meta" if isinstance(group, ProcessGroupNCCL) else "cpu", torch.contiguous_format
+    found = []
     with _DisableTorchDispatch():
-        return [x.clone(memory_format=whole) if all_known(x) else torch.empty(x.shape, dtype=x.dtype, device=home) for x in xs]
+        for x in xs:
+            if all_known(x):
+                found.append((_memory(x, group) if raw else x).clone(memory_format=whole).view(x.shape))
+            else:
+                found.append(torch.empty(x.shape, dtype=x.dtype, device=home))
+    return found
+
+
+def _memory(x: Tensor, group: Any) -> Tensor:
+    """Return the memory of a tensor as NCCL sees it: from the first element on, without strides.
+
+    `benchmarks/fidelity/rank_strides.py` recorded on two H100s which collectives see tensors so.
+    Raises RuntimeError if the storage ends before.
+    """
+    if not isinstance(group, ProcessGroupNCCL) or x.is_contiguous():
+        return x
+    with _DisableTorchDispatch():
+        elements = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
+        if elements < x.numel():
+            raise RuntimeError(
+                f"NCCL does not see strides: it would use {x.numel()} elements from the first one on, and the memory "
+                f"of this tensor has {elements}. A real GPU reads or overwrites what lies behind. Use contiguous tensors."
+            )
+        return x.as_strided((x.numel(),), (1,))
 
 
 def _as_bytes(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -267,7 +294,7 @@ def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
     if any(source.numel() != output.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
         raise ValueError("input tensor must be the same size as output size times world size")
     op, name, before, after = _reduction(call, group)
-    values, received = (list(map(before, private(xs, group))) for xs in (sources, outputs))
+    values, received = (list(map(before, private(xs, group, raw=True))) for xs in (sources, outputs))
     options = _options(c10d.ReduceScatterOptions, reduceOp=op)
     return Transfer(
         "reduce_scatter",
@@ -276,7 +303,7 @@ def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sources,
         outputs,
         start=lambda: [group._reduce_scatter_base(x.view(-1), y.view(-1), options) for x, y in zip(received, values, strict=True)],
-        finish=lambda: [(x, after(value)) for x, value in zip(outputs, received, strict=True)],
+        finish=lambda: [(_memory(x, group), after(value)) for x, value in zip(outputs, received, strict=True)],
     )
 
 
@@ -312,7 +339,8 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     outputs, root = call.argument("output_tensors"), call.argument("root_rank")
     sources = [x for each in call.argument("input_tensors") for x in each] if group.rank() == root else []
     _check_length("scatter", "input", sources, group.rank() == root, group)
-    values, received = private(sources, group), private(outputs, group)
+    values, received = private(sources, group, raw=True), private(outputs, group)
+    own = private(sources, group)[root : root + 1]  # PyTorch copies the root's own part, with its strides
     options = _options(c10d.ScatterOptions, rootRank=root)
     return Transfer(
         "broadcast",
@@ -321,7 +349,7 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sources,
         outputs,
         start=lambda: [group.scatter(_as_bytes(received), [_as_bytes(values)] if sources else [], options)],
-        finish=lambda: list(zip(outputs, received, strict=True)),
+        finish=lambda: list(zip(outputs, own, strict=True)) if own else [(_memory(outputs[0], group), received[0])],
     )
 
 
@@ -339,7 +367,10 @@ def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sources,
         outputs,
         start=lambda: [group.gather([_as_bytes(received)] if outputs else [], _as_bytes(values), options)],
-        finish=lambda: list(zip(outputs, received, strict=True)),
+        finish=lambda: [
+            (x if rank == root else _memory(x, group), value)  # PyTorch copies the root's own part, with its strides
+            for rank, (x, value) in enumerate(zip(outputs, received, strict=True))
+        ],
     )
 
 
