@@ -3,7 +3,8 @@
 #   make lab            JupyterLab at the table of lessons, in your own copies of the lessons (work/); the first time installs everything into .venv
 #   make test           lint, the fast unit tests, and every notebook against its stored outputs, on virtual GPUs: some minutes
 #   make test-all       the same with all unit tests: slow ones, and large sets whole
-#   make unit-rest      the unit tests that `make test` leaves out
+#   make unit-slow      the slow unit tests, which `make test` leaves out; of large sets a fixed sample
+#   make unit-rest      all unit tests that `make test` leaves out
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
 #   make test-versions  the unit tests and lessons on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
 #   make test-browser   lessons, widgets and the site in a real browser (needs Chromium); pictures of them stay in build/screenshots
@@ -46,7 +47,7 @@ PYTEST := $(BIN)/python -m pytest --timeout 300
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=240 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit unit-all unit-rest notebooks stored-outputs docs lint format clean
+.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit unit-all unit-slow unit-rest notebooks stored-outputs docs lint format clean
 
 # The address that JupyterLab prints leads to the table of lessons. A kernel without encryption would warn of it in the terminal. JupyterLab refuses
 # to run as root, which is who you are in most containers, unless told.
@@ -79,6 +80,9 @@ unit-all: $(VENV)/installed
 	$(PYTEST) $(PARALLEL) --everything tests
 
 # Most of these tests wait for processes that they start, so more of them than there are cores run at once.
+unit-slow: $(VENV)/installed
+	$(PYTEST) -n 4 --slow tests
+
 unit-rest: $(VENV)/installed
 	$(PYTEST) -n 4 --rest tests
 

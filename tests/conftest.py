@@ -40,13 +40,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run what a run without options leaves out: slow tests, and the rest of large sets",
     )
+    size("--slow", action="store_true", help="run slow tests, and a fixed sample of large sets of them")
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples property tests try: many with --everything or --rest, else few."""
-    if config.getoption("everything") and config.getoption("rest"):
-        raise pytest.UsageError("--everything includes --rest: give one of them")
+    given = [f"--{size}" for size in ("everything", "rest", "slow") if config.getoption(size)]
+    if len(given) > 1:
+        raise pytest.UsageError(f"{given[0]} includes {given[1]}: give one of them")
     # A shell's `make test &` leaves SIGINT ignored, also in all processes that tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,6 +61,8 @@ def pytest_report_header(config: pytest.Config) -> str:
         return "everything: slow tests, and large sets whole"
     if config.getoption("rest"):
         return "the rest: slow tests, and the cases of large sets outside the fixed samples"
+    if config.getoption("slow"):
+        return "slow tests, and a fixed sample of each large set of them; --everything runs all"
     return "fast tests, and a fixed sample of each large set; --rest runs the others, --everything all"
 
 
@@ -135,11 +139,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep the tests that this run asks for. Skip tests that need more real GPUs than there are."""
     if not config.getoption("everything"):
         slow = {id(item) for item in items if item.get_closest_marker("slow")}
-        beyond_fast = slow | not_in_sample(items)
+        sampled_out = not_in_sample(items)
+        every = {id(item) for item in items}
         if config.getoption("rest"):
-            left_out = {id(item) for item in items} - beyond_fast
+            left_out = every - slow - sampled_out
+        elif config.getoption("slow"):
+            left_out = (every - slow) | sampled_out
         else:
-            left_out = beyond_fast
+            left_out = slow | sampled_out
         config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
         items[:] = [item for item in items if id(item) not in left_out]
     skip_without_gpus(items)

@@ -1,4 +1,4 @@
-"""Sizes of a test run: no option, --rest and --everything."""
+"""Sizes of a test run: no option, --slow, --rest and --everything."""
 
 from pathlib import Path
 
@@ -47,11 +47,19 @@ def test_the_fast_run_and_the_rest_run_each_test_once(suite):
     assert len([name for name in fast if name.startswith("test_large")]) == 2
 
 
+def test_the_slow_run_has_the_slow_tests_and_no_more_of_the_large_sets(suite):
+    fast, slow = run(suite), run(suite, "--slow")
+    assert "test_slow" in slow and "test_fast" not in slow
+    assert fast.isdisjoint(slow)
+    assert slow < run(suite, "--rest")
+
+
 def test_the_sample_is_the_same_in_each_run(suite):
     assert run(suite) == run(suite)
 
 
-def test_everything_and_rest_together_are_refused(suite):
-    result = suite.runpytest_inprocess("--everything", "--rest")
+@pytest.mark.parametrize(("larger", "smaller"), [("everything", "rest"), ("rest", "slow")])
+def test_two_sizes_together_are_refused(suite, larger, smaller):
+    result = suite.runpytest_inprocess(f"--{larger}", f"--{smaller}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--everything includes --rest: give one of them*"])
+    result.stderr.fnmatch_lines([f"*--{larger} includes --{smaller}: give one of them*"])
