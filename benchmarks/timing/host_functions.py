@@ -5,8 +5,7 @@ usage: python benchmarks/timing/host_functions.py OUT.json
 Needs a CUDA GPU and takes about a minute. host_functions.json has what it wrote on three machines.
 
 Every figure is in microseconds of host time. The tensors are so small that the GPU is never the
-limit, and each round launches fewer than 1,000 kernels, so the host never waits for a place in
-the queue. A figure is the median of several rounds. "operators" has a plain call of each
+limit. A figure is the median of several rounds. "operators" has a plain call of each
 operator, the same call recorded by autograd, and one node of its backward pass (the slope between
 a short and a long chain). "functions" has everything around operators: module calls, autocast,
 optimizers per parameter, synchronization. All these are called again and again, so their code and

@@ -25,7 +25,8 @@ from labkit.checks.checking import Plain
 from labkit.processes import by_value, children, context
 
 SECONDS = 60.0  # until all ranks must have come back
-PATIENCE = 10.0  # seconds for the others when one is back, and for a rank to wait in a collective
+PATIENCE = 10.0  # seconds for the others when one is back, and for a rank to wait in a collective, on a machine that is not busy
+MOST_STRETCHED = 5.0  # times PATIENCE, on a busy machine
 MOMENT = 1.0  # seconds for ranks that fail in the same way to say so, or have waited as long as the one that says so
 
 RETURNED, RAISED, WAITED, GONE = "returned", "raised", "waited", "gone"
@@ -49,22 +50,37 @@ def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequen
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder, contextlib.ExitStack() as stack:
         pipes = [context().Pipe(duplex=False) for _ in inputs]
         ours, theirs = ([stack.enter_context(end) for end in ends] for ends in zip(*pipes, strict=True))
-        store = os.path.join(folder, "store")
-        ranks = [(rank, len(inputs), like, store, call, given, line) for rank, (given, line) in enumerate(zip(inputs, theirs, strict=True))]
+        store, patience = os.path.join(folder, "store"), _patience()
+        ranks = [
+            (rank, len(inputs), like, store, call, given, line, patience)
+            for rank, (given, line) in enumerate(zip(inputs, theirs, strict=True))
+        ]
         with children(_rank, ranks) as started:
-            told = _collected(ours, [process.sentinel for process in started])
+            told = _collected(ours, [process.sentinel for process in started], patience)
             for process in started:
                 process.kill()
     return _values(told, len(inputs), like)
 
 
-def _collected(lines: Sequence[connection.Connection], ends: Sequence[int]) -> dict[int, tuple[str, Any]]:
+def _patience() -> float:
+    """Return the seconds that a rank waits for the others before the answer is at fault.
+
+    On a busy machine, ranks also wait for a processor. There the limit grows with the number of
+    processes that want each processor.
+    """
+    if not hasattr(os, "getloadavg"):  # Windows
+        return PATIENCE
+    wanted = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return PATIENCE * min(max(wanted, 1.0), MOST_STRETCHED)
+
+
+def _collected(lines: Sequence[connection.Connection], ends: Sequence[int], patience: float) -> dict[int, tuple[str, Any]]:
     """What came down each rank's line, in time. When one is back, the others cannot be far: they share their collectives.
 
     When one has failed, or has waited in vain as long as a rank may, nothing that the others could still say matters.
     """
     told: dict[int, tuple[str, Any]] = {}
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + SECONDS + patience
     while len(told) < len(lines) and (remaining := deadline - time.monotonic()) > 0:
         waiting = [rank for rank in range(len(lines)) if rank not in told]
         ready = connection.wait([signal for rank in waiting for signal in (lines[rank], ends[rank])], remaining)
@@ -74,7 +90,7 @@ def _collected(lines: Sequence[connection.Connection], ends: Sequence[int]) -> d
             elif ends[rank] in ready:
                 told[rank] = GONE, None
         failed = any(kind != RETURNED for kind, _ in told.values())
-        deadline = min(deadline, time.monotonic() + (MOMENT if failed else PATIENCE))
+        deadline = min(deadline, time.monotonic() + (MOMENT if failed else patience))
     return told
 
 
@@ -95,7 +111,9 @@ def _values(told: dict[int, tuple[str, Any]], ranks: int, like: str | None) -> l
     return [told[rank][1] for rank in range(ranks)]
 
 
-def _rank(rank: int, ranks: int, like: str | None, store: str, call: bytes, given: Plain, line: connection.Connection) -> None:
+def _rank(
+    rank: int, ranks: int, like: str | None, store: str, call: bytes, given: Plain, line: connection.Connection, patience: float
+) -> None:
     machine.use(None)  # a child has its parent's
     if like is not None:
         machine.use(ranks, like, virtual=True, quiet=True)
@@ -105,13 +123,13 @@ def _rank(rank: int, ranks: int, like: str | None, store: str, call: bytes, give
     try:
         program, answer = pickle.loads(call)
         getattr(answer, "__globals__", {})["hash"] = functools.partial(_own_hash, rank)
-        timeout = timedelta(seconds=PATIENCE)
+        timeout = timedelta(seconds=patience)
         backend = "gloo" if like is None else "nccl"
         dist.init_process_group(backend, f"file://{store}", timeout=timeout, rank=rank, world_size=ranks)
         line.send((RETURNED, program(answer, given)))
     except BaseException as error:
         line.send(_failure(error))
-    time.sleep(SECONDS)  # until it is killed: a rank that leaves breaks the connections that others may still use
+    time.sleep(SECONDS + patience)  # until it is killed: a rank that leaves breaks the connections that others may still use
 
 
 def _own_hash(rank: int, value: Any) -> int:

@@ -80,9 +80,9 @@ def _operator(*names: str) -> Callable[[Any], Any]:
 
 
 def private(xs: Sequence[Tensor], group: Any, raw: bool = False) -> list[Tensor]:
-    """Return plain copies of the values, or of the memory if NCCL reads it `raw`.
+    """Return contiguous copies of the tensors. With `raw`, copy the memory in the order in which NCCL reads it.
 
-    Where values are not kept, the copies have the shapes alone: gloo begins at once and moves whatever is there.
+    If values are not kept, the copies have the shapes alone: gloo starts at once and sends whatever they hold.
     """
     home, whole = "meta" if isinstance(group, ProcessGroupNCCL) else "cpu", torch.contiguous_format
     found = []
@@ -98,8 +98,8 @@ def private(xs: Sequence[Tensor], group: Any, raw: bool = False) -> list[Tensor]
 def _memory(x: Tensor, group: Any) -> Tensor:
     """Return the memory of a tensor as NCCL sees it: from the first element on, without strides.
 
-    `benchmarks/fidelity/rank_strides.py` recorded on two H100s which collectives see tensors so.
-    Raises RuntimeError if the storage ends before.
+    `benchmarks/fidelity/rank_strides.py` recorded on two H100s which collectives ignore strides.
+    Raises RuntimeError if the storage is too short for that.
     """
     if not isinstance(group, ProcessGroupNCCL) or x.is_contiguous():
         return x
@@ -107,8 +107,8 @@ def _memory(x: Tensor, group: Any) -> Tensor:
         elements = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
         if elements < x.numel():
             raise RuntimeError(
-                f"NCCL does not see strides: it would use {x.numel()} elements from the first one on, and the memory "
-                f"of this tensor has {elements}. A real GPU reads or overwrites what lies behind. Use contiguous tensors."
+                f"NCCL ignores strides. It would use {x.numel()} consecutive elements, but only {elements} remain in this tensor's "
+                "storage. A real GPU would read or overwrite the memory after it. Use contiguous tensors."
             )
         return x.as_strided((x.numel(),), (1,))
 
