@@ -281,7 +281,10 @@ def _require_stub(number: str, name: str, source: str, notebook: str) -> None:
     could hold an answer too: no stub has one.
     """
     if number not in checks.exercises():
-        raise ValueError(f"{notebook}: the kit has no check for an exercise {number}. Take a number of the kit's own lessons")
+        raise ValueError(
+            f"{notebook}: the kit has no check for an exercise {number}. Take the number of an exercise of the kit, or install the "
+            "course that has this one"
+        )
     script = checks.find(number).script
     expected = ast.parse(inspect.getsource(script)).body[0] if script else None
     try:
