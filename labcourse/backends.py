@@ -154,7 +154,10 @@ def _bubblewrap(scratch_bytes: int) -> Backend:
     for path in visible:
         command += ["--ro-bind-try", path, path]
     for path in _with_answers():
-        command += ["--ro-bind", os.devnull, path] if os.path.isfile(path) else ["--tmpfs", path, "--remount-ro", path]
+        if os.path.isfile(path):
+            command += ["--ro-bind", os.devnull, path]
+        else:
+            command += ["--tmpfs", path, "--remount-ro", path]
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
     folders = [WORKING, SHARED]
     if not any(_is_inside(path, TEMPORARY) for path in visible):

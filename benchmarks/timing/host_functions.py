@@ -27,6 +27,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from host import Identity
 from torch import nn
 
 ROUNDS = 7
@@ -173,7 +174,6 @@ def measure_operators() -> dict[str, dict[str, float]]:
         leaf = first.detach().clone().requires_grad_()
         with torch.no_grad():
             plain = microseconds(lambda first=first, work=work: work(first))
-            inference = None
         with torch.inference_mode():
             inside = first.clone()
             inference = microseconds(lambda inside=inside, work=work: work(inside))
@@ -205,16 +205,6 @@ def measure_operators() -> dict[str, dict[str, float]]:
             "backward once": short - SHORT * (long - short) / (LONG - SHORT),
         }
     return found
-
-
-class Identity(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
 
 
 def parameters_with_gradients(count: int) -> list[torch.Tensor]:

@@ -340,7 +340,7 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     sources = [x for each in call.argument("input_tensors") for x in each] if group.rank() == root else []
     _check_length("scatter", "input", sources, group.rank() == root, group)
     values, received = private(sources, group, raw=True), private(outputs, group)
-    own = private(sources, group)[root : root + 1]  # PyTorch copies the root's own part, with its strides
+    own = private(sources[root : root + 1], group)  # PyTorch copies the root's own part, with its strides
     options = _options(c10d.ScatterOptions, rootRank=root)
     return Transfer(
         "broadcast",
