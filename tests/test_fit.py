@@ -87,7 +87,8 @@ def test_interrupted_in_the_middle_it_ends_at_once_and_leaves_nothing(fit, tempo
     sent = time.monotonic()
     page, said = process.communicate(timeout=60)
     assert time.monotonic() - sent < 10  # much less on an idle machine
-    assert (process.returncode, page, said.splitlines()[1:]) == (130, "", ["labkit fit: interrupted."])
+    told_once = [line for line in said.splitlines()[1:] if ": running for " not in line]  # a slow machine tells of itself
+    assert (process.returncode, page, told_once) == (130, "", ["labkit fit: interrupted."])
     wait_until(lambda: not any(map(is_running, children)), 10)
     assert [path.name[:11] for path in temporary.glob("labkit-*")] in ([], ["labkit-smi-"])  # that the next machine removes
 
