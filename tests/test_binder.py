@@ -6,7 +6,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from build_binder import base_packages, commands, copy_tree, dockerfile, main
+
+from tools.build_binder import base_packages, commands, copy_tree, dockerfile, main
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from followed_links import dead_links
 
 import labkit
 from labkit import doctor
+
+from .followed_links import dead_links
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("virtualgpu", "gputrace", "labkit", "gpulessons", "labcourse")

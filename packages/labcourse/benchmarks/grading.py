@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "labcourse"))
 
 from handed_in import NOTEBOOKS, notebook, solution  # noqa: E402

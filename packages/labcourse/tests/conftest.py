@@ -1,11 +1,12 @@
 """A course of the kit's own lessons, and a sandbox to grade it in."""
 
 import pytest
-from handed_in import COURSE, LIMITS, notebook
 
 from labcourse import assignment, backends, examination
 from labcourse.sandbox import Sandbox
 from labkit.lesson_copies import shipped
+
+from .handed_in import COURSE, LIMITS, notebook
 
 
 @pytest.fixture(scope="session")

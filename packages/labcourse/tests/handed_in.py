@@ -9,7 +9,7 @@ import nbformat
 
 from labcourse.sandbox import Limits
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 SETUP = "import torch, labkit\nfrom torch import nn\nlabkit.use(gpus=2)"
 # No busy machine exceeds these times. HURRIED is for submissions that never end.
 LIMITS = Limits(memory=1 << 30, output=4 << 20, cell_seconds=150, trial_seconds=150, seconds=600)

@@ -7,9 +7,10 @@ import json
 import os
 
 import pytest
-from cells import cells
 
 from labcourse.control_group import ControlGroup
+
+from .cells import cells
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,10 @@ import sys
 import tempfile
 
 import pytest
-from handed_in import HURRIED, LIMITS, notebook, solution
 
 from labcourse import backends, examination, sandbox
+
+from .handed_in import HURRIED, LIMITS, notebook, solution
 
 pytestmark = pytest.mark.slow
 

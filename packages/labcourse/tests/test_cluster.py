@@ -8,10 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from handed_in import COURSE, notebook
-from test_grading import CLASS, LAB, RIGHT, WRONG, grade, graded_files, hand_in
 
 from labcourse import assignment
+
+from .handed_in import COURSE, notebook
+from .test_grading import CLASS, LAB, RIGHT, WRONG, grade, graded_files, hand_in
 
 PORT = 38786
 NAMES = ("labkit-a", "labkit-b")

@@ -10,10 +10,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from handed_in import notebook
 
 from labcourse import collect, sources
 from labcourse.reading import LARGEST
+
+from .handed_in import notebook
 
 ANSWER = notebook("def on_gpu(numbers): ...")
 LAB = "00_start_here"

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from handed_in import COURSE
 
 from labcourse import collect
 from labkit import cli
+
+from .handed_in import COURSE
 
 
 @pytest.fixture

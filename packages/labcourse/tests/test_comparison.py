@@ -1,10 +1,11 @@
 """The comparison of answers finds copies, however they are disguised, and tells them from answers that anybody would give."""
 
 import pytest
-from made_up_class import DISGUISES, made_up_class, own_answer
 
 from labcourse import comparison
 from labcourse.comparison import compared, normalized, pairs
+
+from .made_up_class import DISGUISES, made_up_class, own_answer
 
 RIGHT = "def on_gpu(numbers):\n    return torch.tensor(numbers, device='cuda')"
 

@@ -7,11 +7,12 @@ from functools import cache
 
 import nbformat
 import pytest
-from handed_in import NOTEBOOKS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labcourse import assignment, release
+
+from .handed_in import NOTEBOOKS
 
 COURSE = f'notebooks = "{NOTEBOOKS}"\n'
 SEED = "0123456789abcdef0123456789abcdef"

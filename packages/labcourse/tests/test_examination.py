@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from handed_in import LIMITS, notebook
-
 from labcourse import examination, judging
 from labcourse.examination import Examined, examine
 from labkit import checks
 from labkit.checks import checking
+
+from .handed_in import LIMITS, notebook
 
 Reply = Callable[[dict[str, Any]], dict[str, Any]]
 RIGHT = "def on_gpu(numbers): return torch.tensor(numbers, device='cuda')"

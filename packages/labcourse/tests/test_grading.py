@@ -12,9 +12,10 @@ import sys
 import time
 
 import pytest
-from handed_in import COURSE, NOTEBOOKS, notebook
 
 from labcourse import assignment, collect, feedback, grading, marks, results
+
+from .handed_in import COURSE, NOTEBOOKS, notebook
 
 pytestmark = pytest.mark.slow
 

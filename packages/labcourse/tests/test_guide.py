@@ -10,14 +10,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from handed_in import NOTEBOOKS, notebook
 
 import labkit
 from labcourse import assignment, backends, collect, gradescope, grading, marks, results
 from labcourse.sandbox import Limits
 from labkit import cli
 
-ROOT = Path(__file__).parents[2]
+from .handed_in import NOTEBOOKS, notebook
+
+ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "teaching.md").read_text()
 RIGHT = "def on_gpu(numbers): return torch.tensor(numbers, device='cuda')"
 

@@ -1,8 +1,9 @@
 """Honest habits: none costs a point or raises a remark. They are in habits.txt."""
 
 import pytest
-from cells import cells
-from handed_in import solution
+
+from .cells import cells
+from .handed_in import solution
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from handed_in import COURSE, LIMITS, notebook
+
+from .handed_in import COURSE, LIMITS, notebook
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from handed_in import notebook
 
 from labcourse import reading
 from labcourse.limited_process import LimitedProcess, LimitError
 from labcourse.reading import UnreadableError
+
+from .handed_in import notebook
 
 pytestmark = pytest.mark.slow
 

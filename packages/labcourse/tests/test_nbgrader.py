@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from handed_in import COURSE
 
 from labcourse import assignment, release
+
+from .handed_in import COURSE
 
 LAB = "00_start_here"
 FOUND = os.environ.get("NBGRADER") or shutil.which("nbgrader", path=os.path.dirname(sys.executable)) or shutil.which("nbgrader")

@@ -1,7 +1,8 @@
 """Answers that the checks try in ranks are graded in the sandbox too, those on virtual GPUs as those on the CPU."""
 
 import pytest
-from handed_in import solution
+
+from .handed_in import solution
 
 pytestmark = pytest.mark.slow
 

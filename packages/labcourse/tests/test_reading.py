@@ -2,9 +2,9 @@
 
 import json
 
-from handed_in import notebook
-
 from labcourse import reading
+
+from .handed_in import notebook
 
 
 def with_written(source: str) -> bytes:

@@ -5,10 +5,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from handed_in import NOTEBOOKS
 
 from labcourse import assignment, examination, feedback, release
 from labcourse.sandbox import Sandbox
+
+from .handed_in import NOTEBOOKS
 
 LESSONS = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)

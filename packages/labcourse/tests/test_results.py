@@ -5,12 +5,13 @@ import hashlib
 import re
 
 import pytest
-from handed_in import COURSE, notebook
-from made_up_class import made_up_class
 
 from labcourse import assignment, collect, examination, feedback, grading, results
 from labcourse.examination import Examined
 from labcourse.grading import Store
+
+from .handed_in import COURSE, notebook
+from .made_up_class import made_up_class
 
 LAB = "00_start_here"
 QUESTION = """

@@ -3,9 +3,10 @@
 import socket
 
 import pytest
-from handed_in import LIMITS
 
 from labcourse.sandbox import EndedError, SubmissionProcess
+
+from .handed_in import LIMITS
 
 
 class Played:

@@ -5,10 +5,11 @@ import re
 import shutil
 
 import pytest
-from handed_in import NOTEBOOKS, solution
 
 from labcourse import assignment, release
 from labkit import checks, lesson_copies
+
+from .handed_in import NOTEBOOKS, solution
 
 EXERCISES = list(checks.exercises())
 

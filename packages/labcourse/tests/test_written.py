@@ -4,10 +4,11 @@ import json
 
 import nbformat
 import pytest
-from handed_in import COURSE
 
 from labcourse import assignment, reading, release, written
 from labcourse.reading import PLACEHOLDER
+
+from .handed_in import COURSE
 
 QUESTIONS = """
 [[labs."00".written]]

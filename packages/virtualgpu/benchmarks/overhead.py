@@ -2,8 +2,6 @@
 
     python benchmarks/overhead.py [ROUNDS]
 
-On a machine with a CUDA GPU it then says what recording costs there (recording.py).
-
 What counts is this process's time on the processor: a busy machine takes none of it. All sides take turns, round by round; the
 figures are medians over the rounds, those of ratios too. Exits 1 when a ratio is above its limit.
 """
@@ -14,12 +12,11 @@ from collections.abc import Callable
 from operator import truediv
 from statistics import median
 
-import recording
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import labkit
+import virtualgpu
 
 ADDS = 300  # operators timed at a stretch
 STEPS = 3  # training steps timed at a stretch
@@ -69,12 +66,12 @@ def rounds_of(rounds: int) -> dict[tuple[str, str], list[float]]:
     with fake:
         faked = {"add": adds("cpu"), "step": steps("cpu")}
     found: dict[tuple[str, str], list[float]] = {}
-    machine = {"gpus": 1, "like": "H200", "virtual": True, "quiet": True}
+    machine = {"gpus": 1, "like": "H200"}
     for turn in range(rounds + 1):
         sides = {"CPU": {name: seconds(work) for name, work in plain.items()}}
         with fake:
             sides["FakeTensorMode"] = {name: seconds(work) for name, work in faked.items()}
-        with labkit.use(**machine):
+        with virtualgpu.use(**machine):
             virtual = {"add": adds("cuda"), "step": steps("cuda")}
             for work in virtual.values():
                 work()
@@ -100,7 +97,7 @@ def main() -> int:
         ratio = median(map(truediv, found["virtual GPU", what], found[other, what]))
         print(f"{name}, virtual GPU / {other}: {ratio:.2f}, at most {limit} {'kept' if ratio <= limit else 'EXCEEDED'}")
         exceeded |= ratio > limit
-    return exceeded | recording.main() if torch.cuda.is_available() else exceeded
+    return exceeded
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ import labkit
 from labkit.machine import MachineInUse
 from virtualgpu import errors
 
-PROBE = Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json"
+PROBE = Path(__file__).parents[1] / "benchmarks/fidelity/h200/probe.json"
 ROWS = json.loads(PROBE.read_text())["rows"]
 MISTAKES = {row["name"]: (row["expression"], *row["answer"]) for row in ROWS if row["answer"][0] != "ok" and row["after"] is None}
-del MISTAKES["oom"]  # it names the other processes that were on that GPU: tests/virtualgpu/allocator/test_oom.py has its words
-del MISTAKES["one_hot_range"]  # a device-side assert: tests/virtualgpu/ops/test_faults.py
+del MISTAKES["oom"]  # it names the other processes that were on that GPU: tests/allocator/test_oom.py has its words
+del MISTAKES["one_hot_range"]  # a device-side assert: tests/ops/test_faults.py
 # Said by an H200 in an earlier recording.
 CLAIMS = {
     "two devices in one op": ("torch.ones(3, device='cuda') + torch.ones(3)", "RuntimeError", MISTAKES["cpu_plus_cuda"][2]),

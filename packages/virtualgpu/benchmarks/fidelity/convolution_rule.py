@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 FOLDER = Path(__file__).resolve().parent
-ROOT = FOLDER.parents[1]
-sys.path.insert(0, str(ROOT))
+SOURCE = FOLDER.parents[1] / "src"
+sys.path.insert(0, str(SOURCE))
 
 from virtualgpu.ops.nn import convolution_workspaces as module  # noqa: E402
 
 SWEEP = FOLDER / "h100" / "convolution_sweep.npz"
-PROFILE = ROOT / "virtualgpu" / "profiles" / "cudnn_convolution_rule.json"
+PROFILE = SOURCE / "virtualgpu" / "profiles" / "cudnn_convolution_rule.json"
 MIB = 1 << 20
 TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (128, 256), (256, 128), (64, 256), (256, 64))
 PAIRS = ((128, 128), (128, 256), (64, 128), (128, 64), (64, 256))

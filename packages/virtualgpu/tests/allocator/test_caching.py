@@ -4,7 +4,8 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from scripted import MiB, allocator, figure
+
+from .scripted import MiB, allocator, figure
 
 
 def test_misuse_is_refused():

@@ -1,9 +1,10 @@
 """Blocks that other streams use wait for them."""
 
 import pytest
-from scripted import MiB, Streams, Tickets, allocator, figure, states
 
 from virtualgpu.allocator import OutOfMemory
+
+from .scripted import MiB, Streams, Tickets, allocator, figure, states
 
 
 def test_a_block_that_another_stream_uses_waits_for_it():

@@ -1,8 +1,8 @@
 """Expandable segments map and unmap pages."""
 
-from scripted import GiB, MiB, allocator, figure
-
 from virtualgpu.allocator import Settings
+
+from .scripted import GiB, MiB, allocator, figure
 
 
 def test_expandable_segments_map_and_unmap_pages():

@@ -1,9 +1,10 @@
 """The history of an allocator, in PyTorch's schema."""
 
 import pytest
-from scripted import GiB, MiB, allocator
 
 from virtualgpu.allocator import OutOfMemory
+
+from .scripted import GiB, MiB, allocator
 
 
 def test_actions_that_are_skipped_and_the_programs_words():

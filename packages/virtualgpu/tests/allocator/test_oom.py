@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from scripted import GiB, MiB, allocator, figure
 
 from virtualgpu.allocator import OutOfMemory
 from virtualgpu.allocator.oom import size_text
+
+from .scripted import GiB, MiB, allocator, figure
 
 
 def test_the_memory_fraction_limits_what_is_reserved():

@@ -4,10 +4,11 @@ from collections import Counter
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slow_allocator import END, TOTAL, MiB, SlowAllocator
 
 from virtualgpu.allocator import CachingAllocator, OutOfMemory, Settings
 from virtualgpu.allocator.address_space import AddressSpace
+
+from .slow_allocator import END, TOTAL, MiB, SlowAllocator
 
 
 class Events:

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from scripted import Streams, allocator, figure
 
 from virtualgpu.allocator import OutOfMemory
+
+from .scripted import Streams, allocator, figure
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 

@@ -3,9 +3,10 @@
 from itertools import permutations
 
 import pytest
-from scripted import MiB, allocator, figure, states
 
 from virtualgpu.allocator import Settings
+
+from .scripted import MiB, allocator, figure, states
 
 
 @pytest.mark.parametrize(

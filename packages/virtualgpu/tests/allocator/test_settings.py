@@ -1,9 +1,10 @@
 """PYTORCH_CUDA_ALLOC_CONF: what is served, and what is refused."""
 
 import pytest
-from scripted import MiB, allocator
 
 from virtualgpu.allocator import Settings
+
+from .scripted import MiB, allocator
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from virtualgpu.clock.costs import TILES, copy_seconds, cpu_seconds, kernel_seco
 from virtualgpu.clock.machine_clock import Clock, StreamTime
 
 H200 = profiles.load("H200")
-TIMING = Path(__file__).parents[3] / "benchmarks" / "timing"
+TIMING = Path(__file__).parents[2] / "benchmarks" / "timing"
 RECORDED, PEERS = (json.loads((TIMING / name).read_text(encoding="utf-8")) for name in ("micro.json", "multi.json"))
 ITEM_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int8": 1}
 LAUNCH = H200.launch_seconds

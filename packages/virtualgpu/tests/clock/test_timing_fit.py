@@ -1,14 +1,12 @@
 """The profiles hold what the script of the benchmark prints."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from virtualgpu import profiles
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "timing"))
-import fit
+from ...benchmarks.timing import fit
 
 FITTED = fit.fit()
 

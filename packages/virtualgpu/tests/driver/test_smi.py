@@ -17,7 +17,7 @@ from labkit import nvidia
 from virtualgpu import hardware
 from virtualgpu.driver import nvml, smi
 
-TOOLS = json.loads((Path(__file__).parents[3] / "benchmarks/fidelity/h200/probe.json").read_text())["tools"]
+TOOLS = json.loads((Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json").read_text())["tools"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from virtualgpu.errors import VERSION
 
-FIDELITY = Path(__file__).parents[3] / "benchmarks" / "fidelity"
+FIDELITY = Path(__file__).parents[2] / "benchmarks" / "fidelity"
 WORKSPACES = {33554432, 1048576}  # cuBLAS' own, which stay: the first product of a process asks for them
 
 

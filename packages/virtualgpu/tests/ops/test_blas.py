@@ -4,12 +4,13 @@ import threading
 
 import pytest
 import torch
-from asked import asked, recorded
 from hypothesis import given
 from hypothesis import strategies as st
 
 import labkit
 from virtualgpu.ops.blas import copied_bytes, workspace_bytes, workspace_lt_bytes
+
+from .asked import asked, recorded
 
 CUBLAS, CUBLAS_LT = "+33554432", "+1048576"
 

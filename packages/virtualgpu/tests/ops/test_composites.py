@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from recorded import check
+
+from .recorded import check
 
 NAMES = (
     "bilinear2",

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from recorded import check
+
+from .recorded import check
 
 NAMES = ("h2d", "h2d_half", "d2h_half", "h2d_t", "d2h_t", "d2h_slice", "copy_h2d_strided", "copy_", "copy_dtype", "tolist", "ctc")
 

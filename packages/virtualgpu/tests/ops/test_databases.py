@@ -3,7 +3,8 @@ the name says otherwise). Sizes in bytes in order of time, a free as a negative 
 
 import pytest
 import torch
-from asked import recorded
+
+from .asked import recorded
 
 aten = torch.ops.aten
 

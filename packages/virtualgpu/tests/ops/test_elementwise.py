@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from asked import asked
+
+from .asked import asked
 
 
 def matrix(rows: int = 64, columns: int = 100, dtype: torch.dtype = torch.float32) -> torch.Tensor:

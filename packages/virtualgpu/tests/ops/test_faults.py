@@ -13,7 +13,7 @@ import labkit
 from virtualgpu import errors
 from virtualgpu.ops import call
 
-ROWS = json.loads((Path(__file__).parents[3] / "benchmarks/fidelity/h200/probe.json").read_text())["rows"]
+ROWS = json.loads((Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json").read_text())["rows"]
 ASSERTS = {row["name"]: row for row in ROWS if row["after"] is not None or row["name"] == "one_hot_range"}
 AcceleratorError = errors.AcceleratorError
 

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from asked import asked
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import labkit
 from virtualgpu.ops import gradients
+
+from .asked import asked
 
 
 def test_two_branches_meet_in_place():

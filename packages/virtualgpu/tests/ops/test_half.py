@@ -1,7 +1,6 @@
 """Half precision that CUDA computes and the CPU cannot: products with `out_dtype`, operators without a kernel for it."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-FIDELITY = Path(__file__).parents[3] / "benchmarks" / "fidelity"
-sys.path.insert(0, str(FIDELITY))
-from mixed_dtypes import cases, outcome  # noqa: E402  (a program, not a package)
+from ...benchmarks.fidelity.mixed_dtypes import cases, outcome
+
+FIDELITY = Path(__file__).parents[2] / "benchmarks" / "fidelity"
 
 RECORDED = json.loads((FIDELITY / "h200/mixed_dtypes.json").read_text(encoding="utf-8"))["outcomes"]
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from recorded import check
 
 from virtualgpu.ops import cub
 from virtualgpu.ops.indexing import nonzero_plan
 from virtualgpu.ops.nn.embeddings import sorted_gradient
+
+from .recorded import check
 
 NAMES = (
     "shared/embedding_bag", "shared/one_hot", "shared/gather", "shared/index_select", "shared/index_long", "shared/unique",

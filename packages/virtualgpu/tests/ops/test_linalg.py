@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from asked import recorded
-from recorded import check
 
 from virtualgpu.ops.linalg import GETRF, workspace
+
+from .asked import recorded
+from .recorded import check
 
 NAMES = (
     "shared/inverse", "shared/cholesky", "shared/cdist", "more/solve", "more/det", "more/svd", "more/qr", "more/eigh", "more/irfft",

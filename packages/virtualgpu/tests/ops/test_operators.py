@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from operator_cases import CASES, Inputs
 from torch.testing import assert_close
+
+from .operator_cases import CASES, Inputs
 
 pytestmark = pytest.mark.usefixtures("without_tf32")
 CANNOT = "derivative|MKL FFT error"  # has no derivative of it, or no Fourier transform of an expanded gradient

@@ -4,12 +4,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from asked import asked
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from virtualgpu.ops.reductions import launch_buffers
+
+from .asked import asked
 
 H200 = (132, 2048)
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import check
 
 from virtualgpu.ops import cub
 from virtualgpu.ops.sorting import shares_slices, sort_plan, topk_plan
+
+from .recorded import check
 
 NAMES = (
     "shared/sort", "shared/sort_flat", "shared/topk", "shared/cumsum_flat", "shared/randperm", "shared/multinomial", "more/sort_desc",

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from heard import spans
 
 from virtualgpu import hardware
 
-TIMING = Path(__file__).parents[3] / "benchmarks" / "timing"
+from .heard import spans
+
+TIMING = Path(__file__).parents[2] / "benchmarks" / "timing"
 # Off by more than a factor of two, and why no rule mends it: rows of 64 and of 50,257 go by kernels of their own; narrow rows of a table
 # are bound by what reads their index; cuDNN takes other kernels for the gradients of 1 × 1 convolutions in 16 bits.
 FAR = {

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from racing import RACES, here, kinds
 
 from virtualgpu.streams import lone_stream
 from virtualgpu.streams.race_detector import RaceDetector
 from virtualgpu.streams.race_reports import STALE
+
+from .racing import RACES, here, kinds
 
 pytestmark = pytest.mark.usefixtures("raced")
 FEW = 10

@@ -7,12 +7,13 @@ import warnings
 import psutil
 import pytest
 import torch
-from racing import RACES, here, kinds
 from torch._C import _DisableTorchDispatch
 
 import labkit
 from virtualgpu import hardware
 from virtualgpu.streams.race_reports import BOTH_WRITE, OVERWRITTEN, STALE, RaceWarning
+
+from .racing import RACES, here, kinds
 
 pytestmark = pytest.mark.usefixtures("raced")
 

@@ -4,10 +4,11 @@ import threading
 
 import pytest
 import torch
-from racing import RACES, here, kinds
 
 import labkit
 from virtualgpu.streams.race_reports import HOST, OVERWRITTEN, STALE
+
+from .racing import RACES, here, kinds
 
 pytestmark = pytest.mark.usefixtures("raced")
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from running_threads import run_threads
 
 import labkit
 from virtualgpu import hardware
+
+from .running_threads import run_threads
 
 
 @pytest.fixture(autouse=True)

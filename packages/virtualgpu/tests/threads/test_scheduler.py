@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from running_threads import fresh, run_threads
 from torch import nn
 
 from virtualgpu import hardware
 from virtualgpu.clock.machine_clock import Span
 from virtualgpu.ops.call import operator
 from virtualgpu.threads.scheduler import Scheduler
+
+from .running_threads import fresh, run_threads
 
 
 def work_of(index: int) -> Callable[[], list]:

@@ -15,7 +15,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from running_threads import fresh, launch, run_threads
 from torch.utils.data import DataLoader, TensorDataset
 
 from labkit.checks import limits
@@ -23,6 +22,8 @@ from virtualgpu import front_end, hardware
 from virtualgpu.threads.replacements import starting
 from virtualgpu.threads.scheduler import Scheduler
 from virtualgpu.threads.thread_state import State, ThreadState
+
+from .running_threads import fresh, launch, run_threads
 
 QUICK = 200.0  # seconds, on a computer that does much else
 

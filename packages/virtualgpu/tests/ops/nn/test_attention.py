@@ -5,11 +5,12 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from recorded import check, recorded
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from virtualgpu.ops.nn.attention_backends import backend
+
+from ..recorded import check, recorded
 
 
 @pytest.mark.sample(20)

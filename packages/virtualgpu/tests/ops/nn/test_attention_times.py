@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from heard import spans
 
 import virtualgpu
 from virtualgpu import hardware
+
+from ..heard import spans
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from heard import spans
-from recorded import check, recorded
 
 from virtualgpu import hardware
+
+from ..heard import spans
+from ..recorded import check, recorded
 
 
 @pytest.mark.parametrize("name", recorded(("conv",), every=3))

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from heard import spans
 
 import virtualgpu
 
-ROWS = json.loads((Path(__file__).parents[4] / "benchmarks/timing/convolutions.json").read_text(encoding="utf-8"))["rows"]
+from ..heard import spans
+
+ROWS = json.loads((Path(__file__).parents[3] / "benchmarks/timing/convolutions.json").read_text(encoding="utf-8"))["rows"]
 DEPTHWISE = [row for row in ROWS if row["groups"] == row["shape"][1] and not row["last"]]
 LAST = [row for row in ROWS if row["last"] and row["stride"] == 1]
 

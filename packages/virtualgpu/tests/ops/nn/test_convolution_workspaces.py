@@ -94,7 +94,7 @@ def peak_of(work):
 
 @pytest.mark.slow
 def test_the_rule_is_as_close_to_the_recording_as_its_profile_says():
-    import convolution_rule
+    from ....benchmarks.fidelity import convolution_rule
 
     convolution, true, held_back = convolution_rule.read()
     chosen = np.flatnonzero(held_back)[::200]

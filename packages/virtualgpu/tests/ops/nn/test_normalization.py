@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import torch
-from asked import asked
-from heard import spans
 from torch import nn
 from torch.testing import assert_close
 
 import labkit
 from virtualgpu import hardware
+
+from ..asked import asked
+from ..heard import spans
 
 CASES = {
     "layer norm, bfloat16": (

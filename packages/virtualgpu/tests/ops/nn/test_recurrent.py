@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from recorded import check
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence
 
 from virtualgpu import hardware
 from virtualgpu.ops.nn.recurrent import workspace
+
+from ..recorded import check
 
 NAMES = (
     "shared/lstm", "shared/gru", "more/lstm1", "more/lstm2", "more/lstm_bi",

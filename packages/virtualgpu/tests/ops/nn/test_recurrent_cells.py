@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from recorded import check
 from torch import nn
+
+from ..recorded import check
 
 
 @pytest.mark.parametrize("name", ["shared/rnn_cell", "shared/lstm_cell", "more/lstm_cell", "more/gru_cell"])

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from heard import spans
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import virtualgpu
 from virtualgpu import hardware
+
+from ..heard import spans
 
 
 @pytest.fixture
