@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import labkit
+import virtualgpu
 from gputrace import Trace
 from gputrace.events import ACTION_OF, ACTIVATIONS, GRADIENTS, OTHER, PARAMETERS, Events, MemoryEvent, SourceLine
 from gputrace.phases import Phase
@@ -34,7 +34,7 @@ def no_collection():
 @pytest.fixture(scope="module")
 def small_heap():
     """Two virtual GPUs. What pytest and torch made is left out of searches, which makes them quick; the modules' globals are in them."""
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=2, like="H200"):
         gc.collect()
         gc.freeze()
         yield
@@ -43,7 +43,7 @@ def small_heap():
 
 @pytest.fixture
 def machine():
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True) as used:
+    with virtualgpu.use(gpus=2, like="H200") as used:
         yield used
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-import labkit
+import gputrace
+import virtualgpu
 from gputrace import figures as plots
 from gputrace.events import SourceLine
 from gputrace.lines import NO_LINE, signed
@@ -47,7 +48,7 @@ def test_a_free_of_no_known_line_belongs_to_who_allocated(lines_of):
 
 
 def test_each_device_has_its_own_lines():
-    with labkit.use(gpus=2, virtual=True, quiet=True), labkit.record() as trace:
+    with virtualgpu.use(gpus=2), gputrace.record() as trace:
         first = torch.zeros(1000, device="cuda:0")
         second = torch.zeros(3000, device="cuda:1")
     assert [entry.line.text for entry in trace.lines(0)] == ['first = torch.zeros(1000, device="cuda:0")']
@@ -58,13 +59,13 @@ def test_each_device_has_its_own_lines():
 
 
 def test_a_stack_ends_in_the_users_call_as_on_a_real_gpu():
-    with labkit.use(gpus=1, virtual=True, quiet=True), labkit.record() as trace:
+    with virtualgpu.use(gpus=1), gputrace.record() as trace:
         kept = torch.zeros(1000, device="cuda")
     assert {trace.stacks[event.stack][0].filename for event in trace.events} == {__file__} and kept.is_cuda
 
 
 def test_a_device_goes_by_the_names_that_pytorch_gives_it():
-    with labkit.use(gpus=2, virtual=True, quiet=True), labkit.record() as trace:
+    with virtualgpu.use(gpus=2), gputrace.record() as trace:
         kept = [torch.zeros(1000, device=f"cuda:{index}") for index in (0, 1, 1)]
     for device in ("cuda:0", torch.device("cuda", 0)):
         assert trace.lines(device) == trace.lines(0) != trace.lines(1)
@@ -79,7 +80,7 @@ def test_a_device_goes_by_the_names_that_pytorch_gives_it():
 
 
 def test_an_empty_block_has_no_lines():
-    with labkit.use(gpus=1, virtual=True, quiet=True), labkit.record() as trace:
+    with virtualgpu.use(gpus=1), gputrace.record() as trace:
         pass
     assert trace.lines() == [] and trace.peak_line is None and trace.peak == 0
     said = "no line of yours allocated or freed memory (cuda:0, virtual GPU, modelled on NVIDIA Tesla T4)"

@@ -1,7 +1,5 @@
 """`%%gpu_memory` and `%%gpu_timeline` in a shell of this process: it runs a cell as IPython does, and shows what it did to memory."""
 
-import subprocess
-import sys
 import textwrap
 import traceback
 
@@ -12,10 +10,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
-import labkit
+import virtualgpu
 from gputrace import Trace
 from gputrace.sources.clock import ClockSource
 from gputrace.spans import Execution
+from virtualgpu import front_end
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def shell():
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.user_ns["torch"] = torch
-    with labkit.use(gpus=1, memory="2GiB", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, memory="2GiB"):
         yield shell
     InteractiveShell.clear_instance()
 
@@ -133,7 +132,7 @@ def test_bad_options_get_one_clear_line(shell, magic, line, said):
 @pytest.mark.parametrize("cell", ["await x", "async with x: pass", "[y async for y in x]", "print((await x) + 1)"])
 def test_a_cell_that_awaits_is_refused_by_name(shell, magic, cell):
     result, _, printed = run(shell, f"%%{magic}\n{cell}")
-    assert not result.success and f"%%{magic} cannot run a cell that awaits" in printed and "labkit.record()" in printed
+    assert not result.success and f"%%{magic} cannot run a cell that awaits" in printed and "gputrace.record()" in printed
 
 
 def test_a_mistake_in_the_syntax(shell):
@@ -142,41 +141,11 @@ def test_a_mistake_in_the_syntax(shell):
 
 
 def test_without_a_gpu(shell):
-    labkit.use(None)
+    virtualgpu.use(None)
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU to record")
     result, _, _ = run(shell, "%%gpu_memory\nran = True")
-    assert "labkit.use(gpus=1)" in str(result.error_in_exec) and "ran" not in shell.user_ns
-
-
-@pytest.mark.slow
-def test_load_ext_and_use_bring_it():
-    code = """
-        import sys
-        from IPython.core.interactiveshell import InteractiveShell
-        shell = InteractiveShell.instance()
-        import labkit
-        assert "gputrace.magics" not in sys.modules
-        {cell}
-        print(shell.find_cell_magic("gpu_memory") is not None)
-    """
-    for cell in ('shell.run_line_magic("load_ext", "labkit")', "labkit.use(gpus=1, virtual=True, quiet=True)"):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code).format(cell=cell)], check=True, capture_output=True, text=True, timeout=120
-        )
-        assert done.stdout == "True\n"
-
-
-def test_a_machine_is_shown_once_in_the_cell_that_prints_its_banner(shell):
-    labkit.use(None)  # a machine in a `with` block, as the shell's, is given to nobody else
-    try:
-        result, shown, printed = run(shell, "import labkit\nlabkit.use(virtual=True)")
-        assert result.success and printed.count("labkit: 1 virtual GPU") + len(shown) == 1
-        for cell in ("labkit.current()", "labkit.use(virtual=True, quiet=True)"):
-            result, shown, printed = run(shell, cell)
-            assert result.success and printed.count("<labkit: 1 virtual GPU") + len(shown) == 1
-    finally:
-        labkit.use(None)
+    assert f"{front_end.name()}.use(gpus=1)" in str(result.error_in_exec) and "ran" not in shell.user_ns
 
 
 def test_a_timeline_of_a_cell(shell):

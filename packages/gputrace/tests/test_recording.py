@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import labkit
+import gputrace
+import virtualgpu
 from gputrace import phases
 from gputrace.events import ACTION_OF
+from virtualgpu import front_end
 
 MiB = 1 << 20
 
@@ -32,7 +34,7 @@ def test_the_figures_are_the_allocators(machine):
     torch.zeros(1, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         train()
         kept = torch.zeros(MiB, device="cuda")
     assert trace.peak == torch.cuda.max_memory_allocated()
@@ -54,7 +56,7 @@ def test_every_moment_is_the_allocators(machine):
         # The allocator tells of an event before it counts the free that it completes
         counted.append((action, allocator.reserved))
 
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         allocator.listen(listener)
         train()
         allocator.unlisten(listener)
@@ -63,7 +65,7 @@ def test_every_moment_is_the_allocators(machine):
 
 
 def test_phases_are_found(machine):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         train(steps=2)
     assert [phase.name for phase in trace.phases] == ["forward", "backward", "step"] * 2
     for earlier, later in zip(trace.phases, trace.phases[1:], strict=False):
@@ -83,7 +85,7 @@ def test_a_step_that_fails_does_not_swallow_what_follows(machine):
     net = nn.Linear(64, 64, device="cuda")
     torch.optim.SGD(net.parameters(), lr=0.1)  # PyTorch watches the step of a class once one of it was made: here of both
     optimizer = Failing(net.parameters(), lr=0.1)
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         for optimizer.fails in (True, False):
             net(torch.randn(8, 64, device="cuda")).sum().backward()
             with contextlib.suppress(ZeroDivisionError):
@@ -95,7 +97,7 @@ def test_a_step_that_fails_does_not_swallow_what_follows(machine):
 
 
 def test_a_step_and_a_backward_belong_to_the_line_that_called_them(machine):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         train()
     by_text = {entry.line.text: entry for entry in trace.lines()}
     weights = 2 * 64 * 256 * 4 + 256 * 4 + 1024  # two matrices and two biases, each a multiple of 512 bytes or rounded up to one
@@ -105,7 +107,7 @@ def test_a_step_and_a_backward_belong_to_the_line_that_called_them(machine):
 
 
 def test_categories(machine):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         net = nn.Linear(512, 512, device="cuda")
         optimizer = torch.optim.Adam(net.parameters())
         net(torch.randn(64, 512, device="cuda")).relu().sum().backward()
@@ -130,7 +132,7 @@ def test_gradients_are_those_of_parameters_and_what_a_backward_frees_again_is_in
     run(x).sum().backward()
     x.grad = None
     net.zero_grad()
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         run(x).backward(torch.ones_like(x))
     layers = trace.layers()
     assert layers["gradients"].max() == layers["gradients"][-1] == 4 * width * width * 4 + x.nbytes
@@ -144,14 +146,14 @@ def test_a_model_that_ends_with_its_backward_had_parameters(machine):
         net = nn.Linear(512, 512, device="cuda")
         net(torch.randn(64, 512, device="cuda")).sum().backward()
 
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         train_once()
     assert trace.layers()["parameters"].max() == 512 * 512 * 4 + 512 * 4
 
 
 def test_layers_add_up_to_what_was_allocated(machine):
     held = torch.zeros(1000, device="cuda")
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         train()
         del held
     assert (sum(trace.layers().values()) == trace.allocated).all()
@@ -160,7 +162,7 @@ def test_layers_add_up_to_what_was_allocated(machine):
 def test_what_was_there_before_and_goes_keeps_its_category(machine):
     net = nn.Linear(512, 512, device="cuda")
     weights = 512 * 512 * 4 + 512 * 4
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         del net
     parameters = trace.layers()["parameters"]
     assert (parameters[0], parameters[-1]) == (weights, 0)
@@ -169,9 +171,9 @@ def test_what_was_there_before_and_goes_keeps_its_category(machine):
 
 
 def test_recordings_in_one_another(machine):
-    with labkit.record() as outer:
+    with gputrace.record() as outer:
         first = torch.zeros(MiB, device="cuda")
-        with labkit.record() as inner:
+        with gputrace.record() as inner:
             second = torch.zeros(MiB, device="cuda")
         del first
     assert inner.allocated[0] == 4 * MiB and inner.peak == 8 * MiB
@@ -185,14 +187,14 @@ def test_recordings_that_overlap(machine):
     traces = {}
 
     def other():
-        with labkit.record() as traces["other"]:
+        with gputrace.record() as traces["other"]:
             started.set()
             ended.wait(10)
 
     thread = threading.Thread(target=other)
     thread.start()
     started.wait(10)
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         torch.zeros(MiB, device="cuda")
     torch.zeros(3 * MiB, device="cuda")
     ended.set()
@@ -206,7 +208,7 @@ def test_peaks_and_history_of_the_user_stay(machine):
     torch.cuda.memory._record_memory_history()
     torch.zeros(1, device="cuda")
     peak = torch.cuda.max_memory_allocated()
-    with labkit.record():
+    with gputrace.record():
         torch.zeros(MiB, device="cuda")
     torch.zeros(2, device="cuda")
     assert torch.cuda.max_memory_allocated() == peak
@@ -217,7 +219,7 @@ def test_peaks_and_history_of_the_user_stay(machine):
 
 def test_nothing_is_left_patched(machine):
     before = torch.autograd._engine_run_backward, torch.autograd.graph._engine_run_backward
-    with pytest.raises(ZeroDivisionError), labkit.record() as trace:
+    with pytest.raises(ZeroDivisionError), gputrace.record() as trace:
         torch.zeros(1, device="cuda")
         raise ZeroDivisionError
     assert (torch.autograd._engine_run_backward, torch.autograd.graph._engine_run_backward) == before
@@ -227,7 +229,7 @@ def test_nothing_is_left_patched(machine):
 
 def test_what_is_lost_is_counted(machine):
     kept = []
-    with labkit.record(max_events=10) as trace:
+    with gputrace.record(max_events=10) as trace:
         for _ in range(20):
             kept.append(torch.zeros(1, device="cuda"))
     assert len(trace.events) == 10
@@ -240,7 +242,7 @@ def test_what_is_lost_is_counted(machine):
 
 def test_what_is_left_of_many_births_at_one_address_is_one_leak(machine):
     kept = None
-    with labkit.record(max_events=12) as trace:
+    with gputrace.record(max_events=12) as trace:
         for _ in range(20):
             kept = None
             kept = torch.zeros(MiB, device="cuda")
@@ -249,19 +251,19 @@ def test_what_is_left_of_many_births_at_one_address_is_one_leak(machine):
 
 
 def test_a_machine_that_is_taken_away_in_the_block(machine):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         torch.zeros(MiB, device="cuda")
-        labkit.use(None)
+        virtualgpu.use(None)
     assert trace.peak == 4 * MiB and trace.badge == "virtual GPU, modelled on NVIDIA H200"
     assert trace.leaks() == []
 
 
 def test_a_generator_that_outlives_the_machine():
     def recorded():
-        with labkit.record() as trace:
+        with gputrace.record() as trace:
             yield trace
 
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         held_open = recorded()
         trace = next(held_open)
         torch.zeros(MiB, device="cuda")
@@ -270,7 +272,7 @@ def test_a_generator_that_outlives_the_machine():
 
 
 def test_a_child_that_is_forked_in_the_block_leaves_it_quietly(machine):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         torch.zeros(MiB, device="cuda")
         pid = os.fork()
         if pid:
@@ -281,14 +283,14 @@ def test_a_child_that_is_forked_in_the_block_leaves_it_quietly(machine):
 
 
 def test_an_out_of_memory_error_is_kept():
-    with labkit.use(gpus=1, memory="2GiB", virtual=True, quiet=True), pytest.raises(torch.OutOfMemoryError), labkit.record() as trace:
+    with virtualgpu.use(gpus=1, memory="2GiB"), pytest.raises(torch.OutOfMemoryError), gputrace.record() as trace:
         torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
     assert trace.error.startswith("CUDA out of memory. Tried to allocate 4.00 GiB.")
     assert [event.requested for event in trace.events] == [4 << 30]
 
 
 def test_figures_before_the_end_are_refused(machine):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         assert "under way" in repr(trace)
         with pytest.raises(RuntimeError, match="still under way"):
             print(trace.peak)
@@ -301,20 +303,20 @@ def test_figures_before_the_end_are_refused(machine):
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "many", None])
 def test_a_bad_bound_is_refused(machine, bad):
     with pytest.raises(ValueError, match="max_events="):
-        labkit.record(max_events=bad)  # at the call, not when a `with` block begins
+        gputrace.record(max_events=bad)  # at the call, not when a `with` block begins
 
 
 def test_without_a_gpu_it_says_so():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU to record")
-    with pytest.raises(RuntimeError, match=r"labkit.use\(gpus=1\)"), labkit.record():
+    with pytest.raises(RuntimeError, match=rf"{front_end.name()}.use\(gpus=1\)"), gputrace.record():
         pass
 
 
 def test_a_recording_is_the_same_every_time(machine):
     def recorded():
         torch.cuda.empty_cache()
-        with labkit.record() as trace:
+        with gputrace.record() as trace:
             train()
         return trace
 
@@ -328,7 +330,7 @@ def test_a_recording_is_the_same_every_time(machine):
 def test_on_a_real_gpu_to_the_byte():
     torch.zeros(1, device="cuda")
     torch.cuda.reset_peak_memory_stats()
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         train(steps=3)
         kept = [torch.zeros(n, device="cuda") for n in (1, 1000, 300_000, 4_000_000, 30_000_000)]
         del kept[2:4]
@@ -349,10 +351,10 @@ def test_on_a_real_gpu_to_the_byte():
 def test_on_a_real_gpu_the_users_history_stays():
     torch.cuda.memory._record_memory_history(stacks="python")
     try:
-        with labkit.record() as trace:
+        with gputrace.record() as trace:
             torch.zeros(MiB, device="cuda")
         assert torch._C._cuda_isHistoryEnabled()
-        with labkit.record() as outer, labkit.record() as inner:
+        with gputrace.record() as outer, gputrace.record() as inner:
             torch.zeros(MiB, device="cuda")
         assert torch._C._cuda_isHistoryEnabled()
     finally:
@@ -366,7 +368,7 @@ def test_leaks_are_named(machine):
     def forward(x):
         history.append(x * 2)
 
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         forward(torch.zeros(MiB, device="cuda"))
         mine = torch.ones(1000, device="cuda")
     leaks = trace.leaks()
@@ -379,10 +381,10 @@ def test_leaks_are_named(machine):
 
 
 def test_a_loaded_trace_knows_no_leaks(machine, tmp_path):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         kept = torch.zeros(1, device="cuda")
     trace.save(tmp_path / "a.trace")
-    loaded = labkit.Trace.load(tmp_path / "a.trace")
+    loaded = gputrace.Trace.load(tmp_path / "a.trace")
     assert repr(loaded) == repr(trace) and kept.is_cuda
     with pytest.raises(RuntimeError, match="loaded from a file"):
         loaded.leaks()

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
-import labkit
+import virtualgpu
 from gputrace import report
 
 MiB = 1 << 20
@@ -49,7 +49,7 @@ def target(tmp_path):
 
 @pytest.fixture
 def card():
-    with labkit.use(gpus=2, memory="2GiB", virtual=True, quiet=True) as used:
+    with virtualgpu.use(gpus=2, memory="2GiB") as used:
         yield used
 
 

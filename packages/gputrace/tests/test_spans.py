@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-import labkit
+import gputrace
+import virtualgpu
 from gputrace.sources.clock import EARLIER
 from gputrace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans, seconds_of, seconds_of_both
 from virtualgpu import hardware
@@ -34,7 +35,7 @@ def rows(trace, *kinds):
 def test_kernels_have_their_operators_names_and_lines(machine):
     x = torch.ones(64, 64, device="cuda")
     torch.cuda.synchronize()
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         y = x @ x  # a product
         y.relu_()
         torch.nn.functional.dropout(y, 0.5)
@@ -49,7 +50,7 @@ def test_kernels_have_their_operators_names_and_lines(machine):
 def test_a_launch_lies_on_the_host_before_its_kernel(machine):
     x = torch.ones(64, device="cuda")
     torch.cuda.synchronize()
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         x + x
     spans = trace.spans
     (kernel,) = np.flatnonzero(spans.kind == KERNEL)
@@ -62,7 +63,7 @@ def test_a_launch_lies_on_the_host_before_its_kernel(machine):
 def test_a_backward_belongs_to_the_line_that_called_it(machine):
     x = torch.ones(64, device="cuda", requires_grad=True)
     torch.cuda.synchronize()
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         y = x.exp().sum()
         y.backward()
     lines = [text for *_, text in rows(trace, KERNEL)]
@@ -72,7 +73,7 @@ def test_a_backward_belongs_to_the_line_that_called_it(machine):
 def test_copies_run_on_their_engines_and_the_host_waits_for_those_that_block(machine):
     x, pinned = torch.ones(1 << 20), torch.ones(1 << 20).pin_memory()
     torch.cuda.synchronize()
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         y = x.to("cuda")
         z = pinned.to("cuda", non_blocking=True)
         torch.cuda.synchronize()
@@ -90,7 +91,7 @@ def test_waits_name_both_streams(machine):
     side = torch.cuda.Stream()
     x = torch.ones(1 << 20, device="cuda")
     torch.cuda.synchronize()
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         y = x + x
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -112,7 +113,7 @@ def test_busy_idle_and_overlap_in_seconds(machine, cycles):
     side = torch.cuda.Stream()
     pinned = torch.ones(64 << 20, dtype=torch.uint8).pin_memory()
     torch.cuda.synchronize()
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         torch.cuda._sleep(int(0.010 * cycles))
         with torch.cuda.stream(side):
             pinned.to("cuda", non_blocking=True)
@@ -126,14 +127,14 @@ def test_busy_idle_and_overlap_in_seconds(machine, cycles):
 
 
 def test_what_is_not_done_when_the_block_ends_is_counted_to_its_end(machine, cycles):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         torch.cuda._sleep(int(0.010 * cycles))
     assert trace.seconds < 0.001 and trace.end == pytest.approx(0.010, rel=1e-2) and trace.busy() == pytest.approx(0.010, rel=1e-6)
 
 
 def test_what_is_under_way_when_the_block_begins_is_work_too(machine, cycles):
     torch.cuda._sleep(int(0.010 * cycles))
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         torch.cuda.synchronize()
     assert [name for *_, name, _ in rows(trace, KERNEL)] == [EARLIER]
     assert trace.busy() == pytest.approx(0.010, rel=1e-2) and trace.idle() < 1e-4
@@ -141,14 +142,14 @@ def test_what_is_under_way_when_the_block_begins_is_work_too(machine, cycles):
 
 @pytest.mark.parametrize("kind", ["kernels", "", 1])
 def test_a_kind_that_is_none_is_named(machine, kind):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         pass
     with pytest.raises(ValueError, match="choose 'kernel', 'copy', 'h2d', 'd2h', 'p2p', or None"):
         trace.busy(0, kind)
 
 
 def test_a_recording_of_memory_alone_says_so(machine):
-    with labkit.record(timeline=False) as trace:
+    with gputrace.record(timeline=False) as trace:
         torch.ones(8, device="cuda")
     assert len(trace.spans) == 0 and trace.peak == 512
     for ask in (
@@ -166,9 +167,9 @@ def test_a_recording_of_memory_alone_says_so(machine):
 def test_recordings_lie_in_one_another(machine):
     x = torch.ones(8, device="cuda")
     torch.cuda.synchronize()
-    with labkit.record() as outer:
+    with gputrace.record() as outer:
         x + 1
-        with labkit.record() as inner:
+        with gputrace.record() as inner:
             x * 2
         x - 3
     assert [name for *_, name, _ in rows(outer, KERNEL)] == ["add", "mul", "sub"]
@@ -179,7 +180,7 @@ def test_recordings_lie_in_one_another(machine):
 def test_the_oldest_spans_are_forgotten_and_counted(machine):
     x = torch.ones(8, device="cuda")
     torch.cuda.synchronize()
-    with labkit.record(max_events=3) as trace:
+    with gputrace.record(max_events=3) as trace:
         for _ in range(10):
             x.neg_()
     assert len(rows(trace, KERNEL)) == 3 and trace.lost_spans == 7
@@ -187,14 +188,14 @@ def test_the_oldest_spans_are_forgotten_and_counted(machine):
 
 def test_a_recording_changes_no_time(machine):
     def work():
-        start = labkit.host_time()
+        start = virtualgpu.host_time()
         x = torch.ones(100, device="cuda")
         (x + x).cpu()
-        return labkit.host_time() - start
+        return virtualgpu.host_time() - start
 
     work()  # takes its memory from the driver
     plain = work()
-    with labkit.record():
+    with gputrace.record():
         recorded = work()
     assert recorded == pytest.approx(plain, rel=1e-9)
 
@@ -210,7 +211,7 @@ def test_the_races_of_the_recording_are_told(machine):
 
     with pytest.warns(RaceWarning):
         race(torch.Tensor.zero_)
-    with pytest.warns(RaceWarning), labkit.record() as trace:
+    with pytest.warns(RaceWarning), gputrace.record() as trace:
         race(torch.Tensor.normal_)
     (found,) = trace.races
     spans = trace.spans

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import labkit
-from labkit.machine import MachineInUse
-from virtualgpu import hardware
+import virtualgpu
+from virtualgpu import VirtualGPUs, hardware
 from virtualgpu.allocator import Block
 
 COUNT = 4
 
 
-def put_in_place() -> MachineInUse:
+def put_in_place() -> VirtualGPUs:
     """Four virtual H200s; the same again where they are in use."""
-    used = labkit.use(gpus=COUNT, like="H200", virtual=True, quiet=True)
+    used = virtualgpu.use(gpus=COUNT, like="H200")
     torch.cuda.init()
     return used
 
@@ -46,15 +45,15 @@ def shared_machine() -> Iterator[None]:
         environment.setenv("CUBLASLT_WORKSPACE_SIZE", "0")
         put_in_place()
         yield
-        labkit.use(None)
+        virtualgpu.use(None)
 
 
 @pytest.fixture
-def machine(shared_machine: None) -> Iterator[MachineInUse]:
+def machine(shared_machine: None) -> Iterator[VirtualGPUs]:
     """Four virtual H200s with empty memory, device 0 current, the default streams. A test that leaves tensors fails."""
     used = put_in_place()
     if any(left_over()):  # by a test that failed and said so
-        labkit.use(None)
+        virtualgpu.use(None)
         used = put_in_place()
     torch.cuda.empty_cache()
     for index in range(COUNT):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed.rpc
 
-import labkit
+import virtualgpu
 from virtualgpu.cuda_sources import MODULE, refusals
 from virtualgpu.late_modules import LateModules
 
@@ -40,8 +40,8 @@ def test_kernels_and_remote_procedure_calls_are_refused_by_name(machine):
 
 
 def test_nothing_is_refused_once_the_machine_is_gone():
-    labkit.use(None)
-    labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
-    labkit.use(None)
+    virtualgpu.use(None)
+    virtualgpu.use(gpus=1, like="H200")
+    virtualgpu.use(None)
     assert not any(isinstance(finder, LateModules) for finder in sys.meta_path)
     assert "refused" not in torch.distributed.rpc.init_rpc.__qualname__

@@ -14,9 +14,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-import labkit
-from labkit.machine import MachineInUse
-from virtualgpu import errors
+import virtualgpu
+from virtualgpu import VirtualGPUs, errors
 
 PROBE = Path(__file__).parents[1] / "benchmarks/fidelity/h200/probe.json"
 ROWS = json.loads(PROBE.read_text())["rows"]
@@ -53,9 +52,9 @@ def as_said_here(expression: str, kind: str, words: str) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_gpu() -> Iterator[MachineInUse]:
-    yield labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
-    labkit.use(None)
+def one_gpu() -> Iterator[VirtualGPUs]:
+    yield virtualgpu.use(gpus=1, like="H200")
+    virtualgpu.use(None)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -112,9 +111,9 @@ def test_other_operators_name_argument_and_method_by_the_same_rule(call, argumen
 
 
 def test_two_gpus_are_told_apart():
-    labkit.use(None)
+    virtualgpu.use(None)
     try:
-        with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+        with virtualgpu.use(gpus=2, like="H200"):
             x, y = torch.ones(2, 2, device="cuda:0"), torch.ones(2, 2, device="cuda:1")
             with pytest.raises(RuntimeError, match=r"at least two devices, cuda:0 and cuda:1!$"):
                 x + y
@@ -125,7 +124,7 @@ def test_two_gpus_are_told_apart():
             ):
                 x.grad = y
     finally:
-        labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
+        virtualgpu.use(gpus=1, like="H200")
 
 
 def test_gradients_are_assigned_where_they_belong():
@@ -192,7 +191,7 @@ def test_a_traceback_through_the_users_own_code_is_whole():
 
 @pytest.mark.slow
 def test_the_makers_of_the_kit_see_all_of_it():
-    code = "import labkit, torch\nlabkit.use(virtual=True, quiet=True)\ntorch.zeros(1 << 40, device='cuda')"
+    code = "import torch, virtualgpu\nvirtualgpu.use()\ntorch.zeros(1 << 40, device='cuda')"
     run = subprocess.run([sys.executable, "-X", "dev", "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
     assert "OutOfMemoryError" in run.stderr and str(Path(errors.__file__).parent) in run.stderr
 

@@ -16,7 +16,7 @@ import torch.accelerator
 import torch.cuda.nccl
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import labkit
+import virtualgpu
 from virtualgpu.driver import cuda
 
 WATCHED = (
@@ -70,13 +70,13 @@ def work() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def warm():
     """What torch itself remembers at a first use (caches, lazily imported submodules) is not ours: let it happen before."""
-    with labkit.use(gpus=2, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=2):
         work()
 
 
 def test_no_trace_after_a_with_block():
     before = fingerprint()
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=2, like="H200"):
         assert changed(before, fingerprint())
         work()
     assert not changed(before, fingerprint())
@@ -84,7 +84,7 @@ def test_no_trace_after_a_with_block():
 
 def test_no_trace_after_an_exception():
     before = fingerprint()
-    with pytest.raises(KeyError), labkit.use(gpus=2, virtual=True, quiet=True):
+    with pytest.raises(KeyError), virtualgpu.use(gpus=2):
         work()
         raise KeyError("mine")
     assert not changed(before, fingerprint())
@@ -94,9 +94,9 @@ def test_no_trace_after_a_failed_installation(monkeypatch):
     before = fingerprint()
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no kernels today"):
         patch.setattr(torch.library, "Library", lambda *args: (_ for _ in ()).throw(RuntimeError("no kernels today")))
-        labkit.use(gpus=1, virtual=True, quiet=True)
+        virtualgpu.use(gpus=1)
     assert not changed(before, fingerprint())
-    assert labkit.current() is None
+    assert virtualgpu.current() is None
 
 
 def names_in_source() -> set[str]:
@@ -107,7 +107,7 @@ def names_in_source() -> set[str]:
 
 
 def test_every_name_of_the_driver_is_served_or_refused_by_name():
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         answers = {name: getattr(torch._C, name, None) for name in names_in_source() | cuda.names_in_torch()}
         asked = {name: answer.__new__ if isinstance(answer, type) else answer for name, answer in answers.items()}
         assert not [name for name, function in asked.items() if not getattr(function, "__module__", "").startswith("virtualgpu.")]
@@ -116,7 +116,7 @@ def test_every_name_of_the_driver_is_served_or_refused_by_name():
 
 
 def test_a_tensor_of_a_machine_that_is_gone_raises():
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         x = torch.ones(3, device="cuda")
     with pytest.raises(RuntimeError, match="this virtual GPU is gone"):
         x + 1
@@ -128,7 +128,7 @@ def test_a_tensor_of_a_machine_that_is_gone_raises():
 def test_what_only_cycles_hold_is_freed_with_its_machine(values):
     gc.disable()
     try:
-        with labkit.use(gpus=1, virtual=True, values=values, quiet=True):
+        with virtualgpu.use(gpus=1, values=values):
             kept = torch.ones(3, device="cuda")
             kept.itself = kept
             cycle = weakref.ref(kept)
@@ -150,7 +150,7 @@ def test_without_memory_on_it_nothing_is_collected_when_it_goes():
     gc.disable()
     gc.callbacks.append(note)
     try:
-        with labkit.use(gpus=2, virtual=True, quiet=True):
+        with virtualgpu.use(gpus=2):
             (torch.ones(100, 100, device="cuda") @ torch.ones(100, 100, device="cuda")).sum().item()
         assert not collected
     finally:
@@ -159,7 +159,7 @@ def test_without_memory_on_it_nothing_is_collected_when_it_goes():
 
 
 def test_plain_tensors_and_threads_work_after_it():
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         x = torch.ones(3).cuda().cpu()
     seen = []
     thread = threading.Thread(target=lambda: seen.append((x + 1).tolist()))
@@ -171,9 +171,9 @@ def test_plain_tensors_and_threads_work_after_it():
 
 
 _FORKED = """
-import os, torch, labkit
+import os, torch, virtualgpu
 from virtualgpu.ops import gradients
-labkit.use(virtual=True, quiet=True)
+virtualgpu.use()
 torch.ones(3, device="cuda").sin()
 assert not gradients._ALONE  # found out by a backward
 x = torch.ones(3, requires_grad=True)

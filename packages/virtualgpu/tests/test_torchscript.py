@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from labkit.machine import real_gpus
 from virtualgpu.tensor import VirtualTensor
 
 
@@ -94,9 +93,9 @@ def test_a_script_names_devices():
 
 
 @pytest.mark.parametrize("move", ["x.cuda()", "x.to('cuda:0')", "x.to(torch.device('cuda'))"])
-def test_a_copy_to_a_gpu_inside_a_script_is_refused_where_there_is_none(move):
+def test_a_copy_to_a_gpu_inside_a_script_is_refused_where_there_is_none(used, move):
     unit = torch.jit.CompilationUnit(f"def moved(x):\n    return {move}\n")
-    if real_gpus():
+    if used.real_gpus:
         x = unit.moved(torch.ones(2))
         assert (type(x), x.device, x.tolist()) == (VirtualTensor, torch.device("cuda:0"), [1.0, 1.0])
         return

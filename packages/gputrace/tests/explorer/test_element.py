@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 
-import labkit
+import gputrace
 from gputrace import Trace
 from gputrace.events import SourceLine
 from gputrace.explorer import element
@@ -24,7 +24,7 @@ def packed(html: str, identity: str) -> bytes:
 
 @pytest.fixture
 def trace(machine) -> Trace:
-    with labkit.record(timeline=True) as trace:
+    with gputrace.record(timeline=True) as trace:
         torch.ones(1000, device="cuda")
     return trace
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-import labkit
+import gputrace
 from gputrace.events import ALLOC, CATEGORIES
 from gputrace.explorer import columns
 
@@ -15,7 +15,7 @@ def lane(told, name):
 
 
 def test_every_span_has_its_times_name_and_line(machine):
-    with labkit.record(timeline=True) as trace:
+    with gputrace.record(timeline=True) as trace:
         x = torch.randn(256, 256, device="cuda")
         y = x @ x
         y.sum().item()
@@ -33,7 +33,7 @@ def test_every_span_has_its_times_name_and_line(machine):
 
 
 def test_an_allocation_names_the_operator_that_it_was_for(machine):
-    with labkit.record(timeline=True) as trace:
+    with gputrace.record(timeline=True) as trace:
         x = torch.ones(256, 256, device="cuda")
         y = x + 1
         z = y @ x
@@ -54,7 +54,7 @@ def test_a_block_lies_where_it_lay_and_knows_who_made_and_freed_it(training):
 
 def test_what_was_there_before_is_there_from_the_start(machine):
     before = torch.ones(MIB, device="cuda")
-    with labkit.record(timeline=True) as trace:
+    with gputrace.record(timeline=True) as trace:
         del before
         after = torch.ones(2 * MIB, device="cuda")
     memory = columns.of(trace)["lanes"][-1]
@@ -73,7 +73,7 @@ def test_nothing_happened(trace_of):
 
 
 def test_both_ends_agree_on_how_many_there_are(machine):
-    with labkit.record(timeline=True) as trace:
+    with gputrace.record(timeline=True) as trace:
         for device in range(2):
             torch.ones(1000, device=f"cuda:{device}")
     told = columns.of(trace)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-import labkit
+import gputrace
 from gputrace import Trace
 
 
 @pytest.fixture
 def trace(machine):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         net = torch.nn.Linear(64, 64, device="cuda")
         net(torch.zeros(8, 64, device="cuda")).sum().backward()
     return trace
@@ -63,7 +63,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_a_snapshot_that_cannot_be_made_leaves_no_file(machine, tmp_path):
-    with labkit.record(max_events=1) as trace:
+    with gputrace.record(max_events=1) as trace:
         torch.zeros(1000, device="cuda")
     with pytest.raises(ValueError, match="events were lost"):
         trace.export_snapshot(tmp_path / "a.pickle")

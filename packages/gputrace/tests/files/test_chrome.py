@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-import labkit
+import gputrace
 from gputrace.files import archive as files
 from gputrace.files import chrome
 from gputrace.files.chrome import ENGINES
@@ -20,7 +20,7 @@ def trace(machine):
     """Two streams that wait for one another, copies of three kinds on two devices, and a race."""
     side = torch.cuda.Stream()
     pinned = torch.ones(1 << 20).pin_memory()
-    with pytest.warns(RaceWarning), labkit.record() as trace:
+    with pytest.warns(RaceWarning), gputrace.record() as trace:
         x = torch.ones(1 << 20, device="cuda")
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -143,7 +143,7 @@ def test_a_race_with_the_host_is_marked_at_the_launch(trace_of_work):
 @pytest.fixture
 def trace_of_work(machine):
     def make(work):
-        with labkit.record() as trace:
+        with gputrace.record() as trace:
             pass
         trace.execution = work
         trace.spans, trace.waits, trace.races = work.spans, work.waits, work.races
@@ -185,7 +185,7 @@ def test_idle_time_is_never_less_than_none(trace_of_work):
 
 def test_a_saved_trace_has_the_same_timeline(trace, tmp_path):
     trace.save(tmp_path / "trace.npz")
-    loaded = labkit.Trace.load(tmp_path / "trace.npz")
+    loaded = gputrace.Trace.load(tmp_path / "trace.npz")
     assert (loaded.busy(0), loaded.overlap(0), loaded.host_waited, loaded.races) == (
         trace.busy(0),
         trace.overlap(0),
@@ -196,8 +196,8 @@ def test_a_saved_trace_has_the_same_timeline(trace, tmp_path):
 
 
 def test_a_saved_trace_of_memory_alone_still_says_why(machine, tmp_path):
-    with labkit.record(timeline=False) as trace:
+    with gputrace.record(timeline=False) as trace:
         pass
     trace.save(tmp_path / "trace.npz")
     with pytest.raises(RuntimeError, match="asked for memory alone"):
-        labkit.Trace.load(tmp_path / "trace.npz").busy()
+        gputrace.Trace.load(tmp_path / "trace.npz").busy()

@@ -7,6 +7,7 @@ import types
 
 from gputrace.holders import roots
 from gputrace.holders.roots import Name, Roots, location, tool_of, variables
+from virtualgpu import front_end
 
 marked = ["a global of this module"]
 
@@ -57,7 +58,7 @@ def test_context_variables():
 
 
 def test_the_kit_and_pytest_are_tools():
-    assert tool_of(Roots()) == "labkit" and tool_of(vars(roots)) == "labkit"
+    assert tool_of(Roots()) == tool_of(vars(roots)) == front_end.name()
     assert tool_of(sys._getframe()) == "" and tool_of(globals()) == ""
     assert tool_of(object()) == "" and tool_of([]) == ""
     frame = sys._getframe()

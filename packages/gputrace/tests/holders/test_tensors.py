@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import labkit
+import virtualgpu
 from gputrace.holders.tensors import Census, alive, nbytes, shape_and_dtype
 
 pytestmark = pytest.mark.usefixtures("small_heap")
@@ -132,10 +132,10 @@ def test_a_checkpoint_is_not_recomputed():
 def test_it_warns_of_nothing_and_takes_no_time_on_the_gpu():
     x = torch.ones(4, device="cuda", requires_grad=True)
     y = (x * 2).relu()  # not a leaf: to ask for its gradient would warn
-    before = labkit.host_time(), torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    before = virtualgpu.host_time(), torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
     alive()
     Census(alive())
-    assert before == (labkit.host_time(), torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+    assert before == (virtualgpu.host_time(), torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
     assert y.requires_grad
 
 
@@ -174,10 +174,10 @@ def test_a_census_keeps_nothing_alive(no_collection):
 
 
 def test_a_machine_that_was_taken_away_holds_nothing():
-    labkit.use(None)
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    virtualgpu.use(None)
+    with virtualgpu.use(gpus=1):
         left = torch.ones(3, device="cuda")
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         x = torch.ones(3, device="cuda")
         assert left.untyped_storage().data_ptr() == x.data_ptr()
         (found,) = alive().storages.values()

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-import labkit
+import gputrace
+import virtualgpu
 from gputrace.oom.situation import situation_of
 from virtualgpu import hardware
 from virtualgpu.allocator.oom import size_text
@@ -20,7 +21,7 @@ CONTEXT = 126 * MiB  # of a virtual T4
 @pytest.fixture
 def card():
     """A GPU of 2 GiB."""
-    with labkit.use(gpus=2, memory="2GiB", like="T4", virtual=True, quiet=True) as used:
+    with virtualgpu.use(gpus=2, memory="2GiB", like="T4") as used:
         yield used
 
 
@@ -31,7 +32,7 @@ def take(mebibytes, device="cuda"):
 @contextlib.contextmanager
 def running_out(max_events=200_000):
     """Record a block that ends in an out-of-memory error."""
-    with pytest.raises(torch.OutOfMemoryError), labkit.record(max_events) as trace:
+    with pytest.raises(torch.OutOfMemoryError), gputrace.record(max_events) as trace:
         yield trace
 
 
@@ -44,7 +45,7 @@ def meanings(explanation):
 
 
 def test_no_error_no_explanation(card):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         take(1)
     assert trace.oom is None
 
@@ -86,7 +87,7 @@ def test_every_number_stands_in_the_message(card):
 
 
 def test_a_smaller_batch_is_advised_without_a_share_that_later_lines_would_refute():
-    with labkit.use(gpus=1, memory="2GiB", virtual=True, values=False, quiet=True), labkit.record() as trace:
+    with virtualgpu.use(gpus=1, memory="2GiB", values=False), gputrace.record() as trace:
         net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(12)]).cuda()
         with contextlib.suppress(torch.OutOfMemoryError):
             net(torch.empty(38_000, 1024, device="cuda"))  # of the last layer there is no room for the output
@@ -124,11 +125,11 @@ def test_a_gradient_of_parameters_does_not_shrink_with_the_batch():
         net(torch.randn(rows, 8192, device="cuda")).sum().backward()
 
     def advice(rows):
-        with labkit.record() as trace, contextlib.suppress(torch.OutOfMemoryError):
+        with gputrace.record() as trace, contextlib.suppress(torch.OutOfMemoryError):
             train_once(rows)
         return [remedy for remedy in trace.oom.remedies if "batch" in remedy]
 
-    with labkit.use(gpus=1, memory="2GiB", virtual=True, values=False, quiet=True):
+    with virtualgpu.use(gpus=1, memory="2GiB", values=False):
         (told,) = advice(64)
         assert told.startswith("A smaller batch alone would not do") and "does not shrink" in told
         assert advice(1)  # as it says
@@ -174,7 +175,7 @@ def test_fragmentation(card):
 )
 def test_settings_in_force_are_not_suggested(monkeypatch, setting, suggested):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
-    with labkit.use(gpus=1, memory="2GiB", virtual=True, quiet=True), running_out() as trace:
+    with virtualgpu.use(gpus=1, memory="2GiB"), running_out() as trace:
         kept = leave_holes() if suggested else [take(15) for _ in range(120)][::2]
         take(600)
     assert trace.oom.verdict == "fragmentation" and kept
@@ -267,7 +268,7 @@ def test_a_container_knows_this_process_by_another_number(card):
 def test_a_memory_limit(card, caught):
     """Known without the message that gives it, too: the GPU had room."""
     torch.cuda.set_per_process_memory_fraction(0.25)
-    with contextlib.suppress(torch.OutOfMemoryError), labkit.record() as trace:
+    with contextlib.suppress(torch.OutOfMemoryError), gputrace.record() as trace:
         kept = take(400)
         with contextlib.suppress(torch.OutOfMemoryError if caught else ()):
             take(200)
@@ -279,7 +280,7 @@ def test_a_memory_limit(card, caught):
 
 
 def test_an_error_caught_in_the_block(card):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         kept = [take(100) for _ in range(18)]
         with contextlib.suppress(torch.OutOfMemoryError):
             take(200)
@@ -291,7 +292,7 @@ def test_an_error_caught_in_the_block(card):
 
 
 def test_the_last_of_two_is_explained(card):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         for size, device in ((3000, "cuda:0"), (2500, "cuda:1")):
             with contextlib.suppress(torch.OutOfMemoryError):
                 take(size, device)
@@ -333,7 +334,7 @@ def test_a_stored_trace_explains_the_same(card, tmp_path):
         kept = leave_holes()
         take(600)
     trace.save(tmp_path / "trace.npz")
-    assert repr(labkit.Trace.load(tmp_path / "trace.npz").oom) == repr(trace.oom) and kept
+    assert repr(gputrace.Trace.load(tmp_path / "trace.npz").oom) == repr(trace.oom) and kept
 
 
 def test_as_html(card):
@@ -380,7 +381,7 @@ def test_on_a_real_gpu_fragmentation(small_share):
 
 @pytest.mark.gpu
 def test_on_a_real_gpu_another_stream(small_share):
-    with labkit.record() as trace:
+    with gputrace.record() as trace:
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             cached = take(1500)

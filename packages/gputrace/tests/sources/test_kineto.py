@@ -13,7 +13,7 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity
 
-import labkit
+import gputrace
 from gputrace.sources import kineto
 from gputrace.sources.kineto import KinetoSource
 
@@ -218,7 +218,7 @@ def test_kernel_time_of_each_stream_is_that_of_cuda_events():
         with torch.cuda.stream(stream):
             x @ x
     torch.cuda.synchronize()
-    with labkit.record(timeline=True) as trace:
+    with gputrace.record(timeline=True) as trace:
         marks = []
         for stream in streams:
             with torch.cuda.stream(stream):
@@ -242,7 +242,7 @@ def test_kernel_time_of_each_stream_is_that_of_cuda_events():
 def test_lines_copies_and_waits_on_a_real_gpu():
     pinned, side = torch.ones(64 << 20, dtype=torch.uint8).pin_memory(), torch.cuda.Stream()
     x = torch.ones(1 << 20, device="cuda")
-    with labkit.record(timeline=True) as trace:
+    with gputrace.record(timeline=True) as trace:
         y = x + x
         with torch.cuda.stream(side):
             z = pinned.to("cuda", non_blocking=True)
@@ -260,7 +260,7 @@ def test_lines_copies_and_waits_on_a_real_gpu():
 @pytest.mark.gpu
 def test_a_free_beside_a_timeline_belongs_to_the_line_that_allocated():
     x = torch.ones(1 << 20, device="cuda")
-    with labkit.record(timeline=True) as trace:
+    with gputrace.record(timeline=True) as trace:
         y = x + x
         del y
     assert {entry.line.text: entry.delta for entry in trace.lines()} == {"y = x + x": 0}
@@ -269,24 +269,24 @@ def test_a_free_beside_a_timeline_belongs_to_the_line_that_allocated():
 @pytest.mark.gpu
 def test_nested_recordings_and_the_users_profiler_on_a_real_gpu():
     x = torch.ones(1 << 20, device="cuda")
-    with labkit.record(timeline=True) as outer:
+    with gputrace.record(timeline=True) as outer:
         x + 1
-        with labkit.record(timeline=True) as inner:
+        with gputrace.record(timeline=True) as inner:
             x * 2
         x - 3
     assert [int((t.spans.kind == 0).sum()) for t in (outer, inner)] == [3, 1]
-    with labkit.record(timeline=True) as gave_way, torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as own:
+    with gputrace.record(timeline=True) as gave_way, torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as own:
         x + 1
         torch.cuda.synchronize()
     assert any(event.device_time > 0 for event in own.events()) and gave_way.no_timeline == kineto.GAVE_WAY
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]), labkit.record(timeline=True) as late:
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]), gputrace.record(timeline=True) as late:
         x + 1
     assert late.no_timeline == kineto.WAS_RUNNING and late.peak > 0
 
 
 @pytest.mark.gpu
 def test_memory_alone_starts_no_profiler():
-    with labkit.record(timeline=False) as trace:
+    with gputrace.record(timeline=False) as trace:
         assert kineto._session._profile is None
         torch.ones(8, device="cuda")
     assert "memory alone" in trace.no_timeline

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 import torch
 
-import labkit
+import gputrace
 from gputrace import events, phases
 from gputrace.events import SourceLine, StackTable
 from gputrace.sources.memory import CudaSource, _history
@@ -25,7 +25,7 @@ def fail(*args, **kwargs):
 def test_a_start_that_fails_leaves_nothing_listening(machine, monkeypatch):
     first, second = (gpu.allocator for gpu in hardware.machine().gpus)
     monkeypatch.setattr(second, "listen", fail)
-    with pytest.raises(ZeroDivisionError), labkit.record():
+    with pytest.raises(ZeroDivisionError), gputrace.record():
         pass
     assert first._listeners == () and phases._notes == [] and phases._undo is None
 
@@ -200,7 +200,7 @@ def test_phases_are_noted_only_once_there_is_a_clock(machine, monkeypatch):
         return look(*args)
 
     monkeypatch.setattr(module, "held", busy)
-    with labkit.record():
+    with gputrace.record():
         pass
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import labkit
+import virtualgpu
 from virtualgpu import hardware
 from virtualgpu.streams import lone_stream
 from virtualgpu.streams.race_reports import RaceWarning
@@ -13,7 +13,7 @@ from virtualgpu.streams.race_reports import RaceWarning
 @pytest.fixture(autouse=True)
 def world_of_its_own():
     """Races are found once in a machine."""
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         torch.cuda.init()
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
         yield
@@ -21,7 +21,7 @@ def world_of_its_own():
 
 
 def found() -> list[tuple[str, str, str]]:
-    return [(race.kind, race.first.name, race.second.name) for race in labkit.races()]
+    return [(race.kind, race.first.name, race.second.name) for race in virtualgpu.races()]
 
 
 @pytest.fixture(params=["one stream", "several streams"])
@@ -41,7 +41,7 @@ def test_a_result_that_nobody_waited_for_is_read_too_early():
     work.wait()
     assert (result + 0).tolist() == [1, 1, 1]
     assert found() == [("stale read", "all_gather", "add")]
-    assert labkit.races()[0].first.text == "work = dist.all_gather([result], x, async_op=True)"
+    assert virtualgpu.races()[0].first.text == "work = dist.all_gather([result], x, async_op=True)"
 
 
 @pytest.mark.usefixtures("streams")
@@ -84,7 +84,7 @@ def test_who_waits_on_another_stream_still_reads_the_old_values():
         read = result + 0
     torch.cuda.current_stream().wait_stream(side)
     assert [x.tolist() for x in (in_time, read, result + 0)] == [[1, 1, 1], [5, 5, 5], [1, 1, 1]]
-    assert len(labkit.races()) == 1
+    assert len(virtualgpu.races()) == 1
 
 
 @pytest.mark.usefixtures("streams")
@@ -123,7 +123,7 @@ def test_what_was_waited_for_is_no_race(wait):
         del work
     x.add_(1)
     y.add_(1)
-    assert not labkit.races()
+    assert not virtualgpu.races()
 
 
 def test_the_root_of_a_broadcast_may_read_at_once():
@@ -131,7 +131,7 @@ def test_the_root_of_a_broadcast_may_read_at_once():
     work = dist.broadcast(x, 0, async_op=True)
     x + 1
     work.wait()
-    assert not labkit.races()
+    assert not virtualgpu.races()
 
 
 def test_parts_that_lie_beside_each_other_do_not_race():
@@ -140,7 +140,7 @@ def test_parts_that_lie_beside_each_other_do_not_race():
     x[:4].add_(1)
     x[8:].add_(1)
     work.wait()
-    assert not labkit.races()
+    assert not virtualgpu.races()
 
 
 def test_a_program_that_stays_on_a_stream_of_its_own_is_looked_at_while_a_collective_is_under_way(monkeypatch):

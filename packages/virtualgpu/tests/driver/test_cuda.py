@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import labkit
+import virtualgpu
 from virtualgpu import errors, hardware
 
 
@@ -21,7 +21,7 @@ def used(machine):
 
 def fresh():
     """A machine that nothing has initialised."""
-    return labkit.use(gpus=2, like="H200", virtual=True, quiet=True)
+    return virtualgpu.use(gpus=2, like="H200")
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,13 @@ import pynvml
 import pytest
 import torch
 
-import labkit
-from labkit import nvidia
-from virtualgpu import hardware
+import virtualgpu
 from virtualgpu.driver import nvml
 
 
 @pytest.fixture
 def two():
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=2, like="H200"):
         pynvml.nvmlInit()
         yield [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
 
@@ -85,7 +83,7 @@ def test_what_is_not_served_never_reaches_the_library(two):
 
 
 def test_it_must_be_started():
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         with pytest.raises(pynvml.NVMLError_Uninitialized):
             pynvml.nvmlDeviceGetCount()
         pynvml.nvmlInit()
@@ -96,14 +94,8 @@ def test_it_must_be_started():
 
 def test_the_real_module_comes_back():
     before = dict(vars(pynvml))
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         assert pynvml.nvmlInit is not before["nvmlInit"]
     assert {name: value for name, value in vars(pynvml).items() if name.startswith("nvml")} == {
         name: value for name, value in before.items() if name.startswith("nvml")
     }
-
-
-def test_labkit_reads_the_virtual_gpus_too(two):
-    answer = nvidia.ask_nvml()
-    assert [gpu.name for gpu in answer.gpus] == ["NVIDIA H200"] * 2
-    assert answer.gpus[0].memory == hardware.machine().total_memory

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import labkit
-from labkit import nvidia
+import virtualgpu
 from virtualgpu import hardware
 from virtualgpu.driver import nvml, smi
 
@@ -22,7 +21,7 @@ TOOLS = json.loads((Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.
 
 @pytest.fixture
 def one():
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         yield hardware.machine().gpus[0]
 
 
@@ -89,18 +88,10 @@ def test_mistakes_are_told(command, status, words, one):
 
 
 def test_a_gpu_can_be_chosen():
-    with labkit.use(gpus=3, like="T4", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=3, like="T4"):
         assert run("nvidia-smi -i 1,2 --query-gpu=index,name --format=csv,noheader").stdout == "1, Tesla T4\n2, Tesla T4\n"
         assert run("nvidia-smi --id=0 -L").stdout.startswith("GPU 0: Tesla T4 (UUID: GPU-")
         assert "PHB" in run("nvidia-smi topo -m").stdout.splitlines()[1]
-
-
-def test_gputil_shows_its_table(one, capsys):
-    GPUtil = nvidia.gputil()
-    (gpu,) = GPUtil.getGPUs()
-    assert (gpu.id, gpu.name, gpu.load, gpu.memoryTotal) == (0, "NVIDIA H200", 0, 143156)
-    GPUtil.showUtilization()
-    assert capsys.readouterr().out == "| ID | GPU | MEM |\n------------------\n|  0 |  0% |  0% |\n"
 
 
 def test_a_child_asks_its_parent(one):
@@ -128,7 +119,7 @@ def test_a_child_of_multiprocessing_asks_its_parent_and_leaves_no_folder_when_ki
 
 def test_nothing_stays_behind():
     path, program = os.environ["PATH"], shutil.which("nvidia-smi")
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         folder = Path(shutil.which("nvidia-smi")).parent
         address = os.environ[smi.ADDRESS]
     assert (os.environ["PATH"], shutil.which("nvidia-smi")) == (path, program)
@@ -140,7 +131,7 @@ def test_nothing_stays_behind():
 
 @pytest.mark.slow
 def test_a_process_that_ends_leaves_no_folder():
-    program = "import labkit, shutil; labkit.use(1, virtual=True, quiet=True); print(shutil.which('nvidia-smi'))"
+    program = "import shutil, virtualgpu; virtualgpu.use(1); print(shutil.which('nvidia-smi'))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not Path(answer.stdout.strip()).parent.exists()
 

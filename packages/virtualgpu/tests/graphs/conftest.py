@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import labkit
+import virtualgpu
 
 
 @pytest.fixture
-def graphed() -> Iterator[labkit.machine.MachineInUse]:
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True) as machine:
+def graphed() -> Iterator[virtualgpu.VirtualGPUs]:
+    with virtualgpu.use(gpus=2, like="H200") as machine:
         torch.cuda.init()
         yield machine
         torch.cuda.set_stream(torch.cuda.default_stream(0))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-import labkit
-from labkit.machine import MachineInUse
+import virtualgpu
+from virtualgpu import VirtualGPUs
 
 pytestmark = pytest.mark.usefixtures("graphed")
 
@@ -60,7 +60,7 @@ def test_make_graphed_callables() -> None:
     assert torch.equal(model(x), graphed(x))
 
 
-def test_a_replay_is_one_launch_and_the_time_of_the_kernels(graphed: MachineInUse) -> None:
+def test_a_replay_is_one_launch_and_the_time_of_the_kernels(graphed: VirtualGPUs) -> None:
     x, many = torch.ones(1 << 20, device="cuda"), 50
 
     def add() -> torch.Tensor:
@@ -75,11 +75,11 @@ def test_a_replay_is_one_launch_and_the_time_of_the_kernels(graphed: MachineInUs
     times = []
     for run in (add, graph.replay):
         torch.cuda.synchronize()
-        start = labkit.host_time()
+        start = virtualgpu.host_time()
         run()
-        launched = labkit.host_time()
+        launched = virtualgpu.host_time()
         torch.cuda.synchronize()
-        times.append((launched - start, labkit.host_time() - launched))
+        times.append((launched - start, virtualgpu.host_time() - launched))
     (eager, _), (replayed, waited) = times
     assert replayed < eager / many * 2
     assert waited > 10 * replayed
@@ -136,7 +136,7 @@ def test_the_cache_is_not_emptied_during_a_capture() -> None:
     assert x[0].item() == 2
 
 
-def test_what_a_graph_writes_is_raced_for(graphed: MachineInUse) -> None:
+def test_what_a_graph_writes_is_raced_for(graphed: VirtualGPUs) -> None:
     x, graph, side = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph):
         y = x + 1

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import DataLoader, Dataset
 
-import labkit
+import virtualgpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
 
@@ -30,8 +30,8 @@ def test_when_a_worker_is_done_takes_no_host_time():
     """A batch that comes early is received while another is waited for."""
 
     def times(seconds: float) -> list[float]:
-        with labkit.use(gpus=1, virtual=True, quiet=True):
-            return [labkit.host_time() for _ in DataLoader(Samples(seconds), batch_size=1, num_workers=2)]
+        with virtualgpu.use(gpus=1):
+            return [virtualgpu.host_time() for _ in DataLoader(Samples(seconds), batch_size=1, num_workers=2)]
 
     early, late = times(0), times(0.5)
     assert early == late
@@ -39,7 +39,7 @@ def test_when_a_worker_is_done_takes_no_host_time():
 
 @pytest.mark.parametrize("starts", ["fork", "spawn"])
 def test_in_a_forked_worker_no_operator_is_looked_at(starts):
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         torch.cuda.init()
         here = len(_get_current_dispatch_mode_stack())
         [batch] = DataLoader(Samples(), batch_size=8, num_workers=1, multiprocessing_context=starts)
@@ -52,7 +52,7 @@ class OnTheGpu(Samples):
 
 
 def test_a_forked_worker_still_has_no_gpu():
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         torch.cuda.init()
         with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
             list(DataLoader(OnTheGpu(), num_workers=1, multiprocessing_context="fork"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import labkit
+import virtualgpu
 from virtualgpu import profiles
 
 H200 = profiles.load("H200")
@@ -16,7 +16,7 @@ LAUNCH = H200.launch_seconds
 
 @pytest.fixture
 def machine():
-    with labkit.use(gpus=4, like="H200", virtual=True, quiet=True, values=False) as used:
+    with virtualgpu.use(gpus=4, like="H200", values=False) as used:
         torch.cuda.init()
         yield used
 
@@ -24,9 +24,9 @@ def machine():
 def host_seconds(work) -> float:
     """Of the second of two runs: the first fills caches."""
     work()
-    start = labkit.host_time()
+    start = virtualgpu.host_time()
     work()
-    return labkit.host_time() - start
+    return virtualgpu.host_time() - start
 
 
 def wall_seconds(work) -> float:
@@ -71,7 +71,7 @@ def test_what_is_taken_away_leaves_no_trace():
         return [torch._C._get_tracing_state, getattr(torch._C, "_is_tracing", None), nn.Module._replicate_for_data_parallel]
 
     before = found()
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         assert sum(now is not then for now, then in zip(found(), before, strict=True)) == 2
     assert found() == before
 
@@ -107,11 +107,11 @@ def test_freeing_waits_for_the_gpu(machine):
     x = torch.randn(8192, 8192, device="cuda")
     torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
-    start = labkit.host_time()
+    start = virtualgpu.host_time()
     x @ x
-    launched = labkit.host_time() - start
+    launched = virtualgpu.host_time() - start
     torch.cuda.empty_cache()
-    assert launched < 1e-3 < 2e-2 < labkit.host_time() - start
+    assert launched < 1e-3 < 2e-2 < virtualgpu.host_time() - start
 
 
 def test_replicas_take_time_by_module_and_tensor(machine):

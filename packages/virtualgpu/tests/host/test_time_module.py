@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import labkit
+import virtualgpu
 from virtualgpu.clock.machine_clock import Clock, StreamTime
 from virtualgpu.host import time_module
 from virtualgpu.host.time_module import EPOCH, READ_SECONDS
@@ -101,7 +101,7 @@ def test_the_real_clocks_come_back():
 
 
 def test_who_sleeps_between_questions_to_an_event_waits_for_it():
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         done, asked = torch.cuda.Event(), 0
         torch.cuda._sleep(10**8)  # 50 ms
         done.record()
@@ -118,7 +118,7 @@ def test_a_librarys_thread_that_sleeps_holds_nobody_up():
     source = "def pause(stop, times):\n    while not stop.is_set():\n        time.sleep(0.2)\n        times.append(1)"
     library: dict[str, Any] = {"time": time}
     exec(compile(source, f"{sysconfig.get_path('purelib')}/bar.py", "exec"), library)
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1):
         x, stop, times = torch.ones(1, device="cuda"), threading.Event(), []
         thread = threading.Thread(target=library["pause"], args=(stop, times))
         thread.start()

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-import labkit
+import virtualgpu
 
 
 def asked(work: Callable[[], Any], backward: bool = False, like: str = "H200", setup: Callable[[], Any] | None = None) -> list[str]:
     """Sizes of allocations ("+4") and frees ("-4") in order, of `work` or of the backward of its result; `setup` makes its argument."""
-    with labkit.use(gpus=1, like=like, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like=like):
         inputs = () if setup is None else (setup(),)
         if not backward:
             return recorded(lambda: work(*inputs))[1]

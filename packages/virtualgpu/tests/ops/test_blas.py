@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import labkit
+import virtualgpu
 from virtualgpu.ops.blas import copied_bytes, workspace_bytes, workspace_lt_bytes
 
 from .asked import asked, recorded
@@ -21,7 +21,7 @@ def matrix(*shape: int) -> torch.Tensor:
 
 def test_a_product_asks_after_its_output_and_once():
     assert asked(lambda: matrix(512, 300) @ matrix(300, 200))[2:] == ["+409600", CUBLAS]
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         x = matrix(8, 8)
         first, second = x @ x, recorded(lambda: x @ x)[1]
         assert second == ["+256"]
@@ -48,7 +48,7 @@ def test_a_factor_with_gaps_is_copied():
 
 def test_threads_and_streams():
     """Another stream: another workspace. A thread takes the handle that the last one gave back, with its workspaces."""
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         x = torch.randn(4, 4, device="cuda")
 
         def product() -> list[str]:
@@ -89,7 +89,7 @@ def test_the_bias_of_a_layer_whose_input_has_gaps_is_added_in_place():
     assert got.count("+640") == 1  # the output, of 5 x 4 x 8 float32
     x, layer = torch.randn(5, 4, 6).transpose(0, 1), torch.nn.Linear(6, 8)
     expected = layer(x).detach()
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         layer = layer.cuda()
         y = layer(x.cuda())
         y.sum().backward()

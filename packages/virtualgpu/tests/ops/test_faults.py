@@ -9,7 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import labkit
+import virtualgpu
 from virtualgpu import errors
 from virtualgpu.ops import call
 
@@ -20,7 +20,7 @@ AcceleratorError = errors.AcceleratorError
 
 @pytest.fixture(autouse=True)
 def one_gpu():
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=2, like="H200"):
         yield
 
 
@@ -115,8 +115,8 @@ def test_a_new_machine_has_a_working_gpu():
     fail()
     with pytest.raises(AcceleratorError):
         torch.cuda.synchronize()
-    labkit.use(None)
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+    virtualgpu.use(None)
+    with virtualgpu.use(gpus=2, like="H200"):
         assert torch.ones(2, device="cuda").sum().item() == 2
 
 

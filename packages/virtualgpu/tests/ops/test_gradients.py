@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-import labkit
+import virtualgpu
 from virtualgpu.ops import gradients
 
 from .asked import asked
@@ -19,7 +19,7 @@ def test_two_branches_meet_in_place():
 
 
 def test_a_gradient_that_another_holds_is_left_alone():
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         x = torch.ones(4, device="cuda", requires_grad=True)
         y = x * 2
         y.retain_grad()
@@ -32,7 +32,7 @@ def test_a_gradient_that_another_holds_is_left_alone():
 
 def test_a_square_has_two_gradients_of_one_node():
     x = torch.ones(4)
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         y = x.cuda().requires_grad_()
         (y * y).sum().backward()
         assert y.grad.tolist() == [2.0] * 4
@@ -51,11 +51,11 @@ def first_of_two_sums():
 
 @pytest.mark.parametrize("first", [first_by_grad, first_of_two_sums])
 def test_references_are_counted_before_the_first_backward_wherever_it_runs(first, monkeypatch):
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         first()
         once = gradients._ALONE[:], torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
     monkeypatch.setattr(gradients, "_ALONE", [])
-    with torch.inference_mode(), labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with torch.inference_mode(), virtualgpu.use(gpus=1, like="H200"):
         assert gradients._ALONE == [] and torch.cuda.memory_allocated() == 0
         with torch.inference_mode(False):
             first()

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import labkit
 import virtualgpu
 from virtualgpu.ops import without_values
 
@@ -48,7 +47,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 def memory_of_training(make: Callable[[], tuple[nn.Module, torch.Tensor]], values: bool) -> list[int]:
     """Bytes allocated after each part of two training steps, and the peak."""
     found = []
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True, values=values):
+    with virtualgpu.use(gpus=1, like="H200", values=values):
         model, x = make()
         model, x, k = model.cuda(), x.cuda(), torch.randint(10, (4,)).cuda()
         optimizer = torch.optim.Adam(model.parameters())
@@ -74,7 +73,7 @@ def test_training_takes_the_same_memory_with_values_and_without(name):
 
 @pytest.fixture
 def no_values():
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True, values=False) as used:
+    with virtualgpu.use(gpus=2, like="H200", values=False) as used:
         yield used
 
 
@@ -95,7 +94,7 @@ def test_reading_says_that_the_values_were_not_kept(no_values, read):
 def test_a_checkpoint_has_nan_where_a_copy_to_the_host_has_it():
     """A training script that only measures saves its model all the same."""
     file = io.BytesIO()
-    with labkit.use(gpus=1, virtual=True, quiet=True) as used, used.without_values():
+    with virtualgpu.use(gpus=1) as used, used.without_values():
         state = {"weight": torch.randn(3, device="cuda"), "half": torch.randn(5, device="cuda").half(), "step": torch.randn(2)}
         torch.save(state, file)
         known = state["step"].tolist()
@@ -281,7 +280,7 @@ def test_an_output_that_is_given_gets_its_size(no_values):
 
 
 def test_a_number_that_is_not_known_is_nan_where_copies_bring_nan():
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True) as used, used.without_values():
+    with virtualgpu.use(gpus=1, like="H200") as used, used.without_values():
         x = torch.randn(3, device="cuda")
         assert x.sum().item() != x.sum().item()
         with pytest.raises(RuntimeError, match=NOT_KEPT):
@@ -323,8 +322,8 @@ def test_a_module_can_be_copied(no_values):
 
 
 BEYOND_THE_BUDGET = """
-import torch, labkit
-labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
+import torch, virtualgpu
+virtualgpu.use(gpus=1, like="H200")
 small = torch.arange(5.0, device="cuda")
 kept = []
 for step in range(1, 11):
@@ -356,7 +355,7 @@ def test_four_gigabytes_on_the_gpu_in_little_host_memory():
 
 
 def test_inference_without_values():
-    with labkit.use(gpus=1, values=False, quiet=True), torch.inference_mode():
+    with virtualgpu.use(gpus=1, values=False), torch.inference_mode():
         x = torch.ones(8, 4, device="cuda").to(torch.float64)
         assert torch.nn.functional.layer_norm(x, (4,)).reshape(-1).shape == (32,)
 
@@ -372,20 +371,20 @@ def test_a_grouped_product_has_its_shape_and_memory(dtype):
 
     answers = []
     for values in (True, False):
-        with labkit.use(gpus=1, like="H200", virtual=True, quiet=True, values=values):
+        with virtualgpu.use(gpus=1, like="H200", values=values):
             answers.append(run())
     assert answers[0] == answers[1]
 
 
 def test_ctc_loss_goes_back():
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True, values=False):
+    with virtualgpu.use(gpus=1, like="H200", values=False):
         scores = torch.zeros(8, 3, 5, device="cuda", requires_grad=True)
         F.ctc_loss(scores, torch.ones(3, 2, dtype=torch.int64, device="cuda"), [8, 8, 8], [2, 2, 2]).backward()
         assert scores.grad is not None and scores.grad.shape == scores.shape
 
 
 def test_a_sparse_gradient_is_refused_by_name():
-    with labkit.use(gpus=1, values=False, quiet=True):
+    with virtualgpu.use(gpus=1, values=False):
         bag = nn.EmbeddingBag(5000, 80, mode="sum", sparse=True, device="cuda")
         bags = bag(torch.arange(2000, device="cuda"), torch.arange(1000, device="cuda"))
         with pytest.raises(NotImplementedError, match="a sparse result of tensors whose values were not kept is not served"):
@@ -540,7 +539,7 @@ def test_numbers_that_the_host_reads_are_made_up(reads):
 
 
 def test_a_process_that_is_started_afresh_copies_nan_to_the_host_too(tmp_path):
-    """As the process does that starts it: `labkit run --no-values`, and a loss that is printed."""
+    """As the process does that starts it: `virtualgpu run --no-values`, and a loss that is printed."""
     script = tmp_path / "train.py"
     script.write_text(
         "import subprocess, sys, torch, torch.multiprocessing as mp\n"
@@ -552,6 +551,6 @@ def test_a_process_that_is_started_afresh_copies_nan_to_the_host_too(tmp_path):
         "    line = 'import torch; print(torch.randn(3, device=\"cuda\").sum().item())'\n"
         "    subprocess.run([sys.executable, '-c', line], check=True)\n"
     )
-    command = [sys.executable, "-m", "labkit", "run", "--no-values", str(script)]
+    command = [sys.executable, "-m", "virtualgpu", "run", "--no-values", str(script)]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.stdout.split() == ["nan"] * 3, ended.stderr

@@ -247,7 +247,10 @@ def model(tmp_path_factory) -> dict[str, float]:
     options = ["--gpus", "1", "--like", "H200", "--virtual-time", "--no-values"]
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     subprocess.run(
-        [sys.executable, "-m", "labkit", "run", *options, str(TIMING / "kernels.py"), str(output)], check=True, env=environment, timeout=200
+        [sys.executable, "-m", "virtualgpu", "run", *options, str(TIMING / "kernels.py"), str(output)],
+        check=True,
+        env=environment,
+        timeout=200,
     )
     return json.loads(output.read_text(encoding="utf-8"))["milliseconds"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import labkit
+import virtualgpu
 from virtualgpu.processes import sharing
 
 HERE = Path(__file__).parent
@@ -96,7 +96,7 @@ def _without_hidden_gpus() -> dict[str, str]:
 
 def run(names: tuple[str, ...], real: bool) -> tuple[dict, list[str]]:
     """What the programs saw, one after the other in one process, and the lines of stderr."""
-    command = [sys.executable, *(() if real else ("-m", "labkit", "run", "--gpus", "2", "--like", "H200"))]
+    command = [sys.executable, *(() if real else ("-m", "virtualgpu", "run", "--gpus", "2", "--like", "H200"))]
     environment = os.environ if real else _without_hidden_gpus()
     result = subprocess.run(
         [*command, HERE / "sharing_programs.py", *names],
@@ -139,12 +139,12 @@ def test_processes_see_the_same_on_a_real_gpu(group):
 # Of virtual GPUs alone
 
 
-def labkit_run(tmp_path: Path, code: str, *options: str, **environment: str) -> subprocess.Popen:
-    """A program under `labkit run`, whose processes are a group of their own."""
+def run_script(tmp_path: Path, code: str, *options: str, **environment: str) -> subprocess.Popen:
+    """A program under `virtualgpu run`, whose processes are a group of their own."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(code))
     return subprocess.Popen(
-        [sys.executable, "-m", "labkit", "run", *options, path],
+        [sys.executable, "-m", "virtualgpu", "run", *options, path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -183,7 +183,7 @@ WITHOUT_VALUES = """
 
 @pytest.mark.slow
 def test_without_values_shapes_and_memory_are_sent(tmp_path):
-    with labkit_run(tmp_path, WITHOUT_VALUES, "--no-values") as process:
+    with run_script(tmp_path, WITHOUT_VALUES, "--no-values") as process:
         output, complaints = process.communicate(timeout=280)
     assert output.splitlines() == [
         f"{[torch.Size([3, 1 << 20]), (1, 3), True, 0, ['nan', 'nan']]}",
@@ -216,7 +216,7 @@ WITH_FEW_VALUES = """
 
 @pytest.mark.slow
 def test_values_that_were_too_large_to_keep_are_not_sent(tmp_path):
-    with labkit_run(tmp_path, WITH_FEW_VALUES, LABKIT_HOST_BUDGET="100000") as process:
+    with run_script(tmp_path, WITH_FEW_VALUES, LABKIT_HOST_BUDGET="100000") as process:
         output, complaints = process.communicate(timeout=280)
     assert output == "writing values that were not kept into a tensor that another process sees [1.0, 1.0]\n", complaints
 
@@ -236,7 +236,7 @@ FROM_A_LOADER = """
 
 @pytest.mark.slow
 def test_a_loader_s_workers_make_batches_on_the_gpu(tmp_path):
-    with labkit_run(tmp_path, FROM_A_LOADER) as process:
+    with run_script(tmp_path, FROM_A_LOADER) as process:
         output, complaints = process.communicate(timeout=280)
     assert output == "[[0.0, 0.0], [1.0, 1.0]] cuda:0 0\n[[2.0, 2.0], [3.0, 3.0]] cuda:0 0\n", complaints
 
@@ -262,32 +262,16 @@ HOLDING = """
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder")
 def test_killed_processes_leave_no_shared_memory(tmp_path):
-    with labkit_run(tmp_path, HOLDING) as process:
+    with run_script(tmp_path, HOLDING) as process:
         child = int(process.stdout.readline())
         os.killpg(process.pid, signal.SIGKILL)
     names = os.listdir("/dev/shm")
     assert not [name for name in names if "labkit" in name or f"_{process.pid}_" in name or f"_{child}_" in name]
 
 
-def free_here() -> int:
-    import torch
-
-    torch.ones(1, device="cuda:1")
-    return torch.cuda.mem_get_info(1)[0]
-
-
-@pytest.mark.slow
-def test_an_isolated_function_sees_what_this_process_holds():
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
-        context = torch.cuda.get_device_properties(1).total_memory - torch.cuda.mem_get_info(1)[0]
-        held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:1")
-        assert labkit.isolated(free_here).value == torch.cuda.mem_get_info(1)[0] - context - (2 << 20)
-        assert held.nbytes == torch.cuda.memory_reserved(1)
-
-
 @pytest.fixture
 def two():
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=2, like="H200"):
         yield
 
 

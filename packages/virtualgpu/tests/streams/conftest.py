@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import labkit
+import virtualgpu
 
 
 @pytest.fixture
-def raced() -> Iterator[labkit.machine.MachineInUse]:
+def raced() -> Iterator[virtualgpu.VirtualGPUs]:
     """A machine of the test's own: one stream more, and races are looked for to its end."""
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True) as machine:
+    with virtualgpu.use(gpus=2, like="H200") as machine:
         torch.cuda.init()
         yield machine
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import labkit
+import virtualgpu
 
 RACES = pytest.mark.filterwarnings("ignore::virtualgpu.streams.race_reports.RaceWarning")
 
@@ -13,4 +13,4 @@ def here() -> torch.cuda.Stream:
 
 
 def kinds() -> list[str]:
-    return [race.kind for race in labkit.races()]
+    return [race.kind for race in virtualgpu.races()]

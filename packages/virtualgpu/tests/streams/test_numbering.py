@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import labkit
+import virtualgpu
 from virtualgpu.streams.numbering import POOL_STREAMS, StreamPool, priority_of, raw_stream, stream_name
 
 
@@ -43,5 +43,5 @@ def test_torch_gets_them(fresh_gpus):
 
 @pytest.fixture
 def fresh_gpus():
-    with labkit.use(gpus=2, virtual=True, quiet=True):
+    with virtualgpu.use(gpus=2):
         yield

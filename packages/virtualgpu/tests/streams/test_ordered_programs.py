@@ -8,13 +8,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-import labkit
+import virtualgpu
 from virtualgpu.streams.race_reports import OVERWRITTEN, STALE
 
 
 @pytest.fixture(autouse=True)
 def used():
-    with labkit.use(gpus=4, like="H200", virtual=True, quiet=True) as machine:
+    with virtualgpu.use(gpus=4, like="H200") as machine:
         torch.cuda.Stream()  # from here on every operator is watched
         torch.manual_seed(0)
         yield machine
@@ -41,7 +41,7 @@ def test_data_parallel_fed_from_the_host():
     optimizer = torch.optim.AdamW(net.parameters())
     for x, y in batches():
         train_on(nn.DataParallel(net), optimizer, x, y.cuda(non_blocking=True))
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 def prefetched(loader: DataLoader, waits: bool = True, records: bool = True) -> Iterator[list[torch.Tensor]]:
@@ -78,19 +78,19 @@ def train_with(loader: Iterator[list[torch.Tensor]]) -> float:
 
 def test_a_prefetcher():
     train_with(prefetched(batches()))
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 @pytest.mark.filterwarnings("ignore::virtualgpu.streams.race_reports.RaceWarning")
 def test_a_prefetcher_that_does_not_wait_reads_stale_batches():
     train_with(prefetched(batches(), waits=False))
-    assert {race.kind for race in labkit.races()} >= {STALE}
+    assert {race.kind for race in virtualgpu.races()} >= {STALE}
 
 
 @pytest.mark.filterwarnings("ignore::virtualgpu.streams.race_reports.RaceWarning")
 def test_a_prefetcher_that_records_no_stream_overwrites_what_is_read():
     train_with(prefetched(batches(128), records=False))
-    assert {race.kind for race in labkit.races()} == {OVERWRITTEN}
+    assert {race.kind for race in virtualgpu.races()} == {OVERWRITTEN}
 
 
 def test_a_pipeline_over_two_gpus():
@@ -108,7 +108,7 @@ def test_a_pipeline_over_two_gpus():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 @pytest.mark.parametrize("extras", [False, True], ids=["plain", "with autocast and checkpoint"])
@@ -129,7 +129,7 @@ def test_training_on_a_stream_of_its_own(extras):
             scaler.update()
     torch.cuda.current_stream().wait_stream(stream)
     assert loss.isfinite().item()
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 def test_two_branches_on_two_streams():
@@ -146,7 +146,7 @@ def test_two_branches_on_two_streams():
         (a + b).sum().backward()
         x.record_stream(side)
         b.record_stream(here)
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 def test_results_brought_to_the_host_behind_the_work():
@@ -158,4 +158,4 @@ def test_results_brought_to_the_host_behind_the_work():
         if step:
             events[step - 1].synchronize()
             assert arrived[step - 1].item() == 10 * (step - 1)
-    assert labkit.races() == []
+    assert virtualgpu.races() == []

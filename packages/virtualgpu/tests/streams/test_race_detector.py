@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._C import _DisableTorchDispatch
 
-import labkit
+import virtualgpu
 from virtualgpu import hardware
 from virtualgpu.streams.race_reports import BOTH_WRITE, OVERWRITTEN, STALE, RaceWarning
 
@@ -75,7 +75,7 @@ def test_and_right_once_the_stream_waits(side):
         b = torch.sum(a)
     torch.cuda.synchronize()
     assert b.item() == a.sum().item() != 0.0
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 ORDERS = {
@@ -104,7 +104,7 @@ def test_every_kind_of_order_serves(side, order):
         b = a.sum()
     torch.cuda.synchronize()
     assert b.item() == 3000
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 @RACES
@@ -154,7 +154,7 @@ def test_parts_of_a_tensor_are_memory_of_their_own(side):
         total = a[4:, 1::2].sum()
     torch.cuda.synchronize()
     assert total.item() == 2 * 16
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 @RACES
@@ -184,7 +184,7 @@ def test_what_an_operator_has_just_made_races_with_nobody(side, make):
     """These resize what they write to, so that its memory is new and written at once."""
     torch.ones(1000, device="cuda").mul_(2)
     made = make()
-    assert made.sum().item() == made.cpu().sum().item() and labkit.races() == []
+    assert made.sum().item() == made.cpu().sum().item() and virtualgpu.races() == []
 
 
 # A reader after the next writer
@@ -225,7 +225,7 @@ def test_a_freed_block_that_another_stream_still_reads(side):
 
 def test_and_once_its_stream_is_recorded(side):
     assert freed_while_read(side, recorded=True) == 2000
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 @RACES
@@ -249,7 +249,7 @@ def test_a_freed_block_that_is_reused_in_order(side):
         here().wait_stream(side)
         del x
         assert y.item() == 1000
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 # What is told
@@ -260,7 +260,7 @@ def test_a_race_names_both_lines(side):
     with torch.cuda.stream(side), pytest.warns(RaceWarning, match="mul_.*sum|sum.*mul_") as told:
         a.sum()
         a.sum()  # another line, another race
-    first, second = labkit.races()
+    first, second = virtualgpu.races()
     assert first.first.text.startswith("a = torch.ones") and first.second.text == "a.sum()"
     assert first.first.line.startswith("test_race_detector.py:") and first.first.line != first.second.line != second.second.line
     assert told[0].filename == __file__ and str(told[0].lineno) == first.second.line.split(":")[1]
@@ -274,19 +274,19 @@ def test_the_same_two_lines_are_told_once(side):
         kept.append(torch.ones(10, device="cuda").mul_(2))
         with torch.cuda.stream(side):
             kept[-1].sum()
-    assert len(labkit.races()) == 1
+    assert len(virtualgpu.races()) == 1
 
 
 def test_races_without_a_virtual_machine():
-    labkit.use(None)
+    virtualgpu.use(None)
     with pytest.raises(RuntimeError, match="virtual"):
-        labkit.races()
+        virtualgpu.races()
 
 
 @RACES
 def test_without_values_races_are_told_too():
-    labkit.use(None)
-    with labkit.use(gpus=1, virtual=True, values=False, quiet=True):
+    virtualgpu.use(None)
+    with virtualgpu.use(gpus=1, values=False):
         stream = torch.cuda.Stream()
         a = torch.empty(10_000, 10_000, device="cuda").normal_()
         with torch.cuda.stream(stream):
@@ -338,7 +338,7 @@ def test_operands_on_two_devices_are_refused_before_anybody_looks_for_races(side
     with warnings.catch_warnings(), pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         warnings.simplefilter("error")
         y @ x
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 def test_what_was_loaded_from_a_file_can_be_written_to():
@@ -386,9 +386,9 @@ def test_who_watches_hears_of_races_that_were_found_before(side):
         torch.cuda.synchronize()
 
     race()
-    before = len(labkit.races())
+    before = len(virtualgpu.races())
     with hardware.machine().races.watched() as found:
         race()
         race()
     race()
-    assert len(found) == 1 and len(labkit.races()) == before
+    assert len(found) == 1 and len(virtualgpu.races()) == before

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import labkit
+import virtualgpu
 from virtualgpu.streams.race_reports import Races, RaceWarning
 
 LENGTH = 512  # elements of a tensor: a block of its own
@@ -21,7 +21,7 @@ STREAMS, TENSORS, EVENTS = range(4), range(2), range(2)  # streams 0 to 2 on cud
 
 @pytest.fixture(scope="module", autouse=True)
 def used():
-    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=2, like="H200"):
         yield
 
 
@@ -142,7 +142,7 @@ def test_races_are_found_where_there_are_some_and_nowhere_else(program):
     fast = Program([torch.cuda.default_stream(0), *_streams(), torch.cuda.default_stream(1)])
     with warnings.catch_warnings():
         warnings.simplefilter("error", RaceWarning)
-        labkit.current()._virtual._installation.machine.races.races = Races()
+        virtualgpu.current()._virtual._installation.machine.races.races = Races()
         for action in program:
             expected = slow.apply(action)
             try:

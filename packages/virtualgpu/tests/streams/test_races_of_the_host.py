@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-import labkit
+import virtualgpu
 from virtualgpu.streams.race_reports import HOST, OVERWRITTEN, STALE
 
 from .racing import RACES, here, kinds
@@ -25,7 +25,7 @@ def test_a_copy_to_the_host_is_not_there_before_the_host_has_waited():
     assert kept.numpy().tolist() == [5.0] * 4 and made.tolist() == [0.0] * 4
     torch.cuda.synchronize()
     assert kept.tolist() == made.tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert kinds() == [STALE] * 2 and {race.second.device for race in labkit.races()} == {HOST}
+    assert kinds() == [STALE] * 2 and {race.second.device for race in virtualgpu.races()} == {HOST}
 
 
 @RACES
@@ -34,14 +34,14 @@ def test_a_race_names_operators_as_the_program_does():
     kept.copy_(torch.ones(1, device="cuda"), non_blocking=True)
     kept.item()
     torch.softmax(kept, 0)
-    assert {race.second.name for race in labkit.races()} == {"item", "softmax"}
+    assert {race.second.name for race in virtualgpu.races()} == {"item", "softmax"}
 
 
 def test_a_copy_to_the_host_is_there_for_the_next_copy_of_the_stream():
     kept, back = torch.zeros(4).pin_memory(), torch.empty(3, dtype=torch.long, device="cuda")
     kept[:2].copy_(torch.ones(2, device="cuda"), non_blocking=True)
     back.copy_(kept[1:], non_blocking=True)
-    assert back.tolist() == [1, 0, 0] and labkit.races() == []
+    assert back.tolist() == [1, 0, 0] and virtualgpu.races() == []
 
 
 @pytest.mark.parametrize("wait", [lambda: here().synchronize(), lambda: here().record_event().synchronize(), torch.cuda.synchronize])
@@ -50,7 +50,7 @@ def test_and_is_there_after(wait):
     made = (x * 2).to("cpu", non_blocking=True)
     wait()
     assert made.sum() == 12
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 def test_another_copy_does_not_help_but_one_later_on_the_stream_does():
@@ -58,7 +58,7 @@ def test_another_copy_does_not_help_but_one_later_on_the_stream_does():
     made = x.to("cpu", non_blocking=True)
     x.sum().item()
     assert made.tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 @RACES
@@ -78,12 +78,12 @@ def test_pageable_memory_is_waited_for():
     back = torch.empty(4)
     back.copy_(target, non_blocking=True)
     assert back.tolist() == [1.0] * 4
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 def test_taking_the_machine_away_ends_what_is_under_way():
-    labkit.use(None)
-    with labkit.use(gpus=1, virtual=True, quiet=True):
+    virtualgpu.use(None)
+    with virtualgpu.use(gpus=1):
         made = torch.ones(2, device="cuda").to("cpu", non_blocking=True)
     assert made.tolist() == [1.0, 1.0]
 
@@ -98,7 +98,7 @@ def test_a_copy_between_gpus_is_ordered_on_both_sides():
     c = b + 1
     b.copy_(a * 5)
     assert (c.sum().item(), b.sum().item()) == (300, 1000)
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 @RACES
@@ -126,7 +126,7 @@ def test_a_backward_runs_on_the_streams_of_its_forward(side):
     z.backward()
     assert w.grad.sum().item() == 200
     assert seen == [side] and here() == torch.cuda.default_stream()
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 def test_a_forward_on_two_streams_needs_no_order_of_the_users_in_its_backward(side):
@@ -138,7 +138,7 @@ def test_a_forward_on_two_streams_needs_no_order_of_the_users_in_its_backward(si
     here().wait_stream(side)
     (a + b).sum().backward()
     assert w.grad is not None
-    assert labkit.races() == []
+    assert virtualgpu.races() == []
 
 
 def test_nodes_of_two_threads_that_have_the_same_number_are_told_apart(side):

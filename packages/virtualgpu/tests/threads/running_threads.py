@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-import labkit
-from labkit.machine import MachineInUse
+import virtualgpu
+from virtualgpu import VirtualGPUs
 
 
 @contextmanager
-def fresh(gpus: int = 1) -> Iterator[MachineInUse]:
+def fresh(gpus: int = 1) -> Iterator[VirtualGPUs]:
     """A machine of the test's own, whatever is in place before."""
-    labkit.use(None)
-    with labkit.use(gpus=gpus, like="H200", virtual=True, quiet=True) as machine:
+    virtualgpu.use(None)
+    with virtualgpu.use(gpus=gpus, like="H200") as machine:
         yield machine
 
 

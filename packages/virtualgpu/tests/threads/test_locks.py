@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import labkit
+import virtualgpu
 from virtualgpu import hardware
 
 from .running_threads import run_threads
@@ -158,11 +158,11 @@ def test_a_pipeline_runs_in_one_order(made):
 
 def test_locks_outlive_their_machine():
     lock, made = threading.Lock(), queue.SimpleQueue()
-    labkit.use(None)
+    virtualgpu.use(None)
     assert type(threading.Lock()) is not type(lock)
     thread = threading.Thread(target=lambda: made.put(lock.acquire()))
     with lock:
         thread.start()
     assert made.get() is True
     thread.join()
-    labkit.use(gpus=4, like="H200", virtual=True, quiet=True)
+    virtualgpu.use(gpus=4, like="H200")

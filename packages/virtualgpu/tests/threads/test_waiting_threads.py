@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from labkit.checks import limits
 from virtualgpu import front_end, hardware
 from virtualgpu.threads.replacements import starting
 from virtualgpu.threads.scheduler import Scheduler
@@ -202,22 +201,8 @@ def test_a_thread_that_cannot_start_takes_no_turns(machine, monkeypatch):
     assert run_threads(launch) == [6.0]
 
 
-def test_the_thread_that_keeps_an_answers_time_takes_no_turns(machine):
-    """Else it would wait for that of an answer that sleeps."""
-    with limits.in_time("00.1", None):
-        assert not hardware.machine().scheduler.several
-
-
-def test_a_programs_thread_takes_turns_whoever_made_its_function(machine):
-    """As an answer's does that runs what a check has given it."""
-    thread = threading.Thread(target=limits.in_time, args=("00.1", None))
-    thread.start()
-    thread.join()
-    assert hasattr(thread, "_scheduler_state")
-
-
 def run_script(text: str) -> subprocess.CompletedProcess:
-    setup = "import os, sys, threading, time, torch, labkit\nlabkit.use(gpus=1, virtual=True, quiet=True)\n"
+    setup = "import os, sys, threading, time, torch, virtualgpu\nvirtualgpu.use(gpus=1)\n"
     return subprocess.run([sys.executable, "-c", setup + text], capture_output=True, text=True, timeout=240)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-import labkit
+import virtualgpu
 from virtualgpu import hardware
 
 from ..asked import asked
@@ -60,7 +60,7 @@ def test_values_agree_with_the_cpu(name, dtype):
     expected.square().sum().backward()
     gradient, weight_gradient = there.grad, module.weight.grad.clone()
     module = CASES[name][0]().to(dtype)
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         here = x.cuda().requires_grad_()
         module = module.cuda()
         got = module(here)
