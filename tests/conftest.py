@@ -1,4 +1,7 @@
-"""What the tests of the kit share: a look at what processes leave behind."""
+"""What the tests of the kit share: a look at what processes leave behind.
+
+Only fixtures import the kit, because the tests of platforms run where it is not installed.
+"""
 
 import os
 import re
@@ -9,9 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from labkit.processes import forkserver
-from labkit.processes.supervision import processes_of
 
 
 def shared_segments() -> set[str]:
@@ -38,6 +38,8 @@ def what_stays(left: Callable[[], Collection[object]]) -> Collection[object]:
 
 def children_but_the_fork_server() -> list[psutil.Process]:
     """This process's children and the server's: the server itself stays for the next job, unless that needs one of another kind."""
+    from labkit.processes import forkserver
+
     children = psutil.Process().children()
     servers = [child for child in children if child.pid in (forkserver.pid(), *(process.pid for process in forkserver._retired))]
     what_stays(lambda: [child for server in servers for child in server.children()])  # it may just be told that nobody waits for them
@@ -47,6 +49,8 @@ def children_but_the_fork_server() -> list[psutil.Process]:
 @pytest.fixture
 def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Fails a test that leaves a process, and with it a port, a child, a file or a shared segment. Gives the folder of temporary files."""
+    from labkit.processes.supervision import processes_of
+
     tmp_path_factory.getbasetemp()  # pytest's own temporary files lie elsewhere
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)

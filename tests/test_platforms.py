@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-import notebooks
-from benchmarks import platforms
+from benchmarks import notebooks, platforms
 from benchmarks.platforms import Figures
 
 TIMES = {"00_start": (61.4, 300 << 20), "01_next": (2.6, 1 << 30)}

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".venv-versions"
 PYTHONS = [sys.executable, *(f"python3.{minor}" for minor in (14, 13, 12, 11))]  # an older torch has no wheel for the newest Python
 PYTEST = ("-m", "pytest", "-q", "--timeout", "300")
-UNIT = ("--everything", "tests")
+UNIT = ("--everything", "tests", "packages")
 LESSONS = (
     "--nbval-current-env",
     "--nbval-cell-timeout=240",

@@ -17,7 +17,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-import notebooks
+from benchmarks import notebooks
 from benchmarks.platforms import PAGE, Figures
 from tools.build_binder import copy_tree
 

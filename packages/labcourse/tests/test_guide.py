@@ -95,7 +95,7 @@ def test_a_kit_that_is_not_installed_makes_no_package(monkeypatch):
         gradescope.wheel()
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/teaching.md", "docs/platforms.md", "labcourse"])
+@pytest.mark.parametrize("path", ["README.md", "docs/teaching.md", "docs/platforms.md", "packages/labcourse/src/labcourse"])
 def test_nothing_asks_an_index_for_the_kits_name(path):
     files = [ROOT / path] if (ROOT / path).is_file() else [*(ROOT / path).glob("*")]
     for file in files:

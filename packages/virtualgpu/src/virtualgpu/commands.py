@@ -106,7 +106,7 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
 def _hand_down(gpus: "VirtualGPUs") -> None:
     """Python programs that the script starts have its GPUs too."""
     request = {name: getattr(gpus.request, name) for name in ("gpus", "like", "memory", "values")}
-    os.environ[sitecustomize.REQUEST] = json.dumps(request | {"front": front_end.name()})
+    os.environ[sitecustomize.REQUEST] = json.dumps(request | {"front": front_end.name(), "places": front_end.places()})
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(sitecustomize.HERE.parent), os.environ.get("PYTHONPATH")]))
 
 

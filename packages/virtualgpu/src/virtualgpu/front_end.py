@@ -43,6 +43,11 @@ def folders() -> tuple[str, ...]:
     return _folders
 
 
+def places() -> list[str]:
+    """Return the folders in which Python finds the registered packages, each once."""
+    return list(dict.fromkeys(os.path.dirname(folder.rstrip(os.sep)) for folder in _folders))
+
+
 def is_ours(filename: str) -> bool:
     """Whether a call in this file is one of the tools' own, which on a real GPU would not be there."""
     return filename.startswith(_folders) or filename.endswith(CALLS_OPERATORS)

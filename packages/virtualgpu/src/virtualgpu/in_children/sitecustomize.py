@@ -27,7 +27,7 @@ class WithTorch:
 
             def load_and_use(module: Any) -> None:
                 load(module)
-                sys.path.append(str(HERE.parents[2]))  # where the kit lies, if it is not installed
+                sys.path += [place for place in self.request.pop("places") if place not in sys.path]
                 from virtualgpu import machines
 
                 importlib.import_module(self.request.pop("front"))
