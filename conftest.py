@@ -6,9 +6,12 @@ One thread each, two sizes of test, Hypothesis's settings, and the tests that ne
 import gc
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +118,21 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
 
     monkeypatch.setattr(Figure, "__init__", finished)
     return canvases
+
+
+@pytest.fixture
+def run_examples(tmp_path: Path) -> Callable[[Path], str]:
+    """A function that runs the Python examples of a page as one program in an empty folder, and returns what it prints."""
+
+    def run(page: Path) -> str:
+        examples = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        program = tmp_path / "examples.py"
+        program.write_text("\n".join(examples), encoding="utf-8")
+        done = subprocess.run([sys.executable, program.name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert examples and done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture(autouse=True, scope="module")
