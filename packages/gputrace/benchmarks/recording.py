@@ -1,4 +1,4 @@
-"""What it costs on a real GPU to record: `labkit.record()` beside PyTorch's own history and profiler, on two training steps.
+"""What it costs on a real GPU to record: `gputrace.record()` beside PyTorch's own history and profiler, on two training steps.
 
     python benchmarks/recording.py [ROUNDS]
 
@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import nn
 
-import labkit
+import gputrace
 
 LAYERS = 8
 LAUNCH_BOUND = (1024, 512, 50)  # width, batch, steps timed at a stretch
@@ -49,9 +49,9 @@ PROFILER, BOTH = "PyTorch's profiler", "record(timeline=True)"
 SIDES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     BARE: nullcontext,
     HISTORY: history,
-    MEMORY: labkit.record,
+    MEMORY: gputrace.record,
     PROFILER: profiler,
-    BOTH: lambda: labkit.record(timeline=True),
+    BOTH: lambda: gputrace.record(timeline=True),
 }
 
 

@@ -108,7 +108,7 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as known:
         json.dump({"done": sorted(done), "to": said}, known)
         known.flush()
-        run = [sys.executable, "-m", "labkit", "run", "--gpus", options.gpus, "--like", options.like, __file__]
+        run = [sys.executable, "-m", "virtualgpu", "run", "--gpus", options.gpus, "--like", options.like, __file__]
         child = subprocess.Popen(
             [*run, "--child", known.name, str(path), "-k", options.k],
             pass_fds=[said],
@@ -216,7 +216,7 @@ def of_database(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, 
     program, _, what = path.stem.partition("_")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
-        run = [sys.executable, "-m", "labkit", "run", "--like", options.like, str(path.with_name(f"{program}.py")), str(out)]
+        run = [sys.executable, "-m", "virtualgpu", "run", "--like", options.like, str(path.with_name(f"{program}.py")), str(out)]
         subprocess.run([*run, *filter(None, [what])], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         there, here = json.loads(path.read_text()), json.loads(out.read_text())
     real, virtual = answers(there), answers(here)

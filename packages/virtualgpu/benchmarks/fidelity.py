@@ -38,7 +38,7 @@ def programs() -> list[str]:
     summaries = []
     for recording, module, gpus in PROGRAMS:
         print(f"\n{recording}: {gpus} × NVIDIA H200")
-        runner = [sys.executable, "-m", "labkit", "run", "--gpus", str(gpus), "--like", "H200", "harness.py", "--one"]
+        runner = [sys.executable, "-m", "virtualgpu", "run", "--gpus", str(gpus), "--like", "H200", "harness.py", "--one"]
         truth = json.loads(Path(recording).read_text())
         totals, finished = compare(truth, module, runner)
         summaries.append(f"{Path(recording).stem}: {finished}/{len(truth['workloads'])} programs to their end, {told(totals)}")
@@ -63,7 +63,7 @@ def databases() -> list[str]:
     print(f"\n{recording}: 1 × NVIDIA H200")
     with tempfile.TemporaryDirectory() as folder:
         mine = str(Path(folder, "mine.json"))
-        runner = [sys.executable, "-m", "labkit", "run", "--gpus", "1", "--like", "H200"]
+        runner = [sys.executable, "-m", "virtualgpu", "run", "--gpus", "1", "--like", "H200"]
         subprocess.run([*runner, "databases.py", mine], check=True, stderr=subprocess.DEVNULL)
         done = subprocess.run([sys.executable, "databases.py", "--compare", recording, mine], capture_output=True, text=True, check=True)
     *rows, last = done.stdout.splitlines()

@@ -35,7 +35,7 @@ def run(program: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "figures.json"
         options = ["--gpus", str(PROGRAMS[program]), "--like", "H200", "--virtual-time", "--no-values"]
-        command = [sys.executable, "-m", "labkit", "run", *options, str(HERE / f"{program}.py"), str(output)]
+        command = [sys.executable, "-m", "virtualgpu", "run", *options, str(HERE / f"{program}.py"), str(output)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{program}.py failed:\n{done.stderr}")

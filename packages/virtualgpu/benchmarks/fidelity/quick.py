@@ -12,11 +12,11 @@ import torch  # noqa: F401 (before the fork)
 from compare_operators import parts
 from forked import forked
 
-import labkit
+import virtualgpu
 
 
 def answer(line: str) -> dict:
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+    with virtualgpu.use(gpus=1, like="H200"):
         return operators.one(line)
 
 

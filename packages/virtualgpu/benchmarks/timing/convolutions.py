@@ -1,6 +1,6 @@
 """What depthwise, grouped and plain convolutions take on a real GPU: what the depthwise rule in virtualgpu/ops/nn is read off.
 
-usage: python benchmarks/timing/convolutions.py OUT.json      on a CUDA GPU, or under `labkit run --virtual-time --no-values`
+usage: python benchmarks/timing/convolutions.py OUT.json      on a CUDA GPU, or under `virtualgpu run --virtual-time --no-values`
 
 Milliseconds between two CUDA events, medians of 7, forward and for each gradient; convolutions.json has what H200s took with torch 2.11 and
 driver 580.159.04, the rows with channels last from a second run of that day. The GPU sleeps first, so that launches do not show.

@@ -1,6 +1,6 @@
 """What single operators take on a real GPU, at several shapes: what the rules of device time in virtualgpu/ops are read off.
 
-usage: python benchmarks/timing/kernels.py OUT.json      on a CUDA GPU, or under `labkit run --virtual-time --no-values`
+usage: python benchmarks/timing/kernels.py OUT.json      on a CUDA GPU, or under `virtualgpu run --virtual-time --no-values`
 
 Milliseconds between two CUDA events, medians of 9; kernels.json is what it wrote on one H200, torch 2.11, driver 580.159.04. Sizes are
 large enough that launches do not show. Each piece of work is timed before the next one is made.

@@ -1,6 +1,6 @@
 """Programs and shapes that no profile was fitted on: what the virtual GPU's times are worth elsewhere.
 
-usage: python benchmarks/timing/others.py OUT.json      on a CUDA GPU, or under `labkit run --virtual-time --no-values`
+usage: python benchmarks/timing/others.py OUT.json      on a CUDA GPU, or under `virtualgpu run --virtual-time --no-values`
 
 Milliseconds of each piece of work, in two groups. "gpu": kernels long enough to keep the GPU busy, from one CUDA event to another.
 "host": work bound by its launches, from the host's clock; "host_add_us" tells how fast that host launches an operator. others.json is what
