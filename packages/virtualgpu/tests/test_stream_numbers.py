@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import virtualgpu
-from virtualgpu.streams.numbering import POOL_STREAMS, StreamPool, priority_of, raw_stream, stream_name
+from virtualgpu.stream_numbers import POOL_STREAMS, StreamPool, priority_of, raw_stream, stream_name
 
 
 @pytest.mark.parametrize("priority", [0, -1, -2, -3])

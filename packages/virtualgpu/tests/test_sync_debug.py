@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from virtualgpu import errors
-from virtualgpu.streams.sync_debug import PROTOTYPE, WAITS, SyncDebug
+from virtualgpu.sync_debug import PROTOTYPE, WAITS, SyncDebug
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware, legacy_types
 from virtualgpu.errors import is_wrapped, outermost, refuse_legacy_conversion, unsupported
-from virtualgpu.host.pinned import pinned
 from virtualgpu.moves import gpu_of, to_device
+from virtualgpu.pinned import pinned
 from virtualgpu.tensor import VirtualTensor, empty, tensors
 
 _device = torch.device

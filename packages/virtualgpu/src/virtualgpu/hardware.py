@@ -21,8 +21,8 @@ from virtualgpu.host_memory import host_budget
 from virtualgpu.processes.exported_blocks import PendingFrees
 from virtualgpu.processes.usage_table import UsageTable
 from virtualgpu.profiles import Profile
-from virtualgpu.streams.numbering import StreamPool
-from virtualgpu.streams.sync_debug import SyncDebug
+from virtualgpu.stream_numbers import StreamPool
+from virtualgpu.sync_debug import SyncDebug
 from virtualgpu.tf32_guard import is_guarded
 from virtualgpu.threads.scheduler import Scheduler
 

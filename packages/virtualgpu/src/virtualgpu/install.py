@@ -13,21 +13,33 @@ import torch.accelerator
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 
-from virtualgpu import autocast, comm, cuda_sources, eager, factories, generators, gradient_devices, hardware, moves, torchscript
-from virtualgpu.collectives import profiled, reducer, wrappers
+from virtualgpu import (
+    autocast,
+    comm,
+    cuda_sources,
+    eager,
+    factories,
+    generators,
+    gradient_devices,
+    hardware,
+    moves,
+    pinned,
+    sharing,
+    torchscript,
+)  # fmt: skip
+from virtualgpu.collectives import namespaces, profiled, reducer, wrappers
 from virtualgpu.driver import cuda, nvml, profiler, smi
 from virtualgpu.errors import DifferentDevicesError
 from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
-from virtualgpu.host import benchmark, data_loading, pinned, python_costs, time_module
+from virtualgpu.host import benchmark, data_loading, python_costs, threading_module, time_module
 from virtualgpu.host.cpu_operators import HostOperators
 from virtualgpu.late_modules import LateModules
-from virtualgpu.ops import call, fourier
+from virtualgpu.ops import call, dispatch, fourier
 from virtualgpu.ops.nn import attention_backends, convolution, recurrent, synchronized_norm
-from virtualgpu.processes import sharing, usage_table
+from virtualgpu.processes import usage_table
 from virtualgpu.streams import backward, cuda_streams
 from virtualgpu.tensor import VirtualTensor, tensors
-from virtualgpu.threads import replacements as threads
 
 # Each has `replacements(machine)`: by owner, the names that change.
 _PARTS = (
@@ -37,6 +49,8 @@ _PARTS = (
     attention_backends, convolution, synchronized_norm, fourier,
 )  # fmt: skip
 _ABSENT = object()
+
+dispatch.RANKS.update(namespaces.FUNCTIONS)
 
 
 class Installation:
@@ -104,7 +118,7 @@ class Installation:
         yield os.environ, {usage_table.ADDRESS: self.machine.usage.address}
         for part in _PARTS:
             yield from part.replacements(self.machine)
-        yield from threads.replacements(self.machine, self._mode)
+        yield from threading_module.replacements(self.machine, self._mode)
         yield torch, {"_use_cudnn_rnn_flatten_weight": lambda: True}
         yield torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}
         if self._in_child is not None:

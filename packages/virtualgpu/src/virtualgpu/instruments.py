@@ -6,4 +6,4 @@ from virtualgpu.errors import asks_for_values as asks_for_values
 from virtualgpu.errors import refusal_behind as refusal_behind
 from virtualgpu.hardware import machine as machine
 from virtualgpu.memory import Memory as Memory
-from virtualgpu.streams.numbering import stream_name as stream_name
+from virtualgpu.stream_numbers import stream_name as stream_name

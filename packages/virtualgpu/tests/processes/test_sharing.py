@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import virtualgpu
-from virtualgpu.processes import sharing
+from virtualgpu import sharing
 
 HERE = Path(__file__).parent
 WARNING = "Producer process has been terminated before all shared CUDA tensors released. See Note [Sharing CUDA tensors]"

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from virtualgpu import front_end, hardware
-from virtualgpu.threads.replacements import starting
+from virtualgpu.host.threading_module import starting
 from virtualgpu.threads.scheduler import Scheduler
 from virtualgpu.threads.thread_state import State, ThreadState
 

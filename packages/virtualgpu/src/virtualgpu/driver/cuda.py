@@ -27,9 +27,9 @@ from virtualgpu.driver.runtime import external_stream, free_and_total, runtime
 from virtualgpu.hardware import Machine
 from virtualgpu.ops import blas
 from virtualgpu.refusals import refuse
+from virtualgpu.stream_numbers import raw_stream
 from virtualgpu.streams import backward
 from virtualgpu.streams.cuda_streams import CUDA, Stream
-from virtualgpu.streams.numbering import raw_stream
 from virtualgpu.tensor import VirtualTensor
 
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # what PyTorch's build for CUDA 13.0 holds kernels for

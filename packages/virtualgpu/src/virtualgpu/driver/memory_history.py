@@ -12,7 +12,7 @@ from virtualgpu.errors import unsupported
 from virtualgpu.front_end import CALLS_OPERATORS, HERE
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.script import run_script
-from virtualgpu.streams.numbering import raw_stream
+from virtualgpu.stream_numbers import raw_stream
 
 
 def python_frames() -> list[dict[str, Any]]:

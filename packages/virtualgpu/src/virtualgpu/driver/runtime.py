@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from virtualgpu import errors
+from virtualgpu import errors, pinned
 from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu, Machine
-from virtualgpu.host import pinned
+from virtualgpu.stream_numbers import raw_stream
 from virtualgpu.streams.cuda_streams import Stream
-from virtualgpu.streams.numbering import raw_stream
 
 HANDLE = 0x5500_0000_0000  # the first of the streams that a program makes itself: even, as addresses are
 _handles = itertools.count(HANDLE, 0x100)

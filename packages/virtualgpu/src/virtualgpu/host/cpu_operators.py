@@ -12,12 +12,12 @@ from virtualgpu import errors
 from virtualgpu.clock import costs
 from virtualgpu.generators import is_virtual
 from virtualgpu.hardware import Gpu, Machine
-from virtualgpu.host.pinned import pinned
 from virtualgpu.ops.blas import matrix_work
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.ops.copies import move
 from virtualgpu.ops.dispatch import dispatch
 from virtualgpu.ops.operators import refuse_waiting
+from virtualgpu.pinned import pinned
 from virtualgpu.streams import backward
 from virtualgpu.streams.race_detector import RaceDetector
 from virtualgpu.tensor import VirtualTensor, tensors

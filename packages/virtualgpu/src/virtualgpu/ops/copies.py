@@ -14,7 +14,6 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu import hardware
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu
-from virtualgpu.host.pinned import is_pinned, pinned
 from virtualgpu.memory import require_values
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, bytes_of, handles, operator, overwrites
@@ -24,6 +23,7 @@ from virtualgpu.ops.operators import compute, refuse_waiting
 from virtualgpu.ops.sequence import OUT, perform
 from virtualgpu.ops.without_values import forget
 from virtualgpu.ops.work import laid_out
+from virtualgpu.pinned import is_pinned, pinned
 from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, span_bytes, wrap
 
 _node, _graph_task = torch._C._current_autograd_node, torch._C._current_graph_task_id

@@ -1,6 +1,7 @@
 """How an operator comes to a virtual GPU: which function runs it, chosen once, from its name or from its schema, and each call of it."""
 
 import pkgutil
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -26,7 +27,7 @@ NAMED: dict[str, Handler] = {
 }
 # Operators of these namespaces have no kernels for CUDA.
 ON_THE_CPU_ALONE = {"quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "onednn", "prepacked"}
-RANKS = {"c10d", "_c10d_functional"}
+RANKS: dict[str, Callable[[], Handler]] = {}  # by namespace, what imports the function that runs its operators; `install` adds them
 # These touch no values themselves.
 TOUCHES_NO_VALUES = (operators.view, operators.set_storage, operators.resize, composites.composite, composites.in_python)
 
@@ -87,9 +88,7 @@ def choose(op: Operator) -> Handler:
     """A family's own function for the operator, or the rule of its kind."""
     func, name = op.func, op.name
     if func.namespace in RANKS:
-        from virtualgpu.collectives import operators as collectives  # torch.distributed is heavy, and a torch may be without it
-
-        return collectives.run if func.namespace == "c10d" else collectives.functional
+        return RANKS[func.namespace]()
     if func.namespace in ON_THE_CPU_ALONE or (name not in HANDLERS and faults.has_cpu_kernel_alone(func)):
         raise NotImplementedError(f"Could not run '{func._schema.name}' with arguments from the 'CUDA' backend.")
     if name in HANDLERS:

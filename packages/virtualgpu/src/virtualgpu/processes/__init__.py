@@ -1,1 +1,1 @@
-"""What several processes know of one virtual machine, and the tensors that they send each other."""
+"""What several processes keep in shared memory about one virtual machine."""

@@ -10,7 +10,7 @@ from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.processes import shared_events
 from virtualgpu.processes.shared_events import HANDLE_BYTES, SharedRecord
-from virtualgpu.streams.numbering import PRIORITIES, priority_of, raw_stream
+from virtualgpu.stream_numbers import PRIORITIES, priority_of, raw_stream
 
 CUDA = 1  # c10::DeviceType::CUDA
 

@@ -4,8 +4,8 @@ import warnings
 from dataclasses import dataclass
 
 from virtualgpu.source_lines import SourceLine
+from virtualgpu.stream_numbers import stream_name
 from virtualgpu.streams.launches import Launch, UserLine
-from virtualgpu.streams.numbering import stream_name
 
 HOST = -1  # as a device: the host itself is one of the two
 

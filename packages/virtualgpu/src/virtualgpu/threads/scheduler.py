@@ -5,7 +5,7 @@ wakes first: times, addresses and draws would differ from run to run. So threads
 driver, and the Python after it, up to the thread's next one, where it waits for its next turn.
 
 A thread that waits for another one must not keep its turn, whatever it waits in: a lock, a queue, a loop that polls. `join` and
-conditions (events, queues, futures) report that they block, and who unblocks whom (`threads.locks`, `threads.replacements`). For the rest,
+conditions (events, queues, futures) report that they block, and who unblocks whom (`threads.locks`, `host.threading_module`). For the rest,
 one of the waiting threads samples the running one (`threads.thread_state`): if it stays in the same sleep, or sleeps most of the time, or
 computes for long without an operator, the others pass it over until it moves again. A thread that could run, and that a busy computer
 keeps waiting, is waited for: so the order does not depend on the computer's load.
