@@ -15,7 +15,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from build_binder import copy_tree
+from binder_image import copy_tree
 from colab_runtime import kernel_settings, runtime
 from nbclient import NotebookClient
 from platforms import PAGE, Figures
