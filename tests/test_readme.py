@@ -101,15 +101,18 @@ def test_the_map_names_files_that_are_there():
     """Rows of CONTRIBUTING's table: the first of each part names its folder, which the others' files lie in."""
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| to change | open |")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-    folder, named = ROOT, 0
+    folders, named = [ROOT], 0
     for what, where in ((row[0], row[-1]) for row in rows):
         paths = re.findall(r"`([\w./]+(?:/|\.\w+))`", where)
         if what.startswith("**"):
-            folder = ROOT / paths[0] if paths else ROOT
+            folders = [ROOT]
+            if paths:
+                folders = list(ROOT.glob(paths[0].replace("NN", "*")))
+                assert folders, paths[0]
             continue
         for path in paths:
-            pattern = path.rstrip("/").replace("NAME", "*").replace("NN", "*")
-            assert list(folder.glob(pattern)) or list(ROOT.glob(pattern)), path
+            pattern = path.rstrip("/").replace("NN", "*")
+            assert any(list(folder.glob(pattern)) for folder in [*folders, ROOT]), path
             named += 1
     assert named > 40
 
