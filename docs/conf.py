@@ -65,6 +65,7 @@ CONTENTS = {
         "docs/other-material",
     ],
     "Measured on H200s": ["docs/measured/report_h200_x1", "docs/measured/x2/report_h200_x2", "docs/measured/report_h200_x4"],
+    "Design": [f"docs/design/{name}" for name in ("index", "races", "threads", "ranks", "sandbox", "time", "allocation")],
     "The project": ["CONTRIBUTING", "CHANGELOG", "A draft of a paper <docs/paper>"],
 }
 
