@@ -154,12 +154,16 @@ def requirement(version: str) -> str:
 
 
 def pins_without_torch(session: nox.Session) -> str:
-    """Return the pins without torch and what it needs, because torch has its own choices."""
+    """Return the pins without torch and what it needs, because each torch has its own choices.
+
+    What CUDA's packages need of each other is not listed as torch's need, so all of them are left out.
+    """
     names = session.run_install("python", "-c", NEEDED_BY_TORCH, silent=True)
     needed = {normal(name) for name in json.loads(str(names))}
     kept = []
     for line in PINS.read_text(encoding="utf-8").splitlines():
-        if normal(re.split(r"[=\s]", line)[0]) not in needed:
+        name = normal(re.split(r"[=\s]", line)[0])
+        if name not in needed and not name.startswith(("cuda-", "nvidia-")):
             kept.append(line)
     return "\n".join(kept)
 
