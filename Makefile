@@ -50,6 +50,8 @@ unexport VIRTUAL_ENV
 PIP_OPTIONS = --quiet --disable-pip-version-check $(shell "$(PYTHON)" tools/torch_index.py $(TORCH_INDEX))
 PIP_INSTALL = $(BIN)/python -m pip install $(PIP_OPTIONS) --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --timeout 300
+TESTS := tests packages
+SOURCES := $(CURDIR):$(CURDIR)/packages/virtualgpu/src:$(CURDIR)/packages/gputrace/src:$(CURDIR)/packages/labcourse/src
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=240 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
@@ -80,25 +82,25 @@ test-all: $(VENV)/installed
 	$(call in_turn,lint unit-all notebooks)
 
 unit: $(VENV)/installed
-	$(PYTEST) $(PARALLEL) tests
+	$(PYTEST) $(PARALLEL) $(TESTS)
 
 unit-all: $(VENV)/installed
-	$(PYTEST) $(PARALLEL) --everything tests
+	$(PYTEST) $(PARALLEL) --everything $(TESTS)
 
 # Most of these tests wait for processes that they start, so more of them than there are cores run at once.
 unit-slow: $(VENV)/installed
-	$(PYTEST) -n 4 --slow tests
+	$(PYTEST) -n 4 --slow $(TESTS)
 
 unit-rest: $(VENV)/installed
-	$(PYTEST) -n 4 --rest tests
+	$(PYTEST) -n 4 --rest $(TESTS)
 
-# With one thread each (tests/conftest.py says why): what they print was stored with as many as there were cores.
+# With one thread each (conftest.py says why): what they print was stored with as many as there were cores.
 notebooks: $(VENV)/installed
 	@ls notebooks/*.ipynb >/dev/null 2>&1 || { echo "no notebooks found in notebooks/" >&2; exit 1; }
 	OMP_NUM_THREADS=1 LABKIT_VIRTUAL=1 LABKIT_PROGRESS= $(PYTEST) --nbval $(NBVAL) notebooks
 
 test-gpu: $(VENV)/installed
-	$(PYTEST) --everything tests
+	$(PYTEST) --everything $(TESTS)
 	$(PYTEST) --nbval-lax $(NBVAL) -n 1 notebooks
 
 test-versions: $(VENV)/installed-nox
@@ -108,23 +110,23 @@ test-browser: $(VENV)/installed-browser docs
 	$(PYTEST) -n 2 --dist loadfile -m browser tests/browser
 
 test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
-	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) --everything tests/labcourse/test_nbgrader.py
+	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) --everything packages/labcourse/tests/test_nbgrader.py
 
 test-cluster: $(VENV)/installed-cluster
-	$(PYTEST) --everything tests/labcourse/test_cluster.py
+	$(PYTEST) --everything packages/labcourse/tests/test_cluster.py
 
-# Colab has no labkit: the first cell of a lesson installs it there. The widgets' tests find it in this folder. The site has no widgets.
+# Colab has no labkit: the first cell of a lesson installs it there. The widgets' tests find it in these folders. The site has no widgets.
 test-classic: $(CLASSIC)/installed
 	$(CLASSIC)/bin/python -m pytest --timeout 600 -m platform tests/platforms
-	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest -n 2 --timeout 300 --everything $$(grep -lE '(Lab|Panel)\(' tests/labs/*.py tests/lessons/*/*.py)
-	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest -n 2 --dist loadfile --timeout 300 -m browser tests/browser --ignore=tests/browser/test_site.py
+	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 2 --timeout 300 --everything $$(grep -lE '(Lab|Panel)\(' tests/labs/*.py tests/lessons/*/*.py)
+	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 2 --dist loadfile --timeout 300 -m browser tests/browser --ignore=tests/browser/test_site.py
 
 test-binder: $(VENV)/installed-browser $(BINDER)/installed
 	$(BIN)/python -m pytest --everything tests/test_binder.py
 	LABKIT_BINDER="$(BINDER)" $(BIN)/python -m pytest --timeout 600 -m platform tests/browser/test_on_binder.py
 
 coverage: $(VENV)/installed
-	$(PYTEST) $(PARALLEL) --cov --cov-report=term --cov-report=html tests $(ARGS)
+	$(PYTEST) $(PARALLEL) --cov --cov-report=term --cov-report=html $(TESTS) $(ARGS)
 
 pins: $(VENV)/installed-nox
 	$(NOX) pins -- $(ARGS)

@@ -20,6 +20,7 @@ CLASSIC_PINS = ROOT / "tools" / "constraints-classic.txt"
 PYTHON = os.environ.get("PYTHON")  # the Python that makes the environments
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "")
 VERSIONS = os.environ.get("VERSIONS", "oldest pinned newest").split()
+TESTS = ("tests", "packages")
 PARALLEL = ("-n", "auto", "--maxprocesses", "4")
 PYTEST = ("python", "-m", "pytest", "-q", "--timeout", "300")
 # Run in a session: the names of torch and of what torch needs.
@@ -65,8 +66,8 @@ def nbgrader(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def binder(session: nox.Session) -> None:
     """Build what mybinder.org would build: a copy of the repository, and what it installs."""
-    sys.path.append(str(ROOT / "tools"))
-    import binder_image
+    sys.path.append(str(ROOT))
+    from tools import binder_image
 
     repository = Path(session.virtualenv.location, "repo")
     shutil.rmtree(repository, ignore_errors=True)
@@ -96,13 +97,13 @@ def versions(session: nox.Session, version: str) -> None:
     session.install(*torch_index(session), "--constraint", str(pins), "--editable", ".[lab,test]")
     gpus = session.run("python", "-W", "ignore", "-c", COUNT_GPUS, silent=True, stderr=None)
     if str(gpus).strip() == "0":
-        session.run(*PYTEST, *PARALLEL, "--everything", "tests")
+        session.run(*PYTEST, *PARALLEL, "--everything", *TESTS)
     else:  # tests that need a GPU run one after another, because some measure
-        session.run(*PYTEST, "-m", "gpu", "--everything", "tests")
+        session.run(*PYTEST, "-m", "gpu", "--everything", *TESTS)
         others = ("-m", "not gpu and not browser and not platform")
-        session.run(*PYTEST, *PARALLEL, *others, "--everything", "tests")
+        session.run(*PYTEST, *PARALLEL, *others, "--everything", *TESTS)
         hidden = {"CUDA_VISIBLE_DEVICES": ""}
-        session.run(*PYTEST, *PARALLEL, "--everything", "tests", env=hidden)
+        session.run(*PYTEST, *PARALLEL, "--everything", *TESTS, env=hidden)
     compare = "--nbval"
     if version == "oldest":
         compare = "--nbval-lax"

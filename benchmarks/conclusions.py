@@ -7,8 +7,7 @@ from collections.abc import Callable
 from math import isclose
 from statistics import median
 
-from ddp import DATA_PARALLEL, DDP
-
+from benchmarks.ddp import DATA_PARALLEL, DDP
 from gpulessons.lesson_04.labs.pipeline import stage_peaks, stages, waiting_share
 from gpulessons.lesson_06.labs import growth
 from gpulessons.lesson_07.labs.mixed_precision import last_loss, step_seconds

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import measured_report
 import psutil
-from ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
-from training_memory import training_memory
 
+from benchmarks import measured_report
+from benchmarks.ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
+from benchmarks.training_memory import training_memory
 from gpulessons.lesson_01.labs import copy_speed, host_and_device
 from gpulessons.lesson_02.labs import two_streams
 from gpulessons.lesson_03.labs import data_parallel_step, data_parallel_work

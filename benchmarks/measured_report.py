@@ -8,8 +8,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import conclusions
-
+from benchmarks import conclusions
 from labkit import machine
 from labkit.labs import Result, Run, collect, recorded_result
 from virtualgpu import profiles

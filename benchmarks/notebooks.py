@@ -96,7 +96,8 @@ def run(path: Path, folder: Path = FOLDER, kernel: str = "python3") -> tuple[flo
     It runs in `folder`, in the kernel of that name. Raises nbclient's CellExecutionError where a cell fails.
     """
     from nbclient import NotebookClient
-    from process_memory import watched
+
+    from benchmarks.process_memory import watched
 
     client = NotebookClient(nbformat.read(path, as_version=4), kernel_name=kernel, resources={"metadata": {"path": str(folder)}})
     start = time.perf_counter()

@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
         print(f"{' '.join(arguments)}: choose --run, or nothing", file=sys.stderr)
         return 2
     if arguments:
-        import notebooks
+        from benchmarks import notebooks
 
         os.environ |= {"LABKIT_VIRTUAL": "1", "LABKIT_FIGURES": "1"}
         figures = Figures.of_this_machine("JupyterLab")

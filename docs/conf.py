@@ -33,7 +33,7 @@ language = "en"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**", "notebooks/*.ipynb", "gputrace/README.md"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**", "notebooks/*.ipynb", "packages/*/README.md"]
 nb_execution_mode = "off"  # the outputs are those that the repository stores and its tests compare
 myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 4
@@ -60,7 +60,9 @@ CONTENTS = {
         "docs/glossary",
         "docs/how-the-virtual-gpu-works",
         "docs/accuracy",
-        "Recording: gputrace <gputrace/README>",
+        "Virtual GPUs: virtualgpu <packages/virtualgpu/README>",
+        "Recording: gputrace <packages/gputrace/README>",
+        "Courses: labcourse <packages/labcourse/README>",
         "docs/reference",
         "docs/other-material",
     ],

@@ -1,183 +1,17 @@
-"""What all tests share: one thread each, two sizes of test, Hypothesis's settings, and the tests that need real GPUs."""
+"""What the tests of the kit share: a look at what processes leave behind.
 
-import gc
+Only fixtures import the kit, because the tests of platforms run where it is not installed.
+"""
+
 import os
-import random
 import re
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
-from hypothesis import settings
-
-from labkit.processes import forkserver
-from labkit.processes.supervision import processes_of
-
-# Workers share the cores, and torch's threads wait spinning: with two threads each, two workers on two cores took twice as long.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# Variables that may change in a test: pytest's own, one that PyTorch sets when its compiler is first
-# imported, and those by which children find the machine in use, which a test may take away.
-MAY_CHANGE = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "LABKIT_MACHINE", "LABKIT_NVIDIA_SMI", "PATH"}
-
-# No deadlines: a busy machine is no failure. Derandomized: a run finds today what it found yesterday.
-settings.register_profile("whole", deadline=None, max_examples=200, derandomize=True)
-settings.register_profile("sample", deadline=None, max_examples=15, derandomize=True)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    size = parser.getgroup("general").addoption
-    size("--everything", action="store_true", help="run slow tests too, and large sets whole")
-    size(
-        "--rest",
-        action="store_true",
-        help="run what a run without options leaves out: slow tests, and the rest of large sets",
-    )
-    size("--slow", action="store_true", help="run slow tests, and a fixed sample of large sets of them")
-
-
-@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
-def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples property tests try: many with --everything or --rest, else few."""
-    given = [f"--{size}" for size in ("everything", "rest", "slow") if config.getoption(size)]
-    if len(given) > 1:
-        raise pytest.UsageError(f"{given[0]} includes {given[1]}: give one of them")
-    # A shell's `make test &` leaves SIGINT ignored, also in all processes that tests start.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    many = config.getoption("everything") or config.getoption("rest")
-    settings.load_profile("whole" if many else "sample")
-
-
-def pytest_report_header(config: pytest.Config) -> str:
-    if config.getoption("everything"):
-        return "everything: slow tests, and large sets whole"
-    if config.getoption("rest"):
-        return "the rest: slow tests, and the cases of large sets outside the fixed samples"
-    if config.getoption("slow"):
-        return "slow tests, and a fixed sample of each large set of them; --everything runs all"
-    return "fast tests, and a fixed sample of each large set; --rest runs the others, --everything all"
-
-
-@pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
-    """Fail a test that leaves another environment to the tests after it."""
-    before = dict(os.environ)
-    yield
-    left = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
-    assert left <= MAY_CHANGE
-
-
-@pytest.fixture(autouse=True)
-def no_lab_used_before() -> None:
-    """As in a new kernel: a lab that is brought up again has what it had."""
-    if (panel := sys.modules.get("labkit.labs.panel")) is not None:
-        panel.Panel._last_used.clear()
-
-
-@pytest.fixture(autouse=True)
-def the_same_draws(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A check draws by the test's name what it draws by chance elsewhere, so that no run of the tests differs from another. With
-    LABKIT_TRIES, which asks for a search, it draws anew."""
-    checking = sys.modules.get("labkit.checks.checking")
-    with pytest.MonkeyPatch.context() as patch:  # of its own: a test's is undone before the test's fixtures end
-        if checking is not None and "LABKIT_TRIES" not in os.environ:
-            of_this_test = random.Random(request.node.nodeid)
-
-            def by_name(seed: int | None = None) -> random.Random:
-                return random.Random(of_this_test.random() if seed is None else seed)
-
-            patch.setattr(checking, "random", SimpleNamespace(Random=by_name))
-        yield
-
-
-@pytest.fixture(autouse=True)
-def the_same_main() -> Iterator[None]:
-    """A shell of IPython's puts its own module in the place of `__main__`, in which multiprocessing then looks for the program."""
-    main = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = main
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
-    """matplotlib's own figures of the figures that were finished in the test."""
-    from gputrace.figures import Figure
-
-    canvases = []
-    finish = Figure.__init__
-
-    def finished(figure, canvas, alt):
-        canvases.append(canvas)
-        finish(figure, canvas, alt)
-
-    monkeypatch.setattr(Figure, "__init__", finished)
-    return canvases
-
-
-@pytest.fixture(autouse=True, scope="module")
-def little_to_collect() -> None:
-    """Collections of garbage and searches for tensors, of which the tests ask for many, pass over what was there before: half a million
-    objects. Before each file, because some tests undo it, and what earlier files have imported is more by then."""
-    gc.collect()
-    gc.freeze()
-
-
-def gpus_needed(count: int = 1) -> int:
-    """What the marker asks for: `gpu`, `gpu(2)` or `gpu(count=2)`."""
-    return count
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that this run asks for. Skip tests that need more real GPUs than there are."""
-    if not config.getoption("everything"):
-        slow = {id(item) for item in items if item.get_closest_marker("slow")}
-        sampled_out = not_in_sample(items)
-        every = {id(item) for item in items}
-        if config.getoption("rest"):
-            left_out = every - slow - sampled_out
-        elif config.getoption("slow"):
-            left_out = (every - slow) | sampled_out
-        else:
-            left_out = slow | sampled_out
-        config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
-        items[:] = [item for item in items if id(item) not in left_out]
-    skip_without_gpus(items)
-
-
-def not_in_sample(items: list[pytest.Item]) -> set[int]:
-    """Return the identities of the cases that the fixed sample of a `sample(n)` test leaves out."""
-    cases: dict[tuple[str, str], list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sample"):
-            name = getattr(item, "originalname", item.name)
-            cases.setdefault((str(item.path), name), []).append(item)
-    found = set()
-    for (_, name), those in cases.items():
-        [size] = those[0].get_closest_marker("sample").args
-        chosen = random.Random(name).sample(range(len(those)), min(size, len(those)))
-        found |= {id(item) for index, item in enumerate(those) if index not in chosen}
-    return found
-
-
-def skip_without_gpus(items: list[pytest.Item]) -> None:
-    marked = [(item, marker) for item in items if (marker := item.get_closest_marker("gpu"))]
-    if not marked:
-        return
-    import torch
-
-    present = torch.cuda.device_count()
-    for item, marker in marked:
-        needed = gpus_needed(*marker.args, **marker.kwargs)
-        if present < needed:
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} real CUDA GPU{'s' * (needed > 1)}, this machine has {present}"))
 
 
 def shared_segments() -> set[str]:
@@ -204,6 +38,8 @@ def what_stays(left: Callable[[], Collection[object]]) -> Collection[object]:
 
 def children_but_the_fork_server() -> list[psutil.Process]:
     """This process's children and the server's: the server itself stays for the next job, unless that needs one of another kind."""
+    from labkit.processes import forkserver
+
     children = psutil.Process().children()
     servers = [child for child in children if child.pid in (forkserver.pid(), *(process.pid for process in forkserver._retired))]
     what_stays(lambda: [child for server in servers for child in server.children()])  # it may just be told that nobody waits for them
@@ -213,6 +49,8 @@ def children_but_the_fork_server() -> list[psutil.Process]:
 @pytest.fixture
 def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Fails a test that leaves a process, and with it a port, a child, a file or a shared segment. Gives the folder of temporary files."""
+    from labkit.processes.supervision import processes_of
+
     tmp_path_factory.getbasetemp()  # pytest's own temporary files lie elsewhere
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)

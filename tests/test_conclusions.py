@@ -1,10 +1,8 @@
 """What the kit's recordings show, virtual GPUs show too."""
 
-import conclusions
-import measure
-import measured_report
 import pytest
 
+from benchmarks import conclusions, measure, measured_report
 from labkit.labs import recorded_result
 
 RECORDED = [name for name in measure.EXPERIMENTS if recorded_result(name)]

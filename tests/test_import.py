@@ -13,7 +13,14 @@ import pytest
 import labkit
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("virtualgpu", "gputrace", "labkit", "gpulessons", "labcourse")  # each may import some of those before it
+FOLDERS = {  # in which each package lies; each may import some of those before it
+    "virtualgpu": ROOT / "packages/virtualgpu/src",
+    "gputrace": ROOT / "packages/gputrace/src",
+    "labkit": ROOT,
+    "gpulessons": ROOT,
+    "labcourse": ROOT / "packages/labcourse/src",
+}
+PACKAGES = tuple(FOLDERS)
 MISSING = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(',')))\n"  # None there is a package that is not installed
 JUPYTER = ("IPython", "ipykernel", "ipywidgets", "traitlets", "comm")
 IN_A_BLOCK = """
@@ -92,16 +99,16 @@ def pythons() -> list[str]:
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
 def test_import_is_silent_where_warnings_are_errors(python):
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import labkit; print(labkit.__version__)"
-    done = subprocess.run([python, "-B", "-W", "error", "-c", code, str(ROOT)], capture_output=True, text=True)
+    code = "import sys; sys.path[:0] = sys.argv[1:]; import labkit; print(labkit.__version__)"
+    done = subprocess.run([python, "-B", "-W", "error", "-c", code, *map(str, FOLDERS.values())], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, labkit.__version__, "")
 
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
 def test_all_source_is_without_warnings(python):
     code = "import pathlib, sys; [compile(path.read_bytes(), str(path), 'exec') for path in pathlib.Path(sys.argv[1]).rglob('*.py')]"
-    for package in PACKAGES:
-        done = subprocess.run([python, "-W", "error", "-c", code, str(ROOT / package)], capture_output=True, text=True)
+    for package, folder in FOLDERS.items():
+        done = subprocess.run([python, "-W", "error", "-c", code, str(folder / package)], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -5,10 +5,11 @@ import re
 
 import nbformat
 import pytest
-from followed_links import dead_links, links
 
 from labkit import cli, lesson_copies
 from labkit.glossary import Glossary
+
+from .followed_links import dead_links, links
 
 FIRST = "00_start_here.ipynb"
 WORD = '<a id="process-group"></a>Process group'

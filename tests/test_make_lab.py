@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from jupyter_client import KernelManager
 
+from tools import running_lab, torch_index
+
 TOOL = Path(__file__).parents[1] / "tools" / "torch_index.py"
-sys.path.insert(0, str(TOOL.parent))
-import running_lab  # noqa: E402  (tools, not a package)
-import torch_index  # noqa: E402
 
 TABLE = "http://localhost:8889/lab/tree/index.ipynb?token=b"
 

@@ -2,11 +2,10 @@
 
 import re
 
-import measure
-import measured_report
 import nbformat
 import pytest
 
+from benchmarks import measure, measured_report
 from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_05.labs import fragmentation
 from labkit import machine

@@ -10,7 +10,9 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
+import labkit
 from labkit import nvidia
 
 MIB = 1 << 20
@@ -294,3 +296,19 @@ def test_the_sources_agree_on_a_real_gpu():
     nvml, smi, gputil = (answer.gpus[0] for answer in nvidia.ask_all())
     assert nvml.name == smi.name == gputil.name and nvml.uuid == smi.uuid == gputil.uuid
     assert abs(nvml.memory - smi.memory) < MIB and nvml.capability >= (5, 0)
+
+
+def test_nvml_tells_of_virtual_gpus_too():
+    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+        answer = nvidia.ask_nvml()
+        assert [gpu.name for gpu in answer.gpus] == ["NVIDIA H200"] * 2
+        assert answer.gpus[0].memory == torch.cuda.get_device_properties(0).total_memory
+
+
+def test_gputil_shows_a_table_of_virtual_gpus(capsys):
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        GPUtil = nvidia.gputil()
+        (gpu,) = GPUtil.getGPUs()
+        assert (gpu.id, gpu.name, gpu.load, gpu.memoryTotal) == (0, "NVIDIA H200", 0, 143156)
+        GPUtil.showUtilization()
+        assert capsys.readouterr().out == "| ID | GPU | MEM |\n------------------\n|  0 |  0% |  0% |\n"

@@ -12,13 +12,20 @@ from pathlib import Path
 
 import pytest
 import yaml
-from followed_links import dead_links
 
 import labkit
 from labkit import doctor
 
+from .followed_links import dead_links
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("virtualgpu", "gputrace", "labkit", "gpulessons", "labcourse")
+FOLDERS = {  # in which each package lies
+    "virtualgpu": "packages/virtualgpu/src",
+    "gputrace": "packages/gputrace/src",
+    "labkit": ".",
+    "gpulessons": ".",
+    "labcourse": "packages/labcourse/src",
+}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The keys at the root of a CITATION.cff and of an author that is no person: the guide to its schema, version 1.2.0,
 # https://github.com/citation-file-format/citation-file-format/blob/1.2.0/schema-guide.md
@@ -90,8 +97,13 @@ def in_wheel(wheel: Path) -> set[str]:
 
 
 def sources() -> set[str]:
-    """All files of the packages, by their paths from the root; also the lessons, the glossary and the pins, installed within labkit."""
-    files = (path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file())
+    """All files of the packages, by their paths once installed; also the lessons, the glossary and the pins, installed within labkit."""
+    files = (
+        path.relative_to(ROOT / folder)
+        for package, folder in FOLDERS.items()
+        for path in (ROOT / folder / package).rglob("*")
+        if path.is_file()
+    )
     lessons = {f"labkit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "notebooks").glob("*.ipynb")}
     return (
         lessons
@@ -103,7 +115,7 @@ def sources() -> set[str]:
 @pytest.mark.slow
 def test_wheel_holds_every_file_of_the_packages_and_no_other(wheel):
     assert in_wheel(wheel) == sources()
-    assert {f"{package}/py.typed" for package in PACKAGES} <= in_wheel(wheel)
+    assert {f"{package}/py.typed" for package in FOLDERS} <= in_wheel(wheel)
 
 
 @pytest.mark.slow

@@ -3,8 +3,9 @@
 from collections import Counter
 from pathlib import Path
 
-import planted_faults
 import pytest
+
+from tools import planted_faults
 
 ROOT = Path(__file__).parents[1]
 FAULTS = planted_faults.faults()

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-import platforms
 import pytest
-from platforms import Figures
 
-import notebooks
+from benchmarks import notebooks, platforms
+from benchmarks.platforms import Figures
 
 TIMES = {"00_start": (61.4, 300 << 20), "01_next": (2.6, 1 << 30)}
 ONE = Figures("here", "2 cores of a chip", "Python 3, torch 2", "2026-11-22", TIMES, 3.4)

@@ -13,7 +13,9 @@ from labkit import cli, contents
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("packages/*/README.md"))
+)
 COMMANDS = next(action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
 
 
@@ -69,7 +71,7 @@ def test_commands_are_there(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
     assert set(re.findall(r"(?:-m labkit|`labkit) ([a-z]+)", text)) <= set(COMMANDS)
-    named = re.findall(r"((?:benchmarks|tools)/[\w./]+\.py)", text)
+    named = re.findall(r"((?:packages/\w+/)?(?:benchmarks|tools)/[\w./]+\.py)", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 

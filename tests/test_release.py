@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from release import release_notes, version_of
 
 import labkit
+from tools.release import release_notes, version_of
 
 ROOT = Path(__file__).parents[1]
 CHANGELOG = """# Changelog

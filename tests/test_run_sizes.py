@@ -33,7 +33,7 @@ def run(pytester: pytest.Pytester, *options: str) -> set[str]:
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
-    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
+    pytester.makeconftest((Path(__file__).parents[1] / "conftest.py").read_text(encoding="utf-8"))
     pytester.makepyprojecttoml('[tool.pytest.ini_options]\nmarkers = ["slow", "sample(n)"]\n')
     pytester.makepyfile(SUITE)
     return pytester

@@ -32,6 +32,8 @@ FAST: tuple[str, ...] = ()  # what `make test` runs
 SLOW = ("--everything", "-m", "not browser and not platform")  # what `make test-all` runs
 ONE_TEST = 60  # seconds: a fault may make a test wait for ever
 OF_A_ROOM, OF_ALL = 300, 1200  # seconds for its tests
+PLACES = (".", *(f"packages/{name}/src" for name in ("virtualgpu", "gputrace", "labcourse")))  # where the packages lie
+EVERY_TEST = ("tests", "packages")
 OWN_TEST = "tests/test_planted_faults.py"  # holds the table to the code, and would notice every fault by that
 SAID = "said.txt"  # what pytest prints
 # Imported once, for all runs of the tests.
@@ -147,8 +149,9 @@ def _pytest(tree: Path, arguments: list[str]) -> int:
     with open(SAID, "wb") as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
-    sys.path[0] = str(tree)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])  # of what tests start
+    places = [str(tree / place) for place in PLACES]
+    sys.path[:1] = places
+    os.environ["PYTHONPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])  # of what tests start
     try:
         return int(pytest.main(arguments))
     except BaseException:
@@ -168,7 +171,7 @@ def tried(fault: Fault, tree: Path, room_only: bool) -> Found:
     parallel = ("-n", "auto", "--maxprocesses", "4")
     runs = (
         ("make test", fault.tests, FAST, OF_A_ROOM, ("-n", "0")),
-        ("make test", ("tests",), FAST, OF_ALL, parallel),
+        ("make test", EVERY_TEST, FAST, OF_ALL, parallel),
         ("make test-all", fault.tests, SLOW, OF_ALL, parallel),
     )
     try:

@@ -21,7 +21,7 @@ def context() -> BaseContext:
     if "forkserver" not in torch.multiprocessing.get_all_start_methods():
         return torch.multiprocessing.get_context("spawn")
     chosen = torch.multiprocessing.get_context("forkserver")
-    preload = ["labkit.processes.preload", "virtualgpu.processes.preload"]
+    preload = ["labkit.processes.preload", "virtualgpu.preload"]
     chosen.set_forkserver_preload(preload)  # heeded by a server that is not yet running
     return chosen
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from colab_runtime import kernel_settings
-from front_ends import HEIGHT, SECONDS, WIDTH, ClassicNotebook, JupyterLab
-from pages import DONE, FRONT_END, PICTURES, await_answer, make_notebook, opened
+
+from ..colab_runtime import kernel_settings
+from .front_ends import HEIGHT, SECONDS, WIDTH, ClassicNotebook, JupyterLab
+from .pages import DONE, FRONT_END, PICTURES, await_answer, make_notebook, opened
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
-from keyboard import reach
+from .keyboard import reach
 
 SECONDS = 1000  # Playwright counts in milliseconds
 OPENED = 120 * SECONDS  # a page, the first time, on a machine that is busy with something else

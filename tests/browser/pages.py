@@ -12,10 +12,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from accessibility import violations, wordless_pictures
-from executed import failures, printed
-from front_ends import SECONDS, TOKEN, ClassicNotebook, JupyterLab
-from pictures import Pictures
+
+from .accessibility import violations, wordless_pictures
+from .executed import failures, printed
+from .front_ends import SECONDS, TOKEN, ClassicNotebook, JupyterLab
+from .pictures import Pictures
 
 ROOT = Path(__file__).parents[2]
 STARTED = 180  # seconds until a notebook server answers

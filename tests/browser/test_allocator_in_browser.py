@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from labs import button, message, picture
+
+from .labs import button, message, picture
 
 pytestmark = pytest.mark.browser
 

@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from labs import IMPORTS
+
+from .labs import IMPORTS
 
 pytestmark = pytest.mark.browser
 

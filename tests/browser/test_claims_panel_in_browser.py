@@ -1,7 +1,8 @@
 """The panel of claims in a notebook, used with mouse and keyboard."""
 
 import pytest
-from labs import button, message
+
+from .labs import button, message
 
 pytestmark = pytest.mark.browser
 

@@ -4,10 +4,11 @@ import re
 
 import nbformat
 import pytest
-from front_ends import JupyterLab
-from pages import FRONT_END, ask, examine
 
 from labkit import lesson_copies
+
+from .front_ends import JupyterLab
+from .pages import FRONT_END, ask, examine
 
 pytestmark = [
     pytest.mark.browser,

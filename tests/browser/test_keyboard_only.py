@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from endless import ENDLESS
-from keyboard import overwrite, press, reach, walk
-from labs import IMPORTS, LABS, PANELS, Lab, button, message, picture
+
+from .endless import ENDLESS
+from .keyboard import overwrite, press, reach, walk
+from .labs import IMPORTS, LABS, PANELS, Lab, button, message, picture
 
 pytestmark = pytest.mark.browser
 

@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from endless import ENDLESS
-from labs import IMPORTS, LABS, PANELS, Lab, button, message
-from pages import FRONT_END, ask
+
+from .endless import ENDLESS
+from .labs import IMPORTS, LABS, PANELS, Lab, button, message
+from .pages import FRONT_END, ask
 
 pytestmark = pytest.mark.browser
 

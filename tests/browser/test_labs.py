@@ -1,8 +1,9 @@
 """Four labs in a notebook, used with mouse and keyboard: predicted, stopped half way, run again."""
 
 import pytest
-from endless import ENDLESS
-from labs import Lab
+
+from .endless import ENDLESS
+from .labs import Lab
 
 pytestmark = pytest.mark.browser
 

@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from labs import Lab
+
+from .labs import Lab
 
 pytestmark = pytest.mark.browser
 

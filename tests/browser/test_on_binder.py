@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container import Container, container
-from pages import FRONT_END, ask, await_answer, await_cells
-from platforms import Figures
-from process_memory import watched
+
+from benchmarks.platforms import Figures
+from benchmarks.process_memory import watched
+
+from .container import Container, container
+from .pages import FRONT_END, ask, await_answer, await_cells
 
 pytestmark = pytest.mark.platform
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from keyboard import walk
-from pages import make_notebook, opened
+
+from .keyboard import walk
+from .pages import make_notebook, opened
 
 pytestmark = pytest.mark.browser
 

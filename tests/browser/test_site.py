@@ -5,7 +5,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from accessibility import GRAVE
+
+from .accessibility import GRAVE
 
 pytestmark = pytest.mark.browser
 

@@ -3,10 +3,11 @@
 import re
 
 import pytest
-from labs import IMPORTS, LABS, Lab, button, message, picture
-from pages import FRONT_END, make_notebook, opened
 
 from gpulessons.lesson_13 import articles
+
+from .labs import IMPORTS, LABS, Lab, button, message, picture
+from .pages import FRONT_END, make_notebook, opened
 
 pytestmark = pytest.mark.browser
 

@@ -3,9 +3,10 @@
 import re
 
 import pytest
-from labs import button, message, picture
 
 from gpulessons.lesson_02.labs.stream_program import MEANS, ORDERED, RACE, STALE
+
+from .labs import button, message, picture
 
 pytestmark = pytest.mark.browser
 

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from accessibility import GRAVE
+
+from .accessibility import GRAVE
 
 pytestmark = pytest.mark.browser
 

@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from endless import ENDLESS
-from labs import Lab
+
+from .endless import ENDLESS
+from .labs import Lab
 
 pytestmark = pytest.mark.browser
 

@@ -80,3 +80,20 @@ def test_from_a_notebook():
     assert (error.ename, error.evalue) == ("IsolatedError", "train() raised ValueError: negative.")
     shown = "\n".join(error.traceback)
     assert "raise ValueError('negative')" in shown and "in train" in shown
+
+
+def free_here() -> int:
+    import torch
+
+    torch.ones(1, device="cuda:1")
+    return torch.cuda.mem_get_info(1)[0]
+
+
+def test_an_isolated_function_sees_what_this_process_holds():
+    import torch
+
+    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+        context = torch.cuda.get_device_properties(1).total_memory - torch.cuda.mem_get_info(1)[0]
+        held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:1")
+        assert labkit.isolated(free_here).value == torch.cuda.mem_get_info(1)[0] - context - (2 << 20)
+        assert held.nbytes == torch.cuda.memory_reserved(1)

@@ -1,8 +1,8 @@
 """Runs, results and their tables."""
 
 import pytest
-from measure import EXPERIMENTS
 
+from benchmarks.measure import EXPERIMENTS
 from labkit.labs.experiment import Result, Run, badge, checked_count, checked_sizes, collect
 
 COLUMNS = {"size": "bytes", "memory": "", "seconds": "seconds"}

@@ -4,7 +4,6 @@ import asyncio
 import re
 
 import pytest
-from test_panel import FakeLab, buttons, text
 
 import labkit
 from gpulessons.lesson_02.labs import StreamsLab
@@ -13,6 +12,8 @@ from gpulessons.lesson_08.labs import SharingLab
 from gpulessons.lesson_13.labs import ClaimsPanel
 from labkit.labs import MemoryPanel
 from labkit.labs.round_trip import RoundTrip
+
+from .test_panel import FakeLab, buttons, text
 
 
 class Page:

@@ -1,11 +1,12 @@
 """Each solution passes in a kernel that has run nothing else: what a library takes at its first call is no answer's."""
 
 import pytest
-from test_exercises import EXERCISES, answer
 
 import labkit
 from labkit import checks
 from labkit.checks import limits
+
+from .test_exercises import EXERCISES, answer
 
 
 @pytest.mark.sample(12)

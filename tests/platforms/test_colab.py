@@ -15,12 +15,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from binder_image import copy_tree
-from colab_runtime import kernel_settings, runtime
 from nbclient import NotebookClient
-from platforms import PAGE, Figures
 
-import notebooks
+from benchmarks import notebooks
+from benchmarks.platforms import PAGE, Figures
+from tools.binder_image import copy_tree
+
+from ..colab_runtime import kernel_settings, runtime
 
 pytestmark = pytest.mark.platform
 

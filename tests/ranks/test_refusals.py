@@ -7,7 +7,7 @@ import pytest
 
 import labkit
 
-FIDELITY = Path(__file__).parents[2] / "benchmarks/fidelity"
+FIDELITY = Path(__file__).parents[2] / "packages/virtualgpu/benchmarks/fidelity"
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from learner import predict_and_run as run
 from matplotlib.image import imread
 from matplotlib.text import Text
 
@@ -16,6 +15,8 @@ from gpulessons.lesson_01.labs.pinned_memory import COLUMNS, PREDICTED_SIZE, pin
 from gputrace import units
 from gputrace.figures.figure import BLUE, DOTS_PER_INCH, VERMILLION
 from labkit.labs import Result, collect, recorded_result
+
+from ...learner import predict_and_run as run
 
 SIZES = (1 << 12, 1 << 20, 1 << 24)
 

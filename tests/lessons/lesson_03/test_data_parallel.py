@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from learner import predict_and_run as run
 
 import labkit
 from gpulessons.lesson_03.labs import (
@@ -14,6 +13,8 @@ from gpulessons.lesson_03.labs import (
 )
 from gpulessons.lesson_03.labs.data_parallel import COLUMNS, WORK_COLUMNS, computing_shares, parallel_gain
 from labkit.labs import Result, collect, recorded_result
+
+from ...learner import predict_and_run as run
 
 
 @pytest.mark.parametrize("like", ["T4", "H200"])

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from learner import predict_and_run as run
 from torch import nn
 
 import labkit
@@ -10,6 +9,8 @@ from gpulessons.lesson_04.labs import PipelineLab, pipeline_step, plot_pipeline_
 from gpulessons.lesson_04.labs.pipeline import COLUMNS, Pipe, is_whole, stage_peaks, stages, waiting_share
 from gpulessons.lesson_04.labs.schedules import GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble
 from labkit.labs import Result, collect
+
+from ...learner import predict_and_run as run
 
 SMALL = {"width": 4096, "batch": 8192}
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learner import predict_and_run as run
 
 import labkit
 from gpulessons.lesson_06.labs import ALONE, COLUMNS, LEAKS, NO_LEAK, LeakLab, growth, leaky_training, plot_leaky_training, script
 from labkit.labs import Result, collect
+
+from ...learner import predict_and_run as run
 
 MIB = 1 << 20
 GRAPH = "the autograd graph of global `losses["

@@ -7,12 +7,13 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from learner import predict_and_run as run
 from matplotlib.patches import Rectangle
 
 import labkit
 from gpulessons.lesson_08.labs import COLUMNS, PARTS, WAYS, SharingLab, held_by_way, plot_shared_model, shared_model
 from labkit.labs import Result, collect
+
+from ...learner import predict_and_run as run
 
 MIB = 1 << 20
 

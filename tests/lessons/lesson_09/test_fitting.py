@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import pytest
-from learner import predict_and_run as run
 
 import labkit
 from gpulessons.lesson_09.labs import BudgetLab, memory_plan, plot_memory_plan
@@ -12,6 +11,8 @@ from gpulessons.lesson_09.labs.fitting import changes as changes_of
 from gpulessons.lesson_09.training import Setting, fits
 from gpulessons.networks import GPT, MLP
 from labkit.labs import Result, collect
+
+from ...learner import predict_and_run as run
 
 MEDIUM = GPT(width=1024, layers=24, heads=16)
 

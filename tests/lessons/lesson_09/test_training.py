@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from training_memory import TEN_SETTINGS
 
+from benchmarks.training_memory import TEN_SETTINGS
 from gpulessons.lesson_09.training import Setting, fits, measured, room
 from gpulessons.networks import GPT, MLP
 from labkit.labs.experiment import recorded_result

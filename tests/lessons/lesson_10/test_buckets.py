@@ -1,11 +1,12 @@
 """A step of DistributedDataParallel by buckets, ranks and link: the experiment, the figure, and the lab."""
 
 import pytest
-from learner import predict_and_run as run
 
 from gpulessons.lesson_10.labs import BucketsLab
 from gpulessons.lesson_10.labs.buckets import ALL_REDUCE, COLUMNS, bucket_step, plot_bucket_step, recorded_seconds
 from labkit.labs import Result, collect
+
+from ...learner import predict_and_run as run
 
 WORK = [["forward", 0.0, 1e-3], ["backward", 1e-3, 3e-3], ["optimizer", 6e-3, 2e-3], [ALL_REDUCE, 2e-3, 1e-3], [ALL_REDUCE, 4e-3, 2e-3]]
 

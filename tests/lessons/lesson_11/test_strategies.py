@@ -1,11 +1,12 @@
 """Ways to divide a model among GPUs: the experiment, the figure, and the lab."""
 
 import pytest
-from learner import predict_and_run as run
 
 from gpulessons.lesson_11.labs import StrategiesLab, strategy_steps
 from gpulessons.lesson_11.labs.strategies import COLUMNS, GPUS, MODELS, PER_NODE, WAYS, least, plot_strategy_steps
 from labkit.labs import Result, collect
+
+from ...learner import predict_and_run as run
 
 PEAKS = {("FSDP", 8): 20, ("FSDP", 32): 16, ("tensor", 8): 32, ("DDP", 8): None}  # GiB by way and GPUs, on paper
 

@@ -1,0 +1,124 @@
+"""What it costs on a real GPU to record: `gputrace.record()` beside PyTorch's own history and profiler, on two training steps.
+
+    python benchmarks/recording.py [ROUNDS]
+
+One step is bound by its launches, the other keeps the GPU busy. All sides take turns in one process, round by round, shuffled anew for each
+round, for what one side leaves behind slows the next; a ratio is the median over the rounds of both sides' times in the same round.
+Launches take a third more or less from one round to the next, so there are many, and the middle half of the rounds' ratios is printed too.
+Not in a stretch are the looks at the device's memory in use, twice a second, each of which takes Python's lock from the program.
+Exits 1 when a ratio is above its limit, 2 where there is no CUDA GPU.
+"""
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+import gputrace
+
+LAYERS = 8
+LAUNCH_BOUND = (1024, 512, 50)  # width, batch, steps timed at a stretch
+BUSY = (8192, 8192, 3)
+HISTORY_LIMIT = 1.05  # of PyTorch's own history, on the step bound by launches, for memory alone
+PROFILER_LIMIT = 1.10  # of PyTorch's own profiler of CUDA alone, on the same step, for memory and timeline
+BARE_LIMIT = 1.02  # of no recording, on the step that keeps the GPU busy, for memory alone
+
+
+@contextmanager
+def history() -> Iterator[None]:
+    """PyTorch's own history, with Python stacks and as many events as `record` keeps."""
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=200_000)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+
+
+def profiler() -> AbstractContextManager[object]:
+    """PyTorch's own profiler, which listens to CUDA alone."""
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+
+BARE, HISTORY, MEMORY = "bare", "PyTorch's history", "record()"
+PROFILER, BOTH = "PyTorch's profiler", "record(timeline=True)"
+SIDES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    BARE: nullcontext,
+    HISTORY: history,
+    MEMORY: gputrace.record,
+    PROFILER: profiler,
+    BOTH: lambda: gputrace.record(timeline=True),
+}
+
+
+def training_step(width: int, batch: int) -> Callable[[], None]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU()))).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(batch, width, device="cuda")
+
+    def step() -> None:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def seconds_of(step: Callable[[], None], count: int) -> float:
+    """Seconds of one step, of `count` at a stretch."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count
+
+
+def measure(width: int, batch: int, count: int, sides: list[str], rounds: int) -> dict[str, list[float]]:
+    """Seconds of one step on each side, round by round. Starting and ending a recording is not part of a step."""
+    step, order = training_step(width, batch), random.Random(0)
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(rounds + 1):
+        for side in order.sample(sides, len(sides)):
+            with SIDES[side]():
+                step()
+                taken = seconds_of(step, count)
+            if turn:  # the first round fills caches
+                times[side].append(taken)
+    return times
+
+
+def ratios(times: dict[str, list[float]], side: str, to: str) -> list[float]:
+    """The quartiles of a ratio over the rounds."""
+    return statistics.quantiles((a / b for a, b in zip(times[side], times[to], strict=True)), n=4)
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("recording: this machine has no CUDA GPU to record", file=sys.stderr)
+        return 2
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 121
+    launch_bound, busy = measure(*LAUNCH_BOUND, list(SIDES), rounds), measure(*BUSY, [BARE, MEMORY], max(3, rounds // 24))
+    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}; {LAYERS} layers of {LAUNCH_BOUND[0]} and of {BUSY[0]}")
+    for name, times in (("is bound by launches", launch_bound), ("keeps the GPU busy", busy)):
+        print(f"a training step that {name}, {len(times[BARE])} rounds")
+        for side, found in times.items():
+            print(f"    {side:24}{statistics.median(found) * 1e3:>10.3f} ms, fastest {min(found) * 1e3:.3f} ms")
+    checks = (
+        (f"bound by launches, {MEMORY} / {HISTORY}", ratios(launch_bound, MEMORY, HISTORY), HISTORY_LIMIT),
+        (f"bound by launches, {BOTH} / {PROFILER}", ratios(launch_bound, BOTH, PROFILER), PROFILER_LIMIT),
+        (f"keeps the GPU busy, {MEMORY} / {BARE}", ratios(busy, MEMORY, BARE), BARE_LIMIT),
+    )
+    for name, (low, found, high), limit in checks:
+        print(f"{name}: {found:.3f} ({low:.3f} to {high:.3f}), at most {limit} {'kept' if found <= limit else 'EXCEEDED'}")
+    return int(any(found > limit for _, (_, found, _), limit in checks))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

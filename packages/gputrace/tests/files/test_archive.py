@@ -1,0 +1,70 @@
+"""Traces in files: what comes back, and what is refused."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import gputrace
+from gputrace import Trace
+
+
+@pytest.fixture
+def trace(machine):
+    with gputrace.record() as trace:
+        net = torch.nn.Linear(64, 64, device="cuda")
+        net(torch.zeros(8, 64, device="cuda")).sum().backward()
+    return trace
+
+
+def test_a_loaded_trace_is_the_same(trace, tmp_path):
+    trace.save(tmp_path / "a.trace")
+    loaded = Trace.load(str(tmp_path / "a.trace"))
+    assert list(loaded.events) == list(trace.events)
+    assert (loaded.events.birth == trace.events.birth).all() and (loaded.events.category == trace.events.category).all()
+    for name in ("stacks", "start", "settings", "phases", "used", "totals", "seconds", "badge", "origin"):
+        assert getattr(loaded, name) == getattr(trace, name)
+    assert loaded.segments("peak") == trace.segments("peak")
+    assert (repr(loaded), repr(loaded.lines())) == (repr(trace), repr(trace.lines()))
+    assert loaded.plot_memory().alt == trace.plot_memory().alt
+
+
+def stores(content):
+    def write(path):
+        with open(path, "wb") as file:
+            content(file)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        stores(lambda file: None),
+        stores(lambda file: file.write(b"words")),
+        stores(lambda file: file.write(b"PK\x03\x04 cut off")),
+        stores(lambda file: np.save(file, np.zeros(3))),
+        stores(lambda file: np.savez(file, header=np.frombuffer(b"{}", np.uint8))),
+        stores(lambda file: np.savez(file, other=np.zeros(3))),
+        stores(lambda file: pickle.dump([], file)),
+    ],
+    ids=["empty", "text", "half an archive", "one array", "no events", "another archive", "a pickle"],
+)
+def test_another_file_is_no_trace(tmp_path, write):
+    write(tmp_path / "thing")
+    with pytest.raises(ValueError, match="thing holds no trace of labkit's"):
+        Trace.load(tmp_path / "thing")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"missing\.trace"):
+        Trace.load(tmp_path / "missing.trace")
+
+
+def test_a_snapshot_that_cannot_be_made_leaves_no_file(machine, tmp_path):
+    with gputrace.record(max_events=1) as trace:
+        torch.zeros(1000, device="cuda")
+    with pytest.raises(ValueError, match="events were lost"):
+        trace.export_snapshot(tmp_path / "a.pickle")
+    assert not (tmp_path / "a.pickle").exists()

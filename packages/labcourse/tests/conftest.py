@@ -1,0 +1,54 @@
+"""A course of the kit's own lessons, and a sandbox to grade it in."""
+
+import pytest
+
+from labcourse import assignment, backends, examination
+from labcourse.sandbox import Sandbox
+from labkit.lesson_copies import shipped
+
+from .handed_in import COURSE, LIMITS, notebook
+
+
+@pytest.fixture(scope="session")
+def course(tmp_path_factory) -> assignment.Course:
+    path = tmp_path_factory.mktemp("course") / "course.toml"
+    path.write_text(COURSE)
+    return assignment.read(path)
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> backends.Backend:
+    """Bubblewrap; where it does not work, tests of what only it can do are skipped."""
+    try:
+        return backends.best(LIMITS.scratch, "bubblewrap")
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def sandbox(bubblewrap):
+    """One sandbox for many submissions: none may harm the next."""
+    with Sandbox(bubblewrap, LIMITS) as box:
+        yield box
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("course") / "course.toml"
+    lessons = sorted(lesson.stem[:2] for lesson in shipped().glob("*.ipynb"))
+    path.write_text(COURSE.partition("[labs")[0] + "".join(f'[labs."{lesson}"]\n' for lesson in lessons))
+    return assignment.read(path)
+
+
+@pytest.fixture
+def tried(whole, sandbox):
+    """The result of an exercise, of all exercises of whose lab only this one is asked for."""
+
+    def examine(number, *cells, given=""):
+        lab = whole.lab(number[:2])
+        exercise = next(item for item in lab.exercises if item.number == number)
+        lab = assignment.Assignment(lab.name, lab.title, (exercise,))
+        cells = [cell.replace("ANSWER", "return torch.tensor(numbers, device='cuda')") for cell in cells]
+        return examination.examine(notebook(*cells, number=number, name=exercise.name), "ada", lab, whole, frozenset({given}), sandbox)
+
+    return examine

@@ -1,0 +1,84 @@
+"""The comparison of answers finds copies, however they are disguised, and tells them from answers that anybody would give."""
+
+import pytest
+
+from labcourse import comparison
+from labcourse.comparison import compared, normalized, pairs
+
+from .made_up_class import DISGUISES, made_up_class, own_answer
+
+RIGHT = "def on_gpu(numbers):\n    return torch.tensor(numbers, device='cuda')"
+
+
+def groups_of(answers: dict[str, str]) -> list[set[str]]:
+    found = compared({student: normalized(source, "on_gpu") for student, source in answers.items()})
+    return sorted((set(group.students) for group in found.groups), key=sorted)
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+@pytest.mark.parametrize("student", range(3))
+def test_a_disguised_copy_is_the_same_answer(disguise, student):
+    source = own_answer(student)
+    assert normalized(disguise(source), "on_gpu").form == normalized(source, "on_gpu").form
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "def on_gpu(numbers):\n    return torch.tensor(numbers, device='cpu')",
+        "def on_gpu(numbers):\n    return torch.tensor(numbers).to('cuda')",
+        "def on_gpu(numbers):\n    return torch.tensor(list(numbers), device='cuda')",
+        "def on_gpu(numbers):\n    return torch.Tensor(numbers, device='cuda')",
+        "def on_gpu(numbers):\n    if numbers:\n        return torch.tensor(numbers, device='cuda')",
+    ],
+)
+def test_another_answer_is_another(other):
+    assert normalized(other, "on_gpu").form != normalized(RIGHT, "on_gpu").form
+
+
+def test_what_is_no_answer_is_compared_with_nothing():
+    for source in ("", "def on_gpu(numbers): ...", "def on_gpu(numbers):\n    '''Doc.'''\n    pass", "# later", "print(3)"):
+        assert normalized(source, "on_gpu") == comparison.Normal("", 0)
+
+
+def test_what_is_no_python_is_compared_by_its_words():
+    first, second = (normalized(source) for source in ("def f(:\n  return  1  # mine", "def f(:\n\treturn 1"))
+    assert first == second and not first.parsed
+    assert normalized("%time x = 1\n!ls\ny = 2").parsed
+
+
+def test_helpers_of_an_answer_belong_to_it_and_experiments_do_not():
+    helped = "def helper(n=1):\n    return n * 2\n\ndef on_gpu(numbers):\n    return helper(n=3)\n"
+    other = "x = on_gpu([1])\ndef double(value=1):\n    return value * 2\ndef on_gpu(a):\n    return double(value=3)\nfor i in x: print(i)"
+    assert normalized(helped, "on_gpu") == normalized(other, "on_gpu")
+    assert normalized(helped.replace("* 2", "* 3"), "on_gpu") != normalized(helped, "on_gpu")
+
+
+def test_written_answers_are_compared_by_their_words():
+    assert comparison.as_text("Because it waits.") == comparison.as_text("because **it** waits")
+    assert comparison.as_text("Because it waits.") != comparison.as_text("Because it runs.")
+
+
+def test_published_solutions_and_stubs_are_no_groups():
+    stub = "def on_gpu(numbers):\n    return numbers"
+    sources = {"ada": RIGHT, "bob": RIGHT.replace("numbers", "n"), "cyd": stub, "dee": stub, "eve": "", "fay": ""}
+    normals = {student: normalized(source, "on_gpu") for student, source in sources.items()}
+    found = compared(normals, [normalized(RIGHT, "on_gpu")], [normalized(stub, "on_gpu")])
+    assert (found.answers, found.solution, found.groups, found.most_frequent) == (2, ("ada", "bob"), (), 2)
+
+
+@pytest.mark.parametrize(("count", "groups"), [(12, [2, 3]), (30, [2, 2, 4]), (100, [2, 2, 2, 3, 3, 5, 8])])
+def test_the_groups_of_a_made_up_class_are_found_and_nobody_else(count, groups):
+    answers, planted = made_up_class(count, groups, seed=count)
+    assert groups_of(answers) == sorted(planted, key=sorted)
+
+
+def test_pairs_share_long_answers_that_hardly_anybody_has():
+    answers, planted = made_up_class(12, [2, 3])
+    normals = {student: normalized(source, "on_gpu") for student, source in answers.items()}
+    short = {student: normalized(RIGHT, "on_gpu") for student in answers}
+    found = pairs({"01.1": compared(normals), "01.2": compared(normals), "01.3": compared(short)})
+    assert {frozenset(pair.students) for pair in found} == {
+        frozenset((first, second)) for group in planted for first in group for second in group if first != second
+    }
+    assert all(pair.exercises == ("01.1", "01.2") for pair in found)

@@ -1,0 +1,167 @@
+"""What is handed out: complete, without solutions, the same bytes each time; and solutions put back earn all points."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from labcourse import assignment, examination, feedback, release
+from labcourse.sandbox import Sandbox
+
+from .handed_in import NOTEBOOKS
+
+LESSONS = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+WITH_QUESTION = f"""
+course = "GPUs"
+notebooks = "{NOTEBOOKS}"
+[labs."03"]
+points = {{ "03.2" = 2.5 }}
+[[labs."03".written]]
+id = "03.why"
+question = "Why is the first GPU the fullest?"
+points = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def whole_course(tmp_path_factory) -> assignment.Course:
+    """Every lesson as a lab."""
+    path = tmp_path_factory.mktemp("all") / "course.toml"
+    labs = "".join(f'[labs."{lesson}"]\n' for lesson in LESSONS)
+    path.write_text(f'notebooks = "{NOTEBOOKS}"\n{labs}')
+    return assignment.read(path)
+
+
+def solved(course, lab):
+    """The students' notebook with the instructor's solutions in it."""
+    notebook = release.student_copy(course, lab)
+    solutions = [
+        SOLVED.search(cell.source)[1] for cell in release.instructor_copy(course, lab).cells if "solution" in cell.metadata.get("tags", [])
+    ]
+    tasks = [cell for cell in notebook.cells if "exercise" in cell.metadata.get("tags", [])]
+    for task, solution in zip(tasks, solutions, strict=True):
+        task.source = solution
+    return json.dumps(notebook).encode()
+
+
+def test_students_get_no_solution_and_no_output(whole_course):
+    for lab in whole_course.labs:
+        notebook = release.student_copy(whole_course, lab)
+        text = json.dumps(notebook)
+        assert "<details>" not in text and "Solution of" not in text
+        assert all(not cell.outputs and cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
+        tasks = [cell for cell in notebook.cells if "exercise" in cell.metadata.get("tags", [])]
+        assert [task.metadata["labkit"]["exercise"] for task in tasks] == [exercise.number for exercise in lab.exercises]
+
+
+def test_feedback_asks_the_questions_without_marks(whole_course):
+    for lab in whole_course.labs:
+        asked = release.questions(whole_course, lab)
+        assert len(asked) == len(lab.exercises)
+        for question in asked.values():
+            without_code = re.sub("<(code|pre).*?</(code|pre)>", "", feedback.rich(question), flags=re.DOTALL)
+            assert "*" not in without_code and "`" not in without_code, question
+
+
+def test_marks_of_code_and_emphasis_become_html_and_nothing_else_does():
+    assert feedback.rich("`a*b*` **is** *not* <b> `c`") == "<code>a*b*</code> <strong>is</strong> <em>not</em> &lt;b&gt; <code>c</code>"
+    assert feedback.rich("2 * 3 * 4") == "2 * 3 * 4"
+
+
+def test_solutions_and_stubs_are_found_for_each_exercise(whole_course):
+    for lab in whole_course.labs:
+        numbers = [exercise.number for exercise in lab.exercises]
+        assert list(release.solutions(whole_course, lab)) == list(release.stubs(whole_course, lab)) == numbers
+        assert all(release.solutions(whole_course, lab).values())
+
+
+def test_the_instructor_gets_each_solution(whole_course):
+    for lab in whole_course.labs:
+        cells = release.instructor_copy(whole_course, lab).cells
+        assert sum("solution" in cell.metadata.get("tags", []) for cell in cells) == len(lab.exercises)
+
+
+@pytest.fixture(scope="module")
+def box(whole_course, bubblewrap):
+    unhurried = replace(whole_course.limits, cell_seconds=200, trial_seconds=200, seconds=1000)  # a busy machine is no failure
+    with Sandbox(bubblewrap, unhurried) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, box, lesson):
+    """The controls find nothing in an honest notebook, too."""
+    [lab] = (lab for lab in whole_course.labs if lab.name == lesson)
+    given = release.handed_out(whole_course, lab)
+    examined = examination.examine(solved(whole_course, lab), "ada", lab, whole_course, given, box)
+    assert (examined.status, examined.points, examined.remarks, examined.cell_errors) == ("graded", lab.points, [], [])
+
+
+def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, tmp_path):
+    labs = list(whole_course.labs[:2])
+    files = release.files(whole_course, labs, "labkit")
+    assert files == release.files(whole_course, labs, "labkit")
+    release.write(files, tmp_path)
+    assert release.drifted(files, tmp_path) == []
+    changed = tmp_path / "student" / f"{labs[0].name}.ipynb"
+    changed.write_text(changed.read_text().replace("def on_gpu", "def on_cpu"))
+    (tmp_path / "instructor" / f"{labs[1].name}.ipynb").unlink()
+    assert [line.split(" ", 1) for line in release.drifted(files, tmp_path)] == [
+        [f"student/{labs[0].name}.ipynb", "differs from what its lesson and the course file give now"],
+        [f"instructor/{labs[1].name}.ipynb", "is missing"],
+    ]
+
+
+def test_settings_of_nbgrader_are_not_written_over(whole_course, tmp_path):
+    files = release.files(whole_course, [whole_course.lab("00")], "nbgrader")
+    own, settings = "c.Exchange.root = '/srv'\n", tmp_path / release.CONFIG
+    settings.write_text(own)
+    with pytest.raises(ValueError, match="has settings of its own: put these lines into it") as raised:
+        release.write(files, tmp_path)
+    assert list(tmp_path.iterdir()) == [settings]
+    settings.write_text(own + files[release.CONFIG])
+    assert all(line in str(raised.value) for line in files[release.CONFIG].splitlines())
+    release.write(files, tmp_path)
+    assert settings.read_text().startswith(own) and release.drifted(files, tmp_path) == []
+
+
+def test_points_and_written_questions_come_from_the_course_file(tmp_path):
+    path = tmp_path / "course.toml"
+    path.write_text(WITH_QUESTION)
+    course = assignment.read(path)
+    lab = course.lab("03")
+    assert lab.points == 1 + 2.5 + 3 + 3
+    cells = release.student_copy(course, lab).cells
+    assert "Why is the first GPU the fullest?" in cells[-2].source
+    assert cells[-1].metadata["labkit"] == {"written": "03.why"}
+    whole = assignment.read(_with(path, 'contents = "lesson"\n' + WITH_QUESTION))
+    assert len(release.student_copy(whole, lab).cells) > len(cells)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[labs."99"]', "no such lesson"),
+        ("", "no labs"),
+        ('[labs."03"]\npoint = 3', "'point' means nothing here; there are due, points, written"),
+        ('[labs."03"]\npoints = { "04.1" = 2 }', "no exercise 04.1"),
+        ('tries = "two"\n[labs."03"]', "tries = 'two': this must be int"),
+        ('late_penalty = 2\n[labs."03"]', "late_penalty from 0 to 1"),
+        ('[labs."03"]\ndue = "Monday"', "write a date"),
+        ('[labs."03"]\n[limits]\nmemory = "lots"', "lots"),
+        ('[labs."03"]\n[extensions]\nada = { "04" = 2027-01-01 }', "there is no lab '04'; there are 03_data_parallel"),
+    ],
+)
+def test_mistakes_in_the_course_file_are_named(text, said, tmp_path):
+    path = _with(tmp_path / "course.toml", f'notebooks = "{NOTEBOOKS}"\n{text}')
+    with pytest.raises(ValueError, match=re.escape(said)):
+        assignment.read(path)
+
+
+def _with(path, text):
+    path.write_text(text)
+    return path

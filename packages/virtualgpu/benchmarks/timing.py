@@ -1,0 +1,114 @@
+"""How close the virtual GPU's times come to those of real H200s: programs, unchanged, on the model's time.
+
+    python benchmarks/timing.py [--micro] [--kernels] [--multi] [--others]      all when none is named
+
+Prints every figure beside its recording, in milliseconds, with their ratio, and then the conclusions that a reader would draw. The
+profile was fitted on micro.json (timing/fit.py), and what single operators do beyond moving their bytes was read off kernels.json. So
+multi.json judges them, and the work of others.json that keeps the GPU busy: a median error of at most 25%, no figure off by more than a
+factor of 2. What is bound by launches in others.json is shown beside it: another host launched it. Exits 1 if a bound is missed or a
+conclusion differs.
+
+micro.py ran on one H200, multi.py on four of one host, torch 2.11 with CUDA 13.0, 2026-11-20; kernels.py and others.py on one each,
+2026-11-22. The ranks of multi.py (DistributedDataParallel) fail on virtual GPUs by name, and are left out. micro.py read each figure of
+pin_memory once, and those of 64 KiB and 1 MiB do not grow with the size: something else was in them. The first run of others.py, before
+there were rules for single operators, showed that they were needed; none of its figures was used for them.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).parent / "timing"
+PROGRAMS = {"micro": 1, "kernels": 1, "multi": 4, "others": 1}  # GPUs
+FACTOR = 2.0
+LIMITS = {"multi": 0.25, "others": 0.25}  # median error of figures that nothing was fitted on
+OTHER_HOST = "host, "  # figures of others.json that another host decided
+Figures = dict[str, float]  # milliseconds by name
+
+
+def run(program: str) -> dict:
+    """What the program writes when it runs on virtual H200s."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "figures.json"
+        options = ["--gpus", str(PROGRAMS[program]), "--like", "H200", "--virtual-time", "--no-values"]
+        command = [sys.executable, "-m", "virtualgpu", "run", *options, str(HERE / f"{program}.py"), str(output)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{program}.py failed:\n{done.stderr}")
+        return json.loads(output.read_text(encoding="utf-8"))
+
+
+def figures(report: dict) -> Figures:
+    """The times of a report."""
+    return dict(_times(report))
+
+
+def _times(report: dict, inside: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in report.items():
+        whole = f"{inside}{name}"
+        if whole.startswith(("props", "mem_get_info", "devices", "peer", "topo", "ddp", "machine", "host_add")) or name == "tflops":
+            continue
+        if isinstance(value, dict):
+            yield from _times(value, f"{whole}, ")
+        else:
+            yield whole, value * (1e3 if name.startswith("pin_memory_s") else 1e-3 if "_us" in name else 1.0)
+
+
+def compare(program: str, model: Figures, recorded: Figures) -> bool:
+    """Print the figures; are the bounds kept?"""
+    print(f"\n{program}.py on {PROGRAMS[program]} × H200{'':38}{'model':>12}{'recorded':>12}{'ratio':>8}")
+    ratios = {name: model[name] / value for name, value in recorded.items()}
+    for name, ratio in ratios.items():
+        far = "" if 1 / FACTOR <= ratio <= FACTOR else f"  over a factor of {FACTOR:.0f}"
+        print(f"{name:60}{model[name]:>9.4f} ms{recorded[name]:>9.4f} ms{ratio:>8.2f}{far}")
+    ratios = {name: ratio for name, ratio in ratios.items() if not name.startswith(OTHER_HOST)}
+    error = median(abs(ratio - 1) for ratio in ratios.values())
+    far = sum(not 1 / FACTOR <= ratio <= FACTOR for ratio in ratios.values())
+    print(f"{program}: {len(ratios)} figures, median error {100 * error:.0f}%, {far} over a factor of {FACTOR:.0f}")
+    return program not in LIMITS or (error <= LIMITS[program] and not far)
+
+
+def conclusions(program: str, of: Figures) -> Iterator[tuple[str, bool]]:
+    """What the figures say."""
+    if program == "micro":
+        for size in (1 << 16, 1 << 20, 1 << 24, 1 << 27, 1 << 29):
+            for kind in ("h2d", "d2h"):
+                row = f"copy_ms {size}, {kind}"
+                yield f"pinned beats pageable memory: {kind}, {size} bytes", of[f"{row}_pinned"] < of[f"{row}_pageable"]
+        yield "a copy beside a product beats one after the other", of["overlap, overlap"] < 0.95 * of["overlap, serial"]
+        yield "two streams of tiny kernels are no faster", of["small kernels, two streams"] > 0.95 * of["small kernels, two serial"]
+        return
+    if program != "multi":
+        return
+    for width, batch, better in ((1024, 512, False), (4096, 8192, True)):
+        step = f"dp w={width} batch={batch}, dp_step_ms"
+        for gpus in (2, 4):
+            said = f"DataParallel on {gpus} GPUs is {'faster' if better else 'slower'}: width {width}, batch {batch}"
+            yield said, (of[f"{step} {gpus}"] < of[f"{step} 1"]) == better
+    splits = {n: of[f"mp pipeline {n}"] for n in (1, 2, 4, 8, 16, 32, 64)}
+    yield "the pipeline's best number of splits is 4, 8 or 16", min(splits, key=splits.__getitem__) in (4, 8, 16)
+    yield "two devices without a pipeline are no faster than one", of["mp naive 2 devices"] > 0.98 * of["mp one device fwd+bwd"]
+
+
+def judge(program: str) -> bool:
+    """Run one program and print all of it; does the model keep the bounds and draw the recording's conclusions?"""
+    recorded = figures(json.loads((HERE / f"{program}.json").read_text(encoding="utf-8")))
+    model = figures(run(program))
+    kept = compare(program, model, recorded)
+    rows = list(zip(conclusions(program, model), conclusions(program, recorded), strict=True))
+    for (said, on_model), (_, on_gpu) in rows:
+        print(f"{said:72} model: {'yes' if on_model else 'NO':4} recorded: {'yes' if on_gpu else 'no'}")
+    return kept and all(on_model for (_, on_model), _ in rows)
+
+
+def main() -> int:
+    chosen = [program for program in PROGRAMS if f"--{program}" in sys.argv[1:]] or list(PROGRAMS)
+    return 0 if all([judge(program) for program in chosen]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

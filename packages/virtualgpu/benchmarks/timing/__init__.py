@@ -1,0 +1,1 @@
+"""Programs that measure times, what they recorded on real GPUs, and what fits the profiles to it."""

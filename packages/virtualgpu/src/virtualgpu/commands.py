@@ -1,0 +1,120 @@
+"""The command `run`, of `python -m virtualgpu` and of packages that build on it."""
+
+import argparse
+import json
+import os
+import sys
+from math import inf
+from time import monotonic, process_time
+from typing import TYPE_CHECKING
+
+from virtualgpu import front_end, machines
+from virtualgpu.in_children import sitecustomize
+from virtualgpu.options import GPUS, LIKE, MEMORY, NO_VALUES, VIRTUAL_TIME, CommandParser
+from virtualgpu.script import check_script, run_script
+
+if TYPE_CHECKING:
+    from virtualgpu.machines import VirtualGPUs
+
+RUN = "Run an unmodified PyTorch script on virtual GPUs, as `python SCRIPT ARGUMENTS` would run it on real ones."
+LONG = 60  # seconds of the CPU, after which a script is told that it need not compute
+REFUSED = 2  # the exit status, as argparse has it for an argument that it refuses
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    about = "torch.cuda on a computer without a GPU."
+    parser = CommandParser(prog="python -m virtualgpu", description=about)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    add_run(commands.add_parser("run", help=RUN, description=RUN), "virtualgpu run")
+    return run_command(parser, arguments)
+
+
+def run_command(parser: CommandParser, arguments: list[str] | None) -> int:
+    """Run the command that the arguments name, and return its exit status.
+
+    Without a command, print the help.
+    """
+    options = parser.parse_args(arguments)
+    if "command" in options:
+        return options.command(options)
+    parser.print_help()
+    return 0
+
+
+def add_run(parser: CommandParser, name: str) -> None:
+    """Add the options of `run`, and what it does. Its messages begin with `name`."""
+    parser.add(VIRTUAL_TIME)
+    add_machine(parser)
+    parser.add_script()
+    parser.set_defaults(command=lambda options: _run(options, name))
+
+
+def add_machine(parser: CommandParser) -> None:
+    """Add the options that choose virtual GPUs for one process."""
+    parser.add(GPUS)
+    parser.add(LIKE, help=f"{LIKE.settings['help']} (default: {machines.DEFAULT_MODEL})")
+    parser.add(MEMORY, NO_VALUES)
+
+
+def checked_gpus(options: argparse.Namespace) -> int:
+    """How many GPUs are asked for. Raises ValueError for a number that no machine has."""
+    if options.gpus is not None and not 1 <= options.gpus <= machines.MAXIMUM:
+        raise ValueError(f"--gpus {options.gpus}: choose a whole number from 1 to {machines.MAXIMUM}")
+    return 1 if options.gpus is None else options.gpus
+
+
+def _run(options: argparse.Namespace, name: str) -> int:
+    """The machine stays in place until the process ends: the script's threads and atexit functions may outlive its last line."""
+    try:
+        check_script(options.script, options.module)
+        gpus = machines.use(checked_gpus(options), options.like, options.memory, values=options.values, heeds_environment=True)
+    except (ValueError, TypeError, RuntimeError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return REFUSED
+    whose = "Python's time tells the model's" if options.virtual_time else "Times in the script are this computer's, not the model's"
+    tell_machine(gpus, name, f"{whose}.")
+    set_up_for_times(gpus, options.virtual_time)
+    _hand_down(gpus)
+    run_script(options.script, options.arguments, options.module)
+    return 0
+
+
+def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
+    """Say on standard error where a script runs, and whose its times are; and later, once, how it would take less long."""
+    total = machines.gibibytes(gpus.request.memory or gpus.profile.total_memory)
+    some = "1 virtual GPU" if gpus.count == 1 else f"{gpus.count} virtual GPUs"
+    print(f"{name}: {some}, modelled on {machines.with_maker(gpus.name)}, {total} each. {whose}", file=sys.stderr)
+    if gpus.request.values:
+        due = monotonic()  # the real clock: Python's `time` may tell the model's soon
+
+        def tell_once(*event: object) -> None:
+            nonlocal due
+            if (now := monotonic()) < due:
+                return
+            due = now + 1  # to ask for a process's time takes the system long where it has many threads
+            if process_time() > LONG:
+                due = inf
+                print(
+                    f"{name}: this computes every value on the CPU; --no-values keeps memory and times alone, in less time", file=sys.stderr
+                )
+
+        for gpu in gpus.machine.gpus:
+            gpu.allocator.listen(tell_once)
+
+
+def _hand_down(gpus: "VirtualGPUs") -> None:
+    """Python programs that the script starts have its GPUs too."""
+    request = {name: getattr(gpus.request, name) for name in ("gpus", "like", "memory", "values")}
+    os.environ[sitecustomize.REQUEST] = json.dumps(request | {"front": front_end.name(), "places": front_end.places()})
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(sitecustomize.HERE.parent), os.environ.get("PYTHONPATH")]))
+
+
+def set_up_for_times(gpus: "VirtualGPUs", virtual_time: bool) -> None:
+    """What a script that measures needs."""
+    from virtualgpu.host import time_module
+
+    machine = gpus.machine
+    machine.blanks_host = not gpus.request.values  # a script times copies to the host too
+    if virtual_time:
+        time_module.put_in_place(machine.clock, lambda seconds: machine.scheduler.sleep(seconds, machine.clock))

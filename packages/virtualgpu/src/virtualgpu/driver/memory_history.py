@@ -1,0 +1,96 @@
+"""Memory snapshots and histories of a virtual machine, as `torch.cuda.memory` asks for them."""
+
+import os
+import sys
+from collections.abc import Collection
+from types import FrameType
+from typing import Any
+
+from virtualgpu.allocator.pool import NO_POOL
+from virtualgpu.allocator.settings import UNLIMITED
+from virtualgpu.errors import unsupported
+from virtualgpu.front_end import CALLS_OPERATORS, HERE
+from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.script import run_script
+from virtualgpu.stream_numbers import raw_stream
+
+
+def python_frames() -> list[dict[str, Any]]:
+    """The caller's Python stack, innermost first, without the virtual GPU's own functions, nor what started the script."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not run_script.__code__:
+        filename = frame.f_code.co_filename
+        if not filename.startswith(HERE) and not filename.endswith(CALLS_OPERATORS):
+            frames.append({"name": frame.f_code.co_name, "filename": filename, "line": frame.f_lineno})
+        frame = frame.f_back
+    return frames
+
+
+def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dict[str, Any]:
+    settings = machine.gpus[0].allocator.settings
+    divisions = settings.divisions
+    return {
+        "segments": [segment for gpu in machine.gpus for segment in _raw(gpu, gpu.allocator.segments(pool[:2] if pool else NO_POOL))],
+        "device_traces": [_raw(gpu, gpu.allocator.history()) for gpu in machine.gpus],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+            "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
+            "garbage_collection_threshold": settings.garbage_collection_threshold,
+            "expandable_segments": settings.expandable_segments,
+            "roundup_power2_divisions": {str(1 << i): division for i, division in enumerate(divisions)},
+        },
+        "external_annotations": [],
+    }
+
+
+def _raw(gpu: Gpu, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries that name streams as CUDA does."""
+    return [entry | {"stream": raw_stream(gpu.index, entry["stream"])} for entry in entries]
+
+
+def answers(machine: Machine) -> dict[str, Any]:
+    metadata = {"text": ""}
+
+    def record(
+        enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool = False,
+        compile_context: bool = False, annotations: bool = False, skip_actions: Collection[str] = (),
+        pinned_memory: bool = False, cuda: bool = True,
+    ) -> None:  # fmt: skip
+        """Stacks are of Python only: there is no C++ below a virtual GPU that anyone would look for. The last two are torch 2.14's."""
+        if pinned_memory:
+            raise unsupported("a history of pinned memory")
+        for gpu in machine.gpus:
+            gpu.allocator.record_history(
+                enabled if cuda else None,
+                max_entries,
+                python_frames,
+                context=context,
+                clock=lambda: round(machine.clock.host * 1e6),
+                clear=clear_history,
+                metadata=lambda: metadata["text"],
+                skipped=skip_actions,
+            )
+
+    def record_legacy(
+        enabled: bool, record_context: bool = True, max_entries: int = 1, alloc_context: bool = False, cpp: bool = False, *rest: Any
+    ) -> None:
+        context = None if not record_context else "alloc" if alloc_context else "state"
+        record("all" if enabled else None, context, "python", max_entries, *rest)
+
+    def traceback_of(address: int) -> list[dict[str, Any]] | None:
+        for gpu in machine.gpus:
+            for segment in gpu.allocator.segments():
+                for block in segment["blocks"]:
+                    if block["address"] == address and block["frames"]:
+                        return block["frames"]
+        return None
+
+    return {
+        "_cuda_record_memory_history": record,
+        "_cuda_record_memory_history_legacy": record_legacy,
+        "_cuda_memorySnapshot": lambda pool=None: snapshot(machine, pool),
+        "_cuda_allocationTraceback": traceback_of,
+        "_cuda_setMemoryMetadata": lambda text: metadata.update(text=text),
+        "_cuda_getMemoryMetadata": lambda: metadata["text"],
+    }

@@ -1,0 +1,116 @@
+"""How an operator comes to a virtual GPU: which function runs it, chosen once, from its name or from its schema, and each call of it."""
+
+import pkgutil
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from virtualgpu import ops
+from virtualgpu.ops import composites, determinism, faults, operators
+from virtualgpu.ops.call import HANDLERS, Call, Handler, Operator, operator
+from virtualgpu.tensor import VirtualTensor, mark_written
+
+# The first argument gives the shape (and the device, unless `device` says otherwise); nothing is read.
+LIKE = {
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+    "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided",
+}  # fmt: skip
+NAMED: dict[str, Handler] = {
+    "_local_scalar_dense": operators.read_scalar,
+    "item": operators.read_scalar,
+    "set_": operators.set_storage,
+    "resize_": operators.resize,
+    "resize_as_": operators.resize_as,
+}
+# Operators of these namespaces have no kernels for CUDA.
+ON_THE_CPU_ALONE = {"quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "onednn", "prepacked"}
+RANKS: dict[str, Callable[[], Handler]] = {}  # by namespace, what imports the function that runs its operators; `install` adds them
+# These touch no values themselves.
+TOUCHES_NO_VALUES = (operators.view, operators.set_storage, operators.resize, composites.composite, composites.in_python)
+
+
+def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    """`VirtualTensor.__torch_dispatch__`."""
+    if len(types) > 1:
+        return NotImplemented  # another subclass, such as a DTensor, sees it first
+    op = operator(func)
+    handler = op.handler or _prepare(op)
+    call = Call(op, args, kwargs or {})
+    try:
+        if op.by_argument:
+            call.require_one_device()
+        if call.gpu is not None:
+            machine = call.gpu.machine
+            if machine.several_streams:
+                return machine.races.run(call)
+            if machine.races.collectives.flights:
+                machine.races.collectives.check(call)
+        result = handler(call)
+        if op.marks_written:
+            for x in call.written():
+                if type(x) is VirtualTensor and x.layout is torch.strided:
+                    mark_written(x)
+        return result
+    except (IndexError, RuntimeError) as error:
+        return faults.survive(call, error)
+
+
+VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
+
+
+def _prepare(op: Operator) -> Handler:
+    """Choose what runs an operator. Raises NotImplementedError if a virtual GPU does not."""
+    handler = choose(op)
+    op.by_argument, op.iterates, op.outputs_anywhere = faults.device_rules(op.func)
+    op.model_only = handler is operators.like
+    op.touches_values = handler not in TOUCHES_NO_VALUES and op.func.namespace not in RANKS
+    op.marks_written = bool(op.written) and op.touches_values and op.name != "copy_"
+    handler = determinism.watched(op.name, handler)
+    op.handler = _counting(handler) if op.written and op.name.startswith("_foreach_") else handler
+    return op.handler
+
+
+def _counting(handler: Handler) -> Handler:
+    """Autograd counts what is written in place, but not by an operator on lists: there CUDA's own kernels count it."""
+
+    def count(call: Call) -> Any:
+        result = handler(call)
+        increment_version(call.written())
+        return result
+
+    return count
+
+
+def choose(op: Operator) -> Handler:
+    """A family's own function for the operator, or the rule of its kind."""
+    func, name = op.func, op.name
+    if func.namespace in RANKS:
+        return RANKS[func.namespace]()
+    if func.namespace in ON_THE_CPU_ALONE or (name not in HANDLERS and faults.has_cpu_kernel_alone(func)):
+        raise NotImplementedError(f"Could not run '{func._schema.name}' with arguments from the 'CUDA' backend.")
+    if name in HANDLERS:
+        return HANDLERS[name]
+    if name in NAMED:
+        return NAMED[name]
+    if name in LIKE:
+        return operators.like
+    if composites.is_made_of_others(func):
+        return composites.composite
+    if func.namespace != "aten" and composites.is_written_in_python(func):
+        return composites.in_python
+    if "generator" in op.arguments:
+        return operators.draw
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return operators.draw_from_default
+    if op.returns_views or torch.Tag.inplace_view in func.tags:
+        return operators.view
+    if torch.Tag.dynamic_output_shape in func.tags:
+        return operators.shape_from_values
+    return operators.into_given if op.written else operators.compute
+
+
+for _module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):  # the families say what they know of their operators
+    import_module(_module.name)

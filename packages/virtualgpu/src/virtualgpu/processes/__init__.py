@@ -1,0 +1,1 @@
+"""What several processes keep in shared memory about one virtual machine."""

@@ -1,0 +1,187 @@
+"""Host time of what Python does around operators: calls of modules, replicas, threads, views, memory."""
+
+import threading
+import traceback
+
+import pytest
+import torch
+from torch import nn
+
+import virtualgpu
+from virtualgpu import profiles
+
+H200 = profiles.load("H200")
+LAUNCH = H200.launch_seconds
+
+
+@pytest.fixture
+def machine():
+    with virtualgpu.use(gpus=4, like="H200", values=False) as used:
+        torch.cuda.init()
+        yield used
+
+
+def host_seconds(work) -> float:
+    """Of the second of two runs: the first fills caches."""
+    work()
+    start = virtualgpu.host_time()
+    work()
+    return virtualgpu.host_time() - start
+
+
+def wall_seconds(work) -> float:
+    def done() -> None:
+        work()
+        for gpu in range(4):
+            torch.cuda.synchronize(gpu)
+
+    return host_seconds(done)
+
+
+class Nothing(nn.Module):
+    def forward(self, x):
+        return x
+
+
+def test_a_modules_call_takes_host_time(machine):
+    assert host_seconds(lambda: Nothing()(None)) == pytest.approx(H200.module_seconds)
+    assert host_seconds(lambda: nn.Sequential(Nothing(), Nothing())(None)) == pytest.approx(3 * H200.module_seconds)
+
+
+def test_hooks_and_tracebacks_are_as_without(machine):
+    seen = []
+
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise ValueError(x)
+
+    module = nn.Sequential(Nothing(), Fails())
+    module[0].register_forward_hook(lambda *args: seen.append("forward"))
+    module.register_forward_pre_hook(lambda *args: seen.append("before"))
+    with pytest.raises(ValueError) as error:
+        module(7)
+    assert seen == ["before", "forward"]
+    frames = [frame.filename for frame in traceback.extract_tb(error.value.__traceback__)]
+    assert not any("/virtualgpu/" in name for name in frames if name != __file__)
+    assert not torch.nn.modules.module._global_forward_hooks and not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_what_is_taken_away_leaves_no_trace():
+    def found() -> list:
+        return [torch._C._get_tracing_state, getattr(torch._C, "_is_tracing", None), nn.Module._replicate_for_data_parallel]
+
+    before = found()
+    with virtualgpu.use(gpus=1):
+        assert sum(now is not then for now, then in zip(found(), before, strict=True)) == 2
+    assert found() == before
+
+
+def test_an_operator_takes_a_launch_and_what_its_output_takes(machine):
+    x = torch.randn(64, device="cuda")
+    assert host_seconds(lambda: x.add_(1)) == pytest.approx(LAUNCH)
+    assert host_seconds(lambda: x + 1) == pytest.approx(LAUNCH + H200.allocate_seconds)
+    assert host_seconds(lambda: x.view(8, 8)) == pytest.approx(H200.view_seconds)
+    assert host_seconds(lambda: torch.empty(64, device="cuda")) == pytest.approx(H200.allocate_seconds)
+
+
+def test_a_few_rows_of_a_large_table_take_little_time(machine):
+    table = torch.empty(1 << 20, 1 << 10, device="cuda")
+    rows = torch.zeros(16, dtype=torch.int64, device="cuda")
+    assert wall_seconds(lambda: nn.functional.embedding(rows, table)) < 1e-4
+    assert wall_seconds(lambda: table.index_select(0, rows)) < 1e-4
+    assert wall_seconds(lambda: table.sum()) > 5e-4
+
+
+def test_memory_from_the_driver_takes_longer_than_from_the_cache(machine):
+    def fresh() -> None:
+        torch.cuda.empty_cache()
+        torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+
+    cached = host_seconds(lambda: torch.empty(64 << 20, dtype=torch.uint8, device="cuda"))
+    assert cached == pytest.approx(H200.allocate_seconds)
+    expected = H200.empty_cache_seconds + H200.free_seconds + H200.malloc_seconds + H200.allocate_seconds
+    assert host_seconds(fresh) == pytest.approx(expected, rel=0.1)
+
+
+def test_freeing_waits_for_the_gpu(machine):
+    x = torch.randn(8192, 8192, device="cuda")
+    torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    start = virtualgpu.host_time()
+    x @ x
+    launched = virtualgpu.host_time() - start
+    torch.cuda.empty_cache()
+    assert launched < 1e-3 < 2e-2 < virtualgpu.host_time() - start
+
+
+def test_replicas_take_time_by_module_and_tensor(machine):
+    def replicate(depth: int, gpus: int) -> float:
+        net = nn.Sequential(*[nn.Linear(8, 8) for _ in range(depth)]).cuda()
+        return host_seconds(lambda: nn.parallel.replicate(net, list(range(gpus))))
+
+    # A layer has two tensors and is a child itself. Beside that each tensor is broadcast, and shown as a view.
+    layer = H200.replicate_seconds + 3 * H200.attribute_seconds
+    assert replicate(20, 2) - replicate(10, 2) > 2 * 10 * layer
+    assert replicate(20, 4) - replicate(20, 2) > 2 * 20 * layer
+
+
+def test_a_broadcast_reaches_all_gpus_as_soon_as_one(machine):
+    """NCCL passes the bytes on from GPU to GPU, over links that carry all of them at once."""
+    x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    two, four = (wall_seconds(lambda n=n: nn.parallel.comm.broadcast(x, list(range(n)))) for n in (2, 4))
+    assert two == pytest.approx((1 << 30) / H200.p2p_bytes_per_second, rel=0.05)
+    assert four == pytest.approx(two, rel=0.05)
+
+
+def test_a_thread_takes_time_to_start_and_threads_wait_for_one_lock(machine):
+    x = [torch.randn(64, device=f"cuda:{gpu}") for gpu in range(4)]
+
+    def work(gpu: int) -> None:
+        for _ in range(20):
+            x[gpu].add_(1)
+
+    def threads(count: int) -> None:
+        started = [threading.Thread(target=work, args=(gpu,)) for gpu in range(count)]
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+
+    alone = H200.thread_seconds + 20 * LAUNCH
+    assert host_seconds(lambda: threads(1)) == pytest.approx(alone, rel=0.25)
+    # Together they launch more slowly than one after the other: each has to be woken for each of its launches.
+    assert host_seconds(lambda: threads(4)) > 2 * 4 * alone
+
+
+def test_two_large_kernels_on_two_streams_take_as_long_as_one_after_the_other(machine):
+    x = torch.randn(4096, 4096, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+
+    def one_stream() -> None:
+        x @ x
+        x @ x
+
+    def two_streams() -> None:
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                x @ x
+
+    assert wall_seconds(two_streams) == pytest.approx(wall_seconds(one_stream), rel=0.05)
+
+
+def test_products_that_fill_a_part_of_the_gpu_run_at_once_on_two_streams(machine):
+    x = torch.randn(128, 65536, device="cuda")  # few tiles, long sums
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+
+    def on(chosen) -> float:
+        def work() -> None:
+            for stream in chosen:
+                with torch.cuda.stream(stream):
+                    for _ in range(10):
+                        x @ x.T
+
+        return wall_seconds(work)
+
+    assert on(streams) < 0.7 * on([streams[0]] * 2)

@@ -1,0 +1,31 @@
+"""What a piece of code asks of the allocator of a fresh virtual GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import virtualgpu
+
+
+def asked(work: Callable[[], Any], backward: bool = False, like: str = "H200", setup: Callable[[], Any] | None = None) -> list[str]:
+    """Sizes of allocations ("+4") and frees ("-4") in order, of `work` or of the backward of its result; `setup` makes its argument."""
+    with virtualgpu.use(gpus=1, like=like):
+        inputs = () if setup is None else (setup(),)
+        if not backward:
+            return recorded(lambda: work(*inputs))[1]
+        result = work(*inputs)
+        gradient = torch.ones_like(result)
+        return recorded(lambda: result.backward(gradient))[1]
+
+
+def recorded(work: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """The result of `work`, alive until after the recording, and the sizes."""
+    torch.cuda.memory._record_memory_history(max_entries=1000, context=None)
+    try:
+        result = work()
+    finally:
+        trace = torch.cuda.memory._snapshot()["device_traces"][0]
+        torch.cuda.memory._record_memory_history(enabled=None)
+    signs = {"alloc": "+", "free_completed": "-"}
+    return result, [f"{signs[event['action']]}{event['size']}" for event in trace if event["action"] in signs]

@@ -1,0 +1,29 @@
+"""The thread that keeps an answer's time, beside the threads of programs on virtual GPUs."""
+
+import threading
+
+import pytest
+
+import labkit
+from labkit.checks import limits
+from virtualgpu import hardware
+
+
+@pytest.fixture
+def machine():
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        yield
+
+
+def test_the_thread_that_keeps_an_answers_time_takes_no_turns(machine):
+    """Else it would wait for that of an answer that sleeps."""
+    with limits.in_time("00.1", None):
+        assert not hardware.machine().scheduler.several
+
+
+def test_a_programs_thread_takes_turns_whoever_made_its_function(machine):
+    """As an answer's does that runs what a check has given it."""
+    thread = threading.Thread(target=limits.in_time, args=("00.1", None))
+    thread.start()
+    thread.join()
+    assert hasattr(thread, "_scheduler_state")
