@@ -86,5 +86,5 @@ def test_scripts_stop_at_the_first_thing_that_fails():
 def test_a_copy_has_what_git_has_and_what_it_would(tmp_path):
     copy_tree(tmp_path)
     assert (tmp_path / "binder" / "start").stat().st_mode & 0o111
-    assert (tmp_path / "virtualgpu" / "profiles").is_dir()
+    assert (tmp_path / "labkit" / "machine.py").is_file()
     assert not (tmp_path / ".git").exists() and not list(tmp_path.glob(".venv*"))
