@@ -12,6 +12,7 @@ from traitlets.config import Config
 
 import virtualgpu
 from gputrace import Trace
+from gputrace.magics import GpuMagics
 from gputrace.sources.clock import ClockSource
 from gputrace.spans import Execution
 from virtualgpu import front_end
@@ -23,6 +24,7 @@ def shell():
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.user_ns["torch"] = torch
+    shell.register_magics(GpuMagics)
     with virtualgpu.use(gpus=1, memory="2GiB"):
         yield shell
     InteractiveShell.clear_instance()
@@ -132,7 +134,7 @@ def test_bad_options_get_one_clear_line(shell, magic, line, said):
 @pytest.mark.parametrize("cell", ["await x", "async with x: pass", "[y async for y in x]", "print((await x) + 1)"])
 def test_a_cell_that_awaits_is_refused_by_name(shell, magic, cell):
     result, _, printed = run(shell, f"%%{magic}\n{cell}")
-    assert not result.success and f"%%{magic} cannot run a cell that awaits" in printed and "gputrace.record()" in printed
+    assert not result.success and f"%%{magic} cannot run a cell that awaits" in printed and "labkit.record()" in printed
 
 
 def test_a_mistake_in_the_syntax(shell):

@@ -142,7 +142,7 @@ def test_races_are_found_where_there_are_some_and_nowhere_else(program):
     fast = Program([torch.cuda.default_stream(0), *_streams(), torch.cuda.default_stream(1)])
     with warnings.catch_warnings():
         warnings.simplefilter("error", RaceWarning)
-        virtualgpu.current()._virtual._installation.machine.races.races = Races()
+        virtualgpu.current()._installation.machine.races.races = Races()
         for action in program:
             expected = slow.apply(action)
             try:
