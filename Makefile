@@ -6,28 +6,32 @@
 #   make unit-slow      the slow unit tests, which `make test` leaves out; of large sets a fixed sample
 #   make unit-rest      all unit tests that `make test` leaves out
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
-#   make test-versions  the unit tests and lessons on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
+#   make test-versions  the unit tests and lessons on the oldest torch that the kit admits, the pinned one and the newest
 #   make test-browser   lessons, widgets and the site in a real browser (needs Chromium); pictures of them stay in build/screenshots
-#   make test-nbgrader  what is released for nbgrader, with nbgrader's own commands; installs it into .venv-nbgrader
+#   make test-nbgrader  what is released for nbgrader, with nbgrader's own commands
+#   make test-cluster   grading a class on a Dask cluster
 #   make test-classic   every lesson on what stands in for Colab, and the widgets in the classic notebook 6.5 with Colab's ipywidgets 7.7.1;
-#                       installs Colab's packages into .venv-classic (PYTHON=python3.13 is Colab's Python)
-#   make test-binder    every lesson in JupyterLab within Binder's 2 GB and one core; builds what Binder would into .venv-binder
+#                       (PYTHON=python3.13 is Colab's Python)
+#   make test-binder    every lesson in JupyterLab within Binder's 2 GB and one core; builds what Binder would
+#   make coverage       which lines the fast unit tests run, as a page: build/coverage/html/index.html; ARGS=--everything for all tests
 #   make docs           the site, in build/site: all lessons, the guides and the reference; a warning is an error
 #   make lint, format   check the code's style, its types and which package imports which, or correct the style
-#   make clean          remove .venv, .venv-binder, .venv-classic, .venv-nbgrader, .venv-versions and what the tools left behind
+#   make pins           compile constraints.txt and tools/constraints-classic.txt; ARGS=--upgrade takes the newest versions
+#   make clean          remove .venv, .nox (the environments of test-binder, test-classic, test-nbgrader and test-versions) and what the tools left behind
 #
 # Variables:
-#   ARGS="--no-browser --port=9999"                         passed on to JupyterLab
+#   ARGS="--no-browser --port=9999"                         passed on to JupyterLab, coverage or pins
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu        where PyTorch comes from; else its CPU build on Linux without an NVIDIA driver
 #   PYTHON=/path/to/python3.12                              the Python that .venv is made with
-#   VERSIONS="2.8 newest"                                   for test-versions: oldest, pinned, newest, installed or a number
+#   VERSIONS="2.8 newest"                                   for test-versions: oldest, pinned, newest or a number
 
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-CLASSIC := .venv-classic
-BINDER := .venv-binder
-NBGRADER := .venv-nbgrader
+CLASSIC := .nox/classic
+BINDER := .nox/binder
+NBGRADER := .nox/nbgrader
+NOX = $(BIN)/nox --session
 ARGS ?=
 TORCH_INDEX ?=
 VERSIONS ?= oldest pinned newest
@@ -37,6 +41,8 @@ FIRST := index.ipynb
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c '$(SUITABLE)' 2>/dev/null && { echo "$$python"; break; }; done)
+
+export PYTHON TORCH_INDEX VERSIONS
 
 # IPython warns where another environment is active than the one it runs in.
 unexport VIRTUAL_ENV
@@ -49,7 +55,7 @@ SOURCES := $(CURDIR):$(CURDIR)/packages/virtualgpu/src:$(CURDIR)/packages/gputra
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=240 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit unit-all unit-slow unit-rest notebooks stored-outputs docs lint format clean
+.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-cluster test-classic test-binder coverage pins unit unit-all unit-slow unit-rest notebooks stored-outputs docs lint format clean
 
 # The address that JupyterLab prints leads to the table of lessons. A kernel without encryption would warn of it in the terminal. JupyterLab refuses
 # to run as root, which is who you are in most containers, unless told.
@@ -97,14 +103,17 @@ test-gpu: $(VENV)/installed
 	$(PYTEST) --everything $(TESTS)
 	$(PYTEST) --nbval-lax $(NBVAL) -n 1 notebooks
 
-test-versions:
-	$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL=$(TORCH_INDEX)) "$(PYTHON)" tools/test_versions.py $(VERSIONS)
+test-versions: $(VENV)/installed-nox
+	$(NOX) versions
 
 test-browser: $(VENV)/installed-browser docs
 	$(PYTEST) -n 2 --dist loadfile -m browser tests/browser
 
 test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
 	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) --everything packages/labcourse/tests/test_nbgrader.py
+
+test-cluster: $(VENV)/installed-cluster
+	$(PYTEST) --everything packages/labcourse/tests/test_cluster.py
 
 # Colab has no labkit: the first cell of a lesson installs it there. The widgets' tests find it in these folders. The site has no widgets.
 test-classic: $(CLASSIC)/installed
@@ -113,8 +122,14 @@ test-classic: $(CLASSIC)/installed
 	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 2 --dist loadfile --timeout 300 -m browser tests/browser --ignore=tests/browser/test_site.py
 
 test-binder: $(VENV)/installed-browser $(BINDER)/installed
-	$(BIN)/python tools/build_binder.py --refresh "$(BINDER)"
+	$(BIN)/python -m pytest --everything tests/test_binder.py
 	LABKIT_BINDER="$(BINDER)" $(BIN)/python -m pytest --timeout 600 -m platform tests/browser/test_on_binder.py
+
+coverage: $(VENV)/installed
+	$(PYTEST) $(PARALLEL) --cov --cov-report=term --cov-report=html $(TESTS) $(ARGS)
+
+pins: $(VENV)/installed-nox
+	$(NOX) pins -- $(ARGS)
 
 docs: $(VENV)/installed-docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs . build/site
@@ -135,7 +150,7 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(BINDER) $(CLASSIC) $(NBGRADER) .venv-versions .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) .nox .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call make_venv,FOLDER): a virtual environment there, unless there is one.
@@ -167,21 +182,24 @@ $(VENV)/installed-docs: $(VENV)/installed
 	@$(PIP_INSTALL) --editable '.[lab,test,docs]'
 	@touch $@
 
-$(CLASSIC)/installed: tools/constraints-classic.txt pyproject.toml
-	@$(call make_venv,$(CLASSIC))
-	@echo "installing the classic notebook and its pinned packages into $(CLASSIC)"
-	@$(CLASSIC)/bin/python -m pip install $(PIP_OPTIONS) --constraint tools/constraints-classic.txt --editable '.[test,browser]' notebook
-	@$(CLASSIC)/bin/python -m pip uninstall --quiet --yes pytorch-gpu-lessons
+$(VENV)/installed-cluster: $(VENV)/installed
+	@$(PIP_INSTALL) --editable '.[lab,test,cluster]'
 	@touch $@
 
-$(BINDER)/installed: constraints.txt pyproject.toml $(wildcard binder/*) tools/build_binder.py | $(VENV)/installed
-	@echo "building what Binder would into $(BINDER)"
-	@$(BIN)/python tools/build_binder.py "$(BINDER)" "$(PYTHON)"
+$(VENV)/installed-nox: $(VENV)/installed
+	@$(PIP_INSTALL) --editable '.[lab,test,binder,nox]'
 	@touch $@
 
-# Beside the kit, as on a hub: its kernels are the kit's.
-$(NBGRADER)/installed:
-	@$(call make_venv,$(NBGRADER))
-	@echo "installing nbgrader into $(NBGRADER)"
-	@$(NBGRADER)/bin/python -m pip install --quiet --disable-pip-version-check 'nbgrader==0.9.6'
+# The environments that nox makes: noxfile.py says what is in each.
+$(CLASSIC)/installed: tools/constraints-classic.txt pyproject.toml noxfile.py | $(VENV)/installed-nox
+	$(NOX) classic --install-only
+	@touch $@
+
+# The copy of the repository follows each change, so nox looks each time.
+.PHONY: $(BINDER)/installed
+$(BINDER)/installed: | $(VENV)/installed-nox
+	$(NOX) binder --install-only
+
+$(NBGRADER)/installed: noxfile.py | $(VENV)/installed-nox
+	$(NOX) nbgrader --install-only
 	@touch $@

@@ -1,7 +1,8 @@
 """Courses: packages with a folder for each lesson, which labkit finds by the entry point `labkit.lessons`.
 
-A course's folder `lesson_NN` may hold `checks.py`, whose list `CHECKS` has the checks of its exercises; `wrong_answers.txt`, the controls
-that grading uses; and `recordings`, results of experiments on real GPUs.
+The folder `lesson_NN` of a course may have three things. The list `CHECKS` of `checks.py` has the checks
+of the exercises. `wrong_answers.txt` has the controls that grading uses. `recordings` has results
+of experiments on real GPUs.
 """
 
 import os
@@ -20,28 +21,28 @@ PROJECT = "pyproject.toml"
 def packages() -> dict[str, Path]:
     """Return the folder of each course's package by the package's name, in alphabetical order.
 
-    The entry points are those of installed distributions, and of projects whose own folder is on `sys.path`: a course
-    that is not installed is found there by its `pyproject.toml`.
+    The entry points of installed distributions count. A course that is not installed is found by
+    its `pyproject.toml`, if the folder of that file is on `sys.path`.
 
-    Raises ImportError where a package that an entry point names cannot be imported.
+    Raises ImportError if a package that an entry point names cannot be imported.
     """
     return {name: Path(str(import_module(name).__file__)).parent for name in _names(_path())}
 
 
 def _path() -> tuple[str, ...]:
-    """The folders of `sys.path`. An empty entry is the working folder."""
+    """Return the folders of `sys.path`. An empty entry is the working folder."""
     return tuple(dict.fromkeys(os.path.abspath(folder) for folder in sys.path))
 
 
 @cache
 def _names(path: tuple[str, ...]) -> list[str]:
-    """The names of the packages that can be found on this path."""
+    """Return the names of the packages that entry points on this path name."""
     installed = {entry.value for entry in metadata.entry_points(group=GROUP)}
     return sorted(installed.union(*(_entries(project) for project in _projects(path))))
 
 
 def projects() -> list[Path]:
-    """The `pyproject.toml` files on `sys.path` that name a course."""
+    """Return the `pyproject.toml` files on `sys.path` that name a course."""
     return list(_projects(_path()))
 
 
@@ -53,7 +54,7 @@ def _projects(path: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _entries(project: Path) -> set[str]:
-    """The packages that a project's entry points name. Most projects on a path are no courses, and are not parsed."""
+    """Return the packages that a project's entry points name. Only files that contain the group's name are parsed."""
     text = project.read_text(encoding="utf-8")
     if GROUP not in text:
         return set()
@@ -62,9 +63,10 @@ def _entries(project: Path) -> set[str]:
 
 
 def lessons() -> dict[str, tuple[str, Path]]:
-    """Return the package and the folder of each lesson by its number, such as "01", in order.
+    """Return the package and the folder of each lesson, by the lesson's number, such as "01".
 
-    Raises ValueError where two courses have a lesson of the same number.
+    The lessons are in the order of their numbers. Raises ValueError if two courses have a lesson
+    with the same number.
     """
     found: dict[str, tuple[str, Path]] = {}
     for package, folder in packages().items():
@@ -81,5 +83,8 @@ def lessons() -> dict[str, tuple[str, Path]]:
 
 
 def files(pattern: str) -> list[Path]:
-    """The files of all lessons whose path within the lesson's folder matches a pattern such as `recordings/*.json`."""
+    """Return the files of all lessons that match a pattern, such as `recordings/*.json`.
+
+    The pattern is relative to the lesson's folder.
+    """
     return [path for _, folder in lessons().values() for path in sorted(folder.glob(pattern))]

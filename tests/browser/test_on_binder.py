@@ -1,6 +1,6 @@
 """Every lesson whole on Binder's server, as a learner would run it: 2 GB for server and kernel together, one core.
 
-`tools/build_binder.py` has built what the image would hold into the folder LABKIT_BINDER; the server starts as the image's entry point
+`nox --session binder` has built what the image would hold into the folder LABKIT_BINDER; the server starts as the image's entry point
 starts it. Where the system lets us, Linux itself holds all its processes to the limit, and ends one that goes beyond; everywhere their
 memory is added up every 50 ms.
 """
@@ -31,8 +31,8 @@ LIMIT = 60  # seconds until the first lesson is open
 @pytest.fixture(scope="module")
 def built() -> Path:
     folder = Path(os.environ.get("LABKIT_BINDER", ""))
-    if not (folder / "environment" / "bin" / "jupyter").exists():
-        pytest.fail("LABKIT_BINDER names no folder that tools/build_binder.py has made: run `make test-binder`")
+    if not (folder / "bin" / "jupyter").exists():
+        pytest.fail("LABKIT_BINDER does not name a folder that nox has made: run `make test-binder`")
     return folder.resolve()
 
 
@@ -45,7 +45,7 @@ def box() -> Iterator[Container]:
 @pytest.fixture(scope="module")
 def figures(built) -> Iterator[Figures]:
     """What the lessons took, stored if LABKIT_FIGURES asks for it."""
-    figures = Figures.of_this_machine("Binder stand-in", str(built / "environment" / "bin" / "python"), CORES)
+    figures = Figures.of_this_machine("Binder stand-in", str(built / "bin" / "python"), CORES)
     yield figures
     figures.store_if_asked("binder")
 
@@ -58,7 +58,7 @@ def started(built, box, folder, tmp_path_factory) -> Iterator[tuple[subprocess.P
         port = free.getsockname()[1]
     names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     own = {name: str(tmp_path_factory.mktemp(name)) for name in names}
-    variables = os.environ | own | {"PATH": f"{built / 'environment' / 'bin'}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    variables = os.environ | own | {"PATH": f"{built / 'bin'}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
     options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", *FRONT_END.options(folder)]
     log = tmp_path_factory.mktemp("log") / "server.log"
     start = time.perf_counter()

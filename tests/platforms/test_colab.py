@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 
 from benchmarks import notebooks
 from benchmarks.platforms import PAGE, Figures
-from tools.build_binder import copy_tree
+from tools.binder_image import copy_tree
 
 from ..colab_runtime import kernel_settings, runtime
 

@@ -21,6 +21,7 @@ MANY = CLASS | {
     f"s{number:02d}": notebook(RIGHT if number % 3 else WRONG, f"# {number}", RIGHT if number % 3 else WRONG) for number in range(8)
 }
 
+pytest.importorskip("distributed", reason="Dask is not installed: run `make test-cluster`")
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 

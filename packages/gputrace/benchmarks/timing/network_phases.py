@@ -3,11 +3,12 @@
 python benchmarks/timing/network_phases.py record OUT.json [names…]    on a machine with a CUDA GPU
 python benchmarks/timing/network_phases.py compare [names…]            on any machine
 
-Both need torchvision, timm and transformers. network_phases.json is what `record` wrote on two
-machines. Each part has two times in milliseconds: until its call returns to the host, and until the
-GPU is done. Where both are alike, the GPU waited for the host. "busy" is the time of all kernels of
-one step by PyTorch's profiler, and "kernels" is their number. "host step" is how long the step of
-`labkit fit --host here` took right before the network; `compare` sets the host's speed by it.
+Both commands need torchvision, timm and transformers. network_phases.json has the recordings of two
+machines. Each part of a step has two times in milliseconds. The first ends when the call returns to
+the host, and the second when the GPU is done. If both are alike, the GPU waited for the host. "busy"
+is the time of all kernels of one step, as PyTorch's profiler measured it. "kernels" is the number of
+these kernels. "host step" is the time of a reference step, measured right before the network.
+`labkit fit --host here` uses the same reference step. `compare` sets the host's speed from it.
 """
 
 import gc
@@ -311,7 +312,7 @@ def middle(rounds: list[list[float]]) -> list[float]:
 
 
 def measure(name: str, mode: str, clock: Callable[[], float], rounds: int) -> dict[str, Any]:
-    """Return the two times of each part; of several rounds the median."""
+    """Return the two times of each part. Each is the median of several rounds."""
     training = Training(name, mode)
     for _ in range(4 if rounds > 1 else 2):
         training.step()

@@ -2,16 +2,19 @@
 
 usage: python benchmarks/timing/host_functions.py OUT.json
 
-Needs a CUDA GPU and takes about a minute. host_functions.json has what it wrote on three machines.
+The script needs a CUDA GPU and takes about a minute. host_functions.json has the results of three
+machines.
 
-Every figure is in microseconds of host time. The tensors are so small that the GPU is never the
-limit. A figure is the median of several rounds. "operators" has a plain call of each
-operator, the same call recorded by autograd, and one node of its backward pass (the slope between
-a short and a long chain). "functions" has everything around operators: module calls, autocast,
-optimizers per parameter, synchronization. All these are called again and again, so their code and
-data lie in the processor's caches. "mixed" shows how much slower operators are that run in turn.
-"programs" has the times of random programs of operators and modules, each with parameters of its
-own, as they are in networks.
+Every figure is in microseconds of host time and is the median of several rounds. The tensors are so
+small that the GPU is never the limit.
+
+- "operators" has a plain call of each operator, the same call recorded by autograd, and one node of
+  its backward pass. The node's time is the slope between a short and a long chain.
+- "functions" has the work around operators: module calls, autocast, optimizers per parameter, and
+  synchronization. Operators and functions are repeated, so the processor caches their code and data.
+- "mixed" shows how much slower operators are if they run in turn.
+- "programs" has random programs of operators and modules. As in a network, each operator and module
+  has parameters of its own.
 """
 
 import datetime
@@ -37,7 +40,7 @@ Work = Callable[[], object]
 
 
 def microseconds(work: Work, calls: int = CALLS, prepare: Callable[[], object] | None = None) -> float:
-    """Host microseconds of one call. `prepare` runs before each round and is not timed."""
+    """Return the host microseconds of one call. `prepare` runs before each round and is not timed."""
     found = []
     for _ in range(ROUNDS + 1):
         if prepare is not None:
@@ -52,7 +55,7 @@ def microseconds(work: Work, calls: int = CALLS, prepare: Callable[[], object] |
 
 
 def once(work: Callable[[object], object], make: Callable[[], object]) -> float:
-    """Host microseconds of `work(x)` where each round needs a new `x`."""
+    """Return the host microseconds of `work(x)`, with a new `x` for each round."""
     found = []
     for _ in range(3 * ROUNDS):
         x = make()
@@ -464,7 +467,7 @@ class Programs:
         return found
 
     def _times(self, first: torch.Tensor, parts: list) -> list[float]:
-        """Microseconds of a program without gradients, recorded, and of its backward pass."""
+        """Return the microseconds of a program without gradients, recorded, and of its backward pass."""
         found: list[list[float]] = []
         ones = torch.ones_like(first)
         leaves = [p for part in parts if isinstance(part, nn.Module) for p in part.parameters()]
@@ -494,7 +497,7 @@ class Programs:
 
 
 def measure_mixed() -> dict[str, float]:
-    """All operators in turn, beside the sum of their own times."""
+    """Return the time of all operators in turn, and the sum of their own times."""
     works = [(first.detach().clone().requires_grad_(), work) for first, work in Operators().all().values()]
     own = sum(microseconds(lambda leaf=leaf, work=work: work(leaf), 50) for leaf, work in works)
 
