@@ -7,11 +7,11 @@ import pytest
 from test_panel import FakeLab, buttons, text
 
 import labkit
+from gpulessons.lesson_00.labs import MemoryPanel
 from gpulessons.lesson_02.labs import StreamsLab
 from gpulessons.lesson_05.labs import AllocatorLab
 from gpulessons.lesson_08.labs import SharingLab
 from gpulessons.lesson_13.labs import ClaimsPanel
-from labkit.labs import MemoryPanel
 from labkit.labs.round_trip import RoundTrip
 
 
