@@ -9,6 +9,7 @@ import torch
 import labkit
 from gputrace import Table
 from labkit import machine
+from virtualgpu import machines
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +151,7 @@ def test_gpus_says_where_figures_come_from():
     ("text", "nbytes"), [("16GiB", 16 << 30), ("1.5 GiB", 3 << 29), ("500MB", 500_000_000), (4096, 4096), ("2kib", 2048), ("7", 7)]
 )
 def test_parse_bytes(text, nbytes):
-    assert machine.parse_bytes(text) == nbytes
+    assert machines.parse_bytes(text) == nbytes
 
 
 def test_a_block_without_values_computes_nothing_and_ends():

@@ -55,7 +55,10 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
         raise ValueError(f"timeout={timeout!r}: {choices}")
     name = f"{getattr(function, '__name__', type(function).__name__)}()"
     used = machine.current()
-    request = asdict(used.request) if used else None
+    request = None
+    if used is not None:
+        request = asdict(used.request) | {"virtual": used.virtual}
+        del request["host"]
     call = by_value.dumps((function, args, keywords))
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
         Path(folder, "call").write_bytes(pickle.dumps((sys.path, _cells(), request, call)))
@@ -68,12 +71,12 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
         if not result.exists():
             _, message = exit_status.without_report(name, status)
             raise IsolatedError(message, _output(folder))
-        failure, traceback, value = pickle.loads(result.read_bytes())
-        if not failure:
-            return Isolated(pickle.loads(value), _output(folder))
-        error = IsolatedError(f"{name} {failure}.", _output(folder))
-        if traceback:
-            error.add_note(f"In the process of its own:\n{traceback}")
+        returned, found = pickle.loads(result.read_bytes())
+        if returned:
+            return Isolated(found, _output(folder))
+        what, traceback = found
+        error = IsolatedError(f"{name} raised {what}.", _output(folder))
+        error.add_note(f"In the process of its own:\n{traceback}")
         raise error
 
 

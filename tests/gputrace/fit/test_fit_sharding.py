@@ -4,9 +4,9 @@ import textwrap
 
 import pytest
 
+from gpulessons.simulated_worlds import results
 from gputrace.fit.outcome import Wish
 from gputrace.fit.processes import run
-from labkit.ranks.large_worlds import results
 
 SCRIPT = """
 import time

@@ -6,8 +6,8 @@ from learner import predict_and_run as run
 from gpulessons.lesson_12.labs import LayoutsLab, layout_steps, plot_layout_steps
 from gpulessons.lesson_12.labs.layouts import COLUMNS, GPUS, best
 from gpulessons.rank_programs import rank_program
+from gpulessons.simulated_worlds import results
 from labkit.labs import Result, collect
-from labkit.ranks.large_worlds import results
 
 SECONDS = {(2, 2): 4.0, (4, 2): 3.0, (8, 1): 2.5, (1, 1): None}  # by tensor and pipeline degree, on paper
 

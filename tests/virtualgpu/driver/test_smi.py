@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import labkit
-from labkit import nvidia
+from gpulessons.lesson_13 import gputil
 from virtualgpu import hardware
 from virtualgpu.driver import nvml, smi
 
@@ -96,7 +96,7 @@ def test_a_gpu_can_be_chosen():
 
 
 def test_gputil_shows_its_table(one, capsys):
-    GPUtil = nvidia.gputil()
+    GPUtil = gputil.load()
     (gpu,) = GPUtil.getGPUs()
     assert (gpu.id, gpu.name, gpu.load, gpu.memoryTotal) == (0, "NVIDIA H200", 0, 143156)
     GPUtil.showUtilization()
