@@ -15,7 +15,7 @@ from labkit import torchrun_options
 from labkit.version import __version__
 from virtualgpu.commands import REFUSED, RUN, add_run, run_command
 from virtualgpu.machines import DEFAULT_MODEL
-from virtualgpu.options import CommandParser, option
+from virtualgpu.options import CommandParser
 from virtualgpu.script import check_script
 
 
@@ -63,10 +63,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def _add_trace(parser: CommandParser) -> None:
     from labkit import machine
 
-    ranks = option(
-        "--ranks",
-        type=int,
-        metavar="N",
+    ranks = torchrun_options.RANKS_OPTION.changed(
+        default=None,
         help="run the script in N processes, each with a virtual GPU, and write one page about all",
     )
     add_trace(parser, "labkit trace", ranks, prefers_virtual=machine.virtual_by_default)

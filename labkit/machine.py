@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -243,7 +244,8 @@ def use(
         if is_virtual and virtual is None and not _virtual_is_asked_for(request):
             used._too_few = real_gpus()
         return _told(used, quiet)
-    same = used.request == request and used.virtual == is_virtual
+    asked_before = replace(used.request, host=request.host)  # a program does not choose its host
+    same = asked_before == request and used.virtual == is_virtual
     if used._kept and not same:
         raise RuntimeError(_KEPT)
     if not same or used._entered:
