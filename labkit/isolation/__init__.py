@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit import machine
 from labkit.processes import by_value, exit_status, forkserver
-from labkit.processes.supervision import job_environment, kill_job
+from labkit.processes.supervision import kill_job, rank_environment
 
 _PROGRAM = str(Path(__file__).with_name("child.py"))
 
@@ -61,7 +61,8 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
         del request["host"]
     call = by_value.dumps((function, args, keywords))
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
-        Path(folder, "call").write_bytes(pickle.dumps((sys.path, _cells(), request, call)))
+        settings = sys.path, _cells(), _threads(), request
+        Path(folder, "call").write_bytes(pickle.dumps((*settings, call)))
         try:
             status = _run(folder, timeout)
         except subprocess.TimeoutExpired:
@@ -80,6 +81,14 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
         raise error
 
 
+def _threads() -> int | None:
+    """Return the number of PyTorch's threads, unless the environment already says it."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return None
+    torch = sys.modules.get("torch")
+    return os.cpu_count() if torch is None else torch.get_num_threads()
+
+
 def _cells() -> dict[str, Any]:
     """Return the source lines of a notebook's cells, for tracebacks."""
     cache = linecache.cache.items()
@@ -88,7 +97,7 @@ def _cells() -> dict[str, Any]:
 
 def _run(folder: str, timeout: float | None) -> int:
     """Run the call in `folder` and return the exit status. Kill whatever is left of the process."""
-    environment = {**os.environ, **job_environment(folder)}
+    environment = rank_environment(folder)  # that of ranks, so that they share a fork server
     with Path(folder, "output").open("wb") as output:
         process = forkserver.popen([_PROGRAM, folder], environment, output=output.fileno(), with_caller=True)
     try:

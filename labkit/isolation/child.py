@@ -21,7 +21,11 @@ def main(folder: str) -> None:
     """Run the function in the file `call` and write the file `result`: (returned, value or error)."""
     end_before_others()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no file of gigabytes
-    path, cells, request, call = pickle.loads(Path(folder, "call").read_bytes())
+    path, cells, threads, request, call = pickle.loads(Path(folder, "call").read_bytes())
+    if threads is not None:  # those of the caller, and not one as in a rank
+        del os.environ["OMP_NUM_THREADS"]
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
     sys.path[:] = [*path, KIT]
     linecache.cache.update(cells)
     process = os.getpid()
