@@ -1,6 +1,7 @@
 """The command line: `python -m labkit doctor`, `run`, `trace`, `fit`, `torchrun`, `lessons` and `course`."""
 
 import argparse
+import datetime
 import importlib.util
 import os
 import sys
@@ -8,17 +9,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gputrace.options import MAX_EVENTS, MAX_EVENTS_OPTION, check_max_events
+from gputrace.commands import FIT, TRACE, add_fit, add_trace, checked_files, command_line
+from gputrace.options import MAX_EVENTS
 from labkit import torchrun_options
 from labkit.version import __version__
-from virtualgpu.commands import REFUSED, RUN, add_machine, add_run, checked_gpus, run_command, tell_machine
-from virtualgpu.options import GPUS, CommandParser
-from virtualgpu.script import check_script, run_script
-
-RANKS_NEEDED = (
-    "fit does not start ranks as torchrun does. If the script expects torchrun, use "
-    "`labkit torchrun --simulate 8 SCRIPT`. It runs one rank of 8 and says what memory the rank needs."
-)
+from virtualgpu.commands import REFUSED, RUN, add_run, run_command
+from virtualgpu.machines import DEFAULT_MODEL
+from virtualgpu.options import CommandParser
+from virtualgpu.script import check_script
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,44 +36,8 @@ def _parser() -> CommandParser:
 
     command("doctor", _doctor, "Print what this machine has, what the kit will run on, and what to do about anything missing.")
     add_run(commands.add_parser("run", help=RUN, description=RUN), "labkit run")
-    trace = command(
-        "trace", _trace, "Run a PyTorch script and write an HTML page about the memory and time of its GPUs, also when it fails."
-    )
-    trace.epilog = (
-        "Any of --gpus, --like, --memory and --no-values asks for virtual GPUs. Without them the script runs on the real GPUs, if there "
-        "are any, and CUDA is up before its first line. Recorded is this process, from the script's first line to its last: not the "
-        "processes that it starts, and not one that is killed or leaves by os._exit."
-    )
-    add_machine(trace)
-    trace.add_argument("--output", metavar="FILE", help="the page; one of that name is written over (default: SCRIPT-memory.html, here)")
-    trace.add_argument("--chrome", metavar="FILE", help="also write what ran when for https://ui.perfetto.dev, such as trace.json")
-    trace.add_argument("--snapshot", metavar="FILE", help="also write the memory for https://pytorch.org/memory_viz, such as memory.pickle")
-    trace.add(MAX_EVENTS_OPTION)
-    trace.add_argument("--no-timeline", action="store_true", help="leave out what ran when: on real GPUs PyTorch's profiler stays off")
-    trace.add(
-        torchrun_options.RANKS_OPTION,
-        default=None,
-        help="run the script in N processes, each with a virtual GPU, and write one page about all",
-    )
-    trace.add_script()
-    fit = command("fit", _fit, "Say whether a training script fits GPUs of several models, what takes the memory, and what would help.")
-    fit.epilog = (
-        "The script runs unmodified for a few steps of its optimizer on virtual GPUs of each model, "
-        "without values: the numbers that it reads are made up, and nothing is learned. Processes that "
-        "it starts by multiprocessing run too. torch.save to a path writes no file. Everything "
-        "else that the script writes is written, so make sure that it overwrites nothing you want to keep."
-    )
-    fit.add(GPUS, help="number of virtual GPUs that the script has (default: 1)")
-    fit.add_argument("--like", metavar="A,B", default="T4,L4,A100,A100-80,H100,H200", help="the models (default: %(default)s)")
-    steps_help = "number of steps, 3 or more; up to 4 more run if memory changes (default: %(default)s)"
-    fit.add_argument("--steps", type=int, default=4, metavar="N", help=steps_help)
-    fit.add_argument(
-        "--host",
-        default="1",
-        metavar="X",
-        help="how many times as long your CPU takes for an operator as the recorded H200s', such as 0.5; 'here' measures this computer",
-    )
-    fit.add_script()
+    _add_trace(commands.add_parser("trace", help=TRACE, description=TRACE))
+    add_fit(commands.add_parser("fit", help=FIT, description=FIT), "labkit fit", _start_attempt)
     torchrun = command(
         "torchrun",
         lambda options: _torchrun(options, torchrun.get_default),
@@ -98,130 +60,64 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor.main()
 
 
-def _trace(options: argparse.Namespace) -> int:
-    import shlex
-
-    import virtualgpu
-    from gputrace import report
+def _add_trace(parser: CommandParser) -> None:
     from labkit import machine
 
-    try:
-        check_script(options.script, options.module)
-        check_max_events(options.max_events)
-        if options.chrome is not None and options.no_timeline:
-            raise ValueError("--chrome and --no-timeline: a Chrome trace is what ran when")
-        wanted = {
-            "--output": options.output or report.default_path(f"{options.script}.py" if options.module else options.script),
-            "--chrome": options.chrome,
-            "--snapshot": options.snapshot,
-        }
-        files = {option: report.checked(path, option) for option, path in wanted.items() if path is not None}
-        if options.ranks is not None:
-            return _trace_ranks(options, files)
-        wishes = (options.gpus, options.like, options.memory)
-        wants_virtual = any(wish is not None for wish in wishes) or not options.values
-        used = machine.use(
-            checked_gpus(options),
-            like=options.like,
-            memory=options.memory,
-            virtual=True if wants_virtual else None,
-            values=options.values,
-            quiet=True,
-            heeds_environment=True,
-        )
-    except (ValueError, TypeError, RuntimeError) as error:
-        return _refuse(str(error), "trace")
-    gpus = virtualgpu.current()
-    if gpus is None:
-        print(f"labkit trace: {used.banner.removeprefix('labkit: ')} Times are measured.", file=sys.stderr)
-    else:
-        tell_machine(gpus, "labkit trace", "The page's times are the model's, the script's own this computer's.")
-    command = shlex.join([*(["-m"] if options.module else []), options.script, *options.arguments])
-    written = report.run_and_report(
-        lambda: run_script(options.script, options.arguments, options.module), command, files, options.max_events, not options.no_timeline
+    ranks = torchrun_options.RANKS_OPTION.changed(
+        default=None,
+        help="run the script in N processes, each with a virtual GPU, and write one page about all",
     )
-    return 0 if written else 1
+    add_trace(parser, "labkit trace", ranks, prefers_virtual=machine.virtual_by_default)
+    trace_alone = parser.get_default("command")
+
+    def trace(options: argparse.Namespace) -> int:
+        return trace_alone(options) if options.ranks is None else _trace_ranks(options)
+
+    parser.set_defaults(command=trace)
 
 
-def _fit(options: argparse.Namespace) -> int:
-    try:
-        return _tell_whether_it_fits(options)
-    except KeyboardInterrupt:
-        _tell("interrupted.", "fit")
-        return 130  # as a shell reports it
-
-
-def _tell_whether_it_fits(options: argparse.Namespace) -> int:
-    from gputrace import fit
+def _start_attempt(command: Sequence[str], output: int) -> Any:
     from labkit.processes import forkserver
 
     environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as many run at once as there are processors
-
-    def start(command: Sequence[str], output: int) -> fit.Process:
-        return forkserver.popen(command, environment, output=output, with_caller=True)
-
-    try:
-        check_script(options.script, options.module)
-        models = [name.strip() for name in options.like.split(",")]
-        wish = fit.Wish(
-            options.script,
-            options.arguments,
-            options.module,
-            models[0],
-            options.steps,
-            _host(options.host),
-            gpus=checked_gpus(options),
-        )
-        for table in fit.answer(wish, models, lambda line: _tell(line, "fit"), start):
-            print(table, end="\n\n", flush=True)
-    except ValueError as error:
-        return _refuse(str(error), "fit")
-    except fit.ScriptFailedError as error:
-        from labkit.ranks import large_worlds
-
-        if large_worlds.names_rank_variable(str(error)):
-            error.add_note(RANKS_NEEDED)
-        _tell(error, "fit")
-        return 1
-    return 0
+    return forkserver.popen(command, environment, output=output, with_caller=True)
 
 
-def _host(wanted: str) -> float:
-    """Raises ValueError for what is neither a number nor "here"."""
-    from gputrace.fit import measure_host
-
-    if wanted == "here":
-        return round(measure_host(), 2)
-    try:
-        return float(wanted)
-    except ValueError:
-        raise ValueError(f"--host {wanted}: give a number, such as 2, or 'here'") from None
-
-
-def _trace_ranks(options: argparse.Namespace, files: dict[str, Any]) -> int:
-    """Raises ValueError for an argument that is not one of the choices."""
-    import datetime
-    import shlex
-
+def _trace_ranks(options: argparse.Namespace) -> int:
     from gputrace import report
     from labkit import ranks
-    from virtualgpu.machines import DEFAULT_MODEL
 
-    fewer = options.max_events != MAX_EVENTS
-    given = {"--gpus": options.gpus, "--max-events": fewer, "--no-timeline": options.no_timeline}
-    if unfit := [option for option, value in given.items() if value]:
-        raise ValueError(f"--ranks {options.ranks}: leave out {', '.join(unfit)}; each rank has one virtual GPU, and its timeline")
-    chosen = {"like": options.like or DEFAULT_MODEL, "memory": options.memory, "values": options.values, "timeout": None}
-    chosen |= {"ranks": options.ranks, "module": options.module}
+    given = {
+        "--gpus": options.gpus,
+        "--max-events": options.max_events != MAX_EVENTS,
+        "--no-timeline": options.no_timeline,
+    }
     failed = None
     try:
-        trace = ranks.torchrun(options.script, *options.arguments, **chosen, trace=True, live=True).trace
+        files = checked_files(options)
+        unfit = [name for name, value in given.items() if value]
+        if unfit:
+            raise ValueError(f"--ranks {options.ranks}: leave out {', '.join(unfit)}; each rank has one virtual GPU, and its timeline")
+        trace = ranks.torchrun(
+            options.script,
+            *options.arguments,
+            module=options.module,
+            ranks=options.ranks,
+            timeout=None,
+            like=options.like or DEFAULT_MODEL,
+            memory=options.memory,
+            values=options.values,
+            trace=True,
+            live=True,
+        ).trace
+    except (ValueError, TypeError, RuntimeError) as error:
+        return _refuse(str(error), "trace")
     except ranks.TorchrunError as error:
         _tell(error, "trace")
         failed, trace = error, error.trace
     if trace is None:
         return _refuse("no rank left a recording, so there is no page", "trace")
-    command = shlex.join([f"--ranks={options.ranks}", *(["-m"] if options.module else []), options.script, *options.arguments])
+    command = command_line(options, f"--ranks={options.ranks}")
     ended = "at its last line" if failed is None else f"by a rank: {failed}"
     written = report.write_all(trace, command, ended, files, datetime.date.today())
     return 0 if written and failed is None else 1
@@ -263,7 +159,10 @@ def _torchrun(options: argparse.Namespace, default: Callable[[str], Any]) -> int
 
 
 def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
-    from labkit.ranks import large_worlds
+    from virtualgpu import simulated_world
+
+    def tell(sentence: str) -> None:
+        _tell(sentence, "torchrun")
 
     alone = ("ranks", "endpoint", "timeout", "join_timeout", "max_restarts", "devices", "in_order")
     unfit = [f"--{name.replace('_', '-')}" for name in alone if name in changed]
@@ -272,10 +171,10 @@ def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
             raise ValueError(f"--simulate starts no other rank: leave out {', '.join(unfit)}")
         check_script(options.script, options.module)
         chosen = {name: getattr(options, name) for name in ("nodes", "network", "like", "memory")}
-        gpus = large_worlds.set_up(options.simulate, rank=options.rank or 0, **chosen)
+        gpus = simulated_world.set_up(options.simulate, rank=options.rank or 0, **chosen, tell=tell)
     except ValueError as error:
         return _refuse(str(error), "torchrun")
-    large_worlds.run(gpus, options.script, options.arguments, options.module)
+    simulated_world.run(gpus, options.script, options.arguments, options.module, tell)
     return 0
 
 

@@ -18,8 +18,8 @@ TEXT = """# The lessons
 Begin with [0 Start here]({first}), or choose a lesson. What you have done so far stands below. It is kept in `{kept}`, in this folder, and
 is never sent anywhere. The table is as of the last start: run its cell (click into it and press Shift + Enter) to bring it up to date.
 
-To watch the GPUs in use, real or virtual, and their memory while your cells run, put `labkit.labs.MemoryPanel()` into a cell of a lesson;
-[lesson 0]({first}) shows how. The [glossary]({glossary}) explains the words."""
+[Lesson 0]({first}) ends with a panel that shows the memory of the GPUs in use, real or virtual, while your cells run.
+Put it into a cell of any lesson. The [glossary]({glossary}) explains the words."""
 CODE = "import labkit\n\nlabkit.lessons()"
 HEADINGS = ("lesson", "exercises right", "second look", "predictions made")
 
@@ -43,7 +43,6 @@ def read(path: Path) -> Lesson:
         raise ValueError(f"{path} is no notebook: {error!r}") from error
     text = "\n".join(sources)
     labs = dict.fromkeys(re.findall(r"\blabs\.(\w+(?:Lab|Panel))\(", text))
-    labs.pop("MemoryPanel", None)  # it shows, and asks nothing
     return Lesson(path.name, title, tuple(re.findall(r'^labkit\.check\("(.+?)"', text, re.MULTILINE)), tuple(labs))
 
 

@@ -40,7 +40,6 @@ class Torch:
     version: str
     cuda: str
     gpus: tuple[str, ...] = ()
-    unsupported: tuple[str, ...] = ()  # GPUs whose compute capability this build has no kernels for
     trouble: str = ""
 
 
@@ -54,7 +53,7 @@ class Facts:
     available: int  # bytes of it that are free now
     limited: bool  # a container's limit holds
     torch: Torch | None  # None: not importable
-    answers: list[nvidia.Answer]
+    nvml: nvidia.Answer
     packages: dict[str, str | None]  # installed versions
     pins: dict[str, str] = field(default_factory=dict)
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
@@ -93,7 +92,7 @@ def gather() -> Facts:
         available=available,
         limited=limited,
         torch=ask_torch(),
-        answers=nvidia.ask_all(),
+        nvml=nvidia.ask_nvml(),
         packages={name: installed(name) for name in (*LESSONS_NEED, *OTHER_FRONT_ENDS, "ipykernel", *TESTS_NEED)},
         pins=pinned_versions(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -126,34 +125,10 @@ def ask_torch() -> Torch | None:
         return Torch("", "", trouble=f"PyTorch is installed but does not load: {error}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        present = torch.cuda.is_available()
-    trouble = str(caught[0].message).split("\n")[0] if caught else ""
-    devices = range(torch.cuda.device_count() if present else 0)
-    architectures = torch.cuda.get_arch_list() if present else []
-    return Torch(
-        version=torch.__version__,
-        cuda=torch.version.cuda or "",
-        gpus=tuple(torch.cuda.get_device_name(device) for device in devices),
-        unsupported=tuple(
-            torch.cuda.get_device_name(device)
-            for device in devices
-            if not has_kernels(torch.cuda.get_device_capability(device), architectures)
-        ),
-        trouble=trouble,
-    )
-
-
-def has_kernels(capability: tuple[int, int], architectures: list[str]) -> bool:
-    """Whether a build for `architectures` ("sm_90", "compute_90") runs on a GPU of that compute capability.
-
-    Machine code runs on the same major version from its own minor version up; PTX ("compute_") on everything newer
-    (CUDA C++ Programming Guide, "Application Compatibility").
-    """
-    for kind, major, minor in re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(architectures)):
-        built = int(major), int(minor)
-        if built <= capability and (kind == "compute" or built[0] == capability[0]):
-            return True
-    return False
+        devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        gpus = tuple(torch.cuda.get_device_name(device) for device in devices)
+    trouble = " ".join(str(caught[0].message).split()) if caught else ""
+    return Torch(torch.__version__, torch.version.cuda or "", gpus, trouble.rstrip("."))
 
 
 # What to do
@@ -218,17 +193,10 @@ def older(version: str, least: str) -> bool:
 
 
 def _about_gpus(facts: Facts) -> list[Advice]:
-    torch, nvml = facts.torch, facts.answers[0]
+    torch, nvml = facts.torch, facts.nvml
     if torch is None:
         return []
     advice = [Advice(torch.trouble + ".", blocking=not torch.version)] if torch.trouble else []
-    if torch.unsupported:
-        advice.append(
-            Advice(
-                f"This PyTorch has no kernels for {', '.join(torch.unsupported)}: such a GPU is too old for it. "
-                f"Set LABKIT_VIRTUAL=1 to learn on virtual GPUs, or install an older PyTorch ({LESSONS_NEED['torch']} or newer will do)."
-            )
-        )
     if not nvml.gpus or torch.gpus:
         return advice
     if not torch.cuda:
@@ -295,9 +263,9 @@ def _machine_rows(facts: Facts) -> list[str]:
 
 
 def _gpu_rows(facts: Facts) -> list[str]:
-    rows: list[tuple[str, ...]] = []
-    for answer in facts.answers:
-        rows += [(answer.source, _describe(gpu)) for gpu in answer.gpus] or [(answer.source, answer.trouble or "no GPU")]
+    rows: list[tuple[str, ...]] = [("NVML", _describe(gpu)) for gpu in facts.nvml.gpus]
+    if not rows:
+        rows = [("NVML", facts.nvml.trouble or "no GPU")]
     names = facts.torch.gpus if facts.torch else ()
     rows += [("PyTorch", f"{index}: {name}") for index, name in enumerate(names)] or [("PyTorch", "no GPU")]
     return _columns(rows)

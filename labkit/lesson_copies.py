@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from labkit import contents, progress_file, whole_files
+from labkit import contents, courses, progress_file, whole_files
 from labkit.glossary import NAME as GLOSSARY
 from labkit.glossary import Glossary
 
@@ -114,8 +114,14 @@ def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
 
 
 def lesson_files() -> list[Path]:
-    """The lessons as they come with the kit, in reading order."""
-    return sorted(shipped().glob("*.ipynb"))
+    """The lessons of the kit and of other courses that are found, in reading order.
+
+    Another course has its notebooks in the folder `notebooks` beside its package.
+    """
+    own = shipped()
+    folders = {own, *(package.parent / "notebooks" for package in courses.packages().values())}
+    files = [file for folder in folders - {own} for file in folder.glob("[0-9][0-9]_*.ipynb")]
+    return sorted([*own.glob("*.ipynb"), *files], key=lambda file: file.name)
 
 
 def _lessons() -> list[contents.Lesson]:

@@ -5,15 +5,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import virtualgpu
 from labkit import nvidia
-from virtualgpu import profiles
-from virtualgpu.machines import check_count, check_memory, gibibytes, parse_bytes, with_maker
-from virtualgpu.machines import host_time as read_host_time
+from virtualgpu.machines import Request, badge, check_memory, checked_request, gibibytes, with_maker
+from virtualgpu.machines import host_time as host_time
 
 if TYPE_CHECKING:
     from gputrace import Table
@@ -22,26 +21,14 @@ if TYPE_CHECKING:
 _current: "MachineInUse | None" = None
 
 
-@dataclass(frozen=True)
-class MachineRequest:
-    """What `use` was asked for, checked. `memory` in bytes."""
-
-    gpus: int
-    like: str | None
-    memory: int | None
-    virtual: bool
-    values: bool
-    heeds_environment: bool = False
-
-
 class MachineInUse:
     """The GPUs in use. Also a context manager: at the end of a `with` block the machine is taken away.
 
     A `with` block raises RuntimeError where the machine is not in use any more, or in another block already.
     """
 
-    def __init__(self, request: MachineRequest, virtual: "VirtualGPUs | None" = None) -> None:
-        """`virtual` are the GPUs, where they are in place already."""
+    def __init__(self, request: Request, virtual: "VirtualGPUs | None") -> None:
+        """`virtual` are the GPUs, which are in place already. None for this computer's own."""
         self.request = request
         self._entered = False
         self._kept = False  # while an answer is checked
@@ -49,13 +36,10 @@ class MachineInUse:
         self._fractions: list[float] = []
         self._told_in = 0  # the number of the notebook's cell in which the banner was printed last
         self._virtual = virtual
-        if not request.virtual:
-            self._limit_real()
-            return
         if virtual is None:
-            asked = request.gpus, request.like, request.memory, request.values
-            self._virtual = virtual = virtualgpu.use(*asked, heeds_environment=request.heeds_environment)
-        self.name = virtual.name
+            self._limit_real()
+        else:
+            self.name = virtual.name
 
     def _limit_real(self) -> None:
         import torch
@@ -70,7 +54,7 @@ class MachineInUse:
     @property
     def virtual(self) -> bool:
         """Whether the GPUs are virtual ones."""
-        return self.request.virtual
+        return self._virtual is not None
 
     @property
     def count(self) -> int:
@@ -80,13 +64,13 @@ class MachineInUse:
     @property
     def badge(self) -> str:
         """Where a figure made on this machine comes from."""
-        return f"measured on {with_maker(self.name)}" if self._virtual is None else self._virtual.badge
+        return badge(self.name, self.virtual)
 
     @property
     def banner(self) -> str:
         """What `use` prints: how many GPUs of which model, with how much memory, and whose the times are."""
         some = "1 GPU" if self.count == 1 else f"{self.count} GPUs"
-        name = self.badge.rsplit(" on ", 1)[1]
+        name = with_maker(self.name)
         if self.virtual:
             some = some.replace("GPU", "virtual GPU")
             why = f" This computer has only {self._too_few} of its own." if self._too_few else ""
@@ -244,15 +228,33 @@ def use(
         if used is not None:
             used.take_away()
         return None
-    request = replace(_checked(gpus, like, memory, virtual, values), heeds_environment=heeds_environment)
+    request = checked_request(gpus, like, memory, values, heeds_environment)
+    is_virtual = _is_virtual(request, virtual)
     if used is None:
-        used = _current = MachineInUse(request)
-        if request.virtual and virtual is None and not _virtual_is_asked_for(like, values):
+        gpus_in_place = None
+        if is_virtual:
+            gpus_in_place = virtualgpu.use(
+                request.gpus,
+                request.like,
+                request.memory,
+                request.values,
+                heeds_environment=heeds_environment,
+            )
+        used = _current = MachineInUse(request, gpus_in_place)
+        if is_virtual and virtual is None and not _virtual_is_asked_for(request):
             used._too_few = real_gpus()
-    elif used._kept and used.request != request:
+        return _told(used, quiet)
+    asked_before = replace(used.request, host=request.host)  # a program does not choose its host
+    same = asked_before == request and used.virtual == is_virtual
+    if used._kept and not same:
         raise RuntimeError(_KEPT)
-    elif used.request != request or used._entered:
+    if not same or used._entered:
         raise RuntimeError(_IN_USE.format(used.banner))
+    return _told(used, quiet)
+
+
+def _told(used: MachineInUse, quiet: bool) -> MachineInUse:
+    """Print what is in use, unless `quiet` is set."""
     shell = _shell()
     if shell is not None:
         shell.extension_manager.load_extension("labkit")
@@ -278,8 +280,7 @@ def current() -> MachineInUse | None:
     if _current is not None and _current.virtual and _current._virtual is not virtual:
         _current = None  # they were taken away without us
     if _current is None and virtual is not None:
-        asked = virtual.request
-        _current = MachineInUse(MachineRequest(asked.gpus, asked.like, asked.memory, True, asked.values, asked.heeds_environment), virtual)
+        _current = MachineInUse(virtual.request, virtual)
     return _current
 
 
@@ -289,11 +290,6 @@ def in_use() -> MachineInUse:
     if used is None:
         raise RuntimeError("no GPU is in use: labkit.use(gpus=1) gives you one, real or virtual")
     return used
-
-
-def host_time() -> float:
-    """Seconds on the clock that the machine's kernels run on: the real clock, or a virtual machine's own."""
-    return read_host_time()
 
 
 def races() -> "list[Race]":
@@ -344,31 +340,37 @@ def _real_source() -> tuple[str, str]:
     return f"unknown ({answer.trouble})", "CUDA"
 
 
-def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> MachineRequest:
-    check_count(gpus)
-    for name, value, choices in (("virtual", virtual, (True, False, None)), ("values", values, (True, False))):
-        if not any(value is choice for choice in choices):
-            raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
-    if like is not None:
-        profiles.load(like)
-    limit = None if memory is None else parse_bytes(memory)
+def _is_virtual(request: Request, virtual: bool | None) -> bool:
+    """Whether the request is for virtual GPUs.
+
+    Raises ValueError for what virtual GPUs or real ones cannot be, and RuntimeError if there are
+    too few real ones.
+    """
+    if not any(virtual is choice for choice in (True, False, None)):
+        raise ValueError(f"virtual={virtual!r}: choose one of True, False, None")
     if virtual is None:
-        virtual = _virtual_is_asked_for(like, values) or real_gpus() < gpus
-    if not virtual:
-        if (there := real_gpus()) < gpus:
-            raise RuntimeError(
-                f"virtual=False asks for {gpus} real CUDA GPU(s), and PyTorch sees {there}. Leave virtual out for virtual ones."
-            )
-        if like is not None or not values:
-            raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")
-    if virtual and limit is not None:
-        check_memory(limit)
-    return MachineRequest(gpus, like, limit, virtual, values)
+        virtual = _virtual_is_asked_for(request) or real_gpus() < request.gpus
+    if virtual:
+        if request.memory is not None:
+            check_memory(request.memory)
+        return True
+    there = real_gpus()
+    if there < request.gpus:
+        asked = f"virtual=False asks for {request.gpus} real CUDA GPU(s), and PyTorch sees {there}."
+        raise RuntimeError(f"{asked} Leave virtual out for virtual ones.")
+    if request.like is not None or not request.values:
+        raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")
+    return False
 
 
-def _virtual_is_asked_for(like: str | None, values: bool) -> bool:
+def _virtual_is_asked_for(request: Request) -> bool:
     """Whether anything but the number of GPUs asks for virtual ones."""
-    return os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values
+    return virtual_by_default() or request.like is not None or not request.values
+
+
+def virtual_by_default() -> bool:
+    """Whether the environment asks for virtual GPUs."""
+    return os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0")
 
 
 def real_gpus() -> int:

@@ -14,8 +14,8 @@ from labkit.doctor import Facts, Torch
 GIB = 1 << 30
 ROOT = Path(__file__).parents[1]
 H200 = nvidia.GPUReading(0, "NVIDIA H200", "GPU-1", 141 * GIB, 1 * GIB, 0.5, "570.1", (9, 0))
-NO_GPU = [nvidia.Answer(source, trouble="none") for source in ("NVML", "nvidia-smi", "GPUtil")]
-ONE_GPU = [nvidia.Answer(source, (H200,)) for source in ("NVML", "nvidia-smi", "GPUtil")]
+NO_GPU = nvidia.Answer(trouble="none")
+ONE_GPU = nvidia.Answer((H200,))
 PACKAGES = {
     "torch": "2.13.0+cpu",
     "numpy": "2.4.6",
@@ -44,7 +44,7 @@ def facts(packages: dict[str, str | None] | None = None, **changes: object) -> F
         "available": 8 * GIB,
         "limited": False,
         "torch": Torch("2.13.0+cpu", ""),
-        "answers": NO_GPU,
+        "nvml": NO_GPU,
         "packages": PACKAGES | (packages or {}),
     }
     return Facts(**(laptop | changes))
@@ -62,15 +62,15 @@ def test_nothing_to_do_on_a_good_laptop():
 
 
 def test_nothing_to_do_on_a_gpu_machine():
-    given = facts(torch=Torch("2.13.0", "13.0", ("NVIDIA H200",)), answers=ONE_GPU)
+    given = facts(torch=Torch("2.13.0", "13.0", ("NVIDIA H200",)), nvml=ONE_GPU)
     assert doctor.advise(given) == []
     text = doctor.report(given, [])
     assert "1 × NVIDIA H200" in text
-    assert "NVML        0: NVIDIA H200, 141.0 GiB, 1.0 GiB used, 50% busy, driver 570.1, compute capability 9.0" in text
+    assert "NVML     0: NVIDIA H200, 141.0 GiB, 1.0 GiB used, 50% busy, driver 570.1, compute capability 9.0" in text
 
 
 def test_labkit_virtual_is_named_where_it_hides_a_gpu():
-    given = facts(torch=Torch("2.13.0", "13.0", ("NVIDIA H200",)), answers=ONE_GPU, virtual=True)
+    given = facts(torch=Torch("2.13.0", "13.0", ("NVIDIA H200",)), nvml=ONE_GPU, virtual=True)
     assert "virtual GPUs" in doctor.runs_on(given) and "LABKIT_VIRTUAL is set" in doctor.runs_on(given)
 
 
@@ -98,11 +98,11 @@ OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)"
         ({"torch": Torch("", "", trouble="PyTorch is installed but does not load: libgomp.so.1")}, True, "libgomp"),
         ({"packages": PACKAGES | {"nbval": None, "ruff": None}}, False, "nbval, ruff"),
         ({"packages": PACKAGES | {"jupyterlab": None, "ipykernel": "7.4.0"}}, False, "jupyterlab is missing"),  # an editor has its own
-        ({"answers": ONE_GPU}, False, "built without CUDA"),
-        ({"answers": ONE_GPU, "torch": WITH_CUDA, "visible": ""}, False, "CUDA_VISIBLE_DEVICES='' hides it"),
-        ({"answers": ONE_GPU, "torch": WITH_CUDA}, False, "with driver 570.1: update the driver"),
+        ({"nvml": ONE_GPU}, False, "built without CUDA"),
+        ({"nvml": ONE_GPU, "torch": WITH_CUDA, "visible": ""}, False, "CUDA_VISIBLE_DEVICES='' hides it"),
+        ({"nvml": ONE_GPU, "torch": WITH_CUDA}, False, "with driver 570.1: update the driver"),
         ({"torch": Torch("2.13.0", "13.0", trouble=OLD_DRIVER)}, False, "too old (found version 11040)"),
-        ({"answers": ONE_GPU, "torch": Torch("2.13.0", "13.0", ("P100",), ("P100",))}, False, "no kernels for P100"),
+        ({"nvml": ONE_GPU, "torch": Torch("2.13.0", "13.0", ("P100",), "P100 is not compatible")}, False, "P100 is not compatible."),
         ({"available": GIB}, False, "Only 1.0 GiB"),
     ],
 )
@@ -117,7 +117,7 @@ def test_advice_names_make_only_where_there_is_a_makefile():
         "torch": None,
         "packages": PACKAGES | {"numpy": None, "ipywidgets": "7.6.5", "jupyterlab": None, "nbval": None},
     }
-    for changes in (wrong, wrong | {"torch": Torch("2.13.0+cpu", ""), "answers": ONE_GPU}):
+    for changes in (wrong, wrong | {"torch": Torch("2.13.0+cpu", ""), "nvml": ONE_GPU}):
         installed, cloned = ("\n".join(item.text for item in doctor.advise(facts(clone=clone, **changes))) for clone in (False, True))
         assert "make" not in installed and "`make lab`" in cloned and "`make test`" in cloned
         assert "numpy is missing: `pip install numpy`." in installed
@@ -131,23 +131,6 @@ def test_another_front_end_is_as_good():
 
 def test_without_torch_the_kit_runs_on_nothing():
     assert "nothing yet" in doctor.runs_on(facts(torch=Torch("", "", trouble="does not load")))
-
-
-@pytest.mark.parametrize(
-    ("capability", "architectures", "runs"),
-    [
-        ((9, 0), ["sm_80", "sm_90"], True),
-        ((8, 9), ["sm_80"], True),  # a later minor version of the same major
-        ((8, 0), ["sm_86"], False),
-        ((7, 0), ["sm_75", "sm_80", "compute_120"], False),
-        ((12, 1), ["sm_90", "compute_120"], True),  # PTX, compiled on the spot
-        ((12, 0), ["sm_90", "sm_100"], False),
-        ((9, 0), ["sm_90a"], True),
-        ((9, 0), [], False),
-    ],
-)
-def test_has_kernels(capability, architectures, runs):
-    assert doctor.has_kernels(capability, architectures) is runs
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def shipped(tmp_path, monkeypatch):
     for name in (FIRST, "01_device_basics.ipynb"):
         write(folder / name, "print(1)")
     monkeypatch.setattr(lesson_copies, "shipped", lambda: folder)
+    monkeypatch.setattr(lesson_copies.courses, "packages", dict)
     return folder
 
 

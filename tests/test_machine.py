@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import labkit
+import virtualgpu
 from gputrace import Table
 from labkit import machine
+from virtualgpu import machines
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +57,12 @@ def test_the_same_request_again_is_a_cell_run_twice():
     x = torch.ones(3, device="cuda:1")
     assert labkit.use(gpus=2, virtual=True, quiet=True) is first
     assert (x + 1).sum().item() == 6
+
+
+def test_gpus_with_another_host_are_those_that_a_program_asks_for():
+    """`fit` puts them in place, and the script may call `labkit.use`."""
+    with virtualgpu.use(2, like="H200", host=2.0) as placed:
+        assert labkit.use(gpus=2, like="H200", virtual=True, quiet=True)._virtual is placed
 
 
 def test_another_request_is_refused_and_leaves_the_first_machine():
@@ -150,7 +158,7 @@ def test_gpus_says_where_figures_come_from():
     ("text", "nbytes"), [("16GiB", 16 << 30), ("1.5 GiB", 3 << 29), ("500MB", 500_000_000), (4096, 4096), ("2kib", 2048), ("7", 7)]
 )
 def test_parse_bytes(text, nbytes):
-    assert machine.parse_bytes(text) == nbytes
+    assert machines.parse_bytes(text) == nbytes
 
 
 def test_a_block_without_values_computes_nothing_and_ends():

@@ -29,9 +29,9 @@ def test_without_real_gpus_nothing_is_measured(tmp_path, monkeypatch, capsys):
 
 
 def test_every_experiment_of_the_kit_can_be_recorded():
-    from labkit.labs.experiment import recordings
+    from labkit import courses
 
-    assert {stem.rsplit("_", 1)[0] for stem in recordings()} <= set(measure.EXPERIMENTS)
+    assert {file.stem.rsplit("_", 1)[0] for file in courses.files("recordings/*.json")} <= set(measure.EXPERIMENTS)
 
 
 @pytest.mark.gpu

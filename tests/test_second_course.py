@@ -58,6 +58,12 @@ def test_a_course_on_the_path_is_found_beside_the_kits_own(on_path):
     assert courses.lessons()["50"] == ("rowlessons.lesson_50", COURSE / "rowlessons" / "lesson_50")
 
 
+def test_its_lessons_are_copied_after_those_of_the_kit(on_path, tmp_path):
+    labkit("lessons", "--to", str(tmp_path))
+    assert (tmp_path / "50_rows.ipynb").is_file() and (tmp_path / "01_device_basics.ipynb").is_file()
+    assert "(50_rows.ipynb)" in (tmp_path / "13_articles_on_trial.ipynb").read_text(encoding="utf-8")
+
+
 def test_without_it_only_the_kits_own_course_is_there():
     assert list(courses.packages()) == ["gpulessons"]
     with pytest.raises(ValueError, match=r"there is no exercise '50\.1'"):

@@ -94,7 +94,7 @@ def measured(setting: Setting, model: str) -> StepMemory:
     The GPUs are in a process of their own, compute no values, and have as much memory as the steps
     take. Raises ValueError for a model that has no profile.
     """
-    from labkit.ranks.large_worlds import results
+    from gpulessons.simulated_worlds import results
 
     arguments = [type(setting.network).__name__, json.dumps(asdict(setting))]
     gpus = {"world": setting.gpus, "like": profiles.load(model).name, "memory": UNLIMITED}

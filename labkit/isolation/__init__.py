@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit import machine
 from labkit.processes import by_value, exit_status, forkserver
-from labkit.processes.supervision import job_environment, kill_job
+from labkit.processes.supervision import kill_job, rank_environment
 
 _PROGRAM = str(Path(__file__).with_name("child.py"))
 
@@ -55,10 +55,14 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
         raise ValueError(f"timeout={timeout!r}: {choices}")
     name = f"{getattr(function, '__name__', type(function).__name__)}()"
     used = machine.current()
-    request = asdict(used.request) if used else None
+    request = None
+    if used is not None:
+        request = asdict(used.request) | {"virtual": used.virtual}
+        del request["host"]
     call = by_value.dumps((function, args, keywords))
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
-        Path(folder, "call").write_bytes(pickle.dumps((sys.path, _cells(), request, call)))
+        settings = sys.path, _cells(), _threads(), request
+        Path(folder, "call").write_bytes(pickle.dumps((*settings, call)))
         try:
             status = _run(folder, timeout)
         except subprocess.TimeoutExpired:
@@ -68,13 +72,21 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
         if not result.exists():
             _, message = exit_status.without_report(name, status)
             raise IsolatedError(message, _output(folder))
-        failure, traceback, value = pickle.loads(result.read_bytes())
-        if not failure:
-            return Isolated(pickle.loads(value), _output(folder))
-        error = IsolatedError(f"{name} {failure}.", _output(folder))
-        if traceback:
-            error.add_note(f"In the process of its own:\n{traceback}")
+        returned, found = pickle.loads(result.read_bytes())
+        if returned:
+            return Isolated(found, _output(folder))
+        what, traceback = found
+        error = IsolatedError(f"{name} raised {what}.", _output(folder))
+        error.add_note(f"In the process of its own:\n{traceback}")
         raise error
+
+
+def _threads() -> int | None:
+    """Return the number of PyTorch's threads, unless the environment already says it."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return None
+    torch = sys.modules.get("torch")
+    return os.cpu_count() if torch is None else torch.get_num_threads()
 
 
 def _cells() -> dict[str, Any]:
@@ -85,7 +97,7 @@ def _cells() -> dict[str, Any]:
 
 def _run(folder: str, timeout: float | None) -> int:
     """Run the call in `folder` and return the exit status. Kill whatever is left of the process."""
-    environment = {**os.environ, **job_environment(folder)}
+    environment = rank_environment(folder)  # that of ranks, so that they share a fork server
     with Path(folder, "output").open("wb") as output:
         process = forkserver.popen([_PROGRAM, folder], environment, output=output.fileno(), with_caller=True)
     try:

@@ -18,13 +18,14 @@ from virtualgpu import front_end
 
 
 def main(folder: str) -> None:
-    """Run the function in the file `call` and write the file `result`.
-
-    The result is (failure, traceback, pickled value). The failure is empty if the function returned.
-    """
+    """Run the function in the file `call` and write the file `result`: (returned, value or error)."""
     end_before_others()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no file of gigabytes
-    path, cells, request, call = pickle.loads(Path(folder, "call").read_bytes())
+    path, cells, threads, request, call = pickle.loads(Path(folder, "call").read_bytes())
+    if threads is not None:  # those of the caller, and not one as in a rank
+        del os.environ["OMP_NUM_THREADS"]
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
     sys.path[:] = [*path, KIT]
     linecache.cache.update(cells)
     process = os.getpid()
@@ -33,35 +34,21 @@ def main(folder: str) -> None:
             tempfile.tempdir = folder  # the files of virtual GPUs go with the folder
             machine.use(quiet=True, **request)
             tempfile.tempdir = None
-        result = "", "", _value(call)
+        function, args, keywords = pickle.loads(call)
+        names = getattr(function, "__globals__", {})
+        if names.get("__name__") == "__main__":  # for torch.save of a notebook's own classes
+            own = {name: value for name, value in names.items() if not name.startswith("__")}
+            vars(sys.modules["__main__"]).update(own)
+        value = function(*args, **keywords)
+        _synchronize()
+        result = by_value.dumps((True, value))
     except BaseException as error:
-        result = _failure(error), _traceback(error), b""
+        result = pickle.dumps((False, _described(error)))
     if os.getpid() == process:  # otherwise a copy that the function forked has come back from it
-        Path(folder, "result").write_bytes(pickle.dumps(result))
+        Path(folder, "result").write_bytes(result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without waiting for threads of the function
-
-
-class _SendingError(Exception):
-    """The function's result cannot be pickled."""
-
-
-def _value(call: bytes) -> bytes:
-    """Run the call and return its pickled result."""
-    function, args, keywords = pickle.loads(call)
-    names = getattr(function, "__globals__", {})
-    if names.get("__name__") == "__main__":  # for torch.save of a notebook's own classes
-        own = {name: value for name, value in names.items() if not name.startswith("__")}
-        vars(sys.modules["__main__"]).update(own)
-    value = function(*args, **keywords)
-    _synchronize()
-    try:
-        return by_value.dumps(value)
-    except Exception as error:
-        kind = type(value).__name__
-        problem = f"returned a value of type {kind} that cannot be copied: {error}"
-        raise _SendingError(problem) from None
 
 
 def _synchronize() -> None:
@@ -73,23 +60,12 @@ def _synchronize() -> None:
                 torch.cuda.synchronize(device)
 
 
-def _failure(error: BaseException) -> str:
-    """Describe the error in a part of a sentence whose subject is the function."""
-    message = str(error).strip().split("\n")[0].rstrip(".")
-    if isinstance(error, _SendingError):
-        return message
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ not in ("builtins", "__main__"):
-        name = f"{kind.__module__}.{name}"
-    return f"raised {name}: {message}" if message else f"raised {name}"
-
-
-def _traceback(error: BaseException) -> str:
-    """Return the traceback without the kit's own frames."""
+def _described(error: BaseException) -> tuple[str, str]:
+    """Return the first line of what Python prints of the error, and all without the kit's frames."""
     report = traceback.TracebackException.from_exception(error)
     report.stack[:] = [frame for frame in report.stack if not front_end.is_ours(frame.filename)]
-    return "".join(report.format())
+    last = "".join(report.format_exception_only()).removeprefix("__main__.")
+    return last.strip().split("\n")[0].rstrip("."), "".join(report.format())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from labkit.labs.experiment import Run as Run
     from labkit.labs.experiment import collect as collect
     from labkit.labs.experiment import recorded_result as recorded_result
-    from labkit.labs.memory_panel import MemoryPanel as MemoryPanel
     from labkit.labs.panel import Lab as Lab
     from labkit.labs.panel import Panel as Panel
 else:

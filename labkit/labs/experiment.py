@@ -122,11 +122,6 @@ def recorded_result(name: str, gpu: str = "H200") -> Result | None:
     return None
 
 
-def recordings() -> list[str]:
-    """The recordings there are, such as "copy_speed_h200"."""
-    return sorted(file.stem for file in courses.files("recordings/*.json"))
-
-
 def collect(run: Run) -> Result:
     """Measure all points that `run` has left, and return the whole result. Raises what measuring raises."""
     for _ in run:

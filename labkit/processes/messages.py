@@ -34,27 +34,6 @@ def unpacked(text: bytes | bytearray) -> Any:
         raise MessageError(f"not JSON ({type(error).__name__})") from None
 
 
-def cleaned(message: Any, depth: int = 40, entries: int = 1 << 20) -> Any:
-    """A message from a process that is not trusted: no half surrogates in its texts, and no more levels and entries than that.
-
-    Raises MessageError.
-    """
-    left = entries
-
-    def clean(value: Any, level: int) -> Any:
-        nonlocal left
-        left -= 1
-        if level < 0 or left < 0:
-            raise MessageError("too deep" if level < 0 else "too large")
-        if isinstance(value, str):
-            return value if value.isascii() else value.encode("utf-8", "replace").decode()
-        if isinstance(value, list):
-            return [clean(element, level - 1) for element in value]
-        return {clean(key, level): clean(element, level - 1) for key, element in value.items()} if isinstance(value, dict) else value
-
-    return clean(message, depth)
-
-
 def send(connection: socket.socket, /, **message: Any) -> None:
     """Send a message, unless the connection is closed, here or at the other end."""
     with contextlib.suppress(OSError):

@@ -21,8 +21,6 @@ from virtualgpu.script import check_script, module_file
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
 
-_OF_THE_JOB = "ranks", "nodes", "endpoint", "timeout", "join_timeout", "max_restarts", "devices"
-_OF_VIRTUAL_GPUS = "like", "memory", "values", "virtual_time", "network"
 _LONGEST = 90  # bytes of a folder's name that leave enough for a socket's: 104 on macOS, 108 on Linux
 
 
@@ -82,8 +80,21 @@ def torchrun(
     """
     path = Path(module_file(str(script)) if module else script)
     check_script(path)
-    request = _request(arguments, ranks, nodes, endpoint, timeout, join_timeout, max_restarts, devices)
-    request["virtual"] = _virtual(request, like, memory, values, virtual_time, network)
+    request = _request(
+        arguments,
+        ranks=ranks,
+        nodes=nodes,
+        endpoint=endpoint,
+        timeout=timeout,
+        join_timeout=join_timeout,
+        max_restarts=max_restarts,
+        devices=devices,
+        like=like,
+        memory=memory,
+        values=values,
+        virtual_time=virtual_time,
+        network=network,
+    )
     if trace and request["virtual"] is None:
         raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
     request |= {"script": os.path.abspath(path), "name": str(path), "module": str(script) if module else None, "trace": trace}
@@ -97,10 +108,9 @@ def cell_request(options: dict[str, Any]) -> dict[str, Any]:
     """
     parameters = inspect.signature(torchrun).parameters.values()
     defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    chosen = defaults | options
-    request = _request((), **{name: chosen[name] for name in _OF_THE_JOB})
-    request["virtual"] = _virtual(request, **{name: chosen[name] for name in _OF_VIRTUAL_GPUS})
-    return request | {"script": None, "name": "cell.py", "module": None, "trace": False}
+    for own in ("module", "trace", "live", "quiet"):  # a cell's magic has others in their place
+        del defaults[own]
+    return _request((), **(defaults | options)) | {"script": None, "name": "cell.py", "module": None, "trace": False}
 
 
 def torchrun_cell(source: str, request: dict[str, Any], timeout: float | None, live: bool) -> Ranks:
@@ -134,9 +144,18 @@ def _short_folder() -> str | None:
 
 
 def _request(
-    arguments: tuple, ranks: Any, nodes: Any, endpoint: Any, timeout: Any, join_timeout: Any, max_restarts: Any, devices: Any
+    arguments: tuple,
+    *,
+    ranks: Any,
+    nodes: Any,
+    endpoint: Any,
+    timeout: Any,
+    join_timeout: Any,
+    max_restarts: Any,
+    devices: Any,
+    **of_virtual_gpus: Any,
 ) -> dict[str, Any]:
-    """What is asked for, checked."""
+    """Check the arguments of `torchrun`, and return what agents and ranks need to know."""
     if os.name != "posix":
         raise NotImplementedError("labkit.torchrun works on Linux and macOS, not on this system")
     _check_number("nodes", nodes, 1, MAXIMUM)
@@ -154,7 +173,7 @@ def _request(
     if endpoint is not None and not (isinstance(endpoint, str) and re.fullmatch(r"\S+:\d{1,5}", endpoint) and _port(endpoint) < 1 << 16):
         raise ValueError(f"endpoint={endpoint!r}: give the address of one of the machines and a port, such as '192.168.1.10:29400'")
     hidden = devices is None and os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0")
-    return {
+    request = {
         "arguments": [str(argument) for argument in arguments],
         "nodes": nodes,
         "nodes_here": nodes if endpoint is None else 1,
@@ -164,6 +183,7 @@ def _request(
         "max_restarts": max_restarts,
         "devices": "cpu" if hidden else devices,
     }
+    return request | {"virtual": _virtual(request, **of_virtual_gpus)}
 
 
 def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any, virtual_time: bool, network: str) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 # A cell that imports all labs.
 IMPORTS = """
+from gpulessons.lesson_00.labs import MemoryPanel
 from gpulessons.lesson_01.labs import CopySpeedLab
 from gpulessons.lesson_02.labs import StreamsLab
 from gpulessons.lesson_03.labs import DataParallelLab
@@ -19,7 +20,6 @@ from gpulessons.lesson_11.labs import StrategiesLab
 from gpulessons.lesson_12.labs import LayoutsLab
 from gpulessons.lesson_13.labs import ClaimsPanel
 from gpulessons.networks import MLP
-from labkit.labs import MemoryPanel
 """
 # Each lab that predicts and runs, as a cell makes it, and the panels that are used in other ways.
 LABS = {

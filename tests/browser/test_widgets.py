@@ -14,7 +14,7 @@ CELLS = (
     "from gpulessons.lesson_01.labs import CopySpeedLab\n\nlab = CopySpeedLab(sizes=[1 << n for n in range(12, 25, 2)])\nlab",
     "lab.figure()",
     f"{ENDLESS}\n\nendless(lab)",
-    "panel = labkit.labs.MemoryPanel()\npanel",
+    "from gpulessons.lesson_00.labs import MemoryPanel\n\npanel = MemoryPanel()\npanel",
     "tensors = [torch.ones(5 << 20, device='cuda') for _ in range(4)]\ndel tensors[1:]",
 )
 

@@ -30,7 +30,7 @@ def ends(monkeypatch):
 
 
 def test_a_process_that_left_a_result(ends):
-    ends(0, "words", ("", "", pickle.dumps(3)))
+    ends(0, "words", (True, 3))
     assert labkit.isolated(len, [1]) == labkit.Isolated(3, "words")
 
 
@@ -40,7 +40,7 @@ def test_a_process_that_left_a_result(ends):
         (-signal.SIGSEGV, None, "len() crashed with a segmentation fault (SIGSEGV)."),
         (0, None, "len() ended with exit status 0 without returning."),
         (None, None, "len() took longer than 60 s and was stopped."),
-        (0, ("raised ValueError: bad", "Traceback", b""), "len() raised ValueError: bad."),
+        (0, (False, ("ValueError: bad", "Traceback")), "len() raised ValueError: bad."),
     ],
 )
 def test_a_process_that_left_no_result(status, result, message, ends):

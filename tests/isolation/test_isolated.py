@@ -145,7 +145,7 @@ def test_an_endless_loop_is_stopped():
 
 def test_a_result_that_cannot_be_copied():
     error = failure(lambda: {"all": (number for number in range(3))})
-    assert str(error) == ("<lambda>() returned a value of type dict that cannot be copied: cannot pickle 'generator' object.")
+    assert str(error) == "<lambda>() raised TypeError: cannot pickle 'generator' object."
 
 
 def test_an_argument_that_cannot_be_copied_is_refused():

@@ -20,14 +20,14 @@ from gpulessons.lesson_07.labs import FormatLab
 from gpulessons.lesson_08.labs import SharingLab
 from gpulessons.lesson_13.labs import ClaimsPanel
 from labkit import courses, progress_file
-from labkit.labs import MemoryPanel, Result, Run
+from labkit.labs import Result, Run
 from labkit.labs.panel import Lab, Panel
 from labkit.labs.predictions import parse_prediction
 
 
 def all_labs() -> dict[str, type[Panel]]:
-    """The labs of all lessons by name, and the kit's own panel."""
-    found: dict[str, type[Panel]] = {"MemoryPanel": MemoryPanel}
+    """The labs of all lessons by name."""
+    found: dict[str, type[Panel]] = {}
     for package, folder in courses.lessons().values():
         if list(folder.glob("labs*")):
             classes = [value for value in vars(import_module(f"{package}.labs")).values() if isinstance(value, type)]

@@ -6,11 +6,11 @@ import re
 import pytest
 
 import labkit
+from gpulessons.lesson_00.labs import MemoryPanel
 from gpulessons.lesson_02.labs import StreamsLab
 from gpulessons.lesson_05.labs import AllocatorLab
 from gpulessons.lesson_08.labs import SharingLab
 from gpulessons.lesson_13.labs import ClaimsPanel
-from labkit.labs import MemoryPanel
 from labkit.labs.round_trip import RoundTrip
 
 from .test_panel import FakeLab, buttons, text

@@ -4,10 +4,13 @@ import datetime
 
 import pytest
 
-from labkit.labs.experiment import Result, recorded_result, recordings
+from labkit import courses
+from labkit.labs.experiment import Result, recorded_result
+
+RECORDINGS = sorted(file.stem for file in courses.files("recordings/*.json"))
 
 
-@pytest.mark.parametrize("stem", recordings())
+@pytest.mark.parametrize("stem", RECORDINGS)
 def test_each_recording_says_where_and_when_it_was_made(stem):
     name, gpu = stem.rsplit("_", 1)
     recording = recorded_result(name, gpu)
@@ -20,7 +23,7 @@ def test_each_recording_says_where_and_when_it_was_made(stem):
 
 def test_the_copies_of_an_h200_are_there():
     recording = recorded_result("copy_speed")
-    assert "copy_speed_h200" in recordings()
+    assert "copy_speed_h200" in RECORDINGS
     assert recording.column("seconds", size=1 << 24, memory="pinned", direction="h2d") == pytest.approx([0.31e-3], rel=0.1)
     assert all(row["bytes_per_second"] == pytest.approx(row["size"] / row["seconds"]) for row in recording.rows)
 
@@ -35,7 +38,7 @@ def asked(**parameters) -> Result:
     return Result("copy_speed", parameters, columns, [], "measured on paper")
 
 
-@pytest.mark.parametrize("name", [name.removesuffix("_h200") for name in recordings()])
+@pytest.mark.parametrize("name", [name.removesuffix("_h200") for name in RECORDINGS])
 def test_a_result_of_the_recorded_parameters_finds_the_whole_recording(name):
     recording = recorded_result(name)
     assert recording.recorded().rows == recording.rows

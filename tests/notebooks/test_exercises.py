@@ -20,10 +20,10 @@ import pytest
 import torch
 
 import labkit
+from labcourse.controls import control, wrong_answers
 from labcourse.session import answer_in
 from labkit import checks
 from labkit.checks import checking, limits
-from labkit.checks.controls import control, wrong_answers
 
 # On real GPUs, of a model and its copy on another: PyTorch says it once in a process.
 pytestmark = [

@@ -1,6 +1,7 @@
 """The fork server: jobs share it and nothing else, it ends with the process that has it, and without it all goes as before."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 
 import psutil
 import pytest
+import torch
 
 import labkit
 from labkit.processes import forkserver
@@ -41,6 +43,17 @@ def test_a_process_can_be_found_by_its_job_as_soon_as_it_is_started(script, tmp_
         assert [process.pid for process in processes_of(folder)] == [started[-1].pid]
         kill_job(folder)
     assert [process.wait() for process in started] == [-signal.SIGKILL] * 20
+
+
+def test_isolated_functions_share_the_server_and_have_the_threads_of_their_caller(script, monkeypatch):
+    def look():
+        return os.getppid(), torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    results(script("pass"))
+    torch.ones(1)
+    found = labkit.isolated(look).value
+    assert found == (forkserver.pid(), torch.get_num_threads(), None)
 
 
 @pytest.mark.slow

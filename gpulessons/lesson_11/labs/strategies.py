@@ -41,7 +41,7 @@ def strategy_steps(settings: Sequence[tuple[str, int]], model: str = "6.4 billio
 
 
 def _points(settings: Sequence[tuple[str, int]], model: str) -> Iterator[Row]:
-    from labkit.ranks.large_worlds import results
+    from gpulessons.simulated_worlds import results
 
     found = results(rank_program("strategies"), [_world(way, gpus, model) for way, gpus in settings])
     for (way, gpus), row in zip(settings, found, strict=True):

@@ -41,7 +41,7 @@ def layout_steps(layouts: Sequence[Layout], network: str = "400Gb/s") -> Run:
 
 
 def _points(layouts: Sequence[Layout], network: str) -> Iterator[Row]:
-    from labkit.ranks.large_worlds import results
+    from gpulessons.simulated_worlds import results
 
     where = {"world": GPUS, "nodes": GPUS // PER_NODE, "network": network, "like": LIKE}
     tried = [(GPUS // (tensor * pipeline), tensor, pipeline) for tensor, pipeline in layouts]

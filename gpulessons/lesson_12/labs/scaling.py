@@ -38,7 +38,7 @@ def _asked() -> list[Row]:
 
 
 def _points() -> Iterator[Row]:
-    from labkit.ranks.large_worlds import results
+    from gpulessons.simulated_worlds import results
 
     asked = _asked()
     worlds = {_key(row): _world(row) for row in asked}  # those on one node are the same by any network

@@ -70,7 +70,7 @@ def test_a_model_that_ddp_cannot_hold_fits_when_its_parameters_are_divided():
 def test_each_world_has_its_nodes_and_the_program_its_arguments(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "labkit.ranks.large_worlds.results",
+        "gpulessons.simulated_worlds.results",
         lambda script, worlds: asked.extend(worlds) or [{"seconds": 1.0, "held": 1, "peak": 2, "sent": 3} for _ in worlds],
     )
     result = collect(strategy_steps([("DDP", gpus) for gpus in GPUS], "12.9 billion"))

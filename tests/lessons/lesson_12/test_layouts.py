@@ -5,8 +5,8 @@ import pytest
 from gpulessons.lesson_12.labs import LayoutsLab, layout_steps, plot_layout_steps
 from gpulessons.lesson_12.labs.layouts import COLUMNS, GPUS, best
 from gpulessons.rank_programs import rank_program
+from gpulessons.simulated_worlds import results
 from labkit.labs import Result, collect
-from labkit.ranks.large_worlds import results
 
 from ...learner import predict_and_run as run
 

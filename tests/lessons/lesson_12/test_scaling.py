@@ -42,7 +42,7 @@ def test_worlds_that_are_alike_are_simulated_once(monkeypatch):
         asked.extend(worlds)
         return iter([{"seconds": 1.0 + number, "held": 1, "peak": 2} for number in range(len(worlds))])
 
-    monkeypatch.setattr("labkit.ranks.large_worlds.results", results)
+    monkeypatch.setattr("gpulessons.simulated_worlds.results", results)
     result = collect(scaling_steps())
     assert len(asked) == len({repr(world) for world in asked}) == 10  # on one node, no network is taken
     assert len(set(result.column("seconds", ranks=8))) == 1

@@ -10,6 +10,49 @@ MAX_EVENTS_OPTION = option(
     default=MAX_EVENTS,
     help="number of events to keep; the newest stay (default: %(default)s)",
 )
+FILES = (
+    option(
+        "--output",
+        metavar="FILE",
+        help="the page; one of that name is written over (default: SCRIPT-memory.html, here)",
+    ),
+    option(
+        "--chrome",
+        metavar="FILE",
+        help="also write what ran when for https://ui.perfetto.dev, such as trace.json",
+    ),
+    option(
+        "--snapshot",
+        metavar="FILE",
+        help="also write the memory for https://pytorch.org/memory_viz, such as memory.pickle",
+    ),
+)
+NO_TIMELINE = option(
+    "--no-timeline",
+    action="store_true",
+    help="leave out what ran when: on real GPUs PyTorch's profiler stays off",
+)
+FIT = (
+    option(
+        "--like",
+        metavar="A,B",
+        default="T4,L4,A100,A100-80,H100,H200",
+        help="the models (default: %(default)s)",
+    ),
+    option(
+        "--steps",
+        type=int,
+        default=4,
+        metavar="N",
+        help="number of steps, 3 or more; up to 4 more run if memory changes (default: %(default)s)",
+    ),
+    option(
+        "--host",
+        default="1",
+        metavar="X",
+        help="how many times as long your CPU takes for an operator as the recorded H200s', such as 0.5; 'here' measures this computer",
+    ),
+)
 
 
 def check_max_events(given: int) -> None:

@@ -23,7 +23,7 @@ from gputrace.sources.memory import CudaSource, VirtualSource
 from gputrace.spans import Execution
 from gputrace.trace import Trace
 from virtualgpu import front_end
-from virtualgpu.machines import with_maker
+from virtualgpu.machines import badge
 
 _NO_TIMELINE = Execution.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
 
@@ -162,7 +162,7 @@ def _badge() -> str:
     used = virtualgpu.current()
     if used is not None:
         return used.badge
-    return f"measured on {with_maker(torch.cuda.get_device_name(0))}"
+    return badge(torch.cuda.get_device_name(0), virtual=False)
 
 
 def _origin() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`python -m labkit trace`: record a script, and write one HTML page about the memory and the time of its GPUs."""
+"""The page of the command `trace`: record a script, and show the memory and the time of its GPUs."""
 
 import datetime
 import os
@@ -43,12 +43,26 @@ def checked(path: str | Path, option: str = "--output") -> Path:
 
 
 def run_and_report(
-    run: Callable[[], None], command: str, files: dict[str, Path], max_events: int | None = None, timeline: bool = True
+    run: Callable[[], None],
+    command: str,
+    files: dict[str, Path],
+    max_events: int | None = None,
+    timeline: bool = True,
+    name: str = "labkit trace",
 ) -> bool:
-    """Record `run()` and write the page and the other files asked for, by their options, also when an exception ends it, which is then
-    raised again.
+    """Record `run()`, and write the page and the other files, by their options.
 
-    `timeline=False` leaves out what ran when. Returns whether all could be written; if not, standard error says why.
+    They are also written if `run` raises an error, which is then raised again.
+
+    Args:
+        run: runs the script.
+        command: the script and its arguments, which the page shows.
+        files: the files to write, by their options.
+        max_events: the number of events to keep.
+        timeline: False leaves out what ran when.
+        name: the command, with which messages begin.
+
+    Returns whether all files could be written. If not, standard error says why.
     """
     process, ended, trace, written = os.getpid(), "at its last line", None, True
     today = datetime.date.today()
@@ -59,32 +73,42 @@ def run_and_report(
         ended = _ending(raised)
         raise
     finally:
-        if trace is not None and os.getpid() == process:  # a child that the script forked comes by here too
-            written = write_all(trace, command, ended, files, today)
+        if trace is not None and os.getpid() == process:  # not in a child that the script forked
+            written = write_all(trace, command, ended, files, today, name)
             if trace.error and trace.oom is not None:
-                print(f"labkit trace: {trace.oom.title}", file=sys.stderr)
+                print(f"{name}: {trace.oom.title}", file=sys.stderr)
     return written
 
 
-def write_all(trace: Trace, command: str, ended: str, files: dict[str, Path], today: datetime.date) -> bool:
-    """Write the page and the other files asked for, by their options. Returns whether all could be written; if not, standard error says
-    why."""
+def write_all(
+    trace: Trace,
+    command: str,
+    ended: str,
+    files: dict[str, Path],
+    today: datetime.date,
+    name: str = "labkit trace",
+) -> bool:
+    """Write the page and the other files, by their options.
+
+    Returns whether all could be written. If not, standard error says why, beginning with `name`.
+    """
     makers: dict[str, Callable[[Path], object]] = {
         "--output": lambda path: path.write_text(page(trace, command, ended, today), encoding="utf-8"),
         "--chrome": trace.export_chrome,
         "--snapshot": trace.export_snapshot,
     }
-    return all([_write(makers[option], path) for option, path in files.items()])
+    return all([_write(makers[option], path, name) for option, path in files.items()])
 
 
-def _write(make: Callable[[Path], object], target: Path) -> bool:
-    """Write a file, and say where it lies, as an address that a terminal opens, or why there is none."""
+def _write(make: Callable[[Path], object], target: Path, name: str) -> bool:
+    """Write a file. Print its address, which a terminal opens, or why there is none."""
     try:
         make(target)
-    except (OSError, ValueError, RuntimeError) as error:  # no folder; events that were lost; no timeline
-        print(f"labkit trace: {target} could not be written: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+    except (OSError, ValueError, RuntimeError) as error:  # no folder, lost events, or no timeline
+        why = getattr(error, "strerror", None) or error
+        print(f"{name}: {target} could not be written: {why}", file=sys.stderr)
         return False
-    print(f"labkit trace: wrote {target.as_uri()}", file=sys.stderr)
+    print(f"{name}: wrote {target.as_uri()}", file=sys.stderr)
     return True
 
 

@@ -4,6 +4,7 @@ import textwrap
 
 import pytest
 
+from gpulessons.simulated_worlds import results
 from gputrace.fit.outcome import Wish
 from gputrace.fit.processes import run
 

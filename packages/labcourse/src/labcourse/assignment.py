@@ -19,7 +19,8 @@ import nbformat
 
 from labcourse import platforms, reading
 from labcourse.sandbox import Limits
-from labkit import lesson_copies, machine
+from labkit import lesson_copies
+from virtualgpu.machines import parse_bytes
 
 __all__ = ["Assignment", "Course", "Exercise", "Written", "read"]
 
@@ -256,7 +257,7 @@ def _limits(table: dict[str, Any]) -> Limits:
         where = f"limits.{key}"
         if key in ("memory", "scratch", "output"):
             try:
-                value = machine.parse_bytes(value)
+                value = parse_bytes(value)
             except (ValueError, OverflowError):
                 raise ValueError(f"{where} = {_said(value)}: expected a size, such as 16777216 or '16MiB'") from None
         least, most = RANGES.get(key, (0.001, WEEK))

@@ -22,8 +22,8 @@ from pathlib import Path
 import gputrace
 import labkit
 import virtualgpu
+from labcourse import controls
 from labkit import courses
-from labkit.checks import controls
 
 PACKAGES = tuple(Path(file).resolve().parent for file in (virtualgpu.__file__, gputrace.__file__, labkit.__file__, __file__))
 NOTEBOOKS = Path("labkit/notebooks")  # they hold answers

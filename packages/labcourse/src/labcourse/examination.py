@@ -20,9 +20,9 @@ from typing import Any
 
 from labcourse import judging, reading, written
 from labcourse.assignment import Assignment, Course, Exercise
+from labcourse.controls import control
 from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
-from labkit.checks.controls import control
 
 # How a submission or an exercise can end other than graded, in words.
 KINDS = {

@@ -316,7 +316,7 @@ class SubmissionProcess:
             self._listen(min(remaining, 1.0))
         if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MOST_PARTS:
             raise messages.MessageError("too large")
-        return messages.cleaned(messages.unpacked(text))
+        return cleaned(messages.unpacked(text))
 
     def _listen(self, seconds: float) -> None:
         """Take in what comes within that time: answers, output, and what the fork server reports."""
@@ -374,3 +374,28 @@ class SubmissionProcess:
         ended = self._sandbox.end_process(stop)
         self.memory, self.changed = ended.get("memory", 0), ended.get("changed", [])
         return ended
+
+
+def cleaned(message: Any, depth: int = 40, entries: int = 1 << 20) -> Any:
+    """Return a message from a submission without half surrogates in its texts.
+
+    Raises MessageError if the message has more levels than `depth`, or more values than `entries`.
+    """
+    left = entries
+
+    def clean(value: Any, level: int) -> Any:
+        nonlocal left
+        left -= 1
+        if level < 0:
+            raise messages.MessageError("too deep")
+        if left < 0:
+            raise messages.MessageError("too large")
+        if isinstance(value, str):
+            return value if value.isascii() else value.encode("utf-8", "replace").decode()
+        if isinstance(value, list):
+            return [clean(element, level - 1) for element in value]
+        if isinstance(value, dict):
+            return {clean(key, level): clean(element, level - 1) for key, element in value.items()}
+        return value
+
+    return clean(message, depth)

@@ -68,7 +68,7 @@ class VirtualGPUs:
     @property
     def badge(self) -> str:
         """Where a figure made on these GPUs comes from."""
-        return f"virtual GPU, modelled on {with_maker(self.name)}"
+        return badge(self.name, virtual=True)
 
     def host_time(self) -> float:
         """Seconds on the clock that the kernels run on."""
@@ -184,21 +184,38 @@ def use(
         if _current is not None:
             _current.take_away()
         return None
+    request = checked_request(gpus, like, memory, values, heeds_environment, host)
+    if request.memory is not None:
+        check_memory(request.memory)
+    if _current is None:
+        _current = VirtualGPUs(request)
+    elif _current.request != request:
+        raise RuntimeError(_IN_USE.format(repr(_current)[1:-1], front_end.name()))
+    return _current
+
+
+def checked_request(
+    gpus: int,
+    like: str | None,
+    memory: str | int | None,
+    values: bool,
+    heeds_environment: bool = False,
+    host: float = 1.0,
+) -> Request:
+    """Check what `use` is asked for.
+
+    The memory may still be less than that of a virtual GPU. See `check_memory`.
+
+    Raises ValueError for an argument that is not one of the choices, which the message names.
+    """
     check_count(gpus)
     if not (values is True or values is False):
         raise ValueError(f"values={values!r}: choose one of True, False")
     if like is not None:
         profiles.load(like)
     limit = None if memory is None else parse_bytes(memory)
-    if limit is not None:
-        check_memory(limit)
     check_host(host)
-    request = Request(gpus, like, limit, values, heeds_environment, float(host))
-    if _current is None:
-        _current = VirtualGPUs(request)
-    elif _current.request != request:
-        raise RuntimeError(_IN_USE.format(repr(_current)[1:-1], front_end.name()))
-    return _current
+    return Request(gpus, like, limit, values, heeds_environment, float(host))
 
 
 def check_host(host: float) -> None:
@@ -281,6 +298,13 @@ def parse_bytes(text: str | int) -> int:
 
 def gibibytes(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.1f} GiB"
+
+
+def badge(name: str, virtual: bool) -> str:
+    """Return where a figure made on GPUs of that name comes from."""
+    if virtual:
+        return f"virtual GPU, modelled on {with_maker(name)}"
+    return f"measured on {with_maker(name)}"
 
 
 def with_maker(name: str) -> str:

@@ -18,6 +18,10 @@ class Option(NamedTuple):
     names: tuple[str, ...]
     settings: dict[str, Any]
 
+    def changed(self, **changes: Any) -> "Option":
+        """Return the same option with other keywords."""
+        return Option(self.names, {**self.settings, **changes})
+
 
 def option(*names: str, **settings: Any) -> Option:
     """Declare an option, with the arguments of `add_argument`."""
@@ -67,8 +71,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def add(self, *options: Option, **changes: Any) -> None:
         """Add declared options. `changes` replace keywords of all of them, such as the default."""
-        for names, settings in options:
-            self.add_argument(*names, **{**settings, **changes})
+        for each in options:
+            names, settings = each.changed(**changes)
+            self.add_argument(*names, **settings)
 
     def add_script(self) -> None:
         """Add a script or module, and the script's own arguments."""

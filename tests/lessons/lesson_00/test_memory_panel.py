@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
-from labkit.labs import MemoryPanel
-from labkit.labs import memory_panel as module
-from labkit.labs.memory_panel import MOST, MemoryRecorder, MemorySample, plot_memory_over_time, thinned
+from gpulessons.lesson_00 import labs
+from gpulessons.lesson_00.labs import (
+    MOST,
+    MemoryPanel,
+    MemoryRecorder,
+    MemorySample,
+    plot_memory_over_time,
+    thinned,
+)
 
 MIB = 1 << 20
 
@@ -220,7 +226,7 @@ def test_a_new_panel_takes_over(shell):
 
 
 def test_on_an_event_loop_it_redraws_between_cells(monkeypatch):
-    monkeypatch.setattr(module, "DRAW_PERIOD", 0.001)
+    monkeypatch.setattr(labs, "DRAW_PERIOD", 0.001)
 
     async def learner():
         panel = MemoryPanel()

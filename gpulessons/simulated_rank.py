@@ -1,6 +1,5 @@
 """The program that runs a script as rank 0 of a simulated world, in a process of its own: what it leaves in `result` goes to a file."""
 
-import contextlib
 import json
 import os
 import pickle
@@ -9,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for this kit, not one installed
 from labkit.processes.supervision import end_before_others, leave
-from labkit.ranks import large_worlds
+from virtualgpu import simulated_world
 from virtualgpu.cluster import NETWORK
 from virtualgpu.script import run_script
 
@@ -27,8 +26,7 @@ def main(folder: str, script: str, number: str) -> None:
     told: tuple[str, Any]
     try:
         tempfile.tempdir = folder  # its nvidia-smi goes with the folder, even if this process is killed
-        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
-            large_worlds.set_up(**chosen)
+        simulated_world.set_up(**chosen, tell=lambda sentence: None)
         tempfile.tempdir = None
         run_script(script, arguments)
         told = "result", vars(sys.modules["__main__"]).get("result")

@@ -1,0 +1,7 @@
+"""`python -m gputrace`."""
+
+import sys
+
+from gputrace.commands import main
+
+sys.exit(main())
