@@ -4,7 +4,6 @@ import textwrap
 
 import pytest
 
-from gpulessons.simulated_worlds import results
 from gputrace.fit.outcome import Wish
 from gputrace.fit.processes import run
 
@@ -74,14 +73,14 @@ def sharded(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(sharded, tmp_path, ranks):
-    large_worlds = pytest.importorskip("labkit.ranks.large_worlds", reason="labkit simulates the rank to compare with")
+    worlds = pytest.importorskip("gpulessons.simulated_worlds", reason="the lessons simulate the rank to compare with")
     outside = sharded(ranks, SCRIPT, between=CLIP)
     written = tmp_path / "written.py"
     lines = {"before": BY_HAND, "parameters": "model.parameters()", "between": CLIP}
     written.write_text(
         SCRIPT.format(**lines).replace("    print(loss.item())", "    loss.item()\n    ends.append(time.perf_counter())") + TOLD
     )
-    (inside,) = large_worlds.results(
+    (inside,) = worlds.results(
         written, [{"world": ranks, "nodes": 1, "network": "400Gb/s", "like": "A100", "memory": None, "arguments": []}]
     )
     assert (outside.failed, outside.changed, outside.steps) == ("", True, 4)
