@@ -264,6 +264,16 @@ def measure_optimizers() -> dict[str, dict[str, float]]:
         found[name] = {str(FEW): times[FEW], str(MANY): times[MANY]}
     for count in (FEW, MANY):
         made = parameters_with_gradients(count)
+        optimizer = torch.optim.SGD(made, 0.1)
+
+        def make_gradients(made=made) -> None:
+            for parameter in made:
+                parameter.grad = torch.empty_like(parameter)
+
+        cell = found.setdefault("zero_grad, memory freed", {})
+        cell[str(count)] = microseconds(optimizer.zero_grad, 1, make_gradients)
+    for count in (FEW, MANY):
+        made = parameters_with_gradients(count)
         cell = found.setdefault("clip_grad_norm_", {})
         cell[str(count)] = microseconds(lambda made=made: nn.utils.clip_grad_norm_(made, 1.0), 3)
     return found
