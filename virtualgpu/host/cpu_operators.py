@@ -78,7 +78,8 @@ class HostOperators(TorchDispatchMode):
                 call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
                 if selected.task != task:
                     selected.visit(task)
-                    self._take(selected, self.machine.profile.backward_seconds)
+                    if VirtualTensor in types:  # the engine's thread of a GPU has to be woken
+                        self._take(selected, self.machine.profile.backward_seconds)
                 if node is not None and selected.node != call:
                     self._run_node(selected, call)
             if len(types) > 1 and any(kind is not VirtualTensor for kind in types):
