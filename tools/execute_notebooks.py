@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-SECONDS = 120  # a cell's limit
+SECONDS = 600  # a cell's limit, also on a busy machine
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 

@@ -7,18 +7,32 @@ test compares them. Nothing here reads multi.json: by that the result is judged 
 
 micro.json: one H200, torch 2.11, 2026-11-20, by micro.py beside it. host_costs.json: another one, a day later, by
 benchmarks/fidelity/host_costs.py. Its host was faster: `slower` says how much, by what an operator took that makes a tensor, which
-both have.
+both have. host_functions.json: three machines of November 2026, by host_functions.py, with several
+runs each; a constant is a median over runs and functions. These machines took about as long for an
+operator as the first one, so what they showed counts as it is.
 """
 
 import json
 from math import ceil, prod
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 from virtualgpu import profiles
 from virtualgpu.clock.costs import STAGING_BYTES, TILES
 
 HERE = Path(__file__).parent
+HOST_FUNCTIONS = HERE / "host_functions.json"
+VIEWS = ("view", "transpose", "reshape", "permute", "expand")
+# Modules beside the functions that they call.
+MODULES = {
+    "nn.Linear": "linear",
+    "nn.LayerNorm": "layer_norm",
+    "nn.Conv2d without bias": "conv2d",
+    "nn.ReLU": "relu",
+    "nn.Dropout": "dropout",
+}
+WITH_TWO_LEAVES = {"nn.LayerNorm": "layer_norm", "nn.BatchNorm2d": "batch_norm"}
+FEW, MANY = "8", "200"  # parameters
 HOST_COSTS = HERE.parent / "fidelity" / "h200" / "host_costs.json"
 DTYPES = {
     "float32": "torch.float32", "tf32": "tf32", "float16": "torch.float16", "bfloat16": "torch.bfloat16", "float64": "torch.float64",
@@ -40,6 +54,7 @@ def fit() -> Fitted:
     found = host | copies(micro, between) | memory(micro, one_kernel) | products(micro, one_kernel + product - KERNEL_MINIMUM)
     slower = (host["launch_seconds"][0] + host["allocate_seconds"][0]) / (other["cuda"]["add"] * 1e-6)
     found |= host_of_the_other(other, slower)
+    found |= host_of_functions(found)
     return {name: (float(f"{value:.3g}"), source) for name, (value, source) in found.items()}
 
 
@@ -66,14 +81,69 @@ def host_of_micro(micro: dict) -> Fitted:
 
 def host_of_the_other(other: dict, slower: float) -> Fitted:
     us, on_cpu, other = slower * 1e-6, other["cpu"], other["cuda"]
-    backward = (other["forward and backward 8"] - other["forward 8"]) / 48 - other["add"]
-    module = mean((other["nn.Linear recorded"] - other["linear recorded"], other["nn.ReLU"] - other["relu recorded"]))
     return {
-        "backward_seconds": (us * backward, f"forward and backward 8, less forward 8, of 48 kernels, less add; × {slower:.2f}"),
-        "module_seconds": (us * module, f"nn.Linear and nn.ReLU, less the functions; × {slower:.2f}"),
         "cpu_launch_seconds": (us * on_cpu["add"], f"add of small tensors on the CPU; × {slower:.2f}"),
-        "view_seconds": (us * other["view"], f"view; × {slower:.2f}"),
     }
+
+
+def host_of_functions(host: Fitted) -> Fitted:
+    """Return what each function of PyTorch outside kernels takes: how it was found is in the text of each."""
+    machines = json.loads(HOST_FUNCTIONS.read_text(encoding="utf-8"))
+    runs = [run for machine in machines for run in machine["runs"]]
+
+    def middle(group: str, name: str, part: str) -> float:
+        """The median over the runs that have it, in microseconds."""
+        return median(run[group][name][part] for run in runs if part in run[group].get(name, {}))
+
+    def operator(name: str, part: str) -> float:
+        return middle("operators", name, part)
+
+    def further(longer: str, shorter: str, part: str) -> float:
+        """The median over the runs of what one operator takes longer than another one."""
+        rows = [run["operators"] for run in runs if longer in run["operators"]]
+        return median(row[longer][part] - row[shorter][part] for row in rows)
+
+    def per_parameter(group: str, name: str) -> float:
+        few, many = (middle(group, name, count) for count in (FEW, MANY))
+        return (many - few) / (int(MANY) - int(FEW))
+
+    operators = [name for name in runs[0]["operators"] if name not in VIEWS]
+    allocate, launch = (1e6 * host[name][0] for name in ("allocate_seconds", "launch_seconds"))
+    view = median(operator(name, "no_grad") for name in VIEWS)
+    node = median(operator(name, "backward node") - operator(name, "no_grad") for name in VIEWS)
+    record = median(operator(name, "recorded") - operator(name, "no_grad") for name in operators)
+    leaf = median(
+        further(module, function, "backward node") / 2 - node - view
+        for module, function in WITH_TWO_LEAVES.items()
+    )
+    backward = median(operator(name, "backward once") for name in operators) - node - view - leaf
+    module = median(further(a, b, "no_grad") for a, b in MODULES.items())
+    cudnn = mean(
+        (
+            operator("conv2d", "no_grad") - allocate,
+            operator("conv2d", "backward node") - node - allocate,
+        )
+    )
+    named = 2 * 1e6 * host["cpu_launch_seconds"][0]  # record_function: two operators on the CPU
+    a_parameter = per_parameter("optimizers", "SGD")
+    python = a_parameter - per_parameter("foreach", "_foreach_add_")
+    optimizer = middle("optimizers", "SGD", FEW) - int(FEW) * a_parameter - launch - named
+    gradient = per_parameter("optimizers", "zero_grad, memory freed")
+    zero_grad = middle("optimizers", "zero_grad, memory freed", FEW) - int(FEW) * gradient - named
+    found = {
+        "view_seconds": (view, f"{', '.join(VIEWS)}"),
+        "node_seconds": (node, "backward node of the same, less the view"),
+        "record_seconds": (record, "operators recorded, less the same without gradients"),
+        "leaf_seconds": (leaf, "backward node of modules, less the functions; for each of two parameters"),
+        "backward_seconds": (backward, "backward once, less a leaf"),
+        "module_seconds": (module, "modules, less the functions"),
+        "cudnn_seconds": (cudnn, "conv2d, forward and backward, less memory and node"),
+        "optimizer_seconds": (optimizer, "SGD of 8 parameters, less these, a launch and record_function"),
+        "parameter_seconds": (python, "SGD per parameter, less _foreach_add_"),
+        "zero_grad_seconds": (zero_grad, "zero_grad, memory freed, of 8 parameters, less these and record_function"),
+        "gradient_seconds": (gradient, "zero_grad, memory freed, per parameter"),
+    }
+    return {name: (1e-6 * value, source) for name, (value, source) in found.items()}
 
 
 def copies(micro: dict, between: float) -> Fitted:

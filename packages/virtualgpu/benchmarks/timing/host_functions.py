@@ -85,6 +85,8 @@ class Operators:
         self.index = torch.arange(16, device=device)
         self.mask = torch.zeros(16, 16, dtype=torch.bool, device=device)
         self.classes = torch.zeros(16, dtype=torch.int64, device=device)
+        self.lstm, self.gru = nn.LSTM(16, 16).to(device), nn.GRU(16, 16).to(device)
+        self.deep_gru = nn.GRU(16, 16, 2).to(device)
 
     def modules(self) -> dict[str, tuple[torch.Tensor, nn.Module]]:
         """Return, by name, the first argument and the module."""
@@ -167,6 +169,20 @@ class Operators:
             "slice": (s.x, lambda y: y[:]),
             "chunk of two and cat": (s.x, lambda y: torch.cat(y.chunk(2))),
             "unsqueeze and squeeze": (s.x, lambda y: y.unsqueeze(0).squeeze(0)),
+            "roll": (s.x, lambda y: y.roll(1, 0)),
+            "pad and slice": (s.x, lambda y: F.pad(y, (1, 1))[:, 1:-1]),
+            "einsum": (s.x, lambda y: torch.einsum("ij,jk->ik", y, s.w)),
+            "sigmoid": (s.x, torch.sigmoid),
+            "hardswish": (s.x, F.hardswish),
+            "cumsum": (s.x, lambda y: y.cumsum(0)),
+            "stack of an unbound": (s.rows, lambda y: torch.stack(y.unbind(0))),
+            "interpolate and slice": (
+                s.pictures,
+                lambda y: F.interpolate(y, scale_factor=2)[:, :, ::2, ::2],
+            ),
+            "lstm": (s.rows, lambda y: s.lstm(y)[0]),
+            "gru": (s.rows, lambda y: s.gru(y)[0]),
+            "two layers of gru": (s.rows, lambda y: s.deep_gru(y)[0]),
         }
 
 
@@ -265,6 +281,16 @@ def measure_optimizers() -> dict[str, dict[str, float]]:
 
             times[count] = microseconds(clear, 1, give_back)
         found[name] = {str(FEW): times[FEW], str(MANY): times[MANY]}
+    for count in (FEW, MANY):
+        made = parameters_with_gradients(count)
+        optimizer = torch.optim.SGD(made, 0.1)
+
+        def make_gradients(made=made) -> None:
+            for parameter in made:
+                parameter.grad = torch.empty_like(parameter)
+
+        cell = found.setdefault("zero_grad, memory freed", {})
+        cell[str(count)] = microseconds(optimizer.zero_grad, 1, make_gradients)
     for count in (FEW, MANY):
         made = parameters_with_gradients(count)
         cell = found.setdefault("clip_grad_norm_", {})

@@ -53,6 +53,9 @@ class Selected(threading.local):
         self.untimed = False  # takes what the thread does none of the host's time?
         self.made_on: Gpu | None = None  # where that is to be which C++ makes on the CPU, for it believes its tensors to lie there
         self.nodes = 0  # nodes of autograd that this thread has made so far
+        self.recorded: int | None = None  # of these, those that have taken their time
+        self.node: tuple | None = None  # the node of a backward that took its time last,
+        self.node_number = 0  # and the number of the last one that is no leaf
         self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
         self.arrived: tuple | None = None  # the node of a backward whose stream has been chosen
         self.in_operator = False  # an operator is running of which the race detector knows: those that it is made of are part of it
@@ -187,6 +190,7 @@ class Gpu:
         around: float = 0.0,
         matrix: costs.Sides | None = None,
         cudnn: int = 0,
+        launches: float = 0.0,
         name: str = "kernel",
     ) -> None:
         """Queue a kernel, which does what `ops.call.Work` says, on the calling thread's current stream; `name` is the operator's."""
@@ -194,9 +198,8 @@ class Gpu:
             self.notice()
         profile, machine = self.profile, self.machine
         overhead = cudnn * profile.cudnn_seconds if cudnn else profile.launch_seconds + (profile.product_seconds if flops else 0.0)
-        if _graph_task() != -1:
-            overhead += profile.backward_seconds
-        elif machine.scheduler.several:
+        overhead += (launches + profile.further_launches.get(name, 0)) * profile.launch_seconds
+        if machine.scheduler.several and _graph_task() == -1:
             overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
         if flops:
             seconds = self._product_seconds(

@@ -9,6 +9,7 @@ from torch import nn
 
 import virtualgpu
 from virtualgpu import profiles
+from virtualgpu.ops.work import LISTED
 
 H200 = profiles.load("H200")
 LAUNCH = H200.launch_seconds
@@ -68,11 +69,16 @@ def test_hooks_and_tracebacks_are_as_without(machine):
 
 def test_what_is_taken_away_leaves_no_trace():
     def found() -> list:
-        return [torch._C._get_tracing_state, getattr(torch._C, "_is_tracing", None), nn.Module._replicate_for_data_parallel]
+        optimizer = torch.optim.Optimizer
+        return [
+            *(torch._C._get_tracing_state, getattr(torch._C, "_is_tracing", None)),
+            *(nn.Module._replicate_for_data_parallel, nn.Module.zero_grad),
+            *(optimizer._optimizer_step_code, optimizer.zero_grad),
+        ]
 
     before = found()
     with virtualgpu.use(gpus=1):
-        assert sum(now is not then for now, then in zip(found(), before, strict=True)) == 2
+        assert sum(now is not then for now, then in zip(found(), before, strict=True)) == 5
     assert found() == before
 
 
@@ -82,6 +88,79 @@ def test_an_operator_takes_a_launch_and_what_its_output_takes(machine):
     assert host_seconds(lambda: x + 1) == pytest.approx(LAUNCH + H200.allocate_seconds)
     assert host_seconds(lambda: x.view(8, 8)) == pytest.approx(H200.view_seconds)
     assert host_seconds(lambda: torch.empty(64, device="cuda")) == pytest.approx(H200.allocate_seconds)
+
+
+def test_autograd_takes_time_for_each_node_that_it_makes(machine):
+    p = torch.randn(64, device="cuda", requires_grad=True)
+    an_operator = LAUNCH + H200.allocate_seconds
+    assert host_seconds(lambda: p.sin()) == pytest.approx(an_operator + H200.record_seconds)
+    assert host_seconds(lambda: p.view(8, 8)) == pytest.approx(H200.view_seconds + H200.record_seconds)
+    with torch.no_grad():
+        assert host_seconds(lambda: p.sin()) == pytest.approx(an_operator)
+    with torch.inference_mode():
+        assert host_seconds(lambda: p.sin()) == pytest.approx(an_operator)
+
+
+def backward_seconds(make) -> float:
+    """Host seconds of the backward pass of what `make` makes of a leaf, of its second run."""
+    leaf = torch.randn(64, device="cuda", requires_grad=True)
+    seconds = 0.0
+    for _ in range(2):
+        leaf.grad = None
+        result = make(leaf)
+        gradient = torch.ones_like(result)
+        start = virtualgpu.host_time()
+        result.backward(gradient)
+        seconds = virtualgpu.host_time() - start
+    return seconds
+
+
+def test_a_backward_pass_takes_its_nodes_and_their_operators(machine):
+    an_operator = LAUNCH + H200.allocate_seconds
+    leaf = H200.node_seconds + H200.leaf_seconds + H200.view_seconds  # the gradient is detached
+    once = H200.backward_seconds + leaf
+    assert backward_seconds(lambda x: x.view(8, 8)) == pytest.approx(once + H200.node_seconds + H200.view_seconds)
+    assert backward_seconds(torch.sin) == pytest.approx(once + H200.node_seconds + 2 * an_operator)
+
+
+def test_nodes_that_only_hand_a_gradient_on_take_time_too(machine):
+    few = backward_seconds(lambda x: x.sin().cos())
+    many = backward_seconds(lambda x: (x.sin() + 1 + 1 + 1).cos())
+    assert many - few == pytest.approx(3 * H200.node_seconds)
+
+
+def trained(count: int) -> list[torch.Tensor]:
+    """Return parameters with gradients, and one more that has none."""
+    made = [torch.randn(64, device="cuda", requires_grad=True) for _ in range(count + 1)]
+    for parameter in made[:-1]:
+        parameter.grad = torch.ones_like(parameter)
+    return made
+
+
+def test_an_optimizer_takes_time_for_each_parameter_with_a_gradient(machine):
+    few, many = (torch.optim.SGD(trained(count), 0.1) for count in (2, 12))
+    assert host_seconds(few.step) > H200.optimizer_seconds + LAUNCH
+    an_item = (host_seconds(many.step) - host_seconds(few.step)) / 10
+    assert an_item == pytest.approx(H200.parameter_seconds + LISTED * LAUNCH)
+
+
+def test_clearing_gradients_takes_time_for_each(machine):
+    module = nn.Linear(4, 4, device="cuda")
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    clears = H200.zero_grad_seconds + 2 * H200.gradient_seconds
+    named = 2 * H200.cpu_launch_seconds  # an optimizer names what it does, for profilers
+    for owner, seconds in ((torch.optim.SGD(trained(2), 0.1), clears + named), (module, clears)):
+        start = virtualgpu.host_time()
+        owner.zero_grad()
+        assert virtualgpu.host_time() - start == pytest.approx(seconds)
+    assert module.weight.grad is None
+
+
+def test_an_operator_on_lists_of_the_host_goes_through_them(machine):
+    few, many = ([torch.zeros(4) for _ in range(count)] for count in (2, 12))
+    longer = host_seconds(lambda: torch._foreach_add_(many, 1)) - host_seconds(lambda: torch._foreach_add_(few, 1))
+    assert longer == pytest.approx(10 * H200.cpu_launch_seconds, rel=0.01)
 
 
 def test_a_few_rows_of_a_large_table_take_little_time(machine):

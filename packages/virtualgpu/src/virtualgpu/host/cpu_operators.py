@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from virtualgpu import errors
 from virtualgpu.clock import costs
 from virtualgpu.generators import is_virtual
-from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.hardware import Gpu, Machine, Selected
 from virtualgpu.ops.blas import matrix_work
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.ops.copies import move
@@ -28,6 +28,8 @@ _OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # such as a default de
 # The node of a leaf, and the Python function that calls autograd's engine: of operators that hooks call, another one is the caller.
 _LEAF, _ENGINE = "torch::autograd::AccumulateGrad", torch.autograd.graph._engine_run_backward.__code__
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
+_sequence = torch.autograd._get_sequence_nr  # how many nodes this thread has made so far
+MOST_NODES_WITHOUT_OPERATORS = 64  # assumed: that may follow one another in a network
 
 
 class HostOperators(TorchDispatchMode):
@@ -70,11 +72,16 @@ class HostOperators(TorchDispatchMode):
                     frame.f_trace_opcodes = True
                     selected.frames += 1
                 call: tuple = ((selected.frames, id(frame)), frame.f_lasti)
+                self._record(selected)
             else:
                 node = _node()
                 call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
                 if selected.task != task:
                     selected.visit(task)
+                    if VirtualTensor in types:  # the engine's thread of a GPU has to be woken
+                        self._take(selected, self.machine.profile.backward_seconds)
+                if node is not None and selected.node != call:
+                    self._run_node(selected, call)
             if len(types) > 1 and any(kind is not VirtualTensor for kind in types):
                 return self._wrapped(func, args, kwargs or {})
             if VirtualTensor in types:
@@ -95,6 +102,38 @@ class HostOperators(TorchDispatchMode):
         except (IndexError, RuntimeError) as error:
             errors.leave_out_the_kit(error)
             raise
+
+    def _record(self, selected: Selected) -> None:
+        """The nodes that autograd has made since the last operator of this thread take host time."""
+        made = _sequence()
+        if selected.recorded is not None and made > selected.recorded:
+            self._take(selected, (made - selected.recorded) * self.machine.profile.record_seconds)
+        selected.recorded = made
+
+    def _run_node(self, selected: Selected, call: tuple) -> None:
+        """A node of a backward pass takes host time, and so do those before it that called no operator.
+
+        A backward pass runs its nodes from the last one made to the first. A gap of a few numbers
+        is nodes that hand a gradient on, such as those of additions. A large gap is another part
+        of the graph. Leaves have no number of their own: they count from the largest.
+        """
+        nodes = 1
+        if selected.node is not None and selected.node[0] == call[0]:
+            nodes = selected.node_number - call[1]
+            if not 1 <= nodes <= MOST_NODES_WITHOUT_OPERATORS:
+                nodes = 1
+        profile = self.machine.profile
+        seconds = nodes * profile.node_seconds
+        if call[2] == _LEAF:
+            seconds += profile.leaf_seconds
+        else:
+            selected.node_number = call[1]
+        selected.node = call
+        self._take(selected, seconds)
+
+    def _take(self, selected: Selected, seconds: float) -> None:
+        if not selected.untimed:
+            self.machine.clock.advance_host(seconds)
 
     def _by_parts(self, func: HigherOrderOperator, args: tuple, kwargs: dict) -> Any:
         """An operator that takes functions, such as flex attention: eagerly, as PyTorch's own Python for it calls ordinary operators."""
@@ -156,7 +195,10 @@ class HostOperators(TorchDispatchMode):
                     return  # shapes alone
                 moved += x.numel() * x.itemsize
         work = matrix_work(op.name, args)
-        self.machine.clock.advance_host(costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0]))
+        seconds = costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0])
+        if op.name.startswith("_foreach_"):  # on the CPU PyTorch goes through the list
+            seconds *= max(1, len(args[0]))
+        self.machine.clock.advance_host(seconds)
 
 
 def _waits(x: torch.Tensor, call: tuple) -> bool:

@@ -26,7 +26,7 @@ class Work(NamedTuple):
     `bytes` of device memory that it moves; `flops` of matrix products in a `format` of `profiles.FORMATS`, whose results have so many
     elements, and each so many rows and columns if it is a `matrix`; `clocks` of one multiprocessor, which all of them share, and `serial`
     ones that nobody can share; `around` are bytes that kernels of its own move before and after a product. So many calls of `cudnn`
-    launch it; where that is 0, PyTorch does.
+    launch it; where that is 0, PyTorch does. It costs the host as much as so many further `launches`.
     """
 
     bytes: float
@@ -38,6 +38,7 @@ class Work(NamedTuple):
     around: float = 0.0
     matrix: tuple[int, int] | None = None
     cudnn: int = 0
+    launches: float = 0.0
 
 
 class Call:

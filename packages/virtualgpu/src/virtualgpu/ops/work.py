@@ -28,6 +28,9 @@ SECTOR = 21
 RANDOM = 0.35  # clocks an element, of Philox (ATen/native/cuda/DistributionTemplates.h)
 # Lists of tensors go chunk by chunk, and reach three quarters of the memory's bandwidth (ATen/native/cuda/MultiTensorApply.cuh).
 LISTS = 4 / 3
+# Host time, in launches, of each tensor of a list that changes (benchmarks/timing/host_functions.json).
+# Where there are results, the time of their memory is more than that.
+LISTED = 0.06
 ALSO_POINTWISE = {"clone", "masked_fill", "masked_fill_", "where", "_to_copy"}  # besides those that PyTorch tags so
 CONVERTS = {"_to_copy"}  # pointwise kernels that take vectors of two types
 
@@ -117,4 +120,7 @@ def of_lists(call: Call, results: list[Tensor], moved: int) -> Work:
     changed = sum(map(bytes_of, call.written()))
     if call.op.overwrites:
         moved -= changed
-    return Work(LISTS * (moved + (0 if results else changed)))
+    count = len(call.args[0]) if isinstance(call.args[0], (list, tuple)) else 1
+    if results:
+        return Work(LISTS * moved)
+    return Work(LISTS * (moved + changed), launches=LISTED * count)

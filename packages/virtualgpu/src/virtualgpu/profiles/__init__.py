@@ -58,7 +58,15 @@ class Profile:
     rising_addresses: bool  # once NCCL has connected GPUs, does the driver give segments rising addresses?
 
     launch_seconds: float  # host time of one operator call that launches a kernel or a copy
-    backward_seconds: float  # host time that a launch costs more in a backward: its node, and the engine's own thread
+    record_seconds: float  # host time of making a node of autograd in a forward pass
+    node_seconds: float  # host time of a node in a backward pass, without the operators that it calls
+    leaf_seconds: float  # host time that the node of a leaf costs more: it keeps the gradient
+    backward_seconds: float  # host time of a backward pass, whatever its nodes: the call, the engine's own thread
+    optimizer_seconds: float  # host time of an optimizer's step, without its parameters and the operators that it calls
+    parameter_seconds: float  # host time of a parameter with a gradient in an optimizer's step, without operators
+    zero_grad_seconds: float  # host time of zero_grad, whatever it clears
+    gradient_seconds: float  # host time of a gradient that zero_grad clears: its memory goes back to the cache
+    further_launches: Mapping[str, int]  # by operator: host time, in launches, of what its C++ does beside one
     product_seconds: float  # host time that a matrix product costs more: cuBLAS chooses a kernel
     cudnn_seconds: float  # host time of a call of cuDNN, with all that it launches
     allocate_seconds: float  # host time of new memory for an output whose block comes from the cache

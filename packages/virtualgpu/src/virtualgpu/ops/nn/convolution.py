@@ -349,15 +349,20 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     if not x.numel() or x.dim() != weight.dim():  # nothing to do, or one sample without a batch
         return Work(moved)
     cudnn = _calls(x, weight, transposed, groups)
+    adding = int(bias is not None and cudnn > 0)
     clocks = 0.0 if bias is None else UNVECTORIZED * out.numel()
     if is_depthwise(x, weight, transposed, groups):
         clocks += _depthwise_clocks(x, weight, cudnn)[OUTPUT] * out.numel()
-        return Work(moved, clocks=clocks_beyond_memory(call.gpu.profile, clocks, moved), cudnn=cudnn)
+        clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
+        return Work(moved, clocks=clocks, cudnn=cudnn, launches=adding)
     flops = _flops(x, weight, transposed, out.shape[2:]) / CONVOLUTION
     format = convolution_format(x, weight, transposed, groups)
     wasted = _wasted(x, weight, transposed, groups, format)
     around = _reordered(x, weight, out, format) + (0 if bias is None else 2 * bytes_of(out))
-    return Work(moved, flops * wasted, format, round(out.numel() * wasted), clocks, around=around, cudnn=cudnn)
+    outputs = round(out.numel() * wasted)
+    return Work(
+        moved, flops * wasted, format, outputs, clocks, around=around, cudnn=cudnn, launches=adding
+    )
 
 
 @device_time("convolution_backward")

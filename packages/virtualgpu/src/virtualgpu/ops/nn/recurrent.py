@@ -45,6 +45,9 @@ RECURRENT = 0.17  # of a product's rate: the steps of a sequence come one after 
 # Seconds a step of a layer takes at least, and in the backward: small kernels that wait for each other. Fitted: both LSTMs of
 # benchmarks/timing/kernels.json, 256 steps on an H200. Assumed: other GPUs, GRU and RNN alike.
 STEP_SECONDS, STEP_BACK_SECONDS = 15.4e-6, 23.6e-6
+# Host time in launches: cuDNN launches many kernels. Measured by benchmarks/timing/host_functions.py
+# on an H200: "lstm", "gru" and "two layers of gru", less memory, module, nodes and leaves.
+LAUNCHES_OF_A_CALL, LAUNCHES_OF_A_LAYER, LAUNCHES_BACK_OF_A_LAYER = 7, 6, 50
 
 
 class Setup(NamedTuple):
@@ -167,7 +170,14 @@ class Recurrent(torch.autograd.Function):
         inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
         moved, total = sum(map(bytes_of, (x, out, *weights))), sum(w.numel() for w in weights if w.dim() > 1)
         format = product_format(x.dtype, gpu, "rnn")
-        work = Work(moved, 2 * rows * total / RECURRENT, format, out.numel() * GATES[setup.kind], cudnn=1)
+        work = Work(
+            moved,
+            2 * rows * total / RECURRENT,
+            format,
+            out.numel() * GATES[setup.kind],
+            cudnn=1,
+            launches=LAUNCHES_OF_A_CALL + LAUNCHES_OF_A_LAYER * _layers(setup),
+        )
         gpu.launch(*_for_at_least(_steps(setup, x, hidden) * STEP_SECONDS, work, gpu.profile), name=setup.kind)
         if needs:
             if kept is not None:
@@ -207,7 +217,9 @@ class Recurrent(torch.autograd.Function):
         # The gradients of the weights, of all steps at once, are one product.
         flops = 2 * (x.numel() // x.shape[-1]) * total * (1 + 1 / RECURRENT)
         moved, outputs = 2 * sum(map(bytes_of, (x, out, *weights))), 2 * out.numel() * GATES[setup.kind]
-        work = Work(moved, flops, product_format(x.dtype, gpu, "rnn"), outputs, cudnn=2)
+        launches = LAUNCHES_BACK_OF_A_LAYER * _layers(setup)
+        format = product_format(x.dtype, gpu, "rnn")
+        work = Work(moved, flops, format, outputs, cudnn=2, launches=launches)
         least = _steps(setup, x, models[-1].shape[2]) * STEP_BACK_SECONDS
         gpu.launch(*_for_at_least(least, work, gpu.profile), name=f"{setup.kind}_backward")
         return None, *(y if needed else None for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)), *dws
@@ -234,12 +246,17 @@ class CastWeights(torch.autograd.Function):
         return None, *reversed(cast)
 
 
+def _layers(setup: Setup) -> int:
+    """Layers, each direction counted."""
+    return setup.layers * (2 if setup.bidirectional else 1)
+
+
 def _steps(setup: Setup, x: Tensor, hidden: int) -> int:
     """Steps of all layers and directions that wait for the one before; none where the weights stay on the chip, in one kernel."""
     if _on_chip(setup.kind, hidden, str(x.dtype)[6:]):
         return 0
     steps = x.shape[1 if setup.batch_first else 0] if setup.batch_sizes is None else len(setup.batch_sizes)
-    return steps * setup.layers * (2 if setup.bidirectional else 1)
+    return steps * _layers(setup)
 
 
 def _for_at_least(seconds: float, work: Work, profile: Profile) -> Work:
