@@ -235,6 +235,31 @@ def t5(t: Any) -> Network:
     return language(t.T5ForConditionalGeneration(config), tokens(32128, 128))
 
 
+def gru() -> Network:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(1000, 64), nn.Linear(128, 10)
+            self.layers = nn.GRU(64, 128, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.layers(self.words(x))[0][:, -1])
+
+    model = Classifier().cuda()
+    x, y = tokens(1000, 32), labels(10)
+    return model, lambda: F.cross_entropy(model(x), y)
+
+
+def roberta(t: Any) -> Network:
+    model = t.RobertaForMaskedLM(t.RobertaConfig(num_hidden_layers=6))
+    return language(model, tokens(30000, 128))
+
+
+def opt(t: Any) -> Network:
+    model = t.OPTForCausalLM(t.OPTConfig(num_hidden_layers=6, use_cache=False))
+    return language(model, tokens(30000, 128))
+
+
 LANGUAGE: dict[str, Callable[[Any], Network]] = {
     "gpt2": lambda t: language(t.GPT2LMHeadModel(t.GPT2Config(use_cache=False)), tokens(50257)),
     "bert": lambda t: language(t.BertForMaskedLM(t.BertConfig()), tokens(30522)),
@@ -244,19 +269,24 @@ LANGUAGE: dict[str, Callable[[Any], Network]] = {
     "whisper": whisper,
     "segformer": segformer,
     "t5": t5,
+    "roberta": roberta,
+    "opt": opt,
 }
+TORCHVISION = (
+    *("resnet18", "resnet50", "densenet121", "vit_b_16", "maxvit_t", "mobilenet_v3_large"),
+    *("shufflenet_v2_x1_0", "regnet_y_400mf", "swin_t", "vgg11_bn", "resnext50_32x4d"),
+)
+TIMM = ("mixer_b16_224", "deit_tiny_patch16_224", "ghostnet_100", "poolformer_s12")
 NETWORKS: dict[str, Callable[[], Network]] = {
     "mnist": mnist,
     "mlp": mlp,
     "small_gpt": small_gpt,
     "lstm": lstm,
     "unet": unet,
-    "resnet18": of_torchvision("resnet18"),
-    "resnet50": of_torchvision("resnet50"),
-    "densenet121": of_torchvision("densenet121"),
+    "gru": gru,
     "efficientnet": of_torchvision("efficientnet_b0"),
-    "vit_b_16": of_torchvision("vit_b_16"),
-    "maxvit_t": of_torchvision("maxvit_t"),
+    **{name: of_torchvision(name) for name in TORCHVISION},
+    **{name: of_timm(name) for name in TIMM},
     "convnext": of_timm("convnext_tiny"),
     "swin": of_timm("swin_tiny_patch4_window7_224"),
     **{name: of_transformers(name) for name in LANGUAGE},

@@ -7,7 +7,7 @@ test compares them. Nothing here reads multi.json: by that the result is judged 
 
 micro.json: one H200, torch 2.11, 2026-11-20, by micro.py beside it. host_costs.json: another one, a day later, by
 benchmarks/fidelity/host_costs.py. Its host was faster: `slower` says how much, by what an operator took that makes a tensor, which
-both have. host_functions.json: three machines of November 2026, by host_functions.py, with several
+both have. host_functions.json: five machines of November 2026, by host_functions.py, with several
 runs each; a constant is a median over runs and functions. These machines took about as long for an
 operator as the first one, so what they showed counts as it is.
 """
