@@ -1,6 +1,11 @@
-"""The plugin of pytest, found as its users find it: by the entry point of the installed package. Each test runs a suite of its own, in a
-process of its own: one that pytest's own tests run within this process would leave modules behind that were imported twice."""
+"""The plugin of pytest, found as its users find it: by the entry point of the installed package.
 
+Each test runs a suite of its own, in a process of its own. In this process, a suite would leave
+modules behind that were imported twice.
+"""
+
+import importlib.util
+import time
 from fnmatch import fnmatch
 
 import pytest
@@ -9,13 +14,22 @@ pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.slow
 
 
+PYTEST = importlib.util.find_spec("pytest.__main__").origin
+
+
 @pytest.fixture
-def suite(pytester):
-    """Runs a suite of this text, and counts its outcomes."""
+def suite(pytester, warm_processes):
+    """A function that runs a suite of this text. With virtual GPUs, its process need not import torch."""
 
     def run(text, *options):
         pytester.makepyfile(text)
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        if not {"--virtual-gpus", "--virtual-like"} & set(options):
+            return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        said, began = pytester.path / "said", time.monotonic()
+        with said.open("wb") as output:
+            ended = warm_processes.start([PYTEST, "-p", "no:cacheprovider", *options], output.fileno()).wait()
+        lines = said.read_text().splitlines()
+        return pytest.RunResult(ended, lines, lines, time.monotonic() - began)
 
     return run
 
