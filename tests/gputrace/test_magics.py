@@ -162,7 +162,7 @@ def test_load_ext_and_use_bring_it():
     """
     for cell in ('shell.run_line_magic("load_ext", "labkit")', "labkit.use(gpus=1, virtual=True, quiet=True)"):
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code).format(cell=cell)], check=True, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", textwrap.dedent(code).format(cell=cell)], check=True, capture_output=True, text=True, timeout=280
         )
         assert done.stdout == "True\n"
 

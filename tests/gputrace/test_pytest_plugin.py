@@ -18,16 +18,21 @@ PYTEST = importlib.util.find_spec("pytest.__main__").origin
 
 
 @pytest.fixture
-def suite(pytester, warm_processes):
-    """A function that runs a suite of this text. With virtual GPUs, its process need not import torch."""
+def suite(pytester, warm_processes, monkeypatch):
+    """A function that runs a suite of this text. With virtual GPUs, its process need not import torch.
+
+    No other plugin is loaded. To load them takes longer than a suite.
+    """
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(text, *options):
         pytester.makepyfile(text)
+        options = ("-p", "virtual_gpus", "-p", "no:cacheprovider", *options)
         if not {"--virtual-gpus", "--virtual-like"} & set(options):
-            return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+            return pytester.runpytest_subprocess(*options)
         said, began = pytester.path / "said", time.monotonic()
         with said.open("wb") as output:
-            ended = warm_processes.start([PYTEST, "-p", "no:cacheprovider", *options], output.fileno()).wait()
+            ended = warm_processes.start([PYTEST, *options], output.fileno()).wait()
         lines = said.read_text().splitlines()
         return pytest.RunResult(ended, lines, lines, time.monotonic() - began)
 
@@ -45,7 +50,8 @@ AT_IMPORT = """
 """
 
 
-def test_modules_and_conftests_see_the_gpus_when_they_are_imported(suite, pytester):
+def test_modules_and_conftests_see_the_gpus_when_they_are_imported(suite, pytester, monkeypatch):
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     pytester.makeconftest("import torch\nassert torch.cuda.device_count() == 2")
     result = suite(AT_IMPORT, "--virtual-gpus", "2", "--virtual-like", "T4")
     result.assert_outcomes(passed=1)
@@ -78,7 +84,8 @@ def test_a_suite_may_have_options_of_any_other_name(suite, pytester, options):
     suite(text, "--gpus", "3", "--like", "mine", *options).assert_outcomes(passed=1)
 
 
-def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, pytester):
+def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, pytester, monkeypatch):
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     text = """
         import sys
         import pytest
