@@ -84,7 +84,7 @@ def test_a_suite_may_have_options_of_any_other_name(suite, pytester, options):
     suite(text, "--gpus", "3", "--like", "mine", *options).assert_outcomes(passed=1)
 
 
-def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, pytester, monkeypatch):
+def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, monkeypatch):
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     text = """
         import sys
@@ -99,9 +99,12 @@ def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, pyteste
     """
     result = suite(text, "--strict-markers")
     result.assert_outcomes(passed=1, skipped=2)
-    result = pytester.runpytest_subprocess("--markers")
+
+
+def test_its_marker_and_its_options_are_shown(suite):
+    result = suite("", "--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.gpu_budget(memory=None, seconds=None): limits of the test on virtual GPUs*"])
-    result = pytester.runpytest_subprocess("--help")
+    result = suite("", "--help")
     result.stdout.fnmatch_lines(["*--virtual-gpus=N*", "*--virtual-like=MODEL*"])
 
 
