@@ -73,5 +73,7 @@ class TimeLimit:
         if passed < self._seconds:
             return self._seconds - passed  # whatever they waited
         now = self._waits(self._processes)
-        waited = sum(max(0.0, now[thread] - self._before.get(thread, 0.0)) for thread in now)
+        # Threads wait side by side, so their waits do not add up.
+        waited = max((now[thread] - self._before.get(thread, 0.0) for thread in now), default=0.0)
+        waited = max(waited, 0.0)
         return min(self._seconds + waited, MOST_STRETCHED * self._seconds) - passed

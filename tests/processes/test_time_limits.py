@@ -48,14 +48,14 @@ def test_a_limit_is_over_after_its_seconds_where_nobody_waits(busy):
     assert busy.asked == [[7], [7]]  # at first and at its end
 
 
-def test_what_all_threads_wait_since_the_limits_start_is_added(busy):
+def test_the_longest_wait_of_a_thread_since_the_limits_start_is_added(busy):
     busy.waited = {7: 100.0, 8: 5.0}
     limit = busy.limit(30)
     busy.now = 31
     busy.waited = {7: 103.0, 9: 2.0}  # 8 has ended, 9 has started
-    assert limit.remaining() == 30 + 3 + 2 - 31
+    assert limit.remaining() == 30 + 3 - 31
     busy.now = 36
-    assert limit.remaining() == -1
+    assert limit.remaining() == -3
 
 
 def test_an_answer_that_never_ends_still_ends(busy):
