@@ -1,18 +1,19 @@
 # The kit's commands. Works with GNU make 3.81 (macOS) and newer.
 #
 #   make lab            JupyterLab at the table of lessons, in your own copies of the lessons (work/); the first time installs everything into .venv
-#   make test           lint, the fast unit tests, and every notebook against its stored outputs, on virtual GPUs: some minutes
-#   make test-all       the same with all unit tests: slow ones, and large sets whole
-#   make unit-slow      the slow unit tests, which `make test` leaves out; of large sets a fixed sample
-#   make unit-rest      all unit tests that `make test` leaves out
+#   make test           lint, the fast tests of labkit and the lessons, a smoke test of each package, and every notebook against its stored outputs
+#   make test-all       lint, all tests of everything with large sets whole, and the notebooks
+#   make unit-packages  the fast tests of the packages that the kit is built on, which `make test` leaves out
+#   make unit-slow      the slow tests of everything; of large sets a fixed sample
+#   make unit-rest      the slow tests of everything, and all cases outside the fixed samples of large sets
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
 #   make test-versions  the unit tests and lessons on the oldest torch that the kit admits, the pinned one and the newest
-#   make test-browser   lessons, widgets and the site in a real browser (needs Chromium); pictures of them stay in build/screenshots
+#   make test-browser   some lessons, all widgets and the site in a real browser (needs Chromium); pictures of them stay in build/screenshots
 #   make test-nbgrader  what is released for nbgrader, with nbgrader's own commands
 #   make test-cluster   grading a class on a Dask cluster
-#   make test-classic   every lesson on what stands in for Colab, and the widgets in the classic notebook 6.5 with Colab's ipywidgets 7.7.1;
+#   make test-classic   some lessons on what stands in for Colab, and some widgets in the classic notebook 6.5 with Colab's ipywidgets 7.7.1;
 #                       (PYTHON=python3.13 is Colab's Python)
-#   make test-binder    every lesson in JupyterLab within Binder's 2 GB and one core; builds what Binder would
+#   make test-binder    some lessons in JupyterLab within Binder's 2 GB and one core; builds what Binder would
 #   make coverage       which lines the fast unit tests run, as a page: build/coverage/html/index.html; ARGS=--everything for all tests
 #   make docs           the site, in build/site: all lessons, the guides and the reference; a warning is an error
 #   make lint, format   check the code's style, its types and which package imports which, or correct the style
@@ -23,6 +24,7 @@
 #   ARGS="--no-browser --port=9999"                         passed on to JupyterLab, coverage or pins
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu        where PyTorch comes from; else its CPU build on Linux without an NVIDIA driver
 #   PYTHON=/path/to/python3.12                              the Python that .venv is made with
+#   SIZE=--everything                                       all lessons and widgets in test-browser, test-classic and test-binder, as every night
 #   VERSIONS="2.8 newest"                                   for test-versions: oldest, pinned, newest or a number
 
 SHELL := /bin/sh
@@ -35,6 +37,7 @@ NOX = $(BIN)/nox --session
 ARGS ?=
 TORCH_INDEX ?=
 VERSIONS ?= oldest pinned newest
+SIZE ?=
 FIRST := index.ipynb
 
 # python3 if it is 3.11 to 3.14 (the versions with wheels of the pinned torch), else the newest of those that is installed.
@@ -49,13 +52,13 @@ unexport VIRTUAL_ENV
 
 PIP_OPTIONS = --quiet --disable-pip-version-check $(shell "$(PYTHON)" tools/torch_index.py $(TORCH_INDEX))
 PIP_INSTALL = $(BIN)/python -m pip install $(PIP_OPTIONS) --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest --timeout 300
+PYTEST := $(BIN)/python -m pytest --timeout 600
 TESTS := tests packages
 SOURCES := $(CURDIR):$(CURDIR)/packages/virtualgpu/src:$(CURDIR)/packages/gputrace/src:$(CURDIR)/packages/labcourse/src
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=240 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-cluster test-classic test-binder coverage pins unit unit-all unit-slow unit-rest notebooks stored-outputs docs lint format clean
+.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-cluster test-classic test-binder coverage pins unit unit-packages unit-all unit-slow unit-rest notebooks stored-outputs docs lint format clean
 
 # The address that JupyterLab prints leads to the table of lessons. A kernel without encryption would warn of it in the terminal. JupyterLab refuses
 # to run as root, which is who you are in most containers, unless told.
@@ -82,17 +85,21 @@ test-all: $(VENV)/installed
 	$(call in_turn,lint unit-all notebooks)
 
 unit: $(VENV)/installed
-	$(PYTEST) $(PARALLEL) $(TESTS)
+	$(PYTEST) $(PARALLEL) tests
+
+unit-packages: $(VENV)/installed
+	$(PYTEST) $(PARALLEL) packages
 
 unit-all: $(VENV)/installed
-	$(PYTEST) $(PARALLEL) --everything $(TESTS)
+	$(PYTEST) $(PARALLEL) --dist loadfile --everything $(TESTS)
 
-# Most of these tests wait for processes that they start, so more of them than there are cores run at once.
+# Most of these tests wait for processes that they start, so more of them than there are cores run at once. What the tests of a file share, such as
+# a sandbox, takes long to make: one worker runs them all.
 unit-slow: $(VENV)/installed
-	$(PYTEST) -n 4 --slow $(TESTS)
+	$(PYTEST) -n 4 --dist loadfile --slow $(TESTS)
 
 unit-rest: $(VENV)/installed
-	$(PYTEST) -n 4 --rest $(TESTS)
+	$(PYTEST) -n 4 --dist loadfile --rest $(TESTS)
 
 # With one thread each (conftest.py says why): what they print was stored with as many as there were cores.
 notebooks: $(VENV)/installed
@@ -107,7 +114,7 @@ test-versions: $(VENV)/installed-nox
 	$(NOX) versions
 
 test-browser: $(VENV)/installed-browser docs
-	$(PYTEST) -n 2 --dist loadfile -m browser tests/browser
+	$(PYTEST) -n 2 --dist loadfile -m browser $(SIZE) tests/browser
 
 test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
 	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) --everything packages/labcourse/tests/test_nbgrader.py
@@ -115,15 +122,24 @@ test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
 test-cluster: $(VENV)/installed-cluster
 	$(PYTEST) --everything packages/labcourse/tests/test_cluster.py
 
+# Where old widgets could differ: in what all panels share, in two that draw by hand, and in what a page shows of them.
+ifeq ($(SIZE),--everything)
+OLD_PANELS = $$(grep -lE '(Lab|Panel)\(' tests/labs/*.py tests/lessons/*/*.py)
+OLD_PAGES = tests/browser --ignore=tests/browser/test_site.py
+else
+OLD_PANELS = tests/labs tests/lessons/lesson_02/test_stream_program.py tests/lessons/lesson_05/test_allocator_by_hand.py
+OLD_PAGES = $(addprefix tests/browser/,test_pages.py test_labs.py test_widgets.py test_slow_connection.py)
+endif
+
 # Colab has no labkit: the first cell of a lesson installs it there. The widgets' tests find it in these folders. The site has no widgets.
 test-classic: $(CLASSIC)/installed
-	$(CLASSIC)/bin/python -m pytest --timeout 600 -m platform tests/platforms
-	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 2 --timeout 300 --everything $$(grep -lE '(Lab|Panel)\(' tests/labs/*.py tests/lessons/*/*.py)
-	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 2 --dist loadfile --timeout 300 -m browser tests/browser --ignore=tests/browser/test_site.py
+	$(CLASSIC)/bin/python -m pytest --timeout 600 -m platform $(SIZE) tests/platforms
+	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 2 --timeout 300 $(SIZE) $(OLD_PANELS)
+	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 2 --dist loadfile --timeout 300 -m browser $(SIZE) $(OLD_PAGES)
 
 test-binder: $(VENV)/installed-browser $(BINDER)/installed
 	$(BIN)/python -m pytest --everything tests/test_binder.py
-	LABKIT_BINDER="$(BINDER)" $(BIN)/python -m pytest --timeout 600 -m platform tests/browser/test_on_binder.py
+	LABKIT_BINDER="$(BINDER)" $(BIN)/python -m pytest --timeout 600 -m platform $(SIZE) tests/browser/test_on_binder.py
 
 coverage: $(VENV)/installed
 	$(PYTEST) $(PARALLEL) --cov --cov-report=term --cov-report=html $(TESTS) $(ARGS)

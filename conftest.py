@@ -64,6 +64,13 @@ def pytest_report_header(config: pytest.Config) -> str:
     return "fast tests, and a fixed sample of each large set; --rest runs the others, --everything all"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --slow, pass over files without a slow test: to import them takes each worker half a minute."""
+    if config.getoption("slow") and re.fullmatch(r"test_.*\.py", collection_path.name):
+        return True if "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
+    return None
+
+
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
     """Fail a test that leaves another environment to the tests after it."""

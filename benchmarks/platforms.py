@@ -3,7 +3,8 @@
     python benchmarks/platforms.py            writes the table from what is stored in benchmarks/platforms/
     python benchmarks/platforms.py --run      runs every lesson here first, as after `make lab`
 
-The figures of Binder and Colab come from `LABKIT_FIGURES=1 make test-binder` and `LABKIT_FIGURES=1 make test-classic`.
+The figures of Binder and Colab come from `LABKIT_FIGURES=1 make test-binder SIZE=--everything` and
+`LABKIT_FIGURES=1 make test-classic SIZE=--everything`.
 """
 
 import json

@@ -42,7 +42,7 @@ TRACED = WHERE.replace("run", "trace").replace(TIMES, "The page's times are the 
 
 
 def python(*arguments: object) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=280)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess:
@@ -220,7 +220,7 @@ def package(tmp_path):
 @pytest.mark.parametrize("name", ["lessons", pytest.param("lessons.train", marks=pytest.mark.slow)])
 def test_a_module_runs_as_after_python_m(package, name):
     def within(*arguments):
-        return subprocess.run([sys.executable, *arguments], cwd=package, capture_output=True, text=True, timeout=120)
+        return subprocess.run([sys.executable, *arguments], cwd=package, capture_output=True, text=True, timeout=280)
 
     installed = "import sys; from labkit.cli import main; sys.path[0] = '/'; sys.exit(main())"  # as the command `labkit` is
     expected, got = within("-m", name, "--gpus", "3"), within("-c", installed, "run", "-m", name, "--gpus", "3")
@@ -293,7 +293,7 @@ def trace(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
         [sys.executable, "-m", "labkit", "trace", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         cwd=cwd,
         env=os.environ | {"LABKIT_VIRTUAL": "1"},
     )

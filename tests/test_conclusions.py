@@ -19,6 +19,7 @@ def test_they_are_true_of_what_was_recorded(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [name for name in RECORDED if name not in measured_report.NOT_VIRTUAL])
 def test_they_are_true_of_virtual_gpus(name):
     experiment = measure.EXPERIMENTS[name]

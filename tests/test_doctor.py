@@ -145,7 +145,7 @@ def test_older(version, least, older):
 
 @pytest.mark.slow
 def test_doctor_runs_here():
-    result = subprocess.run([sys.executable, "-m", "labkit", "doctor"], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-m", "labkit", "doctor"], capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout
     assert result.stderr == ""
     titles = [line for line in result.stdout.splitlines() if line and not line.startswith(" ")]

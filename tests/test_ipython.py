@@ -36,7 +36,7 @@ def test_they_end_when_the_cell_was_interrupted_and_only_then(method):
     end_children(SimpleNamespace(error_in_exec=ValueError()))
     assert child.is_alive()
     end_children(INTERRUPTED)
-    child.join(10)
+    child.join(120)
     assert not psutil.pid_exists(child.pid)
 
 
@@ -48,7 +48,7 @@ def test_they_end_when_clearing_up_after_the_interrupt_has_failed():
     failed = RuntimeError("the pool cannot be terminated")
     failed.__context__ = KeyboardInterrupt()
     end_children(SimpleNamespace(error_in_exec=failed))
-    child.join(10)
+    child.join(120)
     assert child.exitcode == -9
 
 

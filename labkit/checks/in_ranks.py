@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from labkit import machine
 from labkit.checks.checking import Plain
-from labkit.processes import by_value, children, context
+from labkit.processes import by_value, children, context, time_limits
+from labkit.processes.time_limits import TimeLimit
 
 SECONDS = 60.0  # until all ranks must have come back
 PATIENCE = 10.0  # seconds for the others when one is back, and for a rank to wait in a collective, on a machine that is not busy
@@ -56,7 +58,7 @@ def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequen
             for rank, (given, line) in enumerate(zip(inputs, theirs, strict=True))
         ]
         with children(_rank, ranks) as started:
-            told = _collected(ours, [process.sentinel for process in started], patience)
+            told = _collected(ours, started, patience)
             for process in started:
                 process.kill()
     return _values(told, len(inputs), like)
@@ -74,14 +76,16 @@ def _patience() -> float:
     return PATIENCE * min(max(wanted, 1.0), MOST_STRETCHED)
 
 
-def _collected(lines: Sequence[connection.Connection], ends: Sequence[int], patience: float) -> dict[int, tuple[str, Any]]:
+def _collected(lines: Sequence[connection.Connection], processes: Sequence[BaseProcess], patience: float) -> dict[int, tuple[str, Any]]:
     """What came down each rank's line, in time. When one is back, the others cannot be far: they share their collectives.
 
     When one has failed, or has waited in vain as long as a rank may, nothing that the others could still say matters.
     """
     told: dict[int, tuple[str, Any]] = {}
-    deadline = time.monotonic() + SECONDS + patience
-    while len(told) < len(lines) and (remaining := deadline - time.monotonic()) > 0:
+    ends = [process.sentinel for process in processes]
+    numbers = [process.pid for process in processes if process.pid is not None]
+    limits = [TimeLimit(SECONDS + patience, numbers)]
+    while len(told) < len(lines) and (remaining := min(limit.remaining() for limit in limits)) > 0:
         waiting = [rank for rank in range(len(lines)) if rank not in told]
         ready = connection.wait([signal for rank in waiting for signal in (lines[rank], ends[rank])], remaining)
         for rank in waiting:
@@ -89,8 +93,9 @@ def _collected(lines: Sequence[connection.Connection], ends: Sequence[int], pati
                 told[rank] = lines[rank].recv()
             elif ends[rank] in ready:
                 told[rank] = GONE, None
-        failed = any(kind != RETURNED for kind, _ in told.values())
-        deadline = min(deadline, time.monotonic() + (MOMENT if failed else patience))
+        if ready:
+            failed = any(kind != RETURNED for kind, _ in told.values())
+            limits.append(TimeLimit(MOMENT if failed else patience, numbers))
     return told
 
 
@@ -129,7 +134,9 @@ def _rank(
         line.send((RETURNED, program(answer, given)))
     except BaseException as error:
         line.send(_failure(error))
-    time.sleep(SECONDS + patience)  # until it is killed: a rank that leaves breaks the connections that others may still use
+    # Sleep until this process is killed: a rank that leaves breaks the connections that others may
+    # still use.
+    time.sleep(time_limits.MOST_STRETCHED * (SECONDS + patience))
 
 
 def _own_hash(rank: int, value: Any) -> int:

@@ -10,10 +10,12 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import FrameType
 from typing import Any
 
+from labkit.processes.time_limits import TimeLimit
+
 MOST_LINES = 40  # of an answer's output that are shown,
 MOST_CHARACTERS = 8000  # and as long as they may be
 PATIENCE = 10.0  # seconds until it is said what runs
-LIMIT = 30.0  # seconds; grading gives as many (labcourse.sandbox)
+LIMIT = 30.0  # seconds, without those that it waits for a core; grading gives as many (labcourse.sandbox)
 AGAIN = 5.0  # seconds: an answer that catches everything is told again, and one that ends processes has time to
 
 
@@ -104,7 +106,7 @@ def in_time(number: str, answer: Any) -> Iterator[None]:
 
     Signals reach the main thread alone: in another one the block has no end.
     """
-    out, thread, done = sys.stdout, threading.current_thread(), threading.Event()
+    out, thread, done, limit = sys.stdout, threading.current_thread(), threading.Event(), TimeLimit(LIMIT)
     ends = thread is threading.main_thread()
 
     def heard(*_: Any) -> None:
@@ -118,10 +120,11 @@ def in_time(number: str, answer: Any) -> Iterator[None]:
         end = f" It ends by itself after {LIMIT:g} s." if ends else ""
         out.write(f"{number} has run for {PATIENCE:g} s{where}. To stop it, interrupt the kernel (■ in the toolbar).{end}\n")
         out.flush()
-        seconds = LIMIT - PATIENCE
-        while ends and not done.wait(seconds):
+        while ends and (remaining := limit.remaining()) > 0 and not done.wait(remaining):
+            pass
+        while ends and not done.is_set():
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
-            seconds = AGAIN
+            done.wait(AGAIN)
 
     before: Callable[[int, FrameType | None], Any] | int | None = signal.signal(signal.SIGALRM, heard) if ends else None
     watcher = threading.Thread(target=watch, daemon=True)

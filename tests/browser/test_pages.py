@@ -23,6 +23,7 @@ HTML = (
 CELLS = ("from IPython.display import HTML", *(f"HTML({html!r})" for html in HTML))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", LESSONS)
 def test_all_cells_run(open_lesson, front_end, name):
     page = open_lesson(name)

@@ -6,22 +6,26 @@ from nbclient import NotebookClient
 
 from labkit.checks import limits
 
-CELLS = (
-    "import labkit\n\nlabkit.use(gpus=1, virtual=True, quiet=True)",
-    "def on_gpu(numbers):\n    LEAVE",
-    'print(labkit.check("00.1", on_gpu))',
-    "print('still here')",
-)
+SETUP = "import labkit\n\nlabkit.use(gpus=1, virtual=True, quiet=True)"
+CELLS = ("def on_gpu(numbers):\n    LEAVE", 'print(labkit.check("00.1", on_gpu))', "print('still here')")
+WAYS = ("exit()", "quit()", "exit(keep_kernel=True)", "raise SystemExit", "import sys; sys.exit(3)")
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """What the cells of each way print, by the way, all in one kernel."""
+    cells = [nbformat.v4.new_code_cell(source.replace("LEAVE", way)) for way in WAYS for source in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SETUP), *cells])
+    NotebookClient(notebook, kernel_name="python3", timeout=280).execute()
+    printed = ["".join(output.text for output in cell.outputs) for cell in cells]
+    return {way: printed[len(CELLS) * place :][: len(CELLS)] for place, way in enumerate(WAYS)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leave", ["exit()", "quit()", "exit(keep_kernel=True)", "raise SystemExit", "import sys; sys.exit(3)"])
-def test_the_kernel_lives_and_the_verdict_names_the_line(leave):
-    cells = [nbformat.v4.new_code_cell(source.replace("LEAVE", leave)) for source in CELLS]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
-    verdict, after = ("".join(output.text for output in cell.outputs) for cell in notebook.cells[2:])
-    assert "your answer raised SystemExit" in verdict and f"line 2: {leave}" in verdict
+@pytest.mark.parametrize("way", WAYS)
+def test_the_kernel_lives_and_the_verdict_names_the_line(outputs, way):
+    _, verdict, after = outputs[way]
+    assert "your answer raised SystemExit" in verdict and f"line 2: {way}" in verdict
     assert after == "still here\n"
 
 

@@ -129,6 +129,7 @@ def kernel(tmp_path) -> Iterator[Kernel]:
         assert [name for name in os.listdir(SHARED) if any(f"_{pid}_" in f"_{name}_" for pid in kernel.seen)] == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.timeout(900)  # a whole lesson, and then some cells again and again
 @pytest.mark.parametrize("lesson", STARTING)
 def test_nothing_is_left_behind_by_a_lesson_nor_by_a_cell_that_is_interrupted(kernel, lesson):

@@ -61,5 +61,5 @@ def test_workers_in_one_folder_that_lose_their_caller_at_once_leave_nothing(tmp_
         assert line.recv(1) == b"!"
     for line in lines:
         line.close()
-    assert [worker.wait(20) for worker in workers] == [-signal.SIGKILL] * 4
+    assert [worker.wait(200) for worker in workers] == [-signal.SIGKILL] * 4
     assert list(tmp_path.iterdir()) == []

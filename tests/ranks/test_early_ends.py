@@ -62,6 +62,7 @@ BY_SPAWN = """
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_in_any_order(script, nodes, seed):
@@ -100,6 +101,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("who", [0, 3])
 @pytest.mark.parametrize("end", ENDS)

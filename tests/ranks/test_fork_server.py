@@ -184,7 +184,7 @@ def test_the_server_ends_with_its_process(script, how):
         else:
             process.stdin.write("\n")
     assert process.returncode == (-signal.SIGKILL if how == "killed" else 0)
-    psutil.wait_procs([server], timeout=120)  # it may be importing
+    psutil.wait_procs([server], timeout=280)  # it may be importing
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 

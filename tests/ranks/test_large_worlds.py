@@ -54,7 +54,7 @@ def simulate(script, tmp_path):
     def run(world, *options):
         told = tmp_path / "told.json"
         command = ["torchrun", "--simulate", world, "--like", "H100", *options, script(SHARDED), told]
-        ended = subprocess.run([sys.executable, "-m", "labkit", *map(str, command)], capture_output=True, text=True, timeout=120)
+        ended = subprocess.run([sys.executable, "-m", "labkit", *map(str, command)], capture_output=True, text=True, timeout=280)
         assert ended.returncode == 0, ended.stderr
         return json.loads(told.read_text()), ended.stderr
 

@@ -39,7 +39,7 @@ def test_a_module_runs_as_after_pytorchs_torchrun(folder, name):
     ranks = labkit.torchrun(name, "--epochs", 2, module=True, quiet=True)
     assert ranks.command == f"torchrun --standalone --nproc-per-node=2 -m {name} --epochs 2"
     theirs = [sys.executable, "-m", "torch.distributed.run", "--log-dir", folder, *ranks.command.split()[1:]]
-    expected = subprocess.run(theirs, capture_output=True, text=True, timeout=120)
+    expected = subprocess.run(theirs, capture_output=True, text=True, timeout=280)
     assert expected.returncode == 0, expected.stderr
     assert Counter(ranks.outputs) == Counter(expected.stdout.splitlines(keepends=True))
 
@@ -50,7 +50,7 @@ def test_what_goes_wrong_is_told_with_the_modules_lines(folder):
         labkit.torchrun("lessons.fails", module=True, quiet=True)
     assert f'In rank 1:\nTraceback (most recent call last):\n  File "{path / "fails.py"}", line 3, in <module>' in raised.value.__notes__[0]
     with pytest.raises(labkit.TorchrunError, match=r"Then ranks 0 and 1 ran line 2, `time.sleep\(100\)`\.$"):
-        labkit.torchrun("lessons.hangs", module=True, quiet=True, timeout=5)
+        labkit.torchrun("lessons.hangs", module=True, quiet=True, timeout=20)
     with pytest.raises(SyntaxError) as unfinished:
         labkit.torchrun("lessons.unfinished", module=True)
     assert (unfinished.value.filename, unfinished.value.lineno) == (str(path / "unfinished.py"), 2)
@@ -60,7 +60,7 @@ def test_the_commands(folder):
     """`torchrun`, with ranks and with one that is simulated, and `trace` with ranks."""
 
     def command(*arguments):
-        return subprocess.run([sys.executable, "-m", "labkit", *arguments], capture_output=True, text=True, timeout=120)
+        return subprocess.run([sys.executable, "-m", "labkit", *arguments], capture_output=True, text=True, timeout=280)
 
     there = command("torchrun", "--in-order", "-m", "lessons", "--x")
     said = f"['{folder / 'lessons' / '__main__.py'}', '--x'] __main__ lessons lessons.__main__ own {folder}"

@@ -84,7 +84,7 @@ def test_ranks_on_gpus(script, capsys, monkeypatch):
         dist.destroy_process_group()
     """)
     for nodes, visible in ((1, torch.cuda.device_count()), (2, 1)):
-        ranks = labkit.torchrun(path, ranks=2, nodes=nodes, timeout=120)
+        ranks = labkit.torchrun(path, ranks=2, nodes=nodes, timeout=280)
         assert ranks.results == [[3.0, "nccl", visible]] * 2
         assert "one GPU each, NCCL" in capsys.readouterr().out
     assert labkit.torchrun(script("import torch\nresult = torch.cuda.is_available()"), ranks=2, devices="cpu").results == [False, False]
@@ -196,9 +196,9 @@ def test_a_time_limit_says_where_each_rank_was(script):
         WITHOUT_TORCH + "def wait():\n    time.sleep(100)\nif rank == 3:\n    sys.exit()\nif rank:\n    wait()\nelse:\n    signal.pause()"
     )
     with pytest.raises(labkit.TorchrunError) as caught:
-        labkit.torchrun(script(code), ranks=4, timeout=4, quiet=True)
+        labkit.torchrun(script(code), ranks=4, timeout=20, quiet=True)
     assert str(caught.value) == (
-        "the ranks took longer than 4 s and were stopped. Then rank 0 ran line 10, `signal.pause()`; "
+        "the ranks took longer than 20 s and were stopped. Then rank 0 ran line 10, `signal.pause()`; "
         "ranks 1 and 2 ran line 4, `time.sleep(100)`; rank 3 had ended."
     )
     assert caught.value.kind == "timeout" and caught.value.exit_codes == [None, None, None, 0]

@@ -42,7 +42,7 @@ class Machine:
         self.enter = ["nsenter", "-t", str(holder.pid), *(["-U", "--preserve-credentials"] if own_user else []), "-n"]
 
     def run(self, *command: object) -> None:
-        done = subprocess.run([*self.enter, *map(str, command)], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([*self.enter, *map(str, command)], capture_output=True, text=True, timeout=250)
         if done.returncode:
             raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
 
@@ -83,7 +83,7 @@ def _hold(stack: contextlib.ExitStack, unshare: list[str], own_user: bool) -> Ma
     )
     stack.callback(lambda: (holder.kill(), holder.communicate()))
     if holder.stdout.readline() != "made\n":
-        raise OSError(holder.communicate(timeout=100)[1].strip())
+        raise OSError(holder.communicate(timeout=250)[1].strip())
     return Machine(holder, own_user)
 
 

@@ -1,10 +1,12 @@
 """What the tests of recordings share: two virtual H200s, and traces of a few rows."""
 
 import gc
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from .warm_processes import WarmProcesses
 
 import virtualgpu
 from gputrace import Trace
@@ -20,6 +22,14 @@ LINES = (
     (SourceLine("/home/me/train.py", 11, "train", "loss = model(x)"),),
     (SourceLine("/home/me/train.py", 12, "train", "loss.backward()"),),
 )
+
+
+@pytest.fixture(scope="session")
+def warm_processes() -> Iterator[WarmProcesses]:
+    """Starts scripts as copies of a process that has imported torch."""
+    warm = WarmProcesses()
+    yield warm
+    warm.close()
 
 
 @pytest.fixture

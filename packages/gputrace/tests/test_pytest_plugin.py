@@ -1,6 +1,11 @@
-"""The plugin of pytest, found as its users find it: by the entry point of the installed package. Each test runs a suite of its own, in a
-process of its own: one that pytest's own tests run within this process would leave modules behind that were imported twice."""
+"""The plugin of pytest, found as its users find it: by the entry point of the installed package.
 
+Each test runs a suite of its own, in a process of its own. In this process, a suite would leave
+modules behind that were imported twice.
+"""
+
+import importlib.util
+import time
 from fnmatch import fnmatch
 
 import pytest
@@ -9,13 +14,27 @@ pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.slow
 
 
+PYTEST = importlib.util.find_spec("pytest.__main__").origin
+
+
 @pytest.fixture
-def suite(pytester):
-    """Runs a suite of this text, and counts its outcomes."""
+def suite(pytester, warm_processes, monkeypatch):
+    """A function that runs a suite of this text. With virtual GPUs, its process need not import torch.
+
+    No other plugin is loaded. To load them takes longer than a suite.
+    """
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(text, *options):
         pytester.makepyfile(text)
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        options = ("-p", "virtual_gpus", "-p", "no:cacheprovider", *options)
+        if not {"--virtual-gpus", "--virtual-like"} & set(options):
+            return pytester.runpytest_subprocess(*options)
+        said, began = pytester.path / "said", time.monotonic()
+        with said.open("wb") as output:
+            ended = warm_processes.start([PYTEST, *options], output.fileno()).wait()
+        lines = said.read_text().splitlines()
+        return pytest.RunResult(ended, lines, lines, time.monotonic() - began)
 
     return run
 
@@ -31,7 +50,8 @@ AT_IMPORT = """
 """
 
 
-def test_modules_and_conftests_see_the_gpus_when_they_are_imported(suite, pytester):
+def test_modules_and_conftests_see_the_gpus_when_they_are_imported(suite, pytester, monkeypatch):
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     pytester.makeconftest("import torch\nassert torch.cuda.device_count() == 2")
     result = suite(AT_IMPORT, "--virtual-gpus", "2", "--virtual-like", "T4")
     result.assert_outcomes(passed=1)
@@ -64,7 +84,8 @@ def test_a_suite_may_have_options_of_any_other_name(suite, pytester, options):
     suite(text, "--gpus", "3", "--like", "mine", *options).assert_outcomes(passed=1)
 
 
-def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, pytester):
+def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, monkeypatch):
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     text = """
         import sys
         import pytest
@@ -78,9 +99,12 @@ def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, pyteste
     """
     result = suite(text, "--strict-markers")
     result.assert_outcomes(passed=1, skipped=2)
-    result = pytester.runpytest_subprocess("--markers")
+
+
+def test_its_marker_and_its_options_are_shown(suite):
+    result = suite("", "--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.gpu_budget(memory=None, seconds=None): limits of the test on virtual GPUs*"])
-    result = pytester.runpytest_subprocess("--help")
+    result = suite("", "--help")
     result.stdout.fnmatch_lines(["*--virtual-gpus=N*", "*--virtual-like=MODEL*"])
 
 

@@ -1,8 +1,10 @@
 """A course of the kit's own lessons, and a sandbox to grade it in."""
 
+import contextlib
+
 import pytest
 
-from labcourse import assignment, backends, examination
+from labcourse import assignment, backends, examination, gradescope, grading
 from labcourse.sandbox import Sandbox
 from labkit.lesson_copies import shipped
 
@@ -30,6 +32,46 @@ def sandbox(bubblewrap):
     """One sandbox for many submissions: none may harm the next."""
     with Sandbox(bubblewrap, LIMITS) as box:
         yield box
+
+
+class Borrowed:
+    """Stands for a sandbox of a grading's own, and lends it another one that has started."""
+
+    def __init__(self, lent: Sandbox) -> None:
+        self._lent = lent
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def __enter__(self) -> Sandbox:
+        return self._lent
+
+    def __exit__(self, *ended: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def borrowing(sandbox):
+    """A context in which gradings with one worker borrow the sandbox, instead of starting one."""
+
+    @contextlib.contextmanager
+    def borrowed():
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (grading, gradescope):
+                patch.setattr(module, "Sandbox", lambda *given: Borrowed(sandbox))
+            yield
+
+    return borrowed
+
+
+@pytest.fixture
+def borrowed_sandbox(borrowing):
+    """For tests of what a grading does, not of its sandbox."""
+    with borrowing():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 from labcourse.control_group import ControlGroup
 
 from .cells import cells
+from .handed_in import HURRIED, LIMITS
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +45,7 @@ def forks(count, work):
                 os._exit(0)
 """
 ATTACKS = cells("attacks.txt")
+ENDLESS = ("another program in its place",)  # nothing of it answers any more
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +57,17 @@ def outside(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_reaches_nothing(name, tried, outside):
+def test_an_attack_reaches_nothing(name, tried, sandbox, outside, monkeypatch):
     secret = outside / "secret.txt"
+    if name in ENDLESS:
+        monkeypatch.setattr(sandbox, "limits", HURRIED)
     examined = tried("00.1", START.format(secret=str(secret)), ATTACKS[name], RIGHT)
     plain = [examined.exercises, examined.cell_errors, examined.remarks]
     json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()
     assert SECRET not in repr(examined) and "['secret.txt']" not in repr(examined.cell_errors)
     assert [path.name for path in outside.iterdir()] == ["secret.txt"]
     assert secret.read_text() == SECRET and not os.path.exists("/mine")
+    monkeypatch.setattr(sandbox, "limits", LIMITS)
     look = (
         "import os\nassert not os.path.exists('left') and os.listdir('/dev/shm') == []\n"
         "for folder in ('.', '/tmp', '/dev/shm'): open(folder + '/mine', 'w')"
@@ -72,12 +77,13 @@ def test_an_attack_reaches_nothing(name, tried, outside):
     assert after.cell_errors == []
 
 
-@pytest.fixture
-def without_control_group(sandbox, monkeypatch):
+@pytest.fixture(scope="module")
+def without_control_group(sandbox):
     """A sandbox of somebody who may not make control groups."""
-    monkeypatch.setattr(ControlGroup, "around", lambda pid, memory: None)
-    sandbox.close()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ControlGroup, "around", lambda pid, memory: None)
+        sandbox.close()
+        yield
     sandbox.close()
 
 

@@ -191,36 +191,38 @@ def test_a_lost_tag_or_check_is_reported_only_where_the_answer_is_lost_too(exami
     assert (status, points) == ("altered", 0) and "neither the cell of 00.1 nor its check is there" in remarks[0]
 
 
-@pytest.fixture(params=["unshare", "none"])
+@pytest.fixture(scope="module", params=["unshare", "none"])
 def lesser(request):
+    """A sandbox with a weaker backend."""
     try:
-        return backends.best(LIMITS.scratch, request.param)
+        backend = backends.best(LIMITS.scratch, request.param)
     except RuntimeError as error:
         pytest.skip(f"{request.param}: {error}")
+    with sandbox.Sandbox(backend, LIMITS) as box:
+        yield box
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder")
 def test_the_lesser_backends_leave_the_memory_that_others_share_alone(lesser, course):
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as anothers, sandbox.Sandbox(lesser, LIMITS) as box:
-        assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), box).points == 1
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as anothers:
+        assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), lesser).points == 1
         assert os.path.exists(anothers.name)
 
 
 def test_the_lesser_backends_warn_and_still_keep_their_limits(lesser, course):
-    assert "bubblewrap" in lesser.warning
-    with sandbox.Sandbox(lesser, LIMITS) as box:
-        for source, statuses in {
-            "import os; os._exit(0)": ("ended",),
-            "while True:\n    try:\n        while True: pass\n    except BaseException: pass": ("time",),
-            "held = []\nwhile True: held.append(b'x' * (256 << 20))": ("memory",),
-            "while True: print('x' * 1000000)": ("output",),
-            "import os, time\nfor _ in range(80):\n    if os.fork() == 0:\n        time.sleep(1000)\ntime.sleep(3)": ("processes",),
-        }.items():
-            box.limits = limits_for(*statuses)
-            examined = examination.examine(notebook(source, STUB), "ada", course.lab("00"), course, frozenset(), box)
-            assert examined.points is None and examined.status in statuses, (source, examined)
-        box.limits = LIMITS
-        assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), box).points == 1
+    assert "bubblewrap" in lesser.backend.warning
+    for source, status in {
+        "import os; os._exit(0)": "ended",
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass": "time",
+        "held = []\nwhile True: held.append(b'x' * (256 << 20))": "memory",
+        "while True: print('x' * 1000000)": "output",
+        "import os, time\nfor _ in range(80):\n    if os.fork() == 0:\n        time.sleep(1000)\ntime.sleep(3)": "processes",
+    }.items():
+        lesser.limits = limits_for(status)
+        examined = examination.examine(notebook(source, STUB), "ada", course.lab("00"), course, frozenset(), lesser)
+        assert examined.points is None and examined.status == status, (source, examined)
+    lesser.limits = LIMITS
+    assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), lesser).points == 1
 
 
 def test_no_process_stays_when_a_sandbox_is_closed(bubblewrap):

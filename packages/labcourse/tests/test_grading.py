@@ -100,10 +100,11 @@ def one_lab(tmp_path_factory) -> assignment.Course:
 
 
 @pytest.fixture(scope="module")
-def graded(one_lab, bubblewrap, tmp_path_factory):
+def graded(one_lab, borrowing, tmp_path_factory):
     """The class, graded by one worker."""
     folder = tmp_path_factory.mktemp("graded")
-    assert grade(one_lab, hand_in(folder / "in"), folder / "out") == len(CLASS)
+    with borrowing():
+        assert grade(one_lab, hand_in(folder / "in"), folder / "out") == len(CLASS)
     return folder
 
 
@@ -187,7 +188,8 @@ def test_grading_again_with_more_workers_gives_the_same_bytes(graded, one_lab, t
     assert graded_files(tmp_path / "out") == graded_files(graded / "out")
 
 
-def test_nothing_is_graded_twice_and_a_changed_submission_is(one_lab, bubblewrap, tmp_path):
+@pytest.mark.usefixtures("borrowed_sandbox")
+def test_nothing_is_graded_twice_and_a_changed_submission_is(one_lab, tmp_path):
     source = hand_in(tmp_path / "in", {"ada": CLASS["ada"], "bob": CLASS["bob"]})
     assert grade(one_lab, source, tmp_path / "out") == 2
     assert grade(one_lab, source, tmp_path / "out") == 0
@@ -196,7 +198,8 @@ def test_nothing_is_graded_twice_and_a_changed_submission_is(one_lab, bubblewrap
     assert [row["points"] for row in rows(tmp_path / "out" / "grades.csv")] == ["1", "1"]
 
 
-def test_one_submission_that_cannot_be_graded_stops_no_other(one_lab, bubblewrap, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("borrowed_sandbox")
+def test_one_submission_that_cannot_be_graded_stops_no_other(one_lab, tmp_path, monkeypatch):
     source = hand_in(tmp_path / "in", {"ada": CLASS["ada"], "bob": CLASS["bob"]})
     examine = grading.examine
     monkeypatch.setattr(grading, "examine", lambda data, student, *more: 1 / 0 if student == "ada" else examine(data, student, *more))
@@ -276,7 +279,8 @@ def _alive(pid):
     return True
 
 
-def test_late_days_extensions_and_written_answers(bubblewrap, tmp_path):
+@pytest.mark.usefixtures("borrowed_sandbox")
+def test_late_days_extensions_and_written_answers(tmp_path):
     (tmp_path / "course.toml").write_text(LATE)
     course = assignment.read(tmp_path / "course.toml")
     written = json.loads(notebook(RIGHT))

@@ -104,7 +104,8 @@ def test_nothing_asks_an_index_for_the_kits_name(path):
 
 
 @pytest.mark.slow
-def test_gradescope_results(tmp_path, bubblewrap):
+@pytest.mark.usefixtures("borrowed_sandbox")
+def test_gradescope_results(tmp_path):
     (tmp_path / "course.toml").write_text(f'notebooks = "{NOTEBOOKS}"\n[labs."00"]\n')
     course = assignment.read(tmp_path / "course.toml")
     source = tmp_path / "autograder" / "source"
@@ -145,7 +146,8 @@ def graded(folder, names, dates=""):
         ("Ada Lovelace_11_assignsubmission_file_/00_start_here.ipynb", "Grace Hopper_12_assignsubmission_file_/00_start_here.ipynb"),
     ],
 )
-def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_path, bubblewrap):
+@pytest.mark.usefixtures("borrowed_sandbox")
+def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_path):
     given = graded(tmp_path, names)
     assert [(item["points"], item["deduction"]) for item in given.values()] == [(1, 0), (1, 0)]
     page = (tmp_path / "out" / "index.html").read_text()

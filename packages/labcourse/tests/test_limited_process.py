@@ -82,7 +82,7 @@ def test_ctrl_c_ends_a_call_and_leaves_no_process():
     with started:
         pid = int(started.stdout.readline())
         started.send_signal(signal.SIGINT)
-        _, error = started.communicate(timeout=60)
+        _, error = started.communicate(timeout=280)
     assert b"KeyboardInterrupt" in error
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -92,6 +92,7 @@ def box(whole_course, bubblewrap):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, box, lesson):
     """The controls find nothing in an honest notebook, too."""

@@ -62,7 +62,7 @@ def test_pytorchs_own_switches_leave_a_function_as_it_is(switch, used, monkeypat
 def test_a_script_with_a_compiled_model_is_not_told_of_packages_that_it_does_not_use(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import torch\nprint(torch.compile(torch.nn.Linear(2, 2).cuda())(torch.ones(2, device='cuda')).device)\n")
-    ran = subprocess.run([sys.executable, "-m", "virtualgpu", "run", str(script)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-m", "virtualgpu", "run", str(script)], capture_output=True, text=True, timeout=280)
     assert (ran.returncode, ran.stdout) == (0, "cuda:0\n")
     assert SAID in ran.stderr and "virtualgpu.use" not in ran.stderr
 

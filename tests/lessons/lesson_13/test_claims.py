@@ -57,6 +57,7 @@ def test_what_to_write_today_works_and_warns_of_nothing(gpus, claim):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("like", ["H200", "RTX 4090"])
 def test_verdicts_do_not_hang_on_the_model_of_the_gpu(like):
     with labkit.use(gpus=MOST, like=like, quiet=True):

@@ -5,7 +5,6 @@ import textwrap
 import pytest
 
 from gputrace.fit.outcome import Wish
-from gputrace.fit.processes import run
 
 TRAIN = """
     import sys, torch
@@ -36,7 +35,7 @@ def wish(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_ends_after_the_steps_and_tells_what_the_peak_consists_of(wish):
+def test_it_ends_after_the_steps_and_tells_what_the_peak_consists_of(run, wish):
     outcome = run(wish(TRAIN, 1024, 100))
     assert (outcome.fits, outcome.failed, outcome.steps) == (True, "", 4)
     weights = 8 * (1024 * 1024 + 1024) * 4
@@ -45,7 +44,7 @@ def test_it_ends_after_the_steps_and_tells_what_the_peak_consists_of(wish):
     assert outcome.line.startswith("train.py:")
 
 
-def test_a_checkpoint_is_not_written_over(wish, tmp_path):
+def test_a_checkpoint_is_not_written_over(run, wish, tmp_path):
     checkpoint = tmp_path / "best.pt"
     checkpoint.write_text("of a real training")
     saving = TRAIN.replace(
@@ -56,7 +55,7 @@ def test_a_checkpoint_is_not_written_over(wish, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_of_small_kernels_waits_for_the_host_and_one_of_large_ones_does_not(wish):
+def test_a_step_of_small_kernels_waits_for_the_host_and_one_of_large_ones_does_not(run, wish):
     small, slow, large = run(wish(TRAIN, 16, 9)), run(wish(TRAIN, 16, 9, host=2.0)), run(wish(TRAIN, 4096, 9))
     assert slow.step == pytest.approx(2 * small.step, rel=0.05)
     assert small.idle > 0.5 and large.idle < 0.02
@@ -64,7 +63,7 @@ def test_a_step_of_small_kernels_waits_for_the_host_and_one_of_large_ones_does_n
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_told_from_what_fails(wish):
+def test_what_does_not_fit_is_told_from_what_fails(run, wish):
     tight = run(wish(TRAIN, 8192, 9, memory=4 << 30))
     assert (tight.fits, tight.failed) == (False, "")
     failed = run(wish(TRAIN, 16, 2))
@@ -76,7 +75,7 @@ def test_what_does_not_fit_is_told_from_what_fails(wish):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_script_that_asks_for_a_value_after_whole_steps_is_told_up_to_that_line(wish, steps):
+def test_a_script_that_asks_for_a_value_after_whole_steps_is_told_up_to_that_line(run, wish, steps):
     asks = TRAIN.replace('print(open("/nowhere"))', "x.argmax(1).bincount()")
     outcome, whole = run(wish(asks, 4096, steps)), run(wish(TRAIN, 4096, 9))
     assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", steps, "train.py:13 x.argmax(1).bincount()")
@@ -89,7 +88,7 @@ def test_a_script_that_asks_for_a_value_after_whole_steps_is_told_up_to_that_lin
 
 
 @pytest.mark.slow
-def test_an_integer_that_a_script_prints_after_a_step_is_made_up_and_it_goes_on(wish):
+def test_an_integer_that_a_script_prints_after_a_step_is_made_up_and_it_goes_on(run, wish):
     samples = TRAIN.replace("print(loss.item())", "print([0, 1][int(loss.argmax())], (loss > 0).cpu().sum().item(), loss.argmax().cpu())")
     outcome, whole = run(wish(samples, 4096, 9)), run(wish(TRAIN, 4096, 9))
     assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", 4, "")
@@ -100,7 +99,7 @@ def test_an_integer_that_a_script_prints_after_a_step_is_made_up_and_it_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["while not loss.argmax(): pass", "[][int(loss.argmax())]"])
-def test_where_a_made_up_value_leads_nowhere_a_script_is_told_up_to_its_line(wish, line):
+def test_where_a_made_up_value_leads_nowhere_a_script_is_told_up_to_its_line(run, wish, line):
     outcome = run(wish(TRAIN.replace("print(loss.item())", line), 16, 9))
     assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", 1, f"train.py:12 {line}")
 
@@ -121,7 +120,7 @@ READS = """
 
 
 @pytest.mark.slow
-def test_a_script_may_read_values_before_its_first_step(wish):
+def test_a_script_may_read_values_before_its_first_step(run, wish):
     """What it keeps on the GPU does not change. Its lines are named."""
     reads = TRAIN.replace("loss.backward()", "reads(x, loss); loss.backward()")
     reads = reads.replace("    import sys, torch", f"    import sys, torch{READS}", 1)
@@ -144,7 +143,7 @@ def test_a_script_may_read_values_before_its_first_step(wish):
         ("assert x.argmax() == 3", "needs", "Set the environment variable PYTHONOPTIMIZE=1"),
     ],
 )
-def test_a_line_that_cannot_do_without_a_value_is_named(wish, line, why, instead):
+def test_a_line_that_cannot_do_without_a_value_is_named(run, wish, line, why, instead):
     script = TRAIN.replace('torch.ones(1024, width, device="cuda")', 'torch.randn(64, width, device="cuda")')
     failed = run(wish(script.replace("loss.backward()", line), 16, 2)).failed
     if line.startswith("assert"):
@@ -154,7 +153,7 @@ def test_a_line_that_cannot_do_without_a_value_is_named(wish, line, why, instead
 
 
 @pytest.mark.slow
-def test_a_long_inference_is_measured_so_far(wish):
+def test_a_long_inference_is_measured_so_far(run, wish):
     """It may read a number for each of very many samples: nobody can tell that from a loop that waits."""
     infer = """
         import torch
@@ -168,14 +167,14 @@ def test_a_long_inference_is_measured_so_far(wish):
 
 
 @pytest.mark.slow
-def test_an_error_that_has_nothing_to_do_with_values_is_told_as_it_is(wish):
+def test_an_error_that_has_nothing_to_do_with_values_is_told_as_it_is(run, wish):
     failed = run(wish(TRAIN.replace("loss.backward()", "print(loss.item()); open('/nowhere')"), 16, 2)).failed
     assert failed.endswith("FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'")
     assert "nothing computes" not in failed
 
 
 @pytest.mark.slow
-def test_the_fullest_gpu_is_measured(wish):
+def test_the_fullest_gpu_is_measured(run, wish):
     two = TRAIN.replace(".cuda()", '.to("cuda:1")').replace('device="cuda"', 'device="cuda:1"')
     outcome, whole = run(wish(two, 1024, 9, gpus=2)), run(wish(TRAIN, 1024, 9))
     assert (outcome.device, outcome.steps, outcome.allocated) == (1, 4, whole.allocated)
@@ -184,20 +183,20 @@ def test_the_fullest_gpu_is_measured(wish):
 
 
 @pytest.mark.slow
-def test_a_script_that_leaves_the_gpu_alone_is_told_so(wish):
+def test_a_script_that_leaves_the_gpu_alone_is_told_so(run, wish):
     outcome = run(wish(TRAIN.replace(".cuda()", "").replace(', device="cuda"', ""), 16, 9))
     assert outcome.failed.startswith("it put nothing on the GPU. It may need an option")
     assert outcome.steps == 0  # nobody waits for steps on the CPU
 
 
 @pytest.mark.slow
-def test_a_long_message_is_told_in_a_line(wish):
+def test_a_long_message_is_told_in_a_line(run, wish):
     failed = run(wish('raise ValueError("one\\ntwo\\nthree")')).failed
     assert failed.endswith("ValueError: one … three") and "\n" not in failed
 
 
 @pytest.mark.slow
-def test_where_no_optimizer_steps_there_is_memory_and_no_step_time(wish):
+def test_where_no_optimizer_steps_there_is_memory_and_no_step_time(run, wish):
     by_hand = TRAIN.replace("optimizer.step()", "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]").replace(
         "print(open", "print(str"
     )
@@ -206,13 +205,13 @@ def test_where_no_optimizer_steps_there_is_memory_and_no_step_time(wish):
 
 
 @pytest.mark.slow
-def test_an_evaluation_between_two_steps_is_no_part_of_a_step(wish):
+def test_an_evaluation_between_two_steps_is_no_part_of_a_step(run, wish):
     evaluates = TRAIN.replace("print(loss.item())", "_ or [model(x) for _ in range(50)]")
     assert run(wish(evaluates, 4096, 9)).step == pytest.approx(run(wish(TRAIN, 4096, 9)).step, rel=0.02)
 
 
 @pytest.mark.slow
-def test_of_several_optimizers_the_first_ones_steps_count(wish):
+def test_of_several_optimizers_the_first_ones_steps_count(run, wish):
     two = TRAIN.replace("optimizer.step()", "optimizer.step(); other.step()").replace(
         "    x =", "    other = torch.optim.SGD(model[0].parameters(), lr=0.1)\n    x ="
     )
@@ -221,7 +220,7 @@ def test_of_several_optimizers_the_first_ones_steps_count(wish):
 
 
 @pytest.mark.slow
-def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(wish):
+def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(run, wish):
     """Nobody waits for the end of such a training; and its step takes what one by an optimizer does, but for the update."""
     stepped = TRAIN.replace(", momentum=0.9", "").replace("zero_grad()", "zero_grad(set_to_none=False)")
     by_hand = stepped.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "")
@@ -236,6 +235,6 @@ def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(wish):
 
 
 @pytest.mark.parametrize("tries", [True, False])
-def test_a_script_may_let_cudnn_try_its_algorithms(wish, tries):
+def test_a_script_may_let_cudnn_try_its_algorithms(run, wish, tries):
     script = TRAIN.replace("x = torch", f"torch.backends.cudnn.benchmark = {tries}\n    x = torch")
     assert run(wish(script, 64, 3)).tries_algorithms == tries

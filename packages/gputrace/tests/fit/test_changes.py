@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from gputrace.fit.outcome import Wish
-from gputrace.fit.processes import run
 
 SCRIPT = """
 import torch
@@ -61,7 +60,7 @@ WRITTEN = {
 
 
 @pytest.fixture
-def tried(tmp_path):
+def tried(run, tmp_path):
     """What came of a script of this source, with a change or none."""
 
     def run_it(source: str, change: str | None = None, gpus: int = 1):

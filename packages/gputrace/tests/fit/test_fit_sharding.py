@@ -5,7 +5,6 @@ import textwrap
 import pytest
 
 from gputrace.fit.outcome import Wish
-from gputrace.fit.processes import run
 
 SCRIPT = """
 import time
@@ -59,7 +58,7 @@ NAMED = ["", "model.named_parameters()"]
 
 
 @pytest.fixture
-def sharded(tmp_path):
+def sharded(run, tmp_path):
     """A function that runs a script as one of so many ranks that `fit` makes of it."""
 
     def over(ranks: int, source: str, **lines: str):

@@ -7,7 +7,6 @@ import pytest
 from gputrace.fit.growth import FOREVER, Growth, growth_of, varies
 from gputrace.fit.measurement import MORE
 from gputrace.fit.outcome import Wish
-from gputrace.fit.processes import run
 
 MIB = 1 << 20
 
@@ -76,7 +75,7 @@ TRAIN = """
 
 
 @pytest.fixture
-def outcome(tmp_path):
+def outcome(run, tmp_path):
     """A function that runs steps of a script."""
 
     def of(rows="256", kept="pass", steps=1000, asked=4, memory=None):

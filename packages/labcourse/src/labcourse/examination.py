@@ -14,7 +14,6 @@ import math
 import random
 import re
 import struct
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,7 @@ from labcourse.assignment import Assignment, Course, Exercise
 from labcourse.controls import control
 from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
+from labkit.processes.time_limits import TimeLimit
 
 # How a submission or an exercise can end other than graded, in words.
 KINDS = {
@@ -147,15 +147,15 @@ class _Examination:
     ) -> None:
         self._cells, self._student, self._lab, self._course = cells, student, lab, course
         self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
-        self._end = math.inf
+        self._limit: TimeLimit | None = None
 
     def run(self, results: dict[str, dict[str, Any]]) -> None:
         remaining = list(self._lab.exercises)
         first = True
         while remaining and self._examined.status not in VOID:
             with self._sandbox.run() as process:
-                if first:  # now that the sandbox has started
-                    self._end = time.monotonic() + self._limits.seconds
+                if self._limit is None:  # now that the sandbox has started
+                    self._limit = self._sandbox.time_limit(self._limits.seconds)
                 try:
                     self._run_cells(process, first)
                     self._try_exercises(process, remaining, results)
@@ -171,7 +171,8 @@ class _Examination:
 
     def _seconds(self, most: float) -> float:
         """What is left of the submission's time, and no more than that."""
-        return max(0.0, min(most, self._end - time.monotonic()))
+        left = math.inf if self._limit is None else self._limit.remaining()
+        return max(0.0, min(most, left))
 
     def _run_cells(self, process: SubmissionProcess, first: bool) -> None:
         message = {"cells": self._cells, "random": self._number("cells"), "seconds": self._seconds(self._limits.cell_seconds)}

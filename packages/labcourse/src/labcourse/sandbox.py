@@ -29,6 +29,7 @@ from labcourse.control_group import ControlGroup
 from labcourse.limited_process import LimitedProcess
 from labkit.processes import messages
 from labkit.processes.supervision import start_connected
+from labkit.processes.time_limits import TimeLimit
 
 STARTING = 180.0  # seconds for imports, on a slow disk
 ENDING = 30.0  # seconds until a submission's processes are gone
@@ -48,7 +49,8 @@ class Limits:
     """What one submission may use.
 
     Attributes:
-        cell_seconds, trial_seconds: of a cell, and of one try of an exercise.
+        cell_seconds, trial_seconds: of a cell, and of one try of an exercise. What a submission
+            waits for a core does not count, here and in `seconds`.
         seconds: of all cells and answers together, also where cells have to run again.
         memory: bytes, beyond what importing PyTorch takes.
         scratch: bytes of files.
@@ -204,6 +206,10 @@ class Sandbox:
     def fileno(self) -> int:
         return self._connection.fileno()
 
+    def time_limit(self, seconds: float) -> TimeLimit:
+        """Return a limit for what the fork server has started, from this moment on."""
+        return TimeLimit(seconds, [] if self._server is None else [self._server.pid])
+
     def end_process(self, stop: bool) -> dict[str, Any]:
         """Have the fork server end all that a submission started, and report how it ended.
 
@@ -287,30 +293,30 @@ class SubmissionProcess:
         if not self._inbox.empty:
             self._stop("tampered", "it wrote to the grader before it was asked")
         try:
-            deadline = time.monotonic() + seconds + self._limits.grace
-            self._write(messages.packed({"nonce": nonce, **question}), deadline)
-            reply = self._read(deadline)
+            limit = self._sandbox.time_limit(seconds + self._limits.grace)
+            self._write(messages.packed({"nonce": nonce, **question}), limit)
+            reply = self._read(limit)
         except messages.MessageError as error:
             self._stop("tampered", f"what it wrote to the grader is {error}")
         if type(reply) is not dict or reply.pop("nonce", None) != nonce or not self._inbox.empty:
             self._stop("tampered", "what it wrote to the grader is no answer to the question")
         return reply
 
-    def _write(self, data: bytes, deadline: float) -> None:
+    def _write(self, data: bytes, limit: TimeLimit) -> None:
         view = memoryview(data)
         while view:
             try:
                 view = view[self._connection.send(view) :]
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                if limit.remaining() <= 0:
                     self._stop("time")
                 self._listen(0.05)
             except OSError:
                 self._raise_ended()
 
-    def _read(self, deadline: float) -> Any:
+    def _read(self, limit: TimeLimit) -> Any:
         while (text := self._inbox.take_text()) is None:
-            remaining = deadline - time.monotonic()
+            remaining = limit.remaining()
             if remaining <= 0:
                 self._stop("time")
             self._listen(min(remaining, 1.0))

@@ -35,6 +35,7 @@ from labkit import checks, courses, labs, machine
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
 from labkit.processes import messages
+from labkit.processes.time_limits import TimeLimit
 
 FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and the bytes of each
 DUMPABLE = 4
@@ -298,9 +299,14 @@ class Alarm:
 
     def __init__(self, end: Callable[[int], Any], status: int) -> None:
         self._end, self._status, self._rung = end, status, 0
+        self._limit = TimeLimit(0)
         signal.signal(signal.SIGALRM, self._ring)
 
     def _ring(self, number: int, frame: Any) -> None:
+        remaining = self._limit.remaining()
+        if remaining > 0:  # it waited for a core
+            signal.setitimer(signal.ITIMER_REAL, remaining, 1.0)
+            return
         self._rung += 1
         if self._rung > 3:
             self._end(self._status)
@@ -308,7 +314,7 @@ class Alarm:
 
     @contextlib.contextmanager
     def after(self, seconds: float) -> Iterator[None]:
-        self._rung = 0
+        self._rung, self._limit = 0, TimeLimit(seconds)
         signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         try:
             yield

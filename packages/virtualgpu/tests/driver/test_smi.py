@@ -26,7 +26,7 @@ def one():
 
 
 def run(command: str) -> subprocess.CompletedProcess:
-    return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=280)
 
 
 def as_recorded(text: str) -> str:

@@ -56,5 +56,5 @@ def test_what_it_imports_sees_the_gpus():
         import virtualgpu
         virtualgpu.use(1)
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=280)
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
