@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from .warm_processes import WarmProcesses
 
 import virtualgpu
 from gputrace import Trace
@@ -15,6 +14,8 @@ from gputrace.phases import Phase
 from gputrace.replay import complete
 from gputrace.spans import Execution
 from virtualgpu.allocator.settings import Settings
+
+from .warm_processes import WarmProcesses
 
 MIB = 1 << 20
 LINES = (

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 import pytest
-from ..warm_processes import WarmProcesses
 
 from gputrace.fit.outcome import Outcome, Wish
 from gputrace.fit.processes import Runner
+
+from ..warm_processes import WarmProcesses
 
 
 @pytest.fixture(scope="session")

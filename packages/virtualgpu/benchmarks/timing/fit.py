@@ -112,10 +112,7 @@ def host_of_functions(host: Fitted) -> Fitted:
     view = median(operator(name, "no_grad") for name in VIEWS)
     node = median(operator(name, "backward node") - operator(name, "no_grad") for name in VIEWS)
     record = median(operator(name, "recorded") - operator(name, "no_grad") for name in operators)
-    leaf = median(
-        further(module, function, "backward node") / 2 - node - view
-        for module, function in WITH_TWO_LEAVES.items()
-    )
+    leaf = median(further(module, function, "backward node") / 2 - node - view for module, function in WITH_TWO_LEAVES.items())
     backward = median(operator(name, "backward once") for name in operators) - node - view - leaf
     module = median(further(a, b, "no_grad") for a, b in MODULES.items())
     cudnn = mean(

@@ -84,9 +84,7 @@ def stepping(machine: Machine, step_code: Callable[[Any], None]) -> Callable[[An
     return _optimizer_step_code
 
 
-def clearing(
-    machine: Machine, zero_grad: Callable[..., None], parameters: Callable[[Any], Iterable[torch.Tensor]]
-) -> Callable[..., None]:
+def clearing(machine: Machine, zero_grad: Callable[..., None], parameters: Callable[[Any], Iterable[torch.Tensor]]) -> Callable[..., None]:
     """`zero_grad` of modules or of optimizers."""
     profile = machine.profile
 

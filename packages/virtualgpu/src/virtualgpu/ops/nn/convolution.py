@@ -360,9 +360,7 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     wasted = _wasted(x, weight, transposed, groups, format)
     around = _reordered(x, weight, out, format) + (0 if bias is None else 2 * bytes_of(out))
     outputs = round(out.numel() * wasted)
-    return Work(
-        moved, flops * wasted, format, outputs, clocks, around=around, cudnn=cudnn, launches=adding
-    )
+    return Work(moved, flops * wasted, format, outputs, clocks, around=around, cudnn=cudnn, launches=adding)
 
 
 @device_time("convolution_backward")
