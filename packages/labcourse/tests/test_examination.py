@@ -9,6 +9,7 @@ from labcourse import examination, judging
 from labcourse.examination import Examined, examine
 from labkit import checks
 from labkit.checks import checking
+from labkit.processes.time_limits import TimeLimit
 
 from .handed_in import LIMITS, notebook
 
@@ -38,6 +39,9 @@ class Played:
     @contextmanager
     def run(self) -> Iterator["Played"]:
         yield self
+
+    def time_limit(self, seconds: float) -> TimeLimit:
+        return TimeLimit(seconds)
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         if "cells" in question:
