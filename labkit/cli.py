@@ -13,7 +13,7 @@ from gputrace.commands import FIT, TRACE, add_fit, add_trace, checked_files, com
 from gputrace.options import MAX_EVENTS
 from labkit import torchrun_options
 from labkit.version import __version__
-from virtualgpu.commands import REFUSED, RUN, add_run, run_command
+from virtualgpu.commands import REFUSED, RUN, add_run, checked_host, run_command
 from virtualgpu.machines import DEFAULT_MODEL
 from virtualgpu.options import CommandParser
 from virtualgpu.script import check_script
@@ -107,6 +107,7 @@ def _trace_ranks(options: argparse.Namespace) -> int:
             like=options.like or DEFAULT_MODEL,
             memory=options.memory,
             values=options.values,
+            host=checked_host(options.host),
             trace=True,
             live=True,
         ).trace
@@ -143,6 +144,7 @@ def _torchrun(options: argparse.Namespace, default: Callable[[str], Any]) -> int
     other = {"command", "script", "arguments", "simulate", "rank", "in_order"}
     chosen = {name: value for name, value in vars(options).items() if name not in other}
     try:
+        chosen["host"] = checked_host(options.host)
         ranks.torchrun(options.script, *options.arguments, **chosen, live=not options.in_order)
     except ValueError as error:
         return _refuse(str(error), "torchrun")
@@ -171,7 +173,8 @@ def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
             raise ValueError(f"--simulate starts no other rank: leave out {', '.join(unfit)}")
         check_script(options.script, options.module)
         chosen = {name: getattr(options, name) for name in ("nodes", "network", "like", "memory")}
-        gpus = simulated_world.set_up(options.simulate, rank=options.rank or 0, **chosen, tell=tell)
+        host = checked_host(options.host)
+        gpus = simulated_world.set_up(options.simulate, rank=options.rank or 0, **chosen, host=host, tell=tell)
     except ValueError as error:
         return _refuse(str(error), "torchrun")
     simulated_world.run(gpus, options.script, options.arguments, options.module, tell)

@@ -19,6 +19,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from gputrace.magics import MagicParser, documented, unreadable
 from labkit.ranks import cell_request, torchrun_cell
 from labkit.torchrun_options import CELL_TIMEOUT, LIVE, OUTPUT, add_job
+from virtualgpu.commands import checked_host
 
 _SPAWNED, _FORKSERVER = "from multiprocessing.spawn import", "from multiprocessing.forkserver import"  # in their command lines
 ENDING = 10.0  # seconds until the system has ended what was killed
@@ -104,6 +105,7 @@ class TorchrunMagic(Magics):
         if name is not None and not name.isidentifier():
             raise UsageError(f"{name!r} is no name of a variable: give one such as ranks")
         try:
+            options["host"] = checked_host(options["host"])
             request = cell_request(options)
         except (ValueError, TypeError) as error:
             _PARSER.error(str(error))

@@ -1,7 +1,7 @@
 """Options of `labkit torchrun` and `%%torchrun`, and the defaults that `labkit.torchrun` shares."""
 
 from virtualgpu.cluster import NETWORK
-from virtualgpu.options import LIKE, MEMORY, NO_VALUES, VIRTUAL_TIME, CommandParser, option
+from virtualgpu.options import HOST, LIKE, MEMORY, NO_VALUES, VIRTUAL_TIME, CommandParser, option
 
 RANKS = 2
 NODES = 1
@@ -59,7 +59,7 @@ OF_THE_JOB = (
         help=f"rate of a virtual GPU's adapter to other nodes {DEFAULT}",
     ),
 )
-VIRTUAL = (MEMORY, NO_VALUES, VIRTUAL_TIME)
+VIRTUAL = (MEMORY, NO_VALUES, VIRTUAL_TIME, HOST)
 SIMULATION = (
     option(
         "--simulate",

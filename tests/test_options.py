@@ -15,10 +15,10 @@ from labkit import cli
 from virtualgpu import commands
 
 OWN = {  # options of each command, as somebody may give them before the script
-    "run": ["--gpus 2", "--like=H200", "--memory 16GiB", "--no-values", "--virtual-time", "-m"],
+    "run": ["--gpus 2", "--like=H200", "--memory 16GiB", "--no-values", "--virtual-time", "--host=0.5", "-m"],
     "trace": ["--gpus=2", "--output page.html", "--max-events 7", "--no-timeline", "--module"],
     "fit": ["--like T4,L4", "--steps 5", "--host=here", "-m"],
-    "torchrun": ["--ranks 4", "--timeout=2.5", "--in-order", "--simulate 8", "--network 1Gb/s"],
+    "torchrun": ["--ranks 4", "--timeout=2.5", "--in-order", "--simulate 8", "--network 1Gb/s", "--host 2"],
 }
 
 
@@ -172,7 +172,7 @@ def test_a_cell_that_cannot_be_read_shows_its_line_and_no_call_of_the_kit(shell,
         ("--like T5", "no profile of a GPU named 'T5'"),
         ("--ranks 0", "ranks=0: choose a whole number"),
         ("--ranks two", "argument --ranks: invalid int value: 'two'"),
-        ("--no-values", "values= and virtual_time= are those of virtual GPUs"),
+        ("--no-values", "virtual_time= and host= are those of virtual GPUs"),
         ("--like T4 --memory banana", "memory='banana'"),
         ("--like T4 --devices cuda", "devices='cuda' asks for real GPUs"),
         ("--endpoint here", "endpoint='here'"),
@@ -201,4 +201,6 @@ def test_the_function_and_the_command_have_the_same_defaults():
     options = vars(cli._parser().parse_args(["torchrun", "s.py"]))
     parameters = inspect.signature(torchrun).parameters
     differ = {name for name in options.keys() & parameters.keys() - {"script", "arguments"} if options[name] != parameters[name].default}
-    assert differ == {"timeout"}  # a command may run for days
+    # A command may run for days. It reads "here" for a host only when it starts.
+    assert differ == {"timeout", "host"}
+    assert float(options["host"]) == parameters["host"].default

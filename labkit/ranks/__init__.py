@@ -16,7 +16,7 @@ from labkit.ranks.result import Ranks, TorchrunError, result
 from labkit.torchrun_options import CELL_TIMEOUT, JOIN_TIMEOUT, MAX_RESTARTS, NODES, RANKS
 from virtualgpu import profiles
 from virtualgpu.cluster import NETWORK, parse_rate
-from virtualgpu.machines import MAXIMUM, check_memory, parse_bytes
+from virtualgpu.machines import MAXIMUM, check_host, check_memory, parse_bytes
 from virtualgpu.script import check_script, module_file
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
@@ -39,6 +39,7 @@ def torchrun(
     memory: str | int | None = None,
     values: bool = True,
     virtual_time: bool = False,
+    host: float = 1.0,
     network: str = NETWORK,
     trace: bool = False,
     live: bool = False,
@@ -67,6 +68,7 @@ def torchrun(
         memory: of each virtual GPU, in bytes or as "16GiB". The default is the model's.
         values: False keeps the shapes, memory, order and time of virtual GPUs, but computes nothing.
         virtual_time: let Python's `time` tell the model's times in ranks with virtual GPUs: the same on every computer.
+        host: how many times as long the CPU takes as the recorded one, for the times of virtual GPUs.
         network: what the adapter of a virtual GPU carries to other nodes, such as "400Gb/s" or "25GB/s".
         trace: record what the ranks' virtual GPUs do; the trace of all, in which cuda:2 is the GPU of rank 2, is the result's `trace`.
         live: print lines as they come. Otherwise in the order of the ranks: the same text whatever the timing.
@@ -93,6 +95,7 @@ def torchrun(
         memory=memory,
         values=values,
         virtual_time=virtual_time,
+        host=host,
         network=network,
     )
     if trace and request["virtual"] is None:
@@ -186,11 +189,15 @@ def _request(
     return request | {"virtual": _virtual(request, **of_virtual_gpus)}
 
 
-def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any, virtual_time: bool, network: str) -> dict[str, Any] | None:
+def _virtual(
+    request: dict[str, Any], like: Any, memory: Any, values: Any, virtual_time: bool, host: float, network: str
+) -> dict[str, Any] | None:
     """The virtual machine of one node, checked; None for no virtual GPUs."""
     if like is None:
-        if memory is not None or values is not True or virtual_time:
-            raise ValueError("memory=, values= and virtual_time= are those of virtual GPUs: name their model too, such as like='H200'")
+        if memory is not None or values is not True or virtual_time or host != 1:
+            raise ValueError(
+                "memory=, values=, virtual_time= and host= are those of virtual GPUs: name their model too, such as like='H200'"
+            )
         return None
     if request["devices"] == "cuda":
         raise ValueError("devices='cuda' asks for real GPUs, and like= for virtual ones: leave one of them out")
@@ -199,9 +206,10 @@ def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any, virtu
         check_memory(limit)
     if not (values is True or values is False):
         raise ValueError(f"values={values!r}: choose one of True, False")
+    check_host(host)
     name = profiles.load(like).name
     gpus = {"gpus": request["ranks_here"], "like": like, "name": name, "memory": limit, "values": values}
-    return gpus | {"time": virtual_time, "network": carried}
+    return gpus | {"time": virtual_time, "host": host, "network": carried}
 
 
 def _port(endpoint: str) -> int:

@@ -50,7 +50,7 @@ def main(folder: str) -> None:
     script, module, virtual = request["script"], request["module"], request["virtual"]
     if virtual is not None:
         before, tempfile.tempdir = tempfile.tempdir, folder  # its nvidia-smi goes with the job, even if this process is killed
-        gpus = use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"])
+        gpus = use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"], host=virtual["host"])
         tempfile.tempdir = before
         set_up_for_times(gpus, virtual["time"])
         gpus.machine.cluster = Cluster(virtual["gpus"], virtual["network"])

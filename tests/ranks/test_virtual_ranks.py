@@ -217,6 +217,26 @@ def test_memory_and_times_are_an_h200s(script):
         assert growth == EXPECTED
 
 
+LAUNCHES = """
+    import virtualgpu
+    x = torch.ones(4, device="cuda")
+    start = virtualgpu.host_time()
+    for _ in range(10):
+        x.add_(1)
+    result = virtualgpu.host_time() - start
+"""
+
+
+def test_a_slower_host_takes_longer(script):
+    path = script(START + LAUNCHES)
+    usual, slow = (labkit.torchrun(path, like="T4", host=host, quiet=True) for host in (1, 2.5))
+    assert slow.results == pytest.approx([2.5 * seconds for seconds in usual.results])
+    with pytest.raises(ValueError, match="host="):
+        labkit.torchrun(path, host=2)
+    with pytest.raises(ValueError, match=r"from 0\.01 to 100"):
+        labkit.torchrun(path, like="T4", host=0)
+
+
 FULLY_SHARDED = """
     from torch.distributed.fsdp import fully_shard
     def allocated_and_peak():

@@ -30,8 +30,8 @@ from torch.utils.data import DataLoader
 
 from gputrace.fit import Wish
 from gputrace.fit.attempt import Outcome
-from gputrace.fit.host import modelled_step_seconds, step_seconds
 from gputrace.fit.processes import run
+from virtualgpu.host_speed import modelled_step_seconds, step_seconds
 from virtualgpu.script import run_script
 
 STEPS, MEASURED = 4, 40  # those of `labkit fit`, and those whose times are taken

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gputrace.fit.host import modelled_step_seconds, step_seconds
+from virtualgpu.host_speed import modelled_step_seconds, step_seconds
 
 RECORDED = Path(__file__).with_suffix(".json")
 MODES = ("sgd", "adamw", "bf16")

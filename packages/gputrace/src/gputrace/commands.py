@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gputrace import options as own_options
 from virtualgpu import machines
-from virtualgpu.commands import REFUSED, add_machine, checked_gpus, run_command, tell_machine
+from virtualgpu.commands import REFUSED, add_machine, checked_gpus, checked_host, run_command, tell_machine
 from virtualgpu.options import GPUS, CommandParser, Option
 from virtualgpu.script import check_script, run_script
 
@@ -45,7 +45,7 @@ def add_trace(
     even if no option asks for them.
     """
     parser.epilog = (
-        "Any of --gpus, --like, --memory and --no-values asks for virtual GPUs. Without them the "
+        "Any of --gpus, --like, --memory, --no-values and --host asks for virtual GPUs. Without them the "
         "script runs on the real GPUs, if there are any, and CUDA is up before its first line. "
         "Recorded is this process, from the script's first line to its last: not the processes "
         "that it starts, and not one that is killed or leaves by os._exit."
@@ -108,14 +108,22 @@ def _set_up(options: argparse.Namespace, name: str, prefers_virtual: Callable[[]
 
     count = checked_gpus(options)
     wishes = (options.gpus, options.like, options.memory)
-    virtual = any(wish is not None for wish in wishes) or not options.values or prefers_virtual()
+    asked = any(wish is not None for wish in wishes) or not options.values or options.host != "1"
+    virtual = asked or prefers_virtual()
     if not virtual and torch.cuda.is_available():
         total = machines.gibibytes(torch.cuda.get_device_properties(0).total_memory)
         model = machines.with_maker(torch.cuda.get_device_name(0))
         line = f"{name}: 1 GPU of this computer: {model}, {total} each. Times are measured."
         print(line, file=sys.stderr)
         return
-    gpus = machines.use(count, options.like, options.memory, options.values, heeds_environment=True)
+    gpus = machines.use(
+        count,
+        options.like,
+        options.memory,
+        options.values,
+        heeds_environment=True,
+        host=checked_host(options.host),
+    )
     whose = "The page's times are the model's, the script's own this computer's."
     tell_machine(gpus, name, whose)
 
@@ -155,7 +163,7 @@ def _fit(options: argparse.Namespace, name: str, start: "Start | None") -> int:
             options.module,
             models[0],
             options.steps,
-            _host(options.host),
+            checked_host(options.host),
             gpus=checked_gpus(options),
         )
         for table in answer(wish, models, tell, start or afresh):
@@ -172,15 +180,3 @@ def _fit(options: argparse.Namespace, name: str, start: "Start | None") -> int:
         tell("interrupted.")
         return 130  # as a shell reports it
     return 0
-
-
-def _host(wanted: str) -> float:
-    """Raise ValueError for what is neither a number nor "here"."""
-    from gputrace.fit import measure_host
-
-    if wanted == "here":
-        return round(measure_host(), 2)
-    try:
-        return float(wanted)
-    except ValueError:
-        raise ValueError(f"--host {wanted}: give a number, such as 2, or 'here'") from None

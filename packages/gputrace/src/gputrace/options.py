@@ -1,6 +1,6 @@
 """Options of commands and magics that record."""
 
-from virtualgpu.options import option
+from virtualgpu.options import HOST, option
 
 MAX_EVENTS = 200_000  # on a real GPU some 2 KB of host memory each
 MAX_EVENTS_OPTION = option(
@@ -46,12 +46,7 @@ FIT = (
         metavar="N",
         help="number of steps, 3 or more; up to 4 more run if memory changes (default: %(default)s)",
     ),
-    option(
-        "--host",
-        default="1",
-        metavar="X",
-        help="how many times as long your CPU takes for an operator as the recorded H200s', such as 0.5; 'here' measures this computer",
-    ),
+    HOST,
 )
 
 

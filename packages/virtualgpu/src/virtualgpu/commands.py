@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from virtualgpu import front_end, machines
 from virtualgpu.in_children import sitecustomize
-from virtualgpu.options import GPUS, LIKE, MEMORY, NO_VALUES, VIRTUAL_TIME, CommandParser
+from virtualgpu.options import GPUS, HOST, LIKE, MEMORY, NO_VALUES, VIRTUAL_TIME, CommandParser
 from virtualgpu.script import check_script, run_script
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def add_machine(parser: CommandParser) -> None:
     """Add the options that choose virtual GPUs for one process."""
     parser.add(GPUS)
     parser.add(LIKE, help=f"{LIKE.settings['help']} (default: {machines.DEFAULT_MODEL})")
-    parser.add(MEMORY, NO_VALUES)
+    parser.add(MEMORY, NO_VALUES, HOST)
 
 
 def checked_gpus(options: argparse.Namespace) -> int:
@@ -64,11 +64,33 @@ def checked_gpus(options: argparse.Namespace) -> int:
     return 1 if options.gpus is None else options.gpus
 
 
+def checked_host(text: str) -> float:
+    """Return the number that `--host` gives, of which "here" measures this computer.
+
+    Raises ValueError for anything else.
+    """
+    if text == "here":
+        from virtualgpu.host_speed import measure_host
+
+        return round(measure_host(), 2)
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--host {text}: give a number, such as 2, or 'here'") from None
+
+
 def _run(options: argparse.Namespace, name: str) -> int:
     """The machine stays in place until the process ends: the script's threads and atexit functions may outlive its last line."""
     try:
         check_script(options.script, options.module)
-        gpus = machines.use(checked_gpus(options), options.like, options.memory, values=options.values, heeds_environment=True)
+        gpus = machines.use(
+            checked_gpus(options),
+            options.like,
+            options.memory,
+            options.values,
+            heeds_environment=True,
+            host=checked_host(options.host),
+        )
     except (ValueError, TypeError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return REFUSED
@@ -84,7 +106,10 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
     """Say on standard error where a script runs, and whose its times are; and later, once, how it would take less long."""
     total = machines.gibibytes(gpus.request.memory or gpus.profile.total_memory)
     some = "1 virtual GPU" if gpus.count == 1 else f"{gpus.count} virtual GPUs"
-    print(f"{name}: {some}, modelled on {machines.with_maker(gpus.name)}, {total} each. {whose}", file=sys.stderr)
+    where = f"{some}, modelled on {machines.with_maker(gpus.name)}, {total} each."
+    if gpus.request.host != 1:
+        where += f" Their host takes {gpus.request.host:g} times as long as the recorded one."
+    print(f"{name}: {where} {whose}", file=sys.stderr)
     if gpus.request.values:
         due = monotonic()  # the real clock: Python's `time` may tell the model's soon
 
@@ -105,7 +130,7 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
 
 def _hand_down(gpus: "VirtualGPUs") -> None:
     """Python programs that the script starts have its GPUs too."""
-    request = {name: getattr(gpus.request, name) for name in ("gpus", "like", "memory", "values")}
+    request = {name: getattr(gpus.request, name) for name in ("gpus", "like", "memory", "values", "host")}
     os.environ[sitecustomize.REQUEST] = json.dumps(request | {"front": front_end.name(), "places": front_end.places()})
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(sitecustomize.HERE.parent), os.environ.get("PYTHONPATH")]))
 

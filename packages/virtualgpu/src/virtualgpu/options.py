@@ -45,6 +45,13 @@ NO_VALUES = option(
     action="store_false",
     help="keep the shapes, memory, order and time of virtual GPUs, and compute nothing",
 )
+HOST = option(
+    "--host",
+    default="1",
+    metavar="X",
+    help="how many times as long the CPU takes for an operator as the recorded H200s', such as 0.5; "
+    "'here' measures this computer (default: 1)",
+)
 VIRTUAL_TIME = option(
     "--virtual-time",
     action="store_true",

@@ -28,6 +28,7 @@ def set_up(
     like: str | None,
     memory: str | None,
     tell: Tell,
+    host: float = 1.0,
 ) -> VirtualGPUs:
     """Make this process rank `rank` of `world`, until it ends.
 
@@ -44,7 +45,7 @@ def set_up(
         raise ValueError(f"--rank {rank}: choose one from 0 to {world - 1}")
     per_node = world // nodes
     cluster = Cluster(per_node, parse_rate(network))
-    gpus = use(per_node, like or "H100", memory, values=False)
+    gpus = use(per_node, like or "H100", memory, values=False, host=host)
     gpus.machine.cluster = cluster
     os.environ.update(_environment(world, rank, per_node))
     set_up_for_times(gpus, virtual_time=True)

@@ -129,6 +129,19 @@ def test_nodes_that_only_hand_a_gradient_on_take_time_too(machine):
     assert many - few == pytest.approx(3 * H200.node_seconds)
 
 
+def test_where_several_threads_make_nodes_their_numbers_say_nothing(machine):
+    """Each thread counts its own, so the time would depend on what the process did before."""
+    few = backward_seconds(lambda x: x.sin().cos())
+
+    def elsewhere() -> None:
+        torch.ones(2, device="cuda", requires_grad=True).sin()
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert backward_seconds(lambda x: (x.sin() + 1 + 1 + 1).cos()) == pytest.approx(few)
+
+
 def trained(count: int) -> list[torch.Tensor]:
     """Return parameters with gradients, and one more that has none."""
     made = [torch.randn(64, device="cuda", requires_grad=True) for _ in range(count + 1)]

@@ -1,6 +1,7 @@
 """The host of a virtual machine: its operators take time, its memory can be pinned."""
 
 import sys
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class HostOperators(TorchDispatchMode):
         super().__init__()
         self.machine = machine
         self.scheduler = machine.scheduler
+        self._maker = get_ident()
+        self._one_numbering = True  # has one thread made all nodes of autograd?
         self.races = machine.races = RaceDetector(machine)
 
     @classmethod
@@ -106,8 +109,11 @@ class HostOperators(TorchDispatchMode):
     def _record(self, selected: Selected) -> None:
         """The nodes that autograd has made since the last operator of this thread take host time."""
         made = _sequence()
-        if selected.recorded is not None and made > selected.recorded:
-            self._take(selected, (made - selected.recorded) * self.machine.profile.record_seconds)
+        before = selected.recorded
+        if made > (before or 0) and get_ident() != self._maker:
+            self._one_numbering = False
+        if before is not None and made > before:
+            self._take(selected, (made - before) * self.machine.profile.record_seconds)
         selected.recorded = made
 
     def _run_node(self, selected: Selected, call: tuple) -> None:
@@ -115,10 +121,13 @@ class HostOperators(TorchDispatchMode):
 
         A backward pass runs its nodes from the last one made to the first. A gap of a few numbers
         is nodes that hand a gradient on, such as those of additions. A large gap is another part
-        of the graph. Leaves have no number of their own: they count from the largest.
+        of the graph. Leaves have no number of their own: they count from the largest. Each thread
+        counts its own nodes, so a gap says nothing where several threads have made some.
         """
         nodes = 1
-        if selected.node is not None and selected.node[0] == call[0]:
+        if torch.is_grad_enabled():  # create_graph: the engine's threads make nodes
+            self._one_numbering = False
+        if self._one_numbering and selected.node is not None and selected.node[0] == call[0]:
             nodes = selected.node_number - call[1]
             if not 1 <= nodes <= MOST_NODES_WITHOUT_OPERATORS:
                 nodes = 1

@@ -3,7 +3,7 @@
 import pytest
 
 import virtualgpu
-from gputrace.fit import host
+from virtualgpu import host_speed as host
 
 
 @pytest.mark.parametrize("times", [1.0, 2.5])

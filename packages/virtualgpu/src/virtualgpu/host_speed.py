@@ -16,7 +16,7 @@ ROUNDS = 5
 STEPS, OPERATORS = 5, 1000  # in a round
 RECORDED = profiles.load("H200")
 MODELLED = """
-import virtualgpu, gputrace.fit.host as host
+import virtualgpu, virtualgpu.host_speed as host
 host.ROUNDS = host.STEPS = 1  # each takes as long
 virtualgpu.use(1, like="H200", values=False)
 print(host.step_seconds(virtualgpu.host_time))
