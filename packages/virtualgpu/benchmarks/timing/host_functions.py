@@ -15,6 +15,8 @@ small that the GPU is never the limit.
 - "mixed" shows how much slower operators are if they run in turn.
 - "programs" has random programs of operators and modules. As in a network, each operator and module
   has parameters of its own.
+- "trainings" has long random networks and the parts of their training steps.
+- "turns" has how much longer a call takes if other calls lie between it and its repetition.
 """
 
 import datetime
@@ -522,6 +524,116 @@ class Programs:
         return [statistics.median(column) for column in zip(*found[1:], strict=True)]
 
 
+class Trainings(Programs):
+    """Long random networks that are trained: each part of their steps is timed as in a training.
+
+    Each step touches the memory and the code of all parts of the network, so a part finds less of
+    its own in the processor's caches than a function that is called again and again. "blocks"
+    repeats a few functions, as most networks do. "random" draws each one anew.
+    """
+
+    LENGTH, PROGRAMS, STEPS = 300, 24, 6
+    OPTIMIZERS = {
+        "SGD, momentum": lambda p: torch.optim.SGD(p, 1e-6, momentum=0.9),
+        "AdamW": lambda p: torch.optim.AdamW(p, 1e-6),
+    }
+
+    def measure(self) -> list[dict]:
+        """Return what each network holds and the median microseconds of each part of its step."""
+        draw = random.Random(1)
+        found = []
+        for index in range(self.PROGRAMS):
+            kind, first, works, modules = self.kinds[index % len(self.kinds)]
+            names = [*works, *modules, *modules]
+            length = draw.randint(self.LENGTH // 3, self.LENGTH)
+            if index // len(self.kinds) % 2:
+                style, chosen = "random", draw.choices(names, k=length)
+            else:
+                block = draw.choices(names, k=draw.randint(4, 12))
+                style, chosen = "blocks", (block * length)[:length]
+            parts = [works[n] if n in works else modules[n]().cuda() for n in chosen]
+            leaves = [p for part in parts if isinstance(part, nn.Module) for p in part.parameters()]
+            held = {"kind": kind, "style": style, "parts": dict(Counter(chosen)), "parameters": len(leaves)}
+            found.append(held | self._parts_of_a_step(first, parts, leaves))
+        return found
+
+    def _parts_of_a_step(self, first: torch.Tensor, parts: list, leaves: list) -> dict[str, float]:
+        found: dict[str, list[float]] = {}
+        ones = torch.ones_like(first)
+        leaf = first.detach().clone().requires_grad_()
+        kept: list[torch.Tensor] = []
+
+        def forward() -> None:
+            y = leaf
+            for part in parts:
+                y = part(y)
+            kept.append(y)
+
+        def backward() -> None:
+            kept.pop().backward(ones)
+
+        def timed(name: str, work: Work) -> None:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            work()
+            found.setdefault(name, []).append(1e6 * (time.perf_counter() - start))
+
+        for name, make in self.OPTIMIZERS.items():
+            optimizer = make([leaf, *leaves])
+            for _ in range(self.STEPS):
+                timed("recorded", forward)
+                timed("backward", backward)
+                timed(name, optimizer.step)
+                timed("zero_grad", optimizer.zero_grad)
+        with torch.no_grad():
+            for _ in range(self.STEPS):
+                timed("no_grad", forward)
+                kept.clear()
+        return {name: statistics.median(times[1:]) for name, times in found.items()}
+
+
+def measure_turns() -> dict[str, dict[str, float]]:
+    """Return how the microseconds of a call grow with what lies between it and its repetition.
+
+    "operators" calls so many operators in turn, as a multiple of their own times one by one.
+    A module's name: so many modules of one kind in turn, each with its own parameters and input.
+    """
+    with torch.no_grad():
+        works = list(Operators().all().values())
+        own = [microseconds(lambda first=first, work=work: work(first), 50) for first, work in works]
+        operators = {}
+        for count in (1, 2, 4, 8, 16, 32, len(works)):
+            ratios = []
+            for start in range(0, len(works) - count + 1, count):
+                chosen = works[start : start + count]
+
+                def in_turn(chosen=chosen) -> None:
+                    for first, work in chosen:
+                        work(first)
+
+                calls = max(5, 100 // count)
+                ratios.append(microseconds(in_turn, calls) / sum(own[start : start + count]))
+            operators[str(count)] = statistics.median(ratios)
+        found = {"operators": operators}
+        kinds: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+            "nn.Linear": (lambda: nn.Linear(16, 16), (16, 16)),
+            "nn.LayerNorm": (lambda: nn.LayerNorm(16), (16, 16)),
+            "nn.Conv2d": (lambda: nn.Conv2d(16, 16, 3, padding=1), (2, 16, 8, 8)),
+            "nn.ReLU": (nn.ReLU, (16, 16)),
+        }
+        for name, (make, shape) in kinds.items():
+            found[name] = {}
+            for count in (1, 8, 64, 512):
+                pairs = [(make().cuda(), torch.randn(shape, device="cuda")) for _ in range(count)]
+
+                def each(pairs=pairs) -> None:
+                    for module, x in pairs:
+                        module(x)
+
+                found[name][str(count)] = microseconds(each, max(1, 100 // count)) / count
+    return found
+
+
 def measure_mixed() -> dict[str, float]:
     """Return the time of all operators in turn, and the sum of their own times."""
     works = [(first.detach().clone().requires_grad_(), work) for first, work in Operators().all().values()]
@@ -547,6 +659,8 @@ def main(path: str) -> None:
                 "foreach": measure_foreach(),
                 "mixed": measure_mixed(),
                 "programs": Programs().measure(),
+                "trainings": Trainings().measure(),
+                "turns": measure_turns(),
             }
         )
         print(f"one run took {time.perf_counter() - start:.0f} s", flush=True)
