@@ -352,19 +352,23 @@ def measure(name: str, mode: str, clock: Callable[[], float], rounds: int) -> di
             found[part].append(timed(work, clock))
     for _ in range(rounds):
         found["step"].append(timed(training.step, clock))
-    busy = busy_milliseconds(training.step) if rounds > 1 else {}
     training.model.eval()
     with torch.no_grad():
         training.loss_of()
         for _ in range(rounds):
             found["no_grad"].append(timed(training.loss_of, clock))
-    return {part: middle(times) for part, times in found.items()} | busy
+    return {part: middle(times) for part, times in found.items()}
 
 
-def busy_milliseconds(step: Callable[[], object]) -> dict[str, float]:
-    """Return the time of all kernels and copies of one step, and their number."""
+def busy_milliseconds(name: str, mode: str) -> dict[str, float]:
+    """Return the time of all kernels and copies of one step, and their number.
+
+    From the first use of the profiler on, every launch of the process takes longer.
+    """
     from torch.profiler import ProfilerActivity, profile
 
+    step = Training(name, mode).step
+    step()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         step()
         torch.cuda.synchronize()
@@ -384,6 +388,11 @@ def record(path: str, *names: str) -> None:
             results[f"{name} {mode}"] = measure(name, mode, time.perf_counter, ROUNDS)
             results[f"{name} {mode}"]["host step"] = round(host, 3)
             print(name, mode, results[f"{name} {mode}"], flush=True)
+    for name in names or NETWORKS:  # after all times, because the profiler changes them
+        for mode in MODES:
+            gc.collect()
+            torch.cuda.empty_cache()
+            results[f"{name} {mode}"] |= busy_milliseconds(name, mode)
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     with open(path, "w") as file:
         json.dump([{"machine": machine, "milliseconds": results}], file, indent=1)
