@@ -7,7 +7,7 @@ test compares them. Nothing here reads multi.json: by that the result is judged 
 
 micro.json: one H200, torch 2.11, 2026-11-20, by micro.py beside it. host_costs.json: another one, a day later, by
 benchmarks/fidelity/host_costs.py. Its host was faster: `slower` says how much, by what an operator took that makes a tensor, which
-both have. host_functions.json: five machines of November 2026, by host_functions.py, with several
+both have. host_functions.json: seven machines of November 2026, by host_functions.py, with several
 runs each; a constant is a median over runs and functions. These machines took about as long for an
 operator as the first one, so what they showed counts as it is.
 """
@@ -15,7 +15,7 @@ operator as the first one, so what they showed counts as it is.
 import json
 from math import ceil, prod
 from pathlib import Path
-from statistics import mean, median
+from statistics import linear_regression, mean, median
 
 from virtualgpu import profiles
 from virtualgpu.clock.costs import STAGING_BYTES, TILES
@@ -121,10 +121,12 @@ def host_of_functions(host: Fitted) -> Fitted:
     )
     named = 2 * 1e6 * host["cpu_launch_seconds"][0]  # record_function: two operators on the CPU
     a_parameter = per_parameter("optimizers", "SGD")
-    python = a_parameter - per_parameter("foreach", "_foreach_add_")
     optimizer = middle("optimizers", "SGD", FEW) - int(FEW) * a_parameter - launch - named
-    gradient = per_parameter("optimizers", "zero_grad, memory freed")
-    zero_grad = middle("optimizers", "zero_grad, memory freed", FEW) - int(FEW) * gradient - named
+    in_training = per_parameter_in_training(runs, "SGD, momentum")
+    python = in_training - 3 * per_parameter("foreach", "_foreach_add_")
+    cleared = per_parameter("optimizers", "zero_grad, memory freed")
+    zero_grad = middle("optimizers", "zero_grad, memory freed", FEW) - int(FEW) * cleared - named
+    gradient = per_parameter_in_training(runs, "zero_grad")
     found = {
         "view_seconds": (view, f"{', '.join(VIEWS)}"),
         "node_seconds": (node, "backward node of the same, less the view"),
@@ -134,11 +136,36 @@ def host_of_functions(host: Fitted) -> Fitted:
         "module_seconds": (module, "modules, less the functions"),
         "cudnn_seconds": (cudnn, "conv2d, forward and backward, less memory and node"),
         "optimizer_seconds": (optimizer, "SGD of 8 parameters, less these, a launch and record_function"),
-        "parameter_seconds": (python, "SGD per parameter, less _foreach_add_"),
+        "parameter_seconds": (python, "SGD with momentum per parameter, in trainings, less three _foreach_add_"),
         "zero_grad_seconds": (zero_grad, "zero_grad, memory freed, of 8 parameters, less these and record_function"),
-        "gradient_seconds": (gradient, "zero_grad, memory freed, per parameter"),
+        "gradient_seconds": (gradient, "zero_grad per parameter, in trainings"),
     }
     return {name: (1e-6 * value, source) for name, (value, source) in found.items()}
+
+
+def per_parameter_in_training(runs: list[dict], part: str) -> float:
+    """Return the microseconds that this part of a step takes for each parameter of a network.
+
+    A part that runs once a step does not find its code and data in the processor's caches, so it
+    takes two to three times as long as when it is repeated. All parts of a step take longer than
+    their functions by themselves. What the operators of the same networks take more belongs to the
+    host's speed, so the figure is divided by that.
+    """
+    slopes = []
+    for run in runs:
+        trainings = run.get("trainings")
+        if trainings is None:
+            continue
+        counts = [1 + network["parameters"] for network in trainings]
+        slope = linear_regression(counts, [network[part] for network in trainings]).slope
+        slopes.append(slope / median(slowdown(run, network) for network in trainings))
+    return median(slopes)
+
+
+def slowdown(run: dict, network: dict) -> float:
+    """Return how many times as long a network's forward pass takes as its functions by themselves."""
+    own = sum(run["operators"][name]["recorded"] * count for name, count in network["parts"].items())
+    return network["recorded"] / own
 
 
 def copies(micro: dict, between: float) -> Fitted:

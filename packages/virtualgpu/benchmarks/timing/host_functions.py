@@ -533,10 +533,6 @@ class Trainings(Programs):
     """
 
     LENGTH, PROGRAMS, STEPS = 300, 24, 6
-    OPTIMIZERS = {
-        "SGD, momentum": lambda p: torch.optim.SGD(p, 1e-6, momentum=0.9),
-        "AdamW": lambda p: torch.optim.AdamW(p, 1e-6),
-    }
 
     def measure(self) -> list[dict]:
         """Return what each network holds and the median microseconds of each part of its step."""
@@ -578,8 +574,8 @@ class Trainings(Programs):
             work()
             found.setdefault(name, []).append(1e6 * (time.perf_counter() - start))
 
-        for name, make in self.OPTIMIZERS.items():
-            optimizer = make([leaf, *leaves])
+        for name in ("SGD, momentum", "AdamW"):
+            optimizer = OPTIMIZERS[name]([leaf, *leaves])
             for _ in range(self.STEPS):
                 timed("recorded", forward)
                 timed("backward", backward)

@@ -173,7 +173,13 @@ def test_clearing_gradients_takes_time_for_each(machine):
 def test_an_operator_on_lists_of_the_host_goes_through_them(machine):
     few, many = ([torch.zeros(4) for _ in range(count)] for count in (2, 12))
     longer = host_seconds(lambda: torch._foreach_add_(many, 1)) - host_seconds(lambda: torch._foreach_add_(few, 1))
-    assert longer == pytest.approx(10 * H200.cpu_launch_seconds, rel=0.01)
+    assert longer == pytest.approx(10 * H200.cpu_listed_seconds, rel=0.01)
+
+
+def test_reading_a_number_of_the_host_takes_less_than_an_operator(machine):
+    number = torch.zeros(())
+    assert host_seconds(number.item) == pytest.approx(H200.cpu_item_seconds)
+    assert H200.cpu_item_seconds < H200.cpu_launch_seconds / 3
 
 
 def test_a_few_rows_of_a_large_table_take_little_time(machine):

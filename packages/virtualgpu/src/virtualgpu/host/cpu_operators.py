@@ -203,10 +203,15 @@ class HostOperators(TorchDispatchMode):
                 if x.is_meta or isinstance(x, FakeTensor):
                     return  # shapes alone
                 moved += x.numel() * x.itemsize
+        profile = self.machine.profile
+        if op.name == "_local_scalar_dense":
+            self.machine.clock.advance_host(profile.cpu_item_seconds)
+            return
         work = matrix_work(op.name, args)
-        seconds = costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0])
-        if op.name.startswith("_foreach_"):  # on the CPU PyTorch goes through the list
-            seconds *= max(1, len(args[0]))
+        seconds = costs.cpu_seconds(profile, moved, 0 if work is None else work[0])
+        if op.name.startswith("_foreach_"):  # on the CPU, PyTorch goes through the list
+            for x in args[0][1:]:
+                seconds += profile.cpu_listed_seconds + 2 * x.nbytes / profile.cpu_bytes_per_second
         self.machine.clock.advance_host(seconds)
 
 

@@ -93,6 +93,8 @@ class Profile:
     pageable_latency_seconds: float
     staging_bytes_per_second: float
     cpu_launch_seconds: float  # host time of a CPU operator that does next to nothing
+    cpu_item_seconds: float  # host time of reading the number of a CPU tensor
+    cpu_listed_seconds: float  # host time of each further tensor of a list that a CPU operator changes
     cpu_flops: float
     cpu_bytes_per_second: float
 
