@@ -105,9 +105,9 @@ def test_the_picture_is_that_of_the_recording(page):
     [
         ("run on colab", "Where the lessons run, and what they take there"),
         ("race warning", "2 Streams and synchronization"),
-        ("how accurate", "How accurate is it?"),
+        ("how accurate", "How accurate the virtual GPUs are"),
         ("grade submissions", "Teaching with the kit"),
-        ("fit T4", "PyTorch on GPUs: a teaching kit"),
+        ("fit T4", "On your own script"),
         ("torch.cuda.Stream", "2 Streams and synchronization"),
     ],
 )

@@ -9,6 +9,8 @@ the host, and the second when the GPU is done. If both are alike, the GPU waited
 is the time of all kernels of one step, as PyTorch's profiler measured it. "kernels" is the number of
 these kernels. "host step" is the time of a reference step, measured right before the network.
 `labkit fit --host here` uses the same reference step. `compare` sets the host's speed from it.
+The two recordings were made with an earlier reference step, which was removed. There, `compare`
+sets the host's speed for a network from the steps of the machine's other networks.
 """
 
 import gc
@@ -32,6 +34,7 @@ MODES = ("sgd", "adamw", "bf16")
 ROUNDS = 7
 PARTS = ("forward", "backward", "optimizer", "zero_grad", "step", "no_grad")
 BATCH = 8
+WAITING = 0.5  # share of a step: a GPU that is busy for less waits for the host
 Network = tuple[nn.Module, Callable[[], torch.Tensor]]
 
 
@@ -399,30 +402,52 @@ def record(path: str, *names: str) -> None:
 
 
 def compare(*names: str) -> None:
-    import virtualgpu
-
     modelled = 1e3 * modelled_step_seconds()
     for recorded in json.loads(RECORDED.read_text()):
         like = "H200" if "H200" in recorded["machine"]["gpu"] else "H100"
         print(f"{like}: recorded milliseconds, and the virtual GPU's time as a multiple of each")
+        milliseconds = {key: real for key, real in recorded["milliseconds"].items() if not names or key.split()[0] in names}
+        steps = {key: on_virtual_gpu(like, key)["step"][1] for key in milliseconds}
         ratios: dict[str, list[float]] = {part: [] for part in PARTS}
-        for key, real in recorded["milliseconds"].items():
-            name, mode = key.split()
-            if names and name not in names:
-                continue
-            host = real["host step"] / modelled
-            with virtualgpu.use(1, like=like, values=False, host=host):
-                here = measure(name, mode, virtualgpu.host_time, 1)
+        for key, real in milliseconds.items():
+            if "host step" in real:
+                host = real["host step"] / modelled
+            else:
+                host = host_of_others(milliseconds, steps, key)
+            here = on_virtual_gpu(like, key, host)
             row = []
             for part in PARTS:
                 ratio = here[part][1] / real[part][1]
-                ratios[part].append(ratio)
+                if share_busy(real) < WAITING:
+                    ratios[part].append(ratio)
                 row.append(f"{part}{real[part][1]:8.2f}{ratio:6.2f}")
-            share = real["busy"] / real["step"][1]
-            print(f"{key:18} host {host:.2f}  {'  '.join(row)}  busy {share:.0%}", flush=True)
+            print(f"{key:18} host {host:.2f}  {'  '.join(row)}  busy {share_busy(real):.0%}", flush=True)
+        print(f"where the GPU is busy for less than {WAITING:.0%} of the step:")
         for part, found in ratios.items():
             error = median(abs(ratio - 1) for ratio in found)
             print(f"{part}: median {median(found):.2f}, median error {error:.0%}")
+
+
+def on_virtual_gpu(like: str, key: str, host: float = 1.0) -> dict[str, Any]:
+    import virtualgpu
+
+    name, mode = key.split()
+    with virtualgpu.use(1, like=like, values=False, host=host):
+        return measure(name, mode, virtualgpu.host_time, 1)
+
+
+def share_busy(real: dict[str, Any]) -> float:
+    return real["busy"] / real["step"][1]
+
+
+def host_of_others(milliseconds: dict[str, Any], steps: dict[str, float], key: str) -> float:
+    """Return the host's speed by the steps of all other networks of a machine that wait for it."""
+    ratios = [
+        real["step"][1] / steps[other]
+        for other, real in milliseconds.items()
+        if other.split()[0] != key.split()[0] and share_busy(real) < WAITING
+    ]
+    return median(ratios)
 
 
 if __name__ == "__main__":

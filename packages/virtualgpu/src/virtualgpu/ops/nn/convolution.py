@@ -48,6 +48,9 @@ _select_on_cpu = torch._C._select_conv_backend
 _cudnn_is_enabled = torch._C._get_cudnn_enabled
 CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
 CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at a time, input channels read so many at a time
+# Host time in launches, beside one, of PyTorch's own depthwise kernels and of their backward pass.
+# Measured by benchmarks/timing/host_functions.py, rounded.
+DEPTHWISE_LAUNCHES = 1
 FEW_PIXELS = 75  # an image of so many takes a depthwise weight's gradient twice as long a pixel as a large one
 WIDE = 7  # a window
 FEW = 8  # channels on either side, up to which the rule of few channels holds
@@ -349,18 +352,20 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     if not x.numel() or x.dim() != weight.dim():  # nothing to do, or one sample without a batch
         return Work(moved)
     cudnn = _calls(x, weight, transposed, groups)
-    adding = int(bias is not None and cudnn > 0)
+    beside = int(bias is not None)
+    if cudnn == 0:
+        beside = DEPTHWISE_LAUNCHES
     clocks = 0.0 if bias is None else UNVECTORIZED * out.numel()
     if is_depthwise(x, weight, transposed, groups):
         clocks += _depthwise_clocks(x, weight, cudnn)[OUTPUT] * out.numel()
         clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
-        return Work(moved, clocks=clocks, cudnn=cudnn, launches=adding)
+        return Work(moved, clocks=clocks, cudnn=cudnn, launches=beside)
     flops = _flops(x, weight, transposed, out.shape[2:]) / CONVOLUTION
     format = convolution_format(x, weight, transposed, groups)
     wasted = _wasted(x, weight, transposed, groups, format)
     around = _reordered(x, weight, out, format) + (0 if bias is None else 2 * bytes_of(out))
     outputs = round(out.numel() * wasted)
-    return Work(moved, flops * wasted, format, outputs, clocks, around=around, cudnn=cudnn, launches=adding)
+    return Work(moved, flops * wasted, format, outputs, clocks, around=around, cudnn=cudnn, launches=beside)
 
 
 @device_time("convolution_backward")
@@ -377,7 +382,7 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
         taps = grad.numel() * prod(weight.shape[2:]) * (1 + FEW_PIXELS / prod(grad.shape[2:]))
         clocks = mask[0] * an_input * x.numel() + mask[1] * a_tap * taps
         clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
-        return Work(moved, clocks=clocks, around=mask[2] * bytes_of(grad), cudnn=cudnn)
+        return Work(moved, clocks=clocks, around=mask[2] * bytes_of(grad), cudnn=cudnn, launches=DEPTHWISE_LAUNCHES * (cudnn == 0))
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
     format = convolution_format(x, weight, transposed, groups)
     wasted = _wasted(x, weight, transposed, groups, format)

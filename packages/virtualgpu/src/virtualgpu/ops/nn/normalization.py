@@ -27,6 +27,9 @@ TILE_WIDTH, VALUES_PER_THREAD, MAX_BLOCK, MAX_GRID_HEIGHT, MIN_GRID_HEIGHT = 32,
 ROW_BLOCK, ROW_THREADS = 366, 128  # clocks of a block of threads that does one row, and its threads (ATen/native/cuda/layer_norm_kernel.cu)
 ROW_BLOCK_BACKWARD, LAYER_NORM_BACKWARD = 145, 1.2  # clocks a row, and an element, of which the weight's gradient takes most
 CHANNEL, CHANNEL_BACKWARD = 0.9, 0.33  # elements a clock of the block that sums up one channel (ATen/native/cuda/Normalization.cuh)
+# Host time in launches beside one, of a backward pass. Measured by benchmarks/timing/host_functions.py
+# as the time of a node beyond its memory and one launch, rounded.
+LAUNCHES_BACK, LAUNCHES_BACK_IN_EVALUATION = 1, 2
 CUDNN_MAX_TRAINING, CUDNN_MAX_EVALUATION = 880801, 65535  # samples that cuDNN's batch norm takes
 
 cuda_operator("_native_batch_norm_legit", "native_batch_norm")
@@ -373,11 +376,15 @@ def backward_staging(reduction: int, channels: int) -> tuple[int, ...]:
 
 @device_time("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 def batch_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """In training each channel is summed up by one block, whatever else the GPU could do meanwhile."""
+    """In training each channel is summed up by one block, whatever else the GPU could do meanwhile.
+
+    In evaluation the host takes as long as for a kernel of PyTorch's own, also where cuDNN runs it
+    (benchmarks/timing/host_functions.json).
+    """
     training = "training" not in call.op.arguments or call.argument("training")
     x, weight, bias, mean = (call.argument(name) for name in ("input", "weight", "bias", "running_mean"))
-    cudnn = int(call.op.name != "_native_batch_norm_legit" and uses_cudnn(x, weight, bias, mean, training))
-    return Work(moved, serial=_a_channel(x) / CHANNEL if training else 0.0, cudnn=cudnn)
+    cudnn = training and call.op.name != "_native_batch_norm_legit" and uses_cudnn(x, weight, bias, mean, training)
+    return Work(moved, serial=_a_channel(x) / CHANNEL if training else 0.0, cudnn=int(cudnn))
 
 
 @device_time("native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward")
@@ -385,7 +392,8 @@ def batch_norm_backward_time(call: Call, results: list[torch.Tensor], moved: int
     x, weight, mean = (call.argument(name) for name in ("input", "weight", "running_mean"))
     training = "train" not in call.op.arguments or call.argument("train")
     cudnn = int(training and uses_cudnn(x, weight, weight, mean, training))
-    return Work(moved, serial=_a_channel(x) / CHANNEL_BACKWARD, cudnn=cudnn)
+    launches = LAUNCHES_BACK if training else LAUNCHES_BACK_IN_EVALUATION
+    return Work(moved, serial=_a_channel(x) / CHANNEL_BACKWARD, cudnn=cudnn, launches=launches)
 
 
 def _a_channel(x: torch.Tensor) -> float:
