@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import virtualgpu
 from virtualgpu import hardware
+from virtualgpu.ops.nn.normalization import LAUNCHES_BACK, LAUNCHES_BACK_IN_EVALUATION
 
 from ..asked import asked
 from ..heard import spans
@@ -116,7 +117,15 @@ def test_the_host_calls_cudnn_for_batches_of_images_in_its_types(machine, norm, 
     there, back = (spans_of(layer, torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True), name) for name in NATIVE)
     expected = profile.cudnn_seconds if by_cudnn else profile.launch_seconds
     assert there == pytest.approx(expected)
-    assert back == pytest.approx(expected)
+    assert back == pytest.approx(expected + LAUNCHES_BACK * profile.launch_seconds)
+
+
+def test_a_norm_in_evaluation_calls_no_cudnn(machine):
+    launch, layer = hardware.machine().profile.launch_seconds, nn.BatchNorm2d(3).cuda().eval()
+    pictures = torch.randn(4, 3, 8, 8, device="cuda", requires_grad=True)
+    there, back = (spans_of(layer, pictures, name) for name in NATIVE)
+    assert there == pytest.approx(launch)
+    assert back == pytest.approx((1 + LAUNCHES_BACK_IN_EVALUATION) * launch)
 
 
 NATIVE = ("native_batch_norm", "native_batch_norm_backward")

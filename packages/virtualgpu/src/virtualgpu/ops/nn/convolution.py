@@ -352,13 +352,13 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     if not x.numel() or x.dim() != weight.dim():  # nothing to do, or one sample without a batch
         return Work(moved)
     cudnn = _calls(x, weight, transposed, groups)
-    beside = int(bias is not None)
-    if cudnn == 0:
-        beside = DEPTHWISE_LAUNCHES
+    beside = int(bias is not None and cudnn > 0)
     clocks = 0.0 if bias is None else UNVECTORIZED * out.numel()
     if is_depthwise(x, weight, transposed, groups):
         clocks += _depthwise_clocks(x, weight, cudnn)[OUTPUT] * out.numel()
         clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
+        if cudnn == 0:
+            beside = DEPTHWISE_LAUNCHES
         return Work(moved, clocks=clocks, cudnn=cudnn, launches=beside)
     flops = _flops(x, weight, transposed, out.shape[2:]) / CONVOLUTION
     format = convolution_format(x, weight, transposed, groups)
