@@ -166,7 +166,7 @@ def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
     def tell(sentence: str) -> None:
         _tell(sentence, "torchrun")
 
-    alone = ("ranks", "endpoint", "timeout", "join_timeout", "max_restarts", "devices", "in_order")
+    alone = ("ranks", "timeout", "max_restarts", "devices", "in_order")
     unfit = [f"--{name.replace('_', '-')}" for name in alone if name in changed]
     try:
         if unfit:
