@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from labkit.machine import virtual_by_default
 from labkit.ranks.job import TorchrunJob
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.result import Ranks, TorchrunError, result
@@ -164,7 +165,7 @@ def _request(
         raise ValueError(f"timeout={timeout!r}: choose a positive number of seconds, or None for no limit")
     if devices not in (None, "cpu", "cuda"):
         raise ValueError(f"devices={devices!r}: choose 'cpu', 'cuda' or None")
-    hidden = devices is None and os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0")
+    hidden = devices is None and virtual_by_default()
     request = {
         "arguments": [str(argument) for argument in arguments],
         "nodes": nodes,
