@@ -185,8 +185,8 @@ def test_other_ends(script, last, message, code):
 def test_an_error_lists_also_a_rank_that_was_not_there_yet():
     job = TorchrunJob("", {"ranks_of_node": 2, "nodes": 1, "trace": False}, None)
     job._attempts = ["0"]
-    job.processes = [RankProcess(rank=3, attempt=0, pid=1, exit_code=7)]  # of the second of two machines
-    error = labkit.TorchrunError("rank 3 ended", job=job)
+    job.processes = [RankProcess(rank=1, attempt=0, pid=1, exit_code=7)]
+    error = labkit.TorchrunError("rank 1 ended", job=job)
     assert error.exit_codes == [None, 7] and error.outputs == ["", ""]
 
 
