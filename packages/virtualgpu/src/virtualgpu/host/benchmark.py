@@ -11,7 +11,6 @@ import torch
 from virtualgpu.hardware import Machine
 from virtualgpu.host.time_module import READ_SECONDS
 
-
 MODULE = "torch.utils.benchmark.utils.timer"  # imports setuptools, which takes a third of a second
 
 
