@@ -50,6 +50,9 @@ export PYTHON TORCH_INDEX VERSIONS
 # IPython warns where another environment is active than the one it runs in.
 unexport VIRTUAL_ENV
 
+# Without compiled files, each of the hundreds of processes that tests start would compile the kit again, which takes most of a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 PIP_OPTIONS = --quiet --disable-pip-version-check $(shell "$(PYTHON)" tools/torch_index.py $(TORCH_INDEX))
 PIP_INSTALL = $(BIN)/python -m pip install $(PIP_OPTIONS) --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --timeout 600
@@ -158,7 +161,7 @@ stored-outputs: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/installed

@@ -120,7 +120,7 @@ def _trace_ranks(options: argparse.Namespace) -> int:
         return _refuse("no rank left a recording, so there is no page", "trace")
     command = command_line(options, f"--ranks={options.ranks}")
     ended = "at its last line" if failed is None else f"by a rank: {failed}"
-    written = report.write_all(trace, command, ended, files, datetime.date.today())
+    written = report.write_all(trace, command, ended, files, datetime.date.today(), "labkit trace")
     return 0 if written and failed is None else 1
 
 
@@ -166,7 +166,7 @@ def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
     def tell(sentence: str) -> None:
         _tell(sentence, "torchrun")
 
-    alone = ("ranks", "endpoint", "timeout", "join_timeout", "max_restarts", "devices", "in_order")
+    alone = ("ranks", "timeout", "max_restarts", "devices", "in_order")
     unfit = [f"--{name.replace('_', '-')}" for name in alone if name in changed]
     try:
         if unfit:

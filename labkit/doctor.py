@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from labkit import nvidia
+from labkit.machine import virtual_by_default
 from virtualgpu.host_memory import host_memory
 
 GIB = 1 << 30
@@ -96,7 +97,7 @@ def gather() -> Facts:
         packages={name: installed(name) for name in (*LESSONS_NEED, *OTHER_FRONT_ENDS, "ipykernel", *TESTS_NEED)},
         pins=pinned_versions(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        virtual=os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0"),
+        virtual=virtual_by_default(),
         clone=(Path(__file__).parents[1] / "Makefile").is_file(),
     )
 

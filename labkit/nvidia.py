@@ -12,7 +12,6 @@ class GPUReading:
 
     index: int
     name: str
-    uuid: str
     memory: int | None  # bytes in all
     used: int | None  # bytes, of all processes
     utilization: float | None  # 0 to 1: the share of the last sample during which a kernel ran
@@ -71,10 +70,8 @@ def _nvml_reading(nvml: types.ModuleType, index: int) -> GPUReading:
         utilization = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     with if_supported:
         capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    name, uuid, driver = (
-        _nvml_text(answer) for answer in (nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle), nvml.nvmlSystemGetDriverVersion())
-    )
-    return GPUReading(index, name, uuid, memory, used, utilization, driver, capability)
+    name, driver = _nvml_text(nvml.nvmlDeviceGetName(handle)), _nvml_text(nvml.nvmlSystemGetDriverVersion())
+    return GPUReading(index, name, memory, used, utilization, driver, capability)
 
 
 def _nvml_text(answer: str | bytes) -> str:

@@ -6,7 +6,6 @@ from virtualgpu.options import HOST, LIKE, MEMORY, NO_VALUES, VIRTUAL_TIME, Comm
 RANKS = 2
 NODES = 1
 CELL_TIMEOUT = 60  # seconds; a command has no limit
-JOIN_TIMEOUT = 300  # seconds, in which somebody starts the other machines by hand
 MAX_RESTARTS = 0
 
 DEFAULT = "(default: %(default)s)"
@@ -24,22 +23,9 @@ OF_THE_JOB = (
         type=int,
         metavar="N",
         default=NODES,
-        help=f"machines among which the ranks are divided {DEFAULT}",
-    ),
-    option(
-        "--endpoint",
-        metavar="HOST:PORT",
-        help="address of one of the machines, where the nodes meet. Give the same command on each "
-        "machine (default: all nodes are on this machine)",
+        help=f"nodes among which the ranks are divided, all on this machine {DEFAULT}",
     ),
     option("--timeout", type=float, metavar="S", help="seconds that the ranks may run"),
-    option(
-        "--join-timeout",
-        type=float,
-        metavar="S",
-        default=JOIN_TIMEOUT,
-        help=f"seconds to wait for the other nodes {DEFAULT}",
-    ),
     option(
         "--max-restarts",
         type=int,

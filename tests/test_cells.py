@@ -111,6 +111,7 @@ def test_an_interrupt_says_where_the_answer_was(notebook, capsys):
     assert capsys.readouterr().out.strip().splitlines()[-1] == "KeyboardInterrupt: 00.1 was interrupted (line 2: raise KeyboardInterrupt)."
 
 
+@pytest.mark.slow
 def test_an_answer_without_end_is_told_and_ended(monkeypatch, capsys, notebook):
     monkeypatch.setattr(limits, "PATIENCE", 0.5)
     monkeypatch.setattr(limits, "LIMIT", 1.5)

@@ -55,6 +55,7 @@ def same(path: Path, *arguments: str) -> None:
     assert (got.returncode, got.stdout, got.stderr) == (expected.returncode, expected.stdout, WHERE + expected.stderr)
 
 
+@pytest.mark.slow
 def test_arguments_path_and_main(script):
     path = script("""
         import inspect, pickle, sys
@@ -217,7 +218,8 @@ def package(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["lessons", pytest.param("lessons.train", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lessons", "lessons.train"])
 def test_a_module_runs_as_after_python_m(package, name):
     def within(*arguments):
         return subprocess.run([sys.executable, *arguments], cwd=package, capture_output=True, text=True, timeout=280)

@@ -13,7 +13,7 @@ from labkit.doctor import Facts, Torch
 
 GIB = 1 << 30
 ROOT = Path(__file__).parents[1]
-H200 = nvidia.GPUReading(0, "NVIDIA H200", "GPU-1", 141 * GIB, 1 * GIB, 0.5, "570.1", (9, 0))
+H200 = nvidia.GPUReading(0, "NVIDIA H200", 141 * GIB, 1 * GIB, 0.5, "570.1", (9, 0))
 NO_GPU = nvidia.Answer(trouble="none")
 ONE_GPU = nvidia.Answer((H200,))
 PACKAGES = {

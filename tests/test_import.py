@@ -75,6 +75,7 @@ def test_ranks_are_started_without_torch_in_the_process_that_waits():
     assert python("import labkit.ranks, sys; print('torch' in sys.modules)") == "False"
 
 
+@pytest.mark.slow
 def test_virtual_gpus_need_torch_alone():
     others = ("numpy", "psutil", "pynvml", "GPUtil", "matplotlib", "cloudpickle", *JUPYTER, "gputrace", "labkit", "gpulessons", "labcourse")
     assert python(MISSING + IN_A_BLOCK, ",".join(others)).splitlines() == ["NVIDIA H200 54.0 True", "False"]

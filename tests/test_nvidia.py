@@ -28,7 +28,6 @@ class FakeNvml(types.ModuleType):
             "nvmlDeviceGetUtilizationRates": lambda handle: types.SimpleNamespace(gpu=50),
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
             "nvmlDeviceGetName": lambda handle: b"NVIDIA H200",
-            "nvmlDeviceGetUUID": lambda handle: "GPU-1",
             "nvmlSystemGetDriverVersion": lambda: "570.1",
         }
         for name, answer in answers.items():
@@ -58,7 +57,7 @@ def test_nvml_reads_all(nvml):
     fake = nvml()
     answer = nvidia.ask_nvml()
     assert answer.trouble == ""
-    assert answer.gpus == (nvidia.GPUReading(0, "NVIDIA H200", "GPU-1", 1000 * MIB, 10 * MIB, 0.5, "570.1", (9, 0)),)
+    assert answer.gpus == (nvidia.GPUReading(0, "NVIDIA H200", 1000 * MIB, 10 * MIB, 0.5, "570.1", (9, 0)),)
     assert fake.shut_down == 1
 
 

@@ -102,7 +102,7 @@ def test_mistakes_before_the_script(arguments, said, capsys):
     ("options", "said"),
     [
         ("--simulate 8 --ranks 4", "--simulate starts no other rank: leave out --ranks"),
-        ("--simulate 8 --join-timeout 4", "--simulate starts no other rank: leave out --join-timeout"),
+        ("--simulate 8 --max-restarts 1", "--simulate starts no other rank: leave out --max-restarts"),
         ("--rank 3", "--rank 3 is for --simulate; without it all ranks run"),
     ],
 )
@@ -175,7 +175,6 @@ def test_a_cell_that_cannot_be_read_shows_its_line_and_no_call_of_the_kit(shell,
         ("--no-values", "virtual_time= and host= are those of virtual GPUs"),
         ("--like T4 --memory banana", "memory='banana'"),
         ("--like T4 --devices cuda", "devices='cuda' asks for real GPUs"),
-        ("--endpoint here", "endpoint='here'"),
         ("-o 7up", "'7up' is no name of a variable"),
     ],
 )

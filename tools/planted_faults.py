@@ -1,11 +1,11 @@
-"""Break one rule of the kit at a time, and see which tests notice: `make test` has to notice every fault.
+"""Break one rule of the kit at a time, and see which tests notice: the fast tests have to notice every fault.
 
     python tools/planted_faults.py [NUMBER, ROOM or part of a NAME …]     (default: all of them; --list names them)
 
 planted_faults.toml lists the faults, by room and by file: a name, the text that stands there once, and what replaces it. Each is planted in
 a copy of the tracked files. There the fast tests of its room run; those of all rooms only if these notice nothing, and then the slow ones
 of its room. In the end the tests that noticed run once more without any fault, where they must pass. A fault that keeps a test file from
-being imported is an unfair one: it breaks more than a rule. Ends with status 1 unless `make test` notices every fault.
+being imported is an unfair one: it breaks more than a rule. Ends with status 1 unless the fast tests notice every fault.
 """
 
 import argparse
@@ -28,8 +28,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
-FAST: tuple[str, ...] = ()  # what `make test` runs
-SLOW = ("--everything", "-m", "not browser and not platform")  # what `make test-all` runs
+FAST: tuple[str, ...] = ()  # `make unit` and `make unit-packages`
+SLOW = ("--everything", "-m", "not browser and not platform")  # `make unit-all`
 ONE_TEST = 60  # seconds: a fault may make a test wait for ever
 OF_A_ROOM, OF_ALL = 300, 1200  # seconds for its tests
 PLACES = (".", *(f"packages/{name}/src" for name in ("virtualgpu", "gputrace", "labcourse")))  # where the packages lie
@@ -64,7 +64,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Found:
-    """Who noticed a fault: "make test", "make test-all", "nothing", or why that cannot be said; and the test that failed first."""
+    """Who noticed a fault: "the fast tests", "the slow tests", "nothing", or why that cannot be said; and the test that failed first."""
 
     by: str
     test: str = ""
@@ -170,9 +170,9 @@ def tried(fault: Fault, tree: Path, room_only: bool) -> Found:
     path.write_text(fault.planted(text), encoding="utf-8")
     parallel = ("-n", "auto", "--maxprocesses", "4")
     runs = (
-        ("make test", fault.tests, FAST, OF_A_ROOM, ("-n", "0")),
-        ("make test", EVERY_TEST, FAST, OF_ALL, parallel),
-        ("make test-all", fault.tests, SLOW, OF_ALL, parallel),
+        ("the fast tests", fault.tests, FAST, OF_A_ROOM, ("-n", "0")),
+        ("the fast tests", EVERY_TEST, FAST, OF_ALL, parallel),
+        ("the slow tests", fault.tests, SLOW, OF_ALL, parallel),
     )
     try:
         for by, tests, which, seconds, options in runs[:1] if room_only else runs:
@@ -210,12 +210,12 @@ def main(arguments: list[str]) -> int:
             print(f"{fault.number:3}  {fault.room:10}  {fault.name:{width}}  {seen.by:13}  {seen.test}".rstrip(), flush=True)
         noticing = tuple(dict.fromkeys(seen.test for seen in found.values() if seen.test))
         failing, trouble = run(tree, noticing, FAST, OF_ALL, "-n", "0") if noticing else ([], "")
-    missed = [fault for fault, seen in found.items() if seen.by != "make test" or seen.test in failing]
+    missed = [fault for fault, seen in found.items() if seen.by != "the fast tests" or seen.test in failing]
     for test in failing:
         print(f"fails without any fault: {test}")
     if trouble:
         print(f"without any fault: {trouble}")
-    print(f"\n`make test` notices {len(listed) - len(missed)} of {len(listed)} faults.")
+    print(f"\nThe fast tests notice {len(listed) - len(missed)} of {len(listed)} faults.")
     return int(bool(missed or trouble))
 
 

@@ -3,17 +3,17 @@
 import inspect
 import json
 import os
-import re
 import shlex
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
+from labkit.machine import virtual_by_default
 from labkit.ranks.job import TorchrunJob
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.result import Ranks, TorchrunError, result
-from labkit.torchrun_options import CELL_TIMEOUT, JOIN_TIMEOUT, MAX_RESTARTS, NODES, RANKS
+from labkit.torchrun_options import CELL_TIMEOUT, MAX_RESTARTS, NODES, RANKS
 from virtualgpu import profiles
 from virtualgpu.cluster import NETWORK, parse_rate
 from virtualgpu.machines import MAXIMUM, check_host, check_memory, parse_bytes
@@ -30,9 +30,7 @@ def torchrun(
     module: bool = False,
     ranks: int = RANKS,
     nodes: int = NODES,
-    endpoint: str | None = None,
     timeout: float | None = CELL_TIMEOUT,
-    join_timeout: float = JOIN_TIMEOUT,
     max_restarts: int = MAX_RESTARTS,
     devices: str | None = None,
     like: str | None = None,
@@ -58,10 +56,8 @@ def torchrun(
         arguments: for the script, as on a command line.
         module: `script` is the name of a module or package, which runs as after `python -m`.
         ranks: how many in all, 1 to 16 on each node.
-        nodes: machines among which the ranks are divided. Without `endpoint` all are on this one, with an agent of torchrun for each.
-        endpoint: "HOST:PORT" of one of the machines, where the nodes meet. This call is then one node; make the same call on each machine.
+        nodes: how many nodes the ranks are divided among. All are on this computer, with an agent of torchrun for each.
         timeout: seconds that the ranks may run, not counting their start. None: no limit.
-        join_timeout: seconds that a node waits for the others.
         max_restarts: how often torchrun starts all ranks again after one has failed.
         devices: "cuda" for a GPU each, or an error; "cpu" for none; None as above.
         like: the model of virtual GPUs, such as "H200": each node is a machine that has one for each of its ranks.
@@ -75,7 +71,7 @@ def torchrun(
         quiet: print nothing.
 
     Raises:
-        TorchrunError: a rank failed, or took too long, or a node did not come. Its message names the rank that failed first, its note shows
+        TorchrunError: a rank failed, or took too long. Its message names the rank that failed first, its note shows
             that rank's traceback or last lines; `TorchrunError` lists its attributes.
         SyntaxError: of the script; no rank was started.
         ValueError, TypeError: an argument is not one of the choices, which the message names.
@@ -86,9 +82,7 @@ def torchrun(
         arguments,
         ranks=ranks,
         nodes=nodes,
-        endpoint=endpoint,
         timeout=timeout,
-        join_timeout=join_timeout,
         max_restarts=max_restarts,
         devices=devices,
         like=like,
@@ -131,7 +125,7 @@ def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bo
             cell.write_bytes(source)
             request["script"] = str(cell)
         Path(folder, "request.json").write_text(json.dumps(request))
-        job = TorchrunJob(folder, request, RankPrinter(request["ranks_here"] * request["nodes_here"], live, quiet))
+        job = TorchrunJob(folder, request, RankPrinter(request["ranks_of_node"] * request["nodes"], live, quiet))
         try:
             job.run(timeout)
         except KeyboardInterrupt as error:
@@ -151,9 +145,7 @@ def _request(
     *,
     ranks: Any,
     nodes: Any,
-    endpoint: Any,
     timeout: Any,
-    join_timeout: Any,
     max_restarts: Any,
     devices: Any,
     **of_virtual_gpus: Any,
@@ -168,21 +160,16 @@ def _request(
         raise ValueError(
             f"ranks={ranks} cannot be divided among nodes={nodes}: choose {ranks - ranks % nodes} or {ranks + nodes - ranks % nodes}"
         )
-    if timeout is not None:
-        _check_seconds("timeout", timeout, ", or None for no limit")
-    _check_seconds("join_timeout", join_timeout)
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 < timeout < 1e9):
+        raise ValueError(f"timeout={timeout!r}: choose a positive number of seconds, or None for no limit")
     if devices not in (None, "cpu", "cuda"):
         raise ValueError(f"devices={devices!r}: choose 'cpu', 'cuda' or None")
-    if endpoint is not None and not (isinstance(endpoint, str) and re.fullmatch(r"\S+:\d{1,5}", endpoint) and _port(endpoint) < 1 << 16):
-        raise ValueError(f"endpoint={endpoint!r}: give the address of one of the machines and a port, such as '192.168.1.10:29400'")
-    hidden = devices is None and os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0")
+    hidden = devices is None and virtual_by_default()
     request = {
         "arguments": [str(argument) for argument in arguments],
         "nodes": nodes,
-        "nodes_here": nodes if endpoint is None else 1,
-        "ranks_here": ranks // nodes,  # of each node
-        "endpoint": endpoint,
-        "join_timeout": join_timeout,
+        "ranks_of_node": ranks // nodes,
         "max_restarts": max_restarts,
         "devices": "cpu" if hidden else devices,
     }
@@ -208,12 +195,8 @@ def _virtual(
         raise ValueError(f"values={values!r}: choose one of True, False")
     check_host(host)
     name = profiles.load(like).name
-    gpus = {"gpus": request["ranks_here"], "like": like, "name": name, "memory": limit, "values": values}
+    gpus = {"gpus": request["ranks_of_node"], "like": like, "name": name, "memory": limit, "values": values}
     return gpus | {"time": virtual_time, "host": host, "network": carried}
-
-
-def _port(endpoint: str) -> int:
-    return int(endpoint.rpartition(":")[2])
 
 
 def _check_number(name: str, value: Any, least: int, most: int) -> None:
@@ -221,18 +204,13 @@ def _check_number(name: str, value: Any, least: int, most: int) -> None:
         raise ValueError(f"{name}={value!r}: choose a whole number from {least} to {most}")
 
 
-def _check_seconds(name: str, value: Any, otherwise: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-        raise ValueError(f"{name}={value!r}: choose a positive number of seconds{otherwise}")
-
-
 def _command(request: dict[str, Any]) -> str:
     """The same in a terminal."""
-    each = f"--nproc-per-node={request['ranks_here']}"
+    each = f"--nproc-per-node={request['ranks_of_node']}"
     if request["nodes"] == 1:
         options = ["--standalone", each]
     else:
-        options = [f"--nnodes={request['nodes']}", each, "--rdzv-backend=c10d", f"--rdzv-endpoint={request['endpoint'] or 'HOST:29400'}"]
+        options = [f"--nnodes={request['nodes']}", each, "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29400"]
     if request["max_restarts"]:
         options.append(f"--max-restarts={request['max_restarts']}")
     script = [request["name"]] if request["module"] is None else ["-m", request["module"]]

@@ -1,13 +1,10 @@
 """PyTorch's own torchrun, one process a node, started by the process that waits for the ranks and ended with it."""
 
-import contextlib
 import json
 import os
 import socket
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,15 +24,16 @@ from torch.distributed import TCPStore, launcher, run
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-from torch.distributed.elastic.rendezvous import RendezvousTimeoutError, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-PAUSE = 0.02  # seconds between two looks at the store of nodes on one machine
-PROBE = 5.0  # seconds for a store to answer on a port of this machine that is in use
+ADDRESS = "127.0.0.1"
+PAUSE = 0.02  # seconds between two looks at the store of the nodes
+JOINING = 300  # seconds for the nodes to meet
 _RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 
 
 class RefusedError(Exception):
-    """The ranks cannot be started: a kind, and a sentence that says why; "" if a node did not come."""
+    """The ranks cannot be started: a kind, and a sentence that says why."""
 
 
 def main(folder: str, fileno: str, node: str) -> None:
@@ -44,94 +42,60 @@ def main(folder: str, fileno: str, node: str) -> None:
     request = json.loads((Path(folder) / "request.json").read_text())
     status = 1
     try:
-        endpoint = _endpoint(caller, folder)
+        port = _port(caller, folder)
         _choose_devices(request, int(node))
         if virtual := request["virtual"]:
             share(virtual["gpus"], virtual["like"], virtual["memory"])
-        host, port, address = _addresses(endpoint)
-        store = _meeting_place(host, port, address, request["join_timeout"])
-        messages.send(caller, endpoint=f"{host}:{store.port}", devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
-        _name_interface(address, both=request["endpoint"] is not None)
+        store = TCPStore(ADDRESS, port, is_master=port == 0, wait_for_workers=False)
+        messages.send(caller, port=store.port, devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
+        _name_interface()
         _renew_stores()
         _report_exits(caller)
         if forkserver.is_here():
             _fork_ranks()
-        if request["endpoint"] is None:
-            _look_often()
-        run.main(_torchrun_arguments(request, folder, f"{host}:{store.port}", address))
+        _look_often()
+        run.main(_torchrun_arguments(request, folder, store.port))
         status = 0
     except ChildFailedError:
         pass  # reported rank by rank
     except RefusedError as error:
         messages.send(caller, refused=error.args)
     except Exception as error:
-        late = isinstance(error, RendezvousTimeoutError)
-        messages.send(caller, refused=("join", "") if late else ("start", f"{type(error).__name__}: {error}"))
+        messages.send(caller, refused=("start", f"{type(error).__name__}: {error}"))
     stay_until_cleared(caller)
     sys.stdout.flush()
     os._exit(status)  # with its threads and its store
 
 
-def _endpoint(caller: socket.socket, folder: str) -> str:
-    """Where the agents of this job meet, as the caller says: "host:0" for the agent that chooses a port."""
+def _port(caller: socket.socket, folder: str) -> int:
+    """Where the agents of this job meet, as the caller says: 0 for the agent that chooses a port."""
     try:
-        endpoint: str = messages.receive(caller)["endpoint"]
+        port: int = messages.receive(caller)["port"]
     except (OSError, EOFError):
         os._exit(1)
     end_with_caller(caller, folder)
-    return endpoint
+    return port
 
 
 def _choose_devices(request: dict[str, Any], node: int) -> None:
-    """Let the ranks see the GPUs of this machine, a part for each node here, if there is one for each rank; otherwise none."""
-    ranks, wish = request["ranks_here"], "cpu" if request["virtual"] else request["devices"]
+    """Let the ranks see the GPUs of this machine, a part for each node, if there is one for each rank; otherwise none."""
+    ranks, wish = request["ranks_of_node"], "cpu" if request["virtual"] else request["devices"]
     count = torch.cuda.device_count() if wish != "cpu" else 0
-    needed = ranks * request["nodes_here"]
+    needed = ranks * request["nodes"]
     if wish == "cuda" and count < needed:
         raise RefusedError("start", f'devices="cuda" asks for {needed} real CUDA GPUs, and PyTorch sees {count}')
     if count < needed:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif request["nodes_here"] > 1:
+    elif request["nodes"] > 1:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(seen[node * ranks : (node + 1) * ranks])
 
 
-def _addresses(endpoint: str) -> tuple[str, int, str]:
-    """Host and port of the meeting place, and this machine's own address as the host sees it."""
-    host, _, port = endpoint.rpartition(":")
-    try:
-        family, kind, _, _, there = socket.getaddrinfo(host, int(port) or 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(there)  # sends nothing
-            return str(there[0]), int(port), probe.getsockname()[0]
-    except OSError as error:
-        raise RefusedError("join", f"there is no way from this machine to {host!r} ({error.strerror or error})") from error
-
-
-def _meeting_place(host: str, port: int, address: str, limit: float) -> TCPStore:
-    """The store at which the agents find each other: on this machine if the host is this one, unless another agent here has it."""
-    mine = host == address
-    if mine:
-        with contextlib.suppress(RuntimeError):  # in use
-            return TCPStore(host, port, is_master=True, wait_for_workers=False)
-    seconds = PROBE if mine else limit
-    try:
-        # Against a program that listens there and never answers, the time limit of the store itself does not help.
-        visit = ThreadPoolExecutor(1).submit(TCPStore, host, port, is_master=False, timeout=timedelta(seconds=seconds))
-        return visit.result(seconds + 1)
-    except (TimeoutError, RuntimeError) as error:
-        if mine:
-            raise RefusedError("port", f"port {port} of this machine is in use by another program: choose another one") from error
-        raise RefusedError("join", "") from error
-
-
-def _name_interface(address: str, both: bool) -> None:
-    """Gloo, and between machines NCCL, shall use the network that the agents met on; left alone, they go by the machine's name."""
+def _name_interface() -> None:
+    """Gloo shall use the network that the agents met on. Left alone, it goes by the machine's name."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
+        if any(entry.address == ADDRESS for entry in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            if both:
-                os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
             return
 
 
@@ -179,23 +143,22 @@ def _fork_ranks() -> None:
 
 
 def _look_often() -> None:
-    """Have nodes that are all on this machine look for each other often: torchrun's look once a second, for their store may be far."""
+    """Have the nodes look for each other often: torchrun's look once a second, because their store may be far."""
     rendezvous: Any = dynamic_rendezvous
     rendezvous._delay = lambda seconds: time.sleep(PAUSE)
     rendezvous._BackendRendezvousStateHolder = partial(rendezvous._BackendRendezvousStateHolder, cache_duration=PAUSE)
 
 
-def _torchrun_arguments(request: dict[str, Any], folder: str, endpoint: str, address: str) -> list[str]:
-    limit = max(1, round(request["join_timeout"]))
+def _torchrun_arguments(request: dict[str, Any], folder: str, port: int) -> list[str]:
     return [
         f"--nnodes={request['nodes']}",
-        f"--nproc-per-node={request['ranks_here']}",
+        f"--nproc-per-node={request['ranks_of_node']}",
         f"--max-restarts={request['max_restarts']}",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={endpoint}",
-        f"--rdzv-conf=is_host=0,join_timeout={limit},read_timeout={limit}",
+        f"--rdzv-endpoint={ADDRESS}:{port}",
+        f"--rdzv-conf=is_host=0,join_timeout={JOINING},read_timeout={JOINING}",
         "--rdzv-id=labkit",
-        f"--local-addr={address}",
+        f"--local-addr={ADDRESS}",
         f"--log-dir={folder}",  # it makes a folder there, wherever the output goes
         _RANK,
         folder,  # of the request, which has the script's arguments: torchrun would parse them

@@ -25,7 +25,7 @@ from labkit.ranks.printing import RankPrinter
 from labkit.ranks.rank_process import RankProcess
 from virtualgpu.machines import with_maker
 
-STARTING = 120.0  # seconds for torchrun to import torch and start the ranks
+STARTING = 300.0  # seconds for torchrun to import torch and start the ranks
 ENDING = 10.0  # seconds for torchrun to end the other ranks, when one has failed for good
 STOPPING = 1.0  # seconds for ranks to do what they do on SIGTERM
 LOOKING = 5.0  # seconds for ranks that take too long to write where they are, on a busy machine
@@ -40,7 +40,7 @@ class TorchrunJob:
         processes: the ranks', in the order of their start.
         failed: those that failed, in order.
         refused: why torchrun did not start the ranks, a kind and a sentence.
-        devices: "cuda" or "cpu", as soon as an agent here has found the place where the nodes meet.
+        devices: "cuda" or "cpu", as soon as the first agent has made the store at which the nodes meet.
         agent_output: what torchrun itself printed.
         late: whether the ranks took too long.
         stacks: by rank, where those were that took too long, or that another one waited for in vain.
@@ -48,7 +48,7 @@ class TorchrunJob:
 
     def __init__(self, folder: str, request: dict[str, Any], printer: RankPrinter) -> None:
         self._folder, self.request, self._printer = folder, request, printer
-        self.expected = request["ranks_here"] * request["nodes_here"]
+        self.expected = request["ranks_of_node"] * request["nodes"]
         self.processes: list[RankProcess] = []
         self.failed: list[RankProcess] = []
         self.refused: tuple[str, str] | None = None
@@ -68,7 +68,7 @@ class TorchrunJob:
     def run(self, timeout: float | None) -> None:
         """Listen until all ranks have ended, or until they have run for `timeout` seconds. No process is left in any case."""
         self._timeout = math.inf if timeout is None else timeout
-        self._deadline = time.monotonic() + STARTING + 2 * self.request["join_timeout"]  # a store and a rendezvous
+        self._deadline = time.monotonic() + STARTING
         try:
             self._start()
             self.late = not self._listen()
@@ -102,9 +102,9 @@ class TorchrunJob:
         self._register(listener, partial(self._accept, listener))
         listener.bind(os.path.join(self._folder, "ranks"))
         listener.listen(256)
-        for node in range(self.request["nodes_here"]):
+        for node in range(self.request["nodes"]):
             self._start_agent(node)
-        messages.send(self._to_agents[0], endpoint=self.request["endpoint"] or "127.0.0.1:0")
+        messages.send(self._to_agents[0], port=0)  # it chooses one
 
     def _start_agent(self, node: int) -> None:
         connection, theirs = socket.socketpair()
@@ -242,17 +242,17 @@ class TorchrunJob:
     def _restart_note(self, attempt: int) -> str:
         """Why torchrun starts all ranks again after this attempt."""
         first = self.first_failed(attempt)
-        why = "a rank elsewhere failed" if first is None else first.failure()[1].rstrip(".")
+        why = "a rank failed" if first is None else first.failure()[1].rstrip(".")
         return f"[torchrun] {why}. All ranks start again: restart {attempt + 1} of {self.request['max_restarts']}."
 
     def _hear_agent(self, message: dict[str, Any] | None) -> None:
         if message is None:
             return
-        if "endpoint" in message and not self.devices:  # of the first agent: the others wait to be told
+        if "port" in message and not self.devices:  # of the first agent: the others wait to be told
             self.devices = message["devices"]
             self._printer.print_note(self._banner())
             for other in self._to_agents[1:]:
-                messages.send(other, endpoint=message["endpoint"])
+                messages.send(other, port=message["port"])
         if "refused" in message and self.refused is None:
             kind, why = message["refused"]
             self.refused = kind, why
@@ -267,7 +267,7 @@ class TorchrunJob:
         on = "one GPU each, NCCL" if self.devices == "cuda" else "CPU tensors, gloo"
         if virtual := self.request["virtual"]:
             on = f"one virtual GPU each, modelled on {with_maker(virtual['name'])}, virtual NCCL"
-        ranks, nodes = self.request["ranks_here"] * self.request["nodes"], self.request["nodes"]
+        ranks, nodes = self.expected, self.request["nodes"]
         return f"labkit: {ranks} rank{'s' * (ranks > 1)}{f' on {nodes} nodes' if nodes > 1 else ''}: {on}."
 
     def _note_failures(self, processes: list[RankProcess]) -> None:

@@ -14,7 +14,7 @@ LINES = 10  # of the last output, shown with an error
 
 
 class Ranks:
-    """The result of ranks that all ended well. Lists are in the order of the ranks; of several machines, this one's.
+    """The result of ranks that all ended well. Lists are in the order of the ranks.
 
     Attributes:
         results: the plain data that each rank's script left in its variable `result`, or None.
@@ -22,7 +22,7 @@ class Ranks:
         exit_codes: 0 each.
         restarts: why torchrun started all ranks again, a sentence each time.
         trace: what the ranks' virtual GPUs did, a `gputrace.Trace`, where that was asked for; else None.
-        command: what does the same in a terminal, without this kit; on several machines, the same on each.
+        command: what does the same in a terminal, without this kit; of several nodes, the same on each.
     """
 
     def __init__(self, job: TorchrunJob, command: str) -> None:
@@ -43,7 +43,7 @@ class TorchrunError(Exception):
     """The ranks did not all end well. The note shows the traceback, or the last lines, of the rank that failed first.
 
     Attributes:
-        kind: "exception", "exit", "signal", "crash", "result", "timeout", "join", "port" or "start".
+        kind: "exception", "exit", "signal", "crash", "result", "timeout" or "start".
         rank: the rank that failed first, or None.
         outputs: as in `Ranks`, each with the traceback that ended it; "" for a rank that never came to its script.
         exit_codes: None for a rank that never ended by itself, or never came to its script; negative: by that signal. torchrun ends the
@@ -66,10 +66,9 @@ class TorchrunError(Exception):
 
 
 def _last(job: TorchrunJob) -> list[RankProcess | None]:
-    """The ranks of this machine in the last attempt, in order; None for one that was not there yet when another had failed."""
+    """The ranks in the last attempt, in order; None for one that was not there yet when another had failed."""
     by_rank = {process.rank: process for process in job.attempts()[-1]}
-    first = min(by_rank) // job.expected * job.expected
-    return [by_rank.get(rank) for rank in range(first, first + job.expected)]
+    return [by_rank.get(rank) for rank in range(job.expected)]
 
 
 def _exit_code(process: RankProcess) -> int | None:
@@ -84,12 +83,12 @@ def trace_of(job: TorchrunJob) -> "Trace | None":
     from gputrace.ranks import together
 
     traces = {process.rank: Trace.load(file) for process in job.attempts()[-1] if (file := job.trace_file(process)).exists()}
-    return together(traces, job.request["ranks_here"]) if traces else None
+    return together(traces, job.request["ranks_of_node"]) if traces else None
 
 
 def _restarts(job: TorchrunJob) -> list[str]:
     first = [job.first_failed(attempt) for attempt in range(len(job.attempts()) - 1)]
-    return ["a rank elsewhere failed." if process is None else process.failure()[1] for process in first]
+    return ["a rank failed." if process is None else process.failure()[1] for process in first]
 
 
 def result(job: TorchrunJob, command: str, timeout: float | None) -> Ranks:
@@ -97,7 +96,7 @@ def result(job: TorchrunJob, command: str, timeout: float | None) -> Ranks:
     attempts = job.attempts()
     if job.refused is not None and not job.failed:
         kind, why = job.refused
-        raise TorchrunError(f"{why.rstrip('.')}." if why else _not_come(job), kind, job=job)
+        raise TorchrunError(f"{why.rstrip('.')}.", kind, job=job)
     if job.late:
         raise _too_late(job, timeout)
     if attempts and len(attempts[-1]) == job.expected and all(process.succeeded for process in attempts[-1]):
@@ -114,8 +113,6 @@ def _failed(job: TorchrunJob, first: RankProcess) -> TorchrunError:
     kind, message = first.failure()
     if first.ended_before:
         message += f" By then {_listed(first.ended_before)} had ended."
-    elif job.request["nodes_here"] < job.request["nodes"] and first.lost_another:
-        message += " Perhaps a rank on another machine ended first: look there."
     if job.devices == "cpu" and job.request["virtual"] is None and re.search("cuda|nccl", message, re.IGNORECASE):
         message += " No rank has a GPU here: --like T4, or like='T4', gives each a virtual one."
     for process in first.waited_for(job.attempts()[-1]):
@@ -144,14 +141,6 @@ def _too_late(job: TorchrunJob, timeout: float | None) -> TorchrunError:
         lines.setdefault(_last_line(job, process), []).append(process.rank)
     last = "; ".join(f"{_listed(ranks)} {line}" for line, ranks in lines.items())
     return TorchrunError(f"the ranks took longer than {timeout:g} s and were stopped. Then {last}.", "timeout", job=job)
-
-
-def _not_come(job: TorchrunJob) -> str:
-    request = job.request
-    limit = f"within {request['join_timeout']:g} s: start the same command on"
-    if not job.devices:  # no agent here has found the place where they meet
-        return f"nobody answered at {request['endpoint']} {limit} the machine with that address."
-    return f"not all of the {request['nodes']} nodes came {limit} the other machines."
 
 
 def _last_line(job: TorchrunJob, process: RankProcess) -> str:

@@ -246,7 +246,17 @@ def test_the_server_of_children_is_there_before_an_answers_time_begins(two_gpus,
         assert happened == expected
 
 
-def test_no_answer_reaches_the_judge(two_gpus):
+def each_exercise() -> list:
+    """Numbers of the exercises. Checks that start processes are slow."""
+    found = []
+    for number in checks.exercises():
+        marks = [pytest.mark.slow] if checks.find(number).children else []
+        found.append(pytest.param(number, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("number", each_exercise())
+def test_no_answer_reaches_the_judge(two_gpus, number):
     """A tensor whose operators are forged is observed by its values; whatever equals everything is observed by its type."""
 
     class Agreeable:
@@ -256,5 +266,4 @@ def test_no_answer_reaches_the_judge(two_gpus):
         def __hash__(self):
             return 0
 
-    for number in checks.exercises():
-        assert not labkit.check(number, lambda *arguments: Agreeable()).passed
+    assert not labkit.check(number, lambda *arguments: Agreeable()).passed

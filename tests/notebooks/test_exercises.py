@@ -146,7 +146,10 @@ def test_the_stub_is_not_attempted(number):
     assert (verdict.passed, repr(verdict), verdict.points) == (False, f"{number} not attempted", 0)
 
 
-@pytest.mark.parametrize("number", EXERCISES)
+SLOW_IF_IN_RANKS = [pytest.param(number, marks=pytest.mark.slow if number.startswith(RANKS) else ()) for number in EXERCISES]
+
+
+@pytest.mark.parametrize("number", SLOW_IF_IN_RANKS)
 def test_the_solution_passes(number, monkeypatch):
     forked, fork = [], forkserver.connect_to_new_process
     monkeypatch.setattr(forkserver, "connect_to_new_process", lambda fds: forked.append(number) or fork(fds))
@@ -155,9 +158,6 @@ def test_the_solution_passes(number, monkeypatch):
         assert verdict.passed and verdict.points == 1, verdict
         assert repr(verdict).startswith(f"{number} Right.")
     assert checks.find(number).children or not forked  # or the server would start in the answer's time
-
-
-SLOW_IF_IN_RANKS = [pytest.param(number, marks=pytest.mark.slow if number.startswith(RANKS) else ()) for number in EXERCISES]
 
 
 @pytest.mark.sample(15)
@@ -174,7 +174,7 @@ def test_a_check_leaves_the_random_state_and_the_memory(number):
 
 
 @pytest.mark.sample(15)
-@pytest.mark.parametrize("number", EXERCISES)
+@pytest.mark.parametrize("number", SLOW_IF_IN_RANKS)
 def test_observations_are_plain_data_that_can_be_judged_elsewhere(number):
     check = checks.find(number)
     inputs = check.draw(random.Random(1))
@@ -194,7 +194,7 @@ def with_nan(observed: Any) -> Any:
 
 
 @pytest.mark.sample(15)
-@pytest.mark.parametrize("number", EXERCISES)
+@pytest.mark.parametrize("number", SLOW_IF_IN_RANKS)
 def test_what_is_not_a_number_is_not_right(number):
     check = checks.find(number)
     inputs = check.draw(random.Random(1))

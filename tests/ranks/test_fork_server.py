@@ -28,6 +28,7 @@ def results(path, **options):
     return labkit.torchrun(path, ranks=2, quiet=True, **options).results
 
 
+@pytest.mark.slow
 def test_two_ranks_of_a_server_that_is_there_already(script):
     """The quickest test of ranks. Both are copies of one server, which the next job finds again."""
     path = script(RANK + "result = [int(rank), os.getppid()]")

@@ -19,7 +19,7 @@ def raised(type_: str, text: str) -> dict:
 
 def job_of(*processes: RankProcess) -> TorchrunJob:
     """A job of one attempt, whose ranks ended in this order."""
-    request = {"ranks_here": len(processes), "nodes_here": 1, "nodes": 1, "max_restarts": 0, "trace": False}
+    request = {"ranks_of_node": len(processes), "nodes": 1, "max_restarts": 0, "trace": False}
     job = TorchrunJob("", request, RankPrinter(len(processes), live=False, quiet=True))
     job._attempts, job.processes = ["0"], list(processes)
     job._note_failures(job.processes)

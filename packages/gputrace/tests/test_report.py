@@ -73,7 +73,7 @@ def test_a_page_holds_all_that_it_shows(card, target, capsys):
     before = datetime.date.today()
     page, raised = written(target, run)
     assert raised is None
-    assert capsys.readouterr().err == f"labkit trace: wrote {target.as_uri()}\n"
+    assert capsys.readouterr().err == f"gputrace trace: wrote {target.as_uri()}\n"
     days = (before, datetime.date.today())  # midnight may lie between
     assert any(day.isoformat() in page.text.partition("Ended")[0] for day in days)
     assert "train.py --name '<x> & y'" in page.text and "12 MiB allocated on cuda:0, made by test_report.py" in page.text
@@ -133,7 +133,7 @@ def test_the_page_is_written_however_the_script_ends(card, target, error, said):
 
 def test_running_out_of_memory_is_explained(card, target, capsys):
     page, raised = written(target, lambda: torch.zeros(1 << 30, device="cuda"))
-    told = f"labkit trace: wrote {target.as_uri()}\nlabkit trace: Out of memory on cuda:0: larger than the GPU\n"
+    told = f"gputrace trace: wrote {target.as_uri()}\ngputrace trace: Out of memory on cuda:0: larger than the GPU\n"
     assert capsys.readouterr().err == told
     assert type(raised) is torch.OutOfMemoryError
     assert "Why the memory ran out" in page.text and "Out of memory on cuda:0: larger than the GPU." in page.text
@@ -257,7 +257,7 @@ def test_files_for_other_viewers_are_written_too(card, target, tmp_path, capsys)
     written(target, lambda: torch.ones(MiB, device="cuda"), files)
     assert {"fill_", "memory, bytes"} & {event["name"] for event in json.loads(files["--chrome"].read_text())["traceEvents"]}
     assert pickle.loads(files["--snapshot"].read_bytes())["device_traces"]
-    assert capsys.readouterr().err.splitlines()[1:] == [f"labkit trace: wrote {path.as_uri()}" for path in files.values()]
+    assert capsys.readouterr().err.splitlines()[1:] == [f"gputrace trace: wrote {path.as_uri()}" for path in files.values()]
 
     def many():
         for _ in range(20):

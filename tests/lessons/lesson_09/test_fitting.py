@@ -123,6 +123,7 @@ def lab():
         yield BudgetLab(MLP(256, 2), batch=512)
 
 
+@pytest.mark.slow
 def test_what_fits_is_said_to_fit(lab):
     said = run(lab, "0.02")
     assert "It takes 0.0208 GiB, at its fullest in the backward pass; you predicted 0.02. A good prediction!" in said

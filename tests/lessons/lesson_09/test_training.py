@@ -13,6 +13,7 @@ from virtualgpu import profiles
 NEAR = 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("setting", TEN_SETTINGS, ids=str)
 def test_a_virtual_gpu_measures_what_a_real_one_did(setting):

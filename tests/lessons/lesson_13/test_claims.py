@@ -118,6 +118,7 @@ def test_a_claim_is_tried_by_name_and_told_in_a_line(gpus):
     assert repr(ClaimOutcome()) == "ran, and said nothing"
 
 
+@pytest.mark.slow
 def test_trying_leaves_the_process_as_it_was(gpus):
     torch.cuda.set_device(1)
     environment, state = dict(os.environ), torch.get_rng_state()

@@ -1,5 +1,4 @@
-"""`%%gpu_memory` and `%%gpu_timeline`: run a notebook's cell and show what it did on the GPUs. `%load_ext labkit` brings them, and so
-does `labkit.use`."""
+"""`%%gpu_memory` and `%%gpu_timeline`: run a notebook's cell and show what it did on the GPUs."""
 
 import ast
 import inspect
@@ -23,7 +22,7 @@ from gputrace.recording import record
 from gputrace.trace import Trace
 from virtualgpu.options import CommandParser, option
 
-_AWAITS = "cannot run a cell that awaits at its top level: put `with labkit.record() as trace:` around that code instead"
+_AWAITS = "cannot run a cell that awaits at its top level: put `with record() as trace:` around that code instead"
 
 
 class _HelpShown(Exception):  # noqa: N818

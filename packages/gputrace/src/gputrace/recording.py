@@ -25,7 +25,7 @@ from gputrace.trace import Trace
 from virtualgpu import front_end
 from virtualgpu.machines import badge
 
-_NO_TIMELINE = Execution.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
+_NO_TIMELINE = Execution.none("it was asked for memory alone; record(timeline=True) and %%gpu_timeline record both")
 
 
 def record(max_events: int = MAX_EVENTS, *, timeline: bool | None = None) -> AbstractContextManager[Trace]:

@@ -48,7 +48,7 @@ def run_and_report(
     files: dict[str, Path],
     max_events: int | None = None,
     timeline: bool = True,
-    name: str = "labkit trace",
+    name: str = "gputrace trace",
 ) -> bool:
     """Record `run()`, and write the page and the other files, by their options.
 
@@ -86,7 +86,7 @@ def write_all(
     ended: str,
     files: dict[str, Path],
     today: datetime.date,
-    name: str = "labkit trace",
+    name: str = "gputrace trace",
 ) -> bool:
     """Write the page and the other files, by their options.
 

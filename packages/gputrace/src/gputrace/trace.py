@@ -28,7 +28,7 @@ class Trace(TraceData):
         start: the segments that were there before the first event.
         used: (seconds, device, bytes that everyone holds on it), as often as was looked.
         allocated_at_end, reserved_at_end, totals: bytes by device.
-        seconds: how long the recording took, on the clock that `labkit.host_time` reads.
+        seconds: how long the recording took, on the clock that `virtualgpu.host_time` reads; on real GPUs, the computer's.
         lost: the number of the oldest events that were forgotten, as the recording held no more.
         error: the text of the out-of-memory error that ended the block; else empty.
         badge, origin: where the numbers come from.

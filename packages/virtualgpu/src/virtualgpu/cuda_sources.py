@@ -1,7 +1,7 @@
 """Refusal of CUDA code in `torch.utils.cpp_extension`, because nothing here can run it."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -12,9 +12,9 @@ MODULE = "torch.utils.cpp_extension"
 _FUNCTIONS = ("load", "load_inline")
 
 
-def refusals(module: ModuleType) -> dict[str, Any]:
-    """Return the functions that replace those of the module."""
-    return {name: _without_cuda(getattr(module, name)) for name in _FUNCTIONS}
+def refusals(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the module with the functions that replace its own."""
+    yield module, {name: _without_cuda(getattr(module, name)) for name in _FUNCTIONS}
 
 
 def _without_cuda(load: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import os
 import socket
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ from virtualgpu.tensor import VirtualTensor, tensors
 _PARTS = (
     reducer, wrappers, profiled,
     generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward,
-    gradient_devices, comm, torchscript, python_costs, time_module, data_loading, benchmark, eager, profiler,
+    gradient_devices, comm, torchscript, python_costs, time_module, data_loading, eager, profiler,
     attention_backends, convolution, synchronized_norm, fourier,
 )  # fmt: skip
 _ABSENT = object()
@@ -71,6 +72,7 @@ class Installation:
             {
                 cuda_sources.MODULE: cuda_sources.refusals,
                 attention_backends.CAUSAL_BIASES: attention_backends.causal_biases,
+                benchmark.MODULE: partial(benchmark.replacements, machine),
             }
         )
         self._mode = machine.host_operators = HostOperators(machine)

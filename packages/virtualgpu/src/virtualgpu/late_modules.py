@@ -3,11 +3,12 @@
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-Change = Callable[[ModuleType], dict[str, Any]]  # returns the names to replace in the module
+Replacements = Iterable[tuple[Any, dict[str, Any]]]  # by module or class, the names that change
+Change = Callable[[ModuleType], Replacements]
 
 
 class LateModules(importlib.abc.MetaPathFinder):
@@ -15,7 +16,7 @@ class LateModules(importlib.abc.MetaPathFinder):
 
     def __init__(self, changes: dict[str, Change]) -> None:
         self._changes = changes
-        self._changed: list[tuple[ModuleType, dict[str, Any]]] = []
+        self._originals: list[tuple[Any, str, Any]] = []
 
     def begin(self) -> None:
         """Change the modules that are imported already, and wait for the others."""
@@ -29,9 +30,8 @@ class LateModules(importlib.abc.MetaPathFinder):
         """Undo all changes."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        while self._changed:
-            module, originals = self._changed.pop()
-            vars(module).update(originals)
+        while self._originals:
+            setattr(*self._originals.pop())
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Find the module as Python does, and change it after it has run."""
@@ -49,6 +49,7 @@ class LateModules(importlib.abc.MetaPathFinder):
         return spec
 
     def _change(self, module: ModuleType) -> None:
-        replaced = self._changes[module.__name__](module)
-        self._changed.append((module, {name: getattr(module, name) for name in replaced}))
-        vars(module).update(replaced)
+        for owner, names in self._changes[module.__name__](module):
+            for name, value in names.items():
+                self._originals.append((owner, name, vars(owner)[name]))
+                setattr(owner, name, value)

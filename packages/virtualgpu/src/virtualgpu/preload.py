@@ -5,13 +5,9 @@ interrupted just when it has got the lock of a pool's queue would keep it, and t
 """
 
 import contextlib
-import importlib
 import signal
 
 import virtualgpu.install  # noqa: F401
-
-with contextlib.suppress(ImportError):  # torch can do without it
-    importlib.import_module("setuptools")  # imported with torch.utils.benchmark, whose timer virtual GPUs replace
 
 with contextlib.suppress(ImportError):  # a torch that was built without it
     import torch._dynamo  # torch itself imports it for the first optimizer, and for DistributedDataParallel

@@ -43,8 +43,11 @@ def test_a_timer_of_the_programs_own_is_left_to_it_and_all_is_put_back():
 
 
 @pytest.mark.slow
-def test_what_it_imports_sees_the_gpus():
-    """torch.utils.cpp_extension warns, in a build for CUDA beside CUDA's compiler, where it sees no GPU when it is imported."""
+def test_it_is_changed_when_the_program_imports_it_and_sees_the_gpus():
+    """Using virtual GPUs does not import it, which would take a third of a second.
+
+    torch.utils.cpp_extension warns, in a build for CUDA beside CUDA's compiler, where it sees no GPU when it is imported.
+    """
     code = """
         import importlib.abc, sys
         class Asked(importlib.abc.MetaPathFinder):
@@ -52,9 +55,14 @@ def test_what_it_imports_sees_the_gpus():
                 if name == "torch.utils.cpp_extension":
                     import torch
                     print(torch.cuda.is_available())
-        sys.meta_path.insert(0, Asked())
         import virtualgpu
         virtualgpu.use(1)
+        sys.meta_path.insert(0, Asked())
+        print("imported:", "torch.utils.benchmark" in sys.modules)
+        import torch
+        from torch.utils.benchmark import Timer
+        x = torch.ones(4096, 4096, device="cuda")
+        print("at least the model's time:", Timer("x @ x", globals={"x": x}).timeit(1).mean > 0.01)
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=280)
-    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "imported: False\nTrue\nat least the model's time: True\n"), ended.stderr

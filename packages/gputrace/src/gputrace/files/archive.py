@@ -59,7 +59,7 @@ def read(path: str | Path) -> dict[str, Any]:
             execution = _execution(header, stored)
         plain = {name: header[name] for name in _PLAIN}
     except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:  # TypeError: it holds one array
-        raise ValueError(f"{path} holds no trace of labkit's: {error}") from None
+        raise ValueError(f"{path} holds no trace: {error}") from None
     plain |= {name: {int(device): nbytes for device, nbytes in plain[name].items()} for name in BY_DEVICE}
     plain["used"] = [tuple(row) for row in plain["used"]]
     return plain | {

@@ -1,4 +1,4 @@
-"""What `labkit fit` answers: a table of GPUs, what the peak consists of, and which changes were tried."""
+"""What `fit` answers: a table of GPUs, what the peak consists of, and which changes were tried."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

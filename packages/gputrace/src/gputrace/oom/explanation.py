@@ -156,7 +156,7 @@ def _remedies(s: Situation) -> list[str]:
         case Cause.LIMIT:
             return [
                 "Raise the limit: torch.cuda.set_per_process_memory_fraction, per_process_memory_fraction in "
-                f"{_SETTINGS}, or labkit.use(memory=...) sets it.",
+                f"{_SETTINGS}, or use(memory=...) sets it.",
                 *_growth(s),
                 *_free_lines(s),
                 *_smaller_batch(s),

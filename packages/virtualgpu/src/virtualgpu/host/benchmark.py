@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -10,11 +11,11 @@ import torch
 from virtualgpu.hardware import Machine
 from virtualgpu.host.time_module import READ_SECONDS
 
+MODULE = "torch.utils.benchmark.utils.timer"  # imports setuptools, which takes a third of a second
 
-def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
-    from torch.utils.benchmark.utils import timer as timers  # once the GPUs are in place: what it imports warns where CUDA has none
 
+def replacements(machine: Machine, timers: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change when the program imports the module."""
     original, make = timers.timer, timers.Timer.__init__
     signature = inspect.signature(make)
 

@@ -77,14 +77,14 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 CAUSAL_BIASES = "torch.nn.attention.bias"  # imports the compiler, which takes a second
 
 
-def causal_biases(module: ModuleType) -> dict[str, Any]:
-    """Return the functions that replace those of the module of causal biases.
+def causal_biases(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the module of causal biases with the functions that replace its own.
 
     For a bias that ends in the lower right corner, PyTorch would call operators that have kernels
     for CUDA alone. The materialized mask replaces them.
     """
     names = ("can_use_flash_attention", "can_use_efficient_attention")
-    return {name: _only_on_cpu(getattr(module, name)) for name in names}
+    yield module, {name: _only_on_cpu(getattr(module, name)) for name in names}
 
 
 def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool) -> str:
