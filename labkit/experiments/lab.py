@@ -40,6 +40,19 @@ class Lab(panel.Lab):
 
     The first argument with several values is the x axis of the figure. The prediction is about its
     last value. For each other argument with several values, the widget has a list to choose from.
+
+    Args:
+        function: as for `labkit.measure`.
+        grid: as for `labkit.measure`. At least one argument needs several values.
+        question: what the widget asks.
+        predict: the number that the learner predicts. It is a column that the function returns,
+            or a quantity that `Result.plot` makes of one, such as "speed-up".
+        within: a prediction is good if it is wrong by at most this factor.
+        values: as for `labkit.measure`.
+        units: as for `labkit.measure`.
+
+    Raises what `labkit.measure` raises before it calls the function, and ValueError for a wrong
+    question, factor or grid.
     """
 
     def __new__(
@@ -68,21 +81,7 @@ class Lab(panel.Lab):
         values: bool = True,
         units: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the widget.
-
-        Args:
-            function: as for `labkit.measure`.
-            grid: as for `labkit.measure`. At least one argument needs several values.
-            question: what the widget asks.
-            predict: the number that the learner predicts. It is a column that the function returns,
-                or a quantity that `Result.plot` makes of one, such as "speed-up".
-            within: a prediction is good if it is wrong by at most this factor.
-            values: as for `labkit.measure`.
-            units: as for `labkit.measure`.
-
-        Raises what `labkit.measure` raises before it calls the function, and ValueError for a wrong
-        question, factor or grid.
-        """
+        """Make the widget. Raises what the class says."""
         self.question = _checked_question(question)
         self.function = function
         self.grid = checked_grid(function, grid)

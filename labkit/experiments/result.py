@@ -22,6 +22,8 @@ class Result(ResultData):
         origin: the machine, the versions and the date of a recording.
         failures: the arguments of each call that failed, and its error.
         code: the fingerprint of the function that was measured, "" if its source is not known.
+
+    Raises ValueError for a row with other columns.
     """
 
     def plot(
