@@ -63,9 +63,8 @@ class Lab(panel.Lab):
     ) -> Self:
         """Make the widget, and let one of the same function and options take its place later."""
         lab = super().__new__(cls, function, grid, **options)
-        code = fingerprint(function) or repr(
-            function
-        )  # a cell that runs again makes a new function
+        # A cell that runs again makes a new function of the same code.
+        code = fingerprint(function) or repr(function)
         labels = checked_grid(function, grid).labels()
         lab._made_with = cls, repr((name_of(function), code, labels, sorted(options.items())))
         return lab
