@@ -8,20 +8,16 @@ of the reports in the folder anew, with what virtual GPUs say now. Exits 2 when 
 """
 
 import argparse
-import datetime
 import gc
-import platform
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from benchmarks import measured_report
 from benchmarks.ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
+from benchmarks.origin import model, origin, recording
 from benchmarks.training_memory import training_memory
 from gpulessons.lesson_01.labs import copy_speed, host_and_device
 from gpulessons.lesson_02.labs import two_streams
@@ -33,8 +29,8 @@ from gpulessons.lesson_07.labs import format_speed, four_ways
 from gpulessons.lesson_08.labs import shared_model
 from gpulessons.lesson_09.labs import memory_for_time
 from gpulessons.lesson_13.labs import articles_on_trial
-from labkit import machine, nvidia
-from labkit.labs import Result, Run, collect
+from labkit import machine
+from labkit.labs import Run, collect
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,7 @@ class Recorded:
     gpus: int = 1
 
 
+PROGRAM = "python benchmarks/measure.py"
 EXPERIMENTS = {
     "articles_on_trial": Recorded(articles_on_trial, gpus=4),
     "copy_speed": Recorded(copy_speed),
@@ -111,18 +108,18 @@ def _on_this_machine(folder: Path) -> measured_report.Report:
     measured_report.lessons()
     gpus = machine.real_gpus()
     with machine.use(gpus, virtual=False, quiet=True) as used:
-        origin = _origin(used, "--report")
+        here = origin(used, f"{PROGRAM} --report")
     folder.mkdir(parents=True, exist_ok=True)
-    reports = f"report_{_model(used.name).lower()}_x"
+    reports = f"report_{model(used.name)}_x"
     made = measured_report.Report(folder / f"{reports}{gpus}.json")
     for file in folder.glob(f"{reports}*.json"):
-        if file != made.file and measured_report.kind(measured_report.Report(file).origin) != measured_report.kind(origin):
+        if file != made.file and measured_report.kind(measured_report.Report(file).origin) != measured_report.kind(here):
             raise ValueError(
                 f"{file} is of another machine, other versions or another day, and its recordings would be written over: "
                 "give another folder with --output"
             )
-    if made.origin != origin:
-        made.origin, made.failures, made.outcomes = origin, {}, []
+    if made.origin != here:
+        made.origin, made.failures, made.outcomes = here, {}, []
     return made
 
 
@@ -153,8 +150,8 @@ def _measured(names: list[str], folder: Path) -> Iterable[Path]:
         with machine.use(experiment.gpus, virtual=False, quiet=True) as used:
             _give_back()
             collect(experiment.function())
-            result = _recording(collect(experiment.function()), used)
-        file = folder / f"{name}_{_model(used.name).lower()}.json"
+            result = recording(collect(experiment.function()), origin(used, f"{PROGRAM} {name}"))
+        file = folder / f"{name}_{model(used.name)}.json"
         file.write_text(result.to_json(), encoding="utf-8")
         yield file
 
@@ -166,35 +163,6 @@ def _give_back() -> None:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-
-
-def _recording(result: Result, used: machine.MachineInUse) -> Result:
-    """The result as a recording: with the machine, the versions and the date."""
-    origin = _origin(used, result.name)
-    version = ".".join(origin["torch"].split(".")[:2])
-    return replace(result, badge=f"recorded on {origin['machine'].replace('x ', '× ')}, torch {version}", origin=origin)
-
-
-def _origin(used: machine.MachineInUse, measured: str) -> dict[str, Any]:
-    import torch
-
-    driver = nvidia.ask_nvml().gpus
-    return {
-        "machine": used.name if used.count == 1 else f"{used.count}x {used.name}",
-        "cpu": platform.processor() or platform.machine(),
-        "cores": psutil.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "driver": driver[0].driver if driver else None,
-        "date": datetime.date.today().isoformat(),
-        "program": f"python benchmarks/measure.py {measured}",
-    }
-
-
-def _model(name: str) -> str:
-    """ "H200" of "NVIDIA H200", for the file's name."""
-    return name.removeprefix("NVIDIA ").replace(" ", "-")
 
 
 def main(arguments: list[str]) -> int:
