@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from labkit import labs as labs
     from labkit.checks import check as check
     from labkit.checks import progress as progress
+    from labkit.experiments.measuring import measure as measure
+    from labkit.experiments.measuring import seconds as seconds
+    from labkit.experiments.result import Result as Result
     from labkit.isolation import Isolated as Isolated
     from labkit.isolation import IsolatedError as IsolatedError
     from labkit.isolation import isolated as isolated

@@ -50,6 +50,10 @@ def exercises() -> bool:
     return labkit.check("01.1", gpus_in_use).passed
 
 
+def step_seconds(gpus: int, rows: int) -> float:
+    return labkit.seconds(lambda: torch.ones(rows, device=f"cuda:{gpus - 1}"))
+
+
 def experiments() -> None:
     run = labs.copy_speed()
     result = labkit.labs.collect(run)
@@ -57,4 +61,7 @@ def experiments() -> None:
     labs.plot_copy_speed(result, prediction=2.0).save("copies.png")
     lab = labs.CopySpeedLab()
     print(lab.prediction, lab.figure().alt)
+    times: labkit.Result = labkit.measure(step_seconds, {"gpus": [1, 2], "rows": 64}, values=False)
+    times.where(gpus=[1, 2]).plot("gpus", "speed-up", prediction=(2, 1.5)).save("speed_up.png")
+    times.save("times.json")
     labkit.fly()  # type: ignore[attr-defined]

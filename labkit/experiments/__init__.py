@@ -1,0 +1,1 @@
+"""Experiments of one's own: `labkit.seconds`, `labkit.measure`, `labkit.Result`, `labkit.Lab`."""

@@ -1,0 +1,128 @@
+"""Grids: which combinations of arguments a function is called with."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+SEVERAL = (list, tuple, range, np.ndarray)
+UNORDERED = (set, frozenset, dict, torch.Tensor, Iterator)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values of each argument. The last argument varies fastest."""
+
+    values: dict[str, list[Any]]
+
+    def __len__(self) -> int:
+        return len(list(self.combinations()))
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of one call after the other."""
+        for chosen in itertools.product(*self.values.values()):
+            yield dict(zip(self.values, chosen, strict=True))
+
+    def labels(self) -> dict[str, list[Any]]:
+        """Return the values as a table shows them."""
+        return {name: [label(value) for value in values] for name, values in self.values.items()}
+
+
+def checked_grid(function: Callable[..., Any], grid: Mapping[str, Any]) -> Grid:
+    """Return the grid with a list for each argument.
+
+    Raises TypeError or ValueError if the function cannot be called with these arguments, or if a
+    list has no values or has a value twice.
+    """
+    if not callable(function):
+        raise TypeError(
+            "Give labkit a function to call, such as `labkit.measure(step_seconds, grid)`. "
+            f"You gave {function!r}."
+        )
+    if not isinstance(grid, Mapping) or not all(isinstance(name, str) for name in grid):
+        raise TypeError(
+            "The grid is a dictionary from arguments to values, such as {'gpus': [1, 2, 4]}. "
+            f"You gave {grid!r}."
+        )
+    checked = Grid({name: _listed(name, value) for name, value in grid.items()})
+    _check_arguments(function, checked)
+    return checked
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if isinstance(value, UNORDERED):
+        raise TypeError(
+            f"grid[{name!r}] is a {type(value).__name__}. "
+            "Give one value, or a list of values in the order you want."
+        )
+    if not isinstance(value, SEVERAL):
+        return [value]
+    values = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    if not values:
+        raise ValueError(f"grid[{name!r}] is empty. Give at least one value.")
+    labels = [label(each) for each in values]
+    for each in labels:
+        if labels.count(each) > 1:
+            raise ValueError(f"grid[{name!r}] has {each!r} more than once.")
+    return values
+
+
+def _check_arguments(function: Callable[..., Any], grid: Grid) -> None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some functions written in C do not say
+        return
+    kinds = {parameter.kind for parameter in parameters}
+    by_name = [
+        each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    ]
+    names = [each.name for each in by_name]
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        for name in grid.values:
+            if name not in names:
+                there = (
+                    f"Its arguments are {', '.join(names)}." if names else "It has no arguments."
+                )
+                raise TypeError(f"{name_of(function)} has no argument {name!r}. {there}")
+    missing = [
+        each.name for each in by_name if each.default is each.empty and each.name not in grid.values
+    ]
+    if missing:
+        raise TypeError(
+            f"{name_of(function)} also needs a value of {' and '.join(missing)}. "
+            "Add it to the grid."
+        )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, or "value" if it has none."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    if name.isidentifier():
+        return name
+    return "value"
+
+
+def label(value: Any) -> Any:
+    """Return the value as a table and a JSON file have it: a number or a text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    name = getattr(value, "__name__", None)
+    if isinstance(name, str):
+        return name
+    return str(value)
+
+
+def in_words(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments of one call as text, such as "gpus 4, width 1024"."""
+    return ", ".join(f"{name} {label(value)}" for name, value in arguments.items())

@@ -1,0 +1,316 @@
+"""Measure a function of one's own: `seconds` of a step, and `measure` for a grid of arguments."""
+
+import contextlib
+import gc
+import math
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
+from statistics import median
+from typing import Any
+
+import torch
+
+from labkit import machine
+from labkit.experiments.definitions import fingerprint
+from labkit.experiments.grid import checked_grid, in_words, label, name_of
+from labkit.experiments.progress_bar import ProgressBar
+from labkit.experiments.result import Result
+from labkit.experiments.result_data import Failure, Row, unit_of
+from labkit.labs.experiment import Run, checked_count
+
+CLOCK_DIGITS = 12  # later digits are rounding errors of the clock's differences
+LONGEST_ERROR = 100  # characters of an error message that are shown
+
+
+def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> float:
+    """Return the median seconds of `step()` on the clock of the GPUs in use.
+
+    Each time starts when all GPUs are idle and ends when all work of the step is done. The first
+    calls, `warm_up` of them, do not count.
+
+    Raises TypeError if `step` is not a function, ValueError for a wrong number of calls, and
+    RuntimeError if no GPU is in use.
+    """
+    used = machine.in_use()
+    if not callable(step):
+        raise TypeError(
+            "Give labkit.seconds a function without arguments, such as `labkit.seconds(step)`. "
+            f"You gave {step!r}."
+        )
+    checked_count("repeats", repeats)
+    if type(warm_up) is not int or warm_up < 0:
+        raise ValueError(f"warm_up={warm_up!r}: give a whole number, 0 or more")
+    times = []
+    for _ in range(warm_up + repeats):
+        _wait_for_all(used.count)
+        start = used.host_time()
+        step()
+        _wait_for_all(used.count)
+        times.append(used.host_time() - start)
+    return round(median(times[warm_up:]), CLOCK_DIGITS)
+
+
+def _wait_for_all(gpus: int) -> None:
+    for gpu in range(gpus):
+        torch.cuda.synchronize(gpu)
+
+
+def measure(
+    function: Callable[..., Any],
+    grid: Mapping[str, Any],
+    *,
+    values: bool = True,
+    units: Mapping[str, str] | None = None,
+) -> Result:
+    """Call `function` for every combination of the grid, and return a table of what it returned.
+
+    Args:
+        function: returns one number, or a dictionary of numbers with the same names each time.
+        grid: a value or a list of values for each argument.
+        values: with False, virtual GPUs keep memory, order and time but compute no numbers, which
+            makes large networks affordable. It changes nothing on real GPUs.
+        units: units of columns, such as `{"peak": "bytes"}`. The columns `seconds` and `bytes`, and
+            those whose names end in `_seconds` or `_bytes`, have their units without it.
+
+    A combination that fails is reported, and the others are kept. An interrupt keeps the rows that
+    were measured.
+
+    Raises:
+        TypeError: the function cannot be called with these arguments, or does not return numbers.
+        ValueError: the grid has an empty list or a value twice, or `units` names a column that does
+            not exist.
+        RuntimeError: no GPU is in use.
+        Exception: if every combination fails, the error of the first one.
+    """
+    measurement = Measurement(function, grid, values=values, units=units)
+    with ProgressBar(measurement.name, measurement.total) as bar:
+        measurement.on_start = bar.show
+        measurement.on_failure = bar.print
+        try:
+            for _ in measurement:
+                pass
+        except KeyboardInterrupt:
+            if not measurement.rows:
+                raise
+            rows = "1 row" if len(measurement.rows) == 1 else f"{len(measurement.rows)} rows"
+            bar.print(
+                f"Interrupted after {measurement.done} of {measurement.total} combinations. "
+                f"The result has {rows}."
+            )
+    return measurement.result()
+
+
+class Measurement(Run):
+    """A measurement under way. Each row calls the function for the next combination that works."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        grid: Mapping[str, Any],
+        *,
+        values: bool = True,
+        units: Mapping[str, str] | None = None,
+    ) -> None:
+        """Check the arguments. Raises what `measure` raises before it calls the function."""
+        self._machine = machine.in_use()
+        self._function = function
+        self._grid = checked_grid(function, grid)
+        if not isinstance(values, bool):
+            raise TypeError(f"values={values!r}: choose True or False")
+        self._values = values
+        self._units = _checked_units(units)
+        self._first_error: Exception | None = None
+        self.failures: list[Failure] = []
+        self.on_start: Callable[[int, str], None] = lambda done, text: None
+        self.on_failure: Callable[[str], None] = lambda text: None
+        super().__init__(
+            name=name_of(function),
+            parameters=self._grid.labels(),
+            columns={},
+            badge=self._machine.badge,
+            total=len(self._grid),
+            points=self._rows_that_work(),
+        )
+
+    @property
+    def done(self) -> int:
+        """How many combinations were tried."""
+        return len(self.rows) + len(self.failures)
+
+    def result(self) -> Result:
+        """Return the rows measured so far."""
+        columns = self.columns or {name: unit_of(name) for name in self.parameters}
+        return Result(
+            self.name,
+            self.parameters,
+            columns,
+            list(self.rows),
+            self.badge,
+            failures=list(self.failures),
+            code=fingerprint(self._function),
+        )
+
+    def _rows_that_work(self) -> Iterator[Row]:
+        for arguments in self._grid.combinations():
+            self.on_start(self.done, in_words(arguments))
+            row = self._row(arguments)
+            if row is not None:
+                yield row
+        if not self.rows and self._first_error is not None:
+            if self.total > 1:
+                self._first_error.add_note(
+                    f"All {self.total} combinations failed. This is the error of the first one."
+                )
+            raise self._first_error
+
+    def _row(self, arguments: dict[str, Any]) -> Row | None:
+        """Call the function once. Return None, and keep the reason, if the call fails."""
+        held = self._allocated()
+        try:
+            outcome = self._call(arguments)
+        except Exception as error:
+            self._failed(arguments, error)
+            return None
+        finally:
+            # Tensors in reference cycles would count for the next combination.
+            if any(now > before for now, before in zip(self._allocated(), held, strict=True)):
+                gc.collect()
+        try:
+            numbers = self._numbers(outcome)
+        except ValueError as error:
+            self._failed(arguments, error)
+            return None
+        except TypeError as error:
+            if not self.rows:  # the function is wrong, not the combination
+                raise
+            self._failed(arguments, error)
+            return None
+        if not self.columns:
+            self.columns = self._columns(list(numbers))
+        return {name: label(value) for name, value in arguments.items()} | numbers
+
+    def _call(self, arguments: dict[str, Any]) -> Any:
+        if self._values:
+            return self._function(**arguments)
+        with self._machine.without_values():
+            return self._function(**arguments)
+
+    def _allocated(self) -> list[int]:
+        return [torch.cuda.memory_allocated(gpu) for gpu in range(self._machine.count)]
+
+    def _failed(self, arguments: dict[str, Any], error: Exception) -> None:
+        _free_locals(error)
+        if self._first_error is None:
+            self._first_error = error
+        text = _shortened(f"{type(error).__name__}: {error}")
+        self.failures.append(
+            {"arguments": {name: label(value) for name, value in arguments.items()}, "error": text}
+        )
+        if self.total > 1:
+            self.on_failure(f"{self.name} failed for {in_words(arguments)}. {text}")
+
+    def _numbers(self, outcome: Any) -> dict[str, float]:
+        """Return what the function returned as named numbers.
+
+        Raises TypeError for anything but numbers, and ValueError for a number that is not finite or
+        for other columns than before.
+        """
+        if isinstance(outcome, dict):
+            numbers = {name: _number(value, self.name, name) for name, value in outcome.items()}
+            self._check_names(list(numbers))
+        else:
+            column = self.name
+            if column in self.parameters:
+                column = "value"
+            numbers = {column: _number(outcome, self.name, None)}
+        expected = [name for name in self.columns if name not in self.parameters]
+        if expected and set(expected) != set(numbers):
+            raise ValueError(
+                f"{self.name} returned {', '.join(numbers)}. "
+                f"Before, it returned {', '.join(expected)}."
+            )
+        for name, value in numbers.items():
+            if not math.isfinite(value):
+                why = "" if self._values else " With values=False, virtual GPUs compute no numbers."
+                raise ValueError(
+                    f"{self.name} returned {value} as {name}. "
+                    f"Only finite numbers can be measured.{why}"
+                )
+        return numbers
+
+    def _check_names(self, names: list[Any]) -> None:
+        if not names:
+            raise TypeError(
+                f"{self.name} returned an empty dictionary. Return at least one number."
+            )
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(
+                    f"{self.name} returned a dictionary with the key {name!r}. "
+                    "The keys name columns, so use texts."
+                )
+            if name in self.parameters:
+                raise TypeError(
+                    f"{self.name} returned a number named {name!r}, which is also an argument. "
+                    "Give it another name."
+                )
+
+    def _columns(self, measured: list[str]) -> dict[str, str]:
+        columns = {name: unit_of(name) for name in [*self.parameters, *measured]}
+        for name in self._units:
+            if name not in columns:
+                raise ValueError(
+                    f"units has the column {name!r}. The columns are {', '.join(columns)}."
+                )
+        return columns | self._units
+
+
+def _checked_units(units: Mapping[str, str] | None) -> dict[str, str]:
+    if units is None:
+        return {}
+    if not isinstance(units, Mapping) or not all(isinstance(unit, str) for unit in units.values()):
+        raise TypeError(
+            f"units={units!r}: give a dictionary from columns to units, such as {{'peak': 'bytes'}}"
+        )
+    return dict(units)
+
+
+def _number(value: Any, function: str, key: str | None) -> float:
+    """Return the value as a plain number. Raises TypeError for anything else."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    where = "" if key is None else f" as {key!r}"
+    if isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{function} returned a tensor{where}. Return a number, for example with `.item()`."
+        )
+    if value is None:
+        hint = " Does it end with `return`?" if key is None else ""
+        raise TypeError(
+            f"{function} returned None{where}. Return a number or a dictionary of numbers.{hint}"
+        )
+    raise TypeError(
+        f"{function} returned a {type(value).__name__}{where}. "
+        "Return a number or a dictionary of numbers."
+    )
+
+
+def _free_locals(error: BaseException) -> None:
+    """Free the tensors that the failed call still holds. The traceback keeps its lines."""
+    chained: BaseException | None = error
+    while chained is not None:
+        with contextlib.suppress(RuntimeError):
+            traceback.clear_frames(chained.__traceback__)
+        chained = chained.__context__
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    if len(line) <= LONGEST_ERROR:
+        return line
+    return line[:LONGEST_ERROR].rsplit(" ", 1)[0] + " …"
