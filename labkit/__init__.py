@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from labkit import labs as labs
     from labkit.checks import check as check
     from labkit.checks import progress as progress
+    from labkit.experiments.lab import Lab as Lab
     from labkit.experiments.measuring import measure as measure
     from labkit.experiments.measuring import seconds as seconds
     from labkit.experiments.result import Result as Result

@@ -42,7 +42,7 @@ def read(path: Path) -> Lesson:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no notebook: {error!r}") from error
     text = "\n".join(sources)
-    labs = dict.fromkeys(re.findall(r"\blabs\.(\w+(?:Lab|Panel))\(", text))
+    labs = dict.fromkeys(re.findall(r"\b(?:labs\.(?=\w+(?:Lab|Panel)\()|labkit\.Lab\(\s*)(\w+)", text))
     return Lesson(path.name, title, tuple(re.findall(r'^labkit\.check\("(.+?)"', text, re.MULTILINE)), tuple(labs))
 
 

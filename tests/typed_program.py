@@ -64,4 +64,6 @@ def experiments() -> None:
     times: labkit.Result = labkit.measure(step_seconds, {"gpus": [1, 2], "rows": 64}, values=False)
     times.where(gpus=[1, 2]).plot("gpus", "speed-up", prediction=(2, 1.5)).save("speed_up.png")
     times.save("times.json")
+    own: labkit.Lab = labkit.Lab(step_seconds, {"gpus": [1, 2]}, question="How many?", predict="speed-up", within=1.5)
+    print(own.prediction, own.result)
     labkit.fly()  # type: ignore[attr-defined]

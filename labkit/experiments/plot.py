@@ -218,15 +218,13 @@ def _check_one_row_per_point(result: ResultData, x: str, by: str | None) -> None
 
 
 def lines_of(result: ResultData, x: str, by: str | None, quantity: Quantity) -> list[Line]:
-    """Return the lines in the order of the rows. Numbers on the x axis are in rising order."""
+    """Return the lines, with their points in the order of the rows."""
     groups: dict[Any, list[Row]] = {}
     for row in result.rows:
         groups.setdefault(None if by is None else row[by], []).append(row)
     lines = []
     for value, rows in groups.items():
         points = [(row[x], quantity.value(row, rows[0])) for row in rows]
-        if all(_is_number(place) for place, _ in points):
-            points.sort(key=lambda point: point[0])
         name = "" if by is None else f"{_name(by)} {units.text(value, result.columns[by])}"
         lines.append(Line(value, name, points))
     return lines
@@ -280,17 +278,9 @@ def _draw(
             if line.value not in looks:
                 continue
             colour, marker = looks[line.value]
-            xs, ys = (
-                [position(place) for place, _ in line.points],
-                [value for _, value in line.points],
-            )
-            style: dict[str, Any] = {"linestyle": "", "linewidth": 2}
-            if is_recorded:
-                style = {"linestyle": "--", "linewidth": 1.4, "markerfacecolor": "white"}
-            elif numeric:
-                style["linestyle"] = "-"
-            if not numeric:
-                style["linestyle"] = ""
+            points = sorted((position(place), value) for place, value in line.points)
+            xs, ys = zip(*points, strict=True)
+            style = _style(is_recorded, numeric)
             axes.plot(xs, ys, color=colour, marker=marker, **style)
             text = line.name or _name(quantity.name)
             if is_recorded:
@@ -303,6 +293,16 @@ def _draw(
         axes, lines + dashed, quantity, predicted, _at(x, result.columns[x], lines[0].points[0][0])
     )
     _label(axes, labels)
+
+
+def _style(is_recorded: bool, numeric: bool) -> dict[str, Any]:
+    """Return how a line looks. Words on the x axis are not joined by a line."""
+    style: dict[str, Any] = {"linestyle": "-", "linewidth": 2}
+    if is_recorded:
+        style = {"linestyle": "--", "linewidth": 1.4, "markerfacecolor": "white"}
+    if not numeric:
+        style["linestyle"] = ""
+    return style
 
 
 def _draw_prediction(axes: Axes, place: float, value: float, quantity: Quantity) -> None:

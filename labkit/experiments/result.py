@@ -75,16 +75,14 @@ class Result(ResultData):
         if self.code:
             if set(self.arguments) != set(other.arguments):
                 return []
-            return [
-                row
-                for row in self.rows
-                if all(row[name] in other.parameters[name] for name in self.arguments)
-            ]
+            lists = other.parameters
+            rows = [row for row in self.rows if all(row[name] in lists[name] for name in lists)]
+            return sorted(rows, key=lambda row: [lists[name].index(row[name]) for name in lists])
         if _fixed(self.parameters) != _fixed(other.parameters):
             return []
         varied = next(iter(other.columns))
-        lists = [value for value in other.parameters.values() if isinstance(value, list | dict)]
-        asked = {point for value in lists for point in value}
+        varied_lists = [each for each in other.parameters.values() if isinstance(each, list | dict)]
+        asked = {point for values in varied_lists for point in values}
         return [row for row in self.rows if row[varied] in asked]
 
     def to_pandas(self) -> Any:

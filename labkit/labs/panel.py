@@ -359,8 +359,8 @@ class Lab(Panel):
         try:
             with closing(run):
                 for row in run:
-                    self.progress.value = len(run.rows)
-                    self._say(f"Point {len(run.rows)} of {run.total}: {self.point(row)}")
+                    self.progress.value = run.done
+                    self._say(f"Point {run.done} of {run.total}: {self.point(row)}")
                     yield
                     if self._stopping:
                         break
@@ -380,7 +380,7 @@ class Lab(Panel):
         self.result = run.result()
         self.progress.max = run.total  # a run may end earlier than it expected
         self.picture.value = self.draw(self.result, self.prediction).html
-        stopped = f"Stopped after {len(run.rows)} of {run.total} points. " if len(run.rows) < run.total else ""
+        stopped = f"Stopped after {run.done} of {run.total} points. " if run.done < run.total else ""
         self._say(stopped + self.verdict(self.result, self.prediction))
         self._prediction_tested()
 

@@ -16,14 +16,25 @@ def typed_number(text: str) -> float:
         return nan
 
 
-def parse_prediction(text: str, zero_is_possible: bool = False) -> float:
+def parse_prediction(
+    text: str,
+    zero_is_possible: bool = False,
+    largest: float = LARGEST_PREDICTION,
+) -> float:
     """The number that a learner typed. Raises ValueError saying what is allowed."""
     number = typed_number(text)
-    if not isfinite(number) or not 0 <= number <= LARGEST_PREDICTION or (number == 0 and not zero_is_possible):
+    if not isfinite(number) or not 0 <= number <= largest or (number == 0 and not zero_is_possible):
         typed = f"“{text.strip()}” is not a prediction" if text.strip() else "There is no prediction yet"
-        allowed = f"from 0 to {LARGEST_PREDICTION:g}" if zero_is_possible else f"greater than 0 and up to {LARGEST_PREDICTION:g}"
-        raise ValueError(f"{typed}: type a number {allowed}, such as 1.5, and press Predict.")
+        raise ValueError(f"{typed}: type a number {_allowed(zero_is_possible, largest)}, such as 1.5, and press Predict.")
     return number
+
+
+def _allowed(zero_is_possible: bool, largest: float) -> str:
+    if not isfinite(largest):
+        return "that is 0 or more" if zero_is_possible else "greater than 0"
+    if zero_is_possible:
+        return f"from 0 to {largest:g}"
+    return f"greater than 0 and up to {largest:g}"
 
 
 def stays_open(why: str, prediction: float, unit: str = "") -> str:

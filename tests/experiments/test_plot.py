@@ -71,6 +71,12 @@ def test_a_speed_up_compares_with_the_first_x_of_the_line(drawn):
     assert drawn[0].axes[0].get_ylim()[0] == 0
 
 
+def test_the_first_x_is_the_first_of_the_grid_and_the_axis_rises(drawn):
+    turned = result(rows=list(reversed(result().rows))).where(width=1024)
+    assert turned.plot("gpus", "speed-up").title == "GPUs 4 → 1: 3 times as fast"
+    assert list(lines(drawn[0])[BLUE, "-"].get_xdata()) == [1, 2, 4]
+
+
 def test_per_gpu_divides_by_the_number_of_gpus(drawn):
     result().where(width=4096).plot("gpus", "per GPU")
     assert list(lines(drawn[0])[BLUE, "-"].get_ydata()) == [1.6, 0.5, 0.2]

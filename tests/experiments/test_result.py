@@ -158,6 +158,12 @@ def test_the_recording_has_only_the_points_that_were_asked_for(recorded_on):
     assert result(parameters={"gpus": [8], "width": [1024]}, rows=[]).recorded() is None
 
 
+def test_the_recording_has_the_order_that_was_asked_for(recorded_on):
+    recorded_on("h200")
+    turned = result(parameters={"gpus": [2, 1], "width": [4096]}, rows=[])
+    assert turned.recorded().rows == [ROWS[3], ROWS[1]]
+
+
 def test_a_recording_of_other_code_does_not_count(recorded_on):
     recorded_on("h200", code="of another version")
     assert result().recorded() is None
