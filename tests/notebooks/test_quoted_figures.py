@@ -1,11 +1,13 @@
 """Figures of real GPUs that the text quotes are those of the recording that it names."""
 
+import json
 import re
 from pathlib import Path
 
 import nbformat
 
 import labkit
+import virtualgpu
 from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_02.labs import two_streams
 from gpulessons.lesson_02.labs.overlap import stream_gain
@@ -18,6 +20,17 @@ MIB = 1 << 20
 
 def text(lesson: str) -> str:
     return "\n".join(cell.source for cell in nbformat.read(FOLDER / lesson, as_version=4).cells if cell.cell_type == "markdown")
+
+
+def micro(name: str) -> dict[str, float]:
+    """Return what micro.json has about one small benchmark on an H200."""
+    folder = Path(virtualgpu.__file__).parents[2] / "benchmarks" / "timing"
+    return json.loads((folder / "micro.json").read_text(encoding="utf-8"))[name]
+
+
+def test_a_real_h200_takes_as_long_for_a_product_as_lesson_0_says():
+    quoted = re.search(r"A real H200 took ([\d.]+) ms for this product", text("00_start_here.ipynb"))
+    assert round(micro("matmul 2048 torch.float32")["ms"], 2) == float(quoted[1])
 
 
 def test_an_h200_s_context_is_the_recorded_one():
