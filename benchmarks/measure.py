@@ -14,7 +14,6 @@ import platform
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import psutil
 from benchmarks import measured_report
 from benchmarks.ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
 from benchmarks.training_memory import training_memory
-from gpulessons.lesson_01.labs import copy_speed, host_and_device
+from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_02.labs import two_streams
 from gpulessons.lesson_03.labs import data_parallel_step, data_parallel_work
 from gpulessons.lesson_04.labs import pipeline_splits, pipeline_step
@@ -56,7 +55,6 @@ EXPERIMENTS = {
     "format_speed": Recorded(format_speed),
     "four_ways": Recorded(four_ways),
     "fragmentation": Recorded(fragmentation),
-    "host_and_device": Recorded(partial(host_and_device, repeats=101)),  # the host's pace varies: a median of five is not steady
     "leaky_training": Recorded(leaky_training),
     "memory_for_time": Recorded(memory_for_time),
     "pipeline_splits": Recorded(pipeline_splits, gpus=2),
