@@ -132,10 +132,6 @@ CONCLUSIONS: dict[str, Conclusions] = {
             row["largest"] < row["free"] for row in r.rows if row["setting"] == "default"
         ),
     },
-    "host_and_device": {
-        "a narrow network is faster on the CPU": lambda r: _seconds(r, width=16, device="cpu") < _seconds(r, width=16, device="cuda"),
-        "a wide one is faster on the GPU": lambda r: _seconds(r, width=1024, device="cuda") < _seconds(r, width=1024, device="cpu"),
-    },
     "leaky_training": {
         "each leak but summed losses keeps memory with every step": lambda r: (
             [leak for leak, bytes_kept in growth(r).items() if not bytes_kept] == ["summed losses"]

@@ -31,4 +31,4 @@ def judge(tensor: Plain, numbers: Plain) -> Verdict:
     return right()
 
 
-CHECKS = [Check("00.1", draw, observe, judge, section="Set-up")]
+CHECKS = [Check("00.1", draw, observe, judge, section="When does Python wait?")]

@@ -62,95 +62,67 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
     return right("One function serves every device.")
 
 
-# 01.2: a nested batch is moved, and what is there already stays
-# A node of a batch is ["dict", [[key, node], …]], ["list", [node, …]], ["tuple", [node, …]], ["tensor", values, dtype, device] or
-# ["value", value].
+# 01.2: work runs on a device, and the current device is put back
 
 
-def draw_batch(generator: random.Random) -> Plain:
-    """A batch for the CPU and one for a GPU. At each level: a tensor to move, one to leave, other values, a container of another kind."""
-    targets = ["cpu", generator.choice(DEVICES[1:])]
-    return [{"device": target, "batch": _nested(generator, target, tops)} for target, tops in zip(targets, ("tuple", "dict"), strict=True)]
+class Interrupted(Exception):  # noqa: N818 (it is no error of the learner's)
+    """What the work raises in some of the tries."""
 
 
-def _nested(generator: random.Random, target: str, top: str) -> Plain:
-    others = cycle(generator.sample([device for device in DEVICES if device != target], k=2))
-    kinds = cycle(["list", "dict", "tuple"] if top == "tuple" else ["list", "tuple", "dict"])  # each kind in each other one
-    dtypes = cycle(generator.sample(["float32", "float16", "int64"], k=3))  # each is moved, and each stays
-
-    def tensor(device: str) -> Plain:
-        values = [generator.randint(0, 9) for _ in range(2)]
-        return ["tensor", [values, values[::-1]] if level % 2 else values[0], next(dtypes), device]
-
-    node: Plain = [top, []]
-    for level in range(6):
-        inside = [tensor(next(others)), tensor(target), *(["value", value] for value in (None, "image", 7, True, "", 0, 0.5)), node]
-        generator.shuffle(inside)
-        kind = next(kinds)
-        keys = [level, *(f"{key}{level}" for key in "abcdefghi")]  # a number too, which is no text
-        node = [kind, [[key, child] for key, child in zip(keys, inside, strict=True)] if kind == "dict" else inside]
-    return node
+def draw_work(generator: random.Random) -> Plain:
+    """Every pair of devices, the same one twice as well, with an exception and with results of which some are false."""
+    cases = [
+        {"before": before, "on": on, "raises": raises, "result": result}
+        for before in (0, 1)
+        for on in (0, 1)
+        for raises, result in ((True, None), *((False, result) for result in (None, 0, "", "a tensor", generator.randint(1, 999))))
+    ]
+    generator.shuffle(cases)
+    return cases
 
 
-def observe_batch(move: Any, cases: Plain) -> Plain:
-    """What each batch held, what the moved one holds, and what the batch holds afterwards."""
+def observe_work(on_device: Any, cases: Plain) -> Plain:
     observations = []
     for case in cases:
-        batch, device = _build(case["batch"]), torch.device(case["device"])
-        given = list(_content(batch))
-        with during(f"a batch of dicts, lists and tuples, and {device}"):
-            moved = _from_elsewhere(case["device"], move, batch, device)
-        for index in range(2):
-            torch.cuda.synchronize(index)
-        observations.append({"given": given, "moved": list(_content(moved)), "batch": list(_content(batch))})
+        seen: list[int] = []
+        torch.cuda.set_device(case["before"])
+        result, raised, tensor = None, None, torch.zeros(1)
+        try:
+            with during(f"GPU {case['on']}, while GPU {case['before']} was current"):
+                result = on_device(case["on"], _work(case, seen, tensor))
+        except Interrupted as error:
+            raised = quote(error)
+        told = "a tensor" if result is tensor else result if isinstance(result, int | str | None) else f"another {type(result).__name__}"
+        observations.append({"seen": seen, "after": torch.cuda.current_device(), "result": told, "raised": raised})
     return observations
 
 
-def _build(node: Plain) -> Any:
-    kind, content = node[0], node[1]
-    if kind == "dict":
-        return {key: _build(child) for key, child in content}
-    if kind in ("list", "tuple"):
-        return [_build(child) for child in content] if kind == "list" else tuple(_build(child) for child in content)
-    return torch.tensor(content, dtype=getattr(torch, node[2]), device=node[3]) if kind == "tensor" else content
+def _work(case: Plain, seen: list[int], tensor: torch.Tensor) -> Any:
+    def work() -> Any:
+        seen.append(torch.cuda.current_device() if torch.cuda.current_stream() == torch.cuda.default_stream() else -1)
+        if case["raises"]:
+            raise Interrupted(f"while GPU {seen[-1]} was current")
+        return tensor if case["result"] == "a tensor" else case["result"]
+
+    return work
 
 
-def _content(value: Any, path: str = "batch") -> Iterator[Plain]:
-    """All that `value` holds, and itself: path, kind, content; of a tensor also its device and the address of its memory."""
-    if isinstance(value, torch.Tensor):
-        yield [path, "tensor", f"{value.tolist()} of {value.dtype}", str(value.device), value.data_ptr()]
-    elif isinstance(value, dict | list | tuple):
-        yield [path, type(value).__name__, len(value)]
-        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _content(child, f"{path}[{key!r}]")
-    else:
-        yield [path, type(value).__name__, repr(value)]
-
-
-def judge_batch(observations: Plain, cases: Plain) -> Verdict:
+def judge_work(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
-        moved = {path: what for path, *what in observed["moved"]}
-        for path, *was in observed["given"]:
-            if trouble := _difference(was, moved.get(path), case["device"]):
-                return not_yet(f"{path} {trouble}")
-        if observed["batch"] != observed["given"]:
-            return not_yet("the batch you were given has changed; build a new one and leave it as it was.")
-    return right("Tensors that were there already were not copied.")
-
-
-def _difference(was: Plain, now: Plain, device: str) -> str | None:
-    """What is wrong with what an entry became, in words that follow its path."""
-    if now is None:
-        return "is missing."
-    if was[0] != now[0]:
-        return f"was of type {was[0]} and is now of type {now[0]}."
-    if was[0] == "tensor" and now[2] != device:
-        return f"is on {now[2]}, not on {device}."
-    if was[1] != now[1]:
-        return f"had {was[1]} entries and has {now[1]}." if isinstance(was[1], int) else f"was {was[1]} and became {now[1]}."
-    if was[0] == "tensor" and was[2] == device and was[3] != now[3]:
-        return f"was on {device} already and was copied all the same. Does Tensor.to copy then?"
-    return None
+        before, on = case["before"], case["on"]
+        if observed["seen"] != [on]:
+            ran = f"saw device {observed['seen'][0]}" if observed["seen"] else "did not run"
+            ran = "ran on another stream" if observed["seen"] == [-1] else ran
+            ran = "ran more than once" if len(observed["seen"]) > 1 else ran
+            return not_yet(f"expected work to run once on device {on}; it {ran}.")
+        if case["raises"] and observed["raised"] is None:
+            return not_yet("work raised an exception, and your function kept it to itself. Let it go up to the caller.")
+        if observed["after"] != before:
+            how = "after work raised an exception" if case["raises"] else "afterwards"
+            return not_yet(f"the current device was {before} before and {observed['after']} {how}.")
+        if not case["raises"] and observed["result"] != case["result"]:
+            return not_yet(f"work returned {case['result']!r}, and your function {observed['result']!r}.")
+    return right("The device was put back, also after an exception.")
 
 
 # 01.3: the bytes of a model on each device
@@ -253,70 +225,7 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
     return right()
 
 
-# 01.4: work runs on a device, and the current device is put back
-
-
-class Interrupted(Exception):  # noqa: N818 (it is no error of the learner's)
-    """What the work raises in some of the tries."""
-
-
-def draw_work(generator: random.Random) -> Plain:
-    """Every pair of devices, the same one twice as well, with an exception and with results of which some are false."""
-    cases = [
-        {"before": before, "on": on, "raises": raises, "result": result}
-        for before in (0, 1)
-        for on in (0, 1)
-        for raises, result in ((True, None), *((False, result) for result in (None, 0, "", "a tensor", generator.randint(1, 999))))
-    ]
-    generator.shuffle(cases)
-    return cases
-
-
-def observe_work(on_device: Any, cases: Plain) -> Plain:
-    observations = []
-    for case in cases:
-        seen: list[int] = []
-        torch.cuda.set_device(case["before"])
-        result, raised, tensor = None, None, torch.zeros(1)
-        try:
-            with during(f"GPU {case['on']}, while GPU {case['before']} was current"):
-                result = on_device(case["on"], _work(case, seen, tensor))
-        except Interrupted as error:
-            raised = quote(error)
-        told = "a tensor" if result is tensor else result if isinstance(result, int | str | None) else f"another {type(result).__name__}"
-        observations.append({"seen": seen, "after": torch.cuda.current_device(), "result": told, "raised": raised})
-    return observations
-
-
-def _work(case: Plain, seen: list[int], tensor: torch.Tensor) -> Any:
-    def work() -> Any:
-        seen.append(torch.cuda.current_device() if torch.cuda.current_stream() == torch.cuda.default_stream() else -1)
-        if case["raises"]:
-            raise Interrupted(f"while GPU {seen[-1]} was current")
-        return tensor if case["result"] == "a tensor" else case["result"]
-
-    return work
-
-
-def judge_work(observations: Plain, cases: Plain) -> Verdict:
-    for observed, case in zip(observations, cases, strict=True):
-        before, on = case["before"], case["on"]
-        if observed["seen"] != [on]:
-            ran = f"saw device {observed['seen'][0]}" if observed["seen"] else "did not run"
-            ran = "ran on another stream" if observed["seen"] == [-1] else ran
-            ran = "ran more than once" if len(observed["seen"]) > 1 else ran
-            return not_yet(f"expected work to run once on device {on}; it {ran}.")
-        if case["raises"] and observed["raised"] is None:
-            return not_yet("work raised an exception, and your function kept it to itself. Let it go up to the caller.")
-        if observed["after"] != before:
-            how = "after work raised an exception" if case["raises"] else "afterwards"
-            return not_yet(f"the current device was {before} before and {observed['after']} {how}.")
-        if not case["raises"] and observed["result"] != case["result"]:
-            return not_yet(f"work returned {case['result']!r}, and your function {observed['result']!r}.")
-    return right("The device was put back, also after an exception.")
-
-
-# 01.5: a copy and other work at the same time
+# 01.4: a copy and other work at the same time
 
 TRIES = 3  # on a real GPU, where the best of them counts,
 LARGER = 8  # and where a copy must take much longer than the check's own calls, 0.5 ms beside an H100
@@ -402,10 +311,101 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
     return right(f"{took.capitalize()}.")
 
 
+# 01.5: a nested batch is moved, and what is there already stays
+# A node of a batch is ["dict", [[key, node], …]], ["list", [node, …]], ["tuple", [node, …]], ["tensor", values, dtype, device] or
+# ["value", value].
+
+
+def draw_batch(generator: random.Random) -> Plain:
+    """A batch for the CPU and one for a GPU. At each level: a tensor to move, one to leave, other values, a container of another kind."""
+    targets = ["cpu", generator.choice(DEVICES[1:])]
+    return [{"device": target, "batch": _nested(generator, target, tops)} for target, tops in zip(targets, ("tuple", "dict"), strict=True)]
+
+
+def _nested(generator: random.Random, target: str, top: str) -> Plain:
+    others = cycle(generator.sample([device for device in DEVICES if device != target], k=2))
+    kinds = cycle(["list", "dict", "tuple"] if top == "tuple" else ["list", "tuple", "dict"])  # each kind in each other one
+    dtypes = cycle(generator.sample(["float32", "float16", "int64"], k=3))  # each is moved, and each stays
+
+    def tensor(device: str) -> Plain:
+        values = [generator.randint(0, 9) for _ in range(2)]
+        return ["tensor", [values, values[::-1]] if level % 2 else values[0], next(dtypes), device]
+
+    node: Plain = [top, []]
+    for level in range(6):
+        inside = [tensor(next(others)), tensor(target), *(["value", value] for value in (None, "image", 7, True, "", 0, 0.5)), node]
+        generator.shuffle(inside)
+        kind = next(kinds)
+        keys = [level, *(f"{key}{level}" for key in "abcdefghi")]  # a number too, which is no text
+        node = [kind, [[key, child] for key, child in zip(keys, inside, strict=True)] if kind == "dict" else inside]
+    return node
+
+
+def observe_batch(move: Any, cases: Plain) -> Plain:
+    """What each batch held, what the moved one holds, and what the batch holds afterwards."""
+    observations = []
+    for case in cases:
+        batch, device = _build(case["batch"]), torch.device(case["device"])
+        given = list(_content(batch))
+        with during(f"a batch of dicts, lists and tuples, and {device}"):
+            moved = _from_elsewhere(case["device"], move, batch, device)
+        for index in range(2):
+            torch.cuda.synchronize(index)
+        observations.append({"given": given, "moved": list(_content(moved)), "batch": list(_content(batch))})
+    return observations
+
+
+def _build(node: Plain) -> Any:
+    kind, content = node[0], node[1]
+    if kind == "dict":
+        return {key: _build(child) for key, child in content}
+    if kind in ("list", "tuple"):
+        return [_build(child) for child in content] if kind == "list" else tuple(_build(child) for child in content)
+    return torch.tensor(content, dtype=getattr(torch, node[2]), device=node[3]) if kind == "tensor" else content
+
+
+def _content(value: Any, path: str = "batch") -> Iterator[Plain]:
+    """All that `value` holds, and itself: path, kind, content; of a tensor also its device and the address of its memory."""
+    if isinstance(value, torch.Tensor):
+        yield [path, "tensor", f"{value.tolist()} of {value.dtype}", str(value.device), value.data_ptr()]
+    elif isinstance(value, dict | list | tuple):
+        yield [path, type(value).__name__, len(value)]
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _content(child, f"{path}[{key!r}]")
+    else:
+        yield [path, type(value).__name__, repr(value)]
+
+
+def judge_batch(observations: Plain, cases: Plain) -> Verdict:
+    for observed, case in zip(observations, cases, strict=True):
+        moved = {path: what for path, *what in observed["moved"]}
+        for path, *was in observed["given"]:
+            if trouble := _difference(was, moved.get(path), case["device"]):
+                return not_yet(f"{path} {trouble}")
+        if observed["batch"] != observed["given"]:
+            return not_yet("the batch you were given has changed; build a new one and leave it as it was.")
+    return right("Tensors that were there already were not copied.")
+
+
+def _difference(was: Plain, now: Plain, device: str) -> str | None:
+    """What is wrong with what an entry became, in words that follow its path."""
+    if now is None:
+        return "is missing."
+    if was[0] != now[0]:
+        return f"was of type {was[0]} and is now of type {now[0]}."
+    if was[0] == "tensor" and now[2] != device:
+        return f"is on {now[2]}, not on {device}."
+    if was[1] != now[1]:
+        return f"had {was[1]} entries and has {now[1]}." if isinstance(was[1], int) else f"was {was[1]} and became {now[1]}."
+    if was[0] == "tensor" and was[2] == device and was[3] != now[3]:
+        return f"was on {device} already and was copied all the same. Does Tensor.to copy then?"
+    return None
+
+
 CHECKS = [
-    Check("01.1", draw_masks, observe_masks, judge_masks, gpus=2, section="Is the GPU faster?"),
-    Check("01.2", draw_batch, observe_batch, judge_batch, gpus=2, section="Moving tensors and models"),
-    Check("01.3", draw_models, observe_models, judge_models, gpus=2, section="Moving tensors and models"),
-    Check("01.4", draw_work, observe_work, judge_work, gpus=2, section="Naming a device"),
-    Check("01.5", draw_copies, observe_copies, judge_copies, gpus=2, section="What a copy costs"),
+    Check("01.1", draw_masks, observe_masks, judge_masks, gpus=2, section="Which operations work across devices"),
+    Check("01.2", draw_work, observe_work, judge_work, gpus=2, section="The current GPU"),
+    Check("01.3", draw_models, observe_models, judge_models, gpus=2, section="Moving a model"),
+    Check("01.4", draw_copies, observe_copies, judge_copies, gpus=2, section="What a copy costs"),
+    Check("01.5", draw_batch, observe_batch, judge_batch, gpus=2, section="Moving a model"),
 ]

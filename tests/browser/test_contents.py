@@ -41,7 +41,7 @@ def test_the_table_is_there_before_anything_runs_and_counts_an_exercise_done_in_
         expect(rows).to_have_count(len(lesson_copies.lesson_files()))
         expect(rows.first).to_contain_text("0 of 1")
         rows.first.get_by_role("link", name="0 Start here").click()
-        lesson = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)", has_text="What you will be able to do")
+        lesson = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)", has_text="A puzzle")
         expect(lesson.get_by_role("link", name="1 Device basics →").first).to_be_visible()
         page.evaluate(FRONT_END.ready)
         FRONT_END.run_all(page)

@@ -1,12 +1,14 @@
 """Figures of real GPUs that the text quotes are those of the recording that it names."""
 
+import json
 import re
 from pathlib import Path
 
 import nbformat
+import torch
 
 import labkit
-from gpulessons.lesson_01.labs import copy_speed
+import virtualgpu
 from gpulessons.lesson_02.labs import two_streams
 from gpulessons.lesson_02.labs.overlap import stream_gain
 from gpulessons.networks import GPT
@@ -18,6 +20,17 @@ MIB = 1 << 20
 
 def text(lesson: str) -> str:
     return "\n".join(cell.source for cell in nbformat.read(FOLDER / lesson, as_version=4).cells if cell.cell_type == "markdown")
+
+
+def micro(name: str) -> dict[str, float]:
+    """Return what micro.json has about one small benchmark on an H200."""
+    folder = Path(virtualgpu.__file__).parents[2] / "benchmarks" / "timing"
+    return json.loads((folder / "micro.json").read_text(encoding="utf-8"))[name]
+
+
+def test_a_real_h200_takes_as_long_for_a_product_as_lesson_0_says():
+    quoted = re.search(r"A real H200 took ([\d.]+) ms for this product", text("00_start_here.ipynb"))
+    assert round(micro("matmul 2048 torch.float32")["ms"], 2) == float(quoted[1])
 
 
 def test_an_h200_s_context_is_the_recorded_one():
@@ -65,12 +78,56 @@ def test_the_model_of_two_streams_gets_the_shape_right_as_lesson_2_says():
     assert max(virtual, key=virtual.get) != max(recorded, key=recorded.get)
 
 
-def test_4_kib_take_a_thirtieth_of_the_time_of_4_mib_as_lesson_1_says():
-    assert "4 KiB take a thirtieth of the time of 4 MiB" in text("01_device_basics.ipynb")
-    with labkit.use(gpus=2, virtual=True, quiet=True):
-        speed = collect(copy_speed(sizes=[4 << 10, 4 << 20], repeats=1))
-    small, large = speed.column("seconds", memory="pinned", direction="h2d")
-    assert 28 < large / small < 34
+def printed(lesson: str, cell: str) -> str:
+    """Return the text that is stored below a cell."""
+    [found] = [each for each in nbformat.read(FOLDER / lesson, as_version=4).cells if each.id == cell]
+    texts = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in found.outputs]
+    return "\n".join(texts)
+
+
+def test_the_sine_costs_no_time_and_the_product_60_times_as_lesson_1_says():
+    assert "takes as long as `x + 1`, and `x @ x` takes 60 times as long" in text("01_device_basics.ipynb")
+    shown = re.findall(r"^(x.*?)  +([\d.]+) (µs|ms)$", printed("01_device_basics.ipynb", "gpu"), re.MULTILINE)
+    times = {name: float(number) * {"µs": 1e-6, "ms": 1e-3}[unit] for name, number, unit in shown}
+    assert times["x.sin()"] == times["x + 1"]
+    assert round(times["x @ x"] / times["x + 1"], -1) == 60
+    recorded = micro("elementwise n=16777216")  # it has no sine; relu moves the same bytes as x + 1
+    assert 0.9 < recorded["exp_ms"] / recorded["relu_ms"] < 1.1
+    assert 50 < micro("matmul 4096 torch.float32")["ms"] / recorded["relu_ms"] < 80
+
+
+def test_4_kib_take_about_a_tenth_of_the_time_of_4_mib_as_lesson_1_says():
+    assert "About a tenth. A copy takes some microseconds to start" in text("01_device_basics.ipynb")
+    shown = re.search(r"4 KiB take 1/(\d+) of the time of 4 MiB", printed("01_device_basics.ipynb", "size"))
+    assert 5 < int(shown[1]) < 20
+    recorded = recorded_result("copy_speed").by("size", "seconds", memory="pinned", direction="h2d")
+    assert 5 < recorded[4 << 20] / recorded[4 << 10] < 20
+    assert recorded[64 << 10] < 1.5 * recorded[4 << 10]
+
+
+def test_a_narrow_step_is_limited_by_its_launches_as_lesson_1_says():
+    quoted = re.search(
+        r"launch its (\d+) kernels, whatever their size. At a width of 16, the GPU works only (\d+)%",
+        text("01_device_basics.ipynb"),
+    )
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        layers = [torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16)]
+        model = torch.nn.Sequential(*layers).to("cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        x = torch.ones(64, 16, device="cuda")
+
+        def step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            torch.cuda.synchronize()
+
+        step()
+        step()
+        with labkit.record() as trace:
+            step()
+    assert f" {quoted[1]} kernels" in trace.plot_timeline().alt
+    assert trace.plot_timeline().title.startswith(f"The GPU worked {quoted[2]}%")
 
 
 def test_copies_slow_the_small_model_down_on_a_t4_and_not_on_an_h200():

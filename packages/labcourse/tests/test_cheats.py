@@ -112,7 +112,7 @@ def test_a_right_answer_beside_a_hanging_one_keeps_its_point(course, examine):
     lab = dataclasses.replace(lab, exercises=lab.exercises[:2] + lab.exercises[3:4])  # that take no time, however busy the machine
     cells = [solution(exercise.number) for exercise in lab.exercises]
     cells[1] = "def move(batch, device):\n    while True: pass"
-    examined = examine(notebook(*cells, number="01.4", name="on_device"), dataclasses.replace(LIMITS, trial_seconds=10), lab)
+    examined = examine(notebook(*cells, number="01.2", name="on_device"), dataclasses.replace(LIMITS, trial_seconds=10), lab)
     assert [result["status"] for result in examined.exercises] == ["right", "time", "right"]
     assert (examined.points, examined.status) == (2.0, "time")
 

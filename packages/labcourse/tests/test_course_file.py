@@ -134,11 +134,6 @@ def check_of(cells):
     return next(cell for cell in cells if cell.cell_type == "code" and "labkit.check(" in cell.source)
 
 
-def without_heading(cells):
-    for cell in cells:
-        cell.source = cell.source.replace("## Exercises", "## Tasks")
-
-
 def with_magic(cells):
     check_of(cells).source = "%time " + check_of(cells).source
 
@@ -163,11 +158,10 @@ def with_two_checks(cells):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (without_heading, "00_mine.ipynb has no heading `## Exercises`"),
         (with_magic, "without a magic such as %time"),
         (without_answer, 'write labkit.check("00.1", NAME_OF_THE_FUNCTION)'),
         (without_check, "no cell with labkit.check follows the exercise that begins with 'def on_gpu"),
-        (without_tag, "the exercise 00.1 is no cell with the tag `exercise`"),
+        (without_tag, "the cell above the check of 00.1 has no tag `exercise`. Add the tag"),
         (with_two_checks, "two cells check 00.1"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import nbformat
 import pytest
 
 from labcourse import assignment, examination, feedback, release
@@ -115,6 +116,30 @@ def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, 
         [f"student/{labs[0].name}.ipynb", "differs from what its lesson and the course file give now"],
         [f"instructor/{labs[1].name}.ipynb", "is missing"],
     ]
+
+
+def test_exercises_are_taken_out_of_the_sections_of_a_lesson(tmp_path):
+    """An exercise may follow its section. The lab has its task, stub and check, and no other cell."""
+    cells = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", as_version=4).cells
+    [stub] = [index for index, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]
+    task = nbformat.v4.new_markdown_cell("What happened. **00.1** Write `on_gpu(numbers)`.")
+    before = [nbformat.v4.new_markdown_cell("## A section"), nbformat.v4.new_code_cell("shown = 1")]
+    after = [nbformat.v4.new_markdown_cell("## Another section"), nbformat.v4.new_code_cell("shown = 2")]
+    lesson = nbformat.v4.new_notebook(cells=[*before, task, *cells[stub : stub + 3], *after])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "00_mine.ipynb").write_text(json.dumps(lesson))
+    path = tmp_path / "course.toml"
+    path.write_text('notebooks = "mine"\n[labs."00"]\n')
+    course = assignment.read(path)
+    [lab] = course.labs
+    given = [cell.source for cell in release.student_copy(course, lab).cells]
+    assert given[-3:] == ["**00.1** Write `on_gpu(numbers)`.", cells[stub].source, cells[stub + 1].source]
+    assert not any("section" in source or "shown" in source for source in given)
+    path.write_text('contents = "lesson"\nnotebooks = "mine"\n[labs."00"]\n')
+    whole = assignment.read(path)
+    given = [cell.source for cell in release.student_copy(whole, lab).cells]
+    assert [given[0], given[1], given[3]] == ["## A section", "shown = 1", task.source]
+    assert given[-2:] == ["## Another section", "shown = 2"]
 
 
 def test_settings_of_nbgrader_are_not_written_over(whole_course, tmp_path):

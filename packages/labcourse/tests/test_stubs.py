@@ -60,7 +60,7 @@ def test_anything_but_the_stub_is_refused(answer, tmp_path):
 
 
 def test_a_stub_may_be_explained_in_another_language(tmp_path):
-    answered(tmp_path / "mine", "00.1", lambda stub: stub.replace("A tensor on the GPU", "Ein Tensor auf der GPU"))
+    answered(tmp_path / "mine", "00.1", lambda stub: stub.replace("Return a tensor on the GPU", "Ein Tensor auf der GPU"))
     course = described(tmp_path, "00", 'notebooks = "mine"')
     assert "Ein Tensor auf der GPU" in release.files(course, list(course.labs), "labkit")["student/00_start_here.ipynb"]
 

@@ -28,7 +28,6 @@ CONTENTS = ("exercises", "lesson")
 KEYS = {"course", "seed", "tries", "contents", "late_days", "late_penalty", "labs", "extensions", "limits", "notebooks"}
 LAB_KEYS = {"due", "points", "written"}
 WRITTEN_KEYS = {"id", "question", "points"}
-HEADING = "## Exercises"  # where a lesson's exercises begin
 WEEK = 7 * 24 * 3600.0
 MOST_POINTS = 1_000_000
 MOST_TRIES = 100
@@ -321,7 +320,7 @@ def _lesson(name: str, notebooks: Path, where: str) -> Path:
 
 
 def _notebook(path: Path) -> nbformat.NotebookNode:
-    """The notebook of a lesson. Raises ValueError unless exercises can be taken out of it."""
+    """Read the notebook of a lesson. Raises ValueError if it is not a notebook."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is missing in an old notebook
@@ -332,26 +331,22 @@ def _notebook(path: Path) -> nbformat.NotebookNode:
     except Exception as error:  # of many kinds
         reason = str(error).strip().partition("\n")[0][:100]
         raise ValueError(f"{path.name} is no notebook that can be read: {reason or type(error).__name__}") from None
-    if not any(cell.cell_type == "markdown" and HEADING in cell.source for cell in notebook.cells):
-        raise ValueError(f"{path.name} has no heading `{HEADING}`. Put it into a Markdown cell above the exercises")
     return notebook
 
 
 def _exercises(notebook: nbformat.NotebookNode, path: Path, worth: dict[str, float]) -> Iterable[Exercise]:
     """The exercises of a notebook: each is a cell that is tagged, and the next cell checks it."""
     seen: set[str] = set()
-    below = False  # the heading
     was_task, first_line = False, ""
     for cell in [*notebook.cells, nbformat.v4.new_markdown_cell("")]:
         is_check = cell.cell_type == "code" and reading.checked_number(cell.source) is not None
         if was_task and not is_check:
             reason = f"no cell with labkit.check follows the exercise that begins with {first_line!r}"
             raise ValueError(f"{path.name}: {reason}")
-        if is_check and not (was_task and below):
+        if is_check and not was_task:
             number = reading.checked_number(cell.source)
-            reason = f"the exercise {number} is no cell with the tag `exercise` below the heading `{HEADING}`"
+            reason = f"the cell above the check of {number} has no tag `exercise`. Add the tag"
             raise ValueError(f"{path.name}: {reason}")
-        below |= cell.cell_type == "markdown" and HEADING in cell.source
         was_task = "exercise" in cell.metadata.get("tags", [])
         first_line = cell.source.partition("\n")[0][:60]
         number = reading.checked_number(cell.source) if cell.cell_type == "code" else None

@@ -14,7 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labcourse.assignment import HEADING, Assignment, Course
+from labcourse.assignment import Assignment, Course
 from labcourse.reading import PLACEHOLDER, checked_name, checked_number
 from labkit import checks
 
@@ -192,8 +192,6 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     Raises ValueError for an exercise's cell that is no stub.
     """
     source = [_clean(cell) for cell in nbformat.read(course.notebooks / f"{lab.name}.ipynb", as_version=4).cells]
-    first = next(index for index, cell in enumerate(source) if cell.cell_type == "markdown" and HEADING in cell.source)
-    last = max((index for index, cell in enumerate(source) if _belongs_to_exercise(cell)), default=first)
     for cell, following in pairwise(source):
         if "exercise" in cell.metadata.get("tags", []):
             number, name = checked_number(following.source), checked_name(following.source)
@@ -201,20 +199,45 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
             cell.metadata["labkit"] = {"exercise": number}
     written = [cell for question in lab.written for cell in _question(question.id, question.question)]
     worth = new_markdown_cell(_worth(lab), id="labkit-points")
+    tasks = _task_indices(source)
+    first, end = (tasks[0], tasks[-1] + 1) if tasks else (len(source), len(source))
     if course.contents == "lesson":
-        return [*source[:first], worth, *source[first : last + 1], *written, *source[last + 1 :]]
-    source[first].source = source[first].source[source[first].source.index(HEADING) :]
+        return [*source[:first], worth, *source[first:end], *written, *source[end:]]
+    teaching = [cell for index, cell in enumerate(source) if index not in tasks]
+    exercises = [source[index] for index in tasks]
+    for cell in exercises:
+        if cell.cell_type == "markdown" and not _is_solution(cell):
+            cell.source = _task_text(cell.source)
     opening = [
         new_markdown_cell(f"# {lab.title}\n\n{HOW}", id="labkit-lab"),
         worth,
-        new_code_cell(_set_up(lab, source[:first], source[first : last + 1]), id="labkit-set-up"),
+        new_code_cell(_set_up(lab, teaching, exercises), id="labkit-set-up"),
     ]
-    return [*opening, *source[first : last + 1], *written]
+    return [*opening, *exercises, *written]
 
 
-def _belongs_to_exercise(cell: NotebookNode) -> bool:
-    is_check = cell.cell_type == "code" and checked_number(cell.source) is not None
-    return is_check or "solution" in cell.metadata.get("tags", [])
+def _task_indices(cells: list[NotebookNode]) -> list[int]:
+    """Return the indices of the cells of all exercises: the task above each stub, the stub, the check and the solution."""
+    found = []
+    for index, cell in enumerate(cells):
+        if "exercise" not in cell.metadata.get("tags", []):
+            continue
+        if index and cells[index - 1].cell_type == "markdown" and not _is_solution(cells[index - 1]):
+            found.append(index - 1)
+        found += [index, index + 1]
+        if index + 2 < len(cells) and _is_solution(cells[index + 2]):
+            found.append(index + 2)
+    return found
+
+
+def _is_solution(cell: NotebookNode) -> bool:
+    return "solution" in cell.metadata.get("tags", [])
+
+
+def _task_text(text: str) -> str:
+    """Return the text from the exercise's number on, which is bold. Before it a lesson may say something else."""
+    number = re.search(r"(?<!\S)\*\*\d\d\.\d+\*\*", text)
+    return text[number.start() :] if number else text
 
 
 def moment(time: datetime) -> str:
@@ -247,11 +270,11 @@ def _question(name: str, question: str) -> list[NotebookNode]:
     return [new_markdown_cell(f"**{name}** {question}", id=f"question-{identity}"), answer]
 
 
-def _set_up(lab: Assignment, before: list[NotebookNode], tasks: list[NotebookNode]) -> str:
-    """What the lesson imports before its exercises and they use, and as many GPUs as their checks need."""
+def _set_up(lab: Assignment, teaching: list[NotebookNode], tasks: list[NotebookNode]) -> str:
+    """Import what the lesson imports and its exercises use, and take as many GPUs as their checks need."""
     used = set(re.findall(r"\w+", "\n".join(cell.source for cell in tasks)))
     imports = dict.fromkeys(["import torch", "import labkit", "from torch import nn"])
-    for cell in before:
+    for cell in teaching:
         imports |= dict.fromkeys(line for name, line in _imports(cell) if name in used)
     lines = sorted(imports, key=lambda line: (line.startswith("from "), "labkit" in line, line))
     gpus = max((checks.find(exercise.number).gpus for exercise in lab.exercises), default=1)
