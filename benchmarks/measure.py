@@ -12,14 +12,13 @@ import gc
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from benchmarks import measured_report
 from benchmarks.ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
 from benchmarks.origin import model, origin, recording
 from benchmarks.training_memory import training_memory
-from gpulessons.lesson_01.labs import copy_speed, host_and_device
+from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_02.labs import two_streams
 from gpulessons.lesson_03.labs import data_parallel_step, data_parallel_work
 from gpulessons.lesson_04.labs import pipeline_splits, pipeline_step
@@ -53,7 +52,6 @@ EXPERIMENTS = {
     "format_speed": Recorded(format_speed),
     "four_ways": Recorded(four_ways),
     "fragmentation": Recorded(fragmentation),
-    "host_and_device": Recorded(partial(host_and_device, repeats=101)),  # the host's pace varies: a median of five is not steady
     "leaky_training": Recorded(leaky_training),
     "memory_for_time": Recorded(memory_for_time),
     "pipeline_splits": Recorded(pipeline_splits, gpus=2),
