@@ -47,6 +47,14 @@ def runs(monkeypatch):
     return asked
 
 
+def test_the_page_says_where_the_hosts_speed_comes_from(runs):
+    *_, assumed = answer(WISH, ["H200"])
+    assert "assumed to be that of the recorded H200s" in assumed
+    *_, given = answer(replace(WISH, host=1.5), ["H200"])
+    assert "1.5 times as long as on the host of the recorded H200s" in given
+    assert "assumed" not in given
+
+
 def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     gpus, parts, changes, notes = answer(WISH, ["T4", "H200"])
     assert gpus.rows == (
@@ -54,7 +62,7 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
         ("H200", "140 GiB", "20 GiB", "yes", "1 s ± 21%", "25% of it"),
     )
     assert parts.caption == "At the peak on the T4, made by train.py:3 x: 20 GiB, of them in tensors and workspaces 20 GiB"
-    assert "others are taken to do the same" in notes and "need as long for an operator" in notes
+    assert "others are taken to do the same" in notes and "It is assumed to be" in notes
     *tried, lacks = sorted(changes.rows, key=lambda row: row[1] == "")
     assert all(row[1] == "10 GiB" and row[3] == "yes" for row in tried)
     reason = "the T4 has no tensor cores for bfloat16 (compute capability 7.5)"

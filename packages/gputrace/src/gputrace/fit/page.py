@@ -38,10 +38,16 @@ needs: the most that is taken of the GPU's memory: CUDA's context and all that P
 ±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by less, half of them by 7% and 10%.
    Of other GPUs single operators and 33 networks were compared: they have the H200's bar at least.
 a step takes: without loading data, and what else is the script's own Python. One of a few milliseconds may take 1 ms more.
-waits for the host: the share of a step in which the GPU has nothing to do. The host is taken to need {longer} for an operator as that of
-   the recorded H200s; --host gives its speed, or measures it.
+the GPU waits for the host: the share of a step in which the GPU has nothing to do. If that is most of
+   the step, the time depends on the host's speed. {host}
 sharding: over as few GPUs of one machine as it fits, up to 8. One of them ran, and the others are taken to do the same when it does.
    Each takes the script's whole batch, n times as many samples a step, and has the model whole until its optimizer is made."""
+
+ASSUMED_HOST = """It is assumed to be that of the recorded H200s.
+   In training steps, the hosts of an H200 and of an H100 took 1.4 and 1.7 times as long (2026-11-27).
+   --host here measures this computer, and --host 1.5 gives a speed."""
+GIVEN_HOST = """Everything that the host does is taken to need
+   {times:g} times as long as on the host of the recorded H200s, as --host says."""
 
 Tell = Callable[[str], object]
 
@@ -79,7 +85,10 @@ def answer(wish: Wish, models: Iterable[str], tell: Tell = lambda line: None, st
     steps = max(wish.steps, needed[tightest].steps)  # as many as without a change, if memory grows
     wish = replace(wish, like=tightest, memory=ROOM, steps=steps)
     yield _changes(runner, wish, needed[tightest], tried[tightest].total, tell)
-    yield NOTES.format(longer="as long" if wish.host == 1 else f"{wish.host:g} times as long")
+    host = ASSUMED_HOST
+    if wish.host != 1:
+        host = GIVEN_HOST.format(times=wish.host)
+    yield NOTES.format(host=host)
 
 
 def _each(runner: Runner, wishes: list[Wish], told: str, tell: Tell) -> dict[str, Outcome]:
