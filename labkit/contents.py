@@ -42,7 +42,8 @@ def read(path: Path) -> Lesson:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no notebook: {error!r}") from error
     text = "\n".join(sources)
-    labs = dict.fromkeys(re.findall(r"\b(?:labs\.(?=\w+(?:Lab|Panel)\()|labkit\.Lab\(\s*)(\w+)", text))
+    made = r"\b(?:labs\.(?=\w+(?:Lab|Panel)\()|labs import (?=\w+Lab\b)|labkit\.Lab\(\s*)(\w+)"
+    labs = dict.fromkeys(re.findall(made, text))
     return Lesson(path.name, title, tuple(re.findall(r'^labkit\.check\("(.+?)"', text, re.MULTILINE)), tuple(labs))
 
 
