@@ -177,7 +177,8 @@ def observe_models(bytes_per_device: Any, models: Plain) -> Plain:
 
 def _modules(layer: Plain) -> list[nn.Module]:
     if layer["kind"] == "norm":
-        return [nn.BatchNorm1d(layer["features"], device=layer["device"])]
+        norm = nn.BatchNorm1d(layer["features"], device=layer["device"])
+        return [norm, norm]  # used twice, to be counted once
     if layer["kind"] == "mask":
         return [Masked(layer["size"], layer["device"])]
     linear = nn.Linear(layer["in"], layer["out"], device=layer["device"], dtype=getattr(torch, layer["dtype"]))
@@ -218,10 +219,10 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
         wrong = [device for device in sorted(expected) if counted[device] != expected[device]]
         if wrong:
             due, yours = expected[wrong[0]], counted[wrong[0]]
-            hint = "Are parameters all that a layer keeps?"
+            hint = "Are parameters all that a layer keeps, and do all dtypes have the same size?"
             if yours is not None and yours > due:
-                hint = "Did you count a shared weight twice?"
-            return not_yet(f"on {wrong[0]} the model has {due} bytes, you counted {yours}. Do all dtypes have the same size? {hint}")
+                hint = "Did you count a shared parameter or buffer twice, or take one size for all dtypes?"
+            return not_yet(f"on {wrong[0]} the model has {due} bytes, you counted {yours}. {hint}")
     return right()
 
 
@@ -306,7 +307,7 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
         if not best["total"] <= max(copy, best["work"]) + min(copy, best["work"]) / 2:
             return not_yet(
                 f"a copy of {copy * 1e3:.2f} ms and work of {best['work'] * 1e3:.2f} ms took {best['total'] * 1e3:.2f} ms together, "
-                "no less than one after the other. Which argument of Tensor.to lets it return at once, and when do you wait?"
+                "no less than one after the other. Which argument of Tensor.to lets it return at once? Do you wait only for what is still missing?"
             )
     return right(f"{took.capitalize()}.")
 

@@ -97,9 +97,15 @@ def test_the_sine_costs_no_time_and_the_product_60_times_as_lesson_1_says():
 
 
 def test_4_kib_take_about_a_tenth_of_the_time_of_4_mib_as_lesson_1_says():
-    assert "About a tenth. A copy takes some microseconds to start" in text("01_device_basics.ipynb")
-    shown = re.search(r"4 KiB take 1/(\d+) of the time of 4 MiB", printed("01_device_basics.ipynb", "size"))
-    assert 5 < int(shown[1]) < 20
+    quoted = re.search(
+        r"A tenth is the best answer: it is 1/(\d+). A copy takes 20 to 30 µs to start",
+        text("01_device_basics.ipynb"),
+    )
+    figure = printed("01_device_basics.ipynb", "size")
+    shown = re.search(r"4 KiB take 1/(\d+) of the time of 4 MiB", figure)
+    assert 5 < int(shown[1]) < 20 and shown[1] == quoted[1]
+    smallest = [float(time) for time in re.findall(r"([\d.]+) µs at size 4 KiB", figure)]
+    assert len(smallest) == 2 and all(20 <= time <= 30 for time in smallest)
     recorded = recorded_result("copy_speed").by("size", "seconds", memory="pinned", direction="h2d")
     assert 5 < recorded[4 << 20] / recorded[4 << 10] < 20
     assert recorded[64 << 10] < 1.5 * recorded[4 << 10]
@@ -107,7 +113,7 @@ def test_4_kib_take_about_a_tenth_of_the_time_of_4_mib_as_lesson_1_says():
 
 def test_a_narrow_step_is_limited_by_its_launches_as_lesson_1_says():
     quoted = re.search(
-        r"launch its (\d+) kernels, whatever their size. At a width of 16, the GPU works only (\d+)%",
+        r"launch its (\d+) kernels, about 30 µs for each. At a width of 16, the GPU works only (\d+)%",
         text("01_device_basics.ipynb"),
     )
     with labkit.use(gpus=1, virtual=True, quiet=True):
@@ -127,6 +133,8 @@ def test_a_narrow_step_is_limited_by_its_launches_as_lesson_1_says():
         with labkit.record() as trace:
             step()
     assert f" {quoted[1]} kernels" in trace.plot_timeline().alt
+    step_time = re.search(r"cuda: (\d+) µs per step", printed("01_device_basics.ipynb", "use"))
+    assert round(int(step_time[1]) / int(quoted[1]), -1) == 30
     assert trace.plot_timeline().title.startswith(f"The GPU worked {quoted[2]}%")
 
 

@@ -134,7 +134,7 @@ def test_bad_options_get_one_clear_line(shell, magic, line, said):
 @pytest.mark.parametrize("cell", ["await x", "async with x: pass", "[y async for y in x]", "print((await x) + 1)"])
 def test_a_cell_that_awaits_is_refused_by_name(shell, magic, cell):
     result, _, printed = run(shell, f"%%{magic}\n{cell}")
-    assert not result.success and f"%%{magic} cannot run a cell that awaits" in printed and "labkit.record()" in printed
+    assert not result.success and f"%%{magic} cannot run a cell that awaits" in printed and "`with record() as trace:`" in printed
 
 
 def test_a_mistake_in_the_syntax(shell):

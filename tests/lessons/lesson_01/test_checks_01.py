@@ -81,7 +81,7 @@ def test_bytes_are_counted_by_hand():
     assert judged({"cpu": 16, "cuda:0": 112}).passed
     assert "has 112 bytes, you counted 100" in judged({"cpu": 16, "cuda:0": 100}).message
     assert "counted a shared" not in judged({"cpu": 16, "cuda:0": 100}).message
-    assert "Did you count a shared weight twice?" in judged({"cpu": 16, "cuda:0": 128}).message
+    assert "Did you count a shared parameter or buffer twice" in judged({"cpu": 16, "cuda:0": 128}).message
     assert "your dict has nothing" in judged({}).message
     devices = {"type": "dict", "bytes": {"cpu": 16, "cuda:0": 112}, "keys": ["device"]}
     assert "keys of your dict are of type device" in judge_models([devices], [layers]).message
