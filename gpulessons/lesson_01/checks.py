@@ -307,7 +307,8 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
         if not best["total"] <= max(copy, best["work"]) + min(copy, best["work"]) / 2:
             return not_yet(
                 f"a copy of {copy * 1e3:.2f} ms and work of {best['work'] * 1e3:.2f} ms took {best['total'] * 1e3:.2f} ms together, "
-                "no less than one after the other. Which argument of Tensor.to lets it return at once? Do you wait only for what is still missing?"
+                "no less than one after the other. Which argument of Tensor.to lets it return at once? "
+                "Do you wait only for what is still missing?"
             )
     return right(f"{took.capitalize()}.")
 
