@@ -51,12 +51,6 @@ def _gain(result: Result, width: int) -> float:
     return _seconds(result, width=width, streams=1) / _seconds(result, width=width, streams=2)
 
 
-def _idle(result: Result, model: str) -> float:
-    """The share of the step in which a GPU has nothing to compute, on average."""
-    rows = [row for row in result.rows if row["model"] == model]
-    return 1 - sum(row["computing"] / row["seconds"] for row in rows) / len(rows)
-
-
 def _spread(result: Result, point: str) -> int:
     """Between the most and the least bytes that the runs had allocated there."""
     seen = result.column("bytes", point=point, kind="allocated")
@@ -92,10 +86,6 @@ CONCLUSIONS: dict[str, Conclusions] = {
     "data_parallel_step": {
         "DataParallel is slower than one GPU for the small model": lambda r: min(_by_gpus(r, "small")[1:]) > _by_gpus(r, "small")[0],
         "DataParallel is faster than one GPU for the large model": lambda r: max(_by_gpus(r, "large")[1:]) < _by_gpus(r, "large")[0],
-    },
-    "data_parallel_work": {
-        "with the small model the GPUs wait for most of the step": lambda r: _idle(r, "small") > 0.5,
-        "with the large model they wait for a smaller share of it": lambda r: _idle(r, "large") < _idle(r, "small"),
     },
     "ddp_beside_data_parallel": {
         f"on 4 GPUs DistributedDataParallel is faster than DataParallel for the {model} model": lambda r, model=model: (  # type: ignore[misc]

@@ -20,7 +20,7 @@ from benchmarks.origin import model, origin, recording
 from benchmarks.training_memory import training_memory
 from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_02.labs import two_streams
-from gpulessons.lesson_03.labs import data_parallel_step, data_parallel_work
+from gpulessons.lesson_03.labs import data_parallel_step
 from gpulessons.lesson_04.labs import pipeline_splits, pipeline_step
 from gpulessons.lesson_05.labs import fragmentation
 from gpulessons.lesson_06.labs import leaky_training
@@ -45,7 +45,6 @@ EXPERIMENTS = {
     "articles_on_trial": Recorded(articles_on_trial, gpus=4),
     "copy_speed": Recorded(copy_speed),
     "data_parallel_step": Recorded(data_parallel_step, gpus=4),
-    "data_parallel_work": Recorded(data_parallel_work, gpus=4),
     "ddp_beside_data_parallel": Recorded(ddp_beside_data_parallel, gpus=4),
     "ddp_memory": Recorded(ddp_memory, gpus=2),
     "ddp_seconds": Recorded(ddp_seconds, gpus=2),

@@ -414,8 +414,8 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
 
 CHECKS = [
     Check("03.1", draw_batches, observe_batches, judge_batches, gpus=2, section="Four functions"),
-    Check("03.2", draw_peaks, observe_peaks, judge_peaks, gpus=2, section="GPU 0 works harder"),
-    Check("03.3", draw_weights, observe_weights, judge_weights, gpus=2, section="Four functions"),
-    Check("03.4", draw_parts, observe_parts, judge_parts, gpus=2, section="GPU 0 works harder"),
-    Check("03.5", draw_losses, observe_losses, judge_losses, gpus=2, section="GPU 0 works harder"),
+    Check("03.2", draw_peaks, observe_peaks, judge_peaks, gpus=2, section="GPU 0 needs more memory"),
+    Check("03.3", draw_weights, observe_weights, judge_weights, gpus=2, section="The gradients come back"),
+    Check("03.4", draw_parts, observe_parts, judge_parts, gpus=2, section="Which GPU gets which rows"),
+    Check("03.5", draw_losses, observe_losses, judge_losses, gpus=2, section="The loss inside the module"),
 ]

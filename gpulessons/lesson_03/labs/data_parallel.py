@@ -1,23 +1,22 @@
-"""What nn.DataParallel costs and gains: a training step of a small and of a large network, by the number of GPUs, and what each did."""
+"""The gain of nn.DataParallel: seconds of a training step of a small and of a large network, by the number of GPUs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
 from torch import nn
 
 from gpulessons.networks import linear_layers
-from gputrace import record, units
+from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, binary_scale, darker, label_ends, new_canvas
 from labkit import machine
 from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.labs.figures import SAME, add_line, finished, hollow, in_style, sources
 from labkit.labs.panel import Lab
 from labkit.labs.predictions import compared_as_factor, stays_open
-from labkit.labs.timing import host_seconds, synchronize
+from labkit.labs.timing import host_seconds
 
 MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch
 ASKED = "large"  # the model of which learners predict
@@ -25,7 +24,6 @@ GPUS = (1, 2, 4)
 LAYERS = 8
 LARGEST = 1 << 16
 COLUMNS = {"gpus": "GPUs", "model": "", "width": "neurons", "batch": "rows", "seconds": "seconds"}
-WORK_COLUMNS = {"model": "", "gpu": "", "computing": "seconds", "seconds": "seconds"}
 
 
 def data_parallel_step(gpus: Sequence[int] = GPUS, models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3) -> Run:
@@ -47,41 +45,10 @@ def data_parallel_step(gpus: Sequence[int] = GPUS, models: Mapping[str, Sequence
     return Run("data_parallel_step", parameters, COLUMNS, name, len(gpus) * len(sizes), _points(gpus, sizes, repeats))
 
 
-def data_parallel_work(gpus: int = 4, models: Mapping[str, Sequence[int]] = MODELS) -> Run:
-    """Seconds for which each GPU computes in one training step of each of the `models`, and the seconds of the step.
-
-    The models and the step are those of `data_parallel_step`; recorded is the step after two that are not. Raises as it does.
-    """
-    name = badge()
-    [gpus] = checked_sizes("gpus", [gpus], machine.in_use().count)
-    sizes = {model: _checked_model(model, size) for model, size in models.items()}
-    parameters = {"gpus": gpus, "models": sizes}
-    return Run("data_parallel_work", parameters, WORK_COLUMNS, name, gpus * len(sizes), _work_points(gpus, sizes))
-
-
-def _work_points(gpus: int, models: Mapping[str, Sequence[int]]) -> Iterator[Row]:
-    for model, (width, batch) in models.items():
-        with machine.in_use().without_values():
-            step = _prepared(width, batch, gpus)
-            synchronize(gpus)
-            with record(timeline=True) as trace:
-                step()
-                synchronize(gpus)
-            del step  # what it holds has no values
-        for gpu in range(gpus):
-            yield {"model": model, "gpu": gpu, "computing": trace.busy(gpu, "kernel"), "seconds": trace.end}
-
-
 def parallel_gain(result: Result, model: str) -> dict[int, float]:
     """How many times faster the model's step is than on one GPU, by the number of GPUs; less than 1 where it is slower."""
     seconds = result.by("gpus", "seconds", model=model)
     return {gpus: seconds[1] / value for gpus, value in seconds.items() if gpus > 1 and 1 in seconds}
-
-
-def computing_shares(result: Result, model: str) -> dict[int, float]:
-    """The share of the model's step for which each GPU computes, from a result of `data_parallel_work`."""
-    columns = (result.column(name, model=model) for name in ("gpu", "computing", "seconds"))
-    return {gpu: computing / seconds for gpu, computing, seconds in zip(*columns, strict=True)}
 
 
 def _checked_model(model: str, size: Sequence[int]) -> list[int]:
@@ -148,47 +115,6 @@ def plot_data_parallel_step(result: Result, recorded: Result | None = None, pred
     axes.set_ylabel("times as fast as on one GPU")
     label_ends(axes, labels)
     return finished(canvas, result, recorded, _proof, sentence)
-
-
-@in_style
-def plot_data_parallel_work(result: Result, recorded: Result | None = None) -> Figure:
-    """The share of a training step for which each GPU computes, a bar for each, in a panel for each model; a diamond where recorded."""
-    models = list(result.parameters["models"])
-    canvas, *panels = new_canvas(_work_finding(result, models), rows=len(models))
-    for axes, model, colour in zip(panels, models, COLOURS, strict=False):
-        shares = computing_shares(result, model)
-        axes.barh(list(shares), list(shares.values()), color=colour, height=0.6)
-        if recorded is not None:
-            there = computing_shares(recorded, model)
-            axes.plot(list(there.values()), list(there), "D", markerfacecolor="white", markeredgecolor="black")
-        axes.set(xlim=(0, 1), yticks=range(result.parameters["gpus"]))
-        axes.set_yticklabels([f"GPU {gpu}" for gpu in range(result.parameters["gpus"])])
-        axes.invert_yaxis()
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.text(1.02, 0.5, f"{model} model", transform=axes.transAxes, va="center", color=darker(colour))
-    panels[-1].set_xlabel("share of the step for which it computes")
-    shown = None if recorded is None else f"{result.badge}  ·  diamonds: {recorded.badge}"
-    return finished(canvas, result, recorded, _work_proof, shown=shown)
-
-
-def _work_finding(result: Result, models: list[str]) -> str:
-    parts = []
-    for model in models:
-        if shares := computing_shares(result, model):
-            parts.append(f"{model} model {mean(shares.values()):.0%}")
-    return (
-        f"Share of a step for which the GPUs compute: {', '.join(parts)}"
-        if parts
-        else "Not measured yet: for how much of a step each GPU computes"
-    )
-
-
-def _work_proof(result: Result) -> str:
-    parts = []
-    for model in result.parameters["models"]:
-        if shares := computing_shares(result, model):
-            parts.append(f"{model} model, {', '.join(f'GPU {gpu} {share:.0%}' for gpu, share in shares.items())}")
-    return f"{'; '.join(parts)}."
 
 
 def _finding(result: Result, models: list[str]) -> str:

@@ -4,14 +4,8 @@ import pytest
 import torch
 
 import labkit
-from gpulessons.lesson_03.labs import (
-    DataParallelLab,
-    data_parallel_step,
-    data_parallel_work,
-    plot_data_parallel_step,
-    plot_data_parallel_work,
-)
-from gpulessons.lesson_03.labs.data_parallel import COLUMNS, WORK_COLUMNS, computing_shares, parallel_gain
+from gpulessons.lesson_03.labs import DataParallelLab, data_parallel_step, plot_data_parallel_step
+from gpulessons.lesson_03.labs.data_parallel import COLUMNS, parallel_gain
 from labkit.labs import Result, collect, recorded_result
 
 from ...learner import predict_and_run as run
@@ -67,31 +61,6 @@ def test_four_real_gpus_say_the_same():
     assert parallel_gain(result, "small")[4] < 1 < parallel_gain(result, "large")[4]
 
 
-# What each GPU does in a step
-
-
-def test_in_a_small_models_step_the_gpus_wait_for_launches():
-    with labkit.use(gpus=4, like="H200", virtual=True, quiet=True):
-        result = collect(data_parallel_work())
-        small, large = (computing_shares(result, model) for model in ("small", "large"))
-        assert list(small) == list(large) == [0, 1, 2, 3]
-        assert max(small.values()) < 0.2 < 0.6 < min(large.values()) < 1
-        assert torch.ones(2, device="cuda").tolist() == [1, 1]  # values are computed again
-
-
-def test_bad_arguments_of_the_work_are_refused():
-    with labkit.use(gpus=2, virtual=True, quiet=True), pytest.raises(ValueError, match="from 1 to 2"):
-        data_parallel_work()
-
-
-@pytest.mark.gpu(4)
-@pytest.mark.filterwarnings("ignore:.*Attempting to run cuBLAS, but there was no current CUDA context")
-def test_four_real_gpus_wait_for_launches_too():
-    with labkit.use(gpus=4, virtual=False, quiet=True):
-        result = collect(data_parallel_work())
-    assert max(computing_shares(result, "small").values()) < min(computing_shares(result, "large").values())
-
-
 def steps(seconds, badge="measured on paper", **more) -> Result:
     """A result from {model: {GPUs: seconds}}."""
     rows = [
@@ -143,27 +112,6 @@ def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(drawn):
 
 def test_a_prediction_for_what_was_not_measured_is_not_drawn():
     assert "Predicted" not in plot_data_parallel_step(steps({"small": {1: 0.002}, "large": {}}), prediction=3).alt
-
-
-def work(shares, badge="measured on paper", **more) -> Result:
-    """A result from {model: shares of the GPUs}."""
-    rows = [
-        {"model": model, "gpu": gpu, "computing": share, "seconds": 1.0} for model, row in shares.items() for gpu, share in enumerate(row)
-    ]
-    return Result("data_parallel_work", {"gpus": 2, "models": {"small": [8, 4], "large": [8, 4]}}, WORK_COLUMNS, rows, badge, **more)
-
-
-def test_the_share_of_a_step_at_work_beside_the_recorded_one(drawn):
-    recorded = work({"small": [0.1, 0.2], "large": [0.9, 0.8]}, "recorded on 2× NVIDIA H200", origin={"machine": "2x NVIDIA H200"})
-    figure = plot_data_parallel_work(work({"small": [0.2, 0.1], "large": [0.75, 0.65]}), recorded)
-    assert figure.title == "Share of a step for which the GPUs compute: small model 15%, large model 70%"
-    assert "Small model, GPU 0 20%, GPU 1 10%; large model, GPU 0 75%, GPU 1 65%." in figure.alt
-    assert drawn[-1].texts[-1].get_text() == "measured on paper  ·  diamonds: recorded on 2× NVIDIA H200"
-    assert "GPU 0 90%" in figure.alt and figure.alt.endswith("Measured on paper.")
-
-
-def test_nothing_measured_yet():
-    assert plot_data_parallel_work(work({})).title == "Not measured yet: for how much of a step each GPU computes"
 
 
 @pytest.fixture
