@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -108,8 +109,15 @@ def plotted(
     if by is None:
         by = _only_other(result, x)
     _check_one_row_per_point(result, x, by)
-    lines = lines_of(result, x, by, quantity)
-    dashed = [] if recorded is None else lines_of(recorded, x, by, quantity)
+    places = _places(result, recorded, x)
+    measured = result.column(x)
+    first = next(place for place in places if place in measured)
+    lines = lines_of(result, x, by, quantity, places, first)
+    dashed = []
+    if recorded is not None:
+        drawn = [line.value for line in lines]
+        dashed = lines_of(recorded, x, by, quantity, places, first)
+        dashed = [line for line in dashed if line.value in drawn]
     if len(lines) > len(LINES):
         raise ValueError(
             f"{by} has {len(lines)} values, and a figure has at most {len(LINES)} lines. "
@@ -118,19 +126,25 @@ def plotted(
     predicted = _checked_prediction(result, x, prediction)
     unit = result.columns[x]
     with matplotlib.rc_context(STYLE):
-        finding = title if title is not None else _finding(lines, x, unit, quantity)
+        finding = title if title is not None else _finding(lines, x, unit, quantity, places)
         canvas, axes = new_canvas(finding)
-        _draw(axes, result, lines, dashed, x, quantity, predicted)
-        badge = result.badge
-        if recorded is not None:
-            badge = f"{result.badge}  ·  dashed: {recorded.badge}"
-        add_badge(canvas, badge)
+        _draw(axes, result, lines, dashed, x, quantity, predicted, places, first)
+        notes = [result.badge]
+        left_out = _left_out(result, by, lines)
+        if left_out:
+            left_out = f"not drawn, because {_at(x, unit, first)} is missing: {left_out}"
+            notes.append(left_out)
+        if dashed and recorded is not None:
+            notes.append(f"dashed: {recorded.badge}")
+        add_badge(canvas, "  ·  ".join(notes))
         sentences = [_in_words(lines, x, unit, quantity)]
+        if left_out:
+            sentences.append(left_out[0].upper() + left_out[1:])
         if predicted is not None:
             sentences.append(
                 f"Predicted at {_at(x, unit, predicted[0])}: {quantity.text(predicted[1])}"
             )
-        if recorded is not None:
+        if dashed and recorded is not None:
             sentences.append(f"{recorded.badge}: {_in_words(dashed, x, unit, quantity)}")
         return Figure(canvas, words(canvas, *sentences, result.badge))
 
@@ -146,9 +160,11 @@ def quantity_of(result: ResultData, y: str) -> Quantity:
         if y == kind or y.endswith(f" {kind}"):
             column = y.removesuffix(kind).rstrip()
             return _derived(result, kind, column)
+    near = get_close_matches(y, [*result.columns, SPEED_UP, PER_GPU], n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
     raise KeyError(
         f"{result.name} has no column {y!r}; it has {', '.join(result.columns)}. "
-        f"{SPEED_UP!r} and {PER_GPU!r} are made of a column."
+        f"{SPEED_UP!r} and {PER_GPU!r} are made of a column.{hint}"
     )
 
 
@@ -217,17 +233,55 @@ def _check_one_row_per_point(result: ResultData, x: str, by: str | None) -> None
         seen.add(point)
 
 
-def lines_of(result: ResultData, x: str, by: str | None, quantity: Quantity) -> list[Line]:
-    """Return the lines, with their points in the order of the rows."""
+def _places(result: ResultData, recorded: ResultData | None, x: str) -> list[Any]:
+    """Return the values of `x` that rows have, in the order of the grid."""
+    rows = [*result.rows, *([] if recorded is None else recorded.rows)]
+    there = list(dict.fromkeys(row[x] for row in rows))
+    grid = result.parameters.get(x)
+    if not isinstance(grid, list):
+        return there
+    ordered = [value for value in grid if value in there]
+    return ordered + [value for value in there if value not in ordered]
+
+
+def lines_of(
+    result: ResultData,
+    x: str,
+    by: str | None,
+    quantity: Quantity,
+    places: list[Any],
+    first: Any,
+) -> list[Line]:
+    """Return the lines, with their points in the order of `places`.
+
+    A speed-up compares with the place `first`. A line that has no row there is left out.
+    """
     groups: dict[Any, list[Row]] = {}
-    for row in result.rows:
+    for row in sorted(result.rows, key=lambda row: places.index(row[x])):
         groups.setdefault(None if by is None else row[by], []).append(row)
     lines = []
-    for value, rows in groups.items():
-        points = [(row[x], quantity.value(row, rows[0])) for row in rows]
-        name = "" if by is None else f"{_name(by)} {units.text(value, result.columns[by])}"
+    for value in dict.fromkeys(None if by is None else row[by] for row in result.rows):
+        rows = groups[value]
+        compared = [row for row in rows if row[x] == first]
+        if quantity.unit == SPEED_UP and not compared:
+            continue
+        points = [(row[x], quantity.value(row, (compared or rows)[0])) for row in rows]
+        name = "" if by is None else _line_name(result, by, value)
         lines.append(Line(value, name, points))
     return lines
+
+
+def _line_name(result: ResultData, by: str, value: Any) -> str:
+    return f"{_name(by)} {units.text(value, result.columns[by])}"
+
+
+def _left_out(result: ResultData, by: str | None, lines: list[Line]) -> str:
+    """Return the names of the lines that are not drawn."""
+    if by is None:
+        return ""
+    drawn = [line.value for line in lines]
+    values = dict.fromkeys(row[by] for row in result.rows if row[by] not in drawn)
+    return ", ".join(_line_name(result, by, value) for value in values)
 
 
 def _checked_prediction(
@@ -262,8 +316,11 @@ def _draw(
     x: str,
     quantity: Quantity,
     predicted: Point | None,
+    grid: list[Any],
+    first: Any,
 ) -> None:
-    places = list(dict.fromkeys(place for line in [*lines, *dashed] for place, _ in line.points))
+    drawn_places = {place for line in [*lines, *dashed] for place, _ in line.points}
+    places = [place for place in grid if place in drawn_places]
     numeric = all(map(_is_number, places))
     if numeric:
         places.sort()
@@ -289,9 +346,7 @@ def _draw(
     if predicted is not None:
         _draw_prediction(axes, position(predicted[0]), predicted[1], quantity)
     _scale_x(axes, result, x, places, numeric)
-    _scale_y(
-        axes, lines + dashed, quantity, predicted, _at(x, result.columns[x], lines[0].points[0][0])
-    )
+    _scale_y(axes, lines + dashed, quantity, predicted, _at(x, result.columns[x], first))
     _label(axes, labels)
 
 
@@ -393,20 +448,31 @@ def _label(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
 # What it finds
 
 
-def _finding(lines: list[Line], x: str, unit: str, quantity: Quantity) -> str:
-    """Return the change of each line from the first x to the last, in short if there are many."""
-    first, last = (
-        units.text(place, unit) for place, _ in (lines[0].points[0], lines[0].points[-1])
-    )
-    changes = "; ".join(f"{line.name} {_change(line, quantity)}".strip() for line in lines)
-    if len(lines[0].points) == 1:
-        finding = f"{_name(quantity.name)} at {_name(x)} {first}: {changes}"
+def _finding(lines: list[Line], x: str, unit: str, quantity: Quantity, places: list[Any]) -> str:
+    """Return the change of each line from the first x to the last, in short if there are many.
+
+    A line that begins later or ends earlier says from where to where its change goes.
+    """
+    drawn = {place for line in lines for place, _ in line.points}
+    ends = [place for place in places if place in drawn]
+    first, last = units.text(ends[0], unit), units.text(ends[-1], unit)
+    changes = []
+    for line in lines:
+        change = f"{line.name} {_change(line, quantity)}".strip()
+        start, end = (units.text(place, unit) for place, _ in (line.points[0], line.points[-1]))
+        if (start, end) != (first, last):
+            change += f" ({start} → {end})" if start != end else f" (only {start})"
+        changes.append(change)
+    told = "; ".join(changes)
+    if len(ends) == 1:
+        finding = f"{_name(quantity.name)} at {_name(x)} {first}: {told}"
     elif quantity.unit == SPEED_UP:
-        finding = f"{_name(x)} {first} → {last}: {changes}"
+        finding = f"{_name(x)} {first} → {last}: {told}"
     else:
-        finding = f"{_name(quantity.name)}, {_name(x)} {first} → {last}: {changes}"
+        finding = f"{_name(quantity.name)}, {_name(x)} {first} → {last}: {told}"
     if text_width(finding, TEXT_POINTS, bold=True) > TITLE_WIDTH:
-        finding = _range(lines, x, last, quantity)
+        at_last = [value for line in lines for place, value in line.points if place == ends[-1]]
+        finding = _range(at_last, x, last, quantity)
     return finding[0].upper() + finding[1:]
 
 
@@ -419,12 +485,10 @@ def _change(line: Line, quantity: Quantity) -> str:
     return f"{quantity.text(start)} → {quantity.text(end)}"
 
 
-def _range(lines: list[Line], x: str, last: str, quantity: Quantity) -> str:
+def _range(values: list[float], x: str, last: str, quantity: Quantity) -> str:
     """Return the smallest and the largest value at the last x."""
-    ends = [line.points[-1] for line in lines]
-    least, most = min(value for _, value in ends), max(value for _, value in ends)
-    values = f"{quantity.text(least)} to {quantity.text(most)}"
-    return f"{_name(quantity.name)} at {_name(x)} {last}: {values}"
+    both = f"{quantity.text(min(values))} to {quantity.text(max(values))}"
+    return f"{_name(quantity.name)} at {_name(x)} {last}: {both}"
 
 
 def _faster(gain: float) -> str:

@@ -72,9 +72,47 @@ def test_a_speed_up_compares_with_the_first_x_of_the_line(drawn):
 
 
 def test_the_first_x_is_the_first_of_the_grid_and_the_axis_rises(drawn):
-    turned = result(rows=list(reversed(result().rows))).where(width=1024)
+    turned = result(parameters={"gpus": [4, 2, 1], "width": [1024, 4096]}).where(width=1024)
     assert turned.plot("gpus", "speed-up").title == "GPUs 4 → 1: 3 times as fast"
     assert list(lines(drawn[0])[BLUE, "-"].get_xdata()) == [1, 2, 4]
+
+
+def test_a_speed_up_leaves_a_line_without_the_first_x_out_and_says_so(drawn):
+    for argument in ("gpus", "width"):  # whichever varies fastest
+        rows = sorted(result().rows[:3] + result().rows[4:], key=lambda row: -row[argument])
+        figure = result(rows=rows).plot("gpus", "speed-up", by="width")
+        assert figure.title == "GPUs 1 → 4: width 1024 3 times slower"
+        assert list(lines(drawn[-1])) == [(BLUE, "-")]
+        note = "not drawn, because 1 GPU is missing: width 4096"
+        assert drawn[-1].texts[-1].get_text() == f"virtual GPU, modelled on paper  ·  {note}"
+        assert "Not drawn, because 1 GPU is missing: width 4096" in figure.alt
+
+
+def test_a_recording_compares_with_the_same_x(drawn, monkeypatch):
+    made = result(rows=result().rows[1:], badge="recorded on paper")
+    monkeypatch.setattr(Result, "recorded", lambda self, gpu=None: made)
+    result().plot("gpus", "speed-up")
+    assert (BLUE, "--") not in lines(drawn[0]) and (VERMILLION, "--") in lines(drawn[0])
+
+
+def test_a_recording_may_have_points_that_the_result_does_not_have(drawn, recording):
+    result(rows=result().rows[1:2]).plot("gpus", "speed-up", by="width")
+    dashed = lines(drawn[0])[BLUE, "--"]
+    assert list(dashed.get_xdata()) == [1, 2, 4]
+    assert list(dashed.get_ydata()) == pytest.approx([2, 1, 2 / 3])
+    assert drawn[0].axes[0].get_ylabel() == "times as fast as with 2 GPUs"
+
+
+def test_the_title_says_where_a_shorter_line_begins_and_ends():
+    later = result(rows=result().rows[:3] + result().rows[4:])
+    assert later.plot("gpus", "step_seconds").title.endswith("width 4096 1 s → 800 ms (2 → 4)")
+    shorter = result(rows=result().rows[:4])
+    assert shorter.plot("gpus", "step_seconds").title.endswith("width 4096 1.6 s (only 1)")
+
+
+def test_a_misspelt_quantity_names_the_one_that_was_meant():
+    with pytest.raises(KeyError, match="Did you mean 'speed-up'?"):
+        result().plot("gpus", "speedup")
 
 
 def test_per_gpu_divides_by_the_number_of_gpus(drawn):
