@@ -21,7 +21,8 @@ class Result(ResultData):
         badge: where the numbers come from. They are measured, virtual or recorded.
         origin: the machine, the versions and the date of a recording.
         failures: the arguments of each call that failed, and its error.
-        code: the fingerprint of the function that was measured, "" if its source is not known.
+        code: the fingerprint of the function that was measured, "" if its source is not known. It
+            is None for an experiment of a library.
 
     Raises ValueError for a row with other columns.
     """
@@ -39,12 +40,13 @@ class Result(ResultData):
         """Draw `y` over `x`, with a line for each value of `by`.
 
         Args:
-            x: a column, usually an argument.
+            x: a column, usually an argument. A column of texts gives points without a line.
             y: a column that was measured, or a quantity made of one. "speed-up" is the time at the
-                first `x` of the line over the time at each `x`. "per GPU" is the number over the
-                number of GPUs in the column `gpus`. If several columns were measured, write
-                "forward_seconds speed-up".
-            by: a column. It may be left out if only one argument besides `x` was varied.
+                first `x` over the time at each `x`, and a line without the first `x` is left out.
+                "per GPU" is the number over the number of GPUs in the column `gpus`. If several
+                columns were measured, write "forward_seconds speed-up".
+            by: a column with at most 7 values. It may be left out if only one argument besides `x`
+                was varied.
             title: the finding of the figure. Without it, the figure computes one.
             prediction: a point (x, y), drawn as a hollow marker.
             recorded: draw a dashed line with what a real GPU gave for the same code, if there is a
@@ -72,9 +74,11 @@ class Result(ResultData):
 
     def rows_as_in(self, other: "Result") -> list[Row]:
         """Return the rows of this recording that `other` asked for, none if the code differs."""
-        if self.code != other.code:
+        if self.code != other.code or self.code == "":
             return []
-        if self.code:
+        if self.code is not None:
+            if set(self.columns) != set(other.columns):
+                return []
             if set(self.arguments) != set(other.arguments):
                 return []
             lists = other.parameters

@@ -29,7 +29,7 @@ class ResultData:
     badge: str
     origin: dict[str, Any] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
-    code: str = ""
+    code: str | None = None
 
     def __post_init__(self) -> None:
         for row in self.rows:

@@ -170,6 +170,20 @@ def test_a_recording_of_other_code_does_not_count(recorded_on):
     assert result(code="").recorded() is None
 
 
+def test_without_a_fingerprint_there_is_no_recording(recorded_on):
+    recorded_on("h200", code="")
+    assert result(code="").recorded() is None
+    recorded_on("h100", code=None)
+    assert result(code="").recorded() is None
+
+
+def test_a_recording_with_other_columns_does_not_count(recorded_on):
+    columns = {"gpus": "", "width": "", "other": ""}
+    rows = [{"gpus": 1, "width": 1024, "other": 1}]
+    recorded_on("h200", columns=columns, rows=rows)
+    assert result().recorded() is None
+
+
 def test_a_recording_of_other_arguments_does_not_count(recorded_on):
     recorded_on("h200")
     columns = {"gpus": "", "step_seconds": "seconds"}
