@@ -77,6 +77,22 @@ def _check_arguments(function: Callable[..., Any], grid: Grid) -> None:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some functions written in C do not say
         return
+    positional = [
+        each.name
+        for each in parameters
+        if each.kind is each.POSITIONAL_ONLY
+        and (each.default is each.empty or each.name in grid.values)
+    ]
+    if positional:
+        names = ", ".join(positional)
+        call = getattr(function, "__qualname__", name_of(function))
+        module = getattr(function, "__module__", None) or "builtins"
+        if module not in ("builtins", "__main__"):
+            call = f"{module}.{call}"
+        raise TypeError(
+            f"{name_of(function)} takes its arguments by position only. "
+            f"Wrap it: `def f({names}): return {call}({names})`."
+        )
     kinds = {parameter.kind for parameter in parameters}
     by_name = [
         each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)

@@ -1,7 +1,9 @@
 """Measure a function of one's own: `seconds` of a step, and `measure` for a grid of arguments."""
 
 import contextlib
+import copy
 import gc
+import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +31,8 @@ def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> f
     Each time starts when all GPUs are idle and ends when all work of the step is done. The first
     calls, `warm_up` of them, do not count.
 
-    Raises TypeError if `step` is not a function, ValueError for a wrong number of calls, and
-    RuntimeError if no GPU is in use.
+    Raises TypeError if `step` is not a function, or returns a generator or a coroutine. Raises
+    ValueError for a wrong number of calls, and RuntimeError if no GPU is in use.
     """
     used = machine.in_use()
     if not callable(step):
@@ -45,10 +47,22 @@ def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> f
     for _ in range(warm_up + repeats):
         _wait_for_all(used.count)
         start = used.host_time()
-        step()
+        _check_that_it_ran(step())
         _wait_for_all(used.count)
         times.append(used.host_time() - start)
     return round(median(times[warm_up:]), CLOCK_DIGITS)
+
+
+def _check_that_it_ran(outcome: object) -> None:
+    """Raise TypeError for a generator or a coroutine, which a call makes but does not run."""
+    if inspect.isgenerator(outcome) or inspect.iscoroutine(outcome):
+        outcome.close()
+    elif not inspect.isasyncgen(outcome):
+        return
+    raise TypeError(
+        f"The step returned a {type(outcome).__name__}, so its code did not run. "
+        "Give labkit.seconds a function that does the work when it is called."
+    )
 
 
 def _wait_for_all(gpus: int) -> None:
@@ -67,21 +81,28 @@ def measure(
 
     Args:
         function: returns one number, or a dictionary of numbers with the same names each time.
-        grid: a value or a list of values for each argument.
+        grid: for each argument one value, or a list, tuple, range or array of values. Put a value
+            that is itself a list into a list: `[[1, 2]]`.
         values: with False, virtual GPUs keep memory, order and time but compute no numbers, which
-            makes large networks affordable. It changes nothing on real GPUs.
+            makes large networks affordable. Numbers that are read from a tensor are then nan or an
+            error. Make tensors inside the function, because older tensors lose their values. It
+            changes nothing on real GPUs.
         units: units of columns, such as `{"peak": "bytes"}`. The columns `seconds` and `bytes`, and
             those whose names end in `_seconds` or `_bytes`, have their units without it.
 
-    A combination that fails is reported, and the others are kept. An interrupt keeps the rows that
-    were measured.
+    Each call starts with its own peak of memory: `torch.cuda.max_memory_allocated` does not count
+    what calls before it used. The memory that PyTorch keeps reserved stays reserved.
+
+    A combination that fails is reported, and the others are kept. An interrupt keeps what was
+    measured so far.
 
     Raises:
-        TypeError: the function cannot be called with these arguments, or does not return numbers.
+        TypeError: the function cannot be called with these arguments.
         ValueError: the grid has an empty list or a value twice, or `units` names a column that does
             not exist.
         RuntimeError: no GPU is in use.
-        Exception: if every combination fails, the error of the first one.
+        Exception: if every combination fails, the error of the first one. It is a TypeError if the
+            function does not return numbers, and a ValueError if it returns nan or inf.
     """
     measurement = Measurement(function, grid, values=values, units=units)
     with ProgressBar(measurement.name, measurement.total) as bar:
@@ -91,7 +112,7 @@ def measure(
             for _ in measurement:
                 pass
         except KeyboardInterrupt:
-            if not measurement.rows:
+            if not measurement.done:
                 raise
             rows = "1 row" if len(measurement.rows) == 1 else f"{len(measurement.rows)} rows"
             bar.print(
@@ -153,8 +174,10 @@ class Measurement(Run):
 
     def _rows_that_work(self) -> Iterator[Row]:
         for arguments in self._grid.combinations():
-            self.on_start(self.done, in_words(arguments))
-            row = self._row(arguments)
+            # The function may change a list, so the labels are made before the call.
+            labels = {name: label(value) for name, value in arguments.items()}
+            self.on_start(self.done, in_words(labels))
+            row = self._row(arguments, labels)
             if row is not None:
                 yield row
         if not self.rows and self._first_error is not None:
@@ -164,51 +187,46 @@ class Measurement(Run):
                 )
             raise self._first_error
 
-    def _row(self, arguments: dict[str, Any]) -> Row | None:
+    def _row(self, arguments: dict[str, Any], labels: dict[str, Any]) -> Row | None:
         """Call the function once. Return None, and keep the reason, if the call fails."""
         held = self._allocated()
+        for gpu in range(self._machine.count):
+            torch.cuda.reset_peak_memory_stats(gpu)
         try:
-            outcome = self._call(arguments)
+            numbers = self._numbers(self._call(arguments))
         except Exception as error:
-            self._failed(arguments, error)
+            self._failed(labels, error)
             return None
         finally:
             # Tensors in reference cycles would count for the next combination.
             if any(now > before for now, before in zip(self._allocated(), held, strict=True)):
                 gc.collect()
-        try:
-            numbers = self._numbers(outcome)
-        except ValueError as error:
-            self._failed(arguments, error)
-            return None
-        except TypeError as error:
-            if not self.rows:  # the function is wrong, not the combination
-                raise
-            self._failed(arguments, error)
-            return None
         if not self.columns:
             self.columns = self._columns(list(numbers))
-        return {name: label(value) for name, value in arguments.items()} | numbers
+        return labels | numbers
 
     def _call(self, arguments: dict[str, Any]) -> Any:
+        """Call the function with lists and dictionaries of its own, which it may change."""
+        own = {
+            name: copy.deepcopy(value) if isinstance(value, list | dict) else value
+            for name, value in arguments.items()
+        }
         if self._values:
-            return self._function(**arguments)
+            return self._function(**own)
         with self._machine.without_values():
-            return self._function(**arguments)
+            return self._function(**own)
 
     def _allocated(self) -> list[int]:
         return [torch.cuda.memory_allocated(gpu) for gpu in range(self._machine.count)]
 
-    def _failed(self, arguments: dict[str, Any], error: Exception) -> None:
+    def _failed(self, labels: dict[str, Any], error: Exception) -> None:
         _free_locals(error)
         if self._first_error is None:
             self._first_error = error
-        text = _shortened(f"{type(error).__name__}: {error}")
-        self.failures.append(
-            {"arguments": {name: label(value) for name, value in arguments.items()}, "error": text}
-        )
+        text = _shortened(_error_text(error))
+        self.failures.append({"arguments": labels, "error": text})
         if self.total > 1:
-            self.on_failure(f"{self.name} failed for {in_words(arguments)}. {text}")
+            self.on_failure(f"{self.name} failed for {in_words(labels)}. {text}")
 
     def _numbers(self, outcome: Any) -> dict[str, float]:
         """Return what the function returned as named numbers.
@@ -231,10 +249,10 @@ class Measurement(Run):
                 f"Before, it returned {', '.join(expected)}."
             )
         for name, value in numbers.items():
-            if not math.isfinite(value):
+            if not _is_finite(value):
                 why = "" if self._values else " With values=False, virtual GPUs compute no numbers."
                 raise ValueError(
-                    f"{self.name} returned {value} as {name}. "
+                    f"{self.name} returned {_number_text(value)} as {name}. "
                     f"Only finite numbers can be measured.{why}"
                 )
         return numbers
@@ -297,6 +315,31 @@ def _number(value: Any, function: str, key: str | None) -> float:
     raise TypeError(
         f"{function} returned a {type(value).__name__}{where}. "
         "Return a number or a dictionary of numbers."
+    )
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _number_text(value: float) -> str:
+    """Return the number as text. Whole numbers beyond the largest float are not written out."""
+    if isinstance(value, int) and not _is_finite(value):
+        return "a number that is too large"
+    return str(value)
+
+
+def _error_text(error: Exception) -> str:
+    """Return the name and the message of an error, also of one whose message cannot be read."""
+    try:
+        message = str(error)
+    except Exception as another:
+        message = f"(its message cannot be read: {type(another).__name__})"
+    return (
+        f"{type(error).__name__}: {message}" if message else f"{type(error).__name__} (no message)"
     )
 
 

@@ -1,6 +1,7 @@
 """`labkit.seconds` and `labkit.measure` on functions of all kinds."""
 
 import json
+import math
 import signal
 import sys
 from functools import partial
@@ -70,6 +71,28 @@ def test_seconds_refuse_what_is_no_function(gpu):
         labkit.seconds(print, repeats=0)
     with pytest.raises(ValueError, match="warm_up=-1"):
         labkit.seconds(print, warm_up=-1)
+
+
+def test_seconds_refuse_a_step_whose_code_does_not_run(gpu):
+    ran = []
+
+    def generator():
+        ran.append(1)
+        yield
+
+    async def coroutine():
+        ran.append(1)
+
+    async def both():
+        ran.append(1)
+        yield
+
+    for step, kind in ((generator, "generator"), (coroutine, "coroutine"), (both, "async_generator")):
+        with pytest.raises(TypeError, match=f"returned a {kind}, so its code did not run"):
+            labkit.seconds(step)
+        with pytest.raises(TypeError, match="so its code did not run"):
+            labkit.seconds(lambda step=step: step())
+    assert ran == []
 
 
 def test_without_gpus_nothing_is_measured():
@@ -195,6 +218,34 @@ def test_tensors_of_one_combination_do_not_count_for_the_next(gpu):
     assert len(set(result.column("held_bytes"))) == 1
 
 
+def test_each_call_has_its_own_peak(gpu):
+    def peak(n):
+        torch.ones(n * 2**18, device="cuda")
+        return torch.cuda.max_memory_allocated() / 2**20
+
+    torch.ones(2**26, device="cuda")
+    assert labkit.measure(peak, {"n": [64, 8]}).column("peak") == [64, 8]
+
+
+def test_calls_share_no_lists_and_labels_are_those_of_the_grid(gpu):
+    def total(sizes, n):
+        sizes.append(n)
+        if n == 3:
+            raise ValueError("three")
+        return len(sizes)
+
+    sizes = [1, 2]
+    result = labkit.measure(total, {"sizes": [sizes], "n": [1, 2, 3]})
+    assert result.column("total") == [3, 3] and result.column("sizes") == ["[1, 2]"] * 2
+    assert result.failures[0]["arguments"] == {"sizes": "[1, 2]", "n": 3}
+    assert sizes == [1, 2]
+
+
+def test_a_column_of_texts_may_have_the_name_of_a_unit(gpu):
+    result = labkit.measure(lambda sleep_seconds: 1, {"sleep_seconds": ["a", "b"]})
+    assert repr(result).splitlines()[2].split() == ["a", "1"]
+
+
 # What is refused
 
 
@@ -237,16 +288,55 @@ def test_a_function_of_any_named_arguments_takes_every_grid(gpu):
         ({"n": 2}, "step returned a number named 'n', which is also an argument"),
     ],
 )
-def test_a_function_that_returns_no_numbers_is_refused_at_once(gpu, returned, said):
-    calls = []
-
+def test_a_function_that_returns_no_numbers_is_refused(gpu, returned, said):
     def step(n):
-        calls.append(n)
         return returned
 
     with pytest.raises(TypeError, match=said):
         labkit.measure(step, {"n": [1, 2, 3]})
-    assert calls == [1]
+
+
+@pytest.mark.parametrize("returned", [None, "fast", 10**400])
+def test_a_combination_without_a_number_fails_alone_wherever_it_is(gpu, returned):
+    def step(n):
+        return returned if n == 3 else n
+
+    for order in ([3, 1, 2], [1, 2, 3]):
+        result = labkit.measure(step, {"n": order})
+        assert result.column("step") == [1, 2]
+        assert [failure["arguments"] for failure in result.failures] == [{"n": 3}]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (abs, r"abs takes its arguments by position only. Wrap it: `def f\(x\): return abs\(x\)`"),
+        (math.pow, r"Wrap it: `def f\(x, y\): return math.pow\(x, y\)`"),
+    ],
+)
+def test_a_function_of_positions_is_refused(gpu, function, said):
+    with pytest.raises(TypeError, match=said):
+        labkit.measure(function, {"x": [1, 2], "y": 2})
+
+
+def test_every_error_has_a_text(gpu, capsys):
+    class SilentError(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    def step(n):
+        if n == 1:
+            raise AssertionError
+        if n == 2:
+            raise SilentError
+        return n
+
+    result = labkit.measure(step, {"n": [1, 2, 3]})
+    assert [failure["error"] for failure in result.failures] == [
+        "AssertionError (no message)",
+        "SilentError: (its message cannot be read: RuntimeError)",
+    ]
+    assert result.column("step") == [3]
 
 
 @pytest.mark.parametrize(
@@ -333,6 +423,18 @@ def test_an_interrupt_keeps_the_rows_and_says_so(gpu, capsys):
     assert capsys.readouterr().out == "Interrupted after 2 of 4 combinations. The result has 2 rows.\n"
     with pytest.raises(KeyboardInterrupt):
         labkit.measure(step, {"n": [3, 4]})
+
+
+def test_an_interrupt_keeps_the_failures(gpu, capsys):
+    def step(n):
+        if n == 2:
+            signal.raise_signal(signal.SIGINT)
+        raise ValueError("no room")
+
+    result = labkit.measure(step, {"n": [1, 2, 3]})
+    assert result.rows == [] and result.failures[0]["arguments"] == {"n": 1}
+    assert "Interrupted after 1 of 3 combinations. The result has 0 rows." in capsys.readouterr().out
+    assert "no room" in repr(result)
 
 
 # The progress
