@@ -2,42 +2,70 @@
 
 A recording has the fingerprint of the function that was measured. The fingerprint changes if the
 function changes, or a function, a class or a constant of the same notebook that the function uses.
-Comments and blank lines do not count.
+Arguments that a partial function binds and variables of an enclosing function count, too. Comments
+and blank lines do not count. There is no fingerprint if something that is used has neither a source
+in the notebook nor a plain value, such as a tensor.
 """
 
 import ast
 import hashlib
+import inspect
 import linecache
 import symtable
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import FunctionType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
+
 FINGERPRINT_LENGTH = 16
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-ALLOWED = {
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.device,
+)
+# The value of a constant may be computed with these names.
+ALLOWED: dict[str, Any] = {
     function.__name__: function
     for function in (dict, float, int, len, list, max, min, range, round, set, sorted, sum, tuple)
-}  # what the value of a constant may be computed with
+}
+DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+ALLOWED["torch"] = SimpleNamespace(device=torch.device, **DTYPES)
+
+
+class UnknownError(Exception):
+    """Something that a function uses has no text that stands for it."""
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
-    """Return the fingerprint of a function, or "" if its source is not known."""
-    while isinstance(function, partial):
-        function = function.func
-    if not isinstance(function, FunctionType) or not _text(function):
-        return ""
-    names = function.__globals__
+    """Return the fingerprint of a function, or "" if it cannot be known.
 
-    def text_of(name: str) -> str:
-        if name == function.__name__:
-            return _text(function)
-        if name in names:
-            return _text(names[name], name)
+    It is not known if the source of the function is not known, or if the function uses a value that
+    is neither plain nor made of code whose source is known.
+    """
+    bound: list[tuple[str, Any]] = []
+    inner: Any = function
+    while isinstance(inner, partial):
+        bound += _bound_arguments("bound", inner)
+        inner = inner.func
+    if not isinstance(inspect.unwrap(inner), FunctionType):
         return ""
-
-    return _combined(function.__name__, text_of)
+    try:
+        found = _texts_used([(inner.__name__, inner), *bound])
+    except UnknownError:
+        return ""
+    if inner.__name__ not in found:
+        return ""
+    return _hashed(found)
 
 
 def fingerprints(cells: Iterable[str]) -> dict[str, str]:
@@ -55,6 +83,10 @@ def fingerprints(cells: Iterable[str]) -> dict[str, str]:
                 texts[statement.name] = ast.unparse(statement)
             elif isinstance(statement, ast.ClassDef):
                 texts[statement.name] = ast.unparse(statement) if _methods(statement) else ""
+            elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda):
+                for target in statement.targets:
+                    if isinstance(target, ast.Name):
+                        texts[target.id] = f"{target.id} = {ast.unparse(statement.value)}"
             elif isinstance(statement, ast.Assign):
                 _note_constants(statement, constants, texts)
     return {name: _combined(name, lambda used: texts.get(used, "")) for name in functions}
@@ -78,6 +110,10 @@ def _combined(function: str, text_of: Callable[[str], str]) -> str:
         if text and name not in found:
             found[name] = text
             waiting += _globals_used(text)
+    return _hashed(found)
+
+
+def _hashed(found: dict[str, str]) -> str:
     whole = "\n\n".join(found[name] for name in sorted(found))
     return hashlib.sha256(whole.encode()).hexdigest()[:FINGERPRINT_LENGTH]
 
@@ -99,32 +135,122 @@ def _globals_used(text: str) -> set[str]:
 # Names of a running notebook
 
 
-def _text(value: Any, name: str = "") -> str:
-    """Return the text of a function, a class or a constant, and "" for everything else."""
-    if isinstance(value, FunctionType):
-        return _text_of_function(value)
-    if isinstance(value, type):
-        return _text_of_class(value)
+def _texts_used(waiting: list[tuple[str, Any]]) -> dict[str, str]:
+    """Return the texts of these names and values, and of all that they use, directly or not.
+
+    Raises UnknownError if one of them has no text.
+    """
+    found: dict[str, str] = {}
+    names: dict[int, str] = {}  # of definitions, which may use each other in a circle
+    while waiting:
+        name, value = waiting.pop()
+        if name in found:
+            continue
+        if id(value) in names:
+            found[name] = f"{name} = {names[id(value)]}"
+            continue
+        if isinstance(value, partial):
+            names[id(value)] = name
+            found[name] = f"{name} = a partial function"
+            waiting += [(f"{name}.function", value.func), *_bound_arguments(name, value)]
+            continue
+        text = _text(value, name)
+        if not text:
+            continue
+        found[name] = text
+        if isinstance(value, type) or _is_of_the_user(getattr(value, "__module__", None)):
+            names[id(value)] = name
+            waiting += _names_in_reach(name, value, text)
+    return found
+
+
+def _bound_arguments(name: str, value: "partial[Any]") -> list[tuple[str, Any]]:
+    """Return the arguments that a partial function binds, with names that say where."""
+    places = [*enumerate(value.args), *value.keywords.items()]
+    return [(f"{name}.argument_{place}", argument) for place, argument in places]
+
+
+def _names_in_reach(name: str, value: Any, text: str) -> list[tuple[str, Any]]:
+    """Return the globals and the variables of enclosing functions that the text uses."""
+    functions = [value] if not isinstance(value, type) else list(vars(value).values())
+    functions = [inspect.unwrap(each) for each in functions if callable(each)]
+    names: dict[str, tuple[str, Any]] = {}
+    for function in functions:
+        if not isinstance(function, FunctionType):
+            continue
+        for used, each in function.__globals__.items():
+            names.setdefault(used, (used, each))
+    for function in functions:
+        if isinstance(function, FunctionType):
+            names.update(_cells(name, function))
+    return [names[used] for used in sorted(_globals_used(text)) if used in names]
+
+
+def _cells(name: str, function: FunctionType) -> dict[str, tuple[str, Any]]:
+    """Return the variables of enclosing functions, with names that say whose they are."""
+    cells = {}
+    for used, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # it has no value yet
+            continue
+        if used != "__class__":
+            cells[used] = (f"{name}.{used}", value)
+    return cells
+
+
+def _text(value: Any, name: str) -> str:
+    """Return the text of a function, a class or a constant, and "" for what a package defines.
+
+    Raises UnknownError if the value has no text.
+    """
     if _is_plain(value):
-        return f"{name} = {value!r}" if name else ""
-    return ""
+        return f"{name} = {value!r}"
+    if isinstance(value, ModuleType):
+        return ""
+    if isinstance(value, type) or callable(value):
+        if not isinstance(getattr(value, "__name__", None), str):
+            raise UnknownError(name)  # an object that can be called, such as a network
+        if not _is_of_the_user(value.__module__):
+            # An imported name is in the text that uses it. Other names could have any value.
+            return "" if value.__name__ == name else f"{name} = {_qualified(value)}"
+        if isinstance(value, type):
+            text = _text_of_class(value)
+        else:
+            text = _text_of_function(value, name)
+        if text:
+            return text
+    raise UnknownError(name)
 
 
-def _text_of_function(function: FunctionType) -> str:
-    if not _is_of_the_user(function.__module__):
+def _qualified(value: Any) -> str:
+    """Return the full name of what a package defines. A method is of an object, so it has none."""
+    if not isinstance(getattr(value, "__self__", None), ModuleType | type | None):
+        raise UnknownError(value.__name__)
+    return f"{value.__module__}.{getattr(value, '__qualname__', value.__name__)}"
+
+
+def _text_of_function(value: Any, name: str) -> str:
+    """Return the text of a function. A wrapped one has a text only if decorators wrapped it."""
+    function = inspect.unwrap(value)
+    if not isinstance(function, FunctionType):
         return ""
     first = function.__code__.co_firstlineno
+    lambdas = []
     for node in ast.walk(_tree(function.__code__.co_filename)):
         if isinstance(node, ast.FunctionDef) and node.name == function.__name__:
             lines = [node.lineno, *(decorator.lineno for decorator in node.decorator_list)]
             if first in lines:
-                return ast.unparse(node)
+                decorated = value is function or node.decorator_list
+                return ast.unparse(node) if decorated else ""
+        elif isinstance(node, ast.Lambda) and node.lineno == first:
+            lambdas.append(node)
+    if function.__name__ == "<lambda>" and value is function and len(lambdas) == 1:
+        return f"{name} = {ast.unparse(lambdas[0])}"
     return ""
 
 
 def _text_of_class(made: type) -> str:
-    if not _is_of_the_user(made.__module__):
-        return ""
     for method in vars(made).values():
         if isinstance(method, FunctionType):
             line = method.__code__.co_firstlineno

@@ -83,3 +83,95 @@ def test_what_has_no_source_in_a_notebook_has_no_fingerprint():
 def test_a_decorated_function_is_found():
     cells = ["import functools\n\n\n@functools.cache\ndef helper(n):\n    return n\n", "def step(n):\n    return n\n"]
     assert fingerprint(run(cells)["helper"].__wrapped__) == fingerprints(cells)["helper"]
+
+
+def fingerprint_with(*cells, name="step"):
+    return fingerprint(run(cells)[name])
+
+
+USES = "def step(n):\n    return CONSTANT\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "uses"),
+    [
+        ("CONSTANT = torch.float16", "CONSTANT = torch.float32", USES),
+        ("CONSTANT = torch.device('cuda', 0)", "CONSTANT = torch.device('cuda', 1)", USES),
+        ("CONSTANT = {'a': [torch.float16]}", "CONSTANT = {'a': [torch.int8]}", USES),
+        ("CONSTANT = range(3)", "CONSTANT = range(4)", USES),
+        ("CONSTANT = lambda n: n", "CONSTANT = lambda n: 2 * n", USES),
+        ("K = 1\nCONSTANT = lambda n: n + K", "K = 2\nCONSTANT = lambda n: n + K", USES),
+    ],
+)
+def test_a_change_of_a_constant_gives_another(first, second, uses):
+    cells = [[f"import torch\n{each}\n", uses] for each in (first, second)]
+    one, other = (fingerprint(run(each)["step"]) for each in cells)
+    assert one and other and one != other
+    assert [fingerprints(each)["step"] for each in cells] == [one, other]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("step = functools.partial(base, k=1)", "step = functools.partial(base, k=2)"),
+        ("step = functools.partial(base, 1)", "step = functools.partial(base, 2)"),
+        ("step = functools.partial(base, k=torch.relu)", "step = functools.partial(base, k=torch.sin)"),
+        ("step = functools.partial(base, k=lambda: 1)", "step = functools.partial(base, k=lambda: 2)"),
+        ("step = made(1)", "step = made(2)"),
+        ("step = made(lambda: 1)", "step = made(lambda: 2)"),
+        ("step = timed(base)", "step = base"),
+        ("k = made(1)\ndef step(n):\n    return k(n)", "k = made(2)\ndef step(n):\n    return k(n)"),
+        ("k = torch.relu\ndef step(n):\n    return k(n)", "k = torch.sin\ndef step(n):\n    return k(n)"),
+        ("@decorated(1)\ndef step(n):\n    return n", "@decorated(2)\ndef step(n):\n    return n"),
+        ("@decorated(1)\ndef step(n):\n    return n", "@decorated(1)\ndef step(n):\n    return 2 * n"),
+    ],
+)
+def test_what_is_bound_or_enclosed_counts(first, second):
+    before = (
+        "import functools\nimport torch\n",
+        "def base(n, k=0):\n    return k\n",
+        "def made(k):\n    def inner(n):\n        return k\n    return inner\n",
+        "def timed(f):\n    @functools.wraps(f)\n    def inner(n):\n        return 2 * f(n)\n    return inner\n",
+        "def decorated(n):\n    def decorate(f):\n        return timed(f)\n    return decorate\n",
+    )
+    one, same, other = (fingerprint_with(*before, each) for each in (first, first, second))
+    assert one == same and one != other
+    if "timed" not in first:
+        assert one and other
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    ["torch.ones(2)", "torch.nn.Linear(2, 2)", "[torch.ones(2)]", "object()", "[1].append", "type('T', (), {})"],
+)
+def test_what_uses_a_value_without_a_text_has_no_fingerprint(unknown):
+    before = f"import functools\nimport torch\nCONSTANT = {unknown}\n"
+    base = "def base(n, k=0):\n    return k\n"
+    made = "def made(k):\n    def step(n):\n        return k\n    return step\n"
+    assert fingerprint_with(before, USES) == ""
+    assert fingerprint_with(before, base, "step = functools.partial(base, k=CONSTANT)\n") == ""
+    assert fingerprint_with(before, made, "step = made(CONSTANT)\n") == ""
+
+
+def test_a_function_that_calls_itself_has_a_fingerprint():
+    cell = (
+        "def made():\n"
+        "    def step(n):\n"
+        "        return other(n - 1) if n else 0\n"
+        "    def other(n):\n"
+        "        return step(n) + other(n - 1)\n"
+        "    return step\n"
+        "step = made()\n"
+    )
+    assert fingerprint_with(cell)
+    cells = ["def step(n):\n    return step(n - 1) if n else len(str(n))\n"]
+    assert fingerprint_with(*cells) == fingerprints(cells)["step"] != ""
+
+
+def test_names_of_packages_need_no_text():
+    cells = [
+        "import torch\nfrom math import sqrt\nfrom torch import nn\nfrom torch.nn import Linear\n",
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n",
+        "def step(n):\n    return nn.ReLU()(Linear(n, n)(torch.ones(n))) + sqrt(n) + abs(Net())\n",
+    ]
+    assert fingerprint_with(*cells) == fingerprints(cells)["step"] != ""
