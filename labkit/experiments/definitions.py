@@ -158,7 +158,7 @@ def _texts_used(waiting: list[tuple[str, Any]]) -> dict[str, str]:
         if not text:
             continue
         found[name] = text
-        if isinstance(value, type) or _is_of_the_user(getattr(value, "__module__", None)):
+        if _is_of_the_user(getattr(value, "__module__", None)):
             names[id(value)] = name
             waiting += _names_in_reach(name, value, text)
     return found

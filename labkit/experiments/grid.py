@@ -84,14 +84,14 @@ def _check_arguments(function: Callable[..., Any], grid: Grid) -> None:
         and (each.default is each.empty or each.name in grid.values)
     ]
     if positional:
-        names = ", ".join(positional)
+        taken = ", ".join(positional)
         call = getattr(function, "__qualname__", name_of(function))
         module = getattr(function, "__module__", None) or "builtins"
         if module not in ("builtins", "__main__"):
             call = f"{module}.{call}"
         raise TypeError(
             f"{name_of(function)} takes its arguments by position only. "
-            f"Wrap it: `def f({names}): return {call}({names})`."
+            f"Wrap it: `def f({taken}): return {call}({taken})`."
         )
     kinds = {parameter.kind for parameter in parameters}
     by_name = [

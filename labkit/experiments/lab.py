@@ -1,7 +1,7 @@
 """`labkit.Lab`: a widget made of a function. It asks for a prediction before it measures."""
 
 from collections.abc import Callable, Mapping
-from math import inf
+from math import inf, isfinite
 from typing import Any, Self
 
 from gputrace import units as unit_texts
@@ -9,12 +9,12 @@ from gputrace.figures.figure import Figure
 from labkit import progress_file
 from labkit.experiments.definitions import fingerprint
 from labkit.experiments.grid import checked_grid, in_words, label, name_of
-from labkit.experiments.measuring import Measurement
+from labkit.experiments.measuring import Measurement, UnitsError
 from labkit.experiments.plot import PER_GPU, SPEED_UP, quantity_of
 from labkit.experiments.result_data import ResultData, unit_of
 from labkit.labs import panel
-from labkit.labs.experiment import Result
-from labkit.labs.predictions import compared_as_factor, parse_prediction, stays_open
+from labkit.labs.experiment import Result, Run
+from labkit.labs.predictions import compared_as_factor, parse_prediction, stays_open, typed_number
 
 # The unit in which a learner types a prediction, and how much it is of the column's own unit.
 TYPED_UNITS = {
@@ -95,7 +95,6 @@ class Lab(panel.Lab):
         self.x, *others = varied
         self.last = self.grid.labels()[self.x][-1]
         self.unit, self._size = _typed_unit(function, predict, self._units)
-        self.zero_is_possible = self.unit == ""
         labels = self.grid.labels()
         self.lists = {}
         for name in others:
@@ -134,7 +133,7 @@ class Lab(panel.Lab):
     def draw(self, result: Result, prediction: float | None) -> Figure:
         """Return the figure with the prediction and the recording."""
         point = None
-        if prediction is not None and self.last in result.column(self.x):
+        if prediction is not None and self._measured(result) is not None:
             point = (self.last, prediction * self._size)
         return result.plot(self.x, self.predicted_quantity, prediction=point)
 
@@ -143,37 +142,79 @@ class Lab(panel.Lab):
         typed = f" {self.unit}".rstrip()
         measured = self._measured(result)
         if measured is None:
-            said = stays_open(f"{self._where()} was not measured", prediction, typed)
+            values = result.column(self.x)
+            missing = self.last
+            if self.last in values:
+                missing = self.grid.labels()[self.x][0]
+            said = stays_open(f"{self._where(missing)} was not measured", prediction, typed)
             return said + _failures(result)
-        was = f"{self._where()}: {_short(measured)}{typed}. You predicted {_short(prediction)}"
+        was = f"{self._where(self.last)}: {_short(measured)}{typed}."
+        was = f"{was} You predicted {_short(prediction)}"
         if measured > 0 and prediction > 0:
             said = compared_as_factor(was, prediction, measured, self.within)
-        elif measured == prediction:
+        elif measured == prediction or _good(prediction, measured, self.within):
             said = f"{was}. A good prediction!"
         else:
             said = f"{was}."
         return said + _failures(result)
 
     def predicted(self, text: str) -> float:
-        """Return the number that was typed."""
-        return parse_prediction(text, self.zero_is_possible, largest=inf)
+        """Return the number that was typed. A speed-up is greater than 0."""
+        if self.unit == TYPED_UNITS[SPEED_UP][0]:
+            return parse_prediction(text, largest=inf)
+        number = typed_number(text)
+        if not isfinite(number):
+            typed = "There is no prediction yet"
+            if text.strip():
+                typed = f"“{text.strip()}” is not a prediction"
+            raise ValueError(f"{typed}: type a number, such as 1.5, and press Predict.")
+        return number
 
     def _measured(self, result: ResultData) -> float | None:
-        """Return what the prediction is compared with, in the unit in which it is typed."""
+        """Return what the prediction is compared with, in the unit in which it is typed.
+
+        Return None if it was not measured. A speed-up also needs the first row.
+        """
         rows = {row[self.x]: row for row in result.rows}
         first = self.grid.labels()[self.x][0]
-        if self.last not in rows or first not in rows:
+        if self.last not in rows:
             return None
         quantity = quantity_of(result, self.predicted_quantity)
-        return quantity.value(rows[self.last], rows[first]) / self._size
+        if quantity.unit == SPEED_UP and first not in rows:
+            return None
+        return quantity.value(rows[self.last], rows.get(first, rows[self.last])) / self._size
 
-    def _where(self) -> str:
+    def _where(self, place: Any) -> str:
+        """Return the arguments of the row at this place of the x axis as text."""
         chosen = {name: widget.value for name, widget in self.lists.items()}
-        return in_words({self.x: self.last} | chosen)
+        return in_words({self.x: place} | chosen)
+
+    def _show(self, run: Run) -> None:
+        """Show the figure, or the table if there is no figure of what is predicted."""
+        try:
+            super()._show(run)
+        except (KeyError, ValueError) as error:
+            result = run.result()
+            self.result = None  # a figure of it is not possible
+            self.picture.value = result._repr_html_()
+            self._say(
+                f"There is no figure of {self.predicted_quantity!r}. {error.args[0]}", alert=True
+            )
+
+    def _fail(self, error: Exception) -> None:
+        """Say why there is no result. The sentences of the kit need no name of an error."""
+        super()._fail(error)
+        if isinstance(error, UnitsError):
+            self._say(str(error), alert=True)
 
     def _prediction_tested(self) -> None:
         """Count the prediction under the name of the function."""
         progress_file.add(name_of(self.function), True)
+
+
+def _good(prediction: float, measured: float, within: float) -> bool:
+    """Whether two negative numbers differ by at most this factor."""
+    return prediction < 0 and measured < 0 and 1 / within <= prediction / measured <= within
 
 
 def _short(number: float) -> str:

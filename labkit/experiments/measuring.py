@@ -25,6 +25,10 @@ CLOCK_DIGITS = 12  # later digits are rounding errors of the clock's differences
 LONGEST_ERROR = 100  # characters of an error message that are shown
 
 
+class UnitsError(ValueError):
+    """The units name a column that does not exist."""
+
+
 def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> float:
     """Return the median seconds of `step()` on the clock of the GPUs in use.
 
@@ -278,7 +282,7 @@ class Measurement(Run):
         columns = {name: unit_of(name) for name in [*self.parameters, *measured]}
         for name in self._units:
             if name not in columns:
-                raise ValueError(
+                raise UnitsError(
                     f"units has the column {name!r}. The columns are {', '.join(columns)}."
                 )
         return columns | self._units

@@ -127,6 +127,49 @@ def test_every_kind_of_value_can_be_chosen():
     assert "rows 2097152, dtype float16: 4194304. You predicted 4194304. A good" in predict_and_run(lab, "4194304")
 
 
+def test_a_wrong_prediction_column_shows_the_table_and_says_so():
+    lab = lab_of(lambda count, size: 2 * count, predict="speedup")
+    said = predict_and_run(lab, "4")
+    assert "There is no figure of &#x27;speedup&#x27;. value has no column &#x27;speedup&#x27;" in said
+    assert "KeyError" not in said and "\\" not in said
+    assert "<td" in lab.picture.value and ">8</td>" in lab.picture.value
+
+
+def test_wrong_units_are_told_in_a_sentence():
+    lab = lab_of(lambda count, size: 2 * count, predict="value", units={"peak": "bytes"})
+    said = predict_and_run(lab, "4")
+    assert "⚠ units has the column &#x27;peak&#x27;. The columns are count, size, value." in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("-2", "-2. You predicted -2. A good prediction!"),
+        ("-2.5", "-2. You predicted -2.5. A good prediction!"),
+        ("-9", "-2. You predicted -9."),
+        ("9", "-2. You predicted 9."),
+        ("many", "“many” is not a prediction: type a number, such as 1.5, and press Predict."),
+        ("", "There is no prediction yet: type a number"),
+    ],
+)
+def test_a_negative_number_can_be_predicted(typed, said):
+    assert said in predict_and_run(lab_of(lambda count, size: count - 3, predict="value"), typed)
+
+
+def test_without_the_first_x_the_prediction_stays_open_and_is_not_drawn():
+    def value_seconds(count, size):
+        if count == 4:
+            raise RuntimeError("no room")
+        return count
+
+    lab = lab_of(value_seconds, units={"value_seconds": "seconds"})
+    said = predict_and_run(lab, "4")
+    assert "count 4, size 4194304 was not measured, so your prediction of 4 times stays open" in said
+    assert "Predicted" not in lab.picture.value
+    said = predict_and_run(lab_of(value_seconds, predict="value_seconds"), "1000")
+    assert "count 1, size 4194304: 1000 ms. You predicted 1000. A good prediction!" in said
+
+
 CELL = """
 def value(n):
     return {}

@@ -1,6 +1,5 @@
 """Numbers with their units, as tables and figures print them: bytes in KiB, MiB, GiB; rates in GB/s, as data sheets have them."""
 
-from numbers import Real
 from typing import Any
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -45,6 +44,6 @@ def text(value: Any, unit: str) -> str:
     """A value of a Result's column, with its unit; units not known here stand in the column's name. None is a value that is not there."""
     if value is None:
         return "–"
-    if unit in _TEXTS and isinstance(value, Real):
+    if unit in _TEXTS and not isinstance(value, str):
         return _TEXTS[unit](value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
