@@ -159,7 +159,10 @@ class Lab(panel.Lab):
         return said + _failures(result)
 
     def predicted(self, text: str) -> float:
-        """Return the number that was typed. A speed-up is greater than 0."""
+        """Return the number that was typed.
+
+        Raises ValueError if the text is not a number, or if a speed-up is not greater than 0.
+        """
         if self.unit == TYPED_UNITS[SPEED_UP][0]:
             return parse_prediction(text, largest=inf)
         number = typed_number(text)
