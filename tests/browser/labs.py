@@ -5,9 +5,6 @@ from typing import Any
 
 # A cell that imports all labs.
 IMPORTS = """
-import torch
-
-import labkit
 from gpulessons.lesson_00.labs import MemoryPanel
 from gpulessons.lesson_01.labs import CopySpeedLab
 from gpulessons.lesson_02.labs import StreamsLab
@@ -23,24 +20,9 @@ from gpulessons.lesson_11.labs import StrategiesLab
 from gpulessons.lesson_12.labs import LayoutsLab
 from gpulessons.lesson_13.labs import ClaimsPanel
 from gpulessons.networks import MLP
-
-
-def step_seconds(gpus, width):
-    model = torch.nn.DataParallel(torch.nn.Linear(width, width).cuda(), list(range(gpus)))
-    batch = torch.ones(64, width, device="cuda")
-
-    def step():
-        model(batch).sum().backward()
-
-    return labkit.seconds(step)
-
-
-GRID = {"gpus": [1, 2, 4], "width": [64, 128]}
-QUESTION = "How many times as fast as on one GPU is a step on four?"
 """
 # Each lab that predicts and runs, as a cell makes it, and the panels that are used in other ways.
 LABS = {
-    "Lab": 'labkit.Lab(step_seconds, GRID, question=QUESTION, predict="speed-up")',
     "CopySpeedLab": "CopySpeedLab(sizes=[1 << n for n in range(12, 25, 4)])",
     "DataParallelLab": "DataParallelLab()",
     "PipelineLab": "PipelineLab(micro_batches=4)",
