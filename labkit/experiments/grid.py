@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ class Grid:
     values: dict[str, list[Any]]
 
     def __len__(self) -> int:
-        return len(list(self.combinations()))
+        return math.prod(len(values) for values in self.values.values())
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yield the arguments of one call after the other."""

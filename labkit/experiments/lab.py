@@ -14,7 +14,13 @@ from labkit.experiments.plot import PER_GPU, SPEED_UP, quantity_of
 from labkit.experiments.result_data import ResultData, unit_of
 from labkit.labs import panel
 from labkit.labs.experiment import Result, Run
-from labkit.labs.predictions import compared_as_factor, parse_prediction, stays_open, typed_number
+from labkit.labs.predictions import (
+    compared_as_factor,
+    no_prediction,
+    parse_prediction,
+    stays_open,
+    typed_number,
+)
 
 # The unit in which a learner types a prediction, and how much it is of the column's own unit.
 TYPED_UNITS = {
@@ -167,10 +173,7 @@ class Lab(panel.Lab):
             return parse_prediction(text, largest=inf)
         number = typed_number(text)
         if not isfinite(number):
-            typed = "There is no prediction yet"
-            if text.strip():
-                typed = f"“{text.strip()}” is not a prediction"
-            raise ValueError(f"{typed}: type a number, such as 1.5, and press Predict.")
+            raise ValueError(no_prediction(text, "a number"))
         return number
 
     def _measured(self, result: ResultData) -> float | None:

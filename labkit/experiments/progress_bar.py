@@ -2,7 +2,6 @@
 
 import sys
 from html import escape
-from types import TracebackType
 from typing import Any
 
 EMPTY = {"text/plain": ""}  # a stored notebook and a new run have the same output
@@ -27,12 +26,7 @@ class ProgressBar:
             self._display = ipython.display.display(EMPTY, raw=True, display_id=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._display is not None:
             self._display.update(EMPTY, raw=True)
         self._write("")

@@ -24,9 +24,16 @@ def parse_prediction(
     """The number that a learner typed. Raises ValueError saying what is allowed."""
     number = typed_number(text)
     if not isfinite(number) or not 0 <= number <= largest or (number == 0 and not zero_is_possible):
-        typed = f"“{text.strip()}” is not a prediction" if text.strip() else "There is no prediction yet"
-        raise ValueError(f"{typed}: type a number {_allowed(zero_is_possible, largest)}, such as 1.5, and press Predict.")
+        raise ValueError(no_prediction(text, f"a number {_allowed(zero_is_possible, largest)}"))
     return number
+
+
+def no_prediction(text: str, allowed: str) -> str:
+    """Return what to say of a text that is not a prediction. `allowed` is what to type instead."""
+    typed = "There is no prediction yet"
+    if text.strip():
+        typed = f"“{text.strip()}” is not a prediction"
+    return f"{typed}: type {allowed}, such as 1.5, and press Predict."
 
 
 def _allowed(zero_is_possible: bool, largest: float) -> str:
