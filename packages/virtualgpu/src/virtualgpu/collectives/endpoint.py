@@ -8,7 +8,7 @@ not even if its process kept the store.
 Each process listens on a port of its own. It hears each peer over one connection and speaks to each
 peer over another one, so whatever a process has said reaches its peers even if the process ends
 without reading what they said. No thread reads: the kernel keeps what peers send until this process
-looks.
+looks. If a peer's kernel takes no more, a thread sends the rest, however long this process computes.
 """
 
 import json
@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.util import Finalize
-from threading import RLock
+from threading import RLock, Thread
 from time import monotonic  # the real clock: Python's `time` may tell the model's time later
 from typing import Any
 
@@ -90,9 +90,25 @@ class Endpoint:
     def send(self, name: str, message: Message) -> None:
         """Send a message to the peer of this name. A peer that has ended does not need it."""
         with self._lock:
-            if name in self._outgoing:
-                self._outgoing[name].add(message)
-                self._flush(name)
+            outgoing = self._outgoing.get(name)
+            if outgoing is None:
+                return
+            outgoing.add(message)
+            self._flush(name)
+            if outgoing.waiting and not outgoing.has_sender:
+                outgoing.has_sender = True
+                Thread(target=self._send_rest, args=(name, outgoing), daemon=True).start()
+
+    def _send_rest(self, name: str, outgoing: "_Outgoing") -> None:
+        """Send the waiting bytes as the peer's kernel takes them. End when none are left."""
+        while True:
+            outgoing.is_writable(SLICE)
+            with self._lock:
+                if self._outgoing.get(name) is outgoing:
+                    self._flush(name)
+                if self._outgoing.get(name) is not outgoing or not outgoing.waiting:
+                    outgoing.has_sender = False
+                    return
 
     def _flush(self, name: str) -> None:
         try:
@@ -108,16 +124,11 @@ class Endpoint:
                 return
             for file in (self._listener, *(incoming.connection for incoming in self._incoming.values())):
                 poll.register(file, select.POLLIN)
-            for outgoing in self._outgoing.values():
-                if outgoing.waiting:
-                    poll.register(outgoing.connection, select.POLLOUT)
         if not poll.poll(seconds * 1000):
             return
         with self._lock:
             if not self.is_open:
                 return
-            for name in [name for name, outgoing in self._outgoing.items() if outgoing.waiting]:
-                self._flush(name)
             self._accept()
             for number in list(self._incoming):
                 self._read(number)
@@ -194,6 +205,7 @@ class _Outgoing:
         connection.setblocking(False)
         self.connection = connection
         self.waiting = bytearray()
+        self.has_sender = False  # whether a thread sends the waiting bytes
 
     def add(self, message: Message) -> None:
         self.waiting += json.dumps(message).encode() + b"\n"
@@ -208,9 +220,15 @@ class _Outgoing:
                 remaining = deadline - monotonic()
                 if remaining <= 0:
                     return
-                poll = select.poll()
-                poll.register(self.connection, select.POLLOUT)
-                poll.poll(remaining * 1000)
+                self.is_writable(remaining)
+
+    def is_writable(self, seconds: float) -> bool:
+        """Whether the peer's kernel takes more bytes. Waits for that up to `seconds`."""
+        if self.connection.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(self.connection, select.POLLOUT)
+        return bool(poll.poll(seconds * 1000))
 
 
 class _Incoming:
