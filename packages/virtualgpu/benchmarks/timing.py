@@ -12,6 +12,9 @@ micro.py ran on one H200, multi.py on four of one host, torch 2.11 with CUDA 13.
 2026-11-22. The ranks of multi.py (DistributedDataParallel) fail on virtual GPUs by name, and are left out. micro.py read each figure of
 pin_memory once, and those of 64 KiB and 1 MiB do not grow with the size: something else was in them. The first run of others.py, before
 there were rules for single operators, showed that they were needed; none of its figures was used for them.
+
+small_kernels.py ran on one H200 on 2026-11-27. Its times are those of the kernels alone. The model
+adds a microsecond to each kernel, because a GPU pauses so long between two of them.
 """
 
 import json

@@ -9,8 +9,6 @@ the host, and the second when the GPU is done. If both are alike, the GPU waited
 is the time of all kernels of one step, as PyTorch's profiler measured it. "kernels" is the number of
 these kernels. "host step" is the time of a reference step, measured right before the network.
 `labkit fit --host here` uses the same reference step. `compare` sets the host's speed from it.
-The two recordings were made with an earlier reference step, which was removed. There, `compare`
-sets the host's speed for a network from the steps of the machine's other networks.
 """
 
 import gc
@@ -407,13 +405,9 @@ def compare(*names: str) -> None:
         like = "H200" if "H200" in recorded["machine"]["gpu"] else "H100"
         print(f"{like}: recorded milliseconds, and the virtual GPU's time as a multiple of each")
         milliseconds = {key: real for key, real in recorded["milliseconds"].items() if not names or key.split()[0] in names}
-        steps = {key: on_virtual_gpu(like, key)["step"][1] for key in milliseconds}
         ratios: dict[str, list[float]] = {part: [] for part in PARTS}
         for key, real in milliseconds.items():
-            if "host step" in real:
-                host = real["host step"] / modelled
-            else:
-                host = host_of_others(milliseconds, steps, key)
+            host = real["host step"] / modelled
             here = on_virtual_gpu(like, key, host)
             row = []
             for part in PARTS:
@@ -438,16 +432,6 @@ def on_virtual_gpu(like: str, key: str, host: float = 1.0) -> dict[str, Any]:
 
 def share_busy(real: dict[str, Any]) -> float:
     return real["busy"] / real["step"][1]
-
-
-def host_of_others(milliseconds: dict[str, Any], steps: dict[str, float], key: str) -> float:
-    """Return the host's speed by the steps of all other networks of a machine that wait for it."""
-    ratios = [
-        real["step"][1] / steps[other]
-        for other, real in milliseconds.items()
-        if other.split()[0] != key.split()[0] and share_busy(real) < WAITING
-    ]
-    return median(ratios)
 
 
 if __name__ == "__main__":

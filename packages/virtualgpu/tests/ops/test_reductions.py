@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from virtualgpu.ops.reductions import launch_buffers
+from virtualgpu.ops.reductions import buffers, launch
 
 from .asked import asked
 
@@ -37,13 +37,13 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     ],
 )
 def test_recorded_launches(shape, dims, accumulator, expected):
-    assert launch_buffers(shape, contiguous(shape), dims, 0, accumulator, 512, *H200) == expected
+    assert buffers(launch(shape, contiguous(shape), dims, 0, 512, *H200), accumulator) == expected
 
 
 def test_layout_counts():
     """A transposed matrix is summed as it lies, and one with gaps as the dimensions that are left."""
-    assert launch_buffers((210, 2000), (1, 210), (0, 1), 0, 4, 512, *H200) == (208, 4)
-    assert launch_buffers((2000, 105), (210, 2), (0, 1), 0, 4, 512, *H200) == (104, 4)
+    assert buffers(launch((210, 2000), (1, 210), (0, 1), 0, 512, *H200), 4) == (208, 4)
+    assert buffers(launch((2000, 105), (210, 2), (0, 1), 0, 512, *H200), 4) == (104, 4)
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=3), st.data())
@@ -51,12 +51,12 @@ def test_properties(sizes, data):
     """Size-1 dimensions change nothing; a larger accumulator changes the buffer alone; fewer multiprocessors never ask for more."""
     shape = tuple(sizes)
     dims = tuple(data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1)))
-    found = launch_buffers(shape, contiguous(shape), dims, 0, 4, 512, *H200)
-    wider = launch_buffers((*shape, 1), contiguous((*shape, 1)), dims, 0, 4, 512, *H200)
+    found = buffers(launch(shape, contiguous(shape), dims, 0, 512, *H200), 4)
+    wider = buffers(launch((*shape, 1), contiguous((*shape, 1)), dims, 0, 512, *H200), 4)
     assert wider == found
-    double = launch_buffers(shape, contiguous(shape), dims, 0, 8, 512, *H200)
+    double = buffers(launch(shape, contiguous(shape), dims, 0, 512, *H200), 8)
     assert double == ((2 * found[0], found[1]) if found else ())
-    small = launch_buffers(shape, contiguous(shape), dims, 0, 4, 512, 40, 1024)
+    small = buffers(launch(shape, contiguous(shape), dims, 0, 512, 40, 1024), 4)
     assert sum(small) <= sum(found)
 
 

@@ -24,9 +24,12 @@ NARROW = 64
 # How well a product's memory traffic hides behind its arithmetic. Fitted on every second row of the published products of five GPUs
 # (benchmarks/public_operators.py): infinity would hide it altogether, 1 not at all.
 OVERLAP = 3
-# Longer sums are split among multiprocessors that would be idle (cuBLAS calls it split-K). Assumed: the measured square products do
-# not show where it begins.
-SPLIT_TERMS = 4096
+# Sums are split among multiprocessors that would be idle (cuBLAS calls it split-K), each with so
+# many terms at least. Adding up the pieces takes so much longer. Fitted on the products of
+# benchmarks/timing/small_kernels.json.
+SPLIT_TERMS = 128
+SPLIT_SECONDS = 3e-6
+PARTIAL_BYTES = 2 * 4  # of a piece's result, written in float32 and read again
 # A thread of a memory-bound kernel has one vector of 16 bytes under way: so many threads are busy, if there are as many bytes.
 VECTOR_BYTES = 16
 # A pageable copy goes through a pinned staging buffer; its first piece has to be there before the copy engine can start.
@@ -98,9 +101,14 @@ def _matmul_seconds(profile: Profile, flops: float, format: str, outputs: int, m
     rate = profile.peak_flops[format] * profile.matmul_efficiency[format] / profile.multiprocessors
     seconds = []
     for tile, small in _tiles(profile, format):
-        pieces, elements, terms = _pieces(flops, outputs, matrix, tile)
+        tiles, elements, terms = _pieces(flops, outputs, matrix, tile)
         reached = rate * profile.small_tile_efficiency if small else rate
-        seconds.append(ceil(pieces / profile.multiprocessors) * 2 * elements * terms / reached)
+        seconds.append(ceil(tiles / profile.multiprocessors) * 2 * elements * terms / reached)
+        pieces = _split(profile, tiles, terms) if matrix else 1
+        if pieces > 1:
+            partial = pieces * tiles * elements * PARTIAL_BYTES
+            added_up = SPLIT_SECONDS + _memory_seconds(profile, partial)
+            seconds.append(2 * elements * terms / pieces / reached + added_up)
     return min(seconds)
 
 
@@ -113,7 +121,7 @@ def _tiles(profile: Profile, format: str) -> list[tuple[Sides, bool]]:
 
 
 def _pieces(flops: float, outputs: int, matrix: Sides | None, tile: Sides) -> tuple[int, int, float]:
-    """How many pieces of work, and the elements of each and the terms of their sums."""
+    """How many tiles, and the elements of each and the terms of their sums."""
     outputs = outputs or round((flops / 2) ** (2 / 3))
     terms = flops / (2 * outputs)
     if matrix is None or min(matrix) < NARROW:
@@ -121,7 +129,12 @@ def _pieces(flops: float, outputs: int, matrix: Sides | None, tile: Sides) -> tu
     else:
         tiles = outputs // prod(matrix) * prod(ceil(length / side) for length, side in zip(matrix, tile, strict=True))
         elements = prod(tile)
-    return ceil(tiles * max(1.0, terms / SPLIT_TERMS)), elements, min(terms, SPLIT_TERMS)
+    return tiles, elements, terms
+
+
+def _split(profile: Profile, tiles: int, terms: float) -> int:
+    """Among how many multiprocessors a tile's sums are split, if they are."""
+    return max(1, min(profile.multiprocessors // tiles, int(terms) // SPLIT_TERMS))
 
 
 def share(
@@ -133,7 +146,9 @@ def share(
     """
     if flops:
         small = _tiles(profile, format)[-1][0]
-        return min(1.0, _pieces(flops, outputs, matrix, small)[0] / profile.multiprocessors)
+        tiles, _, terms = _pieces(flops, outputs, matrix, small)
+        pieces = _split(profile, tiles, terms) if matrix else 1
+        return min(1.0, tiles * pieces / profile.multiprocessors)
     threads = profile.multiprocessors * profile.max_threads_per_multiprocessor
     return min(1.0, max(bytes_moved / (VECTOR_BYTES * threads), 1 / profile.multiprocessors))
 

@@ -8,7 +8,7 @@ number of multiprocessors and of threads on each. Held against recordings from a
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import inf, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,7 @@ from virtualgpu.ops.call import CPU_KERNELS, Call, Work, device_time, handles, o
 from virtualgpu.ops.half import widened
 from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.ops.work import fastest, pointwise
+from virtualgpu.tensor import VirtualTensor
 
 aten = torch.ops.aten
 
@@ -27,6 +28,11 @@ MAX_THREADS = 512
 MAX_OUTPUT_VECTOR = 4
 MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD = 16, 256
 SEMAPHORE = 4  # bytes
+# Clocks of a value, which a thread takes in after the one before, and of one whose place is computed
+# from several dimensions. Clocks until the last of the blocks that share an output knows that it is
+# the last one, and of each result of the others that a thread of it takes in.
+VALUE, PLACED_VALUE = 105, 260
+LAST_BLOCK, PARTIAL_RESULT = 5_000, 400
 REDUCED_ROW, COMPARED_ROW = 42, 104  # clocks for each row that becomes one sum, or one extremum or variance
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -36,15 +42,19 @@ def staging(x: torch.Tensor, dims: Iterable[int], accumulator: int, itemsize: in
 
     `accumulator` is the size of a partial result; `itemsize` that of an element, if the kernel reads another type than that of `x`.
     """
+    return buffers(launch_of(x, dims, itemsize), accumulator)
+
+
+def launch_of(x: torch.Tensor, dims: Iterable[int], itemsize: int | None = None) -> "Launch | None":
+    """How the threads of a reduction of `x` over `dims` are laid out. None without elements."""
     gpu: Gpu = x._gpu  # type: ignore[attr-defined]
     profile = gpu.profile
     size = itemsize or x.itemsize
-    return launch_buffers(
+    return launch(
         tuple(x.shape),
         x.stride(),
         tuple(dims),
         x.storage_offset() % MAX_OUTPUT_VECTOR,
-        accumulator,
         256 if size == 16 else MAX_THREADS,
         profile.multiprocessors,
         profile.max_threads_per_multiprocessor,
@@ -55,16 +65,39 @@ def contiguous_staging(gpu: Gpu, numel: int, accumulator: int) -> Shape:
     """The same for all of a contiguous tensor of `numel` elements, a temporary of the operator."""
     profile = gpu.profile
     resident = profile.max_threads_per_multiprocessor
-    return launch_buffers((numel,), (1,), (0,), 0, accumulator, MAX_THREADS, profile.multiprocessors, resident)
+    threads = launch((numel,), (1,), (0,), 0, MAX_THREADS, profile.multiprocessors, resident)
+    return buffers(threads, accumulator)
+
+
+class Launch(NamedTuple):
+    """How the threads of a reduction are laid out.
+
+    Each thread takes in so many `values`, and so many `blocks` share an output. `lanes` threads of a
+    block add up what these blocks found. Of `outputs` there are so many, `grid` blocks side by side
+    have others, and a block has room for `partial` results. `pieces` are the dimensions that vanish,
+    counted once if they lie as one.
+    """
+
+    values: int
+    blocks: int
+    lanes: int
+    outputs: int
+    grid: int
+    partial: int
+    pieces: int
+
+
+def buffers(launch: Launch | None, accumulator: int) -> Shape:
+    if launch is None or launch.blocks == 1:
+        return NONE
+    return accumulator * launch.outputs * launch.blocks * launch.partial, SEMAPHORE * launch.grid
 
 
 @lru_cache(maxsize=4096)
-def launch_buffers(
-    shape: Shape, strides: Shape, dims: Shape, offset: int, accumulator: int, max_threads: int, multiprocessors: int, resident: int
-) -> Shape:
-    """The sizes in bytes that `staging` tells. Strides in elements; `resident` threads fit on a multiprocessor."""
+def launch(shape: Shape, strides: Shape, dims: Shape, offset: int, max_threads: int, multiprocessors: int, resident: int) -> Launch | None:
+    """What `launch_of` tells. Strides in elements; `resident` threads fit on a multiprocessor."""
     if not all(shape):
-        return NONE
+        return None
     reduced, kept = _merged(shape, strides, {d % len(shape) for d in dims} if shape else set())
     inputs = prod(n for n, _ in reduced)  # per output
     outputs = prod(n for n, _ in kept)
@@ -87,13 +120,11 @@ def launch_buffers(
     values = -(-inputs // step_input)
     grid = -(-(outputs // vector) // step_output)
     target = multiprocessors * (resident // (block_width * block_height))
-    if not by_warps or values < MAX_VALUES_PER_THREAD or grid > target:
-        return NONE
-    blocks = max(min(-(-target // grid), -(-values // MIN_VALUES_PER_THREAD)), -(-values // MAX_VALUES_PER_THREAD))
-    if blocks <= 1:
-        return NONE
-    buffer = accumulator * outputs * blocks * (1 if fast else block_width * vector)
-    return buffer, SEMAPHORE * grid
+    blocks = 1
+    if by_warps and values >= MAX_VALUES_PER_THREAD and grid <= target:
+        blocks = max(min(-(-target // grid), -(-values // MIN_VALUES_PER_THREAD)), -(-values // MAX_VALUES_PER_THREAD))
+    lanes = block_width * block_height if fast else block_height
+    return Launch(-(-values // blocks), blocks, lanes, outputs, grid, 1 if fast else block_width * vector, len(reduced))
 
 
 def _merged(shape: Shape, strides: Shape, dims: set[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -240,14 +271,23 @@ def comparing(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 def _by_rows(call: Call, results: list[torch.Tensor], moved: int, clocks: int) -> Work:
-    """Rows that each become one element; where columns do, each thread goes down one of its own."""
+    """Rows that each become one element; where columns do, each thread goes down one of its own.
+
+    If several blocks share an output, the last of them adds up what the others have found.
+    """
     x = call.args[0]
     rows = results[0].numel() if results else 0
-    if not isinstance(x, torch.Tensor) or not 1 < rows < x.numel() or x.layout is not torch.strided:
+    if type(x) is not VirtualTensor or not 0 < rows < x.numel() or x.layout is not torch.strided:
         return Work(moved)
-    dim = call.argument("dim") or 0
-    dims = {d % x.dim() for d in (dim if isinstance(dim, (list, tuple)) else [dim])}
-    return Work(moved, clocks=clocks * rows if fastest(x) in dims else 0.0)
+    dims = {d % x.dim() for d in (_dims(call) if "dim" in call.op.arguments else range(x.dim()))}
+    each = clocks * rows if rows > 1 and fastest(x) in dims else 0.0
+    threads = launch_of(x, dims)
+    if threads is None:
+        return Work(moved, clocks=each)
+    serial = float(threads.values * (VALUE if threads.pieces == 1 else PLACED_VALUE))
+    if threads.blocks > 1:
+        serial += LAST_BLOCK + PARTIAL_RESULT * -(-threads.blocks // threads.lanes)
+    return Work(moved, clocks=each, serial=serial)
 
 
 def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:

@@ -22,6 +22,11 @@ aten = torch.ops.aten
 SMALL_SORT = 4096  # elements along the dimension that a bitonic or a block's radix sort takes
 SORTED = 3.1  # clocks an element and byte of its key: a pass of CUB's radix sort for each
 SELECTED = SORTED / 2  # the same, where a few are chosen
+# Clocks that a sort takes at least: in one block of threads, and in several passes over all blocks.
+ONE_BLOCK, SEVERAL_PASSES = 34_000, 80_000
+# Clocks that a selection takes at least, and of an element of a slice, which one block of threads
+# reads several times. Longer slices are divided among blocks (ATen/native/cuda/TensorTopK.cu).
+SELECTION, SELECTED_ELEMENT, DIVIDED = 12_000, 7, 1 << 14
 SCANNED = 0.5  # clocks an element (ATen/native/cuda/ScanUtils.cuh)
 STEP = 700  # clocks of a step that waits for memory, and that the next one waits for
 FULL_SORT_BELOW = 128  # slices; from there on each slice is a segment of one segmented sort
@@ -71,12 +76,16 @@ def sort(call: Call) -> Any:
 
 @device_time("sort", "argsort", "msort", "_unique2", "unique_dim")
 def sort_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    return Work(moved, clocks=SORTED * bytes_of(call.args[0]))
+    x = call.args[0]
+    return Work(moved, clocks=SORTED * bytes_of(x), serial=ONE_BLOCK if x.numel() <= SMALL_SORT else SEVERAL_PASSES)
 
 
 @device_time("topk", "kthvalue", "median", "nanmedian", "mode")
 def select_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    return Work(moved, clocks=SELECTED * bytes_of(call.args[0]))
+    x = call.args[0]
+    length = x.shape[call.argument("dim")] if x.dim() and "dim" in call.op.arguments else x.numel()
+    serial = SELECTION + SELECTED_ELEMENT * min(length, DIVIDED)
+    return Work(moved, clocks=SELECTED * bytes_of(x), serial=serial)
 
 
 @handles("median", "nanmedian")

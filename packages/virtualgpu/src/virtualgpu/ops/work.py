@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from virtualgpu.clock.costs import clocks_beyond_memory
 from virtualgpu.ops.call import Call, DeviceTime, Operator, Work, bytes_of
 from virtualgpu.tensor import VirtualTensor, tensors
 
@@ -26,8 +27,14 @@ UNVECTORIZED = 0.31
 # Bytes that are read for an element whose neighbours in the output's order lie elsewhere: of a sector of 32 a part serves another.
 SECTOR = 21
 RANDOM = 0.35  # clocks an element, of Philox (ATen/native/cuda/DistributionTemplates.h)
-# Lists of tensors go chunk by chunk, and reach three quarters of the memory's bandwidth (ATen/native/cuda/MultiTensorApply.cuh).
-LISTS = 4 / 3
+# Lists of tensors go chunk by chunk, and reach less than the memory's bandwidth. A launch takes so
+# many tensors, by the number of lists, and so many chunks. One block of threads needs so many clocks
+# for a chunk, by the number of lists (ATen/native/cuda/MultiTensorApply.cuh).
+LISTS = 1.2
+CHUNK = 65536  # elements
+LAUNCHED_CHUNKS = 320
+LAUNCHED_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+CHUNK_CLOCKS = {1: 13_000, 2: 14_500, 3: 19_000, 4: 23_000, 5: 25_000}
 # Host time, in launches, of each tensor of a list that changes (benchmarks/timing/host_functions.json).
 # Where there are results, the time of their memory is more than that.
 LISTED = 0.06
@@ -120,7 +127,19 @@ def of_lists(call: Call, results: list[Tensor], moved: int) -> Work:
     changed = sum(map(bytes_of, call.written()))
     if call.op.overwrites:
         moved -= changed
-    count = len(call.args[0]) if isinstance(call.args[0], (list, tuple)) else 1
-    if results:
-        return Work(LISTS * moved)
-    return Work(LISTS * (moved + changed), launches=LISTED * count)
+    lists = [x for x in call.args if isinstance(x, (list, tuple)) and x and type(x[0]) is VirtualTensor]
+    for number, x in enumerate(lists):
+        if any(x[0] is y[0] for y in lists[:number]):
+            moved -= sum(map(bytes_of, x))  # read once
+    first = lists[0] if lists else ()
+    sizes = [x.numel() for x in first]
+    depth = min(max(1, len(lists) + bool(results)), max(LAUNCHED_TENSORS))
+    chunks = sum(-(-size // CHUNK) for size in sizes)
+    kernels = max(1, -(-len(sizes) // LAUNCHED_TENSORS[depth]), -(-chunks // LAUNCHED_CHUNKS))
+    if not results:
+        moved += changed
+    profile, bytes = call.gpu.profile, LISTS * moved
+    waiting = kernels * CHUNK_CLOCKS[depth] * min(1.0, max(sizes, default=0) / CHUNK)
+    beyond = clocks_beyond_memory(profile, waiting * profile.multiprocessors, bytes) / profile.multiprocessors
+    further = (kernels - 1) * profile.kernel_minimum_seconds * 1e3 * profile.sm_clock_khz
+    return Work(bytes, serial=beyond + further, launches=0.0 if results else LISTED * len(sizes))

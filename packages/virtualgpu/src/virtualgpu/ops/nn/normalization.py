@@ -26,6 +26,12 @@ _LOW = (torch.float16, torch.bfloat16)
 TILE_WIDTH, VALUES_PER_THREAD, MAX_BLOCK, MAX_GRID_HEIGHT, MIN_GRID_HEIGHT = 32, 16, 512, 128, 8
 ROW_BLOCK, ROW_THREADS = 366, 128  # clocks of a block of threads that does one row, and its threads (ATen/native/cuda/layer_norm_kernel.cu)
 ROW_BLOCK_BACKWARD, LAYER_NORM_BACKWARD = 145, 1.2  # clocks a row, and an element, of which the weight's gradient takes most
+# Few blocks of threads sum up the weight's gradient of a narrow layer, each over all rows, one after
+# the other. Above so many rows, the sum goes in two steps (ATen/native/cuda/layer_norm_kernel.cu).
+SUMMED_ROW, TWO_STEPS = 8.7, 1 << 16  # clocks, rows
+# Clocks of an element of a group, which one block of threads sums up
+# (ATen/native/cuda/group_norm_kernel.cu).
+GROUP_ELEMENT = 1.05
 CHANNEL, CHANNEL_BACKWARD = 0.9, 0.33  # elements a clock of the block that sums up one channel (ATen/native/cuda/Normalization.cuh)
 # Host time in launches beside one, of a backward pass. Measured by benchmarks/timing/host_functions.py
 # as the time of a node beyond its memory and one launch, rounded.
@@ -105,7 +111,12 @@ def _layer_norm_backward(call: Call) -> Any:
 
 @device_time("native_layer_norm", "native_group_norm")
 def layer_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    return of_rows(call.gpu, results[1].numel(), moved)
+    rows = results[1].numel()
+    work = of_rows(call.gpu, rows, moved)
+    if call.op.name == "native_group_norm" and rows:
+        waves = max(1.0, rows / call.gpu.profile.multiprocessors)
+        work = work._replace(serial=GROUP_ELEMENT * waves * results[0].numel() / rows)
+    return work
 
 
 def of_rows(gpu: Gpu, rows: int, moved: int) -> Work:
@@ -119,7 +130,12 @@ def of_rows(gpu: Gpu, rows: int, moved: int) -> Work:
 
 @device_time("native_layer_norm_backward", "native_group_norm_backward")
 def layer_norm_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    return of_rows_backward(call.args[1].numel(), call.argument("mean").numel(), moved)
+    rows = call.argument("mean").numel()
+    work = of_rows_backward(call.args[1].numel(), rows, moved)
+    if call.op.name == "native_layer_norm_backward" and rows <= TWO_STEPS:
+        shared = work.clocks / call.gpu.profile.multiprocessors
+        work = work._replace(serial=max(0.0, SUMMED_ROW * rows - shared))
+    return work
 
 
 def of_rows_backward(elements: int, rows: int, moved: int) -> Work:

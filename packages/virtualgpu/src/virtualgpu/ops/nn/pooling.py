@@ -17,6 +17,13 @@ from virtualgpu.ops.sequence import OUT, perform
 
 POOLED, POOLED_BACKWARD = 0.3, 2.3  # clocks an element of the larger image (ATen/native/cuda/DilatedMaxPool2d.cu)
 
+# A thread computes one pixel of all pictures and channels, one after the other, each in so many
+# clocks (upsample_bilinear2d_out_frame, ATen/native/cuda/UpSampleBilinear2d.cu).
+PIXEL = 450
+# Clocks of an element that is added where others may be adding, too.
+BLENDED_BACKWARD = 4.0
+AVERAGED_BACKWARD = 4.4  # clocks of an element of the image (ATen/native/cuda/AveragePool2d.cu)
+
 aten = torch.ops.aten
 sums_in_float32(aten.grid_sampler_2d, aten.grid_sampler_3d, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward)
 
@@ -70,6 +77,22 @@ def positions(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 @device_time("max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     return Work(moved, clocks=POOLED * call.args[0].numel())
+
+
+@device_time("upsample_bilinear2d")
+def bilinear_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    pictures, channels = call.args[0].shape[:2]
+    return Work(moved, serial=PIXEL * pictures * channels)
+
+
+@device_time("upsample_bilinear2d_backward")
+def bilinear_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return Work(moved, clocks=BLENDED_BACKWARD * call.args[0].numel())
+
+
+@device_time("avg_pool2d_backward")
+def average_pool_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return Work(moved, clocks=AVERAGED_BACKWARD * call.args[1].numel())
 
 
 @device_time("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")

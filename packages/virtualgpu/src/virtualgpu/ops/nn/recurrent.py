@@ -41,10 +41,16 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 CONSTANT = 8 << 20  # bytes of workspace a layer and direction
 NARROW = {"lstm": 128, "gru": 128, "rnn_tanh": 256, "rnn_relu": 256}  # hidden units up to which cuDNN keeps the weights on the chip
 DROPOUT_STATE = 49152  # bytes a multiprocessor
-RECURRENT = 0.17  # of a product's rate: the steps of a sequence come one after the other
-# Seconds a step of a layer takes at least, and in the backward: small kernels that wait for each other. Fitted: both LSTMs of
-# benchmarks/timing/kernels.json, 256 steps on an H200. Assumed: other GPUs, GRU and RNN alike.
-STEP_SECONDS, STEP_BACK_SECONDS = 15.4e-6, 23.6e-6
+# Seconds that the kernels of a step of a layer take at least, in single and in half precision: small
+# kernels that wait for each other. In the backward there are more. Where the weights stay on the
+# chip, one kernel takes all steps. Measured by benchmarks/timing/small_kernels.py on an H200.
+# Assumed: other GPUs alike.
+STEP_SECONDS = {True: 5e-6, False: 6.5e-6}
+STEP_BACK_SECONDS = {True: 6.5e-6, False: 13e-6}
+STEP_ON_CHIP_SECONDS = 3e-6
+# Host time, in launches, of the kernels of a step. Where the host is the limit, a step of a layer
+# takes so long: both LSTMs of benchmarks/timing/kernels.json, 256 steps on an H200.
+LAUNCHES_OF_A_STEP, LAUNCHES_BACK_OF_A_STEP = 2.37, 3.64
 # Host time in launches: cuDNN launches many kernels. Measured by benchmarks/timing/host_functions.py
 # on an H200: "lstm", "gru" and "two layers of gru", less memory, module, nodes and leaves.
 LAUNCHES_OF_A_CALL, LAUNCHES_OF_A_LAYER, LAUNCHES_BACK_OF_A_LAYER = 7, 6, 50
@@ -172,13 +178,15 @@ class Recurrent(torch.autograd.Function):
         format = product_format(x.dtype, gpu, "rnn")
         work = Work(
             moved,
-            2 * rows * total / RECURRENT,
+            2 * rows * total,
             format,
             out.numel() * GATES[setup.kind],
             cudnn=1,
             launches=LAUNCHES_OF_A_CALL + LAUNCHES_OF_A_LAYER * _layers(setup),
         )
-        gpu.launch(*_for_at_least(_steps(setup, x, hidden) * STEP_SECONDS, work, gpu.profile), name=setup.kind)
+        on_chip = _on_chip(setup.kind, hidden, training[0])
+        seconds = STEP_SECONDS[x.itemsize == 2]
+        _launch(gpu, work, setup.kind, _steps(setup, x), on_chip, seconds, LAUNCHES_OF_A_STEP)
         if needs:
             if kept is not None:
                 kept.inner = inner  # type: ignore[method-assign]  # so that it goes when the graph lets go of the reserve space
@@ -214,14 +222,15 @@ class Recurrent(torch.autograd.Function):
         del scratch, turned, flat
         _inner_gradients(kept.inner, grads, (dx, *states, *dws))
         zeros.clear()
-        # The gradients of the weights, of all steps at once, are one product.
-        flops = 2 * (x.numel() // x.shape[-1]) * total * (1 + 1 / RECURRENT)
+        flops = 4 * (x.numel() // x.shape[-1]) * total  # of the inputs and of the weights
         moved, outputs = 2 * sum(map(bytes_of, (x, out, *weights))), 2 * out.numel() * GATES[setup.kind]
         launches = LAUNCHES_BACK_OF_A_LAYER * _layers(setup)
         format = product_format(x.dtype, gpu, "rnn")
         work = Work(moved, flops, format, outputs, cudnn=2, launches=launches)
-        least = _steps(setup, x, models[-1].shape[2]) * STEP_BACK_SECONDS
-        gpu.launch(*_for_at_least(least, work, gpu.profile), name=f"{setup.kind}_backward")
+        on_chip = _on_chip(setup.kind, models[-1].shape[2], str(x.dtype)[6:])
+        seconds = STEP_BACK_SECONDS[x.itemsize == 2]
+        name, steps = f"{setup.kind}_backward", _steps(setup, x)
+        _launch(gpu, work, name, steps, on_chip, seconds, LAUNCHES_BACK_OF_A_STEP)
         return None, *(y if needed else None for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)), *dws
 
 
@@ -251,18 +260,44 @@ def _layers(setup: Setup) -> int:
     return setup.layers * (2 if setup.bidirectional else 1)
 
 
-def _steps(setup: Setup, x: Tensor, hidden: int) -> int:
-    """Steps of all layers and directions that wait for the one before; none where the weights stay on the chip, in one kernel."""
-    if _on_chip(setup.kind, hidden, str(x.dtype)[6:]):
-        return 0
+def _steps(setup: Setup, x: Tensor) -> int:
+    """Steps of all layers and directions."""
     steps = x.shape[1 if setup.batch_first else 0] if setup.batch_sizes is None else len(setup.batch_sizes)
     return steps * _layers(setup)
 
 
+def _launch(gpu: Gpu, work: Work, name: str, steps: int, on_chip: bool, seconds: float, launches: float) -> None:
+    """Launch the kernels of all steps, which take so many `seconds` each.
+
+    If the weights stay on the chip, launch one kernel.
+    """
+    if on_chip or steps < 2:
+        gpu.launch(*_for_at_least(steps * STEP_ON_CHIP_SECONDS, work, gpu.profile), name=name)
+        return
+    bytes, flops, outputs = work.bytes / steps, work.flops / steps, max(1, work.outputs // steps)
+    first = work._replace(bytes=bytes, flops=flops, outputs=outputs)
+    seconds = max(seconds, _product_seconds(first, gpu.profile))
+    gpu.launch(*_for_at_least(seconds, first, gpu.profile), name=name)
+    further = _for_at_least(seconds, Work(0, launches=launches - 1), gpu.profile)
+    for _ in range(steps - 1):
+        gpu.launch(*further, name=name)
+
+
+def _product_seconds(work: Work, profile: Profile) -> float:
+    return costs.kernel_seconds(
+        profile,
+        bytes_moved=work.bytes,
+        flops=work.flops,
+        format=work.format,
+        matmul=True,
+        outputs=work.outputs,
+    )
+
+
 def _for_at_least(seconds: float, work: Work, profile: Profile) -> Work:
     """The work, which takes so long or longer."""
-    product = costs.kernel_seconds(profile, bytes_moved=work.bytes, flops=work.flops, format=work.format, matmul=True, outputs=work.outputs)
-    return work._replace(serial=max(0.0, seconds - product) * 1e3 * profile.sm_clock_khz)
+    missing = max(0.0, seconds - _product_seconds(work, profile))
+    return work._replace(serial=missing * 1e3 * profile.sm_clock_khz)
 
 
 def _with_workspace(gpu: Gpu, space: int, kept: int) -> Tensor | None:
