@@ -9,19 +9,19 @@ from matplotlib.axes import Axes
 from gputrace.figures.figure import BLACK
 from labkit.labs.experiment import Result, Row
 from labkit.labs.figures import hollow
-from labkit.labs.panel import Lab
+from labkit.labs.panel import ExperimentPanel
 
 LEAST = 4  # places for tries: a single bar is no wider
 
 
-class TryingLab(Lab):
+class TryingLab(ExperimentPanel):
     """Keeps the rows of all runs, the last one of those whose first column, the setting, is the same."""
 
     def __init__(self, *choices: Sequence[widgets.ValueWidget]) -> None:
         self.tried: dict[Hashable, dict[Any, Row]] = {}
         super().__init__(*choices)
 
-    def _bring_back(self, before: Lab | None) -> None:
+    def _bring_back(self, before: ExperimentPanel | None) -> None:
         super()._bring_back(before)
         if before is not None:
             self._take_over(before, "tried")

@@ -14,7 +14,7 @@ from gputrace import record, units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, ORANGE, SKY_BLUE, VERMILLION, Figure, byte_ticks, darker, label_ends, new_canvas
 from labkit.labs.experiment import Result, Row, Run, badge
 from labkit.labs.figures import finished, hollow, in_style
-from labkit.labs.panel import Lab, switches
+from labkit.labs.panel import ExperimentPanel, switches
 from labkit.labs.predictions import stays_open
 
 # The lines that make a training leak, by the name of the leak. That of "retain_graph" takes the place of the backward line.
@@ -185,7 +185,7 @@ def _predicted(axes: Axes, result: Result, prediction: float | None) -> float | 
 NEAR = 0.02  # MiB: a prediction this close is right
 
 
-class LeakLab(Lab):
+class LeakLab(ExperimentPanel):
     """Switch leaks of a training loop on, predict how many MiB it keeps each step, and watch it; the end names who holds them.
 
     `leaks` are those switched on at first and `steps` the loop's, as in `leaky_training`.

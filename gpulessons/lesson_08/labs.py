@@ -13,7 +13,7 @@ from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, Figure, binary_ticks, darker, new_canvas
 from labkit.labs.experiment import Result, Row, Run, badge
 from labkit.labs.figures import finished, hollow, in_style
-from labkit.labs.panel import Lab, one_of
+from labkit.labs.panel import ExperimentPanel, one_of
 from labkit.labs.predictions import stays_open
 from labkit.processes import PATIENCE, children, context
 
@@ -181,7 +181,7 @@ PROCESSES = range(2, 7)
 GOOD = 0.1  # a prediction this close, as a share of what was measured, is called good
 
 
-class SharingLab(Lab):
+class SharingLab(ExperimentPanel):
     """Choose how some processes share a model, predict what they take of the GPU together, and start them one by one.
 
     `way`, `processes` and `weights` (bytes: 64 MiB, 512 MiB, 2 GiB or 7 GiB) are chosen at first; what they mean,

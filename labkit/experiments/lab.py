@@ -31,7 +31,7 @@ TYPED_UNITS = {
 }
 
 
-class Lab(panel.Lab):
+class Lab(panel.ExperimentPanel):
     """A widget that measures a function of yours.
 
     It asks the question, takes a prediction, calls the function and draws the result beside the

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from labkit.labs.experiment import Run as Run
     from labkit.labs.experiment import collect as collect
     from labkit.labs.experiment import recorded_result as recorded_result
-    from labkit.labs.panel import Lab as Lab
+    from labkit.labs.panel import ExperimentPanel as ExperimentPanel
     from labkit.labs.panel import Panel as Panel
 else:
     __getattr__, __dir__, __all__ = front_end.lazily(__name__)

@@ -199,27 +199,31 @@ class Panel(widgets.VBox):
         self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{told}</p>'
 
 
-class Lab(Panel):
-    """An experiment with a question. A subclass gives `question`, `unit` and the four methods below."""
+class ExperimentPanel(Panel):
+    """A panel that asks a question, takes a prediction, runs an experiment and shows both.
+
+    `labkit.Lab` is one for any function. Other subclasses give `question`, `unit` and the four
+    methods below.
+    """
 
     unit: str
-    _begun: ClassVar["Lab | None"] = None  # the last that was run
+    _begun: ClassVar["ExperimentPanel | None"] = None  # the last that was run
     zero_is_possible = False  # as a prediction
 
     def experiment(self) -> Run:
-        """The experiment, not yet begun."""
+        """Return the experiment, not yet begun."""
         raise NotImplementedError
 
     def point(self, row: dict[str, Any]) -> str:
-        """The point just measured, in a few words."""
+        """Return the point that was just measured, in a few words."""
         raise NotImplementedError
 
     def draw(self, result: Result, prediction: float | None) -> Figure:
-        """Result, recording and prediction in one figure."""
+        """Return a figure of the result, the recording and the prediction."""
         raise NotImplementedError
 
     def verdict(self, result: Result, prediction: float) -> str:
-        """How far the prediction was off, in a sentence."""
+        """Return a sentence that says how far the prediction was off."""
         raise NotImplementedError
 
     def __init__(self, *choices: Sequence[widgets.ValueWidget]) -> None:
@@ -261,7 +265,7 @@ class Lab(Panel):
             # After whatever was entered before: a prediction that is still on its way belongs to the choice before.
             choice.observe(lambda _: self._on_main_thread(partial(self._round_trip.then, self._chosen)), "value")
 
-    def _bring_back(self, before: "Lab | None") -> None:
+    def _bring_back(self, before: "ExperimentPanel | None") -> None:
         """Its choices, prediction and result, if the same can be chosen now: another machine may have fewer GPUs."""
         if before is None or any(
             getattr(own, "options", None) != getattr(its, "options", None) for own, its in zip(self._choices, before._choices, strict=True)
@@ -317,10 +321,11 @@ class Lab(Panel):
         """Begin the experiment. The prediction is the number that is in the box now."""
         if self.running or self.prediction is None or not self._read_prediction():
             return
-        if Lab._begun is not None and Lab._begun.running:  # on the same GPUs each would count what the other does
-            self._say(f"A {type(Lab._begun).__name__} runs: wait for its end, or stop it, and press Run again.", alert=True)
+        begun = ExperimentPanel._begun
+        if begun is not None and begun.running:  # on the same GPUs each would count what the other does
+            self._say(f"A {type(begun).__name__} runs: wait for its end, or stop it, and press Run again.", alert=True)
             return
-        Lab._begun = self
+        ExperimentPanel._begun = self
         self._stopping = self._interrupted = self._chosen_meanwhile = False
         self._assign(self.answer, "value", self.answer.value)
         try:

@@ -21,7 +21,7 @@ from gpulessons.lesson_08.labs import SharingLab
 from gpulessons.lesson_13.labs import ClaimsPanel
 from labkit import courses, progress_file
 from labkit.labs import Result, Run
-from labkit.labs.panel import Lab, Panel
+from labkit.labs.panel import ExperimentPanel, Panel
 from labkit.labs.predictions import parse_prediction
 
 
@@ -61,7 +61,7 @@ def test_the_question_is_of_a_size_that_is_measured():
     assert "copy 1 MiB to the GPU" in lab.question
 
 
-class FakeLab(Lab):
+class FakeLab(ExperimentPanel):
     """Six points; `before[n]` is done before point n is measured."""
 
     question = "How many times faster is <pinned> memory?"

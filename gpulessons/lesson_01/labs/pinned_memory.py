@@ -12,7 +12,7 @@ from gputrace import units
 from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
 from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.labs.figures import SAME, add_line, finished, hollow, in_style, sources
-from labkit.labs.panel import Lab
+from labkit.labs.panel import ExperimentPanel
 from labkit.labs.predictions import compared_as_factor, stays_open
 from labkit.labs.timing import event_seconds
 
@@ -139,7 +139,7 @@ def _predicted(axes: Axes, result: Result, prediction: float | None) -> str:
 GOOD = 1.15  # a prediction within this factor is called good
 
 
-class CopySpeedLab(Lab):
+class CopySpeedLab(ExperimentPanel):
     """Predict how many times faster 16 MiB are copied to the GPU from pinned than from pageable memory; then measure it.
 
     `sizes` and `repeats` are those of `copy_speed`; where 16 MiB are not among the sizes, the question is for the

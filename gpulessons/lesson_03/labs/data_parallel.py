@@ -14,7 +14,7 @@ from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, bin
 from labkit import machine
 from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.labs.figures import SAME, add_line, finished, hollow, in_style, sources
-from labkit.labs.panel import Lab
+from labkit.labs.panel import ExperimentPanel
 from labkit.labs.predictions import compared_as_factor, stays_open
 from labkit.labs.timing import host_seconds
 
@@ -156,7 +156,7 @@ def _proof(result: Result) -> str:
 GOOD = 1.25  # a prediction within this factor is called good
 
 
-class DataParallelLab(Lab):
+class DataParallelLab(ExperimentPanel):
     """Predict how many times faster a training step is under `nn.DataParallel` on four GPUs.
 
     The step is that of the large model. Then measure.

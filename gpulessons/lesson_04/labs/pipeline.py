@@ -17,7 +17,7 @@ from gputrace.figures.figure import BESIDE, BLACK, BLUE, ORANGE, SIZE, TEXT_POIN
 from labkit import machine
 from labkit.labs.experiment import Result, Row, Run, badge, checked_count
 from labkit.labs.figures import badged, hollow, in_style
-from labkit.labs.panel import Lab, choice, switches
+from labkit.labs.panel import ExperimentPanel, choice, switches
 from labkit.labs.predictions import stays_open
 
 WIDTH, BATCH = 4096, 16384
@@ -331,7 +331,7 @@ LAYERS = 2  # of each stage
 GOOD = 5.0  # percent: a prediction this close is called good
 
 
-class PipelineLab(Lab):
+class PipelineLab(ExperimentPanel):
     """Cut a network into stages and its batch into micro-batches, predict for how long the GPUs wait, then see what each does when.
 
     `schedules` are those switched on at first. The prediction is for the last that is switched on. Raises ValueError for a schedule that

@@ -15,7 +15,7 @@ from gpulessons.lesson_07.computation import Computation, evaluated, parse
 from gputrace.figures.figure import BLACK, BLUE, SKY_BLUE, TEXT_POINTS, TITLE_POINTS, Figure, add_title, darker, shortened
 from labkit.labs.experiment import Result, Row, Run
 from labkit.labs.figures import badged, in_style
-from labkit.labs.panel import Lab
+from labkit.labs.panel import ExperimentPanel
 from labkit.labs.predictions import stays_open, typed_number
 
 COLUMNS = {"format": "", "value": "", "exact": "", "sign": "", "exponent": "", "fraction": ""}
@@ -243,7 +243,7 @@ def _draw(axes: Axes, row: Row, top: float, names: bool) -> None:
 GOOD = 1e-3  # a prediction this near, relative to the result, is called good
 
 
-class FormatLab(Lab):
+class FormatLab(ExperimentPanel):
     """Type a number or a computation, such as 0.1 + 0.2, 300**2, 1/3 or sum(0.01, 1000); predict its result in float16; see every format.
 
     `computation` is what stands in the field at first. The lab computes bit by bit and needs no GPU.

@@ -23,7 +23,7 @@ from gputrace.figures.figure import (
 )
 from labkit.labs.experiment import Result, Row, Run
 from labkit.labs.figures import badged, hollow, in_style
-from labkit.labs.panel import Lab, choice
+from labkit.labs.panel import ExperimentPanel, choice
 from labkit.labs.predictions import stays_open
 from virtualgpu import profiles
 from virtualgpu.machines import DEFAULT_MODEL, with_maker
@@ -244,7 +244,7 @@ OWN = "your own"
 _WIDE = {"description_width": "initial"}
 
 
-class BudgetLab(Lab):
+class BudgetLab(ExperimentPanel):
     """Choose a network and how it is trained, predict what a step takes, and see whether it fits a GPU and what to change first.
 
     `network` adds one of your own sizes: `BudgetLab(GPT(width=256, layers=4, heads=4))`.

@@ -10,7 +10,7 @@ from gputrace import Trace, units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, TEXT_POINTS, VERMILLION, Figure, new_canvas, time_ticks
 from labkit.labs.experiment import Result, Row, Run, recorded_result
 from labkit.labs.figures import badged, hollow, in_style
-from labkit.labs.panel import Lab, choice, one_of
+from labkit.labs.panel import ExperimentPanel, choice, one_of
 from labkit.labs.predictions import compared_as_factor, stays_open
 
 WIDTHS = (1024, 2048, 4096)
@@ -173,7 +173,7 @@ def _told_recorded(recorded: list[float]) -> str:
 GOOD = 1.1  # a prediction within this factor is called good
 
 
-class BucketsLab(Lab):
+class BucketsLab(ExperimentPanel):
     """Choose the layers' width, the size of DDP's buckets, the ranks and their link; predict how long the step takes, and see all ranks.
 
     `width`, `bucket`, `ranks` and `link` are chosen at first. Raises ValueError for what is no choice.
