@@ -280,6 +280,7 @@ class Machine:
         self.usage = usage or UsageTable(profile.name, count, self.total_memory)
         self.pending_frees = PendingFrees()
         self.values = values
+        self.was_without_values = not values  # at any time so far
         self.alive = True
         self.initialised = False  # what torch.cuda.init() does has been done
         # Numbers of the GPUs that CUDA has seen since its driver was initialised.

@@ -87,6 +87,7 @@ class VirtualGPUs:
         machine = self.machine
         before = machine.values, machine.blanks_host
         machine.values, machine.blanks_host = False, True
+        machine.was_without_values = True
         try:
             yield
         finally:

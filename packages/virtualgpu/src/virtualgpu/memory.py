@@ -22,9 +22,21 @@ class Memory:
     """What a storage holds on a GPU. It hangs on the storage's Python object, so it dies with the last view of the storage.
 
     `kept` is the number of bytes of values on the host, None for a storage without values.
+    `switched_off` says that values were not computed when this storage lost its values.
     """
 
-    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "touched", "writer", "written")
+    __slots__ = (
+        "__weakref__",
+        "block",
+        "born",
+        "export",
+        "gpu",
+        "kept",
+        "switched_off",
+        "touched",
+        "writer",
+        "written",
+    )
 
     def __init__(self, gpu: Gpu, block: Block | None, kept: int | None) -> None:
         machine = gpu.machine
@@ -32,6 +44,7 @@ class Memory:
         self.block = block
         self.born = machine.selected.call  # the call that made it: a Python instruction or a node of a backward
         self.kept = kept
+        self.switched_off = False
         self.export: ExportedBlock | None = None  # to other processes
         self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
         # Of a stream whose work nobody looks at: the number of the piece that wrote here last, now of the one that makes this.
@@ -63,6 +76,7 @@ class Memory:
     def forget(self) -> None:
         """The values are known no longer."""
         if self.kept is not None:
+            self.switched_off = not self.gpu.machine.values
             self.gpu.machine.kept_bytes -= self.kept
             self.gpu.machine.valueless_storages += 1
             self.kept = None
@@ -87,10 +101,25 @@ class Memory:
 def require_values(memory: Memory) -> None:
     """Raises RuntimeError for a storage whose values were not kept."""
     if memory.kept is None:
-        gpu = memory.gpu
-        why = "they take too much host memory" if gpu.machine.values else "nothing is computed here (values=False)"
-        text = f"the values of this tensor on {gpu.device} {NOT_KEPT}, because {why}: only its shape and its memory are known."
-        if gpu.machine.values:
-            text += " Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) "
-            text += f"before {front_end.name()} starts."
-        raise RuntimeError(text)
+        text = f"the values of this tensor on {memory.gpu.device} {NOT_KEPT}, because"
+        raise RuntimeError(f"{text} {_why_not_kept(memory)}")
+
+
+def _why_not_kept(memory: Memory) -> str:
+    """Return the reason, and what the program can do."""
+    machine = memory.gpu.machine
+    known = "only its shape and its memory are known."
+    if not machine.values:
+        return f"nothing is computed here (values=False): {known}"
+    if memory.switched_off:
+        return (
+            f"an operator wrote to it while nothing was computed (values=False): {known} "
+            "Make tensors inside the function that runs without values."
+        )
+    why = "they take too much host memory"
+    if machine.was_without_values:
+        why += ", or come from a tensor that was written while nothing was computed (values=False)"
+    return (
+        f"{why}: {known} Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for "
+        f"values on all GPUs) before {front_end.name()} starts."
+    )

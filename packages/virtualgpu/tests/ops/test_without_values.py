@@ -287,6 +287,20 @@ def test_a_number_that_is_not_known_is_nan_where_copies_bring_nan():
             bool((x > 0).all())
 
 
+def test_a_tensor_that_was_written_without_values_says_why_it_has_none():
+    with virtualgpu.use(gpus=1, like="H200") as used:
+        older = torch.ones(1 << 20, device="cuda")
+        with used.without_values():
+            older.mul_(2)
+        why = r"because an operator wrote to it while nothing was computed \(values=False\)"
+        with pytest.raises(RuntimeError, match=why) as caught:
+            older[0].item()
+        assert "Make tensors inside the function" in str(caught.value)
+        assert "LABKIT_HOST_BUDGET" not in str(caught.value)
+        with pytest.raises(RuntimeError, match="or come from a tensor that was written while nothing was computed"):
+            (older + 1)[0].item()
+
+
 def test_a_product_of_three_dimensions_takes_its_memory_once(no_values):
     x, weight = torch.ones(2, 512, 64, device="cuda"), torch.ones(64, 4096, device="cuda")
     x @ weight  # takes cuBLAS's workspace
