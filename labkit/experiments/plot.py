@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
+from math import nan
 from typing import Any
 
 import matplotlib
@@ -26,6 +27,7 @@ from gputrace.figures.figure import (
     add_badge,
     byte_ticks,
     decimal_scale,
+    drawable,
     label_ends,
     new_canvas,
     shortened,
@@ -51,7 +53,11 @@ WIDE = 50  # a y axis is logarithmic if its largest value is so many times the s
 WIDE_X = 8
 LABEL_POINTS = 9.5
 MOST_TICKS = 8
-LONGEST_LABEL = 150  # points
+LONGEST_LABEL = 150  # points, of the name of a line
+LONGEST_TICK = 110  # points, of a name on the x axis that is written at an angle
+LONGEST_NAME = 200  # points, of an axis
+LINE_HEIGHT = 12  # points
+GAP = 4  # points between two texts
 TITLE_WIDTH = 0.93 * 72 * SIZE[0]  # points
 HOLLOW: dict[str, Any] = {
     "linestyle": "",
@@ -77,8 +83,15 @@ class Quantity:
     def text(self, value: float) -> str:
         """Return a value with its unit."""
         if self.unit == SPEED_UP:
-            return f"{value:.2g} times"
-        return units.text(float(value), self.unit)
+            return f"{units.number_text(value, 2)} times"
+        return units.text_with_unit(float(value), self.unit)
+
+    @property
+    def needs(self) -> str:
+        """Why a point has no value."""
+        if self.unit == SPEED_UP:
+            return "a time is not above 0"
+        return "the number is missing or not finite"
 
 
 @dataclass(frozen=True)
@@ -113,11 +126,15 @@ def plotted(
     measured = result.column(x)
     first = next(place for place in places if place in measured)
     lines = lines_of(result, x, by, quantity, places, first)
+    if not any(line.points for line in lines):
+        raise ValueError(f"No point of {y} can be drawn, because {quantity.needs}.")
+    notes = _left_out(result, x, by, quantity, lines, first)
+    lines = [line for line in lines if line.points]
     dashed = []
     if recorded is not None:
         drawn = [line.value for line in lines]
         dashed = lines_of(recorded, x, by, quantity, places, first)
-        dashed = [line for line in dashed if line.value in drawn]
+        dashed = [line for line in dashed if line.value in drawn and line.points]
     if len(lines) > len(LINES):
         raise ValueError(
             f"{by} has {len(lines)} values, and a figure has at most {len(LINES)} lines. "
@@ -125,27 +142,19 @@ def plotted(
         )
     predicted = _checked_prediction(result, x, prediction)
     unit = result.columns[x]
+    sentences = [_in_words(lines, x, unit, quantity)]
+    sentences += [note[0].upper() + note[1:] for note in notes]
+    if predicted is not None:
+        where = _at(x, unit, predicted[0])
+        sentences.append(f"Predicted at {where}: {quantity.text(predicted[1])}")
+    if dashed and recorded is not None:
+        notes.append(f"dashed: {recorded.badge}")
+        sentences.append(f"{recorded.badge}: {_in_words(dashed, x, unit, quantity)}")
     with matplotlib.rc_context(STYLE):
         finding = title if title is not None else _finding(lines, x, unit, quantity, places)
         canvas, axes = new_canvas(finding)
         _draw(axes, result, lines, dashed, x, quantity, predicted, places, first)
-        notes = [result.badge]
-        left_out = _left_out(result, by, lines)
-        if left_out:
-            left_out = f"not drawn, because {_at(x, unit, first)} is missing: {left_out}"
-            notes.append(left_out)
-        if dashed and recorded is not None:
-            notes.append(f"dashed: {recorded.badge}")
-        add_badge(canvas, "  ·  ".join(notes))
-        sentences = [_in_words(lines, x, unit, quantity)]
-        if left_out:
-            sentences.append(left_out[0].upper() + left_out[1:])
-        if predicted is not None:
-            sentences.append(
-                f"Predicted at {_at(x, unit, predicted[0])}: {quantity.text(predicted[1])}"
-            )
-        if dashed and recorded is not None:
-            sentences.append(f"{recorded.badge}: {_in_words(dashed, x, unit, quantity)}")
+        add_badge(canvas, "  ·  ".join([result.badge, *notes]))
         return Figure(canvas, words(canvas, *sentences, result.badge))
 
 
@@ -155,7 +164,8 @@ def plotted(
 def quantity_of(result: ResultData, y: str) -> Quantity:
     """Return what `y` means. Raises KeyError or ValueError as `Result.plot`."""
     if y in result.columns:
-        return Quantity(y, result.columns[y], lambda row, first: row[y])
+        _check_numbers(result, y)
+        return Quantity(y, result.columns[y], lambda row, first: _number(row[y]))
     for kind in (SPEED_UP, PER_GPU):
         if y == kind or y.endswith(f" {kind}"):
             column = y.removesuffix(kind).rstrip()
@@ -180,12 +190,39 @@ def _derived(result: ResultData, kind: str, column: str) -> Quantity:
                 f"A speed-up compares seconds, and the column {column} has another unit. "
                 f"If it has seconds, pass units={unit} to labkit.measure."
             )
-        return Quantity(kind, SPEED_UP, lambda row, first: first[column] / row[column])
+        return Quantity(kind, SPEED_UP, lambda row, first: _speed_up(first[column], row[column]))
     if "gpus" not in result.columns:
         raise ValueError("“per GPU” divides by the column gpus, which this result does not have")
+    _check_numbers(result, column)
     return Quantity(
-        f"{column} per GPU", result.columns[column], lambda row, first: row[column] / row["gpus"]
+        f"{column} per GPU",
+        result.columns[column],
+        lambda row, first: _number(row[column]) / (row["gpus"] or nan),
     )
+
+
+def _check_numbers(result: ResultData, column: str) -> None:
+    """Raise ValueError for a column that has texts."""
+    for value in result.column(column):
+        if isinstance(value, str):
+            raise ValueError(
+                f"The y axis needs numbers, and the column {column} has texts, such as {value!r}."
+            )
+
+
+def _number(value: Any) -> float:
+    """Return a value that can be drawn, and nan for all others."""
+    if _is_number(value) or isinstance(value, bool):
+        return value
+    return nan
+
+
+def _speed_up(first: Any, time: Any) -> float:
+    """Return how many times as fast as `first` the time is, nan if one of them is not above 0."""
+    first, time = _number(first), _number(time)
+    if first > 0 and time > 0:
+        return first / time
+    return nan
 
 
 def _only_measured(result: ResultData, kind: str) -> str:
@@ -223,7 +260,9 @@ def _check_one_row_per_point(result: ResultData, x: str, by: str | None) -> None
                 for name in result.arguments
                 if name not in (x, by) and len(set(map(repr, result.column(name)))) > 1
             ]
-            name = others[0] if others else x
+            if not others:
+                raise ValueError(f"Several rows have the same {x}. Keep one of them.")
+            name = others[0]
             values = list(dict.fromkeys(result.column(name)))
             raise ValueError(
                 f"Several rows have the same {x}: {name} has the values "
@@ -254,7 +293,8 @@ def lines_of(
 ) -> list[Line]:
     """Return the lines, with their points in the order of `places`.
 
-    A speed-up compares with the place `first`. A line that has no row there is left out.
+    A speed-up compares with the place `first`. A line that has no row there is left out. A point
+    whose value is not a finite number is left out, too.
     """
     groups: dict[Any, list[Row]] = {}
     for row in sorted(result.rows, key=lambda row: places.index(row[x])):
@@ -266,22 +306,37 @@ def lines_of(
         if quantity.unit == SPEED_UP and not compared:
             continue
         points = [(row[x], quantity.value(row, (compared or rows)[0])) for row in rows]
+        points = [(place, value) for place, value in points if math.isfinite(value)]
         name = "" if by is None else _line_name(result, by, value)
         lines.append(Line(value, name, points))
     return lines
 
 
 def _line_name(result: ResultData, by: str, value: Any) -> str:
-    return f"{_name(by)} {units.text(value, result.columns[by])}"
+    return f"{_name(by)} {units.text_with_unit(value, result.columns[by])}"
 
 
-def _left_out(result: ResultData, by: str | None, lines: list[Line]) -> str:
-    """Return the names of the lines that are not drawn."""
-    if by is None:
-        return ""
-    drawn = [line.value for line in lines]
-    values = dict.fromkeys(row[by] for row in result.rows if row[by] not in drawn)
-    return ", ".join(_line_name(result, by, value) for value in values)
+def _left_out(
+    result: ResultData, x: str, by: str | None, quantity: Quantity, lines: list[Line], first: Any
+) -> list[str]:
+    """Return what is not drawn and why, as notes."""
+    drawn = {line.value: [place for place, _ in line.points] for line in lines}
+    whole_lines, points = [], []
+    for row in result.rows:
+        value = None if by is None else row[by]
+        name = "" if by is None else _line_name(result, by, value)
+        if value not in drawn:
+            whole_lines.append(name)
+        elif row[x] not in drawn[value]:
+            points.append(f"{name} {_at(x, result.columns[x], row[x])}".strip())
+    notes = []
+    if whole_lines:
+        missing = _at(x, result.columns[x], first)
+        names = ", ".join(dict.fromkeys(whole_lines))
+        notes.append(f"not drawn, because {missing} is missing: {names}")
+    if points:
+        notes.append(f"not drawn, because {quantity.needs}: {', '.join(points)}")
+    return notes
 
 
 def _checked_prediction(
@@ -302,7 +357,13 @@ def _checked_prediction(
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether the value is a number that an axis can have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 # How it is drawn
@@ -343,11 +404,13 @@ def _draw(
             if is_recorded:
                 text = f"{text}, recorded"
             labels.append((xs[-1], ys[-1], text, colour))
-    if predicted is not None:
-        _draw_prediction(axes, position(predicted[0]), predicted[1], quantity)
     _scale_x(axes, result, x, places, numeric)
     _scale_y(axes, lines + dashed, quantity, predicted, _at(x, result.columns[x], first))
-    _label(axes, labels)
+    if predicted is not None:
+        _draw_prediction(axes, position(predicted[0]), predicted[1], quantity)
+    _make_room(axes, [text for _, _, text, _ in labels])
+    _write_ticks(axes, [units.text(place, result.columns[x]) for place in places], numeric)
+    label_ends(axes, [(x, y, _short(text), colour) for x, y, text, colour in labels])
 
 
 def _style(is_recorded: bool, numeric: bool) -> dict[str, Any]:
@@ -361,25 +424,61 @@ def _style(is_recorded: bool, numeric: bool) -> dict[str, Any]:
 
 
 def _draw_prediction(axes: Axes, place: float, value: float, quantity: Quantity) -> None:
+    """Draw a hollow marker, and write beside it on the side that has more room."""
     axes.plot([place], [value], marker="o", markeredgecolor=BLACK, **HOLLOW)
     white = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
     look = {**BESIDE, "ha": "right", "color": BLACK, "bbox": white}
-    axes.annotate(f"predicted: {quantity.text(value)}", (place, value), (-11, 0), **look)
+    offset = -11
+    axes.get_xlim()  # it brings the limits up to date, which the transformation reads
+    if axes.transAxes.inverted().transform(axes.transData.transform((place, value)))[0] < 0.5:
+        look["ha"], offset = "left", 11
+    told = drawable(f"predicted: {quantity.text(value)}")
+    axes.annotate(told, (place, value), (offset, 0), **look)
 
 
 def _scale_x(axes: Axes, result: ResultData, x: str, places: list[Any], numeric: bool) -> None:
-    texts = [units.text(place, result.columns[x]) for place in places]
     if not numeric:
-        axes.set_xticks(range(len(places)), texts)
+        axes.set_xticks(range(len(places)))
         axes.set_xlim(-0.5, len(places) - 0.5)
     else:
         doubling = len(places) > 2 and all(b == 2 * a for a, b in pairwise(places))
         if places[0] > 0 and (doubling or places[-1] >= WIDE_X * places[0]):
             axes.set_xscale("log")
-        every = math.ceil(len(places) / MOST_TICKS)
-        axes.set_xticks(places[::every], texts[::every])
+        axes.set_xticks(places)
         axes.set_xticks([], minor=True)
-    axes.set_xlabel(_name(x))
+    name = _name(x) + units.beside_name(result.columns[x])
+    axes.set_xlabel(shortened(name, LONGEST_NAME, LABEL_POINTS))
+
+
+def _write_ticks(axes: Axes, texts: list[str], numeric: bool) -> None:
+    """Write at the ticks of the x axis, and leave out those that would overlap."""
+    point = axes.figure.dpi / 72
+    axes.get_xlim()  # it brings the limits up to date, which the transformation reads
+    ticks = list(axes.get_xticks())
+    places = [axes.transData.transform((tick, 0))[0] / point for tick in ticks]
+    widths = [text_width(text, LABEL_POINTS) for text in texts]
+    look: dict[str, Any] = {}
+    if not numeric and len(ticks) > 1 and max(widths) + GAP > places[1] - places[0]:
+        widths = [LINE_HEIGHT] * len(ticks)
+        look = {"rotation": 90}
+    every = math.ceil(len(ticks) / MOST_TICKS) if numeric else 1
+    chosen: list[int] = []
+    for index in range(0, len(ticks), every):
+        before = chosen[-1] if chosen else index
+        needed = (widths[before] + widths[index]) / 2 + GAP * (not look)
+        if index == before or places[index] - places[before] >= needed:
+            chosen.append(index)
+    if look:
+        texts = [shortened(text, LONGEST_TICK, LABEL_POINTS) for text in texts]
+        _move_up(axes, max(text_width(texts[index], LABEL_POINTS) for index in chosen))
+    axes.set_xticks([ticks[i] for i in chosen], [drawable(texts[i]) for i in chosen], **look)
+
+
+def _move_up(axes: Axes, height: float) -> None:
+    """Make room below the axes for names of this height, in points, and for what is below them."""
+    box = axes.get_position()
+    bottom = max(box.y0, (height + 45) / (72 * SIZE[1]))
+    axes.set_position((box.x0, bottom, box.width, box.y1 - bottom))
 
 
 def _scale_y(
@@ -392,19 +491,20 @@ def _scale_y(
     values = [value for line in lines for _, value in line.points]
     if predicted is not None:
         values.append(predicted[1])
-    name = _name(quantity.name)
+    name = _name(quantity.name) + units.beside_name(quantity.unit)
     if quantity.unit == SPEED_UP:
         name = f"times as fast as with {first}"
         axes.axhline(1, color=BLACK, linewidth=1)
+    name = shortened(name, LONGEST_NAME, LABEL_POINTS)
     if min(values) > 0 and max(values) > WIDE * min(values):
         if quantity.unit == "bytes":
             _binary_scale_y(axes, name)
         else:
-            decimal_scale(axes, name, quantity.text)
+            decimal_scale(axes, name, lambda value: units.text(value, quantity.unit))
         return
     axes.set_ylabel(name)
     if min(values) < 0:
-        axes.yaxis.set_major_formatter(lambda value, _: quantity.text(value))
+        axes.yaxis.set_major_formatter(lambda value, _: units.text(value, quantity.unit))
         return
     top = 1.08 * max(values) or 1.0
     axes.set_ylim(0, top)
@@ -417,8 +517,6 @@ def _scale_y(
         )
     elif quantity.unit == "bytes per second":
         axes.yaxis.set_major_formatter(lambda value, _: units.rate_text(value) if value else "0")
-    elif quantity.unit and quantity.unit != SPEED_UP:
-        axes.set_ylabel(f"{name}, {quantity.unit}")
 
 
 def _binary_scale_y(axes: Axes, name: str) -> None:
@@ -431,18 +529,19 @@ def _binary_scale_y(axes: Axes, name: str) -> None:
     axes.set_ylabel(name)
 
 
-def _label(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
-    """Write the names beside the ends of the lines, and make room for the longest name."""
-    fitting = [
-        (x, y, shortened(text, LONGEST_LABEL, LABEL_POINTS), colour)
-        for x, y, text, colour in labels
-    ]
-    widest = max(text_width(text, LABEL_POINTS) for _, _, text, _ in fitting)
+def _make_room(axes: Axes, names: list[str]) -> None:
+    """Make room for the longest name on the right, and for the longest number on the left."""
     width = 72 * SIZE[0]
+    longest = max(text_width(_short(name), LABEL_POINTS) for name in names)
+    numbers = [text_width(tick.get_text(), LABEL_POINTS) for tick in axes.get_yticklabels()]
     box = axes.get_position()
-    right = min(0.9, 1 - (widest + 18) / width)
-    axes.set_position((box.x0, box.y0, right - box.x0, box.height))
-    label_ends(axes, fitting)
+    left = max(box.x0, (max(numbers, default=0) + 28) / width)
+    right = min(0.9, 1 - (longest + 18) / width)
+    axes.set_position((left, box.y0, right - left, box.height))
+
+
+def _short(name: str) -> str:
+    return shortened(name, LONGEST_LABEL, LABEL_POINTS)
 
 
 # What it finds
@@ -495,8 +594,8 @@ def _faster(gain: float) -> str:
     if 1 / SAME < gain < SAME:
         return "as fast"
     if gain > 1:
-        return f"{gain:.2g} times as fast"
-    return f"{1 / gain:.2g} times slower"
+        return f"{units.number_text(gain, 2)} times as fast"
+    return f"{units.number_text(1 / gain, 2)} times slower"
 
 
 def _name(column: str) -> str:
@@ -508,7 +607,7 @@ def _at(x: str, unit: str, place: Any) -> str:
     """Return a value of the x axis with its name, such as "4 GPUs" or "width 1024"."""
     if x == "gpus":
         return "1 GPU" if place == 1 else f"{place} GPUs"
-    return f"{_name(x)} {units.text(place, unit)}"
+    return f"{_name(x)} {units.text_with_unit(place, unit)}"
 
 
 def _in_words(lines: list[Line], x: str, unit: str, quantity: Quantity) -> str:

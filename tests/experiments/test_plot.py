@@ -1,5 +1,7 @@
 """The figure of a result: what it shows, what it says, and what it refuses."""
 
+from itertools import pairwise
+
 import pytest
 from matplotlib.colors import to_hex
 
@@ -224,3 +226,142 @@ def test_too_many_lines_and_no_rows_are_refused():
 def test_a_prediction_that_is_no_point_is_refused(prediction):
     with pytest.raises(ValueError, match="prediction="):
         result().plot("gpus", "step_seconds", prediction=prediction)
+
+
+# Figures with much or unusual content
+
+
+def values_of(rows, columns=("n", "value"), unit=""):
+    """A result of numbers without a unit, or with `unit`."""
+    made = [dict(zip(columns, row, strict=True)) for row in rows]
+    parameters = {name: list(dict.fromkeys(row[name] for row in made)) for name in columns[:-1]}
+    units = dict.fromkeys(columns, "") | {columns[-1]: unit}
+    return Result(columns[-1], parameters, units, made, "virtual GPU, modelled on paper")
+
+
+def check_that_texts_can_be_read(canvas):
+    """Assert that all texts are inside the figure and that no two of a kind overlap."""
+    canvas.draw_without_rendering()
+    axes = canvas.axes[0]
+    low, high = axes.get_ylim()
+    ticks = [text for text in axes.get_yticklabels() if low <= text.get_position()[1] <= high]
+    for kind in (axes.texts, axes.get_xticklabels(), ticks, canvas.texts, [axes.xaxis.label, axes.yaxis.label]):
+        boxes = [(text.get_text(), text.get_window_extent()) for text in kind if text.get_text()]
+        for name, box in boxes:
+            assert box.x0 >= 0 and box.y0 >= 0, name
+            assert box.x1 <= canvas.bbox.x1 and box.y1 <= canvas.bbox.y1, name
+    across = [text.get_window_extent() for text in axes.get_xticklabels() if text.get_text()]
+    if all(text.get_rotation() == 0 for text in axes.get_xticklabels()):
+        assert all(left.x1 <= right.x0 for left, right in pairwise(across))
+    heights = sorted((box.y0, box.y1) for box in (text.get_window_extent() for text in axes.texts))
+    assert all(low[1] <= high[0] + 1 for low, high in pairwise(heights))
+
+
+@pytest.mark.parametrize("height", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize("count", [2, 7])
+def test_the_names_of_lines_that_end_together_stay_in_the_figure(drawn, monkeypatch, height, count):
+    rows = [(n, f"way {way}", height + way / 1000) for n in (1, 2) for way in range(count)]
+    made = values_of([*rows, (3, "way 0", 100.0)] if height < 100 else rows, ("n", "way", "value"))
+    monkeypatch.setattr(Result, "recorded", lambda self, gpu=None: made)
+    made.plot("n", "value", by="way")
+    assert len(drawn[0].axes[0].texts) == 2 * count
+    check_that_texts_can_be_read(drawn[0])
+
+
+@pytest.mark.parametrize("count", [3, 12, 60])
+@pytest.mark.parametrize("length", [1, 12, 80])
+def test_names_on_the_x_axis_do_not_overlap(drawn, count, length):
+    values_of([(f"{n} {'long ' * (length // 5)}", n) for n in range(count)]).plot("n", "value")
+    check_that_texts_can_be_read(drawn[0])
+    axes = drawn[0].axes[0]
+    ticks = [axes.transData.transform((tick, 0))[0] for tick in axes.get_xticks()]
+    lines_of_text = 12 * drawn[0].dpi / 72
+    assert all(right - left >= lines_of_text for left, right in pairwise(ticks))
+    if count <= 12:
+        assert len(axes.get_xticks()) == count
+
+
+@pytest.mark.parametrize("places", [[1, 2, 3, 100], [1, 2, 3, 4000], [1000000 + n for n in range(8)], [-3, -2, 5]])
+def test_numbers_on_the_x_axis_do_not_overlap(drawn, places):
+    values_of([(n, float(n)) for n in places]).plot("n", "value")
+    check_that_texts_can_be_read(drawn[0])
+    assert drawn[0].axes[0].get_xticks()[0] == places[0]
+
+
+@pytest.mark.parametrize("text", ["張量並列", "🚀 rocket", "a$b$c_{", "two\nlines"])
+def test_texts_of_all_kinds_are_drawn_and_told(drawn, text):
+    made = values_of([(x, line, 1.0 + len(x + line)) for x in (text, "b") for line in (text, "c")], ("x", text, text + "s"))
+    figure = made.plot("x", text + "s", title=f"On {text}")
+    assert figure.title == f"On {text}" and text in figure.alt
+    assert text in made.plot("x", text + "s", prediction=(text, 2.0)).title
+    check_that_texts_can_be_read(drawn[0])
+    long = values_of([(n, float(n)) for n in (1, 2)], ("n", text * 40))
+    assert (text * 40)[1:].replace("_", " ") in long.plot("n", text * 40).alt
+    check_that_texts_can_be_read(drawn[-1])
+
+
+def test_a_prediction_stands_beside_its_point_inside_the_figure(drawn):
+    for x in (1, 4):
+        result().plot("gpus", "speed-up", prediction=(x, 0.1))
+        check_that_texts_can_be_read_without_lines(drawn[-1])
+
+
+def check_that_texts_can_be_read_without_lines(canvas):
+    canvas.draw_without_rendering()
+    [told] = [text for text in canvas.axes[0].texts if text.get_text().startswith("predicted")]
+    box, axes = told.get_window_extent(), canvas.axes[0].bbox
+    assert box.x0 >= axes.x0 and box.x1 <= axes.x1
+
+
+def test_a_speed_up_leaves_out_points_without_a_time(drawn):
+    rows = [row | {"step_seconds": 0.0} if row["gpus"] == 4 else row for row in result().rows]
+    figure = result(rows=rows).where(width=1024).plot("gpus", "speed-up")
+    assert figure.title == "GPUs 1 → 2: 2 times slower"
+    assert list(lines(drawn[0])[BLUE, "-"].get_xdata()) == [1, 2]
+    assert "Not drawn, because a time is not above 0: 4 GPUs." in figure.alt
+    assert "not drawn, because a time is not above 0: 4 GPUs" in drawn[0].texts[-1].get_text()
+    zeros = result(rows=[row | {"step_seconds": 0.0} for row in rows])
+    with pytest.raises(ValueError, match="No point of speed-up can be drawn, because a time is not above 0"):
+        zeros.plot("gpus", "speed-up")
+
+
+def test_points_that_are_not_finite_are_left_out_and_told(drawn):
+    missing = [float("nan"), float("inf"), float("-inf"), None]
+    made = values_of([(n, value) for n, value in enumerate([1.0, *missing, 2.0])])
+    figure = made.plot("n", "value")
+    assert list(lines(drawn[0])[BLUE, "-"].get_xdata()) == [0, 5]
+    assert "Not drawn, because the number is missing or not finite: n 1, n 2, n 3, n 4." in figure.alt
+    with pytest.raises(ValueError, match="No point of value can be drawn"):
+        values_of([(1, None)]).plot("n", "value")
+    none = values_of([(None, 1.0), (2, 2.0), (float("inf"), 3.0)])
+    assert none.plot("n", "value").title == "Value, n – → inf: 1 → 3"
+    zero_gpus = values_of([(0, 1.0), (1, 3.0)], ("gpus", "value")).plot("gpus", "per GPU")
+    assert "not finite: 0 GPUs" in zero_gpus.alt
+
+
+def test_texts_have_no_place_on_the_y_axis():
+    with pytest.raises(ValueError, match="The y axis needs numbers, and the column kind has texts, such as 'a'"):
+        peaks().plot("loss", "kind")
+
+
+def test_rows_that_differ_in_no_argument_are_refused_in_plain_words():
+    with pytest.raises(ValueError, match="Several rows have the same n. Keep one of them."):
+        values_of([(1, 2.0), (1, 3.0)]).plot("n", "value")
+
+
+def test_a_unit_that_the_kit_does_not_know_is_on_the_axes_and_in_the_words(drawn):
+    for change in (1.0, -1.0, 1000.0):
+        figure = values_of([(1, 2.0), (2, 2.0 * change)], unit="furlong").plot("n", "value")
+        assert drawn[-1].axes[0].get_ylabel() == "value, furlong"
+        assert "2 furlong at n 1" in figure.alt
+    Result("value", {"n": [1]}, {"n": "laps", "value": ""}, [{"n": 1, "value": 2}], "on paper").plot("n", "value")
+    assert drawn[-1].axes[0].get_xlabel() == "n, laps"
+
+
+def test_large_and_negative_numbers_have_no_exponents(drawn):
+    figure = values_of([(1, 123456.0), (2, 1234567.0)]).plot("n", "value")
+    assert figure.title == "Value, n 1 → 2: 123456 → 1234567"
+    slow = result(rows=[row | {"step_seconds": row["gpus"] ** 8} for row in result().rows[:3]])
+    assert slow.plot("gpus", "speed-up").title == "GPUs 1 → 4: 65536 times slower"
+    fallen = values_of([(1, -3 * 2.0**20), (2, 2.0**20)], unit="bytes").plot("n", "value")
+    assert "-3 MiB at n 1" in fallen.alt

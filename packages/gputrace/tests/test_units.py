@@ -23,6 +23,20 @@ from gputrace import units
         (4.14e12, "bytes per second", "4.14 TB/s"),
         ("pinned", "", "pinned"),
         (64, "neurons", "64"),
+        (0.0, "seconds", "0 µs"),
+        (-0.0024, "seconds", "-2.4 ms"),
+        (1234.5, "seconds", "1234 s"),
+        (999.9, "seconds", "1000 s"),
+        (-3 << 20, "bytes", "-3 MiB"),
+        (-2e9, "bytes per second", "-2 GB/s"),
+        (5e15, "bytes per second", "5000 TB/s"),
+        (123456.0, "", "123456"),
+        (12345.67, "neurons", "12346"),
+        (9999.9, "", "10000"),
+        (-123456.0, "", "-123456"),
+        (1.5e20, "", "1.5e+20"),
+        (0.000012345, "", "1.234e-05"),
+        (float("nan"), "", "nan"),
         (None, "", "–"),
         (None, "bytes", "–"),
         (None, "seconds", "–"),
@@ -36,3 +50,9 @@ def test_a_value_is_told_in_the_unit_that_suits_it(value, unit, text):
 def test_the_byte_unit_leaves_a_number_from_1_to_1024(nbytes):
     size, _ = units.byte_unit(nbytes)
     assert 1 <= nbytes / size < 1024 or size == 1 << 40
+
+
+@given(st.floats(1e-4, 1e15), st.integers(2, 6))
+def test_a_number_keeps_its_digits_and_needs_no_exponent(value, digits):
+    text = units.number_text(value, digits)
+    assert "e" not in text and float(text) == pytest.approx(value, rel=0.5 * 10 ** (1 - digits))

@@ -53,6 +53,7 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "hatch.linewidth": 0.5,
+    "text.parse_math": False,  # a dollar sign is a dollar sign
     "lines.linewidth": 2,
     "lines.markersize": 5,
 }
@@ -83,7 +84,7 @@ class Figure:
     """
 
     def __init__(self, canvas: Canvas, alt: str) -> None:
-        self.title = canvas.get_suptitle()
+        self.title = _finding(canvas)
         self.alt = alt
         picture = io.BytesIO()
         canvas.savefig(picture, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None, "Description": alt})
@@ -121,8 +122,13 @@ class Figure:
 
 def words(canvas: Canvas, *sentences: str) -> str:
     """The alternative text: the finding, then the numbers that prove it."""
-    parts = [canvas.get_suptitle(), *(sentence for sentence in sentences if sentence)]
+    parts = [_finding(canvas), *(sentence for sentence in sentences if sentence)]
     return " ".join(part if part.endswith(".") else f"{part}." for part in (p[0].upper() + p[1:] for p in parts))
+
+
+def _finding(canvas: Canvas) -> str:
+    """Return the title as it was given. The picture has a box for a character without a glyph."""
+    return str(canvas.get_label() or canvas.get_suptitle())
 
 
 def new_canvas(title: str, rows: int = 1) -> list[Any]:
@@ -136,7 +142,8 @@ def new_canvas(title: str, rows: int = 1) -> list[Any]:
 
 
 def add_title(canvas: Canvas, title: str) -> None:
-    """The finding, smaller where it is long, and cut off at its end where even the smallest text would not fit."""
+    """Write the finding in smaller letters if it is long, and cut it off if even those do not fit."""
+    canvas.set_label(title)
     room = 0.94 * 72 * canvas.get_figwidth()  # of 0.98: as it is drawn, hinted, text is up to 3% wider
     points = min(max(TITLE_POINTS * room / text_width(title, TITLE_POINTS, bold=True), TEXT_POINTS), TITLE_POINTS)
     canvas.suptitle(
@@ -168,19 +175,39 @@ def decimal_scale(axes: Axes, label: str, text: Callable[[float], str]) -> None:
 
 
 def label_ends(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
-    """Names at the right ends of the lines, moved apart where they would overlap; a thin line leads to the name that is elsewhere."""
-    least = 14 * axes.figure.dpi / 72  # pixels between two lines of text, whose boxes some versions of matplotlib make 19 pixels high
-    placed: list[float] = []
-    for x, y, text, colour in sorted(labels, key=lambda label: label[1]):
-        left, pixel = axes.transData.transform((x, y))
-        height = max(pixel, placed[-1] + least) if placed else pixel
-        placed.append(height)
-        shift = (height - pixel) * 72 / axes.figure.dpi
+    """Write names at the right ends of lines, each as (x, y, name, colour of the line).
+
+    Names that would overlap are moved apart. A thin line leads to a name that was moved.
+    """
+    ends = sorted(labels, key=lambda label: label[1])
+    pixels = [axes.transData.transform((x, y)) for x, y, _, _ in ends]
+    heights = _apart([height for _, height in pixels], axes)
+    point = axes.figure.dpi / 72
+    for (x, y, text, colour), (left, pixel), height in zip(ends, pixels, heights, strict=True):
+        shift = (height - pixel) / point
         axes.annotate(text, (x, y), (9, shift), **BESIDE, color=darker(colour))
-        if shift > APART:
-            point = axes.figure.dpi / 72
-            ends = axes.figure.transFigure.inverted().transform([(left + 2 * point, pixel), (left + 8 * point, height)])
-            axes.figure.add_artist(Line2D(*ends.T, color=colour, linewidth=0.8, transform=axes.figure.transFigure))
+        if abs(shift) > APART:
+            whole = axes.figure.transFigure
+            ends_of_leader = [(left + 2 * point, pixel), (left + 8 * point, height)]
+            places = whole.inverted().transform(ends_of_leader)
+            axes.figure.add_artist(Line2D(*places.T, color=colour, linewidth=0.8, transform=whole))
+
+
+def _apart(pixels: list[float], axes: Axes) -> list[float]:
+    """Return rising heights of texts, moved up so that they do not overlap.
+
+    If the highest is then above the axes, they move down again.
+    """
+    # The boxes of text of some versions of matplotlib are 19 pixels high.
+    least = 14 * axes.figure.dpi / 72
+    heights: list[float] = []
+    for pixel in pixels:
+        heights.append(max(pixel, heights[-1] + least) if heights else pixel)
+    highest = max([axes.bbox.y1, *pixels])
+    for index in reversed(range(len(heights))):
+        heights[index] = min(heights[index], highest)
+        highest = heights[index] - least
+    return heights
 
 
 def darker(colour: str) -> tuple[float, float, float]:
@@ -190,7 +217,8 @@ def darker(colour: str) -> tuple[float, float, float]:
 
 
 def add_badge(canvas: Canvas, badge: str) -> None:
-    """Where the numbers come from, in the lower right corner."""
+    """Write in the lower right corner where the numbers come from."""
+    badge = shortened(badge, 0.95 * 72 * canvas.get_figwidth())
     canvas.text(0.98, 0.03, badge, ha="right", fontsize=9, color="#444444", style="italic")
 
 
@@ -225,7 +253,7 @@ _UNIT = 100  # points: the size at which characters are measured
 
 def text_width(text: str, points: float = TEXT_POINTS, bold: bool = False) -> float:
     """How wide a text is drawn, in points (1/72 inch)."""
-    return points * sum(_width(char, bold) for char in text)
+    return points * sum(_width(char, bold) for char in drawable(text))
 
 
 @lru_cache(maxsize=4096)
@@ -257,5 +285,12 @@ def shortened(text: str, width: float, points: float = TEXT_POINTS, bold: bool =
 
 
 def drawable(text: str) -> str:
-    """The text on one line, with a box for each character that the font does not have."""
-    return "".join(char if _font(False).get_char_index(ord(char)) else "□" for char in " ".join(text.splitlines()).replace("\t", " "))
+    """Return the text on one line, with a box for each character that the font does not have."""
+    line = " ".join(text.splitlines()).replace("\t", " ")
+    return "".join(char if _has_glyph(char) else "□" for char in line)
+
+
+@lru_cache(maxsize=4096)
+def _has_glyph(char: str) -> bool:
+    """Whether both fonts can draw the character."""
+    return all(_font(bold).get_char_index(ord(char)) for bold in (False, True))
