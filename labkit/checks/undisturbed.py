@@ -1,4 +1,4 @@
-"""Leave random state, GPU memory, current device and streams as they were before a check."""
+"""Leave random state, settings of PyTorch and GPU memory as they were before a check or a call."""
 
 import gc
 import random
@@ -34,24 +34,38 @@ def random_state_kept() -> Iterator[None]:
 
 
 @contextmanager
+def settings_kept() -> Iterator[None]:
+    """Restore PyTorch's current GPU and streams, default dtype and device, and gradient mode."""
+    gpu = torch.cuda.current_device()
+    streams = [torch.cuda.current_stream(index) for index in range(torch.cuda.device_count())]
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    try:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        for stream in streams:
+            torch.cuda.set_stream(stream)
+        torch.cuda.set_device(gpu)
+        if torch.get_default_device() != device:
+            # None is PyTorch's own default. With the CPU, each call of PyTorch would be slower.
+            torch.set_default_device(None if device.type == "cpu" else device)
+
+
+@contextmanager
 def undisturbed() -> Iterator[None]:
-    """Restore the current device and streams after the block, and free the memory it took on GPUs.
+    """Restore PyTorch's settings after the block, and free the memory that it took on GPUs.
 
     Raises RuntimeError if a GPU no longer works after the block.
     """
-    current = torch.cuda.current_device()
-    streams = [torch.cuda.current_stream(index) for index in range(torch.cuda.device_count())]
     allocated, reserved = _allocated(), _reserved()
     try:
-        with machine.in_use().new_workspaces_freed():
+        with settings_kept(), machine.in_use().new_workspaces_freed():
             yield
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # their local variables hold tensors
         raise
     finally:
-        for stream in streams:
-            torch.cuda.set_stream(stream)
-        torch.cuda.set_device(current)
         if _allocated() > allocated:
             gc.collect()  # an exception and its frames refer to each other
         if _reserved() > reserved:

@@ -130,7 +130,7 @@ class Lab(panel.ExperimentPanel):
         units = {name: unit_of(name) for name in row} | self._units
         arguments = in_words({name: row[name] for name in row if name in self.grid.values})
         numbers = [
-            f"{name.replace('_', ' ')} {unit_texts.text(row[name], units[name])}"
+            f"{name.replace('_', ' ')} {unit_texts.text_with_unit(row[name], units[name])}"
             for name in row
             if name not in self.grid.values
         ]
@@ -148,12 +148,7 @@ class Lab(panel.ExperimentPanel):
         typed = f" {self.unit}".rstrip()
         measured = self._measured(result)
         if measured is None:
-            values = result.column(self.x)
-            missing = self.last
-            if self.last in values:
-                missing = self.grid.labels()[self.x][0]
-            said = stays_open(f"{self._where(missing)} was not measured", prediction, typed)
-            return said + _failures(result)
+            return stays_open(self._why_open(result), prediction, typed) + _failures(result)
         was = f"{self._where(self.last)}: {_short(measured)}{typed}."
         was = f"{was} You predicted {_short(prediction)}"
         if measured > 0 and prediction > 0:
@@ -179,7 +174,7 @@ class Lab(panel.ExperimentPanel):
     def _measured(self, result: ResultData) -> float | None:
         """Return what the prediction is compared with, in the unit in which it is typed.
 
-        Return None if it was not measured. A speed-up also needs the first row.
+        Return None if it was not measured. A speed-up also needs the first row, and times above 0.
         """
         rows = {row[self.x]: row for row in result.rows}
         first = self.grid.labels()[self.x][0]
@@ -188,7 +183,18 @@ class Lab(panel.ExperimentPanel):
         quantity = quantity_of(result, self.predicted_quantity)
         if quantity.unit == SPEED_UP and first not in rows:
             return None
-        return quantity.value(rows[self.last], rows.get(first, rows[self.last])) / self._size
+        value = quantity.value(rows[self.last], rows.get(first, rows[self.last])) / self._size
+        if isfinite(value):
+            return value
+        return None
+
+    def _why_open(self, result: ResultData) -> str:
+        """Return why there is nothing that the prediction could be compared with."""
+        measured = result.column(self.x)
+        for place in (self.last, self.grid.labels()[self.x][0]):
+            if place not in measured:
+                return f"{self._where(place)} was not measured"
+        return f"{self._where(self.last)} has no {self.predicted_quantity}"
 
     def _where(self, place: Any) -> str:
         """Return the arguments of the row at this place of the x axis as text."""
@@ -227,7 +233,7 @@ def _short(number: float) -> str:
     """Return a number as people write it: whole numbers in full, others with three digits."""
     if number == int(number):
         return str(int(number))
-    return f"{number:.3g}"
+    return unit_texts.number_text(number, 3)
 
 
 def _failures(result: ResultData) -> str:

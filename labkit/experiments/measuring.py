@@ -5,15 +5,18 @@ import copy
 import gc
 import inspect
 import math
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from labkit import machine
+from labkit.checks.undisturbed import random_state_kept, settings_kept
 from labkit.experiments.definitions import fingerprint
 from labkit.experiments.grid import checked_grid, in_words, label, name_of
 from labkit.experiments.progress_bar import ProgressBar
@@ -25,8 +28,25 @@ CLOCK_DIGITS = 12  # later digits are rounding errors of the clock's differences
 LONGEST_ERROR = 100  # characters of an error message that are shown
 
 
+_measuring = threading.RLock()  # held by the thread that measures
+
+
 class UnitsError(ValueError):
     """The units name a column that does not exist."""
+
+
+@contextlib.contextmanager
+def _only_this_thread() -> Iterator[None]:
+    """Raise RuntimeError if another thread measures. Each would count the other's time."""
+    if not _measuring.acquire(blocking=False):
+        raise RuntimeError(
+            "Another thread is measuring on these GPUs, and each would count the other's time. "
+            "Measure in one thread after the other."
+        )
+    try:
+        yield
+    finally:
+        _measuring.release()
 
 
 def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> float:
@@ -36,7 +56,8 @@ def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> f
     calls, `warm_up` of them, do not count.
 
     Raises TypeError if `step` is not a function, or returns a generator or a coroutine. Raises
-    ValueError for a wrong number of calls, and RuntimeError if no GPU is in use.
+    ValueError for a wrong number of calls, and RuntimeError if no GPU is in use or if another
+    thread is measuring.
     """
     used = machine.in_use()
     if not callable(step):
@@ -48,12 +69,13 @@ def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> f
     if type(warm_up) is not int or warm_up < 0:
         raise ValueError(f"warm_up={warm_up!r}: give a whole number, 0 or more")
     times = []
-    for _ in range(warm_up + repeats):
-        _wait_for_all(used.count)
-        start = used.host_time()
-        _check_that_it_ran(step())
-        _wait_for_all(used.count)
-        times.append(used.host_time() - start)
+    with _only_this_thread():
+        for _ in range(warm_up + repeats):
+            _wait_for_all(used.count)
+            start = used.host_time()
+            _check_that_it_ran(step())
+            _wait_for_all(used.count)
+            times.append(used.host_time() - start)
     return round(median(times[warm_up:]), CLOCK_DIGITS)
 
 
@@ -95,7 +117,9 @@ def measure(
             those whose names end in `_seconds` or `_bytes`, have their units without it.
 
     Each call starts with its own peak of memory: `torch.cuda.max_memory_allocated` does not count
-    what calls before it used. The memory that PyTorch keeps reserved stays reserved.
+    what calls before it used. The memory that PyTorch keeps reserved stays reserved. Each call
+    also starts with the same random numbers, current GPU and streams, default dtype and device, and
+    gradient mode. After the call they are again as before.
 
     A combination that fails is reported, and the others are kept. An interrupt keeps what was
     measured so far.
@@ -104,12 +128,12 @@ def measure(
         TypeError: the function cannot be called with these arguments.
         ValueError: the grid has an empty list or a value twice, or `units` names a column that does
             not exist.
-        RuntimeError: no GPU is in use.
+        RuntimeError: no GPU is in use, or another thread is measuring.
         Exception: if every combination fails, the error of the first one. It is a TypeError if the
             function does not return numbers, and a ValueError if it returns nan or inf.
     """
     measurement = Measurement(function, grid, values=values, units=units)
-    with ProgressBar(measurement.name, measurement.total) as bar:
+    with _only_this_thread(), ProgressBar(measurement.name, measurement.total) as bar:
         measurement.on_start = bar.show
         measurement.on_failure = bar.print
         try:
@@ -181,7 +205,8 @@ class Measurement(Run):
             # The function may change a list, so the labels are made before the call.
             labels = {name: label(value) for name, value in arguments.items()}
             self.on_start(self.done, in_words(labels))
-            row = self._row(arguments, labels)
+            with _only_this_thread():
+                row = self._row(arguments, labels)
             if row is not None:
                 yield row
         if not self.rows and self._first_error is not None:
@@ -215,10 +240,11 @@ class Measurement(Run):
             name: copy.deepcopy(value) if isinstance(value, list | dict) else value
             for name, value in arguments.items()
         }
-        if self._values:
-            return self._function(**own)
-        with self._machine.without_values():
-            return self._function(**own)
+        with random_state_kept(), settings_kept():
+            if self._values:
+                return self._function(**own)
+            with self._machine.without_values():
+                return self._function(**own)
 
     def _allocated(self) -> list[int]:
         return [torch.cuda.memory_allocated(gpu) for gpu in range(self._machine.count)]
@@ -300,16 +326,17 @@ def _checked_units(units: Mapping[str, str] | None) -> dict[str, str]:
 
 def _number(value: Any, function: str, key: str | None) -> float:
     """Return the value as a plain number. Raises TypeError for anything else."""
-    if isinstance(value, bool):
-        return value
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
     where = "" if key is None else f" as {key!r}"
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor | np.ndarray):
+        kind = "a tensor" if isinstance(value, torch.Tensor) else "an array"
         raise TypeError(
-            f"{function} returned a tensor{where}. Return a number, for example with `.item()`."
+            f"{function} returned {kind}{where}. Return a number, for example with `.item()`."
         )
     if value is None:
         hint = " Does it end with `return`?" if key is None else ""

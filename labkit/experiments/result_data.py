@@ -106,8 +106,13 @@ class ResultData:
                 )
 
     def table(self) -> Table:
-        """Return all rows as text with units. It prints as text and as HTML."""
-        header = tuple(name.replace("_", " ") for name in self.columns)
+        """Return all rows as text with units. It prints as text and as HTML.
+
+        The name of a column has the unit if it is not one of bytes, seconds and bytes per second.
+        """
+        header = tuple(
+            name.replace("_", " ") + units.beside_name(unit) for name, unit in self.columns.items()
+        )
         rows = [
             tuple(units.text(row[name], unit) for name, unit in self.columns.items())
             for row in self.rows

@@ -117,6 +117,15 @@ def test_a_function_that_always_fails_is_told_as_an_error():
     assert "The experiment failed. NameError: no such name" in predict_and_run(lab_of(value), "1")
 
 
+def test_times_of_zero_give_no_speed_up_and_the_prediction_stays_open():
+    def zero_seconds(n):
+        return 0.0 if n == 2 else 1.0
+
+    lab = lab_of(zero_seconds, {"n": [1, 2]})
+    assert "n 2 has no speed-up, so your prediction of 2 times stays open" in predict_and_run(lab, "2")
+    assert "Not drawn, because a time is not above 0: n 2." in lab.picture.value
+
+
 def test_every_kind_of_value_can_be_chosen():
     def nbytes(rows, dtype):
         return torch.zeros(rows, dtype=dtype, device="cuda").nbytes

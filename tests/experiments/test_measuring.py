@@ -2,8 +2,11 @@
 
 import json
 import math
+import random
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy
@@ -182,6 +185,17 @@ def test_numbers_of_numpy_become_plain_numbers(gpu):
     ]
 
 
+def test_truth_values_of_numpy_are_numbers_and_grid_values(gpu):
+    def agrees(flag):
+        return {"same": numpy.bool_(flag), "is_true": flag == True}  # noqa: E712
+
+    for values in ([numpy.True_, numpy.False_], numpy.array([True, False])):
+        result = labkit.measure(agrees, {"flag": values})
+        assert result.rows == [{"flag": flag, "same": flag, "is_true": flag} for flag in (True, False)]
+        assert {type(value) for row in result for value in row.values()} == {bool}
+        assert Result.from_json(result.to_json()) == result
+
+
 def test_a_grid_without_arguments_is_one_call(gpu):
     assert labkit.measure(lambda: 2, {}).rows == [{"value": 2}]
 
@@ -225,6 +239,57 @@ def test_each_call_has_its_own_peak(gpu):
 
     torch.ones(2**26, device="cuda")
     assert labkit.measure(peak, {"n": [64, 8]}).column("peak") == [64, 8]
+
+
+def test_a_call_leaves_no_settings_to_the_next_call_or_to_the_notebook(gpu):
+    def settings():
+        device = torch.ones(1, device="cuda").device.index
+        stream = torch.cuda.current_stream().cuda_stream
+        dtype = torch.ones(1).dtype
+        return device, stream, dtype, torch.get_default_device(), torch.is_grad_enabled()
+
+    def draws():
+        return random.random(), numpy.random.rand(), torch.rand(1).item(), torch.rand(1, device="cuda").item()
+
+    found = []
+
+    def changes(n):
+        found.append((settings(), draws()))
+        torch.cuda.set_device(1)
+        torch.cuda.set_stream(torch.cuda.Stream(1))
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("cuda")
+        torch.set_grad_enabled(False)
+        torch.manual_seed(n)
+        random.seed(n)
+        numpy.random.seed(n)
+        if n == 1:
+            raise KeyError("lost")
+        return n
+
+    before = settings()
+    labkit.measure(changes, {"n": [1, 2, 3]})
+    assert [each[0] for each in found] == [before] * 3 and settings() == before
+    assert [each[1] for each in found] == [draws()] * 3
+
+
+def test_only_one_thread_measures_at_a_time(gpu):
+    started, ended = threading.Event(), threading.Event()
+
+    def waits(n):
+        started.set()
+        assert ended.wait(60)
+        return labkit.seconds(lambda: labkit.seconds(lambda: None))
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(labkit.measure, waits, {"n": 1})
+        assert started.wait(60)
+        for call in (lambda: labkit.seconds(print), lambda: labkit.measure(product_seconds, {"size": 4})):
+            with pytest.raises(RuntimeError, match="Another thread is measuring on these GPUs"):
+                call()
+        ended.set()
+        assert first.result(60).column("waits")[0] > 0
+    assert labkit.measure(product_seconds, {"size": 4}).rows
 
 
 def test_calls_share_no_lists_and_labels_are_those_of_the_grid(gpu):

@@ -44,6 +44,12 @@ def test_it_prints_as_a_table_with_units_and_the_badge():
     assert "measured on paper" in result()._repr_html_() and ">800 ms</td>" in result()._repr_html_()
 
 
+def test_a_unit_that_the_kit_does_not_know_is_in_the_name_of_the_column():
+    columns = COLUMNS | {"loss": "furlong"}
+    assert repr(result(columns=columns)).splitlines()[1] == "gpus  width  step seconds  loss, furlong"
+    assert ">loss, furlong</th>" in result(columns=columns)._repr_html_()
+
+
 def test_a_column_can_be_narrowed_to_some_rows():
     assert result().column("gpus") == [1, 1, 2, 2]
     assert result().column("step_seconds", width=4096, gpus=2) == [0.8]
