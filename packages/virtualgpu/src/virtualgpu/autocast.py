@@ -8,6 +8,7 @@ of a GPU carry the CPU's key too, and have to be kept from them.
 The lists are those of CUDA: aten/src/ATen/autocast_mode.h and .cpp of PyTorch 2.11, and the table in the documentation of torch.amp.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -125,10 +126,24 @@ def register(library: torch.library.Library) -> None:
     """Put the kernels of both keys in place, until the library object goes."""
     for name, kernel in kernels():
         library.impl(name, kernel, KEY)
+    for name, kernel in cpu_kernels():
+        library.impl(name, kernel, CPU_KEY)
+
+
+@functools.cache
+def cpu_kernels() -> list[tuple[str, Callable[..., Any]]]:
+    """Return names and kernels of the operators that PyTorch casts for the CPU.
+
+    The first call must find PyTorch's own kernels in place.
+    """
+    found = []
     for name in torch._C._dispatch_get_registrations_for_dispatch_key(CPU_KEY):
         name = name.removeprefix("aten::")
-        if "::" not in name and (operator := overload(name)) is not None:
-            library.impl(name, for_cpu_tensors(operator, torch.library.get_kernel(f"aten::{name}", CPU_KEY)), CPU_KEY)
+        operator = None if "::" in name else overload(name)
+        if operator is not None:
+            original = torch.library.get_kernel(f"aten::{name}", CPU_KEY)
+            found.append((name, for_cpu_tensors(operator, original)))
+    return found
 
 
 def for_cpu_tensors(operator: Any, original: Any) -> Callable[..., Any]:
@@ -143,8 +158,10 @@ def for_cpu_tensors(operator: Any, original: Any) -> Callable[..., Any]:
     return kernel
 
 
-def kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Name and kernel of every operator of the lists that the installed torch casts on CUDA."""
+@functools.cache
+def kernels() -> list[tuple[str, Callable[..., Any]]]:
+    """Return names and kernels of the operators of the lists that PyTorch casts on CUDA."""
+    found = []
     makers: list[tuple[Iterable[str], Callable[[Any], Callable[..., Any]]]] = [
         (LOWER_PRECISION, casting(lambda lower, *arguments: lower)),
         (FLOAT32, casting(lambda lower, *arguments: torch.float32)),
@@ -157,7 +174,8 @@ def kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
         for name in names:
             operator = overload(name)
             if operator is not None and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEY):
-                yield name, maker(operator)
+                found.append((name, maker(operator)))
+    return found
 
 
 def overload(name: str) -> Any:

@@ -6,7 +6,7 @@ import os
 import socket
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ class Installation:
         self.machine = machine
         self._in_child, self._joins = in_child, joins
         self.real_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        self._originals: list[tuple[Any, Any, Any]] = []
+        self._originals: list[tuple[Any, bool, Any, Any]] = []
         self._smi: smi.Server | None = None
         self._library: torch.library.Library | None = None
         self._late_modules = LateModules(
@@ -128,11 +128,12 @@ class Installation:
             yield multiprocessing.spawn, {"get_preparation_data": lambda name: prepare(name) | {"virtualgpu": self._in_child}}
 
     def _replace(self, owner: Any, names: dict[Any, Any]) -> None:
+        is_mapping = isinstance(owner, MutableMapping)
         # vars, not getattr: an inherited attribute is visible again once ours is deleted
-        known = owner if isinstance(owner, MutableMapping) else vars(owner)
+        known = owner if is_mapping else vars(owner)
         for name, value in names.items():
-            self._originals.append((owner, name, known.get(name, _ABSENT)))
-            if isinstance(owner, MutableMapping):
+            self._originals.append((owner, is_mapping, name, known.get(name, _ABSENT)))
+            if is_mapping:
                 owner[name] = value
             else:
                 setattr(owner, name, value)
@@ -144,22 +145,28 @@ class Installation:
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
             autocast.register(self._library)
-            for name in call.CHECKS.keys() | call.COMPOSITES.keys():
-                kernel = _above_autograd(name, call.COMPOSITES.get(name))
+            for name, kernel in _composites():
                 for key in ("AutogradCPU", "CPU"):
                     self._library.impl(name, kernel, key)
 
 
-def _put_back(owner: Any, name: Any, original: Any) -> None:
-    if isinstance(owner, MutableMapping):
-        if original is _ABSENT:
-            del owner[name]
-        else:
-            owner[name] = original
+def _put_back(owner: Any, is_mapping: bool, name: Any, original: Any) -> None:
+    """Give an item or an attribute the value that it had, or delete it if it had none."""
+    if is_mapping and original is _ABSENT:
+        del owner[name]
+    elif is_mapping:
+        owner[name] = original
     elif original is _ABSENT:
         delattr(owner, name)
     else:
         setattr(owner, name, original)
+
+
+@cache
+def _composites() -> list[tuple[str, Callable[..., Any]]]:
+    """Return names and kernels of the composite operators that virtual GPUs change."""
+    names = sorted(call.CHECKS.keys() | call.COMPOSITES.keys())
+    return [(name, _above_autograd(name, call.COMPOSITES.get(name))) for name in names]
 
 
 def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[..., Any]:

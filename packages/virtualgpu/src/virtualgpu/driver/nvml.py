@@ -8,6 +8,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -98,13 +99,23 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     except ImportError:
         return
     served = System(pynvml, machine).functions()
-    kept = ("nvmlExceptionClass", "nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlErrorString")
-    names = [name for name, value in vars(pynvml).items() if name.startswith("nvml") and callable(value) and name not in kept]
-
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    yield pynvml, {name: served.get(_unversioned(name), refuse) for name in names}
+    yield pynvml, {name: served.get(_unversioned(name), refuse) for name in _asking(pynvml)}
+
+
+@cache
+def _asking(pynvml: ModuleType) -> list[str]:
+    """Return the names of the functions that ask the real library."""
+    kept = (
+        "nvmlExceptionClass",
+        "nvmlStructToFriendlyObject",
+        "nvmlFriendlyObjectToStruct",
+        "nvmlErrorString",
+    )
+    functions = [name for name, value in vars(pynvml).items() if callable(value)]
+    return [name for name in functions if name.startswith("nvml") and name not in kept]
 
 
 def _unversioned(name: str) -> str:
