@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gputrace.figures.figure import Figure
 from labkit import courses
 from labkit.experiments.result_data import ResultData, Row
+
+if TYPE_CHECKING:
+    from gputrace.figures.figure import Figure  # it loads matplotlib and torch
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +38,7 @@ class Result(ResultData):
         title: str | None = None,
         prediction: tuple[Any, float] | None = None,
         recorded: bool = True,
-    ) -> Figure:
+    ) -> "Figure":
         """Draw `y` over `x`, with a line for each value of `by`.
 
         Args:
