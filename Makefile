@@ -87,11 +87,12 @@ test: $(VENV)/installed
 test-all: $(VENV)/installed
 	$(call in_turn,lint unit-all notebooks)
 
+# A worker runs whole files: what the tests of a file share, such as a server of processes, is made once.
 unit: $(VENV)/installed
-	$(PYTEST) $(PARALLEL) tests
+	$(PYTEST) $(PARALLEL) --dist loadfile tests
 
 unit-packages: $(VENV)/installed
-	$(PYTEST) $(PARALLEL) packages
+	$(PYTEST) $(PARALLEL) --dist loadfile packages
 
 unit-all: $(VENV)/installed
 	$(PYTEST) $(PARALLEL) --dist loadfile --everything $(TESTS)

@@ -257,8 +257,7 @@ def check_that_texts_can_be_read(canvas):
     assert all(low[1] <= high[0] + 1 for low, high in pairwise(heights))
 
 
-@pytest.mark.parametrize("height", [0.0, 1.0, 100.0])
-@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.parametrize(("height", "count"), [(0.0, 7), (1.0, 2), (100.0, 7)])
 def test_the_names_of_lines_that_end_together_stay_in_the_figure(drawn, monkeypatch, height, count):
     rows = [(n, f"way {way}", height + way / 1000) for n in (1, 2) for way in range(count)]
     made = values_of([*rows, (3, "way 0", 100.0)] if height < 100 else rows, ("n", "way", "value"))
@@ -268,8 +267,7 @@ def test_the_names_of_lines_that_end_together_stay_in_the_figure(drawn, monkeypa
     check_that_texts_can_be_read(drawn[0])
 
 
-@pytest.mark.parametrize("count", [3, 12, 60])
-@pytest.mark.parametrize("length", [1, 12, 80])
+@pytest.mark.parametrize(("count", "length"), [(3, 80), (12, 1), (12, 80), (60, 12)])
 def test_names_on_the_x_axis_do_not_overlap(drawn, count, length):
     values_of([(f"{n} {'long ' * (length // 5)}", n) for n in range(count)]).plot("n", "value")
     check_that_texts_can_be_read(drawn[0])

@@ -17,6 +17,7 @@ from labkit.processes import forkserver
 from labkit.processes.supervision import kill_job, processes_of, rank_environment
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("nothing_left", "on_cpus"),
     pytest.mark.skipif(not forkserver.POSSIBLE, reason="this system has no fork server"),
 ]
@@ -28,7 +29,6 @@ def results(path, **options):
     return labkit.torchrun(path, ranks=2, quiet=True, **options).results
 
 
-@pytest.mark.slow
 def test_two_ranks_of_a_server_that_is_there_already(script):
     """The quickest test of ranks. Both are copies of one server, which the next job finds again."""
     path = script(RANK + "result = [int(rank), os.getppid()]")
@@ -57,7 +57,6 @@ def test_isolated_functions_share_the_server_and_have_the_threads_of_their_calle
     assert found == (forkserver.pid(), torch.get_num_threads(), None)
 
 
-@pytest.mark.slow
 def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
     """What a rank changes is its own; what its caller changed, it has."""
     (tmp_path / "mine.py").write_text("told = []")
@@ -97,14 +96,12 @@ def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
     assert warm[0]["mine"] == [] and warm[0]["cwd"] == str(tmp_path)
 
 
-@pytest.mark.slow
 def test_each_rank_has_random_numbers_of_its_own_and_torch_those_of_a_fresh_process(script):
     path = script(RANK + "import random, numpy, torch\nresult = [random.random(), numpy.random.rand(), torch.rand(1).item()]")
     drawn = results(path) + results(path)
     assert [len({rank[kind] for rank in drawn}) for kind in range(3)] == [4, 4, 1]
 
 
-@pytest.mark.slow
 def test_a_variable_that_imports_may_read_makes_a_new_server(script, monkeypatch):
     path = script(RANK + "result = [os.getppid(), os.environ.get('SET_LATER')]")
     before = results(path)[0]
@@ -113,7 +110,6 @@ def test_a_variable_that_imports_may_read_makes_a_new_server(script, monkeypatch
     assert before[1] is None and after[1] == "1" and before[0] != after[0] == forkserver.pid()
 
 
-@pytest.mark.slow
 def test_the_cache_that_torch_names_with_an_optimizer_makes_no_new_server(script, monkeypatch):
     path = script(RANK + "result = [os.getppid(), os.environ['TORCHINDUCTOR_CACHE_DIR']]")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/before")
@@ -122,7 +118,6 @@ def test_the_cache_that_torch_names_with_an_optimizer_makes_no_new_server(script
     assert results(path)[0] == [before[0], "/tmp/after"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("who", ["rank", "server"])
 def test_the_job_after_one_that_crashed(script, who):
     crash = {"rank": "os.kill(os.getpid(), 11)", "server": "os.kill(os.getppid(), 9)"}[who]
@@ -132,7 +127,6 @@ def test_the_job_after_one_that_crashed(script, who):
     assert results(script(RANK + "result = rank")) == ["0", "1"]
 
 
-@pytest.mark.slow
 def test_processes_of_a_rank(script):
     """Multiprocessing works as in a process started afresh, and what it leaves is ended."""
     path = script("""
@@ -150,7 +144,6 @@ def test_processes_of_a_rank(script):
     assert results(path) == [[[9], [9], [9], "1\n"]] * 2
 
 
-@pytest.mark.slow
 def test_where_no_server_can_be(script, monkeypatch):
     """As on macOS; and where it ends while it starts."""
     path = script(RANK + "result = os.getppid()")
@@ -174,7 +167,6 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ends", "killed"])
 def test_the_server_ends_with_its_process(script, how):
     caller = CALLER.format(path=str(script("pass")))
@@ -199,7 +191,6 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.slow
 def test_a_process_ends_with_its_killed_caller(script):
     code = "import sys" + WITH_CALLER.format(path=str(script("import time\ntime.sleep(1000)")))
     command, pipe = [sys.executable, "-c", code], subprocess.PIPE
@@ -210,7 +201,6 @@ def test_a_process_ends_with_its_killed_caller(script):
     assert not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.slow
 def test_a_process_that_was_forked_has_a_server_of_its_own(script):
     path = script(RANK + "result = os.getppid()")
     results(path)
@@ -233,7 +223,6 @@ print(json.dumps(run() == first))
     assert first != second and told[1] == "true"
 
 
-@pytest.mark.slow
 def test_an_interrupt_while_the_server_starts(script):
     forkserver.end()
     code = f"import labkit\nprint(1, flush=True)\nlabkit.torchrun({str(script('pass'))!r}, ranks=1)"

@@ -128,9 +128,16 @@ def test_prediction_and_result_come_together(lab):
     assert len(lab.result.rows) == 6
 
 
-def test_it_says_how_far_the_prediction_was_off(lab):
-    assert "which is 3.9 times too low." in run(lab, "0.5")
-    assert "A good prediction!" in run(lab, "1.9")
+@pytest.fixture(scope="module")
+def whole():
+    """What a whole run gives. It takes seconds."""
+    with labkit.use(gpus=4, virtual=True, quiet=True):
+        return collect(data_parallel_step())
+
+
+def test_it_says_how_far_the_prediction_was_off(whole, lab):
+    assert "which is 3.9 times too low." in lab.verdict(whole, 0.5)
+    assert "A good prediction!" in lab.verdict(whole, 1.9)
 
 
 def test_a_run_that_stops_early_leaves_the_prediction_open(lab, monkeypatch):
@@ -148,5 +155,5 @@ def test_too_few_gpus_are_named(lab):
         assert "gpus=(1, 2, 4): give one or more whole numbers from 1 to 2" in run(lab, "3")
 
 
-def test_the_recording_is_shown(lab):
-    assert "Recorded on 4× NVIDIA H200" in lab.figure().alt
+def test_the_recording_is_shown(whole, lab):
+    assert "Recorded on 4× NVIDIA H200" in lab.draw(whole, None).alt
