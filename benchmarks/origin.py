@@ -11,7 +11,7 @@ from labkit import machine, nvidia
 from labkit.experiments.result import Result
 
 
-def origin(used: machine.MachineInUse, program: str) -> dict[str, Any]:
+def origin(used: machine.GPUsInUse, program: str) -> dict[str, Any]:
     """Return the machine, the versions, the date and the command that makes the recording."""
     import torch
 

@@ -6,113 +6,59 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import virtualgpu
 from labkit import nvidia
-from virtualgpu.machines import Request, badge, check_memory, checked_request, gibibytes, with_maker
+from virtualgpu import machines
+from virtualgpu.machines import GPUsInUse as GPUsInUse
+from virtualgpu.machines import Request, VirtualGPUs, check_memory, checked_request, gibibytes
 from virtualgpu.machines import host_time as host_time
 
 if TYPE_CHECKING:
     from gputrace import Table
-    from virtualgpu import Race, VirtualGPUs
-
-_current: "MachineInUse | None" = None
+    from virtualgpu import Race
 
 
-class MachineInUse:
-    """The GPUs in use. Also a context manager: at the end of a `with` block the machine is taken away.
+class RealGPUs(GPUsInUse):
+    """GPUs of this computer. `Request.memory` limits the memory that this process may use."""
 
-    A `with` block raises RuntimeError where the machine is not in use any more, or in another block already.
-    """
+    virtual = False
 
-    def __init__(self, request: Request, virtual: "VirtualGPUs | None") -> None:
-        """`virtual` are the GPUs, which are in place already. None for this computer's own."""
-        self.request = request
-        self._entered = False
-        self._kept = False  # while an answer is checked
-        self._too_few = 0  # the real GPUs that there are, where virtual ones take their place
-        self._fractions: list[float] = []
-        self._told_in = 0  # the number of the notebook's cell in which the banner was printed last
-        self._virtual = virtual
-        if virtual is None:
-            self._limit_real()
-        else:
-            self.name = virtual.name
-
-    def _limit_real(self) -> None:
+    def __init__(self, request: Request) -> None:
+        """Limit the memory of the GPUs if the request asks for it."""
         import torch
 
+        super().__init__(request)
         self.name = torch.cuda.get_device_name(0)
-        if self.request.memory is not None:
-            for index in range(self.request.gpus):
-                self._fractions.append(torch.cuda.get_per_process_memory_fraction(index))
-                total = torch.cuda.get_device_properties(index).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, self.request.memory / total), index)
-
-    @property
-    def virtual(self) -> bool:
-        """Whether the GPUs are virtual ones."""
-        return self._virtual is not None
-
-    @property
-    def count(self) -> int:
-        """How many GPUs a lesson may use: the first `count`."""
-        return self.request.gpus
-
-    @property
-    def badge(self) -> str:
-        """Where a figure made on this machine comes from."""
-        return badge(self.name, self.virtual)
-
-    @property
-    def banner(self) -> str:
-        """What `use` prints: how many GPUs of which model, with how much memory, and whose the times are."""
-        some = "1 GPU" if self.count == 1 else f"{self.count} GPUs"
-        name = with_maker(self.name)
-        if self.virtual:
-            some = some.replace("GPU", "virtual GPU")
-            why = f" This computer has only {self._too_few} of its own." if self._too_few else ""
-            return f"labkit: {some}, modelled on {name}, {gibibytes(self._total())} each.{why} Times are the model's, not this computer's."
-        return f"labkit: {some} of this computer: {name}, {gibibytes(self._total())} each."
-
-    def _total(self) -> int:
-        import torch
-
-        total = torch.cuda.get_device_properties(0).total_memory
-        return total if self.request.memory is None else min(total, self.request.memory)
+        self.memory = torch.cuda.get_device_properties(0).total_memory
+        self._fractions: list[float] = []
+        if request.memory is None:
+            return
+        self.memory = min(self.memory, request.memory)
+        for index in range(request.gpus):
+            self._fractions.append(torch.cuda.get_per_process_memory_fraction(index))
+            total = torch.cuda.get_device_properties(index).total_memory
+            fraction = min(1.0, request.memory / total)
+            torch.cuda.set_per_process_memory_fraction(fraction, index)
 
     def host_time(self) -> float:
-        """Seconds on the clock that this machine's kernels run on."""
-        return time.perf_counter() if self._virtual is None else self._virtual.host_time()
+        return time.perf_counter()
 
     def races(self) -> "list[Race]":
-        """The races found so far, each pair of lines once. Raises RuntimeError on real GPUs, where nobody can see them."""
-        if self._virtual is None:
-            raise RuntimeError("races are found on virtual GPUs alone: labkit.use(gpus=1, virtual=True)")
-        return self._virtual.races()
+        raise RuntimeError("races are found on virtual GPUs alone: labkit.use(gpus=1, virtual=True)")
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
-        """In the block, virtual GPUs compute nothing, as with `values=False`; what it makes must not outlive it. Real ones compute."""
-        if self._virtual is None:
-            yield
-            return
-        with self._virtual.without_values():
-            yield
+        yield
 
     @contextmanager
     def new_workspaces_freed(self) -> Iterator[None]:
         """Free the workspaces that CUDA's libraries take in the block, such as those of cuBLAS.
 
-        PyTorch can only free all of cuBLAS's workspaces at once. On real GPUs this happens if the
-        block leaves more memory allocated. The next matrix product then takes its workspace again.
+        PyTorch can only free all of cuBLAS's workspaces at once. This happens if the block leaves
+        more memory allocated. The next matrix product then takes its workspace again.
         """
-        if self._virtual is not None:
-            with self._virtual.new_workspaces_freed():
-                yield
-            return
         import torch
 
         before = [torch.cuda.memory_allocated(index) for index in range(self.count)]
@@ -123,57 +69,12 @@ class MachineInUse:
             if any(bytes_now > held for bytes_now, held in zip(now, before, strict=True)):
                 torch._C._cuda_clearCublasWorkspaces()
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Refuse `use(None)`, and `use` for other GPUs, in the block."""
-        before, self._kept = self._kept, True
-        try:
-            yield
-        finally:
-            self._kept = before
-
-    def take_away(self) -> None:
-        """What `use(None)` does: no virtual GPUs any more, or no limit on the memory of real ones. Doing it again changes nothing.
-
-        Raises RuntimeError while an answer is checked.
-        """
-        global _current
-        if self._kept:
-            raise RuntimeError(_KEPT)
-        if self._virtual is not None:
-            self._virtual.take_away()
+    def _remove(self) -> None:
         for index, fraction in enumerate(self._fractions):
             import torch
 
             torch.cuda.set_per_process_memory_fraction(fraction, index)
         self._fractions = []
-        if _current is self:
-            _current = None
-
-    def __enter__(self) -> "MachineInUse":
-        if self._entered or current() is not self:
-            raise RuntimeError(_IN_USE.format(self.banner if current() is self else "another machine"))
-        self._entered = True
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._entered = False
-        self.take_away()
-
-    def __repr__(self) -> str:
-        return f"<{self.banner}>"
-
-    def _ipython_display_(self) -> None:
-        """Nothing in the cell that has printed the banner already."""
-        shell = _shell()
-        if shell is None or self._told_in != shell.execution_count:
-            raise NotImplementedError  # which asks IPython to show the repr
-
-
-_IN_USE = "a machine is already in use ({}). Take it away first with labkit.use(None), or leave its `with` block."
-_KEPT = (
-    "labkit.use cannot change the GPUs while labkit.check runs your answer. Remove the call: the lesson's first cell has chosen the GPUs."
-)
 
 
 @overload
@@ -190,7 +91,7 @@ def use(
     *,
     quiet: bool = False,
     heeds_environment: bool = False,
-) -> MachineInUse: ...
+) -> GPUsInUse: ...
 
 
 def use(
@@ -202,11 +103,11 @@ def use(
     *,
     quiet: bool = False,
     heeds_environment: bool = False,
-) -> MachineInUse | None:
-    """Give this process GPUs, print what they are, and return the machine, which is also a context manager.
+) -> GPUsInUse | None:
+    """Give this process GPUs, print what they are, and return them. They are also a context manager.
 
     Args:
-        gpus: how many, 1 to 16. None takes the machine in use away.
+        gpus: how many, 1 to 16. None takes those in use away.
         like: the GPU model that virtual GPUs are modelled on, such as "T4" or "H200". The default is "T4".
         memory: of each GPU, in bytes or as "16GiB". On real GPUs it is the process's limit.
         virtual: True for virtual GPUs; False for real ones, or an error; None for real ones where there are enough.
@@ -216,13 +117,12 @@ def use(
         heeds_environment: let CUDA_VISIBLE_DEVICES hide virtual GPUs, as it hides real ones. `labkit run` asks for it; in a notebook
             the variable speaks of the computer's own.
 
-    The same request again returns the machine that is in use, so a notebook's first cell can be run twice.
+    The same request again returns what is in use, so a notebook's first cell can be run twice.
 
     Raises:
         ValueError: an argument is not one of the choices, which the message names.
-        RuntimeError: there are too few real GPUs, or another machine is in use. Nothing is changed then.
+        RuntimeError: there are too few real GPUs, or other GPUs are in use. Nothing is changed then.
     """
-    global _current
     used = current()
     if gpus is None:
         if used is not None:
@@ -230,38 +130,28 @@ def use(
         return None
     request = checked_request(gpus, like, memory, values, heeds_environment)
     is_virtual = _is_virtual(request, virtual)
-    if used is None:
-        gpus_in_place = None
-        if is_virtual:
-            gpus_in_place = virtualgpu.use(
-                request.gpus,
-                request.like,
-                request.memory,
-                request.values,
-                heeds_environment=heeds_environment,
-            )
-        used = _current = MachineInUse(request, gpus_in_place)
-        if is_virtual and virtual is None and not _virtual_is_asked_for(request):
-            used._too_few = real_gpus()
-        return _told(used, quiet)
-    asked_before = replace(used.request, host=request.host)  # a program does not choose its host
-    same = asked_before == request and used.virtual == is_virtual
-    if used._kept and not same:
-        raise RuntimeError(_KEPT)
-    if not same or used._entered:
-        raise RuntimeError(_IN_USE.format(used.banner))
-    return _told(used, quiet)
+    if used is not None:  # a program does not choose its host
+        request = replace(request, host=used.request.host)
+    placed = machines.put_in_use(request, VirtualGPUs if is_virtual else RealGPUs)
+    too_few = is_virtual and virtual is None and not _virtual_is_asked_for(request)
+    _tell(placed, quiet, real_gpus() if too_few else 0)
+    return placed
 
 
-def _told(used: MachineInUse, quiet: bool) -> MachineInUse:
-    """Print what is in use, unless `quiet` is set."""
+def _tell(used: GPUsInUse, quiet: bool, too_few: int) -> None:
+    """Print what is in use, unless `quiet` is set. `too_few` real GPUs are why they are virtual."""
     shell = _shell()
     if shell is not None:
         shell.extension_manager.load_extension("labkit")
-    if not quiet:
-        print(used.banner)
-        used._told_in = 0 if shell is None else shell.execution_count
-    return used
+    if quiet:
+        return
+    banner = f"labkit: {used.description}."
+    if too_few:
+        banner += f" This computer has only {too_few} of its own."
+    if used.virtual:
+        banner += " Times are the model's, not this computer's."
+    print(banner)
+    used.told_in = 0 if shell is None else shell.execution_count
 
 
 def _shell() -> Any:
@@ -270,22 +160,13 @@ def _shell() -> Any:
     return ipython.get_ipython() if ipython is not None else None
 
 
-def current() -> MachineInUse | None:
-    """The machine in use; None when there is none.
-
-    Virtual GPUs are also in use where a process has inherited them, and where `virtualgpu.use` put them in place.
-    """
-    global _current
-    virtual = virtualgpu.current()
-    if _current is not None and _current.virtual and _current._virtual is not virtual:
-        _current = None  # they were taken away without us
-    if _current is None and virtual is not None:
-        _current = MachineInUse(virtual.request, virtual)
-    return _current
+def current() -> GPUsInUse | None:
+    """Return the GPUs in use, real or virtual ones. None if there are none."""
+    return machines.real_or_virtual()
 
 
-def in_use() -> MachineInUse:
-    """The machine in use. Raises RuntimeError when there is none."""
+def in_use() -> GPUsInUse:
+    """Return the GPUs in use. Raises RuntimeError if there are none."""
     used = current()
     if used is None:
         raise RuntimeError("no GPU is in use: labkit.use(gpus=1) gives you one, real or virtual")

@@ -19,13 +19,13 @@ from gputrace.trace_data import MemoryTimeline
 from labkit import cli, labs
 from labkit.checks import Progress, Verdict
 from labkit.contents import Lessons
-from labkit.machine import MachineInUse
+from labkit.machine import GPUsInUse
 from labkit.ranks import Ranks
 from virtualgpu.streams.race_reports import Race
 
 PACKAGES = ("virtualgpu", "gputrace", "labkit", "gpulessons", "labcourse")
 # Classes without a public name whose objects public functions return.
-GIVEN = [Holder, Leak, Leaks, Lessons, MachineInUse, Progress, Race, Ranks, Table, MemoryTimeline, Verdict]
+GIVEN = [Holder, Leak, Leaks, Lessons, GPUsInUse, Progress, Race, Ranks, Table, MemoryTimeline, Verdict]
 
 
 def named() -> Iterator[tuple[str, object]]:

@@ -1,6 +1,7 @@
 """Which GPUs a lesson runs on, and what bad input is told."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -62,7 +63,7 @@ def test_the_same_request_again_is_a_cell_run_twice():
 def test_gpus_with_another_host_are_those_that_a_program_asks_for():
     """`fit` puts them in place, and the script may call `labkit.use`."""
     with virtualgpu.use(2, like="H200", host=2.0) as placed:
-        assert labkit.use(gpus=2, like="H200", virtual=True, quiet=True)._virtual is placed
+        assert labkit.use(gpus=2, like="H200", virtual=True, quiet=True) is placed
 
 
 def test_another_request_is_refused_and_leaves_the_first_machine():
@@ -80,6 +81,27 @@ def test_a_machine_inside_another_is_refused():
         assert labkit.current() is outer
         assert torch.ones(2, device="cuda").sum().item() == 2
     assert labkit.current() is None
+
+
+@pytest.mark.parametrize("real_first", [True, False])
+def test_real_and_virtual_gpus_are_not_in_use_at_once(one_t4, real_first):
+    use_real, use_virtual = partial(labkit.use, 1, virtual=False, quiet=True), partial(virtualgpu.use, 1)
+    first, second = (use_real, use_virtual) if real_first else (use_virtual, use_real)
+    used = first()
+    with pytest.raises(RuntimeError, match="a machine is already in use .*T4"):
+        second()
+    assert labkit.current() is used
+    assert virtualgpu.current() is (None if real_first else used)
+
+
+def test_gpus_that_are_kept_are_not_taken_away():
+    used = labkit.use(gpus=1, virtual=True, quiet=True)
+    with used.kept("not now"):
+        for call in (lambda: labkit.use(None), lambda: virtualgpu.use(None), lambda: labkit.use(gpus=2, virtual=True)):
+            with pytest.raises(RuntimeError, match="not now"):
+                call()
+        assert labkit.use(gpus=1, virtual=True, quiet=True) is used
+    labkit.use(None)
 
 
 def test_none_takes_the_machine_away_and_may_be_said_twice():
@@ -113,7 +135,7 @@ def test_on_one_t4_a_lesson_for_four_gpus_is_virtual_and_says_why(one_t4, capsys
     used = labkit.use(gpus=4)
     assert used is labkit.use(gpus=4, quiet=True)
     assert capsys.readouterr().out == (
-        "labkit: 4 virtual GPUs, modelled on NVIDIA Tesla T4, 14.7 GiB each. This computer has only 1 of its own. "
+        "labkit: 4 virtual GPUs, modelled on NVIDIA Tesla T4, 14.6 GiB each. This computer has only 1 of its own. "
         "Times are the model's, not this computer's.\n"
     )
     assert used.badge == "virtual GPU, modelled on NVIDIA Tesla T4"

@@ -10,6 +10,7 @@ import labkit
 from benchmarks import record
 from labkit import courses, machine
 from labkit.experiments.result import Result
+from virtualgpu import machines
 
 CELLS = [
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=2)\nROWS = 64",
@@ -42,7 +43,7 @@ def lesson(tmp_path, monkeypatch):
 def pretended(monkeypatch):
     """Virtual GPUs that say that they are real ones."""
     monkeypatch.setenv("LABKIT_VIRTUAL", "1")
-    monkeypatch.setattr(machine.MachineInUse, "virtual", property(lambda used: False))
+    monkeypatch.setattr(machines.VirtualGPUs, "virtual", False)
 
 
 def test_each_function_has_one_recording_with_its_origin_grid_and_fingerprint(lesson, pretended, capsys):

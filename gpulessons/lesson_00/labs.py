@@ -47,7 +47,7 @@ class MemoryRecorder:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._start = 0.0
-        self.machine: machine.MachineInUse | None = None
+        self.machine: machine.GPUsInUse | None = None
         self.badge = ""
         self.looks = 0  # how often something new was seen
 

@@ -122,6 +122,9 @@ def drawn(check: Check, seed: int | None = None) -> Plain:
     return check.draw(random.Random(seed))
 
 
+_KEPT = (
+    "labkit.use cannot change the GPUs while labkit.check runs your answer. Remove the call: the lesson's first cell has chosen the GPUs."
+)
 LOST = "The GPU takes no work after that: call labkit.use(None) and run the first cell again, on a real GPU in a new kernel"
 
 
@@ -137,7 +140,7 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     if inspect.iscoroutinefunction(answer):
         return {"raised": "nothing and ran nothing: a function of `async def` returns a coroutine, and nobody awaits it. Write `def`."}
     try:
-        with machine.in_use().kept(), undisturbed(), defaults():
+        with machine.in_use().kept(_KEPT), undisturbed(), defaults():
             try:
                 followed = Followed(answer, check.alters) if callable(answer) else answer
                 observed = check.observe(followed, inputs)

@@ -111,10 +111,9 @@ def _set_up(options: argparse.Namespace, name: str, prefers_virtual: Callable[[]
     asked = any(wish is not None for wish in wishes) or not options.values or options.host != "1"
     virtual = asked or prefers_virtual()
     if not virtual and torch.cuda.is_available():
-        total = machines.gibibytes(torch.cuda.get_device_properties(0).total_memory)
-        model = machines.with_maker(torch.cuda.get_device_name(0))
-        line = f"{name}: 1 GPU of this computer: {model}, {total} each. Times are measured."
-        print(line, file=sys.stderr)
+        model, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
+        where = machines.described(1, model, memory, virtual=False)
+        print(f"{name}: {where}. Times are measured.", file=sys.stderr)
         return
     gpus = machines.use(
         count,

@@ -104,9 +104,7 @@ def _run(options: argparse.Namespace, name: str) -> int:
 
 def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
     """Say on standard error where a script runs, and whose its times are; and later, once, how it would take less long."""
-    total = machines.gibibytes(gpus.request.memory or gpus.profile.total_memory)
-    some = "1 virtual GPU" if gpus.count == 1 else f"{gpus.count} virtual GPUs"
-    where = f"{some}, modelled on {machines.with_maker(gpus.name)}, {total} each."
+    where = f"{gpus.description}."
     if gpus.request.host != 1:
         where += f" Their host takes {gpus.request.host:g} times as long as the recorded one."
     print(f"{name}: {where} {whose}", file=sys.stderr)

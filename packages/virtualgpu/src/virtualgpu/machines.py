@@ -3,12 +3,13 @@
 import importlib
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from virtualgpu import front_end, profiles
 
@@ -21,7 +22,7 @@ DEFAULT_MODEL = "T4"  # what Colab gives
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _IN_USE = "a machine is already in use ({}). Take it away first with {}.use(None), or leave its `with` block."
 
-_current: "VirtualGPUs | None" = None
+_current: "GPUsInUse | None" = None
 _shared: list[Any] = []  # what keeps machines of other processes
 
 
@@ -37,8 +38,133 @@ class Request:
     host: float = 1.0
 
 
-class VirtualGPUs:
-    """The virtual GPUs in use. Also a context manager: at the end of a `with` block they are taken away."""
+class GPUsInUse:
+    """The GPUs that this process uses, real or virtual ones.
+
+    They are also a context manager. At the end of a `with` block they are taken away. A `with` block
+    raises RuntimeError if they are not in use any more, or if another block has them already.
+
+    Attributes:
+        request: what was asked for.
+        name: the model's name, as `torch.cuda.get_device_name` has it.
+        virtual: whether the GPUs are virtual.
+        memory: the bytes that the process may use on each GPU.
+    """
+
+    request: Request
+    name: str
+    virtual: bool
+    memory: int
+    told_in = 0  # number of the notebook's cell that printed last what these GPUs are
+    _entered = False
+    _kept = ""  # why they may not be taken away now
+
+    def __init__(self, request: Request) -> None:
+        """Put GPUs as requested in use."""
+        self.request = request
+
+    @property
+    def count(self) -> int:
+        """How many GPUs there are."""
+        return self.request.gpus
+
+    @property
+    def badge(self) -> str:
+        """Where a figure made on these GPUs comes from."""
+        return badge(self.name, self.virtual)
+
+    @property
+    def description(self) -> str:
+        """How many GPUs of which model they are, and their memory."""
+        return described(self.count, self.name, self.memory, self.virtual)
+
+    def check_same(self, request: Request, virtual: bool) -> None:
+        """Raise RuntimeError unless these GPUs are what is asked for."""
+        if self.request == request and self.virtual == virtual:
+            return
+        if self._kept:
+            raise RuntimeError(self._kept)
+        raise RuntimeError(_IN_USE.format(self.description, front_end.name()))
+
+    def host_time(self) -> float:
+        """Return the seconds on the clock that the kernels run on."""
+        raise NotImplementedError
+
+    def races(self) -> "list[Race]":
+        """Return the races found so far, each pair of lines once.
+
+        Raises RuntimeError on real GPUs, where races cannot be seen.
+        """
+        raise NotImplementedError
+
+    def without_values(self) -> AbstractContextManager[None]:
+        """Let virtual GPUs compute nothing in the block, as with `values=False`.
+
+        What is made in the block must not outlive it. Real GPUs compute.
+        """
+        raise NotImplementedError
+
+    def new_workspaces_freed(self) -> AbstractContextManager[None]:
+        """Free the workspaces that CUDA's libraries take in the block, and no others."""
+        raise NotImplementedError
+
+    @contextmanager
+    def kept(self, why: str) -> Iterator[None]:
+        """Refuse in the block to take the GPUs away or to use others. The error says `why`."""
+        before, self._kept = self._kept, why
+        try:
+            yield
+        finally:
+            self._kept = before
+
+    def take_away(self) -> None:
+        """Do what `use(None)` does. Doing it again changes nothing.
+
+        Raises RuntimeError in a block of `kept`.
+        """
+        global _current
+        if self._kept:
+            raise RuntimeError(self._kept)
+        self._remove()
+        if _current is self:
+            _current = None
+
+    def _remove(self) -> None:
+        """Make PyTorch as it was before."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        if _current is not self:
+            raise RuntimeError("these GPUs are not in use any more")
+        if self._entered:
+            raise RuntimeError(_IN_USE.format(self.description, front_end.name()))
+        self._entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._entered = False
+        self.take_away()
+
+    def __repr__(self) -> str:
+        return f"<{self.description}>"
+
+    def _ipython_display_(self) -> None:
+        """Show nothing in the cell that has printed already what these GPUs are."""
+        ipython = sys.modules.get("IPython")
+        shell = None if ipython is None else ipython.get_ipython()
+        if shell is None or self.told_in != shell.execution_count:
+            raise NotImplementedError  # which asks IPython to show the repr
+
+
+class VirtualGPUs(GPUsInUse):
+    """Virtual GPUs in use. At the end of a `with` block they are taken away."""
+
+    virtual = True
 
     def __init__(self, request: Request) -> None:
         """Where the environment names an equal machine of another process, the GPUs are the same (`processes.usage_table`)."""
@@ -46,43 +172,26 @@ class VirtualGPUs:
         from virtualgpu.install import Installation
         from virtualgpu.processes import usage_table
 
-        self.request = request
+        super().__init__(request)
         self.profile = profiles.load(request.like or DEFAULT_MODEL, request.host)
-        shared = usage_table.join(
-            self.profile.name, request.gpus, request.memory or self.profile.total_memory, os.environ.get(usage_table.ADDRESS)
-        )
+        self.name = self.profile.name
+        self.memory = request.memory or self.profile.total_memory
+        shared = usage_table.join(self.name, request.gpus, self.memory, os.environ.get(usage_table.ADDRESS))
         self.machine = hardware.Machine(self.profile, request.gpus, request.memory, request.values, request.heeds_environment, shared)
         self._installation: Any = Installation(self.machine, in_child=_InChild(request), joins=shared is not None)
         self.real_gpus: int = self._installation.real_gpus  # those that PyTorch would see without these
 
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return self.request.gpus
-
-    @property
-    def name(self) -> str:
-        """The model's name, as `torch.cuda.get_device_name` has it."""
-        return self.profile.name
-
-    @property
-    def badge(self) -> str:
-        """Where a figure made on these GPUs comes from."""
-        return badge(self.name, virtual=True)
-
     def host_time(self) -> float:
-        """Seconds on the clock that the kernels run on."""
         return self.machine.clock.host
 
     def races(self) -> "list[Race]":
-        """The races found so far, each pair of lines once."""
         return list(self.machine.races.races)
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
-        """In the block nothing is computed, as with `values=False`; what it makes must not outlive it.
+        """Compute nothing in the block. What is made in the block must not outlive it.
 
-        A copy into a tensor on the host takes its time, and brings NaN where the dtype has it.
+        A copy into a tensor on the host takes its time. It brings NaN if the dtype has NaN.
         """
         machine = self.machine
         before = machine.values, machine.blanks_host
@@ -95,32 +204,15 @@ class VirtualGPUs:
 
     @contextmanager
     def new_workspaces_freed(self) -> Iterator[None]:
-        """Free the workspaces that CUDA's libraries take in the block, and no others."""
         from virtualgpu import workspaces
 
         with workspaces.freed_afterwards(self.machine.gpus):
             yield
 
-    def take_away(self) -> None:
-        """What `use(None)` does: PyTorch is as it was. Doing it again changes nothing."""
-        global _current
+    def _remove(self) -> None:
         if self._installation is not None:
             self._installation.remove()
         self._installation = None
-        if _current is self:
-            _current = None
-
-    def __enter__(self) -> "VirtualGPUs":
-        if _current is not self:
-            raise RuntimeError("these virtual GPUs are not in use any more")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.take_away()
-
-    def __repr__(self) -> str:
-        some = "1 virtual GPU" if self.count == 1 else f"{self.count} virtual GPUs"
-        return f"<{some}, modelled on {with_maker(self.name)}, {gibibytes(self.request.memory or self.profile.total_memory)} each>"
 
 
 class _InChild:
@@ -135,8 +227,12 @@ class _InChild:
 
         # A server of forks may be older than the machine: its children do not have this process's environment.
         environment = {name: os.environ[name] for name in (usage_table.ADDRESS, smi.ADDRESS, "PATH") if name in os.environ}
-        blanks_host = _current is not None and _current.machine.blanks_host
+        virtual = current()
+        blanks_host = virtual is not None and virtual.machine.blanks_host
         return inherit, (self._request, front_end.name(), environment, blanks_host)
+
+
+AnyGPUs = TypeVar("AnyGPUs", bound=GPUsInUse)
 
 
 @overload
@@ -178,9 +274,8 @@ def use(
 
     Raises:
         ValueError: an argument is not one of the choices, which the message names.
-        RuntimeError: other virtual GPUs are in use. Nothing is changed then.
+        RuntimeError: other GPUs are in use. Nothing is changed then.
     """
-    global _current
     if gpus is None:
         if _current is not None:
             _current.take_away()
@@ -188,10 +283,19 @@ def use(
     request = checked_request(gpus, like, memory, values, heeds_environment, host)
     if request.memory is not None:
         check_memory(request.memory)
+    return put_in_use(request, VirtualGPUs)
+
+
+def put_in_use(request: Request, kind: type[AnyGPUs]) -> AnyGPUs:
+    """Return GPUs of this kind that are as requested: those in use, or new ones if there are none.
+
+    Raises RuntimeError if other GPUs are in use.
+    """
+    global _current
     if _current is None:
-        _current = VirtualGPUs(request)
-    elif _current.request != request:
-        raise RuntimeError(_IN_USE.format(repr(_current)[1:-1], front_end.name()))
+        _current = kind(request)
+    _current.check_same(request, kind.virtual)
+    assert isinstance(_current, kind)
     return _current
 
 
@@ -245,22 +349,29 @@ def inherit(request: Request, front: str, environment: dict[str, str], blanks_ho
         environment: the variables by which the parent's machine is found.
         blanks_host: whether copies to the host of values that were not kept bring NaN.
     """
-    global _current
     importlib.import_module(front)  # it registers itself
     if _current is None:
         os.environ.update(environment)
-        _current = VirtualGPUs(request)
-        _current.machine.blanks_host = blanks_host
+        put_in_use(request, VirtualGPUs).machine.blanks_host = blanks_host
 
 
-def current() -> VirtualGPUs | None:
-    """The virtual GPUs in use; None when there are none."""
+def real_or_virtual() -> GPUsInUse | None:
+    """Return the GPUs in use, real or virtual ones. None if there are none."""
     return _current
 
 
+def current() -> VirtualGPUs | None:
+    """Return the virtual GPUs in use. None if there are none."""
+    if isinstance(_current, VirtualGPUs):
+        return _current
+    return None
+
+
 def host_time() -> float:
-    """Seconds on the clock that the kernels run on; without virtual GPUs, the real one."""
-    return time.perf_counter() if _current is None else _current.host_time()
+    """Return the seconds on the clock that kernels run on. Without virtual GPUs it is the real clock."""
+    if _current is None:
+        return time.perf_counter()
+    return _current.host_time()
 
 
 def races() -> "list[Race]":
@@ -269,9 +380,10 @@ def races() -> "list[Race]":
     Each has a `kind` ("stale read", "overwritten too early", "two writers") and two sides, `first` and `second`, in the order of their
     launch; printed, it says what happens and how to put it in order. Raises RuntimeError without virtual GPUs.
     """
-    if _current is None:
+    virtual = current()
+    if virtual is None:
         raise RuntimeError(f"races are found on virtual GPUs, and none is in use: {front_end.name()}.use(gpus=1) puts one in place")
-    return _current.races()
+    return virtual.races()
 
 
 def check_count(gpus: Any) -> None:
@@ -306,6 +418,15 @@ def badge(name: str, virtual: bool) -> str:
     if virtual:
         return f"virtual GPU, modelled on {with_maker(name)}"
     return f"measured on {with_maker(name)}"
+
+
+def described(count: int, name: str, memory: int, virtual: bool) -> str:
+    """Return how many GPUs of which model there are, and the memory of each."""
+    gpus = "GPU" if count == 1 else "GPUs"
+    each = f"{with_maker(name)}, {gibibytes(memory)} each"
+    if virtual:
+        return f"{count} virtual {gpus}, modelled on {each}"
+    return f"{count} {gpus} of this computer: {each}"
 
 
 def with_maker(name: str) -> str:

@@ -99,6 +99,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     except ImportError:
         return
     served = System(pynvml, machine).functions()
+
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
