@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from virtualgpu.front_end import ipython_shell
+
 
 @dataclass(frozen=True)
 class RunCell:
@@ -26,18 +28,9 @@ _judged: dict[str, int | None] = {}  # which of them made the answer that was ch
 
 def watch() -> None:
     """Note from now on what each cell of this notebook did. Outside IPython nothing is to be noted."""
-    if (shell := _shell()) is not None:
+    shell = ipython_shell()
+    if shell is not None:
         shell.events.register("post_run_cell", note)
-
-
-def _shell() -> Any:
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
-
-
-def in_notebook() -> bool:
-    """Does IPython run this, in a notebook or a terminal?"""
-    return _shell() is not None
 
 
 def note(result: Any) -> None:
@@ -67,7 +60,7 @@ def _bound(source: str, reached: int = sys.maxsize) -> frozenset[str]:
     """The names to which the statements of a cell that end before this line give values."""
     while source.lstrip().startswith("%%"):
         source = "\n" + source.lstrip().partition("\n")[2]  # the lines keep their numbers
-    shell = _shell()
+    shell = ipython_shell()
     try:
         statements = ast.parse(shell.transform_cell(source) if shell is not None else source).body
     except SyntaxError:
@@ -125,7 +118,7 @@ def judged_before(number: str) -> str:
 
 def _made(number: str) -> tuple[str | None, int | None]:
     """The name that the running cell gives to the check of this exercise, and which of the cells before gave it its value last."""
-    shell = _shell()
+    shell = ipython_shell()
     running = shell.user_ns.get("In", [""])[-1] if shell is not None else ""
     name = _answer_to(number, running)
     if name is None or name in _bound(running):

@@ -1,16 +1,15 @@
 """Which GPUs a lesson runs on: the machine's own when there are enough, virtual ones otherwise."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import virtualgpu
 from labkit import nvidia
-from virtualgpu import machines
+from virtualgpu import front_end, machines
 from virtualgpu.machines import GPUsInUse as GPUsInUse
 from virtualgpu.machines import Request, VirtualGPUs, check_memory, checked_request, gibibytes
 from virtualgpu.machines import host_time as host_time
@@ -140,7 +139,7 @@ def use(
 
 def _tell(used: GPUsInUse, quiet: bool, too_few: int) -> None:
     """Print what is in use, unless `quiet` is set. `too_few` real GPUs are why they are virtual."""
-    shell = _shell()
+    shell = front_end.ipython_shell()
     if shell is not None:
         shell.extension_manager.load_extension("labkit")
     if quiet:
@@ -152,12 +151,6 @@ def _tell(used: GPUsInUse, quiet: bool, too_few: int) -> None:
         banner += " Times are the model's, not this computer's."
     print(banner)
     used.told_in = 0 if shell is None else shell.execution_count
-
-
-def _shell() -> Any:
-    """IPython's, in a notebook; None elsewhere."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
 
 
 def current() -> GPUsInUse | None:

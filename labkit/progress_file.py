@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import cells, whole_files
+from virtualgpu import front_end
 
 NAME = Path(".labkit") / "progress.json"
 
@@ -25,9 +26,10 @@ class NotProgressError(ValueError):
 
 def path(folder: Path | None = None) -> Path | None:
     """The file of the notebooks in a folder, or of this one; None where nothing is stored."""
-    if (named := os.environ.get("LABKIT_PROGRESS")) is not None:
+    named = os.environ.get("LABKIT_PROGRESS")
+    if named is not None:
         return Path(named) if named else None
-    if folder is None and not cells.in_notebook():
+    if folder is None and front_end.ipython_shell() is None:
         return None
     return (folder or cells.FOLDER) / NAME
 

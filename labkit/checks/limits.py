@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from labkit.processes.time_limits import TimeLimit
+from virtualgpu.front_end import ipython_shell
 
 MOST_LINES = 40  # of an answer's output that are shown,
 MOST_CHARACTERS = 8000  # and as long as they may be
@@ -84,8 +85,7 @@ def no_questions() -> Iterator[None]:
 @contextmanager
 def no_exit() -> Iterator[None]:
     """Let `exit()` and `quit()` raise SystemExit. In a notebook they would return, and end the kernel after the cell."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    shell = ipython_shell()
     if shell is None:
         yield
         return

@@ -197,7 +197,7 @@ def _derived(result: ResultData, kind: str, column: str) -> Quantity:
     return Quantity(
         f"{column} per GPU",
         result.columns[column],
-        lambda row, first: _number(row[column]) / (row["gpus"] or nan),
+        lambda row, first: _number(row[column]) / (_number(row["gpus"]) or nan),
     )
 
 
@@ -381,6 +381,8 @@ def _draw(
     first: Any,
 ) -> None:
     drawn_places = {place for line in [*lines, *dashed] for place, _ in line.points}
+    if predicted is not None:
+        drawn_places.add(predicted[0])
     places = [place for place in grid if place in drawn_places]
     numeric = all(map(_is_number, places))
     if numeric:

@@ -4,6 +4,8 @@ import sys
 from html import escape
 from typing import Any
 
+from virtualgpu.front_end import ipython_shell
+
 EMPTY = {"text/plain": ""}  # a stored notebook and a new run have the same output
 
 
@@ -20,10 +22,10 @@ class ProgressBar:
         self._line = ""  # what stands in the terminal now
 
     def __enter__(self) -> "ProgressBar":
-        ipython = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if ipython is not None else None
-        if ipython is not None and getattr(shell, "kernel", None) is not None:
-            self._display = ipython.display.display(EMPTY, raw=True, display_id=True)
+        if getattr(ipython_shell(), "kernel", None) is not None:
+            from IPython.display import display
+
+            self._display = display(EMPTY, raw=True, display_id=True)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 
 from labkit.processes.supervision import KEPT
+from virtualgpu.front_end import ipython_shell
 
 # Grounds for white letters, of a terminal's 256 colours: no colour of the letters alone can be read on white and on a dark theme's black.
 _COLOURS = (25, 130, 22, 90, 23, 88, 60, 94)  # the label says the number too
@@ -89,6 +90,6 @@ class RankPrinter:
 
 def _takes_colours() -> bool:
     """In a terminal and in a notebook; not in a file, nor by who asks for none (https://no-color.org)."""
-    ipython = sys.modules.get("IPython")
-    in_notebook = ipython is not None and ipython.get_ipython() is not None
-    return not os.environ.get("NO_COLOR") and (in_notebook or sys.stdout.isatty())
+    if os.environ.get("NO_COLOR"):
+        return False
+    return ipython_shell() is not None or sys.stdout.isatty()

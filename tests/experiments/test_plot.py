@@ -335,6 +335,10 @@ def test_points_that_are_not_finite_are_left_out_and_told(drawn):
     assert none.plot("n", "value").title == "Value, n – → inf: 1 → 3"
     zero_gpus = values_of([(0, 1.0), (1, 3.0)], ("gpus", "value")).plot("gpus", "per GPU")
     assert "not finite: 0 GPUs" in zero_gpus.alt
+    texts = values_of([("one", 1.0), (1, 3.0)], ("gpus", "value")).plot("gpus", "per GPU")
+    assert "not finite: one GPUs" in texts.alt
+    predicted = values_of([("a", None), ("b", 3.0)]).plot("n", "value", prediction=("a", 2.0))
+    assert "Predicted at n a: 2." in predicted.alt
 
 
 def test_texts_have_no_place_on_the_y_axis():

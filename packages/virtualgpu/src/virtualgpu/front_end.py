@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # where this package lies
 CALLS_OPERATORS = os.path.join("torch", "_ops.py")  # called by our operators; on a GPU no Python runs there
@@ -64,6 +65,14 @@ def keeps_real_time(module: str) -> bool:
 
 def _is_in(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == known or module.startswith(f"{known}.") for known in packages)
+
+
+def ipython_shell() -> Any:
+    """Return the shell of IPython that runs this program, in a notebook or a terminal, or None."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None:
+        return None
+    return ipython.get_ipython()
 
 
 def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:

@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -155,8 +154,7 @@ class GPUsInUse:
 
     def _ipython_display_(self) -> None:
         """Show nothing in the cell that has printed already what these GPUs are."""
-        ipython = sys.modules.get("IPython")
-        shell = None if ipython is None else ipython.get_ipython()
+        shell = front_end.ipython_shell()
         if shell is None or self.told_in != shell.execution_count:
             raise NotImplementedError  # which asks IPython to show the repr
 
