@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import ipywidgets as widgets
 
 from gputrace.figures.figure import BLUE, IN_THE_DARK, Figure
+from gputrace.units import number_text
 from labkit import progress_file
 from labkit.labs.experiment import Result, Run, collect
 from labkit.labs.predictions import parse_prediction
@@ -305,7 +306,9 @@ class ExperimentPanel(Panel):
 
     def _predict(self) -> None:
         if not self.running and self._read_prediction():
-            self._say(f"You predict: {self.prediction:g} {self.unit}. Now press Run.")
+            assert self.prediction is not None  # which was just read
+            predicted = number_text(self.prediction, 6)
+            self._say(f"You predict: {predicted} {self.unit}. Now press Run.")
 
     def _read_prediction(self) -> bool:
         """Take the number in the box as the prediction. Return False, and say why, if the text is not a prediction."""

@@ -3,6 +3,8 @@
 import re
 from math import isfinite, nan
 
+from gputrace.units import number_text
+
 LARGEST_PREDICTION = 1000.0
 
 
@@ -45,8 +47,9 @@ def _allowed(zero_is_possible: bool, largest: float) -> str:
 
 
 def stays_open(why: str, prediction: float, unit: str = "") -> str:
-    """What a lab says of a prediction that nothing was measured for."""
-    return f"{why}, so your prediction of {prediction:g}{unit} stays open. Press Run to try again."
+    """Return what a lab says of a prediction that nothing was measured for."""
+    predicted = number_text(prediction, 6)
+    return f"{why}, so your prediction of {predicted}{unit} stays open. Press Run to try again."
 
 
 def compared_as_factor(was: str, prediction: float, measured: float, good: float) -> str:

@@ -117,6 +117,14 @@ def test_a_function_that_always_fails_is_told_as_an_error():
     assert "The experiment failed. NameError: no such name" in predict_and_run(lab_of(value), "1")
 
 
+def test_large_numbers_are_written_out():
+    lab = lab_of(lambda n: 1234567.5 * n, {"n": [1, 2]}, predict="value")
+    lab.answer.value = "2345678"
+    lab.predict_button.click()
+    assert "You predict: 2345678" in lab.message.value
+    assert "n 2: 2469135. You predicted 2345678. A good prediction!" in predict_and_run(lab, "2345678")
+
+
 def test_times_of_zero_give_no_speed_up_and_the_prediction_stays_open():
     def zero_seconds(n):
         return 0.0 if n == 2 else 1.0
