@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from gputrace.tables import aligned
 from labkit import glossary, progress_file
 
 INDEX = "index.ipynb"
@@ -63,9 +64,7 @@ class Lessons:
         return lesson.title, f"{right} of {len(lesson.exercises)}", ", ".join(again), str(made) if lesson.labs else "no lab asks"
 
     def __repr__(self) -> str:
-        lines = [HEADINGS, *self.rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+        return "\n".join(aligned([HEADINGS, *self.rows]))
 
     def _repr_html_(self) -> str:
         head = "".join(f'<th scope="col" style="text-align: left">{name}</th>' for name in HEADINGS)

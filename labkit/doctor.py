@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from gputrace.tables import aligned
 from labkit import nvidia
 from labkit.machine import virtual_by_default
 from virtualgpu.host_memory import host_memory
@@ -260,7 +261,7 @@ def _machine_rows(facts: Facts) -> list[str]:
     }
     if facts.visible is not None:
         rows["CUDA_VISIBLE_DEVICES"] = repr(facts.visible)
-    return _columns(list(rows.items()))
+    return aligned(list(rows.items()))
 
 
 def _gpu_rows(facts: Facts) -> list[str]:
@@ -269,7 +270,7 @@ def _gpu_rows(facts: Facts) -> list[str]:
         rows = [("NVML", facts.nvml.trouble or "no GPU")]
     names = facts.torch.gpus if facts.torch else ()
     rows += [("PyTorch", f"{index}: {name}") for index, name in enumerate(names)] or [("PyTorch", "no GPU")]
-    return _columns(rows)
+    return aligned(rows)
 
 
 def _describe(gpu: nvidia.GPUReading) -> str:
@@ -282,9 +283,4 @@ def _describe(gpu: nvidia.GPUReading) -> str:
 
 def _package_rows(facts: Facts) -> list[str]:
     names = [name for name in (*LESSONS_NEED, *TESTS_NEED)]
-    return _columns([(name, facts.packages.get(name) or "missing", facts.pins.get(name.lower(), "")) for name in names])
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return aligned([(name, facts.packages.get(name) or "missing", facts.pins.get(name.lower(), "")) for name in names])

@@ -23,6 +23,7 @@ from labkit.experiments.progress_bar import ProgressBar
 from labkit.experiments.result import Result
 from labkit.experiments.result_data import Failure, Row, unit_of
 from labkit.labs.experiment import Run, checked_count
+from labkit.labs.timing import synchronize
 
 CLOCK_DIGITS = 12  # later digits are rounding errors of the clock's differences
 LONGEST_ERROR = 100  # characters of an error message that are shown
@@ -71,10 +72,10 @@ def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> f
     times = []
     with _only_this_thread():
         for _ in range(warm_up + repeats):
-            _wait_for_all(used.count)
+            synchronize(used.count)
             start = used.host_time()
             _check_that_it_ran(step())
-            _wait_for_all(used.count)
+            synchronize(used.count)
             times.append(used.host_time() - start)
     return round(median(times[warm_up:]), CLOCK_DIGITS)
 
@@ -89,11 +90,6 @@ def _check_that_it_ran(outcome: object) -> None:
         f"The step returned a {type(outcome).__name__}, so its code did not run. "
         "Give labkit.seconds a function that does the work when it is called."
     )
-
-
-def _wait_for_all(gpus: int) -> None:
-    for gpu in range(gpus):
-        torch.cuda.synchronize(gpu)
 
 
 def measure(

@@ -1,11 +1,20 @@
 """Tables of text: in a terminal, in a notebook and on a page."""
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 _FIGURE = re.compile(r"[+-]?[\d.,]+(e[+-]?\d+)?(%| ?[A-Za-zµ/]+)?|")  # 12, +4.5 MiB, or nothing
 _LONG = 24  # characters: a longer text may be broken, even within a word
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return each row of text as a line, with the columns below each other."""
+    lines = list(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return ["  ".join(line).rstrip() for line in padded]
 
 
 @dataclass(frozen=True)
@@ -17,10 +26,7 @@ class Table:
     caption: str
 
     def __repr__(self) -> str:
-        lines = [self.header, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
-        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-        return "\n".join([self.caption, *text])
+        return "\n".join([self.caption, *aligned([self.header, *self.rows])])
 
     def _repr_html_(self) -> str:
         styles = [_style([row[i] for row in self.rows]) for i in range(len(self.header))]
