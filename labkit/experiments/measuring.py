@@ -110,7 +110,8 @@ def measure(
             error. Make tensors inside the function, because older tensors lose their values. It
             changes nothing on real GPUs.
         units: units of columns, such as `{"peak": "bytes"}`. The columns `seconds` and `bytes`, and
-            those whose names end in `_seconds` or `_bytes`, have their units without it.
+            those whose names end in `_seconds` or `_bytes`, have their units without it. The table
+            and the figure name units of your own beside the column.
 
     Each call starts with its own peak of memory: `torch.cuda.max_memory_allocated` does not count
     what calls before it used. The memory that PyTorch keeps reserved stays reserved. Each call

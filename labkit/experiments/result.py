@@ -41,6 +41,8 @@ class Result(ResultData):
     ) -> "Figure":
         """Draw `y` over `x`, with a line for each value of `by`.
 
+        A point without a finite number is left out, and the figure says so.
+
         Args:
             x: a column, usually an argument. A column of texts gives points without a line.
             y: a column that was measured, or a quantity made of one. "speed-up" is the time at the
