@@ -71,7 +71,7 @@ def test_a_device_side_assert_that_nothing_waited_for():
 
 def test_illegal_access():
     def beyond():
-        x = torch.ones(64 << 20, device="cuda")
+        x = torch.kept = torch.ones(64 << 20, device="cuda")  # nobody frees it a second time
         torch.cuda.caching_allocator_delete(x.data_ptr())  # behind the tensor's back,
         torch.cuda.empty_cache()  # and the driver unmaps it
         return x.add_(1).sum().item()

@@ -116,3 +116,24 @@ def shows(source: str) -> bool:
     if not statements or not isinstance(statements[-1], ast.Expr):
         return False
     return not isinstance(statements[-1].value, ast.Constant)
+
+
+@lessons
+def test_a_timeline_that_is_used_was_asked_for(path):
+    """Virtual GPUs record a timeline in any case, real GPUs only if `record` is asked for one."""
+    source = "\n".join(re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE) for cell in teaching_cells(cells(path)))
+    tree = ast.parse(source)
+    with_timeline, without = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.withitem) and ast.unparse(node.context_expr).startswith("labkit.record("):
+            name = ast.unparse(node.optional_vars)
+            if "timeline=True" in ast.unparse(node.context_expr):
+                with_timeline.add(name)
+            else:
+                without.add(name)
+    used = {
+        ast.unparse(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("plot_timeline", "busy", "host_waited", "export_chrome")
+    }
+    assert not used & (without - with_timeline)
