@@ -30,7 +30,7 @@ RANDOM = 0.35  # clocks an element, of Philox (ATen/native/cuda/DistributionTemp
 # Lists of tensors go chunk by chunk, and reach less than the memory's bandwidth. A launch takes so
 # many tensors, by the number of lists, and so many chunks. One block of threads needs so many clocks
 # for a chunk, by the number of lists (ATen/native/cuda/MultiTensorApply.cuh).
-LISTS = 1.2
+LISTS = 4 / 3
 CHUNK = 65536  # elements
 LAUNCHED_CHUNKS = 320
 LAUNCHED_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
