@@ -85,7 +85,7 @@ def judge_durations(observations: Plain, cases: Plain) -> Verdict:
 
 
 def mean_loss(model, batches):  # what the exercise hands out; without types, as in a notebook
-    """The mean of the losses of all batches."""
+    """Return the mean of the losses of all batches."""
     total = 0.0
     for batch in batches:
         loss = model(batch).square().mean()
@@ -163,7 +163,78 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
     return right("The host ran ahead; whoever prints the loss waits, once.")
 
 
-# 02.3: work on another stream, in order
+# 02.3: values on the host, without waiting for what comes later
+
+
+def draw_values(generator: random.Random) -> Plain:
+    """Numbers with a point on the caller's default stream, whole ones on another."""
+    rows = [[generator.randint(1, 99) for _ in range(generator.randint(4, 6))] for _ in range(2)]
+    return [{"rows": rows[aside], "aside": aside, "dtype": f"torch.{('float32', 'int32')[aside]}"} for aside in (False, True)]
+
+
+STALE = -2  # in the tensor before its values; no row has it
+
+
+def observe_values(fetch: Any, cases: Plain) -> Plain:
+    """Whether `fetch` waited for earlier work, and the function that it returned for later work, and what that gave."""
+    observations = []
+    for case in cases:
+        here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
+        nap = cycles_in(LONG * (2 if case["aside"] else 0.5))  # no fixed pause is long enough for both, and not too long
+        with told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
+            x = torch.zeros(len(case["rows"]), SIZE, dtype=getattr(torch, case["dtype"].split(".")[1]), device="cuda")
+            target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
+            for cycles in (1, nap):
+                x.zero_()
+                before = fetch(x)
+                torch.cuda.synchronize()
+                x.fill_(STALE)  # what a copy reads that does not wait for the caller's stream
+                torch.cuda.synchronize()
+                torch.cuda._sleep(cycles)
+                x.copy_(target.expand_as(x))
+            earlier = here.record_event()
+            get = fetch(x)
+            observed: dict[str, Plain] = {"waited": earlier.query(), "type": type(get).__name__}
+            if callable(get):
+                x.fill_(-1)  # no row has it; at once, while a copy that nothing holds back is still under way
+                torch.cuda._sleep(2 * nap)
+                later = here.record_event()
+                got = get()
+                observed |= {"too long": later.query(), "type": f"one that returns {type(got).__name__}"}
+                if isinstance(got, torch.Tensor):
+                    observed |= {"device": str(got.device), "dtype": str(got.dtype), "shape": list(got.shape)}
+                    observed["values"] = got.detach().cpu().reshape(len(got), -1)[:, -1].tolist() if got.dim() else [got.item()]
+                    observed["before"] = bool(before().any())  # of the zeros that were fetched first
+            torch.cuda.synchronize()
+            observations.append(observed)
+    return observations
+
+
+def judge_values(observations: Plain, cases: Plain) -> Verdict:
+    for observed, case in zip(observations, cases, strict=True):
+        if observed["waited"]:
+            return not_yet("when fetch returned, all that was launched before it was done: fetch itself waited. Which copies let it go on?")
+        if "values" not in observed:
+            return not_yet(f"expected fetch to return a function that returns the tensor. It returned {observed['type']}.")
+        if (own := [observed[name] for name in ("device", "dtype", "shape")]) != (due := ["cpu", case["dtype"], [len(case["rows"]), SIZE]]):
+            return not_yet("the values belong on {}, of {} and shape {}; yours are on {}, of {} and shape {}.".format(*due, *own))
+        if -1 in observed["values"]:
+            return not_yet("your copy read what the caller wrote to its tensor after fetch had returned. Who waits for the copy?")
+        if STALE in observed["values"]:
+            return not_yet(
+                "your copy read the tensor before the caller's stream had written its values. "
+                "Which stream made the copy, and does it wait for the caller's stream?"
+            )
+        if observed["values"] != [float(value) for value in case["rows"]]:
+            return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
+        if observed["too long"]:
+            return not_yet("the values were right, but the host waited for work that was launched after the copy. Wait for less.")
+        if observed["before"]:
+            return not_yet("what was fetched before changed when the next tensor was fetched: each needs memory of its own.")
+    return right("The host waited for the copy, and for nothing after it.")
+
+
+# 02.4: work on another stream, in order
 
 
 def draw_work(generator: random.Random) -> Plain:
@@ -236,77 +307,6 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         if observed["kept"]:
             return not_yet("the caller deleted the result, and its memory was not free afterwards. Who else holds it?")
     return right("The streams wait for each other, the host for neither.")
-
-
-# 02.4: values on the host, without waiting for what comes later
-
-
-def draw_values(generator: random.Random) -> Plain:
-    """Numbers with a point on the caller's default stream, whole ones on another."""
-    rows = [[generator.randint(1, 99) for _ in range(generator.randint(4, 6))] for _ in range(2)]
-    return [{"rows": rows[aside], "aside": aside, "dtype": f"torch.{('float32', 'int32')[aside]}"} for aside in (False, True)]
-
-
-STALE = -2  # in the tensor before its values; no row has it
-
-
-def observe_values(fetch: Any, cases: Plain) -> Plain:
-    """Whether `fetch` waited for earlier work, and the function that it returned for later work, and what that gave."""
-    observations = []
-    for case in cases:
-        here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
-        nap = cycles_in(LONG * (2 if case["aside"] else 0.5))  # no fixed pause is long enough for both, and not too long
-        with told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
-            x = torch.zeros(len(case["rows"]), SIZE, dtype=getattr(torch, case["dtype"].split(".")[1]), device="cuda")
-            target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
-            for cycles in (1, nap):
-                x.zero_()
-                before = fetch(x)
-                torch.cuda.synchronize()
-                x.fill_(STALE)  # what a copy reads that does not wait for the caller's stream
-                torch.cuda.synchronize()
-                torch.cuda._sleep(cycles)
-                x.copy_(target.expand_as(x))
-            earlier = here.record_event()
-            get = fetch(x)
-            observed: dict[str, Plain] = {"waited": earlier.query(), "type": type(get).__name__}
-            if callable(get):
-                x.fill_(-1)  # no row has it; at once, while a copy that nothing holds back is still under way
-                torch.cuda._sleep(2 * nap)
-                later = here.record_event()
-                got = get()
-                observed |= {"too long": later.query(), "type": f"one that returns {type(got).__name__}"}
-                if isinstance(got, torch.Tensor):
-                    observed |= {"device": str(got.device), "dtype": str(got.dtype), "shape": list(got.shape)}
-                    observed["values"] = got.detach().cpu().reshape(len(got), -1)[:, -1].tolist() if got.dim() else [got.item()]
-                    observed["before"] = bool(before().any())  # of the zeros that were fetched first
-            torch.cuda.synchronize()
-            observations.append(observed)
-    return observations
-
-
-def judge_values(observations: Plain, cases: Plain) -> Verdict:
-    for observed, case in zip(observations, cases, strict=True):
-        if observed["waited"]:
-            return not_yet("when fetch returned, all that was launched before it was done: fetch itself waited. Which copies let it go on?")
-        if "values" not in observed:
-            return not_yet(f"expected fetch to return a function that returns the tensor. It returned {observed['type']}.")
-        if (own := [observed[name] for name in ("device", "dtype", "shape")]) != (due := ["cpu", case["dtype"], [len(case["rows"]), SIZE]]):
-            return not_yet("the values belong on {}, of {} and shape {}; yours are on {}, of {} and shape {}.".format(*due, *own))
-        if -1 in observed["values"]:
-            return not_yet("your copy read what the caller wrote to its tensor after fetch had returned. Who waits for the copy?")
-        if STALE in observed["values"]:
-            return not_yet(
-                "your copy read the tensor before the caller's stream had written its values. "
-                "Which stream made the copy, and does it wait for the caller's stream?"
-            )
-        if observed["values"] != [float(value) for value in case["rows"]]:
-            return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
-        if observed["too long"]:
-            return not_yet("the values were right, but the host waited for work that was launched after the copy. Wait for less.")
-        if observed["before"]:
-            return not_yet("what was fetched before changed when the next tensor was fetched: each needs memory of its own.")
-    return right("The host waited for the copy, and for nothing after it.")
 
 
 # 02.5: a loader that copies ahead
@@ -450,9 +450,9 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("02.1", draw_durations, observe_durations, judge_durations, section="How long does it take?"),
-    Check("02.2", draw_losses, observe_losses, judge_losses, script=mean_loss, section="Which lines make Python wait?"),
-    Check("02.3", draw_work, observe_work, judge_work, section="Order is your task"),
-    Check("02.4", draw_values, observe_values, judge_values, section="Order is your task"),
-    Check("02.5", draw_batches, observe_batches, judge_batches, section="Copies beside kernels"),
+    Check("02.1", draw_durations, observe_durations, judge_durations, section="What a clock measures"),
+    Check("02.2", draw_losses, observe_losses, judge_losses, script=mean_loss, section="What waiting costs"),
+    Check("02.3", draw_values, observe_values, judge_values, section="The host is too early"),
+    Check("02.4", draw_work, observe_work, judge_work, section="Memory that is used again"),
+    Check("02.5", draw_batches, observe_batches, judge_batches, section="Copies beside products"),
 ]
