@@ -19,7 +19,6 @@ from labkit.labs.experiment import Result
 Conclusions = dict[str, Callable[[Result], bool]]
 LEAST_PINNED = 64 << 10  # bytes of a copy from which on pinned memory pays
 NEAR = 0.05  # times this close, relative to each other, are alike
-HARDLY = 1.3  # times: less than this is no gain
 TRANSFORMER_BYTES = 4 * 4 * 12 * 1024**2  # of the weights of four blocks, which biases and norms hardly add to
 
 
@@ -45,10 +44,6 @@ def _pinned_is_faster(result: Result) -> bool:
 def _by_gpus(result: Result, model: str) -> list[float]:
     """Seconds on one GPU, and on more and more."""
     return result.column("seconds", model=model)
-
-
-def _gain(result: Result, width: int) -> float:
-    return _seconds(result, width=width, streams=1) / _seconds(result, width=width, streams=2)
 
 
 def _spread(result: Result, point: str) -> int:
@@ -155,9 +150,5 @@ CONCLUSIONS: dict[str, Conclusions] = {
     },
     "training_memory": {
         "a GPT with checkpoints takes half the memory of the same GPT without": lambda r: _with_checkpoints(r) < 0.5,
-    },
-    "two_streams": {
-        "a second stream gains little for tiny kernels": lambda r: _gain(r, 64) < HARDLY,
-        "a second stream gains little for kernels that fill the GPU": lambda r: _gain(r, 4096) < HARDLY,
     },
 }

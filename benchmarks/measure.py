@@ -19,7 +19,6 @@ from benchmarks.ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
 from benchmarks.origin import model, origin, recording
 from benchmarks.training_memory import training_memory
 from gpulessons.lesson_01.labs import copy_speed
-from gpulessons.lesson_02.labs import two_streams
 from gpulessons.lesson_03.labs import data_parallel_step
 from gpulessons.lesson_04.labs import pipeline_splits, pipeline_step
 from gpulessons.lesson_05.labs import fragmentation
@@ -57,7 +56,6 @@ EXPERIMENTS = {
     "pipeline_step": Recorded(pipeline_step, gpus=4),
     "shared_model": Recorded(shared_model),
     "training_memory": Recorded(training_memory, gpus=2),
-    "two_streams": Recorded(two_streams),
 }
 
 

@@ -34,7 +34,6 @@ def test_they_are_true_of_virtual_gpus(name):
         ("data_parallel_step", "seconds", {"gpus": 4, "model": "large", "seconds": 1.0}, "faster than one GPU for the large"),
         ("four_ways", "loss", {"way": "float32", "step": 42, "loss": 1.0}, "the only way that does not learn"),
         ("pipeline_splits", "seconds", {"splits": 64, "seconds": 0.01}, "64 micro-batches are slower than 8"),
-        ("two_streams", "seconds", {"streams": 2, "seconds": 1e-5}, "gains little"),
     ],
 )
 def test_they_are_not_true_of_everything(name, column, change, false):

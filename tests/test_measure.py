@@ -29,9 +29,11 @@ def test_without_real_gpus_nothing_is_measured(tmp_path, monkeypatch, capsys):
 
 
 def test_every_experiment_of_the_kit_can_be_recorded():
+    """What a lesson's cells measure has a fingerprint, and benchmarks/record.py records it."""
     from labkit import courses
 
-    assert {file.stem.rsplit("_", 1)[0] for file in courses.files("recordings/*.json")} <= set(measure.EXPERIMENTS)
+    recordings = [Result.from_json(file.read_text()) for file in courses.files("recordings/*.json")]
+    assert {each.name for each in recordings if each.code is None} <= set(measure.EXPERIMENTS)
 
 
 @pytest.mark.gpu
@@ -67,7 +69,7 @@ def pretended(monkeypatch, lesson):
     def broken():
         raise RuntimeError("CUDA error | here")
 
-    some = {"fragmentation": measure.Recorded(fragmentation), "two_streams": measure.Recorded(broken)}
+    some = {"fragmentation": measure.Recorded(fragmentation), "four_ways": measure.Recorded(broken)}
     monkeypatch.setattr(measure, "EXPERIMENTS", some | {"pipeline_step": measure.Recorded(broken, gpus=4)})
 
 
@@ -81,7 +83,7 @@ def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
     text = page.read_text()
     assert text.startswith("# Measured on NVIDIA H200\n")
     assert "| fragmentation | 1 | with the default settings small free blocks cannot serve a large request | yes | yes |" in text
-    assert "| two_streams | 1 | *failed: RuntimeError: CUDA error \\| here* |  |  |" in text
+    assert "| four_ways | 1 | *failed: RuntimeError: CUDA error \\| here* |  |  |" in text
     assert "| pipeline_step | 4 | *needs 4 GPUs* |  |  |" in text
     assert "| fragmentation | reserved | 18 | 1.00 | 1.00 | 1.00 |" in text
     assert "| 00_short | 4 | cell c1: AssertionError: a \\| b |" in text and "2 virtual GPUs" in text
@@ -93,9 +95,9 @@ def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, le
     out = tmp_path / "out"
     list(measure.report(out))
     made = measured_report.Report(out / "report_h200_x1.json")
-    assert made.failures == {"two_streams": "RuntimeError: CUDA error | here"} and [len(outcome.failed) for outcome in made.outcomes] == [1]
-    measure.EXPERIMENTS["two_streams"] = measure.Recorded(fragmentation)
-    assert [file.name for file in measure.report(out)] == ["two_streams_h200.json", "report_h200_x1.md"]
+    assert made.failures == {"four_ways": "RuntimeError: CUDA error | here"} and [len(outcome.failed) for outcome in made.outcomes] == [1]
+    measure.EXPERIMENTS["four_ways"] = measure.Recorded(fragmentation)
+    assert [file.name for file in measure.report(out)] == ["four_ways_h200.json", "report_h200_x1.md"]
     assert not measured_report.Report(made.file).failures
     notebook = nbformat.read(lesson, as_version=4)
     del notebook.cells[1]
@@ -156,20 +158,25 @@ def test_a_gpu_without_a_profile_has_nothing_beside_it():
 
 
 def test_a_conclusion_that_differs_stands_out(monkeypatch):
-    pairs = [measured_report.Pair("two_streams", 1, streams(1.0), streams(0.1))]
+    pairs = [measured_report.Pair("data_parallel_step", 4, steps(2.0), steps(0.2))]
     text = measured_report.page("Measured", "today", pairs, [measured_report.Outcome("00_here", 3, [], 2.0, [])], ["01_next"])
     assert text.endswith("| 00_here | 3 | none | 2 |  |\n| 01_next |  | *not run as it is now* |  |  |\n")
     assert "The lessons" not in measured_report.page("Measured", "today", pairs, [])
-    assert "| two_streams | 1 | a second stream gains little for tiny kernels | yes | **no** |" in text
-    assert "| two_streams | seconds | 4 | 0.55 | 0.10 | 1.00 |" in text
+    assert "| data_parallel_step | 4 | DataParallel is slower than one GPU for the small model | yes | **no** |" in text
+    assert "| data_parallel_step | seconds | 4 | 0.55 | 0.10 | 1.00 |" in text
 
 
-def streams(second: float) -> Result:
-    rows = [{"width": width, "streams": n, "seconds": second if n == 2 else 1.0} for width in (64, 4096) for n in (1, 2)]
-    return Result("two_streams", {}, {"width": "", "streams": "", "seconds": "seconds"}, rows, "")
+def steps(seconds: float) -> Result:
+    """Return steps on four GPUs that take this long. On one GPU they take a second."""
+    rows = [
+        {"gpus": gpus, "model": model, "seconds": seconds if gpus == 4 else 1.0}
+        for model in ("small", "large")
+        for gpus in (1, 4)
+    ]
+    return Result("data_parallel_step", {}, {"gpus": "", "model": "", "seconds": "seconds"}, rows, "")
 
 
 def test_other_rows_are_not_compared():
-    other = streams(1.0)
+    other = steps(1.0)
     other.rows.pop()
-    assert measured_report.ratios(streams(1.0), other) == {}
+    assert measured_report.ratios(steps(1.0), other) == {}

@@ -38,10 +38,11 @@ def asked(**parameters) -> Result:
     return Result("copy_speed", parameters, columns, [], "measured on paper")
 
 
-@pytest.mark.parametrize("name", [name.removesuffix("_h200") for name in RECORDINGS])
-def test_a_result_of_the_recorded_parameters_finds_the_whole_recording(name):
-    recording = recorded_result(name)
-    assert recording.recorded().rows == recording.rows
+@pytest.mark.parametrize("stem", RECORDINGS)
+def test_a_result_of_the_recorded_parameters_finds_the_whole_recording(stem):
+    name, gpu = stem.rsplit("_", 1)
+    recording = recorded_result(name, gpu)
+    assert recording.recorded(gpu).rows == recording.rows
 
 
 def test_a_result_finds_the_recorded_points_that_it_asked_for():
