@@ -168,11 +168,7 @@ def test_a_conclusion_that_differs_stands_out(monkeypatch):
 
 def steps(seconds: float) -> Result:
     """Return steps on four GPUs that take this long. On one GPU they take a second."""
-    rows = [
-        {"gpus": gpus, "model": model, "seconds": seconds if gpus == 4 else 1.0}
-        for model in ("small", "large")
-        for gpus in (1, 4)
-    ]
+    rows = [{"gpus": gpus, "model": model, "seconds": seconds if gpus == 4 else 1.0} for model in ("small", "large") for gpus in (1, 4)]
     return Result("data_parallel_step", {}, {"gpus": "", "model": "", "seconds": "seconds"}, rows, "")
 
 

@@ -1,8 +1,9 @@
 """Checks of lesson 02, streams and synchronization.
 
-Each keeps the GPU busy with `torch.cuda._sleep`, which does nothing for so many cycles, before the work that an answer must wait for.
-So an answer that forgets an order reads old values on a real GPU too. Whether it waited is asked of an event that was recorded before.
-An answer is called once before: kernels that are loaded and memory that is taken for the first time make the host wait too.
+Before the work that an answer must wait for, a check keeps the GPU busy with `torch.cuda._sleep`. An
+answer that forgets an order then reads old values, also on a real GPU. An event that was recorded
+before the answer ran tells whether the host waited. Each answer also runs once before it is observed,
+because kernels that load and memory that is taken for the first time can make the host wait.
 """
 
 import gc
@@ -16,23 +17,48 @@ from typing import Any
 
 import torch
 
-from gpulessons.lesson_02.gpu_seconds import cycles_in, gpu_seconds, told_by_values, turn_streams
+from gpulessons.lesson_02.gpu_seconds import (
+    cycles_in,
+    gpu_seconds,
+    turn_streams,
+    without_race_warnings,
+)
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, quote, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    describe,
+    during,
+    not_yet,
+    one_number,
+    plural,
+    quote,
+    right,
+    wrong_type,
+)
 
 LONG = 0.1  # seconds: longer than the host needs for anything that a check asks
-SIZE = 1 << 20  # numbers in a tensor whose copy takes a while
+SIZE = 1 << 20  # numbers in a tensor that is slow to copy
 
 
 # 02.1: how long work takes on the GPU
 
-CLOSE = 0.15  # the share within which a measurement is right
+CLOSE = 0.15  # relative error that a right measurement may have
 OVERHEAD = 0.5e-3  # seconds that launching and waiting may add
 
 
 def draw_durations(generator: random.Random) -> Plain:
-    """Milliseconds of the pieces of each work, of which two are short, and of what is queued already when it begins; on which stream."""
-    kinds = ((1, 4, 0.0), (1, 4, generator.uniform(20, 40)), (3, 20, 0.0), (2, 20, generator.uniform(10, 30)))
+    """Draw the milliseconds of each work's kernels and of the work before it, and which stream it uses.
+
+    Two works are short. Two works find the stream busy.
+    """
+    kinds = (
+        (1, 4, 0.0),
+        (1, 4, generator.uniform(20, 40)),
+        (3, 20, 0.0),
+        (2, 20, generator.uniform(10, 30)),
+    )
     return [
         {"pieces": [generator.uniform(2, most) for _ in range(pieces)], "queued": queued, "aside": pieces > 1}
         for pieces, most, queued in generator.sample(kinds, k=4)
@@ -40,7 +66,7 @@ def draw_durations(generator: random.Random) -> Plain:
 
 
 def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
-    """Return for each work the answer's seconds, those of two events, and how often the answer ran it."""
+    """Return for each work the answer's seconds, the seconds between two events, and the calls."""
     rate, observations = cycles_in(1.0), []
     seconds_of(lambda: torch.cuda._sleep(1))
     for case in cases:
@@ -53,7 +79,7 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
             for count in cycles:
                 torch.cuda._sleep(count)
 
-        with told_by_values(torch.cuda.Stream() if case["aside"] else None), during(f"work of {sum(case['pieces']):.1f} ms"):
+        with without_race_warnings(torch.cuda.Stream() if case["aside"] else None), during(f"work of {sum(case['pieces']):.1f} ms"):
             torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
             said = seconds_of(work)
         ran, seconds = len(calls), one_number(said)
@@ -62,23 +88,34 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
     return observations
 
 
+def _is_close(seconds: float, due: float) -> bool:
+    """Return whether a measurement is right. It is not if it is nan."""
+    return abs(seconds - due) <= CLOSE * due + OVERHEAD
+
+
 def judge_durations(observations: Plain, cases: Plain) -> Verdict:
     for (said, due, ran), case in zip(observations, cases, strict=True):
         if isinstance(said, str):
             return wrong_type(said, "a number of seconds")
-        if not abs(said - due) <= CLOSE * due + OVERHEAD:  # so that nan fails, here and below
-            asked = "Did the GPU have time to finish, and do you read a clock that knows it, labkit.host_time() or events?"
-            asked = "Is what was queued before part of it?" if case["queued"] and said > due else asked
-            asked = "Seconds are asked for." if abs(said / 1e3 - due) <= CLOSE * due + OVERHEAD else asked
-            return not_yet(f"for work of {due * 1e3:.1f} ms you measured {said * 1e3:.4g} ms. {asked}")
+        if not _is_close(said, due):
+            hint = (
+                "Did you wait until the GPU had finished? And do you read a clock that knows the GPU's time: events, or labkit.host_time()?"
+            )
+            if said < 0:
+                hint = "Which of the two times comes first?"
+            if case["queued"] and said > due:
+                hint = "Did you count work that was in the stream before?"
+            if _is_close(said / 1e3, due) or _is_close(said / 1e6, due):
+                hint = "Return seconds."
+            return not_yet(f"the GPU worked for {due * 1e3:.1f} ms, and you measured {said * 1e3:.4g} ms. {hint}")
         if ran != 1:
             return not_yet(
-                f"your function called work {plural(ran, 'time')}. Call it once: "
-                "a training step, say, would change the model a second time."
+                f"your function called work {plural(ran, 'time')}. Call it once. "
+                "A training step, for example, would change the model with each call."
             )
     if all(abs(said * 1e3 - round(said * 1e3)) < 1e-6 for said, *_ in observations):
-        return not_yet("all your figures are whole milliseconds. The GPU's clock is finer than that.")
-    return right("You measured this work, all of it, and nothing that was queued before it.")
+        return not_yet("all your results are whole milliseconds. The clocks are finer than that.")
+    return right("You measured all of this work, and nothing that was in the stream before.")
 
 
 # 02.2: a loop that does not wait
@@ -94,10 +131,13 @@ def mean_loss(model, batches):  # what the exercise hands out; without types, as
 
 
 def draw_losses(generator: random.Random) -> Plain:
-    """For each batch its value and its rows: a few batches, and so many that an answer comes to its hundredth step."""
+    """Draw the value and the rows of each batch: once for a few batches, once for more than a hundred.
+
+    Some loops wait only in every hundredth step.
+    """
     counts = [generator.randint(2, 8), generator.randint(101, 109)]
     drawn = [[[generator.randint(1, 8), generator.randint(1, 9)] for _ in range(count)] for count in counts]
-    return [[*case[:-1], [9, 400]] for case in drawn]  # the last is not the mean, and by rows it nearly is
+    return [[*case[:-1], [9, 400]] for case in drawn]  # the last loss is not the mean
 
 
 class Double(torch.nn.Module):
@@ -114,7 +154,7 @@ class Double(torch.nn.Module):
 
 
 def observe_losses(answer: Any, cases: Plain) -> Plain:
-    """Return for each list of values the result and what else happened.
+    """Return for each list of batches the result, whether the host waited, and what changed.
 
     The model is in training mode for the first list and in evaluation mode for the second.
     """
@@ -124,14 +164,21 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
         batches = [torch.tensor([[value, value, -value, value]] * rows, dtype=torch.float32, device="cuda") for value, rows in case]
         with during(f"{len(case)} batches"):
             answer(model, batches)
-            torch.empty(SIZE * 8, device="cuda")  # a segment of its own, which is free now: returning it waits
+            torch.empty(SIZE * 8, device="cuda")  # a free segment: empty_cache returns it and waits
             torch.cuda.synchronize()
             torch.cuda._sleep(sleep)
             earlier = torch.cuda.current_stream().record_event()
             result = answer(model, batches)
-        told = {"waited": earlier.query(), "graph": getattr(result, "requires_grad", False), "backward": model.weight.grad is not None}
-        told |= {"training": training, "modes": sorted(set(model.modes))}
-        observations.append(told | {"result": describe(result)})
+        observations.append(
+            {
+                "waited": earlier.query(),
+                "graph": getattr(result, "requires_grad", False),
+                "backward": model.weight.grad is not None,
+                "training": training,
+                "modes": sorted(set(model.modes)),
+                "result": describe(result),
+            }
+        )
         torch.cuda.synchronize()
     return observations
 
@@ -141,54 +188,55 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
         result, due = observed["result"], sum(4 * value**2 for value, _ in case) / len(case)
         if observed["waited"]:
             return not_yet(
-                "when your function returned, all that was launched before it was done: somewhere it waited. "
-                "Which line needs a value from the GPU, or copies one from the host's pageable memory?"
+                "your function waited: when it returned, the GPU had finished all earlier work. "
+                "Which line needs a value from the GPU, or copies from pageable memory?"
             )
         if result["type"] != "Tensor":
-            return not_yet(f"your function returned {result['type']}. A tensor on the GPU can be returned before its value is known.")
+            return not_yet(f"your function returned {result['type']}. Return a tensor on the GPU. You need not know its value for that.")
         if not result["device"].startswith("cuda") or result["shape"] not in ([], [1]):
             return not_yet(f"expected one number on the GPU. Yours is on {result['device']}, of shape {result['shape']}.")
         if not abs(result["values"][0] - due) <= 1e-3 * due:
-            return not_yet(f"the mean of {len(case)} losses is {due:.5g}; yours is {result['values'][0]:.5g}.")
+            return not_yet(f"the mean of the {len(case)} losses is {due:.5g}. Your result is {result['values'][0]:.5g}.")
         if observed["modes"] != [observed["training"]]:
             mode = "training" if observed["training"] else "evaluation"
             return not_yet(
                 f"the model was in {mode} mode, and your function ran it in another mode. "
-                "Leave the mode alone: dropout, for example, would give another loss."
+                "Do not change the mode. With dropout, for example, the loss would be another one."
             )
         if observed["graph"]:
-            return not_yet("your result requires a gradient: its graph keeps what every batch left for the backward pass.")
+            return not_yet("your result requires a gradient. Its graph keeps activations in memory.")
         if observed["backward"]:
-            return not_yet("after your function the model's weight has a gradient, to which the next training would add.")
-    return right("The host ran ahead; whoever prints the loss waits, once.")
+            return not_yet("after your function, the model's weight has a gradient. The next training step would add to it.")
+    return right("The host never waited. Only the line that prints the loss will wait, once.")
 
 
 # 02.3: values on the host, without waiting for what comes later
 
 
 def draw_values(generator: random.Random) -> Plain:
-    """Numbers with a point on the caller's default stream, whole ones on another."""
+    """Draw rows of float32 for the default stream, and rows of int32 for another stream."""
     rows = [[generator.randint(1, 99) for _ in range(generator.randint(4, 6))] for _ in range(2)]
     return [{"rows": rows[aside], "aside": aside, "dtype": f"torch.{('float32', 'int32')[aside]}"} for aside in (False, True)]
 
 
-STALE = -2  # in the tensor before its values; no row has it
+STALE = -2  # what the tensor has before its values. No row has this number.
 
 
 def observe_values(fetch: Any, cases: Plain) -> Plain:
-    """Whether `fetch` waited for earlier work, and the function that it returned for later work, and what that gave."""
+    """Return what was fetched, and whether the host waited for earlier or for later work."""
     observations = []
     for case in cases:
         here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
-        nap = cycles_in(LONG * (2 if case["aside"] else 0.5))  # no fixed pause is long enough for both, and not too long
-        with told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
+        # The pauses differ, so that no fixed pause in an answer is long enough for both and not too long.
+        nap = cycles_in(LONG * (2 if case["aside"] else 0.5))
+        with without_race_warnings(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
             x = torch.zeros(len(case["rows"]), SIZE, dtype=getattr(torch, case["dtype"].split(".")[1]), device="cuda")
             target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
             for cycles in (1, nap):
                 x.zero_()
                 before = fetch(x)
                 torch.cuda.synchronize()
-                x.fill_(STALE)  # what a copy reads that does not wait for the caller's stream
+                x.fill_(STALE)  # a copy that does not wait for the caller's stream reads this
                 torch.cuda.synchronize()
                 torch.cuda._sleep(cycles)
                 x.copy_(target.expand_as(x))
@@ -196,41 +244,52 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
             get = fetch(x)
             observed: dict[str, Plain] = {"waited": earlier.query(), "type": type(get).__name__}
             if callable(get):
-                x.fill_(-1)  # no row has it; at once, while a copy that nothing holds back is still under way
+                x.fill_(-1)  # No row has this number. A late copy reads it.
                 torch.cuda._sleep(2 * nap)
                 later = here.record_event()
                 got = get()
-                observed |= {"too long": later.query(), "type": f"one that returns {type(got).__name__}"}
+                observed |= {"too long": later.query(), "type": f"a function that returns {type(got).__name__}"}
                 if isinstance(got, torch.Tensor):
                     observed |= {"device": str(got.device), "dtype": str(got.dtype), "shape": list(got.shape)}
-                    observed["values"] = got.detach().cpu().reshape(len(got), -1)[:, -1].tolist() if got.dim() else [got.item()]
-                    observed["before"] = bool(before().any())  # of the zeros that were fetched first
+                    observed["values"] = _last_of_each_row(got)
+                    observed["before"] = bool(before().any())  # these were zeros when they were fetched
             torch.cuda.synchronize()
             observations.append(observed)
     return observations
 
 
+def _last_of_each_row(got: torch.Tensor) -> Plain:
+    if got.dim() == 0:
+        return [got.item()]
+    return got.detach().cpu().reshape(len(got), -1)[:, -1].tolist()
+
+
 def judge_values(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         if observed["waited"]:
-            return not_yet("when fetch returned, all that was launched before it was done: fetch itself waited. Which copies let it go on?")
+            return not_yet("fetch itself waited: when it returned, the GPU had finished all earlier work. Which copies let Python go on?")
         if "values" not in observed:
             return not_yet(f"expected fetch to return a function that returns the tensor. It returned {observed['type']}.")
-        if (own := [observed[name] for name in ("device", "dtype", "shape")]) != (due := ["cpu", case["dtype"], [len(case["rows"]), SIZE]]):
-            return not_yet("the values belong on {}, of {} and shape {}; yours are on {}, of {} and shape {}.".format(*due, *own))
+        due = ["cpu", case["dtype"], [len(case["rows"]), SIZE]]
+        own = [observed[name] for name in ("device", "dtype", "shape")]
+        if own != due:
+            return not_yet("expected a tensor on {} of {} with shape {}. Yours is on {}, of {}, with shape {}.".format(*due, *own))
         if -1 in observed["values"]:
-            return not_yet("your copy read what the caller wrote to its tensor after fetch had returned. Who waits for the copy?")
+            return not_yet(
+                "your copy has numbers that the caller wrote to `x` after fetch had returned. "
+                "Later work on the caller's stream must not come before the copy."
+            )
         if STALE in observed["values"]:
             return not_yet(
                 "your copy read the tensor before the caller's stream had written its values. "
                 "Which stream made the copy, and does it wait for the caller's stream?"
             )
         if observed["values"] != [float(value) for value in case["rows"]]:
-            return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
+            return not_yet(f"the rows are full of {case['rows']}, and the host read {observed['values']}. Had the copy arrived?")
         if observed["too long"]:
-            return not_yet("the values were right, but the host waited for work that was launched after the copy. Wait for less.")
+            return not_yet("the values are right, but the host also waited for work that was launched after the copy. Wait for less.")
         if observed["before"]:
-            return not_yet("what was fetched before changed when the next tensor was fetched: each needs memory of its own.")
+            return not_yet("the tensor that was fetched first changed when the next one was fetched. Each needs memory of its own.")
     return right("The host waited for the copy, and for nothing after it.")
 
 
@@ -238,15 +297,19 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_work(generator: random.Random) -> Plain:
-    """Once on the caller's default stream, once on another."""
+    """Draw a case in which the caller uses the default stream, and one with another stream."""
     return [{"value": generator.randint(1, 9), "factor": generator.randint(2, 9), "aside": aside} for aside in (False, True)]
 
 
 def observe_work(run_on: Any, cases: Plain) -> Plain:
-    """For each case where the work ran, whether the host waited, and the sum of the result, which is used at once and then let go of."""
+    """Return for each case where the work ran, whether the host waited, and the sum of the result.
+
+    The caller uses the result at once and then deletes it.
+    """
     observations, nap = list[Plain](), cycles_in(LONG / 5)
     for case in cases:
-        stream, here = torch.cuda.Stream(), torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
+        stream = torch.cuda.Stream()
+        here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
         seen: list[Plain] = []
 
         def work(x: torch.Tensor, case: Plain = case, seen: list = seen, stream: torch.cuda.Stream = stream) -> torch.Tensor:
@@ -254,14 +317,15 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
             torch.cuda._sleep(2 * nap)  # the caller reads after one nap
             return x * case["factor"]
 
-        with told_by_values(here):
+        with without_race_warnings(here):
             held, x = torch.cuda.memory_allocated(), torch.zeros(SIZE, device="cuda")
             with during("work that multiplies"):
                 run_on(stream, work, x)
                 torch.cuda.set_stream(here)
                 seen.clear()
                 torch.cuda.synchronize()
-                torch.cuda._sleep(3 * nap)  # longer than the work's own nap, or it would read the value in time without an order
+                # Longer than the work's own pause, or the work would read the value in time without an order.
+                torch.cuda._sleep(3 * nap)
                 x.fill_(float(case["value"]))
                 earlier = here.record_event()
                 y = run_on(stream, work, x)
@@ -272,12 +336,12 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
                 torch.cuda._sleep(nap)
                 total = y.sum()
                 del y
-                with torch.cuda.stream(stream):  # what is free for this stream is taken and written to at once
+                with torch.cuda.stream(stream):  # write to all memory that is free for this stream
                     taken = [torch.full((SIZE,), -1.0, device="cuda") for _ in range(4)]
                 torch.cuda.synchronize()
                 observed["sum"] = total.item()
                 del taken, x
-                torch.cuda.empty_cache()  # what waited for an event is free, too
+                torch.cuda.empty_cache()  # also frees blocks that waited for an event
                 observed["kept"] = torch.cuda.memory_allocated() - held >= 4 * SIZE
             observations.append(observed)
     return observations
@@ -287,43 +351,53 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         due = case["value"] * case["factor"] * SIZE
         if observed["seen"] != [True]:
-            where = f"ran {plural(len(observed['seen']), 'time')}" if len(observed["seen"]) != 1 else "was called on another stream"
+            where = "was called on another stream"
+            if len(observed["seen"]) != 1:
+                where = f"ran {plural(len(observed['seen']), 'time')}"
             return not_yet(
-                f"expected work to run once, on `stream`; it {where}. `with torch.cuda.stream(stream):` makes it the current stream."
+                f"expected work to run once, on `stream`. It {where}. `with torch.cuda.stream(stream):` makes it the current stream."
             )
         if observed["sum"] is None:
             return wrong_type(observed["type"], "work's result")
         if observed["left"]:
-            return not_yet("the caller's stream was no longer the current one when your function returned.")
+            return not_yet("when your function returned, the caller's stream was no longer the current one.")
         if observed["waited"]:
-            return not_yet("when your function returned, its caller's work was done: the host waited. Let streams wait for streams.")
+            return not_yet(
+                "the host waited: when your function returned, the caller's earlier work had finished. Let the streams wait for each other."
+            )
         if observed["sum"] == -SIZE:
-            return not_yet("the result was overwritten while the caller's stream still read it. Who tells the allocator?")
+            return not_yet(
+                "the memory of the result was overwritten before the caller's stream had read it. "
+                "Does the allocator know that the caller's stream reads the result?"
+            )
+        if abs(observed["sum"] - case["value"] * SIZE) <= 1e-3 * due:
+            return not_yet("the sum of the result is that of `x`. Return what `work(x)` returned.")
         if not abs(observed["sum"] - due) <= 1e-3 * due:
             return not_yet(
-                f"the result adds up to {observed['sum']:g}, not to {due}: somebody read what was not there yet. "
-                "Does `stream` wait for the caller's stream, and that one for `stream`?"
+                f"the sum of the result is {observed['sum']:g}, not {due}. Work read numbers that were not there yet. "
+                "Does `stream` wait for the caller's stream, and does the caller's stream wait for `stream`?"
             )
         if observed["kept"]:
-            return not_yet("the caller deleted the result, and its memory was not free afterwards. Who else holds it?")
-    return right("The streams wait for each other, the host for neither.")
+            return not_yet("the caller deleted the result, and its memory was not free afterwards. What else holds the result?")
+    return right("The streams wait for each other. The host waits for neither.")
 
 
 # 02.5: a loader that copies ahead
 
-COPY = 0.7e-3  # seconds that the copy of a batch takes about
-REACHED = 0.6  # of what can be hidden; one copy in eight never can
-BATCHES, AHEAD = 8, 2  # how many there are, and how many may be drawn beyond the one in use
-HELD = 0.6  # of a copy's time that the loader may keep the host for a batch
+COPY = 0.7e-3  # approximate seconds for the copy of a batch
+REACHED = 0.6  # share of the copies that must be hidden. One copy in eight never can.
+BATCHES = 8
+AHEAD = 2  # how many batches may be taken beyond the one in use
+HELD = 0.6  # share of a copy's time that the loader may keep the host for each batch
 
 
 def draw_batches(generator: random.Random) -> Plain:
-    """The value that each batch is full of, and how much longer its work takes than its copy."""
+    """Draw the value of each batch, and how many times as long its work takes as its copy."""
     return {"values": generator.sample(range(1, 100), k=BATCHES), "longer": generator.uniform(1.5, 2.5)}
 
 
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
-    """What each batch's work read, what the loader drew, held and waited for, and the seconds of copies, of work and of both."""
+    """Return what the work on each batch read, what the loader took, kept and waited for, and the times."""
     host, scratch = torch.zeros(SIZE).pin_memory(), torch.empty(SIZE, device="cuda")
     size = round(SIZE * COPY / min(gpu_seconds(lambda: scratch.copy_(host, non_blocking=True)) for _ in range(5)))
     (other, *hosts), scratch = [torch.ones(size).pin_memory() for _ in range(BATCHES + 1)], torch.empty(size, device="cuda")
@@ -332,14 +406,15 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
     busy, seen, took = cycles_in(LONG), dict[str, Plain](), list[tuple[float, float]]()
 
     def work(batch: torch.Tensor) -> torch.Tensor:
-        mean = batch.sum() / batch.numel()  # at once: a copy that nobody waits for would be there after the sleep
+        mean = batch.sum() / batch.numel()  # before the sleep, or a copy without an order would arrive in time
         torch.cuda._sleep(cycles)
         return mean
 
     working = BATCHES * min(gpu_seconds(lambda: work(scratch)) for _ in range(3))
-    with told_by_values(torch.cuda.Stream()):
-        # The first finds the GPU busy, takes memory from it, and leaves zeros there; each of the others, values of another sign than
-        # the one before. The best of them counts: a real GPU's host is at times late.
+    with without_race_warnings(torch.cuda.Stream()):
+        here, moved = torch.cuda.current_stream(), False
+        # The first round finds the GPU busy, takes memory, and leaves zeros there. Each later round leaves values of
+        # another sign than the round before. The best round counts, because a real GPU's host is sometimes late.
         for sign in (0, 1) if machine.in_use().virtual else (0, 1, -1, 1, -1, 1):
             for host, value in zip(hosts, inputs["values"], strict=True):
                 host.fill_(float(sign * value))
@@ -351,7 +426,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             means: list[torch.Tensor] = []
             devices, ahead, held, used, kept = [], 0, [], [], 0
             loader = iter(prefetched(source := iter(hosts)))
-            while len(means) <= BATCHES:  # one more than there are: it might never end
+            while len(means) <= BATCHES:  # one more than there are, because the loader might never end
                 asked = machine.host_time()
                 batch = next(loader, None)
                 held.append(machine.host_time() - asked)
@@ -360,6 +435,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
                 ahead = max(ahead, BATCHES - length_hint(source) - len(means) - 1)
                 if not isinstance(batch, torch.Tensor):
                     return {"type": type(batch).__name__}
+                moved = moved or torch.cuda.current_stream() != here
                 devices.append(str(batch.device))
                 means.append(work(batch))
                 used.append(weakref.ref(batch))
@@ -375,7 +451,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             took.append((machine.host_time() - start, statistics.median(held)))
             read = [sign * mean.item() for mean in means]
             if sign and _wrong(read, inputs["values"]):
-                break  # or a later try might hide it
+                break  # a later round might hide it
         tries = 1 if machine.in_use().virtual else 5
         first = min(_seconds_before_the_first(prefetched, hosts) for _ in range(tries))
     try:
@@ -383,7 +459,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
     except Exception as error:
         seen["none"] = quote(error, prefetched)
     seconds = {"copies": copying, "work": working, "first": first} | dict(zip(("both", "held"), min(took[1:]), strict=True))
-    return {"means": read, "devices": devices, "seconds": seconds, "ahead": ahead, "kept": kept, **seen}
+    return {"means": read, "devices": devices, "seconds": seconds, "ahead": ahead, "kept": kept, "moved": moved, **seen}
 
 
 def _seconds_before_the_first(prefetched: Any, hosts: Sequence[torch.Tensor]) -> float:
@@ -402,7 +478,7 @@ def _seconds_before_the_first(prefetched: Any, hosts: Sequence[torch.Tensor]) ->
 
 
 def _wrong(means: Sequence[float], values: Sequence[float]) -> list[int]:
-    """Which batches' work read other values than theirs."""
+    """Return the batches whose work read wrong values."""
     return [index for index, (mean, value) in enumerate(zip(means, values, strict=False)) if not abs(mean - value) <= 1e-3 * value]
 
 
@@ -410,42 +486,62 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     if "type" in observed:
         return not_yet(f"your loader yielded {observed['type']}. Expected a tensor.")
     due = [float(value) for value in inputs["values"]]
-    if (count := len(observed["means"])) != len(due):
-        given = f"{count} or more. Does it end" if count > len(due) else f"{count}. Does the last one come"
-        return not_yet(f"of {len(due)} batches your loader gave {given}?")
+    count = len(observed["means"])
+    if count > len(due):
+        return not_yet(f"there are {len(due)} batches, and your loader gave {count} or more. Does it end?")
+    if count < len(due):
+        return not_yet(f"there are {len(due)} batches, and your loader gave {count}. Do the first and the last one come?")
     if any(not device.startswith("cuda") for device in observed["devices"]):
         return not_yet("a batch was not on the GPU.")
-    if wrong := _wrong(observed["means"], due) or observed["reused"]:
-        index = wrong[0]
-        other = "another batch's" if any(abs(observed["means"][index] - value) <= 1e-3 * value for value in due) else "no batch's"
+    if observed["moved"]:
         return not_yet(
-            f"the work on batch {index} read {other} values. Does its stream wait for the copy, and does the allocator know who reads?"
+            "when your loader yielded a batch, another stream than the loop's was the current one. "
+            "The loop would launch its work there. Yield outside of `with torch.cuda.stream(…)`."
+        )
+    wrong = _wrong(observed["means"], due) or observed["reused"]
+    if wrong:
+        read = observed["means"][wrong[0]]
+        other = "values of no batch"
+        if any(abs(read - value) <= 1e-3 * value for value in due):
+            other = "values of another batch"
+        return not_yet(
+            f"the work on batch {wrong[0]} read {other}. Does the work wait for the copy? "
+            "And does the allocator know which stream reads the batch?"
         )
     if observed["ahead"] > AHEAD:
-        return not_yet(f"your loader drew {observed['ahead']} batches ahead: a large data set would not fit the GPU. Copy one ahead.")
-    if observed["kept"] > AHEAD:
-        return not_yet(f"your loader still held {observed['kept']} batches that had been used. Who else keeps memory that is being read?")
+        return not_yet(
+            f"your loader took {observed['ahead']} batches that the loop had not asked for. "
+            "A large data set would not fit on the GPU. Copy one ahead."
+        )
+    if observed["kept"] > AHEAD + 1:  # such as three buffers that are used in turn
+        return not_yet(
+            f"your loader still held {observed['kept']} batches that the loop had finished with. "
+            "With `record_stream` the allocator keeps their memory as long as it is read."
+        )
     copies, works, both, held = (observed["seconds"][name] for name in ("copies", "work", "both", "held"))
     share = (copies + works - both) / min(copies, works)
     if not share >= REACHED:
         return not_yet(
-            f"copies take {copies * 1e3:.3g} ms, the work {works * 1e3:.3g} ms, both with your loader {both * 1e3:.3g} ms: "
-            f"{max(0.0, share):.0%} of the copying is hidden, and {REACHED:.0%} is asked for."
+            f"the copies take {copies * 1e3:.3g} ms, the work takes {works * 1e3:.3g} ms, and both take "
+            f"{both * 1e3:.3g} ms with your loader. So {max(0.0, share):.0%} of the copying is hidden. "
+            f"It should be {REACHED:.0%}."
         )
     if not observed["seconds"]["first"] <= 1.5 * copies / BATCHES:
         return not_yet(
             "the work on the first batch began only after the second batch had been copied. "
-            "Let it wait for the copy of its own batch, and for no later copy."
+            "The work on a batch should wait for the copy of this batch, and for no later copy."
         )
     if observed["waited"]:
-        return not_yet("when your loader had ended, the work that was launched before it was done: the host waited in your loader.")
+        return not_yet("the host waited in your loader: when it ended, the GPU had finished the work that was launched before.")
     if not held <= HELD * copies / BATCHES:
         return not_yet(
-            f"a copy takes {copies / BATCHES * 1e3:.3g} ms, and for each batch the host spends {held * 1e3:.3g} ms in your loader: "
-            "it waits there. Let streams wait for streams."
+            f"a copy takes {copies / BATCHES * 1e3:.3g} ms, and the host spends {held * 1e3:.3g} ms per batch in your loader, "
+            "so it waits there. Let the streams wait for each other."
         )
     if (observed["alone"], observed["none"]) != (1, 0):
-        return not_yet(f"of one batch your loader made {observed['alone']}; of none it made: {observed['none']}. `batches` may be empty.")
+        return not_yet(
+            f"for one batch your loader gave {observed['alone']}, and for none it gave {observed['none']}. `batches` may be empty."
+        )
     return right(f"{min(1.0, share):.0%} of the copying is hidden behind the work.")
 
 

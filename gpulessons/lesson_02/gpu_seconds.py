@@ -1,4 +1,4 @@
-"""How long work takes on the GPU, how many cycles keep it busy so long, on which stream it comes next, and races that show in values."""
+"""Measure seconds on the GPU, keep the GPU busy, choose the next streams, and silence race warnings."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,15 +9,16 @@ import torch
 
 from virtualgpu import RaceWarning
 
-PROBE = 10_000_000  # cycles, to learn how many there are in a second
+PROBE = 10_000_000  # clock cycles that are timed
 
 
 def cycles_in(seconds: float) -> int:
-    """How many cycles `torch.cuda._sleep` needs for so many seconds on this GPU."""
+    """Return how many cycles `torch.cuda._sleep` needs to keep this GPU busy for these seconds."""
     return round(seconds * PROBE / gpu_seconds(lambda: torch.cuda._sleep(PROBE)))
 
 
 def gpu_seconds(work: Callable[[], Any]) -> float:
+    """Return the seconds between two events around the work."""
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -28,18 +29,21 @@ def gpu_seconds(work: Callable[[], Any]) -> float:
 
 
 def turn_streams() -> None:
-    """The streams that an answer makes next are those that it made before: it finds memory that is free for them, and takes none anew.
+    """Let the next new streams be those that an answer has made before, so that it takes no new memory.
 
-    PyTorch hands out the same 32 in turn, and the current stream must be one of them. On a real GPU, memory that is taken anew costs the
-    host more time than a copy is to hide.
+    PyTorch hands out the same 32 streams in turn, and the current stream must be one of them. On a real
+    GPU, the host needs more time to take new memory than a copy needs.
     """
     while torch.cuda.Stream() != torch.cuda.current_stream():
         pass
 
 
 @contextmanager
-def told_by_values(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """A race shows in what the check observes, so nothing is printed of it; and what is under way ends with the block."""
+def without_race_warnings(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """Use a stream in the block, print no warnings of races, and wait for all work at the end.
+
+    A check sees a race in the values that it observes.
+    """
     with warnings.catch_warnings(), torch.cuda.stream(stream):
         warnings.simplefilter("ignore", RaceWarning)
         try:

@@ -13,9 +13,11 @@ from gpulessons.lesson_02.checks import BATCHES, SIZE, judge_batches, judge_dura
     [
         (0.0101, None),
         (0.0091, None),
-        (0.0, "Did the GPU have time to finish"),
-        (0.030, "what was queued before"),
-        (10.0, "Seconds are asked for"),
+        (0.0, "Did you wait until the GPU had finished"),
+        (0.030, "in the stream before"),
+        (10.0, "Return seconds"),
+        (10e3, "Return seconds"),
+        (-0.010, "Which of the two times comes first"),
         ("str", "returned str"),
     ],
 )
@@ -43,10 +45,10 @@ LOSS = {"type": "Tensor", "device": "cuda:0", "shape": [], "values": [20.0]}
     ("change", "hint"),
     [
         ({}, None),
-        ({"waited": True}, "somewhere it waited"),
+        ({"waited": True}, "your function waited"),
         ({"result": {"type": "float"}}, "returned float"),
         ({"result": LOSS | {"device": "cpu"}}, "Yours is on cpu"),
-        ({"result": LOSS | {"values": [21.0]}}, "is 20; yours is 21"),
+        ({"result": LOSS | {"values": [21.0]}}, "is 20. Your result is 21"),
         ({"graph": True}, "requires a gradient"),
         ({"backward": True}, "has a gradient"),
         ({"modes": [False]}, "ran it in another mode"),
@@ -67,14 +69,15 @@ def test_a_loss_is_judged_by_its_value_its_place_and_who_waited(change, hint):
     ("change", "hint"),
     [
         ({}, None),
-        ({"seen": []}, "it ran 0 times"),
+        ({"seen": []}, "It ran 0 times"),
         ({"seen": [False]}, "called on another stream"),
         ({"sum": None, "type": "NoneType"}, "returned NoneType"),
         ({"left": True}, "no longer the current one"),
         ({"waited": True}, "the host waited"),
         ({"sum": -float(SIZE)}, "was overwritten"),
-        ({"sum": 0.0}, "somebody read what was not there yet"),
-        ({"kept": True}, "Who else holds it"),
+        ({"sum": 0.0}, "Work read numbers that were not there yet"),
+        ({"kept": True}, "What else holds the result"),
+        ({"sum": 2.0 * SIZE}, "that of `x`"),
     ],
 )
 def test_work_on_a_stream_is_judged_by_what_was_read(change, hint):
@@ -96,9 +99,9 @@ FETCHED |= {"dtype": "torch.float32", "shape": [2, SIZE], "values": [3.0, 4.0]}
         ({"too long": True}, "launched after the copy"),
         ({"values": [0.0, 4.0]}, "Had the copy arrived"),
         ({"values": [-2.0, 4.0]}, "does it wait for the caller's stream"),
-        ({"device": "cuda:0"}, "yours are on cuda:0"),
+        ({"device": "cuda:0"}, "Yours is on cuda:0"),
         ({"dtype": "torch.int32"}, "of torch.int32"),
-        ({"before": True}, "each needs memory of its own"),
+        ({"before": True}, "Each needs memory of its own"),
     ],
 )
 def test_a_fetched_tensor_is_judged_by_values_and_waits(change, hint):
@@ -113,7 +116,7 @@ def test_what_is_no_tensor_is_named():
 
 VALUES = list(range(1, BATCHES + 1))
 LOADED = {"means": [float(value) for value in VALUES], "devices": ["cuda:0"] * BATCHES, "ahead": 1, "kept": 1, "waited": False}
-LOADED |= {"alone": 1, "none": 0, "reused": []}
+LOADED |= {"alone": 1, "none": 0, "reused": [], "moved": False}
 LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "held": 0.0001, "first": 0.0001}
 
 
@@ -123,13 +126,14 @@ LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "h
         ({}, None),
         ({"means": LOADED["means"][:-1]}, "gave 7"),
         ({"devices": ["cpu"] * BATCHES}, "was not on the GPU"),
-        ({"means": [2.0, *LOADED["means"][1:]]}, "batch 0 read another batch's values"),
-        ({"means": [0.0, *LOADED["means"][1:]]}, "batch 0 read no batch's values"),
-        ({"reused": [7]}, "batch 7 read another batch's values"),
-        ({"none": 1}, "of none it made: 1"),
-        ({"ahead": 3}, "drew 3 batches ahead"),
+        ({"means": [2.0, *LOADED["means"][1:]]}, "batch 0 read values of another batch"),
+        ({"means": [0.0, *LOADED["means"][1:]]}, "batch 0 read values of no batch"),
+        ({"moved": True}, "Yield outside of"),
+        ({"reused": [7]}, "batch 7 read values of another batch"),
+        ({"none": 1}, "for none it gave 1"),
+        ({"ahead": 3}, "took 3 batches that the loop had not asked for"),
         ({"kept": 8}, "still held 8 batches"),
-        ({"seconds": SECONDS | {"both": 0.030}}, "0% of the copying is hidden, and 60%"),
+        ({"seconds": SECONDS | {"both": 0.030}}, "0% of the copying is hidden. It should be 60%"),
         ({"seconds": SECONDS | {"both": 0.025}}, "50% of the copying is hidden"),
         ({"seconds": SECONDS | {"held": 0.001}}, "it waits there"),
         ({"waited": True}, "the host waited in your loader"),
