@@ -548,7 +548,7 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
 CHECKS = [
     Check("02.1", draw_durations, observe_durations, judge_durations, section="What a clock measures"),
     Check("02.2", draw_losses, observe_losses, judge_losses, script=mean_loss, section="What waiting costs"),
-    Check("02.3", draw_values, observe_values, judge_values, section="The host is too early"),
+    Check("02.3", draw_values, observe_values, judge_values, section="Copies and the host"),
     Check("02.4", draw_work, observe_work, judge_work, section="Memory that is used again"),
     Check("02.5", draw_batches, observe_batches, judge_batches, section="Copies beside products"),
 ]
