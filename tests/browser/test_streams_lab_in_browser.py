@@ -35,7 +35,7 @@ def test_a_learner_puts_waits_in_and_takes_them_out(open_cells, look):
 
     answer.select_option(label=MEANS[RACE])
     run.click()
-    expect(said).to_contain_text("Stale value: the host reads 0; line after line it would be 2.")
+    expect(said).to_contain_text("Stale value: the host reads 0. Line by line, it would read 2.")
     expect(drawn).to_have_attribute("alt", re.compile("2 races: nothing orders"))
     look(page, "streams_race", drawn)
 

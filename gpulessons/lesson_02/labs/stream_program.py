@@ -1,4 +1,7 @@
-"""A program of copies, kernels and waits on three streams, run on a virtual GPU: what the host reads, and what nothing orders."""
+"""The lab of streams: a program of copies, kernels and waits on three streams.
+
+The lab runs the program on a virtual GPU, and shows what the host reads and which lines race.
+"""
 
 import itertools
 import linecache
@@ -25,12 +28,13 @@ MOST_STEPS = 12
 WIDTH = 1024
 ORDERED, RACE, STALE = "ordered", "race", "stale value"
 VERDICTS = (ORDERED, RACE, STALE)
-_NUMBERS = itertools.count(1)  # each program has a name of its own, for a race between the same two lines is told once
+# Each program has its own file name, because a race between the same two lines is reported once.
+_NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class ProgramLine:
-    """One line of a program, on a stream; `other` is the stream that is waited for."""
+    """One line of a program, on a stream. `other` is the stream that a wait is for."""
 
     verb: str
     stream: str
@@ -49,7 +53,10 @@ class ProgramLine:
 class ProgramOutcome:
     """What a program did.
 
-    `due` is what its lines give one after the other, `read` what the host read: one number for each copy to the host.
+    Attributes:
+        trace: the recording of the run.
+        due: what the host would read if each line waited for the line before it.
+        read: what the host read, one number for each copy to the host.
     """
 
     trace: Trace
@@ -58,12 +65,16 @@ class ProgramOutcome:
 
     @property
     def verdict(self) -> str:
-        """STALE if a value is wrong, RACE if something is not ordered and the values are right all the same, else ORDERED."""
-        return STALE if self.read != self.due else RACE if self.trace.races else ORDERED
+        """STALE if a value is wrong, RACE if the values are right but lines race, else ORDERED."""
+        if self.read != self.due:
+            return STALE
+        if self.trace.races:
+            return RACE
+        return ORDERED
 
 
 def code_of(steps: list[ProgramLine]) -> str:
-    """The program as PyTorch code, a line a step; the last line reads."""
+    """Return the program as PyTorch code, one line per step. The last line reads the results."""
     copied_in, copied_out = itertools.count(), itertools.count()
     lines = []
     for step in steps:
@@ -86,14 +97,15 @@ def code_of(steps: list[ProgramLine]) -> str:
 def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
     """Run the steps on the virtual GPU in use, and record them.
 
-    Batch 0 is full of ones, batch 1 of twos …; x, y and the results are zeros at the start; a kernel makes y = 2 x.
+    Batch 0 is full of ones, batch 1 of twos, and so on. At the start, x, y and the results are zeros. A
+    kernel computes y = 2 x.
 
-    Raises ValueError for a program of no step, of too many, or of too many copies in or out; RuntimeError without a virtual GPU.
+    Raises ValueError as `check_program`, and RuntimeError without a virtual GPU.
     """
     check_program(steps)
-    badge()  # raises where no GPU is in use
+    badge()  # raises RuntimeError if no GPU is in use
     if not machine.in_use().virtual:
-        raise RuntimeError("a real GPU does not tell of races: labkit.use(None), then labkit.use(gpus=1, virtual=True)")
+        raise RuntimeError("A real GPU does not report races. Call labkit.use(None), then labkit.use(gpus=1, virtual=True).")
     streams = {name: torch.cuda.Stream() for name in STREAMS}
     names: dict[str, Any] = {
         "torch": torch,
@@ -105,15 +117,15 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
         "results": [torch.zeros(WIDTH, WIDTH, pin_memory=True) for _ in range(BATCHES)],
     }
     name, source = f"<string> {next(_NUMBERS)}", code_of(steps)
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # a race quotes its lines
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # reports of races quote the lines
     program = compile(source, name, "exec")
     torch.cuda.synchronize()
     for stream in streams.values():
         with torch.cuda.stream(stream):
-            torch.mm(names["double"], names["double"])  # the first product on a stream takes cuBLAS's workspace
+            torch.mm(names["double"], names["double"])  # the first product on a stream allocates cuBLAS's workspace
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RaceWarning)  # the outcome tells of them
+        warnings.simplefilter("ignore", RaceWarning)  # the outcome lists them
         with record() as trace:
             exec(program, names)
         torch.cuda.synchronize()
@@ -122,7 +134,7 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
 
 
 def check_program(steps: list[ProgramLine]) -> None:
-    """Raises ValueError for a program of no step, of too many, or of too many copies in or out."""
+    """Raise ValueError if the program is empty or has too many steps or copies."""
     if not 1 <= len(steps) <= MOST_STEPS:
         raise ValueError(f"a program has 1 to {MOST_STEPS} steps, this one has {len(steps)}")
     for verb in (COPY_IN, COPY_OUT):
@@ -131,7 +143,7 @@ def check_program(steps: list[ProgramLine]) -> None:
 
 
 def _due(steps: list[ProgramLine]) -> list[float]:
-    """What the host would read if each step began after the one before it was done."""
+    """Return what the host would read if each step began after the step before it had finished."""
     x = y = 0.0
     batch, results = 0, []
     for step in steps:
@@ -149,7 +161,7 @@ def _due(steps: list[ProgramLine]) -> list[float]:
 
 
 WIDE = {"description_width": "initial"}
-ROWS = 8  # of the program that are seen at once
+ROWS = 8  # lines of the program that are visible at once
 FIRST = (ProgramLine(COPY_IN, "a"), ProgramLine(KERNEL, "b"), ProgramLine(COPY_OUT, "b"))
 ACTIONS = {
     "copy a batch to the GPU": COPY_IN,
@@ -162,30 +174,33 @@ NOT_YET = "choose …"
 MEANS = {
     ORDERED: "ordered: every value is right, on every GPU",
     RACE: "race: the values are right this time",
-    STALE: "stale value: the host reads a wrong one",
+    STALE: "stale value: the host reads a wrong value",
 }
 
 
 class StreamsLab(Panel):
-    """Put together a program for three streams, predict "ordered", "race" or "stale value", and run it on the virtual GPU in use.
+    """Build a program for three streams, predict what it does, and run it on the virtual GPU in use.
 
-    There is no Stop button: a program has twelve lines at most and ends within a second or two, as a single point of an experiment does.
+    There is no Stop button, because a program has at most twelve lines and ends within two seconds.
     """
 
-    question = "x, y and the results are zeros; batch 0 is full of ones, batch 1 of twos; a kernel makes y = 2 x. What will the host read?"
+    question = (
+        "At the start, x, y and the results are zeros. Batch 0 is full of ones, batch 1 of twos. "
+        "A kernel computes y = 2 x. What will the host read?"
+    )
 
     def __init__(self) -> None:
         self.steps: list[ProgramLine] = list(FIRST)
         self.outcome: ProgramOutcome | None = None
         self.right = self.runs = 0
-        narrow = {"width": "9em"}  # not a Layout, which two dropdowns would share: hiding one would hide both
+        narrow = {"width": "9em"}  # a dict, because two dropdowns would share a Layout
         self.action = widgets.Dropdown(options=list(ACTIONS.items()), value=WAIT, description="New line:", style=WIDE)
         self.stream = widgets.Dropdown(options=STREAMS, value="b", description="stream:", style=WIDE, layout=narrow)
         self.other = widgets.Dropdown(options=STREAMS, description="waits for:", style=WIDE, layout=narrow)
         self.program = widgets.Select(description="Program:", rows=ROWS, layout=widgets.Layout(width="54em", flex="none"))
         self.program.add_class(PROGRAM)
-        self.add_button = widgets.Button(description="Insert", icon="plus", tooltip="Put the new line before the line that is selected")
-        self.remove_button = widgets.Button(description="Remove", icon="minus", tooltip="Take the selected line out")
+        self.add_button = widgets.Button(description="Insert", icon="plus", tooltip="Insert the new line before the selected line")
+        self.remove_button = widgets.Button(description="Remove", icon="minus", tooltip="Remove the selected line")
         self.reset_button = widgets.Button(description="Reset", icon="undo", tooltip="Go back to the first program")
         self.answer = widgets.Dropdown(
             options=[(NOT_YET, ""), *((MEANS[verdict], verdict) for verdict in VERDICTS)],
@@ -208,7 +223,7 @@ class StreamsLab(Panel):
             [
                 widgets.HTML(f"<p><b>{self.question}</b></p>"),
                 widgets.HBox([self.action, self.stream, self.other, self.add_button, self.remove_button, self.reset_button], layout=WRAP),
-                widgets.Box([self.program], layout=widgets.Layout(overflow="auto")),  # a narrow page scrolls it: lines of code do not wrap
+                widgets.Box([self.program], layout=widgets.Layout(overflow="auto")),  # on a narrow page the code scrolls
                 widgets.HBox([self.answer, self.run_button], layout=WRAP),
                 self.message,
                 self.picture,
@@ -222,14 +237,17 @@ class StreamsLab(Panel):
             self._take_over(before, "answer", "message", "picture")
 
     def figure(self) -> Figure:
-        """The timeline of the last run; before the first, that of a run made now. Raises RuntimeError without a virtual GPU."""
+        """Return the timeline of the last run. Before the first run, run the program.
+
+        Raises RuntimeError without a virtual GPU.
+        """
         outcome = self.outcome if self.outcome is not None else run_program(self.steps)
         return outcome.trace.plot_timeline()
 
     # The program
 
     def _insert(self) -> None:
-        """The new line, before the one that is selected; the last line, which reads, stays the last."""
+        """Insert the new line before the selected one. The line that reads stays the last one."""
         at = self.program.index
         try:
             step = ProgramLine(self.action.value, self.stream.value, self.other.value if self.action.value == WAIT else "")
@@ -255,9 +273,9 @@ class StreamsLab(Panel):
         self.picture.value = ""
 
     def _changed(self, selected: int, text: str) -> None:
-        """Show the program with one line selected, and ask for a prediction anew.
+        """Show the program with one line selected, and ask for a new prediction.
 
-        The text appears once a value that was on its way from the page has been replaced.
+        The text appears after the page has taken the new values.
         """
         lines = code_of(self.steps).splitlines()
         self._offer(self.program, [f"{number:2}  {line}" for number, line in enumerate(lines, 1)], "index", selected)
@@ -272,7 +290,7 @@ class StreamsLab(Panel):
             return
         try:
             self.outcome = run_program(self.steps)
-        except Exception as error:  # no virtual GPU, too many copies: the learner must see it, and the lab goes on
+        except Exception as error:  # for example without a virtual GPU. The learner sees the error, and the lab goes on.
             self.picture.value = ""
             self._say(f"{type(error).__name__}: {error}", alert=True)
             return
@@ -288,7 +306,7 @@ class StreamsLab(Panel):
         said = {
             ORDERED: f"Ordered: the host reads {read}, and every two lines that share memory are in order.",
             RACE: f"Race: the host reads {read}, which is right this time. But nothing orders {why}.",
-            STALE: f"Stale value: the host reads {read}; line after line it would be {due}. Nothing orders {why}.",
+            STALE: f"Stale value: the host reads {read}. Line by line, it would read {due}. Nothing orders {why}.",
         }[outcome.verdict]
         judged = "As you predicted." if came_true else f"You predicted: {predicted}."
         return f"{said} {judged} {self.right} of {self.runs} predictions came true."

@@ -146,7 +146,7 @@ def test_bad_steps_and_programs_are_refused():
 @pytest.mark.gpu
 def test_a_real_gpu_is_refused():
     labkit.use(None)
-    with labkit.use(gpus=1, virtual=False, quiet=True), pytest.raises(RuntimeError, match="does not tell of races"):
+    with labkit.use(gpus=1, virtual=False, quiet=True), pytest.raises(RuntimeError, match="does not report races"):
         run_program([ProgramLine(KERNEL, "a")])
 
 
@@ -174,7 +174,7 @@ def insert(lab, at: int, verb: str, stream: str, other: str = "a") -> str:
 
 
 def test_a_race_is_repaired_wait_by_wait(lab):
-    assert "Stale value: the host reads 0; line after line it would be 2. Nothing orders line 1 and line 2" in run(lab, "ordered")
+    assert "Stale value: the host reads 0. Line by line, it would read 2. Nothing orders line 1 and line 2" in run(lab, "ordered")
     assert "You predicted: ordered. 0 of 1 predictions came true." in said(lab)
     assert re.search(r"race", lab.picture.value) and "2 races" in lab.figure().alt
     lab.add_button.click()  # the new line that is offered: b waits for a, before the kernel
