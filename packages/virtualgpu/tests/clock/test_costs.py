@@ -233,6 +233,9 @@ def test_large_kernels_fill_the_gpu_and_small_ones_leave_room():
     assert share(H200, bytes_moved=8 * 64 * 64) < 0.01
     assert share(H200, bytes_moved=0, flops=2 * 4096**3, outputs=4096**2) == 1
     assert share(H200, bytes_moved=0, flops=2 * 128**3, outputs=128**2) == 4 / 132
+    # A vector times a matrix keeps the memory busy: a second stream would gain nothing.
+    weights = 4096 * 4096
+    assert share(H200, bytes_moved=4 * weights, flops=2 * weights, outputs=4096, matrix=(1, 4096)) > 0.75
 
 
 @pytest.mark.parametrize("format", profiles.FORMATS)

@@ -142,13 +142,16 @@ def share(
 ) -> float:
     """The share of the GPU, above 0 and at most 1, that a kernel fills: kernels of several streams run at once while there is room.
 
-    Of a matrix product the multiprocessors that have a tile, of another kernel the threads that have something to read or write.
+    Of a matrix product the multiprocessors that have a tile, or the part of its time in which memory
+    is busy, if that is more. Of another kernel the threads that have something to read or write.
     """
     if flops:
         small = _tiles(profile, format)[-1][0]
         tiles, _, terms = _pieces(flops, outputs, matrix, small)
         pieces = _split(profile, tiles, terms) if matrix else 1
-        return min(1.0, tiles * pieces / profile.multiprocessors)
+        memory = _memory_seconds(profile, bytes_moved)
+        seconds = _beside(memory, _matmul_seconds(profile, flops, format, outputs, matrix))
+        return min(1.0, max(tiles * pieces / profile.multiprocessors, memory / seconds))
     threads = profile.multiprocessors * profile.max_threads_per_multiprocessor
     return min(1.0, max(bytes_moved / (VECTOR_BYTES * threads), 1 / profile.multiprocessors))
 
