@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulessons.lesson_04.labs.micro_batches import compute_first
 from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right, wrong_type
@@ -168,7 +167,72 @@ def judge_seconds(answers: Plain, cases: Plain) -> Verdict:
     return right("All wait for the slowest.")
 
 
-# 04.3: where to cut, by measured times
+# 04.3: a step with micro-batches: the values of one batch, in the time that the formula allows
+
+WIDTH = 1 << 19  # numbers in a row: a copy through the host takes long enough to show
+ALLOWED = 1.07  # times as long as the lesson's way; with two micro-batches, one wait for each is 7 rounds instead of 6
+
+
+def draw_steps(generator: random.Random) -> Plain:
+    """A batch, rising, whose micro-batches are not equally long; and into how many it is cut."""
+    rows, splits = generator.choice([(5, 3), (7, 4)])  # chunk(splits), split(splits) and chunk(2) differ
+    values = sorted(generator.sample(range(1, 10), rows))
+    return {"values": values, "weights": generator.sample(range(2, 6), k=2), "splits": splits}
+
+
+def observe_steps(step: Any, inputs: Plain) -> Plain:
+    """Loss, gradients and what each half saw, the seconds of a step, and those of the order of launching that the lesson shows."""
+    splits, log = inputs["splits"], Log()
+    first, second = (Scale(weight, index, log, 4 * CYCLES).cuda(index) for index, weight in enumerate(inputs["weights"]))
+    x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None].repeat(1, WIDTH)
+    with during(f"{len(x)} rows, splits={splits}"):
+        loss = step(first, second, x, splits)
+        told = {
+            "loss": loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else type(loss).__name__,
+            "gradients": log.gradients(2),
+            "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
+        }
+        tries = 1 if machine.in_use().virtual else 6  # the best counts on a real GPU, whose first is slow
+        sides = [[host_seconds(partial(run, first, second, x, splits), gpus=2) for run in (step, _known)] for _ in range(tries)]
+    return told | {"seconds": [min(side) for side in zip(*sides, strict=True)]}
+
+
+def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) -> None:
+    """Do the step as the lesson's `compute_first` does it."""
+    outputs = [second(first(part).to("cuda:1")) for part in x.chunk(splits)]
+    torch.cat(outputs).square().mean().backward()
+
+
+def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
+    values, (a, b), splits = inputs["values"], inputs["weights"], inputs["splits"]
+    squares = sum(value * value for value in values) / len(values)
+    loss, due = observed["loss"], squares * (a * b) ** 2
+    if isinstance(loss, str):
+        return not_yet(f"your function returned {loss}. Expected the loss as a tensor of one element.")
+    count = -(-len(values) // -(-len(values) // splits))
+    if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
+        ran = " and ".join(str(len(seen)) for seen in observed["seen"])
+        return not_yet(f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU; they saw {ran}.")
+    if not near(loss, due, 1e-3, 1e-3):
+        return not_yet(f"the loss of the batch {values} is {due:g}; yours is {loss:g}. The micro-batches are not equal.")
+    for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
+        if found is None:
+            return not_yet(
+                f"a gradient is None; for the whole batch it is {gradient:g}. Does a backward pass run, "
+                "and is the copy between the halves part of the graph?"
+            )
+        if not near(found, gradient, 1e-3, 1e-3):
+            return not_yet(f"a gradient is {found:g}; for the whole batch it is {gradient:g}. Count each row once.")
+    answer, known = observed["seconds"]
+    if not answer <= ALLOWED * known:
+        return not_yet(
+            f"the values are right, but {splits} micro-batches take {answer / known:.2f} times as long as they need. "
+            "What is launched between a copy and the second half that needs it, when does the backward begin, and who waits for whom?"
+        )
+    return right(f"The values of one batch, and {splits} micro-batches take no longer than they need.")
+
+
+# 04.4: where to cut, by measured times
 
 TOLERANCE = 1.05  # of a best cut, for times are measured
 
@@ -251,69 +315,6 @@ def judge_best_cuts(answers: Plain, cases: Plain) -> Verdict:
     return right("The slower half is as fast as it can be.")
 
 
-# 04.4: a step with micro-batches: the values of one batch, in the time that the formula allows
-
-WIDTH = 1 << 19  # numbers in a row: a copy through the host takes long enough to show
-ALLOWED = 1.07  # times as long as the lesson's way; with two micro-batches, one wait for each is 7 rounds instead of 6
-
-
-def draw_steps(generator: random.Random) -> Plain:
-    """A batch, rising, whose micro-batches are not equally long; and into how many it is cut."""
-    rows, splits = generator.choice([(5, 3), (7, 4)])  # chunk(splits), split(splits) and chunk(2) differ
-    values = sorted(generator.sample(range(1, 10), rows))
-    return {"values": values, "weights": generator.sample(range(2, 6), k=2), "splits": splits}
-
-
-def observe_steps(step: Any, inputs: Plain) -> Plain:
-    """Loss, gradients and what each half saw, the seconds of a step, and those of the order of launching that the lesson shows."""
-    splits, log = inputs["splits"], Log()
-    first, second = (Scale(weight, index, log, 4 * CYCLES).cuda(index) for index, weight in enumerate(inputs["weights"]))
-    x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None].repeat(1, WIDTH)
-    with during(f"{len(x)} rows, splits={splits}"):
-        loss = step(first, second, x, splits)
-        told = {
-            "loss": loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else type(loss).__name__,
-            "gradients": log.gradients(2),
-            "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
-        }
-        tries = 1 if machine.in_use().virtual else 6  # the best counts on a real GPU, whose first is slow
-        sides = [[host_seconds(partial(run, first, second, x, splits), gpus=2) for run in (step, _known)] for _ in range(tries)]
-    return told | {"seconds": [min(side) for side in zip(*sides, strict=True)]}
-
-
-def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) -> None:
-    torch.cat(compute_first(first, second, x.chunk(splits))).square().mean().backward()
-
-
-def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
-    values, (a, b), splits = inputs["values"], inputs["weights"], inputs["splits"]
-    squares = sum(value * value for value in values) / len(values)
-    loss, due = observed["loss"], squares * (a * b) ** 2
-    if isinstance(loss, str):
-        return not_yet(f"your function returned {loss}. Expected the loss as a tensor of one element.")
-    count = -(-len(values) // -(-len(values) // splits))
-    if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
-        ran = " and ".join(str(len(seen)) for seen in observed["seen"])
-        return not_yet(f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU; they saw {ran}.")
-    if not near(loss, due, 1e-3, 1e-3):
-        return not_yet(f"the loss of the batch {values} is {due:g}; yours is {loss:g}. The micro-batches are not equal.")
-    for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
-        if found is None:
-            return not_yet(
-                f"a gradient is None; for the whole batch it is {gradient:g}. Does a backward pass run, "
-                "and is the copy between the halves part of the graph?"
-            )
-        if not near(found, gradient, 1e-3, 1e-3):
-            return not_yet(f"a gradient is {found:g}; for the whole batch it is {gradient:g}. Count each row once.")
-    answer, known = observed["seconds"]
-    if not answer <= ALLOWED * known:
-        return not_yet(
-            f"the values are right, but {splits} micro-batches take {answer / known:.2f} times as long as they need. "
-            "What is launched between a copy and the second half that needs it, when does the backward begin, and who waits for whom?"
-        )
-    return right(f"The values of one batch, and {splits} micro-batches take no longer than they need.")
-
-
 # 04.5: the order of 1F1B
 
 SECONDS = {FORWARD: 1, BACKWARD: 2}
@@ -389,8 +390,8 @@ def finish(orders: Sequence[Sequence[tuple[str, int]]]) -> int:
 
 CHECKS = [
     Check("04.1", draw_cuts, observe_cuts, judge_cuts, gpus=2, alters=("values", "hooks"), section="A network in two halves"),
-    Check("04.2", draw_stages, observe_seconds, judge_seconds, section="Micro-batches"),
-    Check("04.3", draw_layers, observe_best_cuts, judge_best_cuts, section="Where to cut"),
-    Check("04.4", draw_steps, observe_steps, judge_steps, gpus=2, section="Micro-batches"),
-    Check("04.5", draw_pipelines, observe_orders, judge_orders, section="GPipe and 1F1B"),
+    Check("04.2", draw_stages, observe_seconds, judge_seconds, section="Micro-batches on paper"),
+    Check("04.3", draw_steps, observe_steps, judge_steps, gpus=2, section="Two orders"),
+    Check("04.4", draw_layers, observe_best_cuts, judge_best_cuts, section="Where to cut"),
+    Check("04.5", draw_pipelines, observe_orders, judge_orders, section="Two schedules"),
 ]

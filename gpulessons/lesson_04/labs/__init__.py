@@ -1,12 +1,14 @@
-"""The labs of lesson 4: experiments, their figures and their widgets."""
+"""The labs of lesson 4: the figure of what GPUs do when, the schedules, and the pipeline lab."""
 
-from gpulessons.lesson_04.labs.micro_batches import pipeline_splits, plot_pipeline_splits
 from gpulessons.lesson_04.labs.pipeline import PipelineLab, pipeline_step, plot_pipeline_step
+from gpulessons.lesson_04.labs.schedules import in_turn, orders
+from gpulessons.lesson_04.labs.work import plot_work
 
 __all__ = [
     "PipelineLab",
-    "pipeline_splits",
+    "in_turn",
+    "orders",
     "pipeline_step",
-    "plot_pipeline_splits",
     "plot_pipeline_step",
+    "plot_work",
 ]

@@ -4,16 +4,26 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from torch import nn
 
-from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
+from gpulessons.lesson_04.labs.schedules import FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
+from gpulessons.lesson_04.labs.work import (
+    MILLISECOND,
+    add_legend,
+    draw_bars,
+    draw_memory,
+    mark,
+    memory_in_words,
+    percent,
+    place_panels,
+    waiting,
+    waiting_finding,
+    waits_in_words,
+)
 from gpulessons.networks import linear_layers
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, BLUE, ORANGE, SIZE, TEXT_POINTS, Figure, new_canvas, text_width, time_ticks
+from gputrace.figures.figure import BESIDE, BLACK, TEXT_POINTS, Figure, new_canvas
 from labkit import machine
 from labkit.labs.experiment import Result, Row, Run, badge, checked_count
 from labkit.labs.figures import badged, hollow, in_style
@@ -70,11 +80,13 @@ def pipeline_step(
 
 def waiting_share(result: Result, schedule: str) -> float | None:
     """The share of the step, averaged over the stages, in which a GPU waited; None if not one whole step was measured."""
-    starts, seconds = result.column("start", schedule=schedule), result.column("seconds", schedule=schedule)
     if not is_whole(result, schedule):
         return None
-    step = max(start + took for start, took in zip(starts, seconds, strict=True)) - min(starts)
-    return 1 - sum(seconds) / (step * stages(result))
+    return waiting(_rows(result, schedule), stages(result))
+
+
+def _rows(result: Result, schedule: str) -> list[Row]:
+    return [row for row in result.rows if row["schedule"] == schedule]
 
 
 def stages(result: Result) -> int:
@@ -137,19 +149,18 @@ class Pipe:
         self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output of a forward, for its backward
         for index in range(count):
             torch.cuda.synchronize(index)
-        begun = [_mark(index) for index in range(count)]
+        begun = [mark(index) for index in range(count)]
         timed = []
         for stage, work, index in launches([order(schedule, stage, count, len(self.parts)) for stage in range(count)]):
             arrived = self._receive(stage, work, index)
-            before = _mark(stage)
+            before = mark(stage)
             result = self._forward(stage, index, arrived) if work == FORWARD else self._backward(stage, index, arrived)
-            timed.append((stage, work, index, before, _mark(stage)))
+            timed.append((stage, work, index, before, mark(stage)))
             self._send(stage, work, index, result)
         for index in range(count):
             torch.cuda.synchronize(index)
-        milli = 1e-3  # what events tell
         return [
-            (stage, work, index, begun[stage].elapsed_time(before) * milli, before.elapsed_time(after) * milli)
+            (stage, work, index, begun[stage].elapsed_time(before) * MILLISECOND, before.elapsed_time(after) * MILLISECOND)
             for stage, work, index, before, after in timed
         ]
 
@@ -189,18 +200,9 @@ class Pipe:
         return copy
 
 
-def _mark(index: int) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(index))
-    return event
-
-
 # The figure
 
 
-COLOURS = {FORWARD: BLUE, BACKWARD: ORANGE}
-INK = {FORWARD: "white", BACKWARD: "black"}
-HEIGHT = 0.8  # of a bar, where the stages are 1 apart
 ABOVE = -0.75  # where a prediction stands, above stage 0
 
 
@@ -212,47 +214,23 @@ def plot_pipeline_step(result: Result, recorded: Result | None = None, predictio
     the schedules: a hollow marker shows where the step would end.
     """
     schedules = list(dict.fromkeys(result.column("schedule"))) or result.parameters["schedules"][:1]
-    canvas, *panels = new_canvas(_waiting_finding(result), rows=len(schedules))
-    panels[0].get_gridspec().update(hspace=0.5, top=0.81, right=0.85, left=0.09)
-    end = _end(result, prediction)
+    canvas, *panels = new_canvas(waiting_finding(_shares(result)), rows=len(schedules))
+    place_panels(canvas, panels, _end(result, prediction), memory=True)
     for axes, schedule in zip(panels, schedules, strict=True):
-        axes.set_position(axes.get_subplotspec().get_position(canvas))
-        time_ticks(axes, end)
-        axes.label_outer()
-        axes.tick_params(axis="x", bottom=axes is panels[-1])
         axes.set_title(_heading(result, recorded, schedule), loc="left", fontsize=TEXT_POINTS)
-        _draw_bars(axes, result, schedule)
-        _draw_memory(axes, result, schedule)
-    panels[0].set_title(" most memory", loc="right", fontsize=TEXT_POINTS, ha="left")
+        draw_bars(axes, _rows(result, schedule), stages(result))
+        draw_memory(axes, stage_peaks(result, schedule))
     sentence = _predicted_end(panels[-1], result, prediction)
-    entries: list[Artist] = [Patch(color=COLOURS[work], label=work) for work in (FORWARD, BACKWARD)]
-    entries.append(Line2D([], [], linestyle="", marker="$1$", color=BLACK, label="number of the micro-batch"))
-    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=(0, 0.945), ncols=3, frameon=False, fontsize=TEXT_POINTS)
+    add_legend(canvas, split=any(result.column("micro_batch")))
     shown = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
-    waits = "" if recorded is None else f"{recorded.badge}: the GPUs wait {_waits(recorded)}."
-    return badged(canvas, result.badge, _told_memory(result, schedules), sentence, waits, shown=shown)
-
-
-def _waiting_finding(result: Result) -> str:
-    shares = _shares(result)
-    if not shares:
-        return "Not measured yet: a whole step"
-    if len(shares) == 1:
-        return f"The GPUs wait {_percent(*shares.values())} of the step"
-    return f"The GPUs wait: {_waits(result)}"
-
-
-def _waits(result: Result) -> str:
-    return ", ".join(f"{_percent(share)} with {schedule}" for schedule, share in _shares(result).items())
+    waits = "" if recorded is None else f"{recorded.badge}: the GPUs wait {waits_in_words(_shares(recorded))}."
+    memory = memory_in_words({schedule: stage_peaks(result, schedule) for schedule in schedules})
+    return badged(canvas, result.badge, memory, sentence, waits, shown=shown)
 
 
 def _shares(result: Result) -> dict[str, float]:
     """The share of the step for which a GPU waits, of the schedules that were measured to their end."""
     return {schedule: share for schedule in result.parameters["schedules"] if (share := waiting_share(result, schedule)) is not None}
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
 
 
 def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
@@ -261,39 +239,8 @@ def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
     if len(result.parameters["schedules"]) == 1 and recorded is None:
         return name  # the figure's title says the rest
     share, before = waiting_share(result, schedule), None if recorded is None else waiting_share(recorded, schedule)
-    waits = "not measured to its end" if share is None else f"GPUs wait {_percent(share)}"
-    return f"{name}: {waits}" + ("" if before is None else f" (recorded: {_percent(before)})")
-
-
-def _told_memory(result: Result, schedules: list[str]) -> str:
-    parts = []
-    for schedule in schedules:
-        taken = ", ".join(f"{units.byte_text(nbytes)} on cuda:{stage}" for stage, nbytes in sorted(stage_peaks(result, schedule).items()))
-        if taken:
-            parts.append(f"{schedule} takes {taken}")
-    return f"Memory of the step: {'; '.join(parts)}." if parts else ""
-
-
-def _draw_bars(axes: Axes, result: Result, schedule: str) -> None:
-    count = stages(result)
-    axes.set_ylim(count - 0.5, -0.5)
-    axes.set_yticks(range(count), [f"cuda:{stage}" for stage in range(count)])
-    axes.grid(axis="y", visible=False)
-    points = axes.get_position().width * SIZE[0] * 72 / axes.get_xlim()[1]  # a second
-    for row in result.rows:
-        if row["schedule"] != schedule:
-            continue
-        bar: dict[str, Any] = {"color": COLOURS[row["work"]], "edgecolor": "white", "linewidth": 0.5}
-        axes.barh(row["stage"], row["seconds"], HEIGHT, row["start"], **bar)
-        number = str(row["micro_batch"] + 1)
-        if text_width(number) + 2 <= points * row["seconds"]:
-            middle = row["start"] + row["seconds"] / 2
-            axes.text(middle, row["stage"], number, ha="center", va="center_baseline", fontsize=TEXT_POINTS, color=INK[row["work"]])
-
-
-def _draw_memory(axes: Axes, result: Result, schedule: str) -> None:
-    for stage, nbytes in stage_peaks(result, schedule).items():
-        axes.annotate(units.byte_text(nbytes), (1, stage), (9, 0), xycoords=("axes fraction", "data"), **BESIDE, fontsize=TEXT_POINTS)
+    waits = "not measured to its end" if share is None else f"GPUs wait {percent(share)}"
+    return f"{name}: {waits}" + ("" if before is None else f" (recorded: {percent(before)})")
 
 
 def _end(result: Result, prediction: float | None) -> float:

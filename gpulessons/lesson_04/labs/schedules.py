@@ -56,3 +56,29 @@ def _needs(stage: int, work: str, micro_batch: int, last: int) -> set[tuple[int,
         return {(stage - 1, FORWARD, micro_batch)} if stage else set()
     behind = set() if stage == last else {(stage + 1, BACKWARD, micro_batch)}
     return behind | {(stage, FORWARD, micro_batch)}
+
+
+def orders(schedule: str, stages: int, micro_batches: int) -> list[list[str]]:
+    """Return what each stage does under a schedule, such as ["F1", "B1"]. Micro-batches count from 1.
+
+    Raises ValueError for a schedule that does not exist.
+    """
+    every = [order(schedule, stage, stages, micro_batches) for stage in range(stages)]
+    return [[f"{work[0].upper()}{index + 1}" for work, index in actions] for actions in every]
+
+
+def in_turn(lists: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
+    """Return the work of all stages in an order in which each action follows those that it needs.
+
+    There is one list for each stage, such as ["F1", "B1"]. The result has the stage, "F" or "B",
+    and the micro-batch, which counts from 0. Raises ValueError for another text, and if stages
+    wait for each other.
+    """
+    names = {"F": FORWARD, "B": BACKWARD}
+    actions = []
+    for texts in lists:
+        for text in texts:
+            if text[:1] not in names or not text[1:].isdecimal() or text[1:] == "0":
+                raise ValueError(f"{text!r} is no action. Write F1 or B1, for example.")
+        actions.append([(names[text[0]], int(text[1:]) - 1) for text in texts])
+    return [(stage, work[0].upper(), index) for stage, work, index in launches(actions)]
