@@ -253,7 +253,7 @@ def _in_words(name: str, rows: Sequence[Row]) -> str:
     return f"Order with {name} (F is forward, B is backward): {'; '.join(parts)}."
 
 
-def place_panels(canvas: Canvas, panels: Sequence[Axes], end: float, memory: bool) -> None:
+def place_panels(canvas: Canvas, panels: Sequence[Any], end: float, memory: bool) -> None:
     """Put the panels below each other, on one axis of time that ends at `end`."""
     right = 0.85 if memory else 0.97
     panels[0].get_gridspec().update(hspace=0.5, top=0.81, right=right, left=0.09)
