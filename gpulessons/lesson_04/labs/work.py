@@ -28,7 +28,7 @@ from gputrace.figures.figure import (
     time_ticks,
 )
 from labkit import machine
-from labkit.experiments.result_data import Row
+from labkit.labs.experiment import Row
 from labkit.labs.figures import badged, in_style
 from labkit.labs.timing import synchronize
 
