@@ -193,7 +193,7 @@ ALLOWED = 1.07  # times as long as the lesson's way; with two micro-batches, one
 
 def draw_steps(generator: random.Random) -> Plain:
     """Draw a batch of rising numbers and a number of micro-batches that gives different sizes."""
-    rows, splits = generator.choice([(5, 3), (7, 4)])  # chunk(splits), split(splits) and chunk(2) differ
+    rows, splits = generator.choice([(5, 4), (7, 5)])  # chunk, split and tensor_split differ
     values = sorted(generator.sample(range(1, 10), rows))
     return {"values": values, "weights": generator.sample(range(2, 6), k=2), "splits": splits}
 
@@ -255,11 +255,11 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
     answer, known = observed["seconds"]
     if not answer <= ALLOWED * known:
         return not_yet(
-            f"the values are right, but {splits} micro-batches take {answer / known:.2f} times as long as they need. "
+            f"the values are right, but {count} micro-batches take {answer / known:.2f} times as long as they need. "
             "What is launched between a copy and the second half that needs it? "
             "When does the backward pass begin? Does Python wait for a GPU?"
         )
-    return right(f"The values of one batch, and {splits} micro-batches take no longer than they need.")
+    return right(f"The values of one batch, and {count} micro-batches take no longer than they need.")
 
 
 # 04.4: where to cut, by measured times
