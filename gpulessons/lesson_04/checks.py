@@ -15,7 +15,7 @@ from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_
 from labkit.checks.comparing import near
 from labkit.labs.timing import host_seconds
 
-CYCLES = 1_000_000  # for which a GPU is kept busy, much longer than a launch takes: half a millisecond or so
+CYCLES = 1_000_000  # of a GPU's clock, about half a millisecond, which is much longer than a launch
 
 
 class Log(list):
@@ -188,7 +188,7 @@ def judge_seconds(answers: Plain, cases: Plain) -> Verdict:
 # 04.3: a step with micro-batches: the values of one batch, in the time that the formula allows
 
 WIDTH = 1 << 19  # numbers in a row: a copy through the host takes long enough to show
-ALLOWED = 1.07  # times as long as the lesson's way; with two micro-batches, one wait for each is 7 rounds instead of 6
+ALLOWED = 1.07  # times as long as `compute_first`; an unneeded wait costs more
 
 
 def draw_steps(generator: random.Random) -> Plain:
@@ -213,7 +213,7 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
             "gradients": log.gradients(2),
             "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
         }
-        tries = 1 if machine.in_use().virtual else 6  # the best counts on a real GPU, whose first is slow
+        tries = 1 if machine.in_use().virtual else 6  # the fastest counts, because the first on a real GPU is slow
         sides = [[host_seconds(partial(run, first, second, x, splits), gpus=2) for run in (step, _known)] for _ in range(tries)]
     return told | {"seconds": [min(side) for side in zip(*sides, strict=True)]}
 
@@ -264,7 +264,7 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
 
 # 04.4: where to cut, by measured times
 
-TOLERANCE = 1.05  # of a best cut, for times are measured
+TOLERANCE = 1.05  # times as slow as the best cut, because times are measured
 
 
 def draw_layers(generator: random.Random) -> Plain:

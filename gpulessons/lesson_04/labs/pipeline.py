@@ -1,4 +1,4 @@
-"""One training step of a network that is cut into stages, a GPU each: what every GPU does when, and the memory that it takes."""
+"""The pipeline lab: a training step of a network in stages, when each GPU works, and its memory."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -44,16 +44,19 @@ def pipeline_step(
     width: int = WIDTH,
     batch: int = BATCH,
 ) -> Run:
-    """What each stage of a pipeline does when, in one step of forward and backward under each of the `schedules`.
+    """Run one training step of a pipeline under each of the `schedules`, and note when each stage works.
 
-    `layers` says how many linear layers, each with ReLU, every stage has: stage i lies on GPU i. The batch is cut into
-    `micro_batches`, but for the schedule "one batch". What is sent from GPU to GPU goes through streams of its own, so that it makes
-    no other work wait; each tensor is sent `link` times, which makes the link so many times slower. The first stage computes the gradient
-    of its input too, as though layers came before it: so equal stages have equal work.
+    `layers` has the number of linear layers of each stage. Each layer has ReLU, and stage i is on
+    GPU i. The batch is split into `micro_batches`, except under the schedule "one batch". Tensors
+    go from GPU to GPU on streams of their own, so that no other work waits for them. Each tensor is
+    sent `link` times, which makes the link that many times slower. The first stage also computes
+    the gradient of its input, so that equal stages have equal work.
 
-    One row for a forward or backward of a micro-batch on a stage: when its GPU began it and for how long it kept it, in seconds since
-    the step's start; `peak` is the most memory that the step took on that GPU, beyond parameters and gradients. Virtual GPUs compute
-    no values meanwhile. Raises ValueError for what is out of bounds, RuntimeError when no GPU is in use.
+    There is one row for each forward and backward pass of a micro-batch on a stage. It has the
+    start and the seconds, counted from the start of the step. `peak` is the most memory that the
+    step took on that GPU, without parameters and gradients. Virtual GPUs compute no values.
+
+    Raises ValueError for an argument that is out of bounds, RuntimeError if no GPU is in use.
     """
     name = badge()
     there = machine.in_use().count
@@ -79,7 +82,10 @@ def pipeline_step(
 
 
 def waiting_share(result: Result, schedule: str) -> float | None:
-    """The share of the step, averaged over the stages, in which a GPU waited; None if not one whole step was measured."""
+    """Return the share of the step in which a GPU waits, averaged over the stages.
+
+    Return None if the step was not measured to its end.
+    """
     if not is_whole(result, schedule):
         return None
     return waiting(_rows(result, schedule), stages(result))
@@ -90,18 +96,18 @@ def _rows(result: Result, schedule: str) -> list[Row]:
 
 
 def stages(result: Result) -> int:
-    """How many stages the pipeline of a `pipeline_step` has."""
+    """Return the number of stages of a result of `pipeline_step`."""
     return len(result.parameters["layers"].split("+"))
 
 
 def is_whole(result: Result, schedule: str) -> bool:
-    """Whether all of the step was measured: a run that was stopped ends in the middle."""
+    """Return whether the step was measured to its end. A run that was stopped ends earlier."""
     count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
     return len(result.column("stage", schedule=schedule)) == 2 * count * stages(result)
 
 
 def stage_peaks(result: Result, schedule: str) -> dict[int, int]:
-    """The bytes that the step took on each stage's GPU, as far as was measured."""
+    """Return the most bytes that the step took on each stage's GPU, as far as it was measured."""
     return result.by("stage", "peak", schedule=schedule)
 
 
@@ -130,7 +136,10 @@ def _step(layers: list[int], micro_batches: int, schedule: str, link: int, width
 
 
 class Pipe:
-    """Stages of a network on GPUs 0, 1, 2 …, and a pair of streams for each direction of the links between neighbours."""
+    """Stages of a network on GPUs 0, 1, 2 and so on.
+
+    Neighbours have a pair of streams for each direction.
+    """
 
     def __init__(self, stages: list[nn.Module], link: int = 1) -> None:
         self.stages, self.link = stages, link
@@ -139,14 +148,14 @@ class Pipe:
         self.streams = {(i, j): (torch.cuda.Stream(i), torch.cuda.Stream(j)) for i, j in pairs}
 
     def step(self, inputs: torch.Tensor, micro_batches: int, schedule: str) -> list[tuple[int, str, int, float, float]]:
-        """Forward and backward of the mean square, the gradients added to the parameters'.
+        """Run forward and backward passes. The loss is the mean of the squared outputs.
 
-        Returns (stage, work, micro-batch, start, seconds) of each piece of work; the GPUs have done all of it.
+        Returns (stage, work, micro-batch, start, seconds) of each pass, when all GPUs are done.
         """
         count = len(self.stages)
         self.parts = inputs.chunk(micro_batches)
-        self.sent: dict[tuple[int, str, int], tuple[torch.Tensor, torch.cuda.Event]] = {}  # to a stage, for its forward or backward
-        self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output of a forward, for its backward
+        self.sent: dict[tuple[int, str, int], tuple[torch.Tensor, torch.cuda.Event]] = {}  # to a stage, for a pass
+        self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output, for the backward pass
         for index in range(count):
             torch.cuda.synchronize(index)
         begun = [mark(index) for index in range(count)]
@@ -178,7 +187,7 @@ class Pipe:
         return entered.grad
 
     def _send(self, stage: int, work: str, index: int, tensor: torch.Tensor | None) -> None:
-        """Copy a result to the stage that needs it, once the work before is done, on streams on which nothing else waits."""
+        """Copy a result to the stage that needs it. No other work waits for the two streams."""
         neighbour = stage + 1 if work == FORWARD else stage - 1
         if tensor is None or neighbour not in range(len(self.stages)):
             return
@@ -188,12 +197,15 @@ class Pipe:
             copy = torch.empty_like(tensor, device=f"cuda:{neighbour}")
             for _ in range(self.link):
                 copy.copy_(tensor, non_blocking=True)
-        tensor.record_stream(leaves)  # or its memory might be given to others before it has left
+        tensor.record_stream(leaves)  # its memory must not be used again before it was sent
         copy.record_stream(torch.cuda.current_stream(neighbour))
         self.sent[neighbour, work, index] = copy, arrives.record_event()
 
     def _receive(self, stage: int, work: str, index: int) -> torch.Tensor | None:
-        """What the neighbour sent for this work, which will start after it has come; None for the first or last stage of all."""
+        """Return what the neighbour sent for this pass, and let the pass wait for it.
+
+        Return None if no neighbour sends anything.
+        """
         copy, event = self.sent.pop((stage, work, index), (None, None))
         if event is not None:
             torch.cuda.current_stream(stage).wait_event(event)
@@ -203,15 +215,16 @@ class Pipe:
 # The figure
 
 
-ABOVE = -0.75  # where a prediction stands, above stage 0
+ABOVE = -0.75  # y of a prediction, above stage 0
 
 
 @in_style
 def plot_pipeline_step(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
-    """A bar for each forward and backward of each stage's GPU over time, a panel for each schedule, and each GPU's memory beside it.
+    """Draw when each GPU works under each schedule, and the memory of each GPU.
 
-    A number in a bar is that of the micro-batch. `prediction` is the percentage of the step in which the GPUs wait under the last of
-    the schedules: a hollow marker shows where the step would end.
+    There is a bar for each forward and backward pass, with the number of its micro-batch.
+    `prediction` is the percentage of the step in which the GPUs wait under the last schedule. A
+    hollow marker shows where the step would end then.
     """
     schedules = list(dict.fromkeys(result.column("schedule"))) or result.parameters["schedules"][:1]
     canvas, *panels = new_canvas(waiting_finding(_shares(result)), rows=len(schedules))
@@ -229,7 +242,7 @@ def plot_pipeline_step(result: Result, recorded: Result | None = None, predictio
 
 
 def _shares(result: Result) -> dict[str, float]:
-    """The share of the step for which a GPU waits, of the schedules that were measured to their end."""
+    """Return the waiting share of each schedule that was measured to its end."""
     return {schedule: share for schedule in result.parameters["schedules"] if (share := waiting_share(result, schedule)) is not None}
 
 
@@ -244,13 +257,13 @@ def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
 
 
 def _end(result: Result, prediction: float | None) -> float:
-    """Where the axis ends: a little behind the last work, and behind the predicted end."""
+    """Return the end of the time axis, behind the last pass and the predicted end."""
     last = max((row["start"] + row["seconds"] for row in result.rows), default=1e-3)
     return 1.03 * max(last, _predicted_seconds(result, prediction) or 0.0)
 
 
 def _predicted_seconds(result: Result, prediction: float | None) -> float | None:
-    """The end of the last schedule's step if its GPUs waited as predicted."""
+    """Return when the step of the last schedule would end if its GPUs waited as predicted."""
     schedule = result.parameters["schedules"][-1]
     if prediction is None or prediction >= 100 or not is_whole(result, schedule):
         return None
@@ -258,7 +271,7 @@ def _predicted_seconds(result: Result, prediction: float | None) -> float | None
 
 
 def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
-    """Draw the predicted end of the last schedule's step as a hollow marker, and say it."""
+    """Draw the predicted end of the last schedule as a hollow marker. Return a sentence about it."""
     seconds = _predicted_seconds(result, prediction)
     if seconds is None:
         return ""
@@ -279,10 +292,12 @@ GOOD = 5.0  # percent: a prediction this close is called good
 
 
 class PipelineLab(ExperimentPanel):
-    """Cut a network into stages and its batch into micro-batches, predict for how long the GPUs wait, then see what each does when.
+    """Widget that splits a network into stages and its batch into micro-batches.
 
-    `schedules` are those switched on at first. The prediction is for the last that is switched on. Raises ValueError for a schedule that
-    there is not, and for a number of micro-batches that cannot be chosen.
+    The learner predicts how long the GPUs wait, and then sees when each GPU works. The prediction
+    is for the last of the `schedules` that are switched on.
+
+    Raises ValueError for a schedule or a number of micro-batches that cannot be chosen.
     """
 
     question = "Under the last schedule that is switched on, for how many percent of the step does a GPU wait, on average?"
@@ -300,11 +315,11 @@ class PipelineLab(ExperimentPanel):
 
     @property
     def schedules(self) -> list[str]:
-        """Those that are switched on."""
+        """The schedules that are switched on."""
         return [name for name, switch in self.switches.items() if switch.value]
 
     def experiment(self) -> Run:
-        """The step as it is chosen, not yet begun. Raises ValueError where no schedule is switched on."""
+        """Return the chosen experiment. Raises ValueError if no schedule is switched on."""
         if not self.schedules:
             raise ValueError("Switch at least one schedule on.")
         return pipeline_step([LAYERS] * self.stages.value, self.micro_batches.value, self.schedules, LINKS[self.link.value])

@@ -9,11 +9,12 @@ Action = tuple[str, int]  # forward or backward, and of which micro-batch, count
 
 
 def order(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """What a stage does, one after the other.
+    """Return what a stage does, in order.
 
-    GPipe (Huang et al., 2019): all forwards, then all backwards. 1F1B (Narayanan et al., 2019: PipeDream; the variant that waits for
-    the last backward is Megatron-LM's): as many forwards as there are stages behind this one, then in turn one forward and one
-    backward. "one batch" is GPipe without a split: there is one micro-batch, whatever was asked for.
+    GPipe (Huang et al., 2019) runs all forward passes, then all backward passes. 1F1B (Narayanan et
+    al., 2019: PipeDream) runs as many forward passes as there are stages behind this one. Then it
+    alternates. This is the variant of Megatron-LM, which ends each step with all backward passes.
+    "one batch" is GPipe with a single micro-batch.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r}: choose one of {', '.join(map(repr, SCHEDULES))}")
@@ -26,14 +27,15 @@ def order(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Ac
 
 
 def bubble(stages: int, micro_batches: int) -> float:
-    """The share of the time that each stage waits, if all take equally long and copies take no time: (p - 1) / (m + p - 1)."""
+    """Return the share of the time in which each of several equal stages waits, without copies."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 def launches(orders: Sequence[Sequence[Action]]) -> list[tuple[int, str, int]]:
-    """All actions of all stages as (stage, work, micro-batch), in an order in which each stands behind those it needs.
+    """Return all actions as (stage, work, micro-batch). Each action comes after those that it needs.
 
-    In each round every stage takes one, if what that needs was there before the round. Raises ValueError if they wait for each other.
+    In each round, every stage does its next action if what it needs was done before the round.
+    Raises ValueError if stages wait for each other.
     """
     waiting = [list(actions) for actions in orders]
     last = len(waiting) - 1
