@@ -13,7 +13,8 @@ def order(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Ac
 
     GPipe (Huang et al., 2019) runs all forward passes, then all backward passes. 1F1B (Narayanan et
     al., 2019: PipeDream) runs as many forward passes as there are stages behind this one. Then it
-    alternates. This is the variant of Megatron-LM, which ends each step with all backward passes.
+    alternates. This is the variant of Megatron-LM, in which a step ends when all backward passes
+    are done.
     "one batch" is GPipe with a single micro-batch.
     """
     if schedule not in SCHEDULES:
@@ -32,7 +33,7 @@ def bubble(stages: int, micro_batches: int) -> float:
 
 
 def launches(orders: Sequence[Sequence[Action]]) -> list[tuple[int, str, int]]:
-    """Return all actions as (stage, work, micro-batch). Each action comes after those that it needs.
+    """Return all actions as (stage, work, micro-batch), each after those that it needs.
 
     In each round, every stage does its next action if what it needs was done before the round.
     Raises ValueError if stages wait for each other.
@@ -61,7 +62,7 @@ def _needs(stage: int, work: str, micro_batch: int, last: int) -> set[tuple[int,
 
 
 def orders(schedule: str, stages: int, micro_batches: int) -> list[list[str]]:
-    """Return what each stage does under a schedule, such as ["F1", "B1"]. Micro-batches count from 1.
+    """Return what each stage does, such as ["F1", "B1"]. Micro-batches count from 1.
 
     Raises ValueError for a schedule that does not exist.
     """

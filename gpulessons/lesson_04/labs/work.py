@@ -1,4 +1,4 @@
-"""When each stage of a network works, recorded on its GPU and drawn: a bar for each forward and backward pass."""
+"""When each stage of a network works: its passes are recorded on its GPU and drawn as bars."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
