@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
+from gpulessons.lesson_04.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right, wrong_type
 from labkit.checks.comparing import near

@@ -7,8 +7,8 @@ import torch
 from matplotlib.axes import Axes
 from torch import nn
 
-from gpulessons.lesson_04.labs.schedules import FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
-from gpulessons.lesson_04.labs.work import (
+from gpulessons.lesson_04.schedules import FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
+from gpulessons.lesson_04.work import (
     MILLISECOND,
     add_legend,
     draw_bars,

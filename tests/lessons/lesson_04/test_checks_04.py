@@ -7,7 +7,7 @@ import torch
 
 from gpulessons.lesson_04 import checks as lesson_04
 from gpulessons.lesson_04.checks import finish, judge_best_cuts, judge_cuts, judge_orders, judge_seconds, judge_steps
-from gpulessons.lesson_04.labs.schedules import GPIPE, ONE_F_ONE_B, order
+from gpulessons.lesson_04.schedules import GPIPE, ONE_F_ONE_B, order
 
 CUT = {"device": "cpu", "weights": [2, 3, 5], "values": [1, 4], "cut": 1}
 RAN = [[0, "cuda:0", "cuda:0", 2], [1, "cuda:1", "cuda:1", 2], [2, "cuda:1", "cuda:1", 2]]

@@ -7,7 +7,7 @@ from torch import nn
 import labkit
 from gpulessons.lesson_04.labs import PipelineLab, pipeline_step, plot_pipeline_step
 from gpulessons.lesson_04.labs.pipeline import COLUMNS, Pipe, is_whole, stage_peaks, stages, waiting_share
-from gpulessons.lesson_04.labs.schedules import GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble
+from gpulessons.lesson_04.schedules import GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble
 from labkit.labs import Result, collect
 
 from ...learner import predict_and_run as run

@@ -8,8 +8,8 @@ from matplotlib.colors import to_hex
 from torch import nn
 
 import labkit
-from gpulessons.lesson_04.labs import in_turn, orders, plot_work
-from gpulessons.lesson_04.labs.work import record_work, waiting
+from gpulessons.lesson_04.schedules import in_turn, orders
+from gpulessons.lesson_04.work import plot_work, record_work, waiting
 from gputrace.figures.figure import BLUE, ORANGE
 
 

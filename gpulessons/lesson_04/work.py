@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import nn
 
-from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD
+from gpulessons.lesson_04.schedules import BACKWARD, FORWARD
 from gputrace import units
 from gputrace.figures.figure import (
     BESIDE,
