@@ -9,11 +9,12 @@ import torch
 
 import labkit
 import virtualgpu
+from gpulessons import lesson_04
 from gpulessons.lesson_02.labs import two_streams
 from gpulessons.lesson_02.labs.overlap import stream_gain
 from gpulessons.lesson_04.labs.pipeline import waiting_share
 from gpulessons.networks import GPT
-from labkit.labs import collect, recorded_result
+from labkit.labs import Result, collect, recorded_result
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 MIB = 1 << 20
@@ -175,6 +176,14 @@ def test_four_gpus_are_slower_than_one_and_two_micro_batches_faster_as_lesson_4_
     found = {(order, int(count)): milliseconds(*time) for order, count, *time in times}
     assert found["copy first", 1] / found["copy first", 2] < 1.05
     assert found["compute first", 1] / found["compute first", 2] > 1.2
+
+
+def test_four_real_h200s_take_as_long_as_lesson_4_says():
+    quoted = re.search(r"there, one GPU took ([\d.]+) ms and four took ([\d.]+) ms", text("04_model_parallelism.ipynb"))
+    file = Path(lesson_04.__file__).parent / "recordings" / "step_seconds_h200.json"
+    recorded = Result.from_json(file.read_text(encoding="utf-8"))
+    seconds = recorded.by("gpus", "step_seconds")
+    assert [f"{seconds[gpus] * 1e3:.1f}" for gpus in (1, 4)] == list(quoted.groups())
 
 
 def test_adding_gradients_is_most_of_what_32_micro_batches_lose_as_lesson_4_says():
