@@ -52,15 +52,6 @@ def _spread(result: Result, point: str) -> int:
     return max(seen) - min(seen)
 
 
-def _splits(result: Result, program: str) -> dict[int, float]:
-    return {row["splits"]: row["seconds"] for row in result.rows if row["program"] == program}
-
-
-def _best(result: Result, program: str) -> int:
-    times = _splits(result, program)
-    return min(times, key=lambda splits: times[splits])
-
-
 def _with_checkpoints(result: Result) -> float:
     """The peak of the GPT with checkpoints, as a share of the peak without."""
     peaks = result.by("setting", "measured")
@@ -125,15 +116,6 @@ CONCLUSIONS: dict[str, Conclusions] = {
     "memory_for_time": {
         "every other way takes less memory, and more time": lambda r: all(
             memory < 1 < seconds for memory, seconds in list(prices(r).values())[1:]
-        ),
-    },
-    "pipeline_splits": {
-        "the first program is fastest with 8 micro-batches, or twice or half as many": lambda r: _best(r, "copy first") in (4, 8, 16),
-        "64 micro-batches are slower than 8": lambda r: all(
-            _splits(r, program)[64] > _splits(r, program)[8] for program in ("copy first", "compute first")
-        ),
-        "to compute first is faster than to copy first with 2 to 8 micro-batches": lambda r: all(
-            _splits(r, "compute first")[splits] < _splits(r, "copy first")[splits] for splits in (2, 4, 8)
         ),
     },
     "pipeline_step": {

@@ -20,7 +20,7 @@ from benchmarks.origin import model, origin, recording
 from benchmarks.training_memory import training_memory
 from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_03.labs import data_parallel_step
-from gpulessons.lesson_04.labs import pipeline_splits, pipeline_step
+from gpulessons.lesson_04.labs import pipeline_step
 from gpulessons.lesson_05.labs import fragmentation
 from gpulessons.lesson_06.labs import leaky_training
 from gpulessons.lesson_07.labs import format_speed, four_ways
@@ -52,7 +52,6 @@ EXPERIMENTS = {
     "fragmentation": Recorded(fragmentation),
     "leaky_training": Recorded(leaky_training),
     "memory_for_time": Recorded(memory_for_time),
-    "pipeline_splits": Recorded(pipeline_splits, gpus=2),
     "pipeline_step": Recorded(pipeline_step, gpus=4),
     "shared_model": Recorded(shared_model),
     "training_memory": Recorded(training_memory, gpus=2),

@@ -33,7 +33,6 @@ def test_they_are_true_of_virtual_gpus(name):
         ("copy_speed", "seconds", {"memory": "pinned", "seconds": 1.0}, "pinned memory is faster than pageable"),
         ("data_parallel_step", "seconds", {"gpus": 4, "model": "large", "seconds": 1.0}, "faster than one GPU for the large"),
         ("four_ways", "loss", {"way": "float32", "step": 42, "loss": 1.0}, "the only way that does not learn"),
-        ("pipeline_splits", "seconds", {"splits": 64, "seconds": 0.01}, "64 micro-batches are slower than 8"),
     ],
 )
 def test_they_are_not_true_of_everything(name, column, change, false):

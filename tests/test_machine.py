@@ -183,6 +183,19 @@ def test_parse_bytes(text, nbytes):
     assert machines.parse_bytes(text) == nbytes
 
 
+def test_a_block_with_values_computes_them_and_ends():
+    with labkit.use(gpus=1, virtual=True, values=False, quiet=True) as used:
+        with pytest.raises(KeyError), used.with_values():
+            large = torch.ones(1 << 20, device="cuda")
+            assert large.sum().item() == 1 << 20
+            with used.without_values():
+                lost = torch.ones(1 << 20, device="cuda") + 1
+            raise KeyError
+        with pytest.raises(RuntimeError, match="values of this tensor on cuda:0 were not kept"):
+            (torch.ones(1 << 20, device="cuda") + 1)[0].item()
+        del large, lost
+
+
 def test_a_block_without_values_computes_nothing_and_ends():
     with labkit.use(virtual=True, quiet=True) as used:
         kept = torch.ones(2, device="cuda")

@@ -9,18 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulessons.lesson_04.labs.micro_batches import compute_first
-from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
+from gpulessons.lesson_04.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right, wrong_type
 from labkit.checks.comparing import near
 from labkit.labs.timing import host_seconds
 
-CYCLES = 1_000_000  # for which a GPU is kept busy, much longer than a launch takes: half a millisecond or so
+CYCLES = 1_000_000  # of a GPU's clock, about half a millisecond, which is much longer than a launch
 
 
 class Log(list):
-    """The index, the weight's device, the batch's device and its rows of each call, whoever copies the layers; and the weights that ran."""
+    """Calls of all layers, also of copies of the layers: index, weight's device, batch's device, rows.
+
+    `weights` has the weight that each layer used last.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,12 +32,22 @@ class Log(list):
         return self
 
     def gradients(self, layers: int) -> list[float | None]:
-        weights = [self.weights.get(index) for index in range(layers)]
-        return [None if weight is None or weight.grad is None else weight.grad.item() for weight in weights]
+        found: list[float | None] = []
+        for index in range(layers):
+            weight = self.weights.get(index)
+            # A replica's weight is no leaf, and PyTorch warns if its gradient is read.
+            if weight is None or not weight.is_leaf or weight.grad is None:
+                found.append(None)
+            else:
+                found.append(weight.grad.item())
+        return found
 
 
 class Scale(nn.Module):
-    """Multiplies by its weight, notes the call in the log, and keeps its GPU busy for `cycles`, in the backward pass too."""
+    """Layer that multiplies by its weight and notes the call in the log.
+
+    It keeps its GPU busy for `cycles`, in the forward and in the backward pass.
+    """
 
     def __init__(self, weight: float, index: int, log: Log, cycles: int = 0) -> None:
         super().__init__()
@@ -50,7 +62,7 @@ class Scale(nn.Module):
 
 
 class Busy(torch.autograd.Function):
-    """Its input, after a while."""
+    """Return the input after `cycles` of work. The backward pass does the same with the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cycles: int) -> torch.Tensor:
@@ -72,7 +84,10 @@ def _later(x: torch.Tensor, cycles: int) -> torch.Tensor:
 
 
 def draw_cuts(generator: random.Random) -> Plain:
-    """Models cut early, late and anywhere; the batch lies on each of the devices once. Its numbers fit float32, and no half precision."""
+    """Draw models that are cut early, late and anywhere, and a batch on each device.
+
+    The numbers of the batch are exact in float32, but not in half precision.
+    """
     cases: list[Plain] = []
     for device in generator.sample(["cpu", "cuda:0", "cuda:1"], k=3):
         weights = [generator.randint(2, 4) for _ in range(generator.randint(4, 5))]
@@ -84,7 +99,7 @@ def draw_cuts(generator: random.Random) -> Plain:
 
 
 def observe_cuts(in_two: Any, cases: Plain) -> Plain:
-    """Where the module's parameters lie, what each layer saw, the result, and the gradients of layers and batch."""
+    """Return the devices of the parameters, what each layer saw, the result and the gradients."""
     observations: list[Plain] = []
     for case in cases:
         log = Log()
@@ -112,10 +127,10 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
         given = f"with {len(weights)} layers, cut={cut} and a batch on {case['device']}"
         due = ["cuda:0"] * cut + ["cuda:1"] * (len(weights) - cut)
         if len(observed["lie"]) != len(weights):
-            return not_yet(f"your module has {len(observed['lie'])} parameters, the model {len(weights)}: an optimizer would miss some.")
+            return not_yet(f"your module has {len(observed['lie'])} parameters, the model {len(weights)}. An optimizer would miss some.")
         ran = [[index, device, device, len(values)] for index, device in enumerate(due)]
         if observed["lie"] != due:
-            return not_yet(f"{given} the layers belong on {', '.join(due)}; your module has layers on {', '.join(observed['lie'])}.")
+            return not_yet(f"{given} the layers belong on {', '.join(due)}. Your module has layers on {', '.join(observed['lie'])}.")
         if observed["ran"] != ran:
             saw = "; ".join(f"layer {index} on {lies} saw {plural(rows, 'row')} on {at}" for index, lies, at, rows in observed["ran"])
             return not_yet(
@@ -138,7 +153,7 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_stages(generator: random.Random) -> Plain:
-    """Stages of equal length, one stage alone, one micro-batch; the slowest first, last and between, with an end at no whole second."""
+    """Draw equal stages, one stage alone, one micro-batch, and the slowest stage at each place."""
     cases: list[Plain] = [
         [[generator.randint(1, 35) / 4 for _ in range(generator.randint(2, 6))], generator.randint(2, 12)] for _ in range(4)
     ]
@@ -164,17 +179,99 @@ def judge_seconds(answers: Plain, cases: Plain) -> Verdict:
             return wrong_type(answer, "a number")
         due = sum(stages) + (count - 1) * max(stages)
         if not abs(answer - due) <= 1e-6 * due:  # so that nan fails
-            return not_yet(f"stages that take {stages} seconds end {count} micro-batches after {due} s; you say {answer:g} s. Draw it.")
+            return not_yet(
+                f"with stage_seconds={stages} and micro_batches={count}, the forward pass takes {due} s. You say {answer:g} s. Draw it."
+            )
     return right("All wait for the slowest.")
 
 
-# 04.3: where to cut, by measured times
+# 04.3: a step with micro-batches: the values of one batch, in the time that the formula allows
 
-TOLERANCE = 1.05  # of a best cut, for times are measured
+WIDTH = 1 << 19  # numbers in a row: a copy through the host takes long enough to show
+ALLOWED = 1.07  # times as long as `compute_first`; an unneeded wait costs more
+
+
+def draw_steps(generator: random.Random) -> Plain:
+    """Draw a batch of rising numbers and a number of micro-batches that gives different sizes."""
+    rows, splits = generator.choice([(5, 4), (7, 5)])  # chunk, split and tensor_split differ
+    values = sorted(generator.sample(range(1, 10), rows))
+    return {"values": values, "weights": generator.sample(range(2, 6), k=2), "splits": splits}
+
+
+def observe_steps(step: Any, inputs: Plain) -> Plain:
+    """Return the loss, the gradients, what each half saw, and the seconds of both steps.
+
+    The second step is `compute_first` of the lesson.
+    """
+    splits, log = inputs["splits"], Log()
+    first, second = (Scale(weight, index, log, 4 * CYCLES).cuda(index) for index, weight in enumerate(inputs["weights"]))
+    x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None].repeat(1, WIDTH)
+    with during(f"{len(x)} rows, splits={splits}"):
+        loss = step(first, second, x, splits)
+        told = {
+            "loss": loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else type(loss).__name__,
+            "gradients": log.gradients(2),
+            "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
+        }
+        tries = 1 if machine.in_use().virtual else 6  # the fastest counts, because the first on a real GPU is slow
+        sides = [[host_seconds(partial(run, first, second, x, splits), gpus=2) for run in (step, _known)] for _ in range(tries)]
+    return told | {"seconds": [min(side) for side in zip(*sides, strict=True)]}
+
+
+def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) -> None:
+    """Do the step as the lesson's `compute_first` does it."""
+    outputs = [second(first(part).to("cuda:1")) for part in x.chunk(splits)]
+    torch.cat(outputs).square().mean().backward()
+
+
+def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
+    values, (a, b), splits = inputs["values"], inputs["weights"], inputs["splits"]
+    squares = sum(value * value for value in values) / len(values)
+    loss, due = observed["loss"], squares * (a * b) ** 2
+    if isinstance(loss, str):
+        return not_yet(f"your function returned {loss}. Expected the loss as a tensor of one element.")
+    count = -(-len(values) // -(-len(values) // splits))
+    if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
+        ran = " and ".join(str(len(seen)) for seen in observed["seen"])
+        return not_yet(f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU. They saw {ran}.")
+    if not near(loss, due, 1e-3, 1e-3):
+        size = -(-len(values) // splits)
+        parts = [values[start : start + size] for start in range(0, len(values), size)]
+        means = [sum(value * value for value in part) / len(part) * (a * b) ** 2 for part in parts]
+        hint = "It is the mean of the squares of all outputs."
+        if near(loss, sum(means) / len(means), 1e-3, 1e-3) or near(loss, sum(means), 1e-3, 1e-3):
+            hint = "The micro-batches have different sizes, so the mean of their means is another number."
+        return not_yet(f"the loss of the batch {values} is {due:g}. Yours is {loss:g}. {hint}")
+    for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
+        if found is None:
+            return not_yet(
+                f"a gradient is None. For the whole batch it is {gradient:g}. Does a backward pass run, "
+                "and is the copy between the halves part of the graph?"
+            )
+        if not near(found, gradient, 1e-3, 1e-3):
+            return not_yet(
+                f"a gradient is {found:g}. For the whole batch it is {gradient:g}. Does one backward pass run, from the mean over all rows?"
+            )
+    answer, known = observed["seconds"]
+    if not answer <= ALLOWED * known:
+        return not_yet(
+            f"the values are right, but {count} micro-batches take {answer / known:.2f} times as long as they need. "
+            "What is launched between a copy and the second half that needs it? "
+            "When does the backward pass begin? Does Python wait for a GPU?"
+        )
+    return right(f"The values of one batch, and {count} micro-batches take no longer than they need.")
+
+
+# 04.4: where to cut, by measured times
+
+TOLERANCE = 1.05  # times as slow as the best cut, because times are measured
 
 
 def draw_layers(generator: random.Random) -> Plain:
-    """Layers' times such that no number, nor the middle layer, nor the first cut beyond or before half of the time is always best."""
+    """Draw times of layers for which no simple rule always finds the best cut.
+
+    Such rules are a fixed number, the middle, and the first cut beyond or before half of the time.
+    """
     while True:
         cases = [[generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)]
         for case, place in zip(cases, (0, -1, generator.randrange(4)), strict=False):
@@ -188,7 +285,7 @@ def draw_layers(generator: random.Random) -> Plain:
 
 
 def _slower(layers: Sequence[float], cut: int) -> float:
-    """The time of the half that takes longer."""
+    """Return the time of the half that takes longer."""
     return max(sum(layers[:cut]), sum(layers[cut:]))
 
 
@@ -213,7 +310,7 @@ def _before_half(layers: Sequence[float]) -> int:
 
 
 class OneMore(Scale):
-    """Takes what the layer before it gives, and gives a row more."""
+    """Layer that needs the rows of the layer before it, and returns one row more."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) != (due := self.index + 1):
@@ -222,7 +319,7 @@ class OneMore(Scale):
 
 
 def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
-    """What the answer says of layers alike in parameters and launches, which take these times."""
+    """Return the answer for layers that take these times. The layers differ in nothing else."""
     answers = []
     with torch.cuda.device("cuda:0"):
         x = torch.ones(1, device="cuda:0")
@@ -245,73 +342,11 @@ def judge_best_cuts(answers: Plain, cases: Plain) -> Verdict:
             return not_yet(f"a cut after {answer} of {len(layers)} layers leaves a GPU without work.")
         if _share(layers, answer) > TOLERANCE:
             return not_yet(
-                f"layers whose times are as {' : '.join(map(str, layers))}, cut after {answer}: the slower half takes "
-                f"{_slower(layers, answer)}. Another cut makes it {_best(layers)}. What did you measure, and was the GPU done?"
+                f"the layers take {', '.join(map(str, layers))} units of time. With {plural(answer, 'layer')} in the first half, "
+                f"the slower half takes {_slower(layers, answer)} units. Another cut makes it {_best(layers)}. "
+                "What did you measure, and was the GPU done?"
             )
     return right("The slower half is as fast as it can be.")
-
-
-# 04.4: a step with micro-batches: the values of one batch, in the time that the formula allows
-
-WIDTH = 1 << 19  # numbers in a row: a copy through the host takes long enough to show
-ALLOWED = 1.07  # times as long as the lesson's way; with two micro-batches, one wait for each is 7 rounds instead of 6
-
-
-def draw_steps(generator: random.Random) -> Plain:
-    """A batch, rising, whose micro-batches are not equally long; and into how many it is cut."""
-    rows, splits = generator.choice([(5, 3), (7, 4)])  # chunk(splits), split(splits) and chunk(2) differ
-    values = sorted(generator.sample(range(1, 10), rows))
-    return {"values": values, "weights": generator.sample(range(2, 6), k=2), "splits": splits}
-
-
-def observe_steps(step: Any, inputs: Plain) -> Plain:
-    """Loss, gradients and what each half saw, the seconds of a step, and those of the order of launching that the lesson shows."""
-    splits, log = inputs["splits"], Log()
-    first, second = (Scale(weight, index, log, 4 * CYCLES).cuda(index) for index, weight in enumerate(inputs["weights"]))
-    x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None].repeat(1, WIDTH)
-    with during(f"{len(x)} rows, splits={splits}"):
-        loss = step(first, second, x, splits)
-        told = {
-            "loss": loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else type(loss).__name__,
-            "gradients": log.gradients(2),
-            "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
-        }
-        tries = 1 if machine.in_use().virtual else 6  # the best counts on a real GPU, whose first is slow
-        sides = [[host_seconds(partial(run, first, second, x, splits), gpus=2) for run in (step, _known)] for _ in range(tries)]
-    return told | {"seconds": [min(side) for side in zip(*sides, strict=True)]}
-
-
-def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) -> None:
-    torch.cat(compute_first(first, second, x.chunk(splits))).square().mean().backward()
-
-
-def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
-    values, (a, b), splits = inputs["values"], inputs["weights"], inputs["splits"]
-    squares = sum(value * value for value in values) / len(values)
-    loss, due = observed["loss"], squares * (a * b) ** 2
-    if isinstance(loss, str):
-        return not_yet(f"your function returned {loss}. Expected the loss as a tensor of one element.")
-    count = -(-len(values) // -(-len(values) // splits))
-    if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
-        ran = " and ".join(str(len(seen)) for seen in observed["seen"])
-        return not_yet(f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU; they saw {ran}.")
-    if not near(loss, due, 1e-3, 1e-3):
-        return not_yet(f"the loss of the batch {values} is {due:g}; yours is {loss:g}. The micro-batches are not equal.")
-    for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
-        if found is None:
-            return not_yet(
-                f"a gradient is None; for the whole batch it is {gradient:g}. Does a backward pass run, "
-                "and is the copy between the halves part of the graph?"
-            )
-        if not near(found, gradient, 1e-3, 1e-3):
-            return not_yet(f"a gradient is {found:g}; for the whole batch it is {gradient:g}. Count each row once.")
-    answer, known = observed["seconds"]
-    if not answer <= ALLOWED * known:
-        return not_yet(
-            f"the values are right, but {splits} micro-batches take {answer / known:.2f} times as long as they need. "
-            "What is launched between a copy and the second half that needs it, when does the backward begin, and who waits for whom?"
-        )
-    return right(f"The values of one batch, and {splits} micro-batches take no longer than they need.")
 
 
 # 04.5: the order of 1F1B
@@ -321,14 +356,14 @@ WORK = {"F": FORWARD, "B": BACKWARD}
 
 
 def draw_pipelines(generator: random.Random) -> Plain:
-    """(stages, micro-batches): many and few of either, fewer micro-batches than stages among them."""
+    """Draw pairs (stages, micro-batches), some of them with fewer micro-batches than stages."""
     cases = [[generator.randint(3, 5), generator.randint(6, 9)], [2, generator.randint(3, 6)], [4, generator.randint(2, 3)], [3, 1]]
     generator.shuffle(cases)
     return cases
 
 
 def observe_orders(one_forward_one_backward: Any, cases: Plain) -> Plain:
-    """What the answer says of each stage."""
+    """Return the list that the answer gives for each stage."""
     observations = []
     for stages, count in cases:
         lists = []
@@ -354,7 +389,7 @@ def judge_orders(observations: Plain, cases: Plain) -> Verdict:
                 )
             kept, most = _most_kept(actions), stages - stage
             if kept > most:
-                return not_yet(f"{of}: {kept} micro-batches wait for their backward at once. The stage should keep at most {most}.")
+                return not_yet(f"{of}: {kept} micro-batches wait for their backward pass at once. The stage should keep at most {most}.")
         orders = [[(WORK[action[0]], int(action[1:])) for action in actions] for actions in lists]
         try:
             took = finish(orders)
@@ -363,8 +398,8 @@ def judge_orders(observations: Plain, cases: Plain) -> Verdict:
         due = finish([order(ONE_F_ONE_B, stage, stages, count) for stage in range(stages)])
         if took > due:
             return not_yet(
-                f"{stages} stages, {count} micro-batches: if a backward takes two forwards, your order ends "
-                f"after the time of {plural(took, 'forward')}. Expected {due}."
+                f"{stages} stages, {count} micro-batches: if a forward pass takes 1 s and a backward pass 2 s, "
+                f"your order ends after {took} s. Expected {due} s."
             )
     return right("The time of GPipe, and at most as many micro-batches kept as there are stages to come.")
 
@@ -378,7 +413,10 @@ def _most_kept(actions: list[str]) -> int:
 
 
 def finish(orders: Sequence[Sequence[tuple[str, int]]]) -> int:
-    """When the last work of all stages ends, in units of SECONDS; copies take none. Raises ValueError if the stages wait for each other."""
+    """Return the second at which the last stage ends. Copies take no time.
+
+    Raises ValueError if the stages wait for each other.
+    """
     last, free = len(orders) - 1, [0] * len(orders)
     ends: dict[tuple[int, str, int], int] = {}
     for stage, work, index in launches(orders):
@@ -389,8 +427,8 @@ def finish(orders: Sequence[Sequence[tuple[str, int]]]) -> int:
 
 CHECKS = [
     Check("04.1", draw_cuts, observe_cuts, judge_cuts, gpus=2, alters=("values", "hooks"), section="A network in two halves"),
-    Check("04.2", draw_stages, observe_seconds, judge_seconds, section="Micro-batches"),
-    Check("04.3", draw_layers, observe_best_cuts, judge_best_cuts, section="Where to cut"),
-    Check("04.4", draw_steps, observe_steps, judge_steps, gpus=2, section="Micro-batches"),
-    Check("04.5", draw_pipelines, observe_orders, judge_orders, section="GPipe and 1F1B"),
+    Check("04.2", draw_stages, observe_seconds, judge_seconds, section="Micro-batches on paper"),
+    Check("04.3", draw_steps, observe_steps, judge_steps, gpus=2, section="Two orders"),
+    Check("04.4", draw_layers, observe_best_cuts, judge_best_cuts, section="Where to cut"),
+    Check("04.5", draw_pipelines, observe_orders, judge_orders, section="Two schedules"),
 ]

@@ -132,15 +132,16 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     """What `answer` does with `inputs`: {"observed": …, "left": what is otherwise afterwards}, {"raised": …} or {"attempted": False}.
 
     Leaves the GPUs as they were: the current device and streams, and the memory in use. PyTorch's settings are its own meanwhile, not the
-    notebook's.
+    notebook's. Values are computed, also on virtual GPUs with `values=False`.
     """
     _require_gpus(check)
     if is_stub(answer, check.script):
         return {"attempted": False}
     if inspect.iscoroutinefunction(answer):
         return {"raised": "nothing and ran nothing: a function of `async def` returns a coroutine, and nobody awaits it. Write `def`."}
+    used = machine.in_use()
     try:
-        with machine.in_use().kept(_KEPT), undisturbed(), defaults():
+        with used.kept(_KEPT), used.with_values(), undisturbed(), defaults():
             try:
                 followed = Followed(answer, check.alters) if callable(answer) else answer
                 observed = check.observe(followed, inputs)

@@ -377,7 +377,22 @@ def _free_locals(error: BaseException) -> None:
     while chained is not None:
         with contextlib.suppress(RuntimeError):
             traceback.clear_frames(chained.__traceback__)
+        _free_callers(chained)
         chained = chained.__context__
+
+
+def _free_callers(error: BaseException) -> None:
+    """Free the locals of the functions that called the one where the traceback begins.
+
+    An error that autograd passes on in another thread lacks these functions in its traceback.
+    """
+    if error.__traceback__ is None:
+        return
+    frame = error.__traceback__.tb_frame.f_back
+    while frame is not None:
+        with contextlib.suppress(RuntimeError):  # the function still runs
+            frame.clear()
+        frame = frame.f_back
 
 
 def _shortened(text: str) -> str:

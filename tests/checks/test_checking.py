@@ -55,6 +55,19 @@ def test_run_draws_observes_and_judges(two_gpus):
     assert not verdict.passed and "is not twice" in verdict.message
 
 
+def test_a_check_computes_values_on_gpus_that_compute_none():
+    """A lesson may choose such GPUs to measure large networks, and have exercises about values later."""
+    total = Check(
+        "98.2",
+        draw=lambda generator: generator.randint(1, 9),
+        observe=lambda student, number: student(torch.full((1 << 20,), float(number), device="cuda")).item(),
+        judge=lambda observed, number: right() if observed == number << 20 else not_yet(f"{observed}"),
+    )
+    with labkit.use(gpus=1, virtual=True, values=False, quiet=True):
+        assert checking.run(total, lambda x: (x + 0).sum()).passed
+        assert "values not kept" in repr(torch.rand(1000, device="cuda"))
+
+
 def test_an_answer_that_raises_is_quoted(two_gpus):
     def wrong(number):
         raise KeyError("first line\nsecond line")

@@ -546,3 +546,24 @@ def test_a_notebook_shows_a_bar_and_its_stored_output_is_empty(gpu, monkeypatch)
         labkit.measure(lambda n: n, {"n": [10, 20]})
     assert updates[0] == updates[-1] == {"text/plain": ""}
     assert '<progress value="1" max="2"></progress> value: 1 of 2 done, now n 20' in updates[2]["text/html"]
+
+
+def test_a_backward_pass_that_runs_out_of_memory_leaves_the_next_call_all_of_it():
+    """Autograd passes the error on from a thread of its own."""
+
+    def peak(gpus):
+        total = torch.cuda.get_device_properties(0).total_memory
+        count = int(0.7 * total / 2**28)
+        places = [index * gpus // count for index in range(count)]
+        layers = [torch.nn.Linear(8192, 8192, bias=False, device=f"cuda:{gpu}") for gpu in places]
+        x = torch.ones(8, 8192, device="cuda:0")
+        for layer in layers:
+            x = layer(x.to(layer.weight.device))
+        x.sum().backward()
+        return torch.cuda.max_memory_allocated(0) / total
+
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        result = labkit.measure(peak, {"gpus": [1, 2]}, values=False)
+    assert [failure["arguments"] for failure in result.failures] == [{"gpus": 1}]
+    [row] = result.rows
+    assert 0.65 < row["peak"] < 0.72

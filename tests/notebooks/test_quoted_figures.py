@@ -10,6 +10,8 @@ import torch
 
 import labkit
 import virtualgpu
+from gpulessons import lesson_04
+from gpulessons.lesson_04.labs.pipeline import waiting_share
 from gpulessons.networks import GPT
 from labkit.labs import Result, recorded_result
 
@@ -172,13 +174,56 @@ def test_four_real_h200s_are_slower_than_one_as_lesson_3_says():
         assert f"{taken * 1e3:.1f}" == quoted
 
 
-def test_adding_gradients_is_most_of_what_64_micro_batches_lose_as_lesson_4_says():
-    assert "This is most of what 64 micro-batches lose against 8." in text("04_model_parallelism.ipynb")
-    cells = nbformat.read(FOLDER / "04_model_parallelism.ipynb", as_version=4).cells
-    [cell] = [cell for cell in cells if "to add gradients" in cell.source]
-    few, many = map(float, re.findall(r"([\d.]+) s per GPU", cell.outputs[0].text))
-    [cell] = [cell for cell in cells if "pipeline_splits(splits=" in cell.source]
-    [alt] = [output.metadata["image/png"]["alt"] for output in cell.outputs if output.metadata]
-    found = re.search(r"compute first takes .*?([\d.]+) s with 8, ([\d.]+) s with 64", alt)
-    lost = float(found[2]) - float(found[1])
-    assert 0.5 * lost < many - few < 1.1 * lost
+def milliseconds(number: str, unit: str) -> float:
+    return float(number) * {"µs": 1e-3, "ms": 1, "s": 1e3}[unit]
+
+
+def test_four_gpus_are_slower_than_one_and_two_micro_batches_faster_as_lesson_4_says():
+    lesson = "04_model_parallelism.ipynb"
+    assert "Four GPUs are slower than one!" in text(lesson)
+    times = re.findall(r"^(\d) +([\d.]+) (ms|s)$", printed(lesson, "use"), re.MULTILINE)
+    one, _, four = (milliseconds(*time) for _, *time in times)
+    assert 1 < four / one < 1.5
+    assert "Only `compute_first` is faster." in text(lesson)
+    times = re.findall(r"^(\w+ first) +(\d) +([\d.]+) (ms|s)$", printed(lesson, "orders"), re.MULTILINE)
+    found = {(order, int(count)): milliseconds(*time) for order, count, *time in times}
+    assert found["copy first", 1] / found["copy first", 2] < 1.05
+    assert found["compute first", 1] / found["compute first", 2] > 1.2
+
+
+def test_four_real_h200s_take_as_long_as_lesson_4_says():
+    quoted = re.search(r"there, one GPU took ([\d.]+) ms and four took ([\d.]+) ms", text("04_model_parallelism.ipynb"))
+    file = Path(lesson_04.__file__).parent / "recordings" / "step_seconds_h200.json"
+    recorded = Result.from_json(file.read_text(encoding="utf-8"))
+    seconds = recorded.by("gpus", "step_seconds")
+    assert [f"{seconds[gpus] * 1e3:.1f}" for gpus in (1, 4)] == list(quoted.groups())
+
+
+def test_adding_gradients_is_most_of_what_32_micro_batches_lose_as_lesson_4_says():
+    lesson = "04_model_parallelism.ipynb"
+    quoted = re.search(r"takes (\d+) ms longer than with 8.*only (\d+) ms longer.*other (\d+) ms", text(lesson))
+    times = re.findall(r"^(\d+) +(True|False) +([\d.]+) ms$", printed(lesson, "adding"), re.MULTILINE)
+    found = {(int(count), adding): float(time) for count, adding, time in times}
+    lost, rest = found[32, "True"] - found[8, "True"], found[32, "False"] - found[8, "False"]
+    assert [round(lost), round(rest), round(lost - rest)] == [int(number) for number in quoted.groups()]
+    assert rest < lost / 2
+
+
+def test_the_step_takes_as_long_with_8_and_32_micro_batches_as_lesson_4_says():
+    lesson = "04_model_parallelism.ipynb"
+    quoted = re.search(r"the step takes (\d+) ms, and with 32 it takes (\d+) ms again", text(lesson))
+    gains = re.search(r"The cell measures ([\d.]+) and ([\d.]+) times", text(lesson))
+    figure = printed(lesson, "sweep")
+    shown = re.search(r"([\d.]+) times at micro batches 8, ([\d.]+) times at micro batches 32", figure)
+    assert gains.groups() == shown.groups()
+    [whole] = re.findall(r"^compute first +1 +([\d.]+) ms$", printed(lesson, "orders"), re.MULTILINE)
+    for time, gain in zip(quoted.groups(), gains.groups(), strict=True):
+        assert f"{float(whole) / int(time):.1f}" == gain
+
+
+def test_gpus_wait_as_long_under_both_schedules_on_real_h200s_as_lesson_4_says():
+    quoted = re.search(r"On four real H200s, with two layers on each, both schedules waited (\d+)%", text("04_model_parallelism.ipynb"))
+    recorded = recorded_result("pipeline_step")
+    assert recorded.parameters["layers"] == "2+2+2+2"
+    shares = {waiting_share(recorded, schedule) for schedule in ("GPipe", "1F1B")}
+    assert {f"{100 * share:.0f}" for share in shares} == {quoted[1]}

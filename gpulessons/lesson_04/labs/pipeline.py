@@ -1,19 +1,29 @@
-"""One training step of a network that is cut into stages, a GPU each: what every GPU does when, and the memory that it takes."""
+"""The pipeline lab: a training step of a network in stages, when each GPU works, and its memory."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from torch import nn
 
-from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
+from gpulessons.lesson_04.schedules import FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
+from gpulessons.lesson_04.work import (
+    MILLISECOND,
+    add_legend,
+    draw_bars,
+    draw_memory,
+    mark,
+    memory_in_words,
+    percent,
+    place_panels,
+    waiting,
+    waiting_finding,
+    waits_in_words,
+)
 from gpulessons.networks import linear_layers
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, BLUE, ORANGE, SIZE, TEXT_POINTS, Figure, new_canvas, text_width, time_ticks
+from gputrace.figures.figure import BESIDE, BLACK, TEXT_POINTS, Figure, new_canvas
 from labkit import machine
 from labkit.labs.experiment import Result, Row, Run, badge, checked_count
 from labkit.labs.figures import badged, hollow, in_style
@@ -34,16 +44,19 @@ def pipeline_step(
     width: int = WIDTH,
     batch: int = BATCH,
 ) -> Run:
-    """What each stage of a pipeline does when, in one step of forward and backward under each of the `schedules`.
+    """Run one training step of a pipeline under each of the `schedules`, and note when each stage works.
 
-    `layers` says how many linear layers, each with ReLU, every stage has: stage i lies on GPU i. The batch is cut into
-    `micro_batches`, but for the schedule "one batch". What is sent from GPU to GPU goes through streams of its own, so that it makes
-    no other work wait; each tensor is sent `link` times, which makes the link so many times slower. The first stage computes the gradient
-    of its input too, as though layers came before it: so equal stages have equal work.
+    `layers` has the number of linear layers of each stage. Each layer has ReLU, and stage i is on
+    GPU i. The batch is split into `micro_batches`, except under the schedule "one batch". Tensors
+    go from GPU to GPU on streams of their own, so that no other work waits for them. Each tensor is
+    sent `link` times, which makes the link that many times slower. The first stage also computes
+    the gradient of its input, so that equal stages have equal work.
 
-    One row for a forward or backward of a micro-batch on a stage: when its GPU began it and for how long it kept it, in seconds since
-    the step's start; `peak` is the most memory that the step took on that GPU, beyond parameters and gradients. Virtual GPUs compute
-    no values meanwhile. Raises ValueError for what is out of bounds, RuntimeError when no GPU is in use.
+    There is one row for each forward and backward pass of a micro-batch on a stage. It has the
+    start and the seconds, counted from the start of the step. `peak` is the most memory that the
+    step took on that GPU, without parameters and gradients. Virtual GPUs compute no values.
+
+    Raises ValueError for an argument that is out of bounds, RuntimeError if no GPU is in use.
     """
     name = badge()
     there = machine.in_use().count
@@ -69,27 +82,32 @@ def pipeline_step(
 
 
 def waiting_share(result: Result, schedule: str) -> float | None:
-    """The share of the step, averaged over the stages, in which a GPU waited; None if not one whole step was measured."""
-    starts, seconds = result.column("start", schedule=schedule), result.column("seconds", schedule=schedule)
+    """Return the share of the step in which a GPU waits, averaged over the stages.
+
+    Return None if the step was not measured to its end.
+    """
     if not is_whole(result, schedule):
         return None
-    step = max(start + took for start, took in zip(starts, seconds, strict=True)) - min(starts)
-    return 1 - sum(seconds) / (step * stages(result))
+    return waiting(_rows(result, schedule), stages(result))
+
+
+def _rows(result: Result, schedule: str) -> list[Row]:
+    return [row for row in result.rows if row["schedule"] == schedule]
 
 
 def stages(result: Result) -> int:
-    """How many stages the pipeline of a `pipeline_step` has."""
+    """Return the number of stages of a result of `pipeline_step`."""
     return len(result.parameters["layers"].split("+"))
 
 
 def is_whole(result: Result, schedule: str) -> bool:
-    """Whether all of the step was measured: a run that was stopped ends in the middle."""
+    """Return whether the step was measured to its end. A run that was stopped ends earlier."""
     count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
     return len(result.column("stage", schedule=schedule)) == 2 * count * stages(result)
 
 
 def stage_peaks(result: Result, schedule: str) -> dict[int, int]:
-    """The bytes that the step took on each stage's GPU, as far as was measured."""
+    """Return the most bytes that the step took on each stage's GPU, as far as it was measured."""
     return result.by("stage", "peak", schedule=schedule)
 
 
@@ -118,7 +136,10 @@ def _step(layers: list[int], micro_batches: int, schedule: str, link: int, width
 
 
 class Pipe:
-    """Stages of a network on GPUs 0, 1, 2 …, and a pair of streams for each direction of the links between neighbours."""
+    """Stages of a network on GPUs 0, 1, 2 and so on.
+
+    Neighbours have a pair of streams for each direction.
+    """
 
     def __init__(self, stages: list[nn.Module], link: int = 1) -> None:
         self.stages, self.link = stages, link
@@ -127,29 +148,28 @@ class Pipe:
         self.streams = {(i, j): (torch.cuda.Stream(i), torch.cuda.Stream(j)) for i, j in pairs}
 
     def step(self, inputs: torch.Tensor, micro_batches: int, schedule: str) -> list[tuple[int, str, int, float, float]]:
-        """Forward and backward of the mean square, the gradients added to the parameters'.
+        """Run forward and backward passes. The loss is the mean of the squared outputs.
 
-        Returns (stage, work, micro-batch, start, seconds) of each piece of work; the GPUs have done all of it.
+        Returns (stage, work, micro-batch, start, seconds) of each pass, when all GPUs are done.
         """
         count = len(self.stages)
         self.parts = inputs.chunk(micro_batches)
-        self.sent: dict[tuple[int, str, int], tuple[torch.Tensor, torch.cuda.Event]] = {}  # to a stage, for its forward or backward
-        self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output of a forward, for its backward
+        self.sent: dict[tuple[int, str, int], tuple[torch.Tensor, torch.cuda.Event]] = {}  # to a stage, for a pass
+        self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output, for the backward pass
         for index in range(count):
             torch.cuda.synchronize(index)
-        begun = [_mark(index) for index in range(count)]
+        begun = [mark(index) for index in range(count)]
         timed = []
         for stage, work, index in launches([order(schedule, stage, count, len(self.parts)) for stage in range(count)]):
             arrived = self._receive(stage, work, index)
-            before = _mark(stage)
+            before = mark(stage)
             result = self._forward(stage, index, arrived) if work == FORWARD else self._backward(stage, index, arrived)
-            timed.append((stage, work, index, before, _mark(stage)))
+            timed.append((stage, work, index, before, mark(stage)))
             self._send(stage, work, index, result)
         for index in range(count):
             torch.cuda.synchronize(index)
-        milli = 1e-3  # what events tell
         return [
-            (stage, work, index, begun[stage].elapsed_time(before) * milli, before.elapsed_time(after) * milli)
+            (stage, work, index, begun[stage].elapsed_time(before) * MILLISECOND, before.elapsed_time(after) * MILLISECOND)
             for stage, work, index, before, after in timed
         ]
 
@@ -167,7 +187,7 @@ class Pipe:
         return entered.grad
 
     def _send(self, stage: int, work: str, index: int, tensor: torch.Tensor | None) -> None:
-        """Copy a result to the stage that needs it, once the work before is done, on streams on which nothing else waits."""
+        """Copy a result to the stage that needs it. No other work waits for the two streams."""
         neighbour = stage + 1 if work == FORWARD else stage - 1
         if tensor is None or neighbour not in range(len(self.stages)):
             return
@@ -177,82 +197,53 @@ class Pipe:
             copy = torch.empty_like(tensor, device=f"cuda:{neighbour}")
             for _ in range(self.link):
                 copy.copy_(tensor, non_blocking=True)
-        tensor.record_stream(leaves)  # or its memory might be given to others before it has left
+        tensor.record_stream(leaves)  # its memory must not be used again before it was sent
         copy.record_stream(torch.cuda.current_stream(neighbour))
         self.sent[neighbour, work, index] = copy, arrives.record_event()
 
     def _receive(self, stage: int, work: str, index: int) -> torch.Tensor | None:
-        """What the neighbour sent for this work, which will start after it has come; None for the first or last stage of all."""
+        """Return what the neighbour sent for this pass, and let the pass wait for it.
+
+        Return None if no neighbour sends anything.
+        """
         copy, event = self.sent.pop((stage, work, index), (None, None))
         if event is not None:
             torch.cuda.current_stream(stage).wait_event(event)
         return copy
 
 
-def _mark(index: int) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(index))
-    return event
-
-
 # The figure
 
 
-COLOURS = {FORWARD: BLUE, BACKWARD: ORANGE}
-INK = {FORWARD: "white", BACKWARD: "black"}
-HEIGHT = 0.8  # of a bar, where the stages are 1 apart
-ABOVE = -0.75  # where a prediction stands, above stage 0
+ABOVE = -0.75  # y of a prediction, above stage 0
 
 
 @in_style
 def plot_pipeline_step(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
-    """A bar for each forward and backward of each stage's GPU over time, a panel for each schedule, and each GPU's memory beside it.
+    """Draw when each GPU works under each schedule, and the memory of each GPU.
 
-    A number in a bar is that of the micro-batch. `prediction` is the percentage of the step in which the GPUs wait under the last of
-    the schedules: a hollow marker shows where the step would end.
+    There is a bar for each forward and backward pass, with the number of its micro-batch.
+    `prediction` is the percentage of the step in which the GPUs wait under the last schedule. A
+    hollow marker shows where the step would end then.
     """
     schedules = list(dict.fromkeys(result.column("schedule"))) or result.parameters["schedules"][:1]
-    canvas, *panels = new_canvas(_waiting_finding(result), rows=len(schedules))
-    panels[0].get_gridspec().update(hspace=0.5, top=0.81, right=0.85, left=0.09)
-    end = _end(result, prediction)
+    canvas, *panels = new_canvas(waiting_finding(_shares(result)), rows=len(schedules))
+    place_panels(canvas, panels, _end(result, prediction), memory=True)
     for axes, schedule in zip(panels, schedules, strict=True):
-        axes.set_position(axes.get_subplotspec().get_position(canvas))
-        time_ticks(axes, end)
-        axes.label_outer()
-        axes.tick_params(axis="x", bottom=axes is panels[-1])
         axes.set_title(_heading(result, recorded, schedule), loc="left", fontsize=TEXT_POINTS)
-        _draw_bars(axes, result, schedule)
-        _draw_memory(axes, result, schedule)
-    panels[0].set_title(" most memory", loc="right", fontsize=TEXT_POINTS, ha="left")
+        draw_bars(axes, _rows(result, schedule), stages(result))
+        draw_memory(axes, stage_peaks(result, schedule))
     sentence = _predicted_end(panels[-1], result, prediction)
-    entries: list[Artist] = [Patch(color=COLOURS[work], label=work) for work in (FORWARD, BACKWARD)]
-    entries.append(Line2D([], [], linestyle="", marker="$1$", color=BLACK, label="number of the micro-batch"))
-    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=(0, 0.945), ncols=3, frameon=False, fontsize=TEXT_POINTS)
+    add_legend(canvas, split=any(result.column("micro_batch")))
     shown = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
-    waits = "" if recorded is None else f"{recorded.badge}: the GPUs wait {_waits(recorded)}."
-    return badged(canvas, result.badge, _told_memory(result, schedules), sentence, waits, shown=shown)
-
-
-def _waiting_finding(result: Result) -> str:
-    shares = _shares(result)
-    if not shares:
-        return "Not measured yet: a whole step"
-    if len(shares) == 1:
-        return f"The GPUs wait {_percent(*shares.values())} of the step"
-    return f"The GPUs wait: {_waits(result)}"
-
-
-def _waits(result: Result) -> str:
-    return ", ".join(f"{_percent(share)} with {schedule}" for schedule, share in _shares(result).items())
+    waits = "" if recorded is None else f"{recorded.badge}: the GPUs wait {waits_in_words(_shares(recorded))}."
+    memory = memory_in_words({schedule: stage_peaks(result, schedule) for schedule in schedules})
+    return badged(canvas, result.badge, memory, sentence, waits, shown=shown)
 
 
 def _shares(result: Result) -> dict[str, float]:
-    """The share of the step for which a GPU waits, of the schedules that were measured to their end."""
+    """Return the waiting share of each schedule that was measured to its end."""
     return {schedule: share for schedule in result.parameters["schedules"] if (share := waiting_share(result, schedule)) is not None}
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
 
 
 def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
@@ -261,49 +252,18 @@ def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
     if len(result.parameters["schedules"]) == 1 and recorded is None:
         return name  # the figure's title says the rest
     share, before = waiting_share(result, schedule), None if recorded is None else waiting_share(recorded, schedule)
-    waits = "not measured to its end" if share is None else f"GPUs wait {_percent(share)}"
-    return f"{name}: {waits}" + ("" if before is None else f" (recorded: {_percent(before)})")
-
-
-def _told_memory(result: Result, schedules: list[str]) -> str:
-    parts = []
-    for schedule in schedules:
-        taken = ", ".join(f"{units.byte_text(nbytes)} on cuda:{stage}" for stage, nbytes in sorted(stage_peaks(result, schedule).items()))
-        if taken:
-            parts.append(f"{schedule} takes {taken}")
-    return f"Memory of the step: {'; '.join(parts)}." if parts else ""
-
-
-def _draw_bars(axes: Axes, result: Result, schedule: str) -> None:
-    count = stages(result)
-    axes.set_ylim(count - 0.5, -0.5)
-    axes.set_yticks(range(count), [f"cuda:{stage}" for stage in range(count)])
-    axes.grid(axis="y", visible=False)
-    points = axes.get_position().width * SIZE[0] * 72 / axes.get_xlim()[1]  # a second
-    for row in result.rows:
-        if row["schedule"] != schedule:
-            continue
-        bar: dict[str, Any] = {"color": COLOURS[row["work"]], "edgecolor": "white", "linewidth": 0.5}
-        axes.barh(row["stage"], row["seconds"], HEIGHT, row["start"], **bar)
-        number = str(row["micro_batch"] + 1)
-        if text_width(number) + 2 <= points * row["seconds"]:
-            middle = row["start"] + row["seconds"] / 2
-            axes.text(middle, row["stage"], number, ha="center", va="center_baseline", fontsize=TEXT_POINTS, color=INK[row["work"]])
-
-
-def _draw_memory(axes: Axes, result: Result, schedule: str) -> None:
-    for stage, nbytes in stage_peaks(result, schedule).items():
-        axes.annotate(units.byte_text(nbytes), (1, stage), (9, 0), xycoords=("axes fraction", "data"), **BESIDE, fontsize=TEXT_POINTS)
+    waits = "not measured to its end" if share is None else f"GPUs wait {percent(share)}"
+    return f"{name}: {waits}" + ("" if before is None else f" (recorded: {percent(before)})")
 
 
 def _end(result: Result, prediction: float | None) -> float:
-    """Where the axis ends: a little behind the last work, and behind the predicted end."""
+    """Return the end of the time axis, behind the last pass and the predicted end."""
     last = max((row["start"] + row["seconds"] for row in result.rows), default=1e-3)
     return 1.03 * max(last, _predicted_seconds(result, prediction) or 0.0)
 
 
 def _predicted_seconds(result: Result, prediction: float | None) -> float | None:
-    """The end of the last schedule's step if its GPUs waited as predicted."""
+    """Return when the step of the last schedule would end if its GPUs waited as predicted."""
     schedule = result.parameters["schedules"][-1]
     if prediction is None or prediction >= 100 or not is_whole(result, schedule):
         return None
@@ -311,7 +271,7 @@ def _predicted_seconds(result: Result, prediction: float | None) -> float | None
 
 
 def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
-    """Draw the predicted end of the last schedule's step as a hollow marker, and say it."""
+    """Draw the predicted end of the last schedule as a hollow marker. Return a sentence about it."""
     seconds = _predicted_seconds(result, prediction)
     if seconds is None:
         return ""
@@ -332,10 +292,12 @@ GOOD = 5.0  # percent: a prediction this close is called good
 
 
 class PipelineLab(ExperimentPanel):
-    """Cut a network into stages and its batch into micro-batches, predict for how long the GPUs wait, then see what each does when.
+    """Widget that splits a network into stages and its batch into micro-batches.
 
-    `schedules` are those switched on at first. The prediction is for the last that is switched on. Raises ValueError for a schedule that
-    there is not, and for a number of micro-batches that cannot be chosen.
+    The learner predicts how long the GPUs wait, and then sees when each GPU works. The prediction
+    is for the last of the `schedules` that are switched on.
+
+    Raises ValueError for a schedule or a number of micro-batches that cannot be chosen.
     """
 
     question = "Under the last schedule that is switched on, for how many percent of the step does a GPU wait, on average?"
@@ -353,11 +315,11 @@ class PipelineLab(ExperimentPanel):
 
     @property
     def schedules(self) -> list[str]:
-        """Those that are switched on."""
+        """The schedules that are switched on."""
         return [name for name, switch in self.switches.items() if switch.value]
 
     def experiment(self) -> Run:
-        """The step as it is chosen, not yet begun. Raises ValueError where no schedule is switched on."""
+        """Return the chosen experiment. Raises ValueError if no schedule is switched on."""
         if not self.schedules:
             raise ValueError("Switch at least one schedule on.")
         return pipeline_step([LAYERS] * self.stages.value, self.micro_batches.value, self.schedules, LINKS[self.link.value])

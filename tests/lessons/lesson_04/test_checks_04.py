@@ -3,10 +3,11 @@
 import random
 
 import pytest
+import torch
 
 from gpulessons.lesson_04 import checks as lesson_04
 from gpulessons.lesson_04.checks import finish, judge_best_cuts, judge_cuts, judge_orders, judge_seconds, judge_steps
-from gpulessons.lesson_04.labs.schedules import GPIPE, ONE_F_ONE_B, order
+from gpulessons.lesson_04.schedules import GPIPE, ONE_F_ONE_B, order
 
 CUT = {"device": "cpu", "weights": [2, 3, 5], "values": [1, 4], "cut": 1}
 RAN = [[0, "cuda:0", "cuda:0", 2], [1, "cuda:1", "cuda:1", 2], [2, "cuda:1", "cuda:1", 2]]
@@ -25,10 +26,10 @@ GOOD_CUT = {
     [
         ({}, None),
         ({"type": "function"}, "returned function"),
-        ({"lie": ["cuda:0", "cuda:0", "cuda:1"]}, "belong on cuda:0, cuda:1, cuda:1; your module has layers on cuda:0, cuda:0, cuda:1"),
+        ({"lie": ["cuda:0", "cuda:0", "cuda:1"]}, "belong on cuda:0, cuda:1, cuda:1. Your module has layers on cuda:0, cuda:0, cuda:1"),
         ({"ran": [RAN[0], *RAN]}, "see the whole batch once"),
         ({"ran": [[0, "cuda:0", "cuda:0", 1], *RAN[1:]]}, "layer 0 on cuda:0 saw 1 row on cuda:0"),
-        ({"lie": []}, "0 parameters, the model 3"),
+        ({"lie": []}, "0 parameters, the model 3. An optimizer would miss some."),
         ({"result": {"type": "tuple"}}, "your module returned tuple"),
         ({"result": RESULT | {"device": "cpu"}}, "the result is on cpu"),
         ({"result": RESULT | {"values": [30.0, 30.0]}}, "not what the model itself gives"),
@@ -51,13 +52,16 @@ def test_a_batch_from_everywhere_is_tried_and_a_cut_away_from_the_middle():
 
 def test_seconds_are_judged_by_the_slowest_stage():
     assert judge_seconds([14.0], [[[1, 4, 1], 3]]).passed
-    assert "after 14 s; you say 18 s" in judge_seconds([18.0], [[[1, 4, 1], 3]]).message
+    assert "micro_batches=3, the forward pass takes 14 s. You say 18 s. Draw it." in judge_seconds([18.0], [[[1, 4, 1], 3]]).message
     assert "returned str" in judge_seconds(["str"], [[[1], 1]]).message
 
 
 def test_any_of_the_best_cuts_passes():
     assert judge_best_cuts([1], [[2, 2, 2]]).passed and judge_best_cuts([2], [[2, 2, 2]]).passed
-    assert "as 5 : 1 : 3, cut after 2: the slower half takes 6. Another cut makes it 5." in judge_best_cuts([2], [[5, 1, 3]]).message
+    assert (
+        "the layers take 5, 1, 3 units of time. With 2 layers in the first half, the slower half takes 6 units. Another cut makes it 5."
+        in judge_best_cuts([2], [[5, 1, 3]]).message
+    )
     assert "leaves a GPU without work" in judge_best_cuts([0], [[5, 1]]).message
     assert "leaves a GPU without work" in judge_best_cuts([2], [[5, 1]]).message
     assert "returned float" in judge_best_cuts(["float"], [[5, 1]]).message
@@ -84,9 +88,11 @@ GOOD_STEP = {
     [
         ({}, None),
         ({"loss": "NoneType"}, "returned NoneType. Expected the loss"),
-        ({"seen": [["cuda:0"], ["cuda:1"]]}, "they saw 1 and 1"),
-        ({"loss": 180.0}, "The micro-batches are not equal"),
-        ({"gradients": [None, 112.0]}, "a gradient is None; for the whole batch it is 168"),
+        ({"seen": [["cuda:0"], ["cuda:1"]]}, "They saw 1 and 1"),
+        ({"loss": 180.0}, "the mean of the squares of all outputs"),
+        ({"loss": 36 * (2.5 + 9) / 2}, "the mean of their means is another number"),
+        ({"loss": 36 * (2.5 + 9)}, "the mean of their means is another number"),
+        ({"gradients": [None, 112.0]}, "a gradient is None. For the whole batch it is 168"),
         ({"gradients": [168.0, 336.0]}, "a gradient is 336"),
         ({"seconds": [3.9, 3.0]}, "2 micro-batches take 1.30 times as long as they need"),
         ({"seconds": [2.0, 3.0]}, None),
@@ -101,7 +107,8 @@ def test_a_step_is_judged_by_loss_gradients_parts_and_time(change, hint):
 def test_micro_batches_of_a_drawn_batch_are_not_equal():
     for seed in range(20):
         inputs = lesson_04.draw_steps(random.Random(seed))
-        assert len(inputs["values"]) % inputs["splits"]
+        sizes = {len(part) for part in torch.tensor(inputs["values"]).chunk(inputs["splits"])}
+        assert len(sizes) == 2
 
 
 def test_gpipe_and_1f1b_end_at_the_same_time():
@@ -120,8 +127,8 @@ GOOD_ORDERS = [["F1", "F2", "B1", "B2"], ["F1", "B1", "F2", "B2"]]
         ("dict", "returned dict"),
         (["F1", "B1"], "expected F1 to F2 and B1 to B2"),
         (["F1", "F1", "B1", "B2"], "each once"),
-        (["F2", "F1", "B1", "B2"], "if a backward takes two forwards"),
-        (["F1", "B1", "F2", "B2"], "the time of 12 forwards. Expected 9"),
+        (["F2", "F1", "B1", "B2"], "a backward pass 2 s"),
+        (["F1", "B1", "F2", "B2"], "your order ends after 12 s. Expected 9 s"),
         (["B1", "F1", "F2", "B2"], "wait for each other"),
     ],
 )
@@ -134,6 +141,6 @@ def test_orders_are_judged_by_what_they_keep_and_when_they_end(first, hint):
 def test_an_order_that_keeps_too_many_is_told():
     lists = [["F1", "F2", "F3", "B1", "B2", "B3"], ["F1", "B1", "F2", "B2", "F3", "B3"]]
     assert (
-        "stage 0 of 2, 3 micro-batches: 3 micro-batches wait for their backward at once. The stage should keep at most 2"
+        "stage 0 of 2, 3 micro-batches: 3 micro-batches wait for their backward pass at once. The stage should keep at most 2"
         in judge_orders([lists], [[2, 3]]).message
     )

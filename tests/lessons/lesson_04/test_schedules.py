@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpulessons import rank_programs
-from gpulessons.lesson_04.labs.schedules import BACKWARD, FORWARD, GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble, launches, order
+from gpulessons.lesson_04.schedules import BACKWARD, FORWARD, GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble, launches, order
 
 sizes = st.integers(1, 6), st.integers(1, 9)
 

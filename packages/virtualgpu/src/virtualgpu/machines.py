@@ -103,6 +103,13 @@ class GPUsInUse:
         """
         raise NotImplementedError
 
+    def with_values(self) -> AbstractContextManager[None]:
+        """Let virtual GPUs compute values in the block, also with `values=False`.
+
+        Tensors from before the block still lack their values. Real GPUs compute anyway.
+        """
+        raise NotImplementedError
+
     def new_workspaces_freed(self) -> AbstractContextManager[None]:
         """Free the workspaces that CUDA's libraries take in the block, and no others."""
         raise NotImplementedError
@@ -191,10 +198,21 @@ class VirtualGPUs(GPUsInUse):
 
         A copy into a tensor on the host takes its time. It brings NaN if the dtype has NaN.
         """
+        with self._computing(values=False, blanks_host=True):
+            yield
+
+    @contextmanager
+    def with_values(self) -> Iterator[None]:
+        with self._computing(values=True, blanks_host=False):
+            yield
+
+    @contextmanager
+    def _computing(self, values: bool, blanks_host: bool) -> Iterator[None]:
         machine = self.machine
         before = machine.values, machine.blanks_host
-        machine.values, machine.blanks_host = False, True
-        machine.was_without_values = True
+        machine.values, machine.blanks_host = values, blanks_host
+        if not values:
+            machine.was_without_values = True
         try:
             yield
         finally:

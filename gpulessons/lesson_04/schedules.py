@@ -9,11 +9,13 @@ Action = tuple[str, int]  # forward or backward, and of which micro-batch, count
 
 
 def order(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """What a stage does, one after the other.
+    """Return what a stage does, in order.
 
-    GPipe (Huang et al., 2019): all forwards, then all backwards. 1F1B (Narayanan et al., 2019: PipeDream; the variant that waits for
-    the last backward is Megatron-LM's): as many forwards as there are stages behind this one, then in turn one forward and one
-    backward. "one batch" is GPipe without a split: there is one micro-batch, whatever was asked for.
+    GPipe (Huang et al., 2019) runs all forward passes, then all backward passes. 1F1B (Narayanan et
+    al., 2019: PipeDream) runs as many forward passes as there are stages behind this one. Then it
+    alternates. This is the variant of Megatron-LM, in which a step ends when all backward passes
+    are done.
+    "one batch" is GPipe with a single micro-batch.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r}: choose one of {', '.join(map(repr, SCHEDULES))}")
@@ -26,14 +28,15 @@ def order(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Ac
 
 
 def bubble(stages: int, micro_batches: int) -> float:
-    """The share of the time that each stage waits, if all take equally long and copies take no time: (p - 1) / (m + p - 1)."""
+    """Return the share of the time in which each of several equal stages waits, without copies."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 def launches(orders: Sequence[Sequence[Action]]) -> list[tuple[int, str, int]]:
-    """All actions of all stages as (stage, work, micro-batch), in an order in which each stands behind those it needs.
+    """Return all actions as (stage, work, micro-batch), each after those that it needs.
 
-    In each round every stage takes one, if what that needs was there before the round. Raises ValueError if they wait for each other.
+    In each round, every stage does its next action if what it needs was done before the round.
+    Raises ValueError if stages wait for each other.
     """
     waiting = [list(actions) for actions in orders]
     last = len(waiting) - 1
@@ -56,3 +59,29 @@ def _needs(stage: int, work: str, micro_batch: int, last: int) -> set[tuple[int,
         return {(stage - 1, FORWARD, micro_batch)} if stage else set()
     behind = set() if stage == last else {(stage + 1, BACKWARD, micro_batch)}
     return behind | {(stage, FORWARD, micro_batch)}
+
+
+def orders(schedule: str, stages: int, micro_batches: int) -> list[list[str]]:
+    """Return what each stage does, such as ["F1", "B1"]. Micro-batches count from 1.
+
+    Raises ValueError for a schedule that does not exist.
+    """
+    every = [order(schedule, stage, stages, micro_batches) for stage in range(stages)]
+    return [[f"{work[0].upper()}{index + 1}" for work, index in actions] for actions in every]
+
+
+def in_turn(lists: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
+    """Return the work of all stages in an order in which each action follows those that it needs.
+
+    There is one list for each stage, such as ["F1", "B1"]. The result has the stage, "F" or "B",
+    and the micro-batch, which counts from 0. Raises ValueError for another text, and if stages
+    wait for each other.
+    """
+    names = {"F": FORWARD, "B": BACKWARD}
+    actions = []
+    for texts in lists:
+        for text in texts:
+            if text[:1] not in names or not text[1:].isdecimal() or text[1:] == "0":
+                raise ValueError(f"{text!r} is no action. Write F1 or B1, for example.")
+        actions.append([(names[text[0]], int(text[1:]) - 1) for text in texts])
+    return [(stage, work[0].upper(), index) for stage, work, index in launches(actions)]
