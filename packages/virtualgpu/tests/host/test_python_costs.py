@@ -5,6 +5,7 @@ import traceback
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import virtualgpu
@@ -268,8 +269,8 @@ def test_two_large_kernels_on_two_streams_take_as_long_as_one_after_the_other(ma
     assert wall_seconds(two_streams) == pytest.approx(wall_seconds(one_stream), rel=0.05)
 
 
-def test_products_that_fill_a_part_of_the_gpu_run_at_once_on_two_streams(machine):
-    x = torch.randn(128, 65536, device="cuda")  # few tiles, long sums
+def test_convolutions_that_fill_a_part_of_the_gpu_run_at_once_on_two_streams(machine):
+    x, weight = torch.randn(1, 4096, 8, 8, device="cuda"), torch.randn(64, 4096, 3, 3, device="cuda")  # few tiles, long sums
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
 
@@ -278,7 +279,7 @@ def test_products_that_fill_a_part_of_the_gpu_run_at_once_on_two_streams(machine
             for stream in chosen:
                 with torch.cuda.stream(stream):
                     for _ in range(10):
-                        x @ x.T
+                        F.conv2d(x, weight)
 
         return wall_seconds(work)
 
