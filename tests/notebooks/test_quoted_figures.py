@@ -224,16 +224,12 @@ def test_adding_gradients_is_most_of_what_32_micro_batches_lose_as_lesson_4_says
     assert rest < lost / 2
 
 
-def test_the_step_takes_as_long_with_8_and_32_micro_batches_as_lesson_4_says():
+def test_more_micro_batches_gain_what_lesson_4_says():
     lesson = "04_model_parallelism.ipynb"
-    quoted = re.search(r"the step takes (\d+) ms, and with 32 it takes (\d+) ms again", text(lesson))
     gains = re.search(r"The cell measures ([\d.]+) and ([\d.]+) times", text(lesson))
-    figure = printed(lesson, "sweep")
+    figure = printed(lesson, "sweep").partition("Recorded")[0]
     shown = re.search(r"([\d.]+) times at micro batches 8, ([\d.]+) times at micro batches 32", figure)
     assert gains.groups() == shown.groups()
-    [whole] = re.findall(r"^compute first +1 +([\d.]+) ms$", printed(lesson, "orders"), re.MULTILINE)
-    for time, gain in zip(quoted.groups(), gains.groups(), strict=True):
-        assert f"{float(whole) / int(time):.1f}" == gain
 
 
 def test_gpus_wait_as_long_under_both_schedules_on_real_h200s_as_lesson_4_says():
