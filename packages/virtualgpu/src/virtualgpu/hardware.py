@@ -81,6 +81,7 @@ class Gpu:
         self.device = torch.device("cuda", index)
         self.profile = machine.profile
         self._product_seconds = lru_cache(maxsize=4096)(partial(costs.kernel_seconds, machine.profile))
+        self._share = lru_cache(maxsize=4096)(partial(costs.share, machine.profile))
         self.default_stream = StreamTime(index, 0)
         self.streams = {0: self.default_stream}
         self.allocator = CachingAllocator(
@@ -210,9 +211,7 @@ class Gpu:
         if clocks or serial or around:
             seconds += costs.further_seconds(profile, clocks, serial, around)
         several = len(self.streams) > 1  # whom should a program with one stream make room for?
-        share = (
-            costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs, matrix=matrix) if several else 1.0
-        )
+        share = self._share(bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs, matrix=matrix) if several else 1.0
         stream = self.stream if machine.several_streams else self.default_stream
         machine.clock.launch(stream, seconds, overhead, name, share)
 

@@ -101,10 +101,10 @@ def _matmul_seconds(profile: Profile, flops: float, format: str, outputs: int, m
     rate = profile.peak_flops[format] * profile.matmul_efficiency[format] / profile.multiprocessors
     seconds = []
     for tile, small in _tiles(profile, format):
-        tiles, elements, terms = _pieces(flops, outputs, matrix, tile)
+        tiles, elements, terms = _tiling(flops, outputs, matrix, tile)
         reached = rate * profile.small_tile_efficiency if small else rate
         seconds.append(ceil(tiles / profile.multiprocessors) * 2 * elements * terms / reached)
-        pieces = _split(profile, tiles, terms) if matrix else 1
+        pieces = _pieces(profile, matrix, tiles, terms)
         if pieces > 1:
             partial = pieces * tiles * elements * PARTIAL_BYTES
             added_up = SPLIT_SECONDS + _memory_seconds(profile, partial)
@@ -120,7 +120,7 @@ def _tiles(profile: Profile, format: str) -> list[tuple[Sides, bool]]:
     return [(way, False) for way in ways] + [((rows // 2, columns // 2), True) for rows, columns in ways]
 
 
-def _pieces(flops: float, outputs: int, matrix: Sides | None, tile: Sides) -> tuple[int, int, float]:
+def _tiling(flops: float, outputs: int, matrix: Sides | None, tile: Sides) -> tuple[int, int, float]:
     """How many tiles, and the elements of each and the terms of their sums."""
     outputs = outputs or round((flops / 2) ** (2 / 3))
     terms = flops / (2 * outputs)
@@ -132,8 +132,10 @@ def _pieces(flops: float, outputs: int, matrix: Sides | None, tile: Sides) -> tu
     return tiles, elements, terms
 
 
-def _split(profile: Profile, tiles: int, terms: float) -> int:
-    """Among how many multiprocessors a tile's sums are split, if they are."""
+def _pieces(profile: Profile, matrix: Sides | None, tiles: int, terms: float) -> int:
+    """Return among how many multiprocessors cuBLAS may split a tile's sums. Others than cuBLAS split none."""
+    if matrix is None:
+        return 1
     return max(1, min(profile.multiprocessors // tiles, int(terms) // SPLIT_TERMS))
 
 
@@ -147,8 +149,8 @@ def share(
     """
     if flops:
         small = _tiles(profile, format)[-1][0]
-        tiles, _, terms = _pieces(flops, outputs, matrix, small)
-        pieces = _split(profile, tiles, terms) if matrix else 1
+        tiles, _, terms = _tiling(flops, outputs, matrix, small)
+        pieces = _pieces(profile, matrix, tiles, terms)
         memory = _memory_seconds(profile, bytes_moved)
         seconds = _beside(memory, _matmul_seconds(profile, flops, format, outputs, matrix))
         return min(1.0, max(tiles * pieces / profile.multiprocessors, memory / seconds))

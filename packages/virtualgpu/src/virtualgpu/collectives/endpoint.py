@@ -102,7 +102,7 @@ class Endpoint:
     def _send_rest(self, name: str, outgoing: "_Outgoing") -> None:
         """Send the waiting bytes as the peer's kernel takes them. End when none are left."""
         while True:
-            outgoing.is_writable(SLICE)
+            outgoing.wait_for_room(SLICE)
             with self._lock:
                 if self._outgoing.get(name) is outgoing:
                     self._flush(name)
@@ -220,15 +220,15 @@ class _Outgoing:
                 remaining = deadline - monotonic()
                 if remaining <= 0:
                     return
-                self.is_writable(remaining)
+                self.wait_for_room(remaining)
 
-    def is_writable(self, seconds: float) -> bool:
-        """Whether the peer's kernel takes more bytes. Waits for that up to `seconds`."""
-        if self.connection.fileno() < 0:
-            return False
+    def wait_for_room(self, seconds: float) -> None:
+        """Wait until the peer's kernel takes more bytes, up to `seconds`."""
+        if self.connection.fileno() < 0:  # closed
+            return
         poll = select.poll()
         poll.register(self.connection, select.POLLOUT)
-        return bool(poll.poll(seconds * 1000))
+        poll.poll(seconds * 1000)
 
 
 class _Incoming:

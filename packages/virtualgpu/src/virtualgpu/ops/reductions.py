@@ -17,7 +17,7 @@ from virtualgpu.ops import cub, operators
 from virtualgpu.ops.call import CPU_KERNELS, Call, Work, device_time, handles, operator, temporaries
 from virtualgpu.ops.half import widened
 from virtualgpu.ops.sequence import Out, Plan, perform
-from virtualgpu.ops.work import fastest, pointwise
+from virtualgpu.ops.work import CHUNK, fastest, pointwise
 from virtualgpu.tensor import VirtualTensor
 
 aten = torch.ops.aten
@@ -324,8 +324,6 @@ def segments(call: Call) -> Any:
 
 
 # Norms of lists of tensors, as gradient clipping takes them, are computed chunk by chunk first (ForeachReduceOp.cu)
-
-CHUNK = 65536  # elements
 FUSED_ORDERS = (1, 2, inf)
 
 

@@ -41,8 +41,8 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 CONSTANT = 8 << 20  # bytes of workspace a layer and direction
 NARROW = {"lstm": 128, "gru": 128, "rnn_tanh": 256, "rnn_relu": 256}  # hidden units up to which cuDNN keeps the weights on the chip
 DROPOUT_STATE = 49152  # bytes a multiprocessor
-# Seconds that the kernels of a step of a layer take at least, in single and in half precision: small
-# kernels that wait for each other. In the backward there are more. Where the weights stay on the
+# Seconds that the kernels of a step of a layer take at least, by whether its numbers have two bytes:
+# small kernels that wait for each other. In the backward there are more. Where the weights stay on the
 # chip, one kernel takes all steps. Measured by benchmarks/timing/small_kernels.py on an H200.
 # Assumed: other GPUs alike.
 STEP_SECONDS = {True: 5e-6, False: 6.5e-6}
