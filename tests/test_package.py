@@ -96,6 +96,11 @@ def in_wheel(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
+def is_cache(path: Path) -> bool:
+    """Whether Python or another tool wrote this file for itself, as ruff does in the folder in which it runs."""
+    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)
+
+
 def sources() -> set[str]:
     """All files of the packages, by their paths once installed; also the lessons, the glossary and the pins, installed within labkit."""
     files = (
@@ -108,7 +113,7 @@ def sources() -> set[str]:
     return (
         lessons
         | {"labkit/constraints.txt", "labkit/docs/glossary.md", "pytest_virtual_gpus.py"}
-        | {path.as_posix() for path in files if "__pycache__" not in path.parts}
+        | {path.as_posix() for path in files if not is_cache(path)}
     )
 
 
