@@ -22,6 +22,7 @@ from virtualgpu.clock.costs import STAGING_BYTES, TILES
 
 HERE = Path(__file__).parent
 HOST_FUNCTIONS = HERE / "host_functions.json"
+SMALL_KERNELS = HERE / "small_kernels.json"
 VIEWS = ("view", "transpose", "reshape", "permute", "expand")
 WITH_TWO_LEAVES = {"nn.LayerNorm": "layer_norm", "nn.BatchNorm2d": "batch_norm"}
 FEW, MANY = "8", "200"  # parameters
@@ -209,12 +210,32 @@ def products(micro: dict, overhead: float) -> Fitted:
         def seconds(n: int, dtype: str = dtype) -> float:
             return micro[f"matmul {n} {dtype}"]["ms"] * 1e-3 - overhead - KERNEL_MINIMUM
 
-        rate = mean(2 * n * waves(n, prod(TILES[format])) / seconds(n) for n in (4096, 8192))
+        fill = profile.fill_terms if format == "float32" else 0
+        rate = mean(2 * (n + fill) * waves(n, prod(TILES[format])) / seconds(n) for n in (4096, 8192))
         found[f"matmul_efficiency.{format}"] = (rate / profile.peak_flops[format], f"matmul 4096 and 8192 {dtype}, in waves of tiles")
-        small.append(2 * 1024 * waves(1024, prod(TILES[format]) // 4) / rate / seconds(1024))
+        small.append(2 * (1024 + fill) * waves(1024, prod(TILES[format]) // 4) / rate / seconds(1024))
+        if format == "float32":
+            found["fill_terms"] = fill_terms(rate)
     small.sort()
     found["small_tile_efficiency"] = (small[len(small) // 2], "matmul 1024, the median of the formats")
     return found
+
+
+def fill_terms(rate: float) -> tuple[float, str]:
+    """Return for how many further terms a tile takes time, given the FLOP/s of all multiprocessors.
+
+    The rate follows from this number and this number from the rate: the profile's satisfies both.
+    Layers with more terms show the rate, and those with fewer also wait for memory.
+    """
+    profile, rows, tile = profiles.load("H200"), 16384, TILES["float32"]
+    recorded = json.loads(SMALL_KERNELS.read_text(encoding="utf-8"))["microseconds"]
+    found = []
+    for terms, outputs in ((256, 256), (384, 1536), (1024, 1024)):
+        seconds = 1e-6 * recorded[f"linear, {rows} rows, {terms} to {outputs}, float32"] - KERNEL_MINIMUM
+        tiles = ceil(rows / tile[0]) * ceil(outputs / tile[1])
+        one_term = ceil(tiles / profile.multiprocessors) * profile.multiprocessors * 2 * prod(tile) / rate
+        found.append(seconds / one_term - terms)
+    return round(median(found)), f"linear layers of {rows} rows and 256 to 1024 terms in float32"
 
 
 def main() -> None:

@@ -192,6 +192,7 @@ class Gpu:
         matrix: costs.Sides | None = None,
         cudnn: int = 0,
         launches: float = 0.0,
+        split_terms: int = costs.SPLIT_TERMS,
         name: str = "kernel",
     ) -> None:
         """Queue a kernel, which does what `ops.call.Work` says, on the calling thread's current stream; `name` is the operator's."""
@@ -202,16 +203,15 @@ class Gpu:
         overhead += (launches + profile.further_launches.get(name, 0)) * profile.launch_seconds
         if machine.scheduler.several and _graph_task() == -1:
             overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
+        product = {"flops": flops, "format": format, "outputs": outputs, "matrix": matrix, "split_terms": split_terms}
         if flops:
-            seconds = self._product_seconds(
-                bytes_moved=bytes_moved, flops=flops, format=format, matmul=True, outputs=outputs, matrix=matrix
-            )
+            seconds = self._product_seconds(bytes_moved=bytes_moved, matmul=True, **product)
         else:
             seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved)
         if clocks or serial or around:
             seconds += costs.further_seconds(profile, clocks, serial, around)
         several = len(self.streams) > 1  # whom should a program with one stream make room for?
-        share = self._share(bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs, matrix=matrix) if several else 1.0
+        share = self._share(bytes_moved=bytes_moved, **product) if several else 1.0
         stream = self.stream if machine.several_streams else self.default_stream
         machine.clock.launch(stream, seconds, overhead, name, share)
 

@@ -30,6 +30,9 @@ OVERLAP = 3
 SPLIT_TERMS = 128
 SPLIT_SECONDS = 3e-6
 PARTIAL_BYTES = 2 * 4  # of a piece's result, written in float32 and read again
+# cuBLASLt multiplies where a bias is added, and hardly splits sums in float32. Fitted on the linear
+# layers of benchmarks/timing/small_kernels.json.
+BIASED_SPLIT_TERMS = 1024
 # A thread of a memory-bound kernel has one vector of 16 bytes under way: so many threads are busy, if there are as many bytes.
 VECTOR_BYTES = 16
 # A pageable copy goes through a pinned staging buffer; its first piece has to be there before the copy engine can start.
@@ -48,19 +51,23 @@ def kernel_seconds(
     matmul: bool = False,
     outputs: int = 0,
     matrix: Sides | None = None,
+    split_terms: int = SPLIT_TERMS,
 ) -> float:
     """Device seconds of one kernel that reads and writes `bytes_moved` bytes of device memory and does `flops` operations.
 
     The roofline (Williams, Waterman and Patterson, 2009): whichever of memory and arithmetic takes longer, after a fixed minimum. Where a
     matrix product needs both for about as long, it takes somewhat longer than either. `format` is one of `profiles.FORMATS`. `outputs` is
     the number of elements of a matrix product's result, over the whole batch; 0 stands for the square product of as many operations.
-    `matrix` are the rows and columns of each result in the batch, where those are matrices: each has tiles of its own.
+    `matrix` are the rows and columns of each result in the batch, where those are matrices: each has tiles of its own. Their sums may be
+    split into pieces of `split_terms` terms or more.
     """
     memory = _memory_seconds(profile, bytes_moved)
     if not flops:
         return profile.kernel_minimum_seconds + memory
     try:
-        arithmetic = _matmul_seconds(profile, flops, format, outputs, matrix) if matmul else flops / _vector_flops(profile, format)
+        arithmetic = (
+            _matmul_seconds(profile, flops, format, outputs, matrix, split_terms) if matmul else flops / _vector_flops(profile, format)
+        )
     except KeyError:
         raise ValueError(f"no rate for the format {format!r}; choose one of {', '.join(TILES)}") from None
     return profile.kernel_minimum_seconds + (_beside(memory, arithmetic) if matmul else max(memory, arithmetic))
@@ -92,32 +99,39 @@ def _vector_flops(profile: Profile, format: str) -> float:
     return min(profile.peak_flops["float32"], profile.peak_flops[format])
 
 
-def _matmul_seconds(profile: Profile, flops: float, format: str, outputs: int, matrix: Sides | None) -> float:
+def _matmul_seconds(profile: Profile, flops: float, format: str, outputs: int, matrix: Sides | None, split_terms: int) -> float:
     """Waves of tiles, one tile a multiprocessor: in large tiles, or in small ones where those leave less idle.
 
     A small product has fewer tiles than the GPU has multiprocessors: the idle ones are why it stays far below the peak. So are the tiles
-    at a matrix's edges, which take as long as whole ones.
+    at a matrix's edges, which take as long as whole ones. Without tensor cores, a tile takes time for
+    some more terms than it has: its first factors have to arrive, and its results have to be written.
     """
+    fill = profile.fill_terms if _computed_as(profile, format) == "float32" else 0
     rate = profile.peak_flops[format] * profile.matmul_efficiency[format] / profile.multiprocessors
     seconds = []
     for tile, small in _tiles(profile, format):
         tiles, elements, terms = _tiling(flops, outputs, matrix, tile)
         reached = rate * profile.small_tile_efficiency if small else rate
-        seconds.append(ceil(tiles / profile.multiprocessors) * 2 * elements * terms / reached)
-        pieces = _pieces(profile, matrix, tiles, terms)
+        seconds.append(ceil(tiles / profile.multiprocessors) * 2 * elements * (terms + fill) / reached)
+        pieces = _pieces(profile, matrix, tiles, terms, split_terms)
         if pieces > 1:
             partial = pieces * tiles * elements * PARTIAL_BYTES
             added_up = SPLIT_SECONDS + _memory_seconds(profile, partial)
-            seconds.append(2 * elements * terms / pieces / reached + added_up)
+            seconds.append(2 * elements * (terms / pieces + fill) / reached + added_up)
     return min(seconds)
 
 
 def _tiles(profile: Profile, format: str) -> list[tuple[Sides, bool]]:
     """The tiles there are; which are small? Those have half the rows and columns."""
-    lacking = format in ("tf32", "bfloat16") and profile.peak_flops[format] == profile.peak_flops["float32"]  # so computed as float32
-    a, b = TILES["float32" if lacking else format]
+    a, b = TILES[_computed_as(profile, format)]
     ways = dict.fromkeys(((a, b), (b, a)))  # one, where they are alike
     return [(way, False) for way in ways] + [((rows // 2, columns // 2), True) for rows, columns in ways]
+
+
+def _computed_as(profile: Profile, format: str) -> str:
+    """Return the format in which a GPU computes this one: float32, if it has no tensor cores for it."""
+    lacking = format in ("tf32", "bfloat16") and profile.peak_flops[format] == profile.peak_flops["float32"]
+    return "float32" if lacking else format
 
 
 def _tiling(flops: float, outputs: int, matrix: Sides | None, tile: Sides) -> tuple[int, int, float]:
@@ -132,15 +146,22 @@ def _tiling(flops: float, outputs: int, matrix: Sides | None, tile: Sides) -> tu
     return tiles, elements, terms
 
 
-def _pieces(profile: Profile, matrix: Sides | None, tiles: int, terms: float) -> int:
+def _pieces(profile: Profile, matrix: Sides | None, tiles: int, terms: float, split_terms: int) -> int:
     """Return among how many multiprocessors cuBLAS may split a tile's sums. Others than cuBLAS split none."""
     if matrix is None:
         return 1
-    return max(1, min(profile.multiprocessors // tiles, int(terms) // SPLIT_TERMS))
+    return max(1, min(profile.multiprocessors // tiles, int(terms) // split_terms))
 
 
 def share(
-    profile: Profile, *, bytes_moved: float, flops: float = 0, format: str = "float32", outputs: int = 0, matrix: Sides | None = None
+    profile: Profile,
+    *,
+    bytes_moved: float,
+    flops: float = 0,
+    format: str = "float32",
+    outputs: int = 0,
+    matrix: Sides | None = None,
+    split_terms: int = SPLIT_TERMS,
 ) -> float:
     """The share of the GPU, above 0 and at most 1, that a kernel fills: kernels of several streams run at once while there is room.
 
@@ -150,9 +171,9 @@ def share(
     if flops:
         small = _tiles(profile, format)[-1][0]
         tiles, _, terms = _tiling(flops, outputs, matrix, small)
-        pieces = _pieces(profile, matrix, tiles, terms)
+        pieces = _pieces(profile, matrix, tiles, terms, split_terms)
         memory = _memory_seconds(profile, bytes_moved)
-        seconds = _beside(memory, _matmul_seconds(profile, flops, format, outputs, matrix))
+        seconds = _beside(memory, _matmul_seconds(profile, flops, format, outputs, matrix, split_terms))
         return min(1.0, max(tiles * pieces / profile.multiprocessors, memory / seconds))
     threads = profile.multiprocessors * profile.max_threads_per_multiprocessor
     return min(1.0, max(bytes_moved / (VECTOR_BYTES * threads), 1 / profile.multiprocessors))

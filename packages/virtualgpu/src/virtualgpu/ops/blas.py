@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from virtualgpu.allocator import Block
+from virtualgpu.clock.costs import BIASED_SPLIT_TERMS, SPLIT_TERMS
 from virtualgpu.errors import cpp_name, not_implemented, scalar_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
@@ -271,7 +272,9 @@ def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
         format = FORMATS.get(dtype, "float32")
     else:
         format = product_format(dtype, call.gpu)
-    return Work(moved, flops, format, outputs, matrix=matrix)
+    biased = call.op.name == "addmm" and call.args[0].dim() == 1  # that is cuBLASLt's
+    split_terms = BIASED_SPLIT_TERMS if biased and format == "float32" else SPLIT_TERMS
+    return Work(moved, flops, format, outputs, matrix=matrix, split_terms=split_terms)
 
 
 @device_time("_grouped_mm")

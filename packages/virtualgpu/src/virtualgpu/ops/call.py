@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch._C import _DisableTorchDispatch
 
+from virtualgpu.clock.costs import SPLIT_TERMS
 from virtualgpu.errors import DifferentDevicesError, at_least_two
 from virtualgpu.hardware import Gpu
 from virtualgpu.tensor import VirtualTensor, tensors
@@ -23,10 +24,12 @@ Tensor = torch.Tensor
 class Work(NamedTuple):
     """What a kernel does.
 
-    `bytes` of device memory that it moves; `flops` of matrix products in a `format` of `profiles.FORMATS`, whose results have so many
-    elements, and each so many rows and columns if it is a `matrix`; `clocks` of one multiprocessor, which all of them share, and `serial`
-    ones that nobody can share; `around` are bytes that kernels of its own move before and after a product. So many calls of `cudnn`
-    launch it; where that is 0, PyTorch does. It costs the host as much as so many further `launches`.
+    `bytes` of device memory that it moves; `flops` of matrix products in a `format` of
+    `profiles.FORMATS`, whose results have so many elements, and each so many rows and columns if it
+    is a `matrix`. Sums may be split into pieces of `split_terms` terms or more. `clocks` of one
+    multiprocessor, which all of them share, and `serial` ones that nobody can share; `around` are
+    bytes that kernels of its own move before and after a product. So many calls of `cudnn` launch
+    it; where that is 0, PyTorch does. It costs the host as much as so many further `launches`.
     """
 
     bytes: float
@@ -39,6 +42,7 @@ class Work(NamedTuple):
     matrix: tuple[int, int] | None = None
     cudnn: int = 0
     launches: float = 0.0
+    split_terms: int = SPLIT_TERMS
 
 
 class Call:

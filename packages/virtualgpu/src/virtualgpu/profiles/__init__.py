@@ -47,6 +47,7 @@ class Profile:
     peak_flops: Mapping[str, float]  # FLOP/s by FORMATS
     matmul_efficiency: Mapping[str, float]  # fraction of peak_flops that full waves of large tiles reach
     small_tile_efficiency: float  # fraction of that which small tiles reach
+    fill_terms: float  # of a sum: a tile without tensor cores takes time for so many more, to begin and to write its results
     pinned_h2d_bytes_per_second: float
     pinned_d2h_bytes_per_second: float
     pageable_h2d_bytes_per_second: float
