@@ -12,25 +12,16 @@ import torch
 
 @contextmanager
 def defaults() -> Iterator[None]:
-    """In the block the default device, dtype, grad mode, precision, streams, threads and printing are PyTorch's own; a warning is no error.
+    """Use PyTorch's own settings in the block, also for printing. A warning is no error there.
 
-    Afterwards they are the notebook's again.
+    `settings_kept` restores the settings of PyTorch. The others are restored here.
     """
-    device, dtype = torch.get_default_device(), torch.get_default_dtype()
-    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
-    deterministic, anomaly = torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled()
     collecting, recursion, folder = gc.isenabled(), sys.getrecursionlimit(), os.getcwd()
     printing = vars(torch._tensor_str.PRINT_OPTS).copy()
     with ExitStack() as stack:
         stack.callback(os.chdir, folder)
         stack.callback(sys.setrecursionlimit, recursion)
         stack.callback(vars(torch._tensor_str.PRINT_OPTS).update, printing)
-        stack.callback(torch.set_num_threads, threads)
-        stack.callback(torch.set_float32_matmul_precision, precision)
-        stack.callback(torch._C._set_deterministic_algorithms, deterministic)  # what torch exports imports its compiler
-        stack.callback(torch.autograd.set_detect_anomaly, anomaly)
-        stack.callback(torch.set_default_dtype, dtype)
-        stack.callback(torch.set_default_device, None if device.type == "cpu" else device)
         stack.callback(gc.enable if collecting else gc.disable)
         torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)

@@ -1,4 +1,4 @@
-"""Leave random state, settings of PyTorch and GPU memory as they were before a check or a call."""
+"""Leave random state and GPU memory as they were before a check or a call."""
 
 import gc
 import random
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from labkit import machine
+from labkit.checks.settings import settings_kept
 
 
 @contextmanager
@@ -31,25 +32,6 @@ def random_state_kept() -> Iterator[None]:
         if machine.current() is used:
             for gpu, state in zip(gpus, cuda, strict=True):
                 torch.cuda.set_rng_state(state, gpu)
-
-
-@contextmanager
-def settings_kept() -> Iterator[None]:
-    """Restore PyTorch's current GPU and streams, default dtype and device, and gradient mode."""
-    gpu = torch.cuda.current_device()
-    streams = [torch.cuda.current_stream(index) for index in range(torch.cuda.device_count())]
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
-    try:
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-        for stream in streams:
-            torch.cuda.set_stream(stream)
-        torch.cuda.set_device(gpu)
-        if torch.get_default_device() != device:
-            # None is PyTorch's own default. With the CPU, each call of PyTorch would be slower.
-            torch.set_default_device(None if device.type == "cpu" else device)
 
 
 @contextmanager

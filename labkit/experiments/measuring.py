@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from labkit import machine
-from labkit.checks.undisturbed import random_state_kept, settings_kept
+from labkit.checks.settings import settings_kept
+from labkit.checks.undisturbed import random_state_kept
 from labkit.experiments.definitions import fingerprint
 from labkit.experiments.grid import checked_grid, in_words, label, name_of
 from labkit.experiments.progress_bar import ProgressBar
@@ -115,8 +116,8 @@ def measure(
 
     Each call starts with its own peak of memory: `torch.cuda.max_memory_allocated` does not count
     what calls before it used. The memory that PyTorch keeps reserved stays reserved. Each call
-    also starts with the same random numbers, current GPU and streams, default dtype and device, and
-    gradient mode. After the call they are again as before.
+    also starts with the same random numbers and the same settings of PyTorch, such as the current
+    GPU, the default dtype, TF32 and `cudnn.benchmark`. After the call they are again as before.
 
     A combination that fails is reported, and the others are kept. An interrupt keeps what was
     measured so far.
