@@ -1,6 +1,7 @@
 """Articles on trial: each claim comes to what is expected, the figure counts them, and the panel runs one."""
 
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,18 @@ def test_a_claim_comes_to_what_is_expected_of_it(trial, claim):
     outcome = trial[claim.name]
     assert outcome.untried == claim.untried
     assert outcome.untried or outcome.fits(claim.expected(virtual=True)), outcome
+
+
+def test_claims_about_memory_do_not_depend_on_what_other_work_left(gpus):
+    """A live tensor keeps its segment, and claims that ask for memory could get a free part of it."""
+    left = []
+    for gpu in range(MOST):
+        torch.empty(1 << 30, dtype=torch.uint8, device=f"cuda:{gpu}")  # stays in the cache
+        left.append(torch.empty(11 << 20, dtype=torch.uint8, device=f"cuda:{gpu}"))
+    about_memory = re.compile("empty_cache|memory_reserved|mem_get_info|nvidia-smi")
+    chosen = [claim for claim in HERE if about_memory.search(claim.program) and not claim.untried]
+    wrong = {claim.name: outcome for claim, outcome in outcomes(chosen) if not outcome.fits(claim.expected(virtual=True))}
+    assert left and wrong == {}
 
 
 @with_today
