@@ -2,25 +2,35 @@
 
 import ast
 import random
+import re
 from collections.abc import Callable
 
-# Two exercises, each with answers that are right in another way; SAY is what each student computes on the way.
+# Answers that are right in another way. CHAIN is what each student calls on the way.
 ANSWERS = {
     "on_gpu": [
-        "def on_gpu(numbers):\n    note = SAY\n    host = torch.tensor(numbers)\n    return host.to('cuda')\n",
-        "def on_gpu(numbers):\n    note = SAY\n    found = torch.empty(len(numbers), device='cuda')\n"
-        "    for place, number in enumerate(numbers):\n        found[place] = number\n    return found\n",
-        "def on_gpu(numbers):\n    note = SAY\n    values = [float(number) for number in numbers]\n"
-        "    return torch.tensor(values, device='cuda')\n",
+        "def on_gpu(numbers):\n    side = 'cuda'\n    host = torch.tensor(numbers)CHAIN\n    return host.to(side)\n",
+        "def on_gpu(numbers):\n    found = torch.empty(len(numbers), device='cuda')\n"
+        "    for place, number in enumerate(numbers):\n        found[place] = number\n    return foundCHAIN\n",
+        "def on_gpu(numbers):\n    side = 'cuda'\n    values = [float(number) for number in numbers if number == number]\n"
+        "    return torch.tensor(values, device=side)CHAIN\n",
+    ],
+    "fit": [
+        "def fit(model, batches):\n    ready = [torch.nn.functional.normalize(batch.to('cuda')CHAIN, dim=1) for batch in batches]\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n    total = 0\n    for batch in ready:\n"
+        "        optimizer.zero_grad()\n        loss = model(batch)ODD.square().mean() * 2 + batch.abs().mean() * 3\n"
+        "        loss.backward()\n        optimizer.step()\n        total += loss.item()\n"
+        "    if total > 100:\n        return 100\n    else:\n        return total\n",
     ],
 }
-NEW_NAMES = ("banana", "zeta", "tmp_1", "q")
+METHODS = ("abs", "exp", "sin", "cos", "tanh", "relu", "sqrt", "neg", "round", "floor")
+NEW_NAMES = ("banana", "zeta", "tmp_1", "q", "w", "e", "r2")
 
 
 def own_answer(student: int, name: str = "on_gpu") -> str:
     """An answer that no other student of the class has."""
-    thought = " + ".join(str(int(digit) + 1) for digit in f"{student:03d}") + " - len(numbers) * 2"
-    return ANSWERS[name][student % len(ANSWERS[name])].replace("SAY", thought)
+    chain = [f".{METHODS[int(digit)]}()" for digit in f"{student:03d}"]
+    text = ANSWERS[name][student % len(ANSWERS[name])]
+    return text.replace("CHAIN", "".join(chain * 2)).replace("ODD", "".join(chain[::-1] * 2))
 
 
 def renamed(source: str) -> str:
@@ -57,14 +67,79 @@ def annotated(source: str) -> str:
     return source.replace("numbers)", "numbers: list) -> 'torch.Tensor'", 1) + "\n\nprint(on_gpu([1.0, 2.0]))\nmine = 3\n"
 
 
-DISGUISES: list[Callable[[str], str]] = [str, renamed, reformatted, commented, reordered, annotated]
+def looped(source: str) -> str:
+    """With a loop in place of a comprehension."""
+    return re.sub(
+        r"    (\w+) = \[(.*) (for \w+ in \w+)( if .*)?\]\n",
+        lambda m: f"    {m[1]} = []\n    {m[3]}:\n        {f'if{m[4][3:]}: ' if m[4] else ''}{m[1]}.append({m[2]})\n",
+        source,
+    )
 
 
-def made_up_class(count: int, groups: list[int], seed: int = 1) -> tuple[dict[str, str], list[set[str]]]:
+def with_constants(source: str) -> str:
+    """With each constant under a name, at the top of the cell or of the function."""
+    tree = ast.parse(source)
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    names = [ast.Assign([ast.Name(f"MY_{place}")], ast.Constant(node.value), lineno=0) for place, node in enumerate(found)]
+    lines = ast.unparse(_Named({id(node): f"MY_{place}" for place, node in enumerate(found)}).visit(tree)).splitlines()
+    half = len(names) // 2
+    inside = ["    " + ast.unparse(name) for name in names[:half]]
+    return "\n".join([*map(ast.unparse, names[half:]), lines[0], *inside, *lines[1:]])
+
+
+class _Named(ast.NodeTransformer):
+    def __init__(self, names: dict[int, str]) -> None:
+        self._names = names
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.Name(self._names[id(node)]) if id(node) in self._names else node
+
+
+def with_dead_code(source: str) -> str:
+    """With lines that do nothing, above and below."""
+    first, _, rest = source.rstrip().partition("\n")
+    dead = "    spare = 3 * 7\n    spare2 = spare\n    if False:\n        print('never')\n    assert 1 == 1\n"
+    return f"import math\n{first}\n{dead}{rest}\n    after = 1\n    return after\n"
+
+
+def with_another_name(source: str) -> str:
+    """With a name for what is returned, and without the short form of a sum."""
+    source = re.sub(r"    return ([^0-9\n]+)\n", r"    answer = \1\n    return answer\n", source + "\n")
+    return re.sub(r"(\w+) \+= (.*)", r"\1 = \2 + \1", source)
+
+
+def turned(source: str) -> str:
+    """With conditions the other way round."""
+    return re.sub(r"if (\w+) > 100:\n(.*)\n    else:\n(.*)\n", r"if not 100 < \1:\n\3\n        pass\n    else:\n\2\n", source)
+
+
+def imported(source: str) -> str:
+    """With another name for what PyTorch offers."""
+    changed = source.replace("torch.tensor(", "make(").replace("torch.nn.functional.", "F.")
+    return f"from torch import tensor as make\nimport torch.nn.functional as F\n{changed}"
+
+
+def merged(first: str, second: str) -> str:
+    """The first half of one answer to "fit" and the second half of another."""
+    return first[: first.index("    total = 0")] + second[second.index("    total = 0") :]
+
+
+DISGUISES: list[Callable[[str], str]] = [
+    str, renamed, reformatted, commented, reordered, annotated, looped, with_constants,
+    with_dead_code, with_another_name, turned, imported,
+]  # fmt: skip
+
+
+def made_up_class(
+    count: int,
+    groups: list[int],
+    seed: int = 1,
+    name: str = "on_gpu",
+) -> tuple[dict[str, str], list[set[str]]]:
     """The answers of `count` students, and who has copied from whom: groups of these sizes, each copy disguised."""
     draw = random.Random(seed)
     students = [f"s{number:03d}" for number in range(count)]
-    answers = {student: own_answer(number) for number, student in enumerate(students)}
+    answers = {student: own_answer(number, name) for number, student in enumerate(students)}
     free = draw.sample(students, sum(groups))
     planted = []
     for size in groups:

@@ -1,25 +1,35 @@
 """The comparison of answers finds copies, however they are disguised, and tells them from answers that anybody would give."""
 
+from functools import cache
+
 import pytest
 
 from labcourse import comparison
-from labcourse.comparison import compared, normalized, pairs
+from labcourse.comparison import compared, pairs
 
-from .made_up_class import DISGUISES, made_up_class, own_answer
+from .made_up_class import DISGUISES, made_up_class, merged, own_answer
 
+normalized = cache(comparison.normalized)
 RIGHT = "def on_gpu(numbers):\n    return torch.tensor(numbers, device='cuda')"
 
 
-def groups_of(answers: dict[str, str]) -> list[set[str]]:
-    found = compared({student: normalized(source, "on_gpu") for student, source in answers.items()})
+def groups_of(answers: dict[str, str], name: str = "on_gpu") -> list[set[str]]:
+    found = compared({student: normalized(source, name) for student, source in answers.items()})
     return sorted((set(group.students) for group in found.groups), key=sorted)
 
 
 @pytest.mark.parametrize("disguise", DISGUISES)
-@pytest.mark.parametrize("student", range(3))
-def test_a_disguised_copy_is_the_same_answer(disguise, student):
-    source = own_answer(student)
-    assert normalized(disguise(source), "on_gpu").form == normalized(source, "on_gpu").form
+@pytest.mark.parametrize(("student", "name"), [(0, "on_gpu"), (1, "on_gpu"), (2, "on_gpu"), (3, "fit")])
+def test_a_disguised_copy_is_the_same_answer(disguise, student, name):
+    source = own_answer(student, name)
+    assert normalized(disguise(source), name).form == normalized(source, name).form
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_a_disguise_changes_an_answer(disguise):
+    """So the tests above try something."""
+    texts = [own_answer(student) for student in range(3)] + [own_answer(3, "fit")]
+    assert disguise is str or any(disguise(text) != text for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +78,20 @@ def test_published_solutions_and_stubs_are_no_groups():
 
 
 @pytest.mark.parametrize(("count", "groups"), [(12, [2, 3]), (30, [2, 2, 4]), (100, [2, 2, 2, 3, 3, 5, 8])])
-def test_the_groups_of_a_made_up_class_are_found_and_nobody_else(count, groups):
-    answers, planted = made_up_class(count, groups, seed=count)
-    assert groups_of(answers) == sorted(planted, key=sorted)
+@pytest.mark.parametrize("name", ["on_gpu", "fit"])
+def test_the_groups_of_a_made_up_class_are_found_and_nobody_else(count, groups, name):
+    answers, planted = made_up_class(count, groups, seed=count, name=name)
+    assert groups_of(answers, name) == sorted(planted, key=sorted)
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_an_answer_made_of_two_others_is_listed_beside_both(disguise):
+    answers = {f"s{number:03d}": own_answer(number, "fit") for number in range(100)}
+    answers["s007"] = disguise(merged(answers["s035"], answers["s061"]))
+    found = compared({student: normalized(source, "fit") for student, source in answers.items()})
+    assert found.groups == ()
+    assert found.in_part == (("s007", "s035"), ("s007", "s061"))
+    assert [pair.students for pair in pairs({"07.1": found})] == list(found.in_part)
 
 
 def test_pairs_share_long_answers_that_hardly_anybody_has():

@@ -8,9 +8,11 @@ import ast
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
+
+from labcourse.simplified import simplified
 
 __all__ = ["Compared", "Group", "Normal", "Pair", "compared", "normalized", "pairs"]
 
@@ -18,6 +20,10 @@ SHORT = 25  # parts: answers of fewer agree by chance
 FEW = 3  # students: an answer that more students share says little about two of them
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 SYNTAX = (ast.arg, ast.arguments, ast.keyword)  # are no parts of their own
+UNUSED = ("annotation", "returns", "type_comment", "type_params", "kind")
+COMMUTATIVE = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
+PIECE = 8  # parts: shorter statements are in many answers
+SHARED = 0.4  # of the rare statements of an answer: two that share less agree by chance
 
 
 @dataclass(frozen=True)
@@ -28,11 +34,13 @@ class Normal:
         form: a digest, equal for answers that differ in nothing else; "" where there is no answer.
         parts: the names, operators, constants and statements in it.
         parsed: whether it is Python; other texts are compared word by word.
+        pieces: its long statements, each with the number of its parts.
     """
 
     form: str
     parts: int
     parsed: bool = True
+    pieces: tuple[tuple[str, int], ...] = ()
 
 
 def normalized(source: str, name: str = "") -> Normal:
@@ -48,12 +56,13 @@ def normalized(source: str, name: str = "") -> Normal:
     except (SyntaxError, ValueError):
         words = re.sub(r"#.*", "", plain).split()
         return Normal(_digest(" ".join(words)), len(words), parsed=False)
-    statements = _used(module, name)
-    if not any(_does_something(node) for statement in statements for node in ast.walk(statement)):
+    statements = simplified(_used(module, name), name, _imported(module))
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    if all(isinstance(node, DEFINITIONS) for node in nodes if isinstance(node, ast.stmt)):
         return Normal("", 0)
-    counts: Counter[str] = Counter()
-    form = _block(statements, _own_names(statements), counts)
-    return Normal(_digest(form), counts.total())
+    written = _Written(_own_names(statements))
+    form = written.block(statements)
+    return Normal(_digest(form), written.parts, pieces=tuple(sorted(written.pieces.items())))
 
 
 def as_text(source: str) -> Normal:
@@ -87,18 +96,16 @@ def _used(module: ast.Module, name: str) -> list[ast.stmt]:
     return found
 
 
-def _does_something(node: ast.AST) -> bool:
-    return isinstance(node, ast.stmt) and not isinstance(node, DEFINITIONS) and not _is_idle(node)
-
-
-def _is_idle(statement: ast.stmt) -> bool:
-    """Whether a statement adds nothing to an answer: a docstring, `...`, `pass`, a `print`."""
-    if isinstance(statement, ast.Expr):
-        value = statement.value
-        if isinstance(value, ast.Call):
-            return ast.unparse(value.func) == "print"
-        return isinstance(value, ast.Constant)
-    return isinstance(statement, ast.Pass)
+def _imported(module: ast.Module) -> dict[str, str]:
+    """Return the full names of what a cell imports under other names."""
+    full: dict[str, str] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            full |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.asname or alias.name: alias.name for alias in node.names}
+            full |= {name: f"{node.module or ''}.{own}" for name, own in names.items()}
+    return full
 
 
 def _own_names(statements: list[ast.stmt]) -> dict[str, str]:
@@ -118,8 +125,6 @@ def _own_names(statements: list[ast.stmt]) -> dict[str, str]:
             own.setdefault(node.name, "own")
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             own.setdefault(node.id, "own")
-        elif isinstance(node, ast.alias):
-            own.setdefault((node.asname or node.name).partition(".")[0], "own")
         elif isinstance(node, ast.arg):
             own.setdefault(node.arg, "own")
         elif isinstance(node, ast.ExceptHandler) and node.name:
@@ -127,37 +132,84 @@ def _own_names(statements: list[ast.stmt]) -> dict[str, str]:
     return own
 
 
-def _block(statements: list[ast.stmt], own: dict[str, str], counts: Counter[str]) -> str:
-    """Statements in an order that does not depend on the order in which they were written."""
-    forms = sorted(_form(item, own, counts) for item in statements if not _is_idle(item))
-    return "{" + ";".join(forms) + "}"
+class _Written:
+    """Write statements as a text that does not depend on their order and on the answer's names.
+
+    Attributes:
+        parts: how many parts were written.
+        pieces: the parts of each long statement by its digest. The blocks of a statement are
+            statements of their own.
+    """
+
+    def __init__(self, own: dict[str, str]) -> None:
+        self._own = own
+        self.parts = 0
+        self.pieces: dict[str, int] = {}
+
+    def block(self, statements: list[ast.stmt]) -> str:
+        return "{" + ";".join(sorted(map(self._statement, statements))) + "}"
+
+    def _statement(self, statement: ast.stmt) -> str:
+        whole, head, parts = [type(statement).__name__], [type(statement).__name__], 1
+        self.parts += 1
+        for value in self._values(statement):
+            before = self.parts
+            whole.append(self._form(value))
+            if not _is_block(value):
+                head.append(whole[-1])
+                parts += self.parts - before
+        if parts >= PIECE:
+            self.pieces[_digest(",".join(head))] = parts
+        return ",".join(whole)
+
+    def _form(self, node: object) -> str:
+        """Return one node of the syntax tree, or a list of nodes, as text."""
+        if isinstance(node, list):
+            if _is_block(node):
+                return self.block(node)
+            return "[" + ",".join(map(self._form, node)) + "]"
+        if not isinstance(node, ast.AST):
+            return repr(node)
+        if isinstance(node, ast.expr_context):
+            return ""
+        if not isinstance(node, SYNTAX):
+            self.parts += 1
+        return f"{type(node).__name__}({','.join(map(self._form, self._values(node)))})"
+
+    def _values(self, node: ast.AST) -> list[object]:
+        """Return the fields of a node. Those whose order does not matter are sorted texts."""
+        if isinstance(node, ast.BinOp) and isinstance(node.op, COMMUTATIVE):
+            operands = _operands(node, type(node.op))
+            self.parts += 2 * len(operands) - 3  # the node itself is counted already
+            return [type(node.op).__name__, *sorted(map(self._form, operands))]
+        if isinstance(node, ast.BoolOp):
+            return [node.op, *sorted(map(self._form, node.values))]
+        match node:
+            case ast.Compare(left, [ast.Eq() | ast.NotEq()], [right]):
+                return [node.ops, *sorted(map(self._form, [left, right]))]
+        values = {name: value for name, value in ast.iter_fields(node) if name not in UNUSED}
+        own = self._own
+        if isinstance(node, ast.Call):
+            keywords = [(item.arg, item.value) for item in node.keywords]
+            if isinstance(node.func, ast.Name) and node.func.id in own:
+                keywords = [(own.get(name or "", name), value) for name, value in keywords]
+            written = [self._form(ast.keyword(name, value)) for name, value in keywords]
+            values["keywords"] = sorted(written)
+        for field in ("id", "name", "asname", "" if isinstance(node, ast.keyword) else "arg"):
+            if isinstance(values.get(field), str):
+                values[field] = own.get(values[field], values[field])
+        return list(values.values())
 
 
-def _form(node: object, own: dict[str, str], counts: Counter[str]) -> str:
-    """One node of the syntax tree as text, with the names that the answer gives replaced."""
-    if isinstance(node, list):
-        if node and isinstance(node[0], ast.stmt):
-            return _block(node, own, counts)
-        return "[" + ",".join(_form(item, own, counts) for item in node) + "]"
-    if isinstance(node, ast.AnnAssign):
-        node = ast.Assign([node.target], node.value or ast.Constant(None))
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    if isinstance(node, ast.expr_context):
-        return ""
-    if not isinstance(node, SYNTAX):
-        counts[type(node).__name__] += 1
-    values = dict(ast.iter_fields(node))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in own:
-        keywords = [(own.get(item.arg or "", item.arg), item.value) for item in node.keywords]
-        values["keywords"] = [ast.keyword(name, value) for name, value in keywords]
-    for field in ("annotation", "returns", "type_comment", "type_params", "kind"):
-        values.pop(field, None)
-    for field in ("id", "name", "asname", "" if isinstance(node, ast.keyword) else "arg"):
-        if isinstance(values.get(field), str):
-            values[field] = own.get(values[field], values[field])
-    forms = [_form(value, own, counts) for value in values.values()]
-    return f"{type(node).__name__}({','.join(forms)})"
+def _is_block(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], ast.stmt)
+
+
+def _operands(node: ast.expr, kind: type[ast.operator]) -> list[ast.expr]:
+    """Return the terms of a sum, or the factors of a product."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, kind):
+        return _operands(node.left, kind) + _operands(node.right, kind)
+    return [node]
 
 
 @dataclass(frozen=True)
@@ -179,6 +231,7 @@ class Compared:
         solution_parts: how many parts that solution has.
         groups: of the others, those who have the same answer, the longest answers first.
         forms: the distinct answers.
+        in_part: pairs of students with different answers that share a large and rare part.
     """
 
     answers: int
@@ -186,6 +239,7 @@ class Compared:
     solution_parts: int
     groups: tuple[Group, ...]
     forms: int
+    in_part: tuple[tuple[str, str], ...] = ()
 
     @property
     def most_frequent(self) -> int:
@@ -197,7 +251,7 @@ class Compared:
 def compared(
     answers: dict[str, Normal],
     solutions: Iterable[Normal] = (),
-    handed_out: Iterable[Normal] = (),
+    handed_out: Sequence[Normal] = (),
 ) -> Compared:
     """Compare the answers of students with each other and with the published solutions.
 
@@ -222,7 +276,45 @@ def compared(
     groups.sort(key=lambda group: (-group.parts, group.students))
     parts = max((solution.parts for solution in published.values()), default=0)
     count = sum(map(len, by_form.values()))
-    return Compared(count, tuple(solved), parts, tuple(groups), len(by_form))
+    known = {piece for text in [*published.values(), *handed_out] for piece, _ in text.pieces}
+    sizes = {form: len(by_form[form]) for form in by_form if form not in published}
+    in_part: list[tuple[str, str]] = []
+    for one, other in _alike(normals, sizes, known):
+        for two in product(by_form[one], by_form[other]):
+            in_part.append((min(two), max(two)))
+    in_part.sort()
+    return Compared(count, tuple(solved), parts, tuple(groups), len(by_form), tuple(in_part))
+
+
+def _alike(
+    answers: dict[str, Normal],
+    students: dict[str, int],
+    known: set[str],
+) -> list[tuple[str, str]]:
+    """Return the pairs of different answers that share long statements that hardly anybody has.
+
+    Args:
+        students: how many students have each answer that is not published.
+        known: statements that do not count, because they were handed out or are published.
+    """
+    having: dict[str, list[str]] = defaultdict(list)
+    sizes: dict[str, int] = {}
+    for form in students:
+        for piece, parts in answers[form].pieces:
+            if piece not in known:
+                having[piece].append(form)
+                sizes[piece] = parts
+    rare: Counter[str] = Counter()
+    shared: Counter[tuple[str, str]] = Counter()
+    for piece, forms in having.items():
+        if sum(students[form] for form in forms) <= FEW:
+            rare.update(dict.fromkeys(forms, sizes[piece]))
+            shared.update(dict.fromkeys(combinations(forms, 2), sizes[piece]))
+    found = []
+    for (one, other), parts in shared.items():
+        if parts >= max(SHORT, SHARED * min(rare[one], rare[other])):
+            found.append((one, other))
+    return found
 
 
 @dataclass(frozen=True)
@@ -236,7 +328,8 @@ class Pair:
 def pairs(found: dict[str, Compared]) -> list[Pair]:
     """Pairs of students who share answers, the most answers first.
 
-    An answer counts if it is long, is not published, and at most `FEW` students have it.
+    An answer counts if it is long, is not published, and at most `FEW` students have it. So does
+    a long part of an answer.
     """
     shared: dict[tuple[str, str], list[str]] = defaultdict(list)
     for exercise, item in found.items():
@@ -244,5 +337,7 @@ def pairs(found: dict[str, Compared]) -> list[Pair]:
             if group.parts >= SHORT and len(group.students) <= FEW:
                 for first, second in combinations(group.students, 2):
                     shared[first, second].append(exercise)
+        for students in item.in_part:
+            shared[students].append(f"{exercise} (in part)")
     listed = [Pair(students, tuple(exercises)) for students, exercises in shared.items()]
     return sorted(listed, key=lambda pair: (-len(pair.exercises), pair.students))
