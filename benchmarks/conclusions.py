@@ -103,11 +103,6 @@ CONCLUSIONS: dict[str, Conclusions] = {
             step_seconds(r)["autocast float16"] > step_seconds(r)["float32"]
         ),
     },
-    "fragmentation": {
-        "with the default settings small free blocks cannot serve a large request": lambda r: all(
-            row["largest"] < row["free"] for row in r.rows if row["setting"] == "default"
-        ),
-    },
     "leaky_training": {
         "each leak but summed losses keeps memory with every step": lambda r: (
             [leak for leak, bytes_kept in growth(r).items() if not bytes_kept] == ["summed losses"]

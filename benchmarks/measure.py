@@ -21,7 +21,6 @@ from benchmarks.training_memory import training_memory
 from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_03.labs import data_parallel_step
 from gpulessons.lesson_04.labs import pipeline_step
-from gpulessons.lesson_05.labs import fragmentation
 from gpulessons.lesson_06.labs import leaky_training
 from gpulessons.lesson_07.labs import format_speed, four_ways
 from gpulessons.lesson_08.labs import shared_model
@@ -49,7 +48,6 @@ EXPERIMENTS = {
     "ddp_seconds": Recorded(ddp_seconds, gpus=2),
     "format_speed": Recorded(format_speed),
     "four_ways": Recorded(four_ways),
-    "fragmentation": Recorded(fragmentation),
     "leaky_training": Recorded(leaky_training),
     "memory_for_time": Recorded(memory_for_time),
     "pipeline_step": Recorded(pipeline_step, gpus=4),

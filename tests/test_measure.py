@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks import measure, measured_report
 from gpulessons.lesson_01.labs import copy_speed
-from gpulessons.lesson_05.labs import fragmentation
 from labkit import machine
 from labkit.labs import Result
 
@@ -48,6 +47,11 @@ def test_a_recording_is_written(tmp_path, monkeypatch):
 # The report
 
 
+def two_copies():
+    """Return the experiment with a small and a large copy."""
+    return copy_speed(sizes=[4 << 10, 16 << 20], repeats=1)
+
+
 @pytest.fixture
 def lesson(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_VIRTUAL", "1")
@@ -69,23 +73,23 @@ def pretended(monkeypatch, lesson):
     def broken():
         raise RuntimeError("CUDA error | here")
 
-    some = {"fragmentation": measure.Recorded(fragmentation), "four_ways": measure.Recorded(broken)}
+    some = {"copy_speed": measure.Recorded(two_copies), "four_ways": measure.Recorded(broken)}
     monkeypatch.setattr(measure, "EXPERIMENTS", some | {"pipeline_step": measure.Recorded(broken, gpus=4)})
 
 
 @pytest.mark.slow
 def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
     assert measure.main(["--report", "--output", str(tmp_path / "out")]) == 0
-    recording, page = (tmp_path / "out" / name for name in ("fragmentation_h200.json", "report_h200_x1.md"))
+    recording, page = (tmp_path / "out" / name for name in ("copy_speed_h200.json", "report_h200_x1.md"))
     assert capsys.readouterr().out == f"wrote {recording}\nwrote {page}\n"
     assert machine.current() is None
-    assert Result.from_json(recording.read_text()).name == "fragmentation"
+    assert Result.from_json(recording.read_text()).name == "copy_speed"
     text = page.read_text()
     assert text.startswith("# Measured on NVIDIA H200\n")
-    assert "| fragmentation | 1 | with the default settings small free blocks cannot serve a large request | yes | yes |" in text
+    assert "| copy_speed | 1 | a large copy moves far more bytes a second than a small one | yes | yes |" in text
     assert "| four_ways | 1 | *failed: RuntimeError: CUDA error \\| here* |  |  |" in text
     assert "| pipeline_step | 4 | *needs 4 GPUs* |  |  |" in text
-    assert "| fragmentation | reserved | 18 | 1.00 | 1.00 | 1.00 |" in text
+    assert "| copy_speed | seconds | 8 | 1.00 | 1.00 | 1.00 |" in text
     assert "| 00_short | 4 | cell c1: AssertionError: a \\| b |" in text and "2 virtual GPUs" in text
 
 
@@ -96,7 +100,7 @@ def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, le
     list(measure.report(out))
     made = measured_report.Report(out / "report_h200_x1.json")
     assert made.failures == {"four_ways": "RuntimeError: CUDA error | here"} and [len(outcome.failed) for outcome in made.outcomes] == [1]
-    measure.EXPERIMENTS["four_ways"] = measure.Recorded(fragmentation)
+    measure.EXPERIMENTS["four_ways"] = measure.Recorded(two_copies)
     assert [file.name for file in measure.report(out)] == ["four_ways_h200.json", "report_h200_x1.md"]
     assert not measured_report.Report(made.file).failures
     notebook = nbformat.read(lesson, as_version=4)
@@ -111,10 +115,10 @@ def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, le
 def test_a_report_of_another_day_is_made_anew(pretended, tmp_path, monkeypatch):
     monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
     list(measure.report(tmp_path))
-    for name in ("fragmentation_h200.json", "report_h200_x1.json"):
+    for name in ("copy_speed_h200.json", "report_h200_x1.json"):
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(re.sub(r'"date": ?"[-0-9]+"', '"date": "2020-02-02"', text))
-    assert [file.name for file in measure.report(tmp_path)] == ["fragmentation_h200.json", "report_h200_x1.md"]
+    assert [file.name for file in measure.report(tmp_path)] == ["copy_speed_h200.json", "report_h200_x1.md"]
     assert "2020" not in "".join(file.read_text() for file in tmp_path.glob("*_*.*"))
 
 
@@ -154,7 +158,7 @@ def test_a_report_is_of_all_experiments(capsys):
 
 
 def test_a_gpu_without_a_profile_has_nothing_beside_it():
-    assert measured_report.virtually("fragmentation", fragmentation, 1, "NVIDIA GeForce GTX 480") == "no profile of this GPU"
+    assert measured_report.virtually("copy_speed", two_copies, 1, "NVIDIA GeForce GTX 480") == "no profile of this GPU"
 
 
 def test_a_conclusion_that_differs_stands_out(monkeypatch):

@@ -9,11 +9,22 @@ import torch
 
 from gpulessons.lesson_05.labs.allocator_by_hand import unused_stream
 from gputrace.units import byte_text
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, quote, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    describe,
+    during,
+    not_yet,
+    number_or_type,
+    quote,
+    right,
+    wrong_type,
+)
 from labkit.checks.comparing import first_difference, sizes_alike
 
 KIB, MIB = 1 << 10, 1 << 20
-SEGMENT = 20 * MIB  # what requests of more than 1 MiB and less than 10 MiB share
+SEGMENT = 20 * MIB  # shared by requests of more than 1 MiB and less than 10 MiB
 
 
 def _empty(nbytes: int) -> torch.Tensor:
@@ -22,7 +33,7 @@ def _empty(nbytes: int) -> torch.Tensor:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """An empty cache and a stream of its own: what lies free in the notebook's own segments changes nothing in the block."""
+    """Use a stream without segments, so that free blocks of the notebook change nothing."""
     with torch.cuda.stream(unused_stream()):
         yield
     torch.cuda.empty_cache()
@@ -32,14 +43,14 @@ def _tidy() -> Iterator[None]:
 
 
 def draw_requests(generator: random.Random) -> Plain:
-    """Sizes on both sides of each of the allocator's limits."""
+    """Draw sizes on both sides of each of the allocator's limits."""
     sizes = [
         generator.randint(1, 900 * KIB),
         MIB,
         MIB + generator.randint(1, 255),  # rounded to the nearest block, it would be small
         generator.randint(2 * MIB, 9 * MIB),
         10 * MIB - 512,  # the largest that shares a segment
-        10 * MIB - generator.randint(257, 511),  # its block is 10 MiB large, though that is not the nearest
+        10 * MIB - generator.randint(257, 511),  # rounded up, its block has 10 MiB
         10 * MIB,
         10 * MIB + generator.randint(1, MIB),
         generator.randint(11, 20) * 2 * MIB,
@@ -50,7 +61,7 @@ def draw_requests(generator: random.Random) -> Plain:
 
 
 def observe_requests(reserved_for: Any, sizes: Plain) -> Plain:
-    """For each size, what the answer says, what the allocator did, and how often the answer itself asked it for memory."""
+    """Return each answer, the bytes reserved, and the requests that the answer made."""
     observed = []
     for size in sizes:
         asked = _requests()
@@ -66,6 +77,7 @@ def observe_requests(reserved_for: Any, sizes: Plain) -> Plain:
 
 
 def _requests() -> int:
+    """Return how many requests the allocator has served so far."""
     return torch.cuda.memory_stats().get("allocation.all.allocated", 0)
 
 
@@ -74,99 +86,53 @@ def judge_requests(observed: Plain, sizes: Plain) -> Verdict:
         if isinstance(answer, str):
             return wrong_type(answer, "a number of bytes")
         if asked:
-            return not_yet("your function allocated memory on the GPU and looked. Compute what PyTorch will do.")
+            return not_yet("your function allocated GPU memory and measured it. Predict the result by calculation instead.")
         if answer != measured:
             reserved, said = sizes_alike(measured, answer)
             request = f"for a request of {size:,} bytes"
-            return not_yet(f"{request} PyTorch reserved {reserved}; you said {said}.")
+            return not_yet(f"{request} PyTorch reserved {reserved}. You returned {said}.")
     return right(f"{len(sizes)} requests were tried.")
 
 
-# 05.2: a part that does not keep the whole
+# 05.2: the largest free block
 
-
-DTYPES = {"bfloat16": 2, "float64": 8}  # bytes of a number; not what PyTorch makes of Python's numbers
-
-
-def draw_batches(generator: random.Random) -> Plain:
-    return {
-        "dtype": generator.choice(list(DTYPES)),
-        "rows": [generator.randint(40, 80) for _ in range(3)],
-        "columns": 8192 + 512 * generator.randint(0, 8),
-        "count": generator.randint(2, 9),
-    }
-
-
-def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
-    """What the answer returns, and the bytes that stay allocated for it when the batches are gone."""
-    columns, count = inputs["columns"], inputs["count"]
-    before = _requested()
-    due = [
-        (torch.arange(rows * columns).remainder(1999) + rows).view(rows, columns).to(getattr(torch, inputs["dtype"]))
-        for rows in inputs["rows"]
-    ]
-    batches = [batch.cuda() for batch in due]
-    with during(f"{len(batches)} batches and {count} rows"):
-        kept = first_rows(batches, count)
-    del batches
-    held = _requested() - before
-    if not isinstance(kept, list | tuple):
-        return {"type": type(kept).__name__}
-    devices = [part.device.type for part in kept if isinstance(part, torch.Tensor)]
-    difference = first_difference(kept, [batch[:count] for batch in due])
-    return {"type": "list", "held": held, "difference": difference, "devices": devices}
-
-
-def _requested() -> int:
-    """Bytes that tensors asked for: a block may be larger."""
-    return torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
-
-
-def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
-    if observed["type"] != "list":
-        return wrong_type(observed["type"], "a list of tensors")
-    count = inputs["count"]
-    if observed["difference"]:
-        return not_yet(
-            f"expected the first {count} rows of each of the {len(inputs['rows'])} batches, "
-            f"with all columns and the same dtype; {observed['difference']}."
-        )
-    if "cpu" in observed["devices"]:
-        return not_yet("the rows were to stay on the GPU; yours are on the CPU.")
-    needed = len(inputs["rows"]) * DTYPES[inputs["dtype"]] * count * inputs["columns"]
-    if observed["held"] > needed + 512 * len(inputs["rows"]):
-        return not_yet(
-            f"the rows take {byte_text(needed)}, and {byte_text(observed['held'])} stay allocated. Whose storage do your rows use?"
-        )
-    return right(f"{byte_text(observed['held'])} stay allocated, no more than the rows take.")
-
-
-# 05.3: the largest free block
-
-CYCLES = 100_000_000  # for which a stream stays busy: longer than the answer needs
+CYCLES = 100_000_000  # for which a stream stays busy, longer than the answer takes
 
 
 def draw_holes(generator: random.Random) -> Plain:
-    """Sizes of the blocks of some layouts: in one alone, the largest may well be the first that is free, or the last."""
+    """Draw the sizes of the blocks of several layouts.
+
+    In a single layout, the first or the last free block may be the largest by chance.
+    """
     sizes = [[generator.randint(10, 18) * 256 * KIB for _ in range(12)] for _ in range(4)]
-    sizes.append([generator.randint(*((14, 18), (10, 13))[index % 2]) * 256 * KIB for index in range(12)])  # the larger ones stay in use
-    sizes.append([generator.randint(*((350, 370), (290, 310))[index % 2]) * KIB for index in range(12)])  # in two segments for small blocks
+    used_is_larger = [generator.randint(*((14, 18), (10, 13))[index % 2]) for index in range(12)]
+    sizes.append([count * 256 * KIB for count in used_is_larger])
+    # The blocks of the last layout are small. They are in two segments.
+    small = [generator.randint(*((350, 370), (290, 310))[index % 2]) for index in range(12)]
+    sizes.append([count * KIB for count in small])
     return {"sizes": sizes, "larger": generator.randint(30, 40) * MIB}
 
 
 def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
-    """What the answer says of streams without blocks and with some, and the stream's free blocks each time."""
+    """Return the answers and the free blocks of streams without and with blocks."""
     with _tidy(), during("a stream that has no blocks yet"):
-        observed: list[Plain] = [{"answer": number_or_type(largest_free_block()), "free": [], "emptied": False}]
-    return observed + [_with_holes(largest_free_block, sizes, inputs["larger"]) for sizes in inputs["sizes"]]
+        answer = number_or_type(largest_free_block())
+    observed: list[Plain] = [{"answer": answer, "free": [], "emptied": False}]
+    layouts = inputs["sizes"]
+    return observed + [_with_holes(largest_free_block, sizes, inputs["larger"]) for sizes in layouts]
 
 
 def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain:
-    """Blocks larger than the free ones are in use, wait for another stream that still uses them, or belong to another stream."""
+    """Return the answer for one layout.
+
+    Larger blocks exist than the free ones: one is in use, one waits for another stream, and one
+    belongs to another stream.
+    """
     with _tidy():
         here = torch.cuda.current_stream()
         tensors = [_empty(size) for size in sizes]
-        tensors += [_empty(size) for size in _free(here)]  # the rests of the segments, of 1 MiB or more where the blocks are large
+        # Fill the rest of each segment. The rests of large segments have 1 MiB or more.
+        tensors += [_empty(size) for size in _free(here)]
         del tensors[1 : len(sizes) : 2]
         tensors.append(_empty(larger))
         other = unused_stream()
@@ -186,9 +152,11 @@ def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain
 
 
 def _free(stream: torch.cuda.Stream) -> list[int]:
-    """Sizes of a stream's free blocks."""
-    segments = [segment for segment in torch.cuda.memory_snapshot() if segment["stream"] == stream.cuda_stream]
-    return [block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
+    """Return the sizes of a stream's free blocks."""
+    snapshot = torch.cuda.memory_snapshot()
+    segments = [segment for segment in snapshot if segment["stream"] == stream.cuda_stream]
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    return [block["size"] for block in blocks if block["state"] == "inactive"]
 
 
 def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
@@ -202,60 +170,200 @@ def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
         if answer == due:
             continue
         if not due:
-            return not_yet(f"the current stream had no free block, so 0 was due; you said {byte_text(answer)}. Whose blocks are yours?")
+            return not_yet(
+                f"the current stream has no free block, so expected 0. You returned {byte_text(answer)}. Which stream has such a block?"
+            )
         largest_size, said = sizes_alike(due, answer)
         largest = f"the largest free block of the current stream has {largest_size}"
         if answer == sum(free):
-            together = f"{said} are all its free blocks together"
-            return not_yet(f"{largest}; {together}, and no request gets them as one.")
-        return not_yet(f"{largest}; you found {said}. Which blocks are free, and of which stream?")
-    return right(f"{len(free)} blocks are free, {byte_text(sum(free))} in all, and the largest has {byte_text(max(free))}.")
+            return not_yet(f"{largest}. You returned {said}, the sum of its free blocks. A request needs one block that is large enough.")
+        return not_yet(f"{largest}. You returned {said}. Which blocks are free, and of which stream?")
+    blocks = f"{len(free)} blocks are free, {byte_text(sum(free))} in total"
+    return right(f"{blocks}, and the largest has {byte_text(max(free))}.")
 
 
-# 05.4: a batch in as few pieces as fit
+# 05.3: a few tensors that keep many segments
 
-COLUMNS = 3  # of the batch: its rows are no numbers
-SCRATCH = 4 * MIB  # that the work holds when it fails
+# Each tensor has a block of this size before it. The block is too small for another tensor. If one
+# tensor stays behind such a block, the segment has no place for all the others.
+BEFORE = 4000 * KIB
+
+
+def draw_scattered(generator: random.Random) -> Plain:
+    """Draw four different sizes, the largest first, which together fill most of a segment."""
+    sizes = sorted(generator.sample(range(4300, 4900), k=4), reverse=True)
+    orders = [[0, 1, 2, 3], [3, 2, 1, 0], generator.sample(range(4), k=4)]
+    values = generator.sample(range(1, 250), k=4)
+    return {"sizes": [size * KIB for size in sizes], "values": values, "orders": orders}
+
+
+def observe_scattered(compact: Any, inputs: Plain) -> Plain:
+    """Return the worst of three lists: in the order of allocation, reversed, and shuffled.
+
+    With one list alone, moving one tensor at a time can be enough by luck.
+    """
+    sizes, values = inputs["sizes"], inputs["values"]
+    found = [_scattered(compact, sizes, values, order) for order in inputs["orders"]]
+    return max(
+        found,
+        key=lambda each: (bool(each["difference"]), "cpu" in each["devices"], each["after"]),
+    )
+
+
+def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[int]) -> dict[str, Plain]:
+    """Return the difference to the expected values, the devices, and the reserved bytes."""
+    with _tidy():
+        base = torch.cuda.memory_reserved()
+        # Four blocks fill a segment, and the second of them stays.
+        parts = [part for size in sizes for part in (BEFORE, size, size, size)]
+        blocks = [_empty(part).view(-1, KIB) for part in parts]
+        kept = [blocks[4 * place + 1] for place in order]
+        for block, value in zip(kept, values, strict=True):
+            block.fill_(value)
+            block[-1, -1] = 255  # shows a block that was filled with its first number
+        due = [block.cpu() for block in kept]
+        del blocks, block
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved() - base
+        smallest, largest = byte_text(min(sizes)), byte_text(max(sizes))
+        with during(f"{len(kept)} tensors of {smallest} to {largest}"):
+            compact(kept)
+        after = torch.cuda.memory_reserved() - base
+        torch.cuda.empty_cache()
+        least = torch.cuda.memory_reserved() - base
+        difference = first_difference(kept, due)
+        devices = [tensor.device.type for tensor in kept if isinstance(tensor, torch.Tensor)]
+        kept.clear()
+    sizes_reserved = {"before": before, "after": after, "least": least}
+    return {**sizes_reserved, "difference": difference, "devices": devices}
+
+
+def judge_scattered(observed: Plain, inputs: Plain) -> Verdict:
+    if observed["difference"]:
+        difference = observed["difference"]
+        return not_yet(f"the list must hold the same tensors in the same order. {difference}.")
+    if "cpu" in observed["devices"]:
+        return not_yet("the new tensors should be on the GPU. Some are on the CPU.")
+    before, after = byte_text(observed["before"]), byte_text(observed["after"])
+    if observed["after"] > SEGMENT:
+        measured = f"{before} were reserved before and {after} afterwards"
+        if observed["least"] <= SEGMENT:
+            return not_yet(f"{measured}. Some segments are wholly free. What returns them, and when?")
+        return not_yet(
+            f"{measured}. {byte_text(SEGMENT)} are enough. When you made the new tensors, old ones "
+            "were still in memory. A list, a loop's variable or a copy on the GPU keeps a segment."
+        )
+    return right(f"{before} were reserved before, {after} afterwards.")
+
+
+# 05.4: a part that does not keep the whole
+
+
+DTYPES = {"bfloat16": 2, "float64": 8}  # bytes per number; Python's numbers become neither
+
+
+def draw_batches(generator: random.Random) -> Plain:
+    return {
+        "dtype": generator.choice(list(DTYPES)),
+        "rows": [generator.randint(40, 80) for _ in range(3)],
+        "columns": 8192 + 512 * generator.randint(0, 8),
+        "count": generator.randint(2, 9),
+    }
+
+
+def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
+    """Return what the answer gives, and the bytes that stay allocated without the batches."""
+    columns, count, dtype = inputs["columns"], inputs["count"], getattr(torch, inputs["dtype"])
+    before = _requested()
+    due = [(torch.arange(rows * columns).remainder(1999) + rows).view(rows, columns).to(dtype) for rows in inputs["rows"]]
+    batches = [batch.cuda() for batch in due]
+    with during(f"{len(batches)} batches and {count} rows"):
+        kept = first_rows(batches, count)
+    del batches
+    held = _requested() - before
+    if not isinstance(kept, list | tuple):
+        return {"type": type(kept).__name__}
+    devices = [part.device.type for part in kept if isinstance(part, torch.Tensor)]
+    difference = first_difference(kept, [batch[:count] for batch in due])
+    return {"type": "list", "held": held, "difference": difference, "devices": devices}
+
+
+def _requested() -> int:
+    """Return the bytes that tensors asked for. Their blocks may be larger."""
+    return torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
+
+
+def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
+    if observed["type"] != "list":
+        return wrong_type(observed["type"], "a list of tensors")
+    count = inputs["count"]
+    if observed["difference"]:
+        return not_yet(
+            f"expected the first {count} rows of each of the {len(inputs['rows'])} batches, "
+            f"with all columns and the same dtype. {observed['difference']}."
+        )
+    if "cpu" in observed["devices"]:
+        return not_yet("the rows should stay on the GPU. Yours are on the CPU.")
+    needed = len(inputs["rows"]) * DTYPES[inputs["dtype"]] * count * inputs["columns"]
+    if observed["held"] > needed + 512 * len(inputs["rows"]):
+        taken = f"the rows take {byte_text(needed)}"
+        held = f"{byte_text(observed['held'])} stay allocated"
+        return not_yet(f"{taken}, but {held}. Whose storage do your rows use?")
+    return right(f"{byte_text(observed['held'])} stay allocated, no more than the rows take.")
+
+
+# 05.5: a batch in as few pieces as fit
+
+COLUMNS = 3  # of the batch, so that rows and numbers have different counts
+SCRATCH = 4 * MIB  # what the work holds when it fails
 MOST_TRIES = 200
 
 
 def draw_work(generator: random.Random) -> Plain:
-    """Odd numbers of rows, to be halved two or three times, and four or five; rows that never fit; work that fails for another reason."""
-    sizes = ((2 * generator.randint(10, 19) + 1, generator.randint(5, 9)), (2 * generator.randint(20, 29) + 1, generator.randint(3, 5)))
-    cases = [{"rows": rows, "fits": fits, "fails": False} for rows, fits in sizes]
+    """Draw four cases.
+
+    In the first two, the rows are odd and must be halved several times. In the third, not even one
+    row fits. In the fourth, the work fails for another reason.
+    """
+    cases = [
+        {"rows": 2 * generator.randint(10, 19) + 1, "fits": generator.randint(5, 9), "fails": False},
+        {"rows": 2 * generator.randint(20, 29) + 1, "fits": generator.randint(3, 5), "fails": False},
+    ]
     cases.append({"rows": generator.randint(3, 9), "fits": 0, "fails": False})
     cases.append({"rows": generator.randint(3, 9), "fits": 1, "fails": True})
     return cases
 
 
 def observe_work(in_pieces: Any, cases: Plain) -> Plain:
-    """The result or the error of each case, the pieces that were tried, and the bytes that were allocated as each try began."""
+    """Return each case's result or error, and the rows and the allocated bytes of each try."""
     observations = []
     for case in cases:
-        batch = torch.arange(COLUMNS * case["rows"], device="cuda", dtype=torch.float32).view(-1, COLUMNS)
+        numbers = torch.arange(COLUMNS * case["rows"], device="cuda", dtype=torch.float32)
+        batch = numbers.view(-1, COLUMNS)
         tries: list[list[int]] = []
         observed: dict[str, Any] = {"result": None, "raised": None}
         try:
-            observed["result"] = describe(in_pieces(_work(case, tries, torch.cuda.memory_allocated()), batch))
+            work = _work(case, tries, torch.cuda.memory_allocated())
+            observed["result"] = describe(in_pieces(work, batch))
         except (torch.OutOfMemoryError, UnrelatedError, EndlessError) as error:
             observed["raised"] = quote(error)
         observations.append({**observed, "tries": tries})
     return observations
 
 
-UNFIT = "rows do not fit"  # says the error, by which it is known again
+UNFIT = "rows do not fit"  # the end of the error's message, which identifies it
 
 
 class UnrelatedError(RuntimeError):
-    """What some of the work raises that has nothing to do with memory."""
+    """Raised by work that fails for a reason other than memory."""
 
 
 class EndlessError(Exception):
-    """Raised when the work is tried again and again."""
+    """Raised if the work is tried again and again."""
 
 
 def _work(case: Plain, tries: list[list[int]], before: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Doubles a batch; runs out of memory above so many rows, while it holds memory of its own."""
+    """Return a function that doubles a batch, or runs out of memory if it has too many rows."""
 
     def work(batch: torch.Tensor) -> torch.Tensor:
         if len(tries) == MOST_TRIES:
@@ -276,39 +384,52 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         sizes = [size for size, _ in observed["tries"]]
         rows, raised = case["rows"], observed["raised"]
+        ended = raised or "a result"
         if not sizes or sizes[0] != rows:
-            return not_yet(f"try the whole batch of {rows} rows first; your first try had {sizes[0] if sizes else 'no'} rows.")
+            first = sizes[0] if sizes else "no"
+            return not_yet(f"try the whole batch of {rows} rows first. Your first try had {first} rows.")
         if case["fails"]:
             if raised is None or not raised.startswith("UnrelatedError") or len(sizes) > 1:
-                return not_yet("work raised an error that was not about memory: let it go up to the caller at once.")
+                return not_yet("`work` raised an error that is not about memory. Leave it to the caller, and do not try again.")
             continue
         if len(sizes) == 1:
-            return not_yet(f"{rows} rows did not fit, and no fewer were tried; there was {raised or 'a result'}.")
-        if max(held for _, held in observed["tries"]) > SCRATCH // 2:
+            return not_yet(f"{rows} rows did not fit, and your function tried no fewer. It ended with {ended}.")
+        held = max(held for _, held in observed["tries"])
+        if held > SCRATCH // 2:
             return not_yet(
-                f"as a piece was tried again, {byte_text(max(held for _, held in observed['tries']))} of the try that failed were still "
-                "allocated: inside `except`, the error holds its traceback, and that holds the variables of the work."
+                f"when your function tried a piece, {byte_text(held)} of the failed attempt were "
+                "still allocated. Inside `except`, the error holds its traceback, which holds the "
+                "variables of `work`."
             )
-        halves = {rows // 2, -(-rows // 2)}
-        halved = {size for power in range(1, rows.bit_length() + 1) for size in (rows >> power, -(-rows >> power))}
-        failed = [size for size in sizes[2:] if size > case["fits"]]  # a piece that fits may also be what is left over
-        if other := [size for size in sizes[1:2] if size not in halves] + [size for size in failed if size not in halved]:
-            return not_yet(f"{rows} rows did not fit: halve them, again and again. You tried {other[0]} of the {rows} rows.")
+        if odd := _not_halved(sizes, case):
+            return not_yet(f"{rows} rows did not fit. Halve them, again and again. You tried {odd} of the {rows} rows.")
         if case["fits"] == 0:
             if raised is None or UNFIT not in raised:
-                return not_yet(f"not even one row fitted: work's own OutOfMemoryError was due; there was {raised or 'a result'}.")
+                return not_yet(f"not even one row fits, so raise the OutOfMemoryError of `work`. Your function ended with {ended}.")
             continue
         if raised is not None:
-            return not_yet(f"pieces of {case['fits']} rows fit, and your function raised {raised}.")
+            return not_yet(f"pieces of {case['fits']} rows fit, but your function raised {raised}.")
         if wrong := _wrong_result(observed["result"], rows):
-            return not_yet(f"the pieces' results must be joined row by row, in order. {wrong}")
-        result = observed["result"]
-        if result["device"] == "cpu":
-            return not_yet("the results of the pieces were on the GPU; what you returned is on the CPU.")
+            return not_yet(f"join the results of the pieces row by row, in order. {wrong}")
+        if observed["result"]["device"] == "cpu":
+            return not_yet("the results of the pieces are on the GPU. What you returned is on the CPU.")
         fitting = [size for size in sizes if size <= case["fits"]]
         if len(fitting) > 2 * (-(-rows // case["fits"])):
-            return not_yet(f"{rows} rows, of which {case['fits']} fit at once, took {len(fitting)} pieces: halve, and no more.")
+            return not_yet(f"{case['fits']} of the {rows} rows fit at once. You used {len(fitting)} pieces. Halve only what does not fit.")
     return right("Each piece was as large as repeated halving allows.")
+
+
+def _not_halved(sizes: list[int], case: Plain) -> int:
+    """Return the rows of the first try that is no half, no quarter and so on, or 0.
+
+    A piece that fits may also be what is left over.
+    """
+    rows = case["rows"]
+    halves = {rows // 2, -(-rows // 2)}
+    halved = {size for power in range(1, rows.bit_length() + 1) for size in (rows >> power, -(-rows >> power))}
+    first = [size for size in sizes[1:2] if size not in halves]
+    later = [size for size in sizes[2:] if size > case["fits"] and size not in halved]
+    return (first + later + [0])[0]
 
 
 def _wrong_result(result: Plain, rows: int) -> str:
@@ -316,84 +437,29 @@ def _wrong_result(result: Plain, rows: int) -> str:
     if "shape" not in result:
         return f"You returned {result['type']}, not a tensor."
     if result["shape"] != [rows, COLUMNS]:
-        return f"Expected a tensor of shape [{rows}, {COLUMNS}]; yours has shape {result['shape']}."
+        expected = f"Expected a tensor of shape [{rows}, {COLUMNS}]"
+        return f"{expected}. Yours has shape {result['shape']}."
     starts = range(0, COLUMNS * rows, COLUMNS)
     found = [result["values"][start : start + COLUMNS] for start in starts]
-    expected = [[2.0 * entry for entry in range(start, start + COLUMNS)] for start in starts]
-    if found == expected:
+    due = [[2.0 * entry for entry in range(start, start + COLUMNS)] for start in starts]
+    if found == due:
         return ""
-    if sorted(found) == expected:
+    if sorted(found) == due:
         return "Your result has the right rows in another order."
     return "Your result has the right shape, but other values."
 
 
-# 05.5: a few tensors that keep many segments
-
-BEFORE = 4000 * KIB  # what lies before each: too small for another one, and a tensor left behind it leaves no place for all the others
-
-
-def draw_scattered(generator: random.Random) -> Plain:
-    """Sizes of which four fill most of a segment, no two alike, the largest first, and what the tensors are full of."""
-    sizes = sorted(generator.sample(range(4300, 4900), k=4), reverse=True)
-    orders = [[0, 1, 2, 3], [3, 2, 1, 0], generator.sample(range(4), k=4)]
-    return {"sizes": [size * KIB for size in sizes], "values": generator.sample(range(1, 250), k=4), "orders": orders}
-
-
-def observe_scattered(compact: Any, inputs: Plain) -> Plain:
-    """The worst of three lists: as allocated, the other way round, and shuffled. With one, moving one at a time is enough by luck."""
-    found = [_scattered(compact, inputs["sizes"], inputs["values"], order) for order in inputs["orders"]]
-    return max(
-        found,
-        key=lambda each: (bool(each["difference"]), "cpu" in each["devices"], each["after"]),
-    )
-
-
-def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[int]) -> dict[str, Plain]:
-    """The values afterwards, where they are, and what is reserved for the tensors before and after."""
-    with _tidy():
-        base = torch.cuda.memory_reserved()
-        blocks = [_empty(part).view(-1, KIB) for size in sizes for part in (BEFORE, size, size, size)]  # four lie in a segment
-        kept = [blocks[4 * place + 1] for place in order]
-        for block, value in zip(kept, values, strict=True):
-            block.fill_(value)
-            block[-1, -1] = 255  # a block filled with its first number is another one
-        due = [block.cpu() for block in kept]
-        del blocks, block
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved() - base
-        with during(f"{len(kept)} tensors of {byte_text(min(sizes))} to {byte_text(max(sizes))}"):
-            compact(kept)
-        after = torch.cuda.memory_reserved() - base
-        torch.cuda.empty_cache()
-        least = torch.cuda.memory_reserved() - base
-        difference = first_difference(kept, due)
-        devices = [tensor.device.type for tensor in kept if isinstance(tensor, torch.Tensor)]
-        kept.clear()
-    sizes_reserved = {"before": before, "after": after, "least": least}
-    return {**sizes_reserved, "difference": difference, "devices": devices}
-
-
-def judge_scattered(observed: Plain, inputs: Plain) -> Verdict:
-    if observed["difference"]:
-        difference = observed["difference"]
-        return not_yet(f"the list must hold the same tensors in the same order; {difference}.")
-    if "cpu" in observed["devices"]:
-        return not_yet("the tensors were to be on the GPU again; some are on the CPU.")
-    if observed["after"] > SEGMENT:
-        told = f"{byte_text(observed['before'])} were reserved before and {byte_text(observed['after'])} afterwards"
-        if observed["least"] <= SEGMENT:
-            return not_yet(f"{told}; segments that are wholly free are still PyTorch's. Who gives them back, and when?")
-        return not_yet(
-            f"{told}; {byte_text(SEGMENT)} are enough. When new tensors were made, old ones, or blocks beside them, were still in "
-            "use: a list, a loop's variable or a copy on the GPU keeps a segment."
-        )
-    return right(f"{byte_text(observed['before'])} were reserved before, {byte_text(observed['after'])} afterwards.")
-
-
 CHECKS = [
-    Check("05.1", draw_requests, observe_requests, judge_requests, section="Blocks and segments"),
-    Check("05.2", draw_batches, observe_batches, judge_batches, section="What you did not allocate"),
-    Check("05.3", draw_holes, observe_holes, judge_holes, section="Blocks and segments"),
-    Check("05.4", draw_work, observe_work, judge_work, section="Fragmentation"),
-    Check("05.5", draw_scattered, observe_scattered, judge_scattered, alters=("values",), section="A second process"),
+    Check("05.1", draw_requests, observe_requests, judge_requests, section="Segments"),
+    Check("05.2", draw_holes, observe_holes, judge_holes, section="Two streams"),
+    Check(
+        "05.3",
+        draw_scattered,
+        observe_scattered,
+        judge_scattered,
+        alters=("values",),
+        section="Giving memory back",
+    ),
+    Check("05.4", draw_batches, observe_batches, judge_batches, section="A row of a matrix"),
+    Check("05.5", draw_work, observe_work, judge_work, section="Build it: a batch that fits"),
 ]

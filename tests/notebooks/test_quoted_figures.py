@@ -238,3 +238,18 @@ def test_gpus_wait_as_long_under_both_schedules_on_real_h200s_as_lesson_4_says()
     assert recorded.parameters["layers"] == "2+2+2+2"
     shares = {waiting_share(recorded, schedule) for schedule in ("GPipe", "1F1B")}
     assert {f"{100 * share:.0f}" for share in shares} == {quoted[1]}
+
+
+def test_settings_help_on_a_real_h200_as_lesson_5_says():
+    """The recording was made by an earlier experiment of the same blocks, requests and settings."""
+    lesson = "05_caching_allocator.ipynb"
+    assert "A real H200 gave the same three numbers for 64 MiB." in text(lesson)
+    [cell] = [cell for cell in nbformat.read(FOLDER / lesson, as_version=4).cells if cell.id == "settings"]
+    shown = "\n".join(str(output.get("data", {}).get("text/plain", "")) for output in cell.outputs)
+    recording = Result.from_json((FOLDER.parent / "docs" / "measured" / "fragmentation_h200.json").read_text())
+    names = {"default": "expandable_segments:False", "expandable_segments": "expandable_segments:True"}
+    rows = [row for row in recording.rows if row["block"] == 64 * MIB]
+    assert len(rows) == 3
+    for row in rows:
+        setting = names.get(row["setting"], row["setting"])
+        assert re.search(rf"^{setting} +64 MiB +{row['largest'] // MIB} MiB$", shown, re.MULTILINE), setting
