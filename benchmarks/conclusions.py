@@ -10,8 +10,6 @@ from statistics import median
 from benchmarks.ddp import DATA_PARALLEL, DDP
 from gpulessons.lesson_04.labs.pipeline import stage_peaks, stages, waiting_share
 from gpulessons.lesson_06.labs import growth
-from gpulessons.lesson_07.labs.mixed_precision import last_loss, step_seconds
-from gpulessons.lesson_07.labs.roofline import format_gain
 from gpulessons.lesson_08.labs import held_by_way
 from gpulessons.lesson_09.labs.saving_memory import prices
 from labkit.labs.experiment import Result
@@ -87,20 +85,6 @@ CONCLUSIONS: dict[str, Conclusions] = {
     "ddp_seconds": {
         "of wide layers, a second rank lengthens the step by less than a quarter": lambda r: (
             max(r.column("seconds", width=4096, ranks=2)) < 1.25 * min(r.column("seconds", width=4096, ranks=1))
-        ),
-    },
-    "format_speed": {
-        "a large product gains more from float16 than a small one, and more than twice": lambda r: (
-            format_gain(r, "product", "float16")[8192] > max(2, 2 * format_gain(r, "product", "float16")[256])
-        ),
-        "a large sum gains about what its bytes shrink": lambda r: 1.5 < format_gain(r, "addition", "float16")[8192] < 2.5,
-    },
-    "four_ways": {
-        "float16 alone is the only way that does not learn": lambda r: (
-            [way for way, loss in last_loss(r).items() if not loss < 0.1] == ["float16 alone"]
-        ),
-        "for this small network autocast takes longer than float32": lambda r: (
-            step_seconds(r)["autocast float16"] > step_seconds(r)["float32"]
         ),
     },
     "leaky_training": {

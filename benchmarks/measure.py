@@ -22,7 +22,6 @@ from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_03.labs import data_parallel_step
 from gpulessons.lesson_04.labs import pipeline_step
 from gpulessons.lesson_06.labs import leaky_training
-from gpulessons.lesson_07.labs import format_speed, four_ways
 from gpulessons.lesson_08.labs import shared_model
 from gpulessons.lesson_09.labs import memory_for_time
 from gpulessons.lesson_13.labs import articles_on_trial
@@ -46,8 +45,6 @@ EXPERIMENTS = {
     "ddp_beside_data_parallel": Recorded(ddp_beside_data_parallel, gpus=4),
     "ddp_memory": Recorded(ddp_memory, gpus=2),
     "ddp_seconds": Recorded(ddp_seconds, gpus=2),
-    "format_speed": Recorded(format_speed),
-    "four_ways": Recorded(four_ways),
     "leaky_training": Recorded(leaky_training),
     "memory_for_time": Recorded(memory_for_time),
     "pipeline_step": Recorded(pipeline_step, gpus=4),

@@ -22,7 +22,6 @@ INTRODUCTION = "00"  # it is shorter, and has one exercise
 # This list only becomes shorter, and a new lesson never joins it.
 OLD_FORM = (
     "06",
-    "07",
     "08",
     "09",
     "10",

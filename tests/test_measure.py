@@ -73,7 +73,7 @@ def pretended(monkeypatch, lesson):
     def broken():
         raise RuntimeError("CUDA error | here")
 
-    some = {"copy_speed": measure.Recorded(two_copies), "four_ways": measure.Recorded(broken)}
+    some = {"copy_speed": measure.Recorded(two_copies), "ddp_seconds": measure.Recorded(broken)}
     monkeypatch.setattr(measure, "EXPERIMENTS", some | {"pipeline_step": measure.Recorded(broken, gpus=4)})
 
 
@@ -87,7 +87,7 @@ def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
     text = page.read_text()
     assert text.startswith("# Measured on NVIDIA H200\n")
     assert "| copy_speed | 1 | a large copy moves far more bytes a second than a small one | yes | yes |" in text
-    assert "| four_ways | 1 | *failed: RuntimeError: CUDA error \\| here* |  |  |" in text
+    assert "| ddp_seconds | 1 | *failed: RuntimeError: CUDA error \\| here* |  |  |" in text
     assert "| pipeline_step | 4 | *needs 4 GPUs* |  |  |" in text
     assert "| copy_speed | seconds | 8 | 1.00 | 1.00 | 1.00 |" in text
     assert "| 00_short | 4 | cell c1: AssertionError: a \\| b |" in text and "2 virtual GPUs" in text
@@ -99,9 +99,9 @@ def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, le
     out = tmp_path / "out"
     list(measure.report(out))
     made = measured_report.Report(out / "report_h200_x1.json")
-    assert made.failures == {"four_ways": "RuntimeError: CUDA error | here"} and [len(outcome.failed) for outcome in made.outcomes] == [1]
-    measure.EXPERIMENTS["four_ways"] = measure.Recorded(two_copies)
-    assert [file.name for file in measure.report(out)] == ["four_ways_h200.json", "report_h200_x1.md"]
+    assert made.failures == {"ddp_seconds": "RuntimeError: CUDA error | here"} and [len(outcome.failed) for outcome in made.outcomes] == [1]
+    measure.EXPERIMENTS["ddp_seconds"] = measure.Recorded(two_copies)
+    assert [file.name for file in measure.report(out)] == ["ddp_seconds_h200.json", "report_h200_x1.md"]
     assert not measured_report.Report(made.file).failures
     notebook = nbformat.read(lesson, as_version=4)
     del notebook.cells[1]

@@ -7,23 +7,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    describe,
+    during,
+    not_yet,
+    number,
+    right,
+    wrong_type,
+)
 
 DEVICE = "cuda:0"
 
 # 07.1: the value of a string of bits
 
-WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2))  # bits of exponent and fraction: float16, bfloat16, float32, float8 e5m2
+WIDTHS = ((5, 10), (8, 7), (8, 23))  # bits of exponent and fraction: float16, bfloat16, float32
 
 
 def draw_bits(generator: random.Random) -> Plain:
-    """For several formats, each kind of number, with random digits and either sign in turn."""
-    formats = [*WIDTHS, (generator.choice((2, 3, 4, 6, 7)), generator.randint(2, 12))]
+    """Draw each kind of number in several formats, with random digits. The sign changes in turn."""
+    drawn = [(generator.choice((2, 3, 4, 6, 7)), generator.randint(2, 12)) for _ in range(2)]
     cases = []
-    for negative, (exponent_bits, fraction_bits) in enumerate(formats, start=generator.randint(0, 1)):
+    first = generator.randint(0, 1)
+    for negative, (exponent_bits, fraction_bits) in enumerate([*WIDTHS, *drawn], start=first):
         ones = 2**exponent_bits - 1
         some = generator.randint(1, 2**fraction_bits - 1)
-        for exponent, fraction in [(generator.randint(1, ones - 1), some), (0, some), (0, 0), (ones, 0), (ones, some), (ones, 1)]:
+        normal = generator.randint(1, ones - 1)
+        kinds = [(normal, some), (0, some), (0, 0), (ones, 0), (ones, some), (ones, 1)]
+        for exponent, fraction in kinds:
             bits = f"{negative % 2}{exponent:0{exponent_bits}b}{fraction:0{fraction_bits}b}"
             cases.append({"bits": bits, "exponent_bits": exponent_bits})
     generator.shuffle(cases)
@@ -31,6 +44,7 @@ def draw_bits(generator: random.Random) -> Plain:
 
 
 def observe_bits(decode: Any, cases: Plain) -> Plain:
+    """Return what the answer returns for each case: a number, or the name of another type."""
     answers = []
     for case in cases:
         with during(f'"{case["bits"]}" with {case["exponent_bits"]} bits of exponent'):
@@ -44,27 +58,29 @@ def _number(answer: Any) -> Plain:
 
 
 def meaning(bits: str, exponent_bits: int) -> float:
-    """What the bits stand for, by IEEE 754."""
+    """Return the number that the bits stand for, by IEEE 754."""
     fraction_bits = len(bits) - 1 - exponent_bits
     exponent, fraction = divmod(int(bits[1:], 2), 2**fraction_bits)
     bias = 2 ** (exponent_bits - 1) - 1
     if exponent == 2**exponent_bits - 1:
         size = math.nan if fraction else math.inf
     else:
-        size = math.ldexp(fraction + (2**fraction_bits if exponent else 0), max(exponent, 1) - bias - fraction_bits)
+        leading = 2**fraction_bits if exponent else 0
+        size = math.ldexp(fraction + leading, max(exponent, 1) - bias - fraction_bits)
     return math.copysign(size, -1 if bits[0] == "1" else 1)
 
 
 def judge_bits(answers: Plain, cases: Plain) -> Verdict:
+    """Compare each number with the right one."""
     for answer, case in zip(answers, cases, strict=True):
         bits, exponent_bits = case["bits"], case["exponent_bits"]
         expected = meaning(bits, exponent_bits)
         parts = f"{bits[0]} {bits[1 : 1 + exponent_bits]} {bits[1 + exponent_bits :]}"
         if isinstance(answer, str):
-            return not_yet(f"your function returned {answer} for {parts}, not a number.")
+            return not_yet(f"for {parts}, your function returned {answer}. Return a number.")
         if not _same_number(answer, expected):
             question = _question(parts, answer, expected)
-            return not_yet(f"{parts} stands for {expected:.9g}; you said {answer:.9g}. {question}")
+            return not_yet(f"{parts} stands for {expected:.9g}. Your function returned {answer:.9g}. {question}")
     return right("One rule reads every format.")
 
 
@@ -91,22 +107,31 @@ def _question(parts: str, answer: float, expected: float) -> str:
 # 07.2: the overlap of boxes whose areas no float16 holds
 
 PAIRS = 40
-NEAR = 1.02 * 2.0**41  # half of the last digit that float16 has, and a little, in units of the last digit of a double
+# Half of float16's last digit, and a little more, in units of the last digit of a double.
+NEAR = 1.02 * 2.0**41
 
 
 def draw_boxes(generator: random.Random) -> Plain:
-    """Pairs of large boxes, small ones, boxes that do not touch; float16 holds all numbers exactly, though not all sides of large boxes."""
+    """Draw pairs of large boxes, of small ones, and of boxes that do not touch.
+
+    float16 holds all edges exactly, but not all sides of large boxes.
+    """
 
     def box(least: int, most: int) -> list[int]:
         width, height = (2 * generator.randint(least // 2, most // 2) for _ in range(2))
-        left, top = (2 * generator.randint(1, (4000 - side) // 2) for side in (width, height))
-        odd_left, odd_top = (generator.randint(0, 1) if side > 2048 else 0 for side in (width, height))  # the side is odd then
-        return [left - odd_left, top - odd_top, left + width, top + height]
+        edges = []
+        for side in (width, height):
+            near = 2 * generator.randint(1, (4000 - side) // 2)
+            odd = generator.randint(0, 1) if side > 2048 else 0  # the side is odd then
+            edges.append((near - odd, near + side))
+        (left, right_edge), (top, bottom) = edges
+        return [left, top, right_edge, bottom]
 
-    pairs = [[box(2000, 3800), box(2000, 3800)] for _ in range(PAIRS - 4)]  # such large ones always touch
-    small = box(10, 20)  # one pixel more is seen in its overlap
+    pairs = [[box(2000, 3800), box(2000, 3800)] for _ in range(PAIRS - 4)]  # they always touch
+    small = box(10, 20)  # one pixel more changes its overlap
     pairs.append([small, [small[0] + 4, small[1], small[2] + 4, small[3]]])
-    pairs.append([[0, 0, 600, 800], [1000, 1200, 1600, 1800]])  # apart both ways: two negative sides make a positive area
+    # Apart in both directions: two negative sides make a positive area.
+    pairs.append([[0, 0, 600, 800], [1000, 1200, 1600, 1800]])
     pairs.append([[0, 0, 1000, 1000], [1200, 0, 2200, 1000]])
     same = box(500, 3000)
     pairs.append([same, same])
@@ -115,33 +140,40 @@ def draw_boxes(generator: random.Random) -> Plain:
 
 
 def observe_boxes(iou: Any, pairs: Plain) -> Plain:
-    a, b = (torch.tensor([pair[side] for pair in pairs], device=DEVICE).half() for side in range(2))
+    """Return a description of the overlaps, and the device where they belong."""
+    boxes = ([pair[side] for pair in pairs] for side in range(2))
+    a, b = (torch.tensor(several, device=DEVICE).half() for several in boxes)
     with torch.cuda.device(DEVICE):
         return describe(iou(a, b)) | {"due": str(a.device)}
 
 
 def overlap(a: list[int], b: list[int]) -> float:
+    """Return the intersection over union of two boxes."""
     sides = [max(0, min(a[i + 2], b[i + 2]) - max(a[i], b[i])) for i in range(2)]
     shared = sides[0] * sides[1]
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
+    return shared / (sum(areas) - shared)
 
 
 def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
+    """Compare each overlap with the exact one, rounded once."""
     if found["type"] != "Tensor":
         return wrong_type(found["type"], "a tensor")
     if found["shape"] != [len(pairs)] or found["dtype"] != "torch.float16":
-        return not_yet(f"a tensor of torch.float16 and shape [{len(pairs)}] was due; yours is {found['dtype']}, {found['shape']}.")
+        return not_yet(
+            f"expected a tensor of torch.float16 with the shape [{len(pairs)}]. Yours is {found['dtype']} with the shape {found['shape']}."
+        )
     if found["device"] != found["due"]:
-        return not_yet(f"the boxes are on {found['due']}, and the overlaps on {found['device']}.")
+        return not_yet(
+            f"the boxes are on {found['due']}, and the overlaps on {found['device']}. Return the overlaps on the GPU of the boxes."
+        )
     for value, (a, b) in zip(found["values"], pairs, strict=True):
         expected = overlap(a, b)
         if not abs(value - expected) <= NEAR * math.ulp(expected):  # so that nan fails
-            hint = (
-                "Do they touch at all?"
-                if expected == 0
-                else "Which of your numbers are larger than 65504, or are rounded to three digits on the way?"
-            )
-            return not_yet(f"boxes {a} and {b} overlap by {expected:.4f}; you said {value:.4f}. {hint}")
+            hint = "Check the formula. Which numbers exceed 65504, or are rounded to three digits before the end?"
+            if expected == 0:
+                hint = "Do they touch at all?"
+            return not_yet(f"the boxes {a} and {b} have an IoU of {expected:.4f}. Your function returned {value:.4f}. {hint}")
     return right("The boxes and the overlaps fit float16; the areas do not.")
 
 
@@ -149,7 +181,7 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
 
 
 class Scaled(nn.Module):
-    """A module that has a parameter and three buffers of its own beside a child: a number, and one of whole numbers."""
+    """Module with a child, a parameter and three buffers. One buffer has whole numbers."""
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
@@ -164,13 +196,16 @@ NORMS = {"1d": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
 
 
 def draw_model(generator: random.Random) -> Plain:
-    """Each kind of BatchNorm, at a random depth, among layers that are to be converted."""
-    norms = [{"norm": kind, "depth": depth} for kind, depth in zip(generator.sample(list(NORMS), k=3), (0, 1, 2), strict=True)]
+    """Draw each kind of BatchNorm at its own depth, among layers that are to be converted."""
+    kinds = generator.sample(list(NORMS), k=3)
+    norms = [{"norm": kind, "depth": depth} for depth, kind in enumerate(kinds)]
     generator.shuffle(norms)
-    return {"norms": norms, "features": generator.randint(2, 6), "seed": generator.randrange(1 << 30)}
+    features, seed = generator.randint(2, 6), generator.randrange(1 << 30)
+    return {"norms": norms, "features": features, "seed": seed}
 
 
 def build(model: Plain) -> nn.Sequential:
+    """Return the drawn model with random values. Its first layer is frozen and on the CPU."""
     size = model["features"]
     layers: list[nn.Module] = [nn.Linear(size, size), nn.GroupNorm(1, size)]
     for item in model["norms"]:
@@ -187,52 +222,65 @@ def build(model: Plain) -> nn.Sequential:
                 tensor.copy_(torch.rand(tensor.shape, generator=draws) + 1e-5)
         for layer in built.modules():
             if isinstance(layer, tuple(NORMS.values())):
-                layer.get_buffer("running_var").mul_(1e6)  # of large inputs: no float16 holds it
+                layer.get_buffer("running_var").mul_(1e6)  # too large for float16
     return built
 
 
 def observe_model(half_but_norms: Any, model: Plain) -> Plain:
-    """The dtype of each tensor of the model afterwards, how far its values have moved, and whether the model itself came back."""
+    """Return the dtype of each tensor of the model afterwards, and how far its values have moved.
+
+    Also return whether the answer is the same model with the same parameters.
+    """
     built = build(model)
-    before = {name: tensor.detach().cpu().clone() for name, tensor in built.state_dict().items()}
-    parameters, places = [*built.parameters()], {name: tensor.device for name, tensor in built.state_dict().items()}
+    state = built.state_dict()
+    before = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+    places = {name: tensor.device for name, tensor in state.items()}
+    parameters = [*built.parameters()]
     with torch.cuda.device(DEVICE):
         answer = half_but_norms(built)
     if not isinstance(answer, nn.Module):
         return {"type": type(answer).__name__}
     tensors = {}
     for name, tensor in answer.state_dict().items():
-        off = (tensor.detach().cpu().double() - before[name].double()).abs().max().item() if name in before else math.nan
-        tensors[name] = {"dtype": str(tensor.dtype), "off": off, "moved": tensor.device != places.get(name)}
-    kept = [*map(id, parameters)] == [*map(id, answer.parameters())]  # the ones that an optimizer may hold
+        off = math.nan
+        if name in before:
+            off = (tensor.detach().cpu().double() - before[name].double()).abs().max().item()
+        moved = tensor.device != places.get(name)
+        tensors[name] = {"dtype": str(tensor.dtype), "off": off, "moved": moved}
+    # An optimizer may hold the parameters, so they must stay the same objects.
+    kept = [*map(id, parameters)] == [*map(id, answer.parameters())]
     told = {"same": answer is built, "kept": kept, "names": list(before) == list(tensors)}
     return {"type": "Module", **told, "tensors": tensors}
 
 
 def judge_model(found: Plain, model: Plain) -> Verdict:
+    """Check the dtype, the values and the device of each parameter and buffer."""
     if found["type"] != "Module":
         return wrong_type(found["type"], "the model")
     if not found["same"] or not found["names"]:
-        return not_yet("the model that came back is not the one you were given, with all its parts. Convert it in place.")
+        return not_yet("your function returned another model, or one without some of its tensors. Convert the given model in place.")
     if not found["kept"]:
-        return not_yet("some parameters are new ones, which no optimizer of the model knows. Convert them in place: replace their data.")
-    norm_layers = {name.rsplit(".", 1)[0] for name in found["tensors"] if name.endswith("running_var")}
+        return not_yet(
+            "some parameters are new objects, and an optimizer would still hold the old ones. Convert parameters in place, by their data."
+        )
+    variances = [name for name in found["tensors"] if name.endswith("running_var")]
+    norm_layers = {name.rsplit(".", 1)[0] for name in variances}
     for name, tensor in found["tensors"].items():
         in_norm, dtype = name.rsplit(".", 1)[0] in norm_layers, tensor["dtype"]
         if tensor["moved"]:
-            return not_yet(f"{name} is on another device than before. Change nothing but the formats.")
+            return not_yet(f"{name} is on another device than before. Change only the formats.")
         if name.endswith(("num_batches_tracked", "positions")):
             if dtype != "torch.int64":
-                return not_yet(f"{name}, a buffer of whole numbers, is {dtype}. model.half() converts floating-point tensors alone.")
+                return not_yet(f"{name}, a buffer of whole numbers, is {dtype}. Convert only floating-point tensors, as model.half() does.")
             continue
         if in_norm and dtype != "torch.float32":
             return not_yet(f"{name}, of a BatchNorm layer, is {dtype}. Does your function find all three kinds, at any depth?")
         if in_norm and tensor["off"] != 0:
-            return not_yet(f"{name} has other values than before: it has been float16 in between.")
+            return not_yet(f"{name} has other values than before. Was it converted to float16 and back?")
         if not in_norm and dtype != "torch.float16":
-            return not_yet(f"{name} is {dtype}; only BatchNorm stays in float32.")
+            return not_yet(f"{name} is {dtype}. Only BatchNorm stays in float32.")
         if not in_norm and not tensor["off"] < 1e-2:
-            return not_yet(f"{name} has other values than before, by more than rounding.")
+            return not_yet(f"{name} changed its values by more than rounding.")
     return right("Nothing of a BatchNorm layer was rounded.")
 
 
@@ -242,24 +290,30 @@ OVERFLOW = 65520  # from here on, numbers are rounded to infinity in float16
 
 
 def draw_gradients(generator: random.Random) -> Plain:
-    """Lists of tensors, of one and of two dimensions: tiny gradients, huge ones, the largest in each row and column, of either sign."""
+    """Draw lists of tensors with one and with two dimensions.
+
+    Some gradients are tiny, some are huge. The largest has either sign, in any row and column.
+    """
     cases: list[list[Any]] = []
     columns = generator.sample(range(3), k=3)
-    for exponent, column in zip((generator.randint(-60, -40), generator.randint(-8, 4), generator.randint(40, 60)), columns, strict=True):
+    exponents = [generator.randint(*span) for span in ((-60, -40), (-8, 4), (40, 60))]
+    for exponent, column in zip(exponents, columns, strict=True):
         for sign, place in ((1, column), (-1, 3)):
             largest = sign * 2.0**exponent * generator.uniform(1.0, 1.9)
             rows = [[largest * generator.uniform(-0.2, 0.2) for _ in range(3)] for _ in range(4)]
             rows[place][column] = largest
             cases.append([rows[0], rows[1:3], rows[3]])
-    alike = 2.0 ** generator.randint(-20, -2) * generator.uniform(1.0, 1.9)  # the norm and the sum are much larger
+    # The norm and the sum of equal gradients are much larger than each of them.
+    alike = 2.0 ** generator.randint(-20, -2) * generator.uniform(1.0, 1.9)
     cases.append([[alike, alike], [[alike, alike]] * 2, [-alike]])
-    cases.append([[65510 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65504, once scaled
-    cases.append([[65528 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65536, which is infinite there
+    cases.append([[65510 * 2.0 ** generator.randint(-20, -2)]])  # scaled, it is rounded to 65504
+    cases.append([[65528 * 2.0 ** generator.randint(-20, -2)]])  # scaled, it becomes infinite
     generator.shuffle(cases)
     return cases
 
 
 def observe_gradients(best_scale: Any, cases: Plain) -> Plain:
+    """Return the scale for each case, and whether the gradients kept their values."""
     answers = []
     for case in cases:
         gradients = [torch.tensor(values, device=DEVICE) for values in case]
@@ -271,45 +325,50 @@ def observe_gradients(best_scale: Any, cases: Plain) -> Plain:
 
 
 def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
+    """Check that each scale is a power of two, the largest one that leaves all finite."""
     for (scale, same), case in zip(answers, cases, strict=True):
         if isinstance(scale, str):
             return wrong_type(scale, "a number")
         if not same:
             return not_yet("the gradients have other values than before. Which of your operations works in place?")
         if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
-            return not_yet(f"{scale:.9g} is no power of two.")
+            return not_yet(f"{scale:.9g} is not a power of two.")
         largest = max(abs(value) for values in case for value in _flat(values))
-        known = f"the largest gradient is {largest:.9g} in size"
+        known = f"the largest gradient has the size {largest:.9g}"
         if largest * scale >= OVERFLOW:
             return not_yet(
-                f"{known}; times {scale:g} it is {largest * scale:.9g}, which is infinite in float16, "
-                f"as is everything from {OVERFLOW} on. Look at all tensors and signs."
+                f"{known}. Times {scale:g} it is {largest * scale:.9g}, and numbers from "
+                f"{OVERFLOW} on are infinite in float16. Look at all tensors and both signs."
             )
         if largest * scale * 2 < OVERFLOW:
             return not_yet(
-                f"{known}; {scale:g} is not the largest scale. "
-                f"With {2 * scale:g} it is {2 * largest * scale:.9g}, "
-                f"and float16 rounds what is below {OVERFLOW} to 65504 at most."
+                f"{known}, and {scale:g} is not the largest scale. "
+                f"Times {2 * scale:g} the gradient is {2 * largest * scale:.9g}, "
+                f"which is below {OVERFLOW} and finite in float16."
             )
-    return right("This is what GradScaler searches for by trial and error.")
+    return right("GradScaler searches for this number by trial and error.")
 
 
 def _flat(values: Plain) -> list[float]:
-    return [value for row in values for value in _flat(row)] if isinstance(values, list) else [values]
+    """Return the numbers of nested lists, one after the other."""
+    if not isinstance(values, list):
+        return [values]
+    return [value for row in values for value in _flat(row)]
 
 
 # 07.5: a step of mixed-precision training
 #
-# The model is one linear layer with one output, in two parts, so that its gradients can be worked out by hand: for n rows, errors e and
-# inputs x they are 2/n Σ e x for the weight and 2/n Σ e for the bias.
+# The model is one linear layer with one output, in two parts, so its gradients are known. For n
+# rows, errors e and inputs x they are 2/n Σ e x for the weight and 2/n Σ e for the bias.
 
 ROWS = 64
-CASES = {"large": 2.0**8, "small": 2.0**22, "overflowing": 2.0**16}  # what a case's gradients are, and the scale at first
+# The kind of gradients in each case, and the scale at the start.
+CASES = {"large": 2.0**8, "small": 2.0**22, "overflowing": 2.0**16}
 SMALL = 1e-8  # a target that float16 rounds to 0
 
 
 class Parts(nn.Module):
-    """A linear layer of which one part has the bias and the first two inputs, another the rest."""
+    """Linear layer in two parts. The first part has the bias and the first two inputs."""
 
     def __init__(self, weight: list[float]) -> None:
         super().__init__()
@@ -324,24 +383,31 @@ class Parts(nn.Module):
 
 
 def draw_step(generator: random.Random) -> Plain:
+    """Draw a step with large gradients, one with small ones, and one that overflows."""
     features = generator.randint(3, 6)
 
     def numbers(count: int) -> list[float]:
-        return [generator.choice((-1, 1)) * generator.randint(4, 16) / 16 for _ in range(count)]  # float16 holds them exactly
+        """Return numbers that float16 holds exactly."""
+        return [generator.choice((-1, 1)) * generator.randint(4, 16) / 16 for _ in range(count)]
 
     cases = []
     for kind, scale in CASES.items():
         small = kind == "small"
         weight = [0.0] * features if small else numbers(features)
         targets = [(SMALL if small else 64.0) * generator.uniform(1, 2) for _ in range(ROWS)]
-        inputs = [list(map(abs, numbers(features))) for _ in range(ROWS)]  # so that weights have gradients of the size of the bias's
+        # With positive inputs, the gradients of the weights are as large as that of the bias.
+        inputs = [list(map(abs, numbers(features))) for _ in range(ROWS)]
         rate = generator.choice((0.25, 0.5)) * (1e3 if small else 1)
-        cases.append({"kind": kind, "weight": weight, "inputs": inputs, "targets": targets, "rate": rate, "scale": scale})
+        case = {"kind": kind, "weight": weight, "inputs": inputs, "targets": targets}
+        cases.append(case | {"rate": rate, "scale": scale})
     return cases
 
 
 def observe_step(training_step: Any, cases: Plain) -> Plain:
-    """By case: weight and bias after a step, the scale, the loss that was returned, and the dtypes in which the layer computed."""
+    """Return what a step changed in each case: weight, bias and scale.
+
+    Also return the loss that the answer returned, and the dtypes in which the layer computed.
+    """
     found = []
     for case in cases:
         dtypes: list[str] = []
@@ -351,57 +417,78 @@ def observe_step(training_step: Any, cases: Plain) -> Plain:
         model.register_forward_hook(lambda module, inputs, output, dtypes=dtypes: dtypes.append(str(output.dtype)))
         optimizer = torch.optim.SGD(model.parameters(), lr=case["rate"])
         scaler = torch.amp.GradScaler("cuda", init_scale=case["scale"])
-        x, y = (torch.tensor(values, device=DEVICE) for values in (case["inputs"], [[target] for target in case["targets"]]))
+        x = torch.tensor(case["inputs"], device=DEVICE)
+        y = torch.tensor([[target] for target in case["targets"]], device=DEVICE)
         with torch.cuda.device(DEVICE), during(f"{case['kind']} gradients"):
             loss = training_step(model, optimizer, scaler, x, y)
         weights = torch.cat([model.first.weight, model.rest.weight], dim=1)
         after = [*weights.flatten().tolist(), model.first.bias.item()]
-        found.append({"after": after, "scale": scaler.get_scale(), "loss": _number(loss), "dtypes": dtypes})
+        told = {"after": after, "scale": scaler.get_scale()}
+        found.append(told | {"loss": _number(loss), "dtypes": dtypes})
     return found
 
 
 def expected_step(case: Plain) -> tuple[list[float], float]:
-    """Weight and bias after the step, and the loss before it."""
+    """Return the weight and the bias after the step, and the loss before it."""
     start = [*case["weight"], 0.0]
     rows = [[*row, 1.0] for row in case["inputs"]]
-    errors = [sum(a * b for a, b in zip(start, row, strict=True)) - target for row, target in zip(rows, case["targets"], strict=True)]
-    gradient = [2 / ROWS * sum(error * row[i] for error, row in zip(errors, rows, strict=True)) for i in range(len(start))]
+    errors = []
+    for row, target in zip(rows, case["targets"], strict=True):
+        errors.append(sum(a * b for a, b in zip(start, row, strict=True)) - target)
+    gradient = []
+    for column in zip(*rows, strict=True):
+        products = (error * x for error, x in zip(errors, column, strict=True))
+        gradient.append(2 / ROWS * sum(products))
     clip = min(1.0, 1 / math.hypot(*gradient))
     if case["kind"] == "overflowing":
         clip = 0.0  # the step is skipped
-    after = [value - case["rate"] * clip * slope for value, slope in zip(start, gradient, strict=True)]
+    rate = case["rate"] * clip
+    after = [value - rate * slope for value, slope in zip(start, gradient, strict=True)]
     return after, sum(error**2 for error in errors) / ROWS
 
 
 def judge_step(found: Plain, cases: Plain) -> Verdict:
+    """Compare the parameters, the scale and the loss with those of the right step."""
     for step, case in zip(found, cases, strict=True):
         kind = case["kind"]
         if step["dtypes"] != ["torch.float16"]:
-            ran = f"in {step['dtypes'][0]}" if len(step["dtypes"]) == 1 else f"{len(step['dtypes'])} times"
-            return not_yet(f"the model was to run once, under autocast in torch.float16; it ran {ran}.")
+            ran = f"{len(step['dtypes'])} times"
+            if len(step["dtypes"]) == 1:
+                ran = f"in {step['dtypes'][0]}"
+            return not_yet(f"the model should run once, under autocast in torch.float16. It ran {ran}.")
         after, loss = expected_step(case)
         if isinstance(step["loss"], str) or not math.isclose(step["loss"], loss, rel_tol=0.02):
-            return not_yet(f"the loss was {loss:.4g}; your function returned {step['loss']}. Return the true loss, as a number.")
+            return not_yet(f"the loss was {loss:.4g}, and your function returned {step['loss']}. Return the true loss, as a number.")
         moved = math.dist(after, [*case["weight"], 0.0])
         if not math.dist(step["after"], after) <= 0.03 * moved:
-            return not_yet(f"with {kind} gradients, the parameters moved otherwise than they should. {_STEP_HINTS[kind]}")
+            return not_yet(f"with {kind} gradients, the parameters did not move as they should. {_STEP_HINTS[kind]}")
         halved = kind == "overflowing"
         if step["scale"] != case["scale"] * (0.5 if halved else 1):
-            return not_yet(f"with {kind} gradients, the scale was {case['scale']:g} before and {step['scale']:g} after. Who changes it?")
-    return right("Clipped, scaled, and skipped where it had to be.")
+            return not_yet(
+                f"with {kind} gradients, the scale was {case['scale']:g} before the step "
+                f"and {step['scale']:g} after it. Which call changes the scale?"
+            )
+    return right("The step is clipped and scaled, and skipped where it has to be.")
 
 
 _STEP_HINTS = {
-    "large": "Were old gradients cleared, and the true ones clipped: after unscale_, before the step?",
+    "large": "Are old gradients cleared? Are the true ones clipped, after unscale_?",
     "small": "Do they survive float16? What multiplies the loss?",
-    "overflowing": "Who leaves out the step when a gradient is infinite?",
+    "overflowing": "What skips the step when a gradient is infinite?",
 }
 
 
 CHECKS = [
-    Check("07.1", draw_bits, observe_bits, judge_bits, section="Formats bit by bit"),
-    Check("07.2", draw_boxes, observe_boxes, judge_boxes, section="Too large, too small, too many"),
-    Check("07.3", draw_model, observe_model, judge_model, alters=("values",), section="A model in half"),
-    Check("07.4", draw_gradients, observe_gradients, judge_gradients, section="Too large, too small, too many"),
-    Check("07.5", draw_step, observe_step, judge_step, alters=("values",), section="Mixed precision"),
+    Check("07.1", draw_bits, observe_bits, judge_bits, section="Digits"),
+    Check("07.2", draw_boxes, observe_boxes, judge_boxes, section="Range"),
+    Check(
+        "07.3",
+        draw_model,
+        observe_model,
+        judge_model,
+        alters=("values",),
+        section="A model in half",
+    ),
+    Check("07.4", draw_gradients, observe_gradients, judge_gradients, section="Small gradients"),
+    Check("07.5", draw_step, observe_step, judge_step, alters=("values",), section="The scaler"),
 ]

@@ -253,3 +253,56 @@ def test_settings_help_on_a_real_h200_as_lesson_5_says():
     for row in rows:
         setting = names.get(row["setting"], row["setting"])
         assert re.search(rf"^{setting} +64 MiB +{row['largest'] // MIB} MiB$", shown, re.MULTILINE), setting
+
+
+def test_float16_makes_large_products_faster_on_a_real_h200_as_lesson_7_says():
+    pattern = r"two 8192 × 8192 matrices took ([\d.]+) ms in float32 and ([\d.]+) ms in float16"
+    quoted = re.search(pattern, text("07_half_precision.ipynb"))
+    times = [micro(f"matmul 8192 torch.{dtype}")["ms"] for dtype in ("float32", "float16")]
+    assert [f"{time:.1f}" for time in times] == list(quoted.groups())
+
+
+def test_autocast_shortens_one_network_on_a_real_h200_and_lengthens_another_as_lesson_7_says():
+    pattern = r"a step of BERT from (\d+) to (\d+) ms and lengthened one of ResNet-50 from (\d+) to (\d+) ms"
+    quoted = re.search(pattern, text("07_half_precision.ipynb"))
+    folder = Path(virtualgpu.__file__).parents[2] / "benchmarks" / "timing"
+    recorded = json.loads((folder / "networks.json").read_text(encoding="utf-8"))["H200"]
+    names = ("bert adamw", "bert bf16", "resnet50 adamw", "resnet50 bf16")
+    times = [recorded["milliseconds"][name] for name in names]
+    assert [f"{time:.0f}" for time in times] == list(quoted.groups())
+
+
+def test_half_precision_pays_for_the_wide_network_only_as_lesson_7_says():
+    lesson = "07_half_precision.ipynb"
+    assert "makes the wide network several times as fast, and the small one slower" in text(lesson)
+    row = r"^(float\d+) +(\d+) +(\d+) +([\d.]+) (ms|s) +([\d.]+) (MiB|GiB)$"
+    shown = re.findall(row, printed(lesson, "cost"), re.MULTILINE)
+    times = {(form, width): milliseconds(time, unit) for form, width, _, time, unit, _, _ in shown}
+    peaks = {(form, width): float(peak) * {"MiB": 1, "GiB": 1024}[unit] for form, width, *_, peak, unit in shown}
+    assert times["float16", "64"] > 1.1 * times["float32", "64"]
+    assert times["float16", "1024"] < times["float32", "1024"] / 3
+    assert peaks["float16", "1024"] < 0.75 * peaks["float32", "1024"]
+
+
+def test_autocast_doubles_the_time_of_a_tiny_layer_as_lesson_7_says():
+    lesson = "07_half_precision.ipynb"
+    assert "With autocast, `layer(x)` takes about twice as long." in text(lesson)
+    shown = dict(re.findall(r"layer\(x\) with autocast (False|True): (\d+) µs", printed(lesson, "autocast")))
+    assert 1.6 < int(shown["True"]) / int(shown["False"]) < 2.8
+
+
+def test_autocast_keeps_more_of_few_rows_and_less_of_many_as_lesson_7_says():
+    lesson = "07_half_precision.ipynb"
+    assert "With 64 rows it keeps several times as much." in text(lesson)
+    assert "autocast saves two fifths" in text(lesson)
+    shown = re.findall(r"^(\d+) +(float\d+) +([\d.]+) (MiB|GiB)$", printed(lesson, "kept"), re.MULTILINE)
+    kept = {(rows, form): float(size) * {"MiB": 1, "GiB": 1024}[unit] for rows, form, size, unit in shown}
+    assert kept["64", "float16"] > 4 * kept["64", "float32"]
+    assert 0.5 < kept["32768", "float16"] / kept["32768", "float32"] < 0.65
+
+
+def test_a_seventh_of_the_gradients_would_be_0_as_lesson_7_says():
+    lesson = "07_half_precision.ipynb"
+    assert "About a seventh." in text(lesson)
+    lost = re.search(r"Become 0 in float16: (\d+)% without a factor", printed(lesson, "small"))
+    assert 11 <= int(lost[1]) <= 18

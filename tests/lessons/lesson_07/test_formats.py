@@ -15,10 +15,8 @@ DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "float8 e5m2": torch.float8_e5m2,
-    "float8 e4m3": torch.float8_e4m3fn,
 }
-WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+WHOLE = {2: torch.int16, 4: torch.int32}
 FORM = {form.name: form for form in FORMATS}
 
 
@@ -26,8 +24,6 @@ FORM = {form.name: form for form in FORMATS}
 @given(x=st.floats(width=32, allow_nan=False) | st.floats(-500, 500, width=32))
 def test_numbers_and_bits_are_those_of_torch(name, x):
     form, dtype = FORM[name], DTYPES[name]
-    if not form.infinite and abs(x) > form.largest:
-        return  # versions of PyTorch differ: the largest number, or none
     number = torch.tensor(x, dtype=torch.float32).to(dtype)
     value = form.rounded(x)
     assert value == number.float().item()
@@ -52,12 +48,6 @@ def test_tf32_has_the_range_of_float32_and_the_digits_of_float16():
     assert form.rounded(1e38) == pytest.approx(1e38, rel=1e-3)
 
 
-def test_what_is_too_large_for_e4m3_becomes_its_largest():
-    form = FORM["float8 e4m3"]
-    assert [form.rounded(x) for x in (464.0, 1e9, math.inf, -1e9)] == [448, 448, 448, -448]
-    assert form.pattern(math.nan) == ("0", "1111", "111")
-
-
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_no_number_has_an_exponent_of_ones(form):
     sign, exponent, fraction = form.pattern(form.rounded(math.nan))
@@ -68,7 +58,7 @@ def test_no_number_has_an_exponent_of_ones(form):
 def test_a_computation_is_rounded_at_every_step():
     result = collect(number_formats("sum(1, 3000)"))
     assert dict(zip(result.column("format"), result.column("value"), strict=True)) == {
-        "float32": 3000, "tf32": 2048, "bfloat16": 256, "float16": 2048, "float8 e5m2": 8, "float8 e4m3": 16,
+        "float32": 3000, "tf32": 2048, "bfloat16": 256, "float16": 2048,
     }  # fmt: skip
     assert set(result.column("exact")) == {3000}
     assert result.recorded() is None
@@ -92,13 +82,13 @@ def test_a_mistake_shows_before_the_first_point():
     ("computation", "title"),
     [
         ("0.5", "0.5: every format says what float64 says"),
-        ("300**2", "300**2 is too large for float16, float8 e5m2 and float8 e4m3"),
+        ("300**2", "300**2 is too large for float16"),
         ("1e39", "1e39 is too large for every format"),
-        ("1e-8", "1e-8 is too small for float16, float8 e5m2 and float8 e4m3"),
-        ("1/3", "1/3: float16 is off by 0.024 %, float8 e5m2 off by 6.2 %"),
-        ("1/0", "1/0: float8 e4m3 is not infinite"),
-        ("inf - inf", "inf - inf: float8 e4m3 is a number"),
-        ("(400**2 - 300**2) / 7e4", "(400**2 - 300**2) / 7e4 is lost on the way in float16 and float8 e5m2"),
+        ("1e-8", "1e-8 is too small for float16"),
+        ("1/3", "1/3: float16 is off by 0.024 %, bfloat16 off by 0.2 %"),
+        ("1/0", "1/0: every format says what float64 says"),
+        ("inf - inf", "inf - inf: every format says what float64 says"),
+        ("(400**2 - 300**2) / 7e4", "(400**2 - 300**2) / 7e4 is lost on the way in float16"),
     ],
 )
 def test_the_title_says_what_came_out(computation, title):

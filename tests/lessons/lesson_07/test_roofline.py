@@ -1,95 +1,80 @@
-"""The speed of number formats, measured and drawn."""
+"""The roofline: its roofs, its title, and the words for those who cannot see it."""
 
 import pytest
-import torch
 
 import labkit
-from gpulessons.lesson_07.labs import format_speed, plot_format_speed
-from gpulessons.lesson_07.labs.roofline import COLUMNS, format_gain
-from labkit.labs import Result, collect, recorded_result
+from gpulessons.lesson_07.roofline import bandwidth, gain, plot_roofline, short_number
+from labkit.labs.experiment import Result
+
+COLUMNS = {
+    "operation": "",
+    "size": "",
+    "format": "",
+    "operations_per_byte": "",
+    "operations_per_second": "",
+}
 
 
-@pytest.mark.parametrize(("like", "bfloat16_gain"), [("T4", 1.0), ("H200", 10.0)])
-def test_tensor_cores_speed_up_large_products_and_memory_halves_additions(like, bfloat16_gain):
-    with labkit.use(gpus=1, like=like, quiet=True):
-        result = collect(format_speed([256, 8192], repeats=1))
-    products, additions = (format_gain(result, operation, "float16") for operation in ("product", "addition"))
-    assert products[8192] > 5 and products[256] < products[8192] / 2
-    assert 1.8 < additions[8192] <= 2.0 and additions[256] < 1.3
-    assert format_gain(result, "product", "bfloat16")[8192] > bfloat16_gain - 1e-9
-    assert result.recorded() is not None
+def speeds(rows):
+    named = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    return Result("speed", {}, COLUMNS, named, "written by hand")
 
 
-@pytest.mark.parametrize(("like", "has_tf32"), [("T4", False), ("L4", True), ("A100", True)])
-def test_only_a_chip_with_tf32_shows_it(like, has_tf32):
-    with labkit.use(gpus=1, like=like, quiet=True):
-        run = format_speed([256], repeats=1)
-        result = collect(run)
-    assert len(result.rows) == run.total
-    assert ("tf32" in result.column("format")) == has_tf32
-    assert ("tf32" in plot_format_speed(result).alt) == has_tf32
+ROWS = [
+    ("sum", 64, "float32", 1 / 12, 1e9),
+    ("sum", 64, "float16", 1 / 6, 1e9),
+    ("sum", 8192, "float32", 1 / 12, 20e9),
+    ("sum", 8192, "float16", 1 / 6, 40e9),
+    ("product", 64, "float32", 10, 20e9),
+    ("product", 64, "float16", 20, 20e9),
+    ("product", 8192, "float32", 1365, 4e12),
+    ("product", 8192, "float16", 2730, 28e12),
+]
 
 
-def test_the_model_of_the_h200_is_near_the_recorded_one():
-    with labkit.use(gpus=1, like="H200", quiet=True):
-        result = collect(format_speed(repeats=1))
-    recorded = recorded_result("format_speed")
-    for name in ("tf32", "bfloat16", "float16"):
-        model, real = (format_gain(source, "product", name)[8192] for source in (result, recorded))
-        assert model == pytest.approx(real, rel=0.2)
+def test_the_roofs_are_the_fastest_sum_and_the_fastest_products(drawn):
+    figure = plot_roofline(speeds(ROWS))
+    assert bandwidth(speeds(ROWS)) == pytest.approx(240e9)
+    assert "Roofs: memory 240 GB/s, 4 T operations per second in float32, 28 T" in figure.alt
+    [canvas] = drawn
+    [axes] = canvas.axes
+    texts = [text.get_text() for text in axes.texts]
+    assert {"memory: 240 GB/s", "float16:\n28 T", "float32:\n4 T", "8192²", "sum of 64²"} <= {*texts}
 
 
-def test_rates_follow_from_seconds_and_nothing_is_left_behind():
-    before = torch.get_float32_matmul_precision()
-    with labkit.use(gpus=1, virtual=True, quiet=True):
-        held = []
-        for _ in range(2):
-            run = format_speed([128], repeats=1)
-            rows = [next(run) for _ in range(2)]
-            run.close()
-            held.append(torch.cuda.memory_allocated())
-        assert held[0] == held[1]  # the workspace of the first product stays
-        assert torch.ones(2, device="cuda").tolist() == [1, 1]  # values are computed again
-    assert run.total == 6  # a T4 has no TF32
-    assert [row["format"] for row in rows] == ["float32", "bfloat16"]
-    for row, itemsize in zip(rows, (4, 2), strict=True):
-        assert row["flops_per_second"] * row["seconds"] == pytest.approx(2 * 128**3)
-        assert row["bytes_per_second"] * row["seconds"] == pytest.approx(3 * 128**2 * itemsize)
-    assert torch.get_float32_matmul_precision() == before
+def test_the_title_says_what_float16_gains_at_the_largest_size():
+    title = plot_roofline(speeds(ROWS)).title
+    assert title == "In float16, a product of 8192² is 7 times as fast, a sum of 8192² is 2 times as fast"
+    assert gain(speeds(ROWS), "product", 64) == 1
 
 
-def test_bad_arguments_are_refused():
-    with labkit.use(gpus=1, virtual=True, quiet=True):
-        with pytest.raises(ValueError, match=r"sizes=\[0\]: give one or more whole numbers from 1 to 16384"):
-            format_speed([0])
-        with pytest.raises(ValueError, match="repeats=0"):
-            format_speed(repeats=0)
+@pytest.mark.parametrize("operation", ["sum", "product"])
+@pytest.mark.parametrize("form", ["float32", "float16"])
+def test_a_roofline_needs_sums_and_products_in_both_formats(operation, form):
+    rows = [row for row in ROWS if (row[0], row[2]) != (operation, form)]
+    with pytest.raises(ValueError, match=f"There is no {operation} in {form}"):
+        plot_roofline(speeds(rows))
 
 
-def speeds(**seconds) -> Result:
-    """A result of one size from seconds by format, with additions twice as fast in float16."""
-    rows = []
-    for operation, flops in (("product", 2 * 64**3), ("addition", 64**2)):
-        for name, time in seconds.items():
-            moved = 3 * 64**2 * (4 if "32" in name else 2)
-            rates = {"flops_per_second": flops / time, "bytes_per_second": moved / time}
-            rows.append({"size": 64, "operation": operation, "format": name, "seconds": time, **rates})
-    return Result("format_speed", {"sizes": [64]}, COLUMNS, rows, "measured on paper")
+def test_numbers_are_short():
+    texts = [short_number(number) for number in (1e15, 4.03e12, 750e9, 3e6, 12)]
+    assert texts == ["1 P", "4.03 T", "750 G", "3 M", "12"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "title"),
-    [
-        ({"float32": 8e-6, "float16": 2e-6}, "In float16, 64² products are 4 times faster, sums 4 times faster"),
-        ({"float32": 2e-6, "float16": 4e-6}, "In float16, 64² products are 2 times slower, sums 2 times slower"),
-        ({"float32": 2e-6}, "Not measured yet: products and additions in float32 and float16"),
-        ({}, "Not measured yet: products and additions in float32 and float16"),
-    ],
-)
-def test_the_roofline_says_what_is_gained(drawn, seconds, title):
-    figure = plot_format_speed(speeds(**seconds))
-    assert figure.title == title
-    if seconds:
-        assert f"{2 * 64**3 / seconds['float32'] / 1e9:.3g} GFLOP/s in float32" in figure.alt
-        shown = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
-        assert shown == [f"{name}: {2 * 64**3 / time / 1e9:.3g} G" for name, time in seconds.items()]
+def test_no_measured_point_of_a_virtual_gpu_is_above_a_roof():
+    import torch
+
+    def speed(operation, size, format):
+        x = torch.ones(2, size, size, device="cuda", dtype=getattr(torch, format))
+        work = {"sum": torch.add, "product": torch.mm}[operation]
+        operations = {"sum": size**2, "product": 2 * size**3}[operation]
+        seconds = labkit.seconds(lambda: work(x[0], x[1]))
+        intensity = operations / (3 * size**2 * x.element_size())
+        return {"operations_per_byte": intensity, "operations_per_second": operations / seconds}
+
+    grid = {"operation": ["sum", "product"], "size": [64, 512, 4096], "format": ["float32", "float16"]}
+    with labkit.use(gpus=1, like="T4", virtual=True, quiet=True):
+        result = labkit.measure(speed, grid, values=False)
+    rate = bandwidth(result)
+    for row in result:
+        assert row["operations_per_second"] <= 1.01 * rate * row["operations_per_byte"]
