@@ -35,7 +35,7 @@ OTHERS = "other processes of the script"
 CONTEXT = "CUDA's context, outside PyTorch's allocator"
 NOTES = """How to read it
 needs: the most that is taken of the GPU's memory: CUDA's context and all that PyTorch's allocator reserves, as nvidia-smi shows it.
-±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by less, half of them by 6% and 13%.
+±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by less, half of them by 6% and 11%.
    Of other GPUs single operators and 33 networks were compared: they have the H200's bar at least.
 a step takes: without loading data, and what else is the script's own Python. One of a few milliseconds may take 1 ms more.
 the GPU waits for the host: the share of a step in which the GPU has nothing to do. If that is most of
