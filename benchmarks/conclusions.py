@@ -11,7 +11,6 @@ from benchmarks.ddp import DATA_PARALLEL, DDP
 from gpulessons.lesson_04.labs.pipeline import stage_peaks, stages, waiting_share
 from gpulessons.lesson_06.labs import growth
 from gpulessons.lesson_08.labs import held_by_way
-from gpulessons.lesson_09.labs.saving_memory import prices
 from labkit.labs.experiment import Result
 
 Conclusions = dict[str, Callable[[Result], bool]]
@@ -90,11 +89,6 @@ CONCLUSIONS: dict[str, Conclusions] = {
     "leaky_training": {
         "each leak but summed losses keeps memory with every step": lambda r: (
             [leak for leak, bytes_kept in growth(r).items() if not bytes_kept] == ["summed losses"]
-        ),
-    },
-    "memory_for_time": {
-        "every other way takes less memory, and more time": lambda r: all(
-            memory < 1 < seconds for memory, seconds in list(prices(r).values())[1:]
         ),
     },
     "pipeline_step": {

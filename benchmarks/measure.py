@@ -23,7 +23,6 @@ from gpulessons.lesson_03.labs import data_parallel_step
 from gpulessons.lesson_04.labs import pipeline_step
 from gpulessons.lesson_06.labs import leaky_training
 from gpulessons.lesson_08.labs import shared_model
-from gpulessons.lesson_09.labs import memory_for_time
 from gpulessons.lesson_13.labs import articles_on_trial
 from labkit import machine
 from labkit.labs import Run, collect
@@ -46,7 +45,6 @@ EXPERIMENTS = {
     "ddp_memory": Recorded(ddp_memory, gpus=2),
     "ddp_seconds": Recorded(ddp_seconds, gpus=2),
     "leaky_training": Recorded(leaky_training),
-    "memory_for_time": Recorded(memory_for_time),
     "pipeline_step": Recorded(pipeline_step, gpus=4),
     "shared_model": Recorded(shared_model),
     "training_memory": Recorded(training_memory, gpus=2),

@@ -23,7 +23,6 @@ INTRODUCTION = "00"  # it is shorter, and has one exercise
 OLD_FORM = (
     "06",
     "08",
-    "09",
     "10",
     "11",
     "12",

@@ -1,21 +1,56 @@
-"""The experiment `training_memory`: the peak of a training step, as measured.
+"""The experiment `training_memory`: the peak of a training step of ten networks, as measured.
 
-The memory that the lab of lesson 9 measures on virtual GPUs is compared with its recording.
+Lesson 9 plans a training on virtual GPUs. A recording of this experiment on real GPUs says how
+accurate such plans are.
 """
 
 import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulessons.lesson_09.training import Setting
-from gpulessons.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, ResNet
+from gpulessons.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
 from labkit import machine
 from labkit.labs import Run
 from labkit.labs.experiment import Row, badge
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a network is trained.
+
+    `batch` counts the rows of one optimizer step, over all GPUs and micro-batches. More than one GPU
+    means DataParallel.
+    """
+
+    network: Network
+    batch: int
+    precision: str = "float32"
+    optimizer: str = "Adam"
+    checkpointing: bool = False
+    gpus: int = 1
+    micro_batches: int = 1
+
+    @property
+    def micro_rows(self) -> int:
+        """Rows of the largest micro-batch, over all GPUs."""
+        return -(-self.batch // self.micro_batches)
+
+    def __str__(self) -> str:
+        """Describe the setting in one line: "MLP(width=2048, …), batch 8192, float32, Adam"."""
+        parts = [f"{self.network}, batch {self.batch}", self.precision, self.optimizer]
+        if self.micro_batches > 1:
+            parts.append(f"{self.micro_batches} micro-batches")
+        if self.checkpointing:
+            parts.append("checkpointing")
+        if self.gpus > 1:
+            parts.append(f"{self.gpus} GPUs, DataParallel")
+        return ", ".join(parts)
+
 
 STEPS = 3  # the first makes the optimizer's state, and with more than one GPU two fill caches
 SMALL_GPT = GPT(width=512, layers=6, heads=8, tokens=512, vocabulary=8192)
@@ -29,7 +64,7 @@ TEN_SETTINGS = (
     Setting(SMALL_GPT, 16, checkpointing=True),
     Setting(ResNet(), 64, optimizer="SGD momentum"),
     Setting(ResNet(), 64, "autocast float16", checkpointing=True),
-    Setting(SMALL_GPT, 16, gpus=2, spread="DataParallel"),
+    Setting(SMALL_GPT, 16, gpus=2),
 )
 COLUMNS = {"setting": "", "measured": "bytes"}
 
@@ -46,12 +81,12 @@ def training_memory() -> Run:
 def _points() -> Iterator[Row]:
     for setting in TEN_SETTINGS:
         with machine.in_use().without_values():
-            peak = _peak(setting)
+            peak = peak_of(setting)
         yield {"setting": str(setting), "measured": peak}
 
 
-def _peak(setting: Setting) -> int:
-    """The most bytes that the last step has allocated on the first GPU, without other tensors."""
+def peak_of(setting: Setting) -> int:
+    """Return the most bytes that the last step has allocated on the first GPU, without other tensors."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()  # the steps take them again, whoever took them first
     before = torch.cuda.memory_allocated(0)

@@ -1,7 +1,10 @@
 """Checks of lesson 09, fitting in memory."""
 
 import copy
+import numbers
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +14,16 @@ from torch.utils.checkpoint import checkpoint
 
 from gpulessons.autograd_graphs import Graphs
 from gputrace import units
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    during,
+    not_yet,
+    number_or_type,
+    right,
+    wrong_type,
+)
 from labkit.checks.comparing import near
 
 DEVICE = "cuda:0"
@@ -77,7 +89,7 @@ def judge_bytes(observed: Plain, models: Plain, expected: Plain) -> Verdict:
     return right("What is left to know is the activations.")
 
 
-# 09.2: micro-batches
+# 09.4: micro-batches
 
 FEATURES, HIDDEN = 8, 256  # so that a graph of some rows is much larger than the parameters and their gradients
 
@@ -166,93 +178,7 @@ def _values(tensor: Any) -> Plain:
     return None if tensor is None else tensor.detach().float().cpu().flatten().tolist()
 
 
-# 09.3: a prediction that keeps nothing
-
-MODES = ("training", "evaluation", "training, with a frozen BatchNorm", "evaluation, with an active Dropout")
-
-
-def draw_prediction(generator: random.Random) -> Plain:
-    """A model in each mode, in any order, two of another dtype. No rest of one row: in training mode BatchNorm would refuse it."""
-    rows = generator.randint(100, 200)
-    shape = {"rows": rows, "batch": 8 * rows + generator.randint(2, 50)}
-    modes = zip(generator.sample(MODES, k=len(MODES)), ("float32", "float64") * 2, strict=True)
-    return [{"seed": generator.randrange(1 << 30), **shape, "mode": mode, "dtype": dtype} for mode, dtype in modes]
-
-
-def observe_predict(predict: Any, tries: Plain) -> Plain:
-    return [_prediction(predict, inputs) for inputs in tries]
-
-
-def _prediction(predict: Any, inputs: Plain) -> Plain:
-    draws, dtype = torch.Generator().manual_seed(inputs["seed"]), getattr(torch, inputs["dtype"])
-    norm, dropout = nn.BatchNorm1d(256), nn.Dropout(0.5)
-    model = nn.Sequential(nn.Linear(32, 256), nn.Sequential(norm, nn.ReLU(), dropout), nn.Linear(256, 4)).to(DEVICE, dtype)
-    x = torch.randn(inputs["batch"], 32, generator=draws).to(DEVICE, dtype)
-    statistics = _values(nn.init.normal_(norm.get_buffer("running_mean")))
-    model.eval()[0].get_parameter("bias").requires_grad_(False)  # an answer that freezes all would thaw it afterwards
-    twin = copy.deepcopy(model)  # which predicts when the answer has
-    with torch.no_grad():
-        model(x[: inputs["rows"]])
-    model.train(inputs["mode"].startswith("training"))
-    norm.train(inputs["mode"] == "training")
-    dropout.train(inputs["mode"] != "evaluation")
-    forwards: list[tuple[int, bool]] = []
-    handle = model[0].register_forward_hook(lambda module, given, output: forwards.append((len(output), output.requires_grad)))
-    torch.cuda.reset_peak_memory_stats(DEVICE)
-    held = torch.cuda.memory_allocated(DEVICE)
-    try:
-        with during(f"a model in {inputs['mode']} mode"):
-            result = predict(model, x, inputs["rows"])
-    finally:
-        handle.remove()
-    if not isinstance(result, torch.Tensor):
-        return {"type": type(result).__name__}
-    peak = torch.cuda.max_memory_allocated(DEVICE) - held
-    with torch.no_grad():
-        due = twin(x)
-    return {
-        **describe(result),
-        "due": _values(due),
-        "peak": peak,
-        "allowed": 3 * due.nbytes + 3 * inputs["rows"] * 256 * due.element_size() + 2 * sum(p.nbytes for p in model.parameters()),  # a copy
-        "met": [rows for rows, _ in forwards],
-        "graph": result.requires_grad or any(graph for _, graph in forwards),
-        "inference": result.is_inference(),
-        "statistics": _values(norm.running_mean) == statistics,
-    }
-
-
-def judge_predict(found: Plain, tries: Plain) -> Verdict:
-    verdicts = [_judge_prediction(observed, inputs) for observed, inputs in zip(found, tries, strict=True)]
-    return next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
-
-
-def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
-    if observed["type"] != "Tensor":
-        return wrong_type(observed["type"], "a tensor")
-    if not observed["statistics"]:
-        return not_yet("BatchNorm's averages have changed: it learned from rows that it should only predict. In which mode was the model?")
-    if observed["shape"] != [inputs["batch"], 4] or not near(observed["values"], observed["due"], RELATIVE, ABSOLUTE):
-        return not_yet("these are not the model's predictions in evaluation mode, all of them in order.")
-    if not observed["device"].startswith("cuda"):
-        return not_yet(f"the predictions are on {observed['device']}. They should stay on the GPU.")
-    if observed["graph"]:
-        return not_yet("the model made a graph, and a graph keeps all activations until it is gone.")
-    if not observed["peak"] <= observed["allowed"]:
-        found, allowed = units.byte_text(observed["peak"]), units.byte_text(observed["allowed"])
-        return not_yet(f"at its peak it took {found} more; micro-batches of {inputs['rows']} rows need less than {allowed}.")
-    if max(observed["met"], default=0) > inputs["rows"]:
-        return not_yet(f"the model met {max(observed['met'])} rows at once; {inputs['rows']} were asked for.")
-    if len(observed["met"]) > 2 * -(-inputs["batch"] // inputs["rows"]):
-        return not_yet(f"the model was called {len(observed['met'])} times. Is {inputs['rows']} a size, or a number?")
-    if observed["dtype"] != f"torch.{inputs['dtype']}":
-        return not_yet(f"the model answers in torch.{inputs['dtype']}; your predictions are {observed['dtype']}.")
-    if observed["inference"]:
-        return not_yet("the predictions are inference tensors, which no later training may use. What is less strict than inference_mode?")
-    return right(f"At most {units.byte_text(observed['peak'])} more.")
-
-
-# 09.4: checkpoints
+# 09.3: checkpoints
 
 WIDTH, ROWS = 64, 1024
 KEPT = ROWS * WIDTH * 4  # bytes of one block's input
@@ -327,84 +253,301 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
     return right(f"{kept} kept instead of {without}.")
 
 
-# 09.5: the largest batch
+# 09.2: the largest batch
 
-CALLS = 3
-MEMORY = 128 << 30  # bytes of the GPU on which steps are measured: more than any limit
-
-
-def draw_steps(generator: random.Random) -> Plain:
-    """Fixed bytes, bytes a row, and a limit: a little above many rows, far above, on the byte; for one row, none, nothing."""
-
-    def case(rows: float) -> Plain:
-        fixed, row = generator.randint(1 << 26, 1 << 32), generator.randint(1 << 10, 1 << 24)
-        return {"fixed": fixed, "row": row, "limit": max(fixed // 2, fixed + int(row * rows))}
-
-    above = (generator.uniform(0.1, 0.4), generator.uniform(0.6, 0.9), 0)
-    return [*(case(generator.randint(2, 5000) + rest) for rest in above), case(1), case(1.5), case(0.5), case(-1e9)]
+ALL_ROWS, CALLS = 4096, 26
+BROKEN = "the labels are broken"  # an error that has nothing to do with memory
 
 
-def observe_largest(most_rows: Any, cases: Plain) -> Plain:
-    found = []
+def draw_limits(generator: random.Random) -> Plain:
+    """Draw how many rows fit in each case: some, none, one, all, and a case whose step is broken."""
+    some = [generator.randint(2, 200), generator.randint(201, ALL_ROWS - 2)]
+    cases = [{"fit": fit, "broken": False} for fit in (*some, 1, 0, ALL_ROWS, ALL_ROWS - 1)]
+    generator.shuffle(cases)
+    return [*cases, {"fit": generator.randint(2, ALL_ROWS), "broken": True}]
+
+
+def observe_most(most_rows: Any, cases: Plain) -> Plain:
+    found: Plain = []
     for case in cases:
-        asked: list[int] = []
-
-        def peak(rows: int, case: Plain = case, asked: list[int] = asked) -> int:
-            asked.append(rows)
-            nbytes = case["fixed"] + case["row"] * rows
-            if nbytes > MEMORY:
-                needed = f"a step of {rows:,} rows needs {nbytes >> 30:,} GiB"
-                there = f"the GPU has {MEMORY >> 30} GiB"
-                raise torch.OutOfMemoryError(f"CUDA out of memory: {needed}, and {there}")
-            return nbytes
-
-        with during(f"a limit of {case['limit']} bytes"):
-            answer = most_rows(peak, case["limit"])
+        asked: list[int | str] = []
+        step = _step_with_limit(case, asked)
+        if case["broken"]:
+            error = _error_of(partial(most_rows, step))
+            found.append({"error": error, "asked": asked})
+            continue
+        with during(f"a step for which {_rows_text(case['fit'])}"):
+            answer = most_rows(step)
         found.append({"answer": number_or_type(answer), "asked": asked})
     return found
 
 
-def judge_largest(found: Plain, cases: Plain) -> Verdict:
+def _step_with_limit(case: Plain, asked: list[int | str]) -> Any:
+    """Return a function that does what a training step does with so many rows, and notes them."""
+
+    def step(rows: int) -> None:
+        whole = isinstance(rows, numbers.Integral) and not isinstance(rows, bool)
+        asked.append(int(rows) if whole else type(rows).__name__)
+        if len(asked) > 3 * ALL_ROWS:  # an endless loop
+            raise ValueError(f"step was called {len(asked)} times")
+        if case["broken"]:
+            raise RuntimeError(BROKEN)
+        if not whole or not 1 <= rows <= ALL_ROWS:
+            raise ValueError(f"step({rows!r}): give a whole number of rows from 1 to {ALL_ROWS}")
+        if rows > case["fit"]:
+            raise torch.OutOfMemoryError(f"CUDA out of memory, with {rows} rows")
+
+    return step
+
+
+def _error_of(work: Callable[[], object]) -> str:
+    """Return the name of the error that the work raises, and its text. Empty if it raises none."""
+    try:
+        work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _rows_text(rows: int) -> str:
+    if rows == 0:
+        return "not even one row fits"
+    return "1 row fits" if rows == 1 else f"{rows} rows fit"
+
+
+def judge_most(found: Plain, cases: Plain) -> Verdict:
     for got, case in zip(found, cases, strict=True):
+        if case["broken"]:
+            if not got["error"].endswith(BROKEN) or "OutOfMemoryError" in got["error"]:
+                return not_yet(
+                    "step raised a RuntimeError that has nothing to do with memory, and your function "
+                    "caught it. Which errors are yours to catch?"
+                )
+            continue
         if isinstance(got["answer"], str):
             return wrong_type(got["answer"], "a number of rows")
-        due = max(0, (case["limit"] - case["fixed"]) // case["row"])
-        line = f"a step takes {case['fixed']} B and {case['row']} B a row, the limit is {case['limit']} B"
         if len(got["asked"]) > CALLS:
-            return not_yet(f"you measured {len(got['asked'])} times; a straight line needs fewer than that ({CALLS} are allowed).")
-        if any(rows < 1 for rows in got["asked"]):
-            return not_yet("a step with no row at all cannot be measured.")
-        if got["answer"] != due:
-            fit = "row fits" if due == 1 else "rows fit"
-            said = f"{got['answer']:.9g}" if isinstance(got["answer"], float) else got["answer"]
-            reason = _why_not(got["answer"], due, case)
-            return not_yet(f"{line}: {due} {fit}, you said {said}. {reason}")
-    return right("Two points make a line.")
+            return not_yet(
+                f"you called step {len(got['asked'])} times; {CALLS} times are allowed. How can one call halve what is left to search?"
+            )
+        if got["answer"] != case["fit"]:
+            return not_yet(
+                f"{_rows_text(case['fit'])}. You said {got['answer']:g}. You tried {', '.join(map(str, got['asked'])) or 'nothing'}."
+            )
+    return right("Few steps, and no row is wasted.")
 
 
-def _why_not(answer: float, due: int, case: Plain) -> str:
-    """Say what is wrong with this number of rows."""
-    if answer != answer or not float(answer).is_integer():
-        return "A batch has a whole number of rows."
-    if due == 0:
-        return "Not even one row fits."
-    fitting = case["fixed"] + case["row"] * due
-    if answer == due + 1:
-        too_large = fitting + case["row"]
-        return f"A step of {due + 1} rows takes {too_large} B, which is above the limit."
-    if answer == due - 1 and fitting == case["limit"]:
-        return f"A step of {due} rows takes exactly the limit, and the limit may be reached."
-    if answer == due - 1:
-        return f"A step of {due} rows takes {fitting} B, which is within the limit."
-    return "What does a step take that does not grow with the rows?"
+# 09.5: a step that fits
+
+WIDE = 32
+
+
+def draw_fitting(generator: random.Random) -> Plain:
+    """Draw a batch and a limit for each case, so that rows are left over and halves are rounded up.
+
+    `fails` says what raises the error: the forward pass, the backward pass, or both.
+    """
+
+    def case(halvings: int, fails: str) -> Plain:
+        batch = generator.randint(50, 90)
+        rows = batch
+        for _ in range(halvings):
+            rows = (rows + 1) // 2
+        return {
+            "seed": generator.randrange(1 << 30),
+            "batch": batch,
+            "limit": rows,
+            "fails": fails,
+            "old": generator.uniform(0.5, 1.0),
+        }
+
+    some = [case(0, "forward"), case(2, "forward"), case(1, "backward"), case(3, "backward")]
+    one_row = case(0, "forward") | {"limit": 1}
+    none = [case(0, fails) | {"limit": 0} for fails in ("forward", "backward")]
+    broken = case(1, "forward") | {"fails": "broken"}
+    return [*some, one_row, *none, broken]
+
+
+class _Limited(torch.autograd.Function):
+    """Passes a tensor on. Its backward pass raises an error if there are too many rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, most: int) -> torch.Tensor:
+        ctx.most = most
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        [gradient] = gradients
+        if len(gradient) > ctx.most:
+            raise torch.OutOfMemoryError("CUDA out of memory, in the backward pass")
+        return gradient, None
+
+
+class _LimitedLayer(nn.Module):
+    """Layer between two others that runs out of memory if it gets too many rows."""
+
+    def __init__(self, case: Plain) -> None:
+        super().__init__()
+        self.case = case
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.case["fails"] == "broken":
+            raise RuntimeError(BROKEN)
+        if self.case["fails"] == "forward" and len(x) > self.case["limit"]:
+            raise torch.OutOfMemoryError("CUDA out of memory, in the forward pass")
+        most = self.case["limit"] if self.case["fails"] == "backward" else len(x)
+        return _Limited.apply(x, most)
+
+
+def _fitting_model(case: Plain, device: str) -> tuple[nn.Sequential, Any, torch.Tensor, torch.Tensor]:
+    """Return the model, its optimizer and the batch. Gradients of before are there."""
+    draws = torch.Generator().manual_seed(case["seed"])
+    x = torch.randn(case["batch"], FEATURES, generator=draws)
+    y = (x[:, 0] + torch.linspace(-2, 2, case["batch"]) > 0).long()
+    layers = [nn.Linear(FEATURES, WIDE), _LimitedLayer(case), nn.Tanh(), nn.Linear(WIDE, 2)]
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draws) / 4)
+    model = model.to(device)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, case["old"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    return model, optimizer, x.to(device), y.to(device)
+
+
+def expect_fitting(cases: Plain) -> Plain:
+    """Return the weights after a step on the whole batch, and before it."""
+    expected = []
+    for case in cases:
+        whole = case | {"fails": "nothing"}
+        model, optimizer, x, y = _fitting_model(whole, "cpu")
+        before = [_values(parameter) for parameter in model.parameters()]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        after = [_values(parameter) for parameter in model.parameters()]
+        expected.append({"before": before, "after": after})
+    return expected
+
+
+def observe_fitting(step_that_fits: Any, cases: Plain) -> Plain:
+    return [_fitted(step_that_fits, case) for case in cases]
+
+
+def _fitted(step_that_fits: Any, case: Plain) -> Plain:
+    model, optimizer, x, y = _fitting_model(case, DEVICE)
+    seen: list[int] = []
+    graphs, alive = Graphs(), [0]
+
+    def watch(module: nn.Module, given: Any) -> None:
+        seen.append(len(given[0]))
+        alive.append(graphs.alive)
+        if len(seen) > 50 * case["batch"]:
+            raise ValueError(f"the model was called {len(seen)} times")
+
+    model[0].register_forward_pre_hook(watch)
+    model[0].register_forward_hook(graphs.mark)
+    answer, error = None, ""
+    if case["limit"] and case["fails"] != "broken":
+        with during(f"{case['batch']} rows, of which {case['limit']} fit at once"):
+            answer = step_that_fits(model, optimizer, x, y)
+    else:
+        error = _error_of(lambda: step_that_fits(model, optimizer, x, y))
+    weights = [_values(parameter) for parameter in model.parameters()]
+    found = {"answer": number_or_type(answer), "error": error, "weights": weights}
+    return found | {"seen": seen, "graphs": max(alive)}
+
+
+def judge_fitting(found: Plain, cases: Plain, expected: Plain) -> Verdict:
+    for got, case, weights in zip(found, cases, expected, strict=True):
+        if case["fails"] == "broken" or not case["limit"]:
+            verdict = _judge_failure(got, case, weights)
+        else:
+            verdict = _judge_step(got, case, weights)
+        if not verdict.passed:
+            return verdict
+    return right("The batch is whole, and the micro-batches fit.")
+
+
+def _judge_failure(got: Plain, case: Plain, weights: Plain) -> Verdict:
+    if case["fails"] == "broken":
+        if not got["error"].endswith(BROKEN) or "OutOfMemoryError" in got["error"]:
+            return not_yet(
+                "the model raised a RuntimeError that has nothing to do with memory, and your function "
+                "caught it. Which errors are yours to catch?"
+            )
+    elif not got["error"].startswith("OutOfMemoryError"):
+        raised = got["error"] or "no error"
+        return not_yet(f"not even one row fits, and your function raised {raised}. Expected the torch.OutOfMemoryError.")
+    if not near(got["weights"], weights["before"], RELATIVE, ABSOLUTE):
+        return not_yet("the step failed, but the weights have changed.")
+    return right("")
+
+
+def _judge_step(got: Plain, case: Plain, weights: Plain) -> Verdict:
+    setting = f"{case['batch']} rows, of which {case['limit']} fit at once"
+    if isinstance(got["answer"], str):
+        return wrong_type(got["answer"], "the rows of a micro-batch")
+    if got["seen"][:1] != [case["batch"]]:
+        return not_yet(f"with {setting}: your function did not try all rows at once first.")
+    if not near(got["weights"], weights["after"], RELATIVE, ABSOLUTE):
+        if near(got["weights"], weights["before"], RELATIVE, ABSOLUTE):
+            return not_yet(f"with {setting}: the weights have not changed.")
+        return not_yet(
+            f"with {setting}: these are not the weights of a step on the whole batch. Which gradients "
+            "are there when an attempt begins, and how much does each micro-batch count?"
+        )
+    expected, sizes = _halves(case["batch"], case["limit"]), list(dict.fromkeys(got["seen"]))
+    left_over = {case["batch"] % rows for rows in expected}
+    if [size for size in sizes if size in expected or size not in left_over] != expected:
+        return not_yet(
+            f"with {setting}: expected attempts with {', '.join(map(str, expected))} rows per "
+            f"micro-batch. Your micro-batches had {', '.join(map(str, sizes))} rows."
+        )
+    if got["answer"] != case["limit"]:
+        return not_yet(f"with {setting}: you returned {got['answer']:g}. Expected {case['limit']}.")
+    if got["graphs"] > 1:
+        return not_yet(f"with {setting}: when a forward pass began, {got['graphs']} graphs were still there. Each keeps its activations.")
+    return right("")
+
+
+def _halves(rows: int, last: int) -> list[int]:
+    """Return the rows per micro-batch of each attempt, until `last` rows fit."""
+    tried = [rows]
+    while tried[-1] > last:
+        tried.append((tried[-1] + 1) // 2)
+    return tried
 
 
 CHECKS = [
     Check(
-        "09.1", draw_models, observe_bytes, judge_bytes, section="Where a step's memory goes", expect=expect_bytes, alters=("values",)
-    ),  # a step may be tried
-    Check("09.2", draw_batch, observe_accumulate, judge_accumulate, section="Smaller parts of a batch", expect=expect_accumulate),
-    Check("09.3", draw_prediction, observe_predict, judge_predict, section="What you need not keep"),
-    Check("09.4", draw_blocks, observe_checkpoints, judge_checkpoints, section="Memory for time"),
-    Check("09.5", draw_steps, observe_largest, judge_largest, section="Will it fit?"),
+        "09.1",
+        draw_models,
+        observe_bytes,
+        judge_bytes,
+        section="The bytes at the peak",
+        expect=expect_bytes,
+        alters=("values",),  # a step may be tried
+    ),
+    Check("09.2", draw_limits, observe_most, judge_most, section="Fewer rows"),
+    Check("09.3", draw_blocks, observe_checkpoints, judge_checkpoints, section="Checkpoints"),
+    Check(
+        "09.4",
+        draw_batch,
+        observe_accumulate,
+        judge_accumulate,
+        section="Micro-batches",
+        expect=expect_accumulate,
+    ),
+    Check(
+        "09.5",
+        draw_fitting,
+        observe_fitting,
+        judge_fitting,
+        section="Build it: a step that fits",
+        expect=expect_fitting,
+        alters=("values",),
+    ),
 ]

@@ -14,12 +14,10 @@ from gpulessons.lesson_05.labs import AllocatorLab
 from gpulessons.lesson_06.labs import LeakLab
 from gpulessons.lesson_07.labs import FormatLab
 from gpulessons.lesson_08.labs import SharingLab
-from gpulessons.lesson_09.labs import BudgetLab
 from gpulessons.lesson_10.labs import BucketsLab
 from gpulessons.lesson_11.labs import StrategiesLab
 from gpulessons.lesson_12.labs import LayoutsLab
 from gpulessons.lesson_13.labs import ClaimsPanel
-from gpulessons.networks import MLP
 """
 # Each lab that predicts and runs, as a cell makes it, and the panels that are used in other ways.
 LABS = {
@@ -32,7 +30,6 @@ LABS = {
     "LeakLab": "LeakLab()",
     "SharingLab": "SharingLab()",
     "FormatLab": "FormatLab()",
-    "BudgetLab": "BudgetLab(MLP(width=256, depth=2), batch=512)",
 }
 PANELS = ("AllocatorLab", "StreamsLab", "ClaimsPanel", "MemoryPanel")
 

@@ -1,7 +1,5 @@
 """Wrong answers to the exercises of lesson 09: for each, what a learner may well write, and a part of what the check says."""
 
-import re
-
 BYTES = """
 def training_bytes(model, optimizer):
     kept = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
@@ -13,19 +11,6 @@ def accumulate(model, x, y, rows):
     for a, b in zip(x.split(rows), y.split(rows)):
         (torch.nn.functional.cross_entropy(model(a), b) * len(a) / len(x)).backward()
 """
-RESTORED = """    for module, training in modes:
-        module.training = training
-"""
-PREDICT = """
-def predict(model, x, rows):
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    with torch.no_grad():
-        result = torch.cat([model(part) for part in x.split(rows)])
-    for module, training in modes:
-        module.training = training
-    return result
-"""
 RUN = """
 def run(blocks, x, every):
     from torch.utils.checkpoint import checkpoint
@@ -33,23 +18,12 @@ def run(blocks, x, every):
         x = checkpoint(torch.nn.Sequential(*blocks[first : first + every]), x, use_reentrant=False)
     return x
 """
-ROWS = """
-def most_rows(peak, limit):
-    one, two = peak(1), peak(2)
-    row = two - one
-    return max(0, (limit - (one - row)) // row)
-"""
 
 
 def without(source: str, line: str, instead: str = "") -> str:
     """The source with one piece changed, which must be there."""
     assert line in source
     return source.replace(line, instead)
-
-
-def partly(part: str, after: str = "return result") -> str:
-    """The prediction with other work on each part, and another end."""
-    return without(without(PREDICT, "model(part) for", f"{part} for"), "return result", after)
 
 
 LAST_RUN = "range(0, len(blocks), every)"
@@ -73,7 +47,7 @@ WRONG = {
         "in MiB": (without(BYTES, "return kept", "return (kept").replace("* trained", "* trained) / 2**20"), "there are"),
         "as text": ("def training_bytes(model, optimizer): return '12 MiB'", "returned str"),
     },
-    "09.2": {
+    "09.4": {
         "not divided": (without(ACCUMULATE, " * len(a) / len(x)"), "not the gradients of the whole batch"),
         "divided by the parts": (without(ACCUMULATE, "len(a) / len(x)", "rows / len(x)"), "not the gradients of the whole batch"),
         "the sum": (without(ACCUMULATE, "b) * len(a) / len(x)", "b, reduction='sum')"), "not the gradients of the whole batch"),
@@ -113,51 +87,6 @@ def accumulate(model, x, y, rows):
         ),
     },
     "09.3": {
-        "inference mode": (without(PREDICT, "no_grad", "inference_mode"), "inference tensors"),
-        "in training mode": (without(PREDICT, "    model.eval()\n"), "averages have changed|not the model's predictions"),
-        "always left in training mode": (without(PREDICT, RESTORED, "    model.train()\n"), "is now in training mode"),
-        "left in evaluation mode": (without(PREDICT, RESTORED), "is now in evaluation mode"),
-        "one mode for all": (without(PREDICT, RESTORED, "    model.train(modes[0][1])\n"), "is now in"),
-        "the layers' modes alone": (without(PREDICT, "model.modules()", "[model, *model]"), "(BatchNorm1d|ReLU|Dropout) is now in"),
-        "modes of a model in training": (
-            without(PREDICT, RESTORED, "    if modes[0][1]:\n        for module, training in modes: module.training = training\n"),
-            "Dropout is now in",
-        ),
-        "with a graph": (without(PREDICT, "torch.no_grad()", "torch.enable_grad()"), "made a graph"),
-        "detached too late": (
-            without(partly("model(part)", "return result.detach()"), "torch.no_grad()", "torch.enable_grad()"),
-            "made a graph",
-        ),
-        "each part detached": (without(partly("model(part).detach()"), "torch.no_grad()", "torch.enable_grad()"), "made a graph"),
-        "all rows at once": (without(PREDICT, "x.split(rows)", "[x]"), "at its peak it took"),
-        "twice the rows": (without(PREDICT, "x.split(rows)", "x.split(2 * rows)"), "at its peak it took|rows at once"),
-        "on the CPU": (partly("model(part).cpu()"), "They should stay on the GPU"),
-        "the model on the CPU": (partly("model.cpu()(part.cpu())", "return result.cuda()"), "from their GPU"),
-        "frozen for good": (
-            without(PREDICT, "    model.eval()\n", "    model.eval().requires_grad_(False)\n"),
-            "require gradients",
-        ),
-        "the last rows first": (without(PREDICT, "x.split(rows)", "x.split(rows)[::-1]"), "all of them in order"),
-        "without the rest": (without(PREDICT, "x.split(rows)", "x.split(rows)[:-1]"), "all of them in order"),
-        "in half precision": (partly("model(part).half()"), "not the model's predictions"),
-        "in the default dtype": (
-            without(PREDICT, "return result", "return torch.empty(len(x), 4, device=x.device).copy_(result)"),
-            "answers in torch.float64",
-        ),
-        "no graphs ever after": (
-            without(PREDICT, "    with torch.no_grad():\n    ", "    torch.set_grad_enabled(False)\n"),
-            "is_grad_enabled",
-        ),
-        "forgotten averages": (
-            without(PREDICT, "model.eval()", "model.eval(); model[1][0].reset_running_stats()"),
-            "averages have changed",
-        ),
-        "a list": (
-            without(PREDICT, "torch.cat([model(part) for part in x.split(rows)])", "[model(part) for part in x.split(rows)]"),
-            "list",
-        ),
-    },
-    "09.4": {
         "reentrant": (
             without(RUN, "use_reentrant=False", "use_reentrant=True"),
             "What if x itself needs none|None of the inputs have requires_grad",
@@ -228,43 +157,6 @@ def run(blocks, x, every):
         ),
         "other dropout": (without(RUN, "use_reentrant=False", "use_reentrant=False, preserve_rng_state=False"), "gradients are not those"),
     },
-    "09.5": {
-        "a search": (
-            """
-def most_rows(peak, limit):
-    rows = 0
-    while peak(rows + 1) <= limit:
-        rows += 1
-    return rows
-""",
-            "you measured|rows? fits?, you said",
-        ),
-        "measured at nothing": (
-            without(ROWS, "one, two = peak(1), peak(2)", "one, two = peak(0) + peak(1) - peak(0), peak(2)"),
-            "no row at all|you measured",
-        ),
-        "measured where no step fits": (
-            without(ROWS, "peak(1), peak(2)", "peak(1), peak(10**6)").replace("two - one", "(two - one) // 999_999"),
-            "a step of 1,000,000 rows needs .* GiB, and the GPU has 128 GiB",
-        ),
-        "rounded": (without(ROWS, "(limit - (one - row)) // row", "round((limit - (one - row)) / row)"), "above the limit"),
-        "two rows or none": (without(ROWS, "    return", "    if limit < two: return 0\n    return"), "1 row fits, you said 0"),
-        "rounded up": (without(ROWS, "// row", "// row + 1"), "above the limit|Not even one row"),
-        "less than the limit": (without(ROWS, "(limit - (", "(limit - 1 - ("), "exactly the limit, and the limit may be reached"),
-        "below nothing": (without(ROWS, "max(0, ", "("), "Not even one row fits"),
-        "never none": (without(ROWS, "max(0", "max(1"), "Not even one row fits"),
-        "no whole number": (without(ROWS, "// row", "/ row"), "A batch has a whole number of rows"),
-        "one measurement for all": (
-            without(ROWS, "one, two = peak(1), peak(2)", "one, two = known or known.extend((peak(1), peak(2))) or known").replace(
-                "limit):", "limit, known=[]):"
-            ),
-            "rows? fits?, you said",
-        ),
-        "the fixed part forgotten": (without(ROWS, "(limit - (one - row))", "limit"), "What does a step take that does not grow"),
-        "one row taken off twice": (without(ROWS, "(one - row)", "one"), "rows? fits?, you said"),
-        "the rows left over": (without(ROWS, "// row)", "% row)"), "rows? fits?, you said"),
-        "a constant": ("def most_rows(peak, limit): return 64", "rows? fits?, you said 64"),
-    },
 }
 
 RIGHT = {
@@ -283,7 +175,7 @@ def training_bytes(model, optimizer):
         "NumPy's number": "import numpy\n" + BYTES.replace("return kept +", "return numpy.int64(kept) +"),
         "a float": BYTES.replace("return kept +", "return 1.0 * kept +"),
     },
-    "09.2": {
+    "09.4": {
         "slices": """
 def accumulate(model, x, y, rows):
     for first in range(0, len(x), rows):
@@ -320,40 +212,6 @@ def accumulate(model, x, y, rows):
         "a criterion": ACCUMULATE.replace("torch.nn.functional.cross_entropy(", "torch.nn.CrossEntropyLoss()("),
     },
     "09.3": {
-        "written into one tensor": """
-def predict(model, x, rows):
-    modes = {module: module.training for module in model.modules()}
-    result = x.new_empty(len(x), 4)
-    model.eval()
-    try:
-        with torch.no_grad():
-            for first in range(0, len(x), rows):
-                result[first : first + rows] = model(x[first : first + rows])
-    finally:
-        for module, mode in modes.items():
-            module.train(mode) if not list(module.children()) else setattr(module, "training", mode)
-    return result
-""",
-        "no parameter is trained meanwhile": re.sub(
-            "(    with torch.no_grad.*\n)(.*)\n",
-            r"    trained = [p for p in model.parameters() if p.requires_grad]\n    model.requires_grad_(False)\n    if True:\n\2\n"
-            r"    [p.requires_grad_() for p in trained]\n",
-            PREDICT,
-        ),
-        "inference, then a copy": PREDICT.replace("no_grad", "inference_mode").replace("return result", "return result.clone()"),
-        "a decorator": """
-@torch.no_grad()
-def predict(model, x, rows):
-    modes = [module.training for module in model.modules()]
-    model.eval()
-    result = torch.vstack([model(part) for part in x.split(rows)])
-    for module, mode in zip(model.modules(), modes):
-        module.training = mode
-    return result
-""",
-        "half the rows": PREDICT.replace("x.split(rows)", "x.split(rows // 2)"),
-    },
-    "09.4": {
         "a function for each part": """
 def run(blocks, x, every):
     from torch.utils.checkpoint import checkpoint
@@ -366,17 +224,5 @@ def run(blocks, x, every):
     return x
 """,
         "no early stop": RUN.replace("use_reentrant=False)", "use_reentrant=False, early_stop=False)"),
-    },
-    "09.5": {
-        "far apart": ROWS.replace("peak(1), peak(2)", "peak(1), peak(1001)").replace("two - one", "(two - one) // 1000"),
-        "one more to be sure": ROWS.replace("    row = two - one\n", "    row = two - one\n    assert peak(3) - two == row\n"),
-        "none first": """
-def most_rows(peak, limit):
-    one = peak(1)
-    return 0 if one > limit else 1 + (limit - one) // (peak(2) - one)
-""",
-        "truncated": "import math\n" + ROWS.replace("(limit - (one - row)) // row", "math.floor((limit - (one - row)) / row)"),
-        "NumPy's floor": "import numpy\n" + ROWS.replace("(limit - (one - row)) // row", "numpy.floor((limit - (one - row)) / row)"),
-        "NumPy's number": "import numpy\n" + ROWS.replace("return max", "return numpy.int64(max").rstrip() + ")\n",
     },
 }
