@@ -318,7 +318,7 @@ def test_the_peak_of_lesson_9_falls_with_each_change_and_is_quoted():
     assert f"six rows need {sums[0]:.1f} GiB" in lesson
     assert f"The step now needs {sums[2]:.1f} GiB and no longer {sums[0]:.1f}" in lesson
     assert f"although it needs only {sums[4]:.2f} GiB" in lesson
-    assert f"there were {kinds_in_lesson_9('half')['activations']:.1f} GiB of activations" in lesson
+    assert f"there were {kinds_in_lesson_9('half')['activations']:.2f} GiB of activations" in lesson
     free = re.search(r"([\d.]+) GiB are free", printed(LESSON_9, "use"))
     assert lesson.count(free[1]) >= 3 and sums[4] < float(free[1]) < sums[3]
 
