@@ -9,7 +9,6 @@ from statistics import median
 
 from benchmarks.ddp import DATA_PARALLEL, DDP
 from gpulessons.lesson_04.labs.pipeline import stage_peaks, stages, waiting_share
-from gpulessons.lesson_06.labs import growth
 from gpulessons.lesson_08.labs import held_by_way
 from labkit.labs.experiment import Result
 
@@ -84,11 +83,6 @@ CONCLUSIONS: dict[str, Conclusions] = {
     "ddp_seconds": {
         "of wide layers, a second rank lengthens the step by less than a quarter": lambda r: (
             max(r.column("seconds", width=4096, ranks=2)) < 1.25 * min(r.column("seconds", width=4096, ranks=1))
-        ),
-    },
-    "leaky_training": {
-        "each leak but summed losses keeps memory with every step": lambda r: (
-            [leak for leak, bytes_kept in growth(r).items() if not bytes_kept] == ["summed losses"]
         ),
     },
     "pipeline_step": {

@@ -21,7 +21,6 @@ from benchmarks.training_memory import training_memory
 from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_03.labs import data_parallel_step
 from gpulessons.lesson_04.labs import pipeline_step
-from gpulessons.lesson_06.labs import leaky_training
 from gpulessons.lesson_08.labs import shared_model
 from gpulessons.lesson_13.labs import articles_on_trial
 from labkit import machine
@@ -44,7 +43,6 @@ EXPERIMENTS = {
     "ddp_beside_data_parallel": Recorded(ddp_beside_data_parallel, gpus=4),
     "ddp_memory": Recorded(ddp_memory, gpus=2),
     "ddp_seconds": Recorded(ddp_seconds, gpus=2),
-    "leaky_training": Recorded(leaky_training),
     "pipeline_step": Recorded(pipeline_step, gpus=4),
     "shared_model": Recorded(shared_model),
     "training_memory": Recorded(training_memory, gpus=2),

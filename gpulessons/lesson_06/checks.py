@@ -1,7 +1,7 @@
-"""Checks of lesson 06, memory leaks: five scripts to mend.
+"""Checks of lesson 06, memory leaks: five scripts to fix.
 
-A script is run beside the answer, on models and batches that are the same: the answer must return and train the same, and no step of it
-may leave anything on the GPU.
+The script and the answer run on the same models and batches. The answer must return the same and
+train the same, and none of its steps may leave anything on the GPU.
 """
 
 import gc
@@ -25,13 +25,13 @@ from labkit.checks.left_behind import hooks_of
 
 STEPS = 12
 MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared
-EARLY, LATE = slice(2, 5), slice(-3, None)  # looks at the memory, of which there is one before each step and one after the last
+EARLY, LATE = slice(2, 5), slice(-3, None)  # of the measurements before each step and after the last
 FEW = 1024  # bytes: two blocks for numbers that are added up on the GPU
 RELATIVE, ABSOLUTE = 1e-5, 1e-6  # how close numbers must be: closer than a printed one, or float16, is rounded
 
 
 def draw(generator: random.Random, bad: int = 0) -> Plain:
-    """A model's sizes, and batches of which some are `bad`: their targets are no numbers."""
+    """Draw a model's sizes and which batches are `bad`, with targets that are not numbers."""
     return {
         "seed": generator.randrange(2**31),
         "rows": 64 * generator.randint(2, 6),
@@ -42,7 +42,7 @@ def draw(generator: random.Random, bad: int = 0) -> Plain:
 
 
 def observe(answer: Any, inputs: Plain, script: Callable[..., Any]) -> Plain:
-    """What script and answer return, what became of their models, and what they held on the GPU."""
+    """Return results, trained models and allocated bytes of the script and of the answer."""
     with _without_collector():
         with during(f"a model of width {inputs['width']} and {STEPS} batches"):
             observed = _run(answer, inputs)
@@ -53,7 +53,7 @@ def observe(answer: Any, inputs: Plain, script: Callable[..., Any]) -> Plain:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Python's garbage collector, which comes by chance, stays away: what it would free counts as held."""
+    """Switch Python's garbage collector off. Memory that only the collector would free counts as held."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -79,22 +79,26 @@ def _run(train: Any, inputs: Plain) -> Plain:
     before = torch.cuda.memory_allocated()
     with steps.followed(model):
         returned = train(model, optimizer, steps.looked_at(_batches(inputs, generator, held)))
+    left = torch.cuda.memory_allocated() - before
+    kept_own_hook = own_hook.id in model[1]._forward_hooks
+    for module in model.modules():
+        module._forward_hooks.clear()  # a hook that the script left may hold graphs for good
     return {
         "returned": _plain(returned),
         "graphs": steps.graphs,
         "retained": steps.retained,
         "backwards": steps.backwards,
         "hooks": steps.hooks,
-        "own hook": own_hook.id in model[1]._forward_hooks,
+        "own hook": kept_own_hook,
         "model": [describe(parameter)["values"] for parameter in model.parameters()],
         "held": held,
-        "left": torch.cuda.memory_allocated() - before,
+        "left": left,
     }
 
 
 def _raised(train: Any, inputs: Plain) -> bool:
-    """Whether an error of another kind goes up: rows that are too narrow for the model."""
-    model = nn.Linear(inputs["width"], inputs["outputs"]).cuda()
+    """Return whether another error is raised to the caller, for rows that are too narrow."""
+    model = nn.Sequential(nn.Linear(inputs["width"], 8), nn.Tanh(), nn.Linear(8, inputs["outputs"])).cuda()
     batch = torch.ones(2, inputs["width"] - 1, device="cuda"), torch.ones(2, inputs["outputs"], device="cuda")
     try:
         train(model, torch.optim.SGD(model.parameters(), lr=0.05), iter([batch]))
@@ -172,7 +176,7 @@ class Steps:
 
 
 def _batches(inputs: Plain, generator: torch.Generator, held: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Fresh batches, the last of them larger; `held` gets the bytes allocated whenever one is asked for."""
+    """Yield new batches, the last one larger. Note the allocated bytes in `held` before each."""
     for step in range(STEPS):
         held.append(torch.cuda.memory_allocated())
         rows = inputs["rows"] * (2 if step == STEPS - 1 else 1)
@@ -199,26 +203,26 @@ def _plain(value: Any) -> Plain:
 def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
     answer, expected = observed["answer"], observed["expected"]
     if len(answer["held"]) != STEPS + 1:
-        return not_yet(f"your function took {len(answer['held'])} of {STEPS} batches, and did not ask for more. What of the others?")
+        return not_yet(f"your function took {len(answer['held'])} of {STEPS} batches, and did not ask for more. Use all of them.")
     if not near(answer["returned"], expected["returned"], RELATIVE, ABSOLUTE):
         got, due = _short(answer["returned"]), _short(expected["returned"])
         other = " with other values" if got == due else ""
-        return not_yet(f"your function must return what the script returned, {due}; yours returned {got}{other}.")
+        return not_yet(f"your function must return what the script returned, {due}. Yours returned {got}{other}.")
     if not near(answer["model"], expected["model"], RELATIVE, ABSOLUTE):
         return not_yet("the model has not learned what it learns from the script.")
     if not observed["raised"]:
-        return not_yet("of a batch too narrow for the model, your function kept the RuntimeError to itself. The script lets it go up.")
+        return not_yet("a batch was too narrow for the model, and your function hid the RuntimeError. The script raises it.")
     grown = _grown(answer["held"])
     if grown > 0:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
-        leaked = f"{units.byte_text(grown)} more after {steps} more steps; the script, {units.byte_text(_grown(expected['held']))}"
+        leaked = f"{units.byte_text(grown)} more after {steps} more steps. The script held {units.byte_text(_grown(expected['held']))} more"
         return not_yet(f"the GPU still held {leaked}. {hint}")
     if rise := _rise(answer["held"]):
-        return not_yet(f"the GPU held {units.byte_text(rise)} more after three steps in a row, if not at the end. {hint}")
+        return not_yet(f"the GPU held {units.byte_text(rise)} more after three steps in a row, though not at the end. {hint}")
     if (first := min(answer["held"][EARLY]) - answer["held"][1]) > FEW:
-        return not_yet(f"the GPU still held {units.byte_text(first)} of the first step during all others. {hint}")
+        return not_yet(f"the GPU still held {units.byte_text(first)} of the first step during all other steps. {hint}")
     if answer["retained"]:
-        return not_yet("a backward pass did not let go of what it had used when the next batch came. Which argument asks for that?")
+        return not_yet("a backward pass had not freed the tensors that it used when the next batch came. Which argument asks for that?")
     if _grown(answer["graphs"]) > 0 or _rise(answer["graphs"]) or min(answer["graphs"][EARLY]) > answer["graphs"][1]:
         return not_yet(f"the graphs of earlier steps were still there, in the computer's memory. {hint}")
     if answer["backwards"] > expected["backwards"]:
@@ -234,23 +238,26 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         compared = f"the model had {more} more hooks than after the first"
         return not_yet(f"after the last step, {compared}. {hint}")
     if answer["left"] > 0:
-        return not_yet(f"{units.byte_text(answer['left'])} were still held when your function had returned. {hint}")
+        return not_yet(f"{units.byte_text(answer['left'])} were still in memory after your function had returned. {hint}")
     return right(f"The script kept {units.byte_text(_grown(expected['held']))} in the steps compared, yours nothing.")
 
 
 def _grown(held: list[int]) -> int:
-    """Bytes by which even the least of the last looks is above the most of the early ones."""
+    """Return by how much the least of the late numbers exceeds the largest of the early ones."""
     return min(held[LATE]) - max(held[EARLY])
 
 
 def _rise(held: list[int]) -> int:
-    """The most that three steps in a row added, each of them: what is let go now and then grows until it is."""
+    """Return the largest growth over three steps of which each one added something.
+
+    This finds memory that grows and is freed now and then.
+    """
     runs = [held[start : start + 4] for start in range(EARLY.start, len(held) - 3)]
     return max((run[-1] - run[0] for run in runs if run[0] < run[1] < run[2] < run[3]), default=0)
 
 
 def _short(value: Plain) -> str:
-    """A returned value in a few words."""
+    """Describe a returned value in a few words."""
     if isinstance(value, dict):
         graph = ", with a graph" if value.get("graph") else ""
         return f"a tensor of shape {value['shape']} on {value['device']}{graph}" if "shape" in value else value["type"]
@@ -260,20 +267,20 @@ def _short(value: Plain) -> str:
     return f"{value:.5g}" if isinstance(value, float) else repr(value)
 
 
-def _mend(exercise: str, script: Callable[..., Any], hint: str, section: str, bad: int = 0) -> Check:
-    """The check of an exercise that hands out `script`."""
+def _fix(exercise: str, script: Callable[..., Any], hint: str, section: str, bad: int = 0) -> Check:
+    """Return the check of an exercise that hands out `script`."""
     draws: Callable[[random.Random], Plain] = partial(draw, bad=bad)
     return Check(
         exercise, draws, partial(observe, script=script), partial(judge, hint=hint), script=script, alters=("values",), section=section
     )
 
 
-LOOP, REMEMBER = "A loop that keeps nothing", "Functions and errors that remember"
+SEVERAL = "What does a loss keep, what does the hook keep, and what does an exception know besides its message?"
 
 CHECKS = [
-    _mend("06.1", scripts.train_and_validate, "Who holds the graphs that nobody calls backward on?", LOOP),
-    _mend("06.2", scripts.train_and_collect, "Where are the tensors in your list?", LOOP),
-    _mend("06.3", scripts.train_smoothed, "What does the average remember besides its value?", LOOP),
-    _mend("06.4", scripts.train_watched, "What does the hook keep, and how many hooks are there?", REMEMBER),
-    _mend("06.5", scripts.train_robustly, "What does an exception know besides its message?", REMEMBER, bad=3),
+    _fix("06.1", scripts.train_and_validate, "What holds the graphs that nobody calls backward on?", "Find it"),
+    _fix("06.2", scripts.train_and_collect, "Where are the tensors in your list?", "What to keep"),
+    _fix("06.3", scripts.train_smoothed, "What does the average remember besides its value?", "Six loops"),
+    _fix("06.4", scripts.train_watched, "What does the hook keep, and how many hooks are there?", "A hook"),
+    _fix("06.5", scripts.train_robustly, SEVERAL, "Build it: three leaks at once", bad=3),
 ]

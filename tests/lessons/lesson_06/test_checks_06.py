@@ -36,21 +36,24 @@ def test_a_mended_script_keeps_nothing():
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ({"held": [512 * step for step in range(STEPS + 1)]}, "still held 3 KiB more after 6 more steps; the script, 6 KiB. Who?"),
+        ({"held": [512 * step for step in range(STEPS + 1)]}, "still held 3 KiB more after 6 more steps. The script held 6 KiB more. Who?"),
         ({"held": [0] * 5}, "took 5 of 12 batches, and did not ask for more"),
-        ({"returned": [0.6, "text"]}, "returned, [0.5, 'text'] (2 entries); yours returned [0.6, 'text'] (2 entries)"),
-        ({"returned": None}, "yours returned None"),
+        ({"returned": [0.6, "text"]}, "returned, [0.5, 'text'] (2 entries). Yours returned [0.6, 'text'] (2 entries)"),
+        ({"returned": None}, "Yours returned None"),
         ({"returned": [0.5, "text", 1]}, "(3 entries)"),
         ({"model": [[2.0]]}, "the model has not learned what it learns from the script"),
-        ({"left": 2048}, "2 KiB were still held when your function had returned. Who?"),
+        ({"left": 2048}, "2 KiB were still in memory after your function had returned. Who?"),
         ({"retained": 3}, "Which argument asks for that?"),
         ({"backwards": 2 * STEPS}, "ran 24 backward passes, the script 12"),
         ({"own hook": False}, "Remove only your own hooks"),
         ({"hooks": list(range(1, STEPS + 2))}, "11 more hooks than after the first. Who?"),
         ({"graphs": list(range(STEPS + 1))}, "in the computer's memory. Who?"),
         ({"graphs": [0, 1] + [2] * (STEPS - 1)}, "in the computer's memory. Who?"),
-        ({"held": [512, 512] + [4608] * (STEPS - 1)}, "still held 4 KiB of the first step during all others. Who?"),
-        ({"held": [1024 * (step % 5) for step in range(STEPS + 1)]}, "held 3 KiB more after three steps in a row, if not at the end. Who?"),
+        ({"held": [512, 512] + [4608] * (STEPS - 1)}, "still held 4 KiB of the first step during all other steps. Who?"),
+        (
+            {"held": [1024 * (step % 5) for step in range(STEPS + 1)]},
+            "held 3 KiB more after three steps in a row, though not at the end. Who?",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(answer, said):
@@ -60,7 +63,7 @@ def test_what_is_wrong_is_said(answer, said):
 def test_a_tensor_of_the_same_shape_has_other_values():
     tensor = {"type": "Tensor", "device": "cpu", "dtype": "torch.float32", "shape": [2], "values": [1.0, 2.0]}
     told = verdict({"returned": tensor | {"values": [1.0, 3.0]}}, {"returned": tensor})
-    assert "yours returned a tensor of shape [2] on cpu with other values." in told
+    assert "Yours returned a tensor of shape [2] on cpu with other values." in told
 
 
 def test_memory_that_comes_and_goes_between_steps_is_no_leak():
