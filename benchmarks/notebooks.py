@@ -21,7 +21,6 @@ INTRODUCTION = "00"  # it is shorter, and has one exercise
 # Lessons that do not follow the anatomy in CONTRIBUTING yet. Remove a lesson when you rewrite it.
 # This list only becomes shorter, and a new lesson never joins it.
 OLD_FORM = (
-    "08",
     "10",
     "11",
     "12",

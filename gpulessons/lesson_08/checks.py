@@ -84,70 +84,14 @@ def judge_copies(found: Plain, cases: Plain) -> Verdict:
 
 
 def _short(told: Plain) -> str:
-    return told["type"] if told["type"] != "Tensor" else f"{told['shape']} of {told['dtype']} on {told['device']}, {told['values'][:4]}…"
+    """Return the shape, the dtype, the device and the first values of a described tensor."""
+    if told["type"] != "Tensor":
+        return told["type"]
+    first = ", ".join(f"{value:.6g}" for value in told["values"][:4])
+    return f"{told['shape']} of {told['dtype']} on {told['device']}, [{first}…]"
 
 
-# 08.2: a step that the other processes see
-
-
-def draw_parameters(generator: random.Random) -> Plain:
-    def numbers(count: int) -> list[float]:
-        """None is 0 or 1, nor fits half precision: each of them shows whether it was used as it is."""
-        return [generator.randrange(-(2**14) + 1, 2**14, 2) / 2**13 for _ in range(count)]
-
-    sizes = [generator.randint(1, 5) for _ in range(3)]
-    tensors: list[Plain] = [{"values": numbers(size), "gradient": numbers(size)} for size in sizes]
-    tensors.insert(generator.randint(1, 2), {"values": numbers(2), "gradient": None})  # the loss does not depend on it, but on those around
-    return {"tensors": tensors, "rate": generator.choice([n / 32 for n in range(3, 64) if n not in (16, 32)])}
-
-
-def observe_update(sgd_step: Any, inputs: Plain) -> Plain:
-    """By parameter: its values as its owner sees them afterwards, and as who shares its memory does."""
-    parameters = []
-    for tensor in inputs["tensors"]:
-        parameter = nn.Parameter(torch.tensor(tensor["values"])).share_memory_()
-        if tensor["gradient"] is not None:
-            parameter.grad = torch.tensor(tensor["gradient"])
-        parameters.append(parameter)
-    parameters[-1].requires_grad_(False)  # which leaves it the gradient that it has
-    others = [parameter.detach() for parameter in parameters]  # the same memory under another name, as another process has it
-    sgd_step(parameters, inputs["rate"])
-    return [
-        {
-            "own": own.detach().tolist(),
-            "shared": other.tolist(),
-            "gradient": None if own.grad is None else own.grad.tolist(),
-        }
-        for own, other in zip(parameters, others, strict=True)
-    ]
-
-
-def judge_update(found: Plain, inputs: Plain) -> Verdict:
-    for told, tensor in zip(found, inputs["tensors"], strict=True):
-        gradient = tensor["gradient"] or [0.0] * len(tensor["values"])
-        expected = [value - inputs["rate"] * slope for value, slope in zip(tensor["values"], gradient, strict=True)]
-        values, slopes = _numbers(tensor["values"]), _numbers(tensor["gradient"])
-        known = f"parameter {values}, gradient {slopes}, rate {inputs['rate']:g}"
-        if told["own"] == expected != told["shared"]:
-            seen = "this process sees the new values, the others the old ones"
-            return not_yet(f"{known}: {seen}. Write into the memory that is there.")
-        if told["shared"] != expected:
-            due, seen = _numbers(expected), _numbers(told["shared"])
-            if due == seen:  # rounded by float16, for example
-                due, seen = str(expected), str(told["shared"])
-            return not_yet(f"{known}: the new values are {due}, and the others see {seen}.")
-        if told["gradient"] != tensor["gradient"]:
-            after = _numbers(told["gradient"])
-            return not_yet(f"{known}: afterwards the gradient is {after}. It should stay as it is.")
-    return right("Written in place: every process sees the step.")
-
-
-def _numbers(values: list[float] | None) -> str:
-    """Format a list of numbers with six digits each."""
-    return "None" if values is None else f"[{', '.join(f'{value:.6g}' for value in values)}]"
-
-
-# 08.3: what is in use outside this process's cache
+# 08.2: what is in use outside this process's cache
 
 
 def draw_held(generator: random.Random) -> Plain:
@@ -250,11 +194,11 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
     return right("The limit counts what PyTorch reserves, not the context.")
 
 
-# 08.5: a producer that stays as long as it is needed. The script as it is handed out:
+# 08.3: a producer that stays as long as it is needed. The script as it is handed out:
 
 
 def produce(queue: Any, done: Any, sizes: Any) -> None:
-    """Send so many ones for each size."""
+    """For each size, send that many ones."""
     for size in sizes:
         queue.put(torch.ones(size, device="cuda"))
 
@@ -288,7 +232,7 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
     return right("It stayed until nobody needed its memory.")
 
 
-# 08.6: one process with the model, for many
+# 08.5: one process with the model, for many
 
 
 class Requests:
@@ -372,13 +316,20 @@ def judge_server(found: Plain, inputs: Plain) -> Verdict:
             return not_yet("a reply requires a gradient, and no queue takes it. The server does not train.")
         expected = _answered(inputs["weights"], request["row"])
         if answer["shape"] != [1, len(expected)] or not all(abs(a - b) <= 1e-2 for a, b in zip(answer["values"], expected, strict=True)):
-            return not_yet(f"to {[request['row']]} the model answers {[expected]}; you sent a tensor of {_short(answer)}")
+            return not_yet(
+                f"to the request {_numbers(request['row'])} the model answers {_numbers(expected)}. You sent a tensor of {_short(answer)}"
+            )
     grown = looks[-1]["allocated"] - looks[EARLY]["allocated"]
     if grown > 0:
         return not_yet(
             f"{len(looks) - 1 - EARLY} requests later you held {units.byte_text(grown)} more on the GPU. A server runs for months."
         )
     return right("One model, one context, any number of clients.")
+
+
+def _numbers(values: list[float]) -> str:
+    """Return numbers as text, with six digits each."""
+    return f"[{', '.join(f'{value:.6g}' for value in values)}]"
 
 
 def _answered(weights: Plain, row: list[float]) -> list[float]:
@@ -388,10 +339,42 @@ def _answered(weights: Plain, row: list[float]) -> list[float]:
 
 
 CHECKS = [
-    Check("08.1", draw_tensors, observe_copies, judge_copies, section="What a child process shares"),
-    Check("08.2", draw_parameters, observe_update, judge_update, alters=("values",), section="One model, trained by several processes"),
-    Check("08.3", draw_held, observe_held, judge_held, children=True, section="One GPU tensor, two processes"),
-    Check("08.4", draw_limits, observe_limits, judge_limits, section="A model for each, or one server?"),
-    Check("08.5", draw_sizes, observe_producer, judge_producer, script=produce, children=True, section="The producer must stay"),
-    Check("08.6", draw_requests, observe_server, judge_server, section="A model for each, or one server?"),
+    Check(
+        "08.1",
+        draw_tensors,
+        observe_copies,
+        judge_copies,
+        section="What a child process shares",
+    ),
+    Check(
+        "08.2",
+        draw_held,
+        observe_held,
+        judge_held,
+        children=True,
+        section="What a process costs",
+    ),
+    Check(
+        "08.3",
+        draw_sizes,
+        observe_producer,
+        judge_producer,
+        script=produce,
+        children=True,
+        section="A producer that ends",
+    ),
+    Check(
+        "08.4",
+        draw_limits,
+        observe_limits,
+        judge_limits,
+        section="A model for each, or one server",
+    ),
+    Check(
+        "08.5",
+        draw_requests,
+        observe_server,
+        judge_server,
+        section="A model for each, or one server",
+    ),
 ]

@@ -21,7 +21,7 @@ SHARED = Path("/dev/shm")
 
 # By lesson, cells that start processes: each is interrupted when it has, at once and a little later.
 STARTING = {
-    "08_sharing_memory": ("trap", "hogwild", "ipc", "producer", "figure"),
+    "08_sharing_memory": ("held", "child", "handle", "free", "stay", "model"),
     "10_ddp_from_the_inside": ("hello", "buckets", "overlap"),
     "11_sharding": ("pipelining",),
     "12_several_machines": ("hello", "dies"),

@@ -32,13 +32,6 @@ def test_a_matrix_of_each_kind_comes_in_each_draw():
         assert not any(matrix.is_shared() for matrix in matrices.values())
 
 
-def test_one_parameter_has_no_gradient_and_a_later_one_has_no_zeros():
-    for seed in range(500):
-        gradients = [tensor["gradient"] for tensor in lesson_08.draw_parameters(random.Random(seed))["tensors"]]
-        assert gradients.count(None) == 1
-        assert all(gradients[-1])
-
-
 @pytest.mark.slow
 def test_the_truth_of_what_others_hold_is_taken_beside_another_process():
     inputs = {"kept": 40, "cached": 50, "other": 60}
@@ -85,14 +78,14 @@ def test_a_producer_may_look_again_and_again():
         while not done.wait(0.01):
             pass
 
-    assert checking.run(check("08.5"), produce).passed
+    assert checking.run(check("08.3"), produce).passed
 
 
 def test_an_error_in_the_producers_process_comes_home():
     def produce(queue, done, sizes):
         raise ValueError("no numbers today")
 
-    verdict = checking.run(check("08.5"), produce)
+    verdict = checking.run(check("08.3"), produce)
     assert not verdict.passed and "in its process, your function raised ValueError: no numbers today" in verdict.message
 
 
@@ -107,7 +100,7 @@ def test_a_producer_that_never_ends_is_ended(monkeypatch):
         done.wait()
         time.sleep(60)
 
-    assert "your producer still ran" in checking.run(check("08.5"), produce).message
+    assert "your producer still ran" in checking.run(check("08.3"), produce).message
 
 
 def test_client_0_asks_and_one_client_twice():
