@@ -37,11 +37,12 @@ def what_stays(left: Callable[[], Collection[object]]) -> Collection[object]:
 
 
 def children_but_the_fork_server() -> list[psutil.Process]:
-    """This process's children and the server's: the server itself stays for the next job, unless that needs one of another kind."""
-    from labkit.processes import forkserver
+    """Return this process's children and those of its fork servers.
 
+    A server itself stays for the next job. It ends when the next job needs another one.
+    """
     children = psutil.Process().children()
-    servers = [child for child in children if child.pid in (forkserver.pid(), *(process.pid for process in forkserver._retired))]
+    servers = [child for child in children if "import forkserver" in " ".join(child.cmdline())]
     what_stays(lambda: [child for server in servers for child in server.children()])  # it may just be told that nobody waits for them
     return [child for child in children if child not in servers] + [child for server in servers for child in server.children()]
 

@@ -6,14 +6,16 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from labkit import machine
 from labkit.processes import by_value, exit_status, forkserver
-from labkit.processes.supervision import kill_job, rank_environment
+from labkit.processes.supervision import KIT, end_before_others, kill_job, rank_environment
+from virtualgpu import front_end, machines
 
 _PROGRAM = str(Path(__file__).with_name("child.py"))
 
@@ -55,49 +57,31 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
         raise ValueError(f"timeout={timeout!r}: {choices}")
     name = f"{getattr(function, '__name__', type(function).__name__)}()"
     used = machine.current()
-    request = None
-    if used is not None:
-        request = asdict(used.request) | {"virtual": used.virtual}
-        del request["host"]
+    gpus = None if used is None else (used.request, type(used))
+    cache = linecache.cache.items()
+    cells = {file: lines for file, lines in cache if len(lines) == 4 and not os.path.exists(file)}
     call = by_value.dumps((function, args, keywords))
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
-        settings = sys.path, _cells(), _threads(), request
-        Path(folder, "call").write_bytes(pickle.dumps((*settings, call)))
+        Path(folder, "call").write_bytes(pickle.dumps((sys.path, cells, gpus, name, call)))
         try:
-            status = _run(folder, timeout)
+            _, message = exit_status.without_report(name, _run(folder, timeout))
         except subprocess.TimeoutExpired:
-            late = f"{name} took longer than {timeout:g} s and was stopped."
-            raise IsolatedError(late, _output(folder)) from None
-        result = Path(folder, "result")
-        if not result.exists():
-            _, message = exit_status.without_report(name, status)
-            raise IsolatedError(message, _output(folder))
-        returned, found = pickle.loads(result.read_bytes())
-        if returned:
-            return Isolated(found, _output(folder))
-        what, traceback = found
-        error = IsolatedError(f"{name} raised {what}.", _output(folder))
-        error.add_note(f"In the process of its own:\n{traceback}")
-        raise error
-
-
-def _threads() -> int | None:
-    """Return the number of PyTorch's threads, unless the environment already says it."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return None
-    torch = sys.modules.get("torch")
-    return os.cpu_count() if torch is None else torch.get_num_threads()
-
-
-def _cells() -> dict[str, Any]:
-    """Return the source lines of a notebook's cells, for tracebacks."""
-    cache = linecache.cache.items()
-    return {name: lines for name, lines in cache if len(lines) == 4 and not os.path.exists(name)}
+            message = f"{name} took longer than {timeout:g} s and was stopped."
+        output = Path(folder, "output").read_text(errors="replace")
+        value, error = None, IsolatedError(message)
+        if Path(folder, "result").exists():
+            value, error = pickle.loads(Path(folder, "result").read_bytes())
+    if error is None:
+        return Isolated(value, output)
+    error.output = output
+    raise error
 
 
 def _run(folder: str, timeout: float | None) -> int:
     """Run the call in `folder` and return the exit status. Kill whatever is left of the process."""
-    environment = rank_environment(folder)  # that of ranks, so that they share a fork server
+    torch = sys.modules.get("torch")
+    threads = os.cpu_count() if torch is None else torch.get_num_threads()
+    environment = rank_environment(folder) | {"OMP_NUM_THREADS": str(threads)}
     with Path(folder, "output").open("wb") as output:
         process = forkserver.popen([_PROGRAM, folder], environment, output=output.fileno(), with_caller=True)
     try:
@@ -107,5 +91,47 @@ def _run(folder: str, timeout: float | None) -> int:
         process.wait()
 
 
-def _output(folder: str) -> str:
-    return Path(folder, "output").read_text(errors="replace")
+# In the process
+
+
+def run_call(folder: str) -> NoReturn:
+    """Run the call in the folder, and write what it returned or raised to the file `result`."""
+    end_before_others()
+    path, cells, gpus, name, call = pickle.loads(Path(folder, "call").read_bytes())
+    sys.path[:] = [*path, KIT]
+    linecache.cache.update(cells)  # for tracebacks
+    try:
+        if gpus is not None:
+            tempfile.tempdir = folder  # the files of virtual GPUs go with the folder
+            machines.put_in_use(*gpus)
+            tempfile.tempdir = None
+        function, args, keywords = pickle.loads(call)
+        names = getattr(function, "__globals__", {})
+        if names.get("__name__") == "__main__":  # for torch.save of a notebook's own classes
+            vars(sys.modules["__main__"]).update(names)
+        value = function(*args, **keywords)
+        _synchronize()
+        result = by_value.dumps((value, None))
+    except BaseException as error:
+        result = pickle.dumps((None, _described(name, error)))
+    Path(folder, "result").write_bytes(result)
+    os._exit(0)  # without waiting for threads of the function
+
+
+def _synchronize() -> None:
+    """Wait for the function's kernels, so that an error of a kernel is the function's error."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        for device in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(device):  # on an unused GPU this would create a context
+                torch.cuda.synchronize(device)
+
+
+def _described(name: str, error: BaseException) -> IsolatedError:
+    """Return what the caller raises. A note has the traceback without the kit's frames."""
+    report = traceback.TracebackException.from_exception(error)
+    report.stack[:] = [frame for frame in report.stack if not front_end.is_ours(frame.filename)]
+    last = "".join(report.format_exception_only()).removeprefix("__main__.").strip()
+    described = IsolatedError(f"{name} raised {last.splitlines()[0].rstrip('.')}.")
+    described.add_note(f"In the process of its own:\n{''.join(report.format())}")
+    return described

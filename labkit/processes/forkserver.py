@@ -14,7 +14,6 @@ import fcntl
 import gc
 import importlib
 import os
-import re
 import select
 import signal
 import socket
@@ -24,7 +23,6 @@ import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from labkit.processes import messages
@@ -44,8 +42,15 @@ _MODULES = (  # whose memory the copies share
     "virtualgpu.install",
     "gputrace.recording",  # of a rank that is traced, of an attempt
 )
-# Variables that change often, and that imports do not read but for caches: torch sets the third with a process's first optimizer.
-_ANY_TIME = {JOB_VARIABLE, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST"}
+# A new value of these variables needs no new server. PyTorch sets the third one with the first
+# optimizer of a process.
+_ANY_TIME = {
+    JOB_VARIABLE,
+    "TMPDIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTEST_CURRENT_TEST",
+    "OMP_NUM_THREADS",
+}
 _FOUND = "found"  # what a copy says when the system shows to which job it belongs: a job that ends now kills it
 _START = f"""import sys
 if not sys.flags.safe_path:
@@ -125,7 +130,8 @@ class _Server:
     @classmethod
     def start(cls, env: dict[str, str], kind: Any) -> "_Server":
         # Should an import ask whether there are GPUs, the driver answers without CUDA, which a process cannot use after a fork.
-        env = env | {JOB_VARIABLE: os.environ.get(JOB_VARIABLE, "").ljust(VARIABLE_BYTES), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        jobs = os.environ.get(JOB_VARIABLE, "").ljust(VARIABLE_BYTES)
+        env = env | {JOB_VARIABLE: jobs, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
         command, none = [sys.executable, "-u", "-c", _START], subprocess.DEVNULL
         process, line = start_connected(command, socket.SOCK_SEQPACKET, stdout=none, stderr=none, env=env)
         return cls(line, kind, process)
@@ -159,12 +165,10 @@ class _Server:
         """Let it end as soon as no agent needs it."""
         self.line.close()
         if self.process is not None:
-            _retired.append(self.process)
             threading.Thread(target=self.process.wait, daemon=True).start()  # or it would stay as a zombie
 
 
 _server: _Server | None = None
-_retired: list["subprocess.Popen[bytes]"] = []  # servers of other kinds, most of which have ended
 _lock = threading.Lock()
 
 
@@ -178,36 +182,34 @@ def _server_for(env: dict[str, str]) -> _Server:
         if not POSSIBLE:
             raise OSError("this system cannot")
         if _server is not None and _server.kind == kind:
-            if _server.process is None or _server.process.poll() is None:
+            assert _server.process is not None
+            if _server.process.poll() is None:
                 return _server
             if not _server.has_served:
                 raise OSError("such a server ends while it starts")
         if _server is not None:
             _server.retire()
-        _retired[:] = [process for process in _retired if process.poll() is None]
         _server = _Server.start(env, kind)
         return _server
 
 
 def _kind(env: dict[str, str]) -> Any:
-    """What a process inherits for good, or what Python, torch and their libraries may read when they are loaded."""
-    status = Path("/proc/self/status").read_text()
-    own = re.findall(r"^(?:Umask|SigIgn|Cpus_allowed|Mems_allowed|NoNewPrivs):.*", status, re.MULTILINE)
-    relative = not all(map(os.path.isabs, filter(None, env.get("PYTHONPATH", "").split(os.pathsep))))
+    """Return what Python, PyTorch and their libraries may read when they are loaded."""
+    folders = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    is_relative = not all(map(os.path.isabs, folders))
     variables = {name: value for name, value in env.items() if name not in _ANY_TIME}
-    return variables, own, Path("/proc/self/limits").read_text(), relative and os.getcwd()
+    return variables, is_relative and os.getcwd()
 
 
 def end() -> None:
-    """End the server, as the end of this process does, with what it forked."""
+    """End the server and what it forked, as the end of this process does."""
     global _server
     if _server is not None:
-        _server.retire()
+        _server.line.close()
+        if _server.process is not None:
+            _server.process.kill()
+            _server.process.wait()
         _server = None
-    for process in _retired:
-        process.kill()
-        process.wait()
-    _retired.clear()
 
 
 def is_here() -> bool:
@@ -355,6 +357,9 @@ def _become(fds: list[int], job: int) -> list[str]:
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None
+    threads = os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0]
+    if threads != "1":  # which the server has
+        sys.modules["torch"].set_num_threads(int(threads))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # torch's is always the same at first, and Python sees to its own
     importlib.invalidate_caches()

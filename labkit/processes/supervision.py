@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -63,7 +64,11 @@ def rank_environment(folder: str) -> dict[str, str]:
 
 
 def end_before_others() -> None:
-    """Where Linux runs out of memory, it ends this process before the notebook."""
+    """Let Linux end this process before the notebook when memory runs out.
+
+    If the process crashes, it writes no file of gigabytes.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -43,7 +43,6 @@ def main(folder: str) -> None:
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     output.close()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no file of gigabytes
     stacks = open(os.path.join(folder, f"stacks-{os.getpid()}"), "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, stacks)  # it stays open for the signal
     request = json.loads(Path(folder, "request.json").read_text())
@@ -92,7 +91,7 @@ def _end_with_torchrun() -> None:
     notebook's when memory runs out."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        end_before_others()
+    end_before_others()
 
 
 def _connect(folder: str, purpose: str) -> socket.socket:

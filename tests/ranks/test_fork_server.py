@@ -54,7 +54,8 @@ def test_isolated_functions_share_the_server_and_have_the_threads_of_their_calle
     results(script("pass"))
     torch.ones(1)
     found = labkit.isolated(look).value
-    assert found == (forkserver.pid(), torch.get_num_threads(), None)
+    threads = torch.get_num_threads()
+    assert found == (forkserver.pid(), threads, str(threads))
 
 
 def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
