@@ -1,4 +1,7 @@
-"""What this machine has, what the kit will run on, and what to do about anything missing: `python -m labkit doctor`."""
+"""What this machine has, what the kit will run on, and what to do about anything missing.
+
+`python -m labkit doctor` prints it.
+"""
 
 import os
 import platform
@@ -16,13 +19,13 @@ from virtualgpu.host_memory import host_memory
 
 GIB = 1 << 30
 PYTHON = (3, 11)
-# The least version of each package that the lessons use; "" where any will do. A test holds this to pyproject.toml.
+# The least version of each package that the lessons use, "" for any. A test compares pyproject.toml.
 LESSONS_NEED = {
     "torch": "2.10",
     "numpy": "",
     "ipywidgets": "7.7.1",
     "matplotlib": "",
-    "nvidia-ml-py": "",
+    "nvidia-ml-py": "11.515",
     "GPUtil": "",
     "filelock": "",
     "psutil": "",
@@ -30,14 +33,12 @@ LESSONS_NEED = {
     "jinja2": "",
     "jupyterlab": "4.2",
 }
-TESTS_NEED = ("nbval", "pytest", "hypothesis", "ruff")
-OTHER_FRONT_ENDS = ("notebook", "google-colab")  # they open a lesson as well as JupyterLab
 COMFORT = 2 * GIB  # bytes: a kernel takes up to 1 GiB, JupyterLab and a browser need the rest
 
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch as this process sees it. `cuda` is the CUDA version that it was built for, "" in a CPU build."""
+    """PyTorch as this process sees it. `cuda` is the CUDA version of its build, "" for none."""
 
     version: str
     cuda: str
@@ -65,14 +66,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do; `blocking` where a lesson could not run without."""
+    """One thing to do. It is `blocking` if a lesson cannot run without it."""
 
     text: str
     blocking: bool = False
 
 
 def main() -> int:
-    """Print the report; 1 if a lesson could not run here, else 0."""
+    """Print the report. Return 1 if a lesson could not run here, else 0."""
     facts = gather()
     advice = advise(facts)
     print(report(facts, advice))
@@ -83,19 +84,21 @@ def main() -> int:
 
 
 def gather() -> Facts:
+    """Return the facts about this machine."""
     try:
         memory, available, limited = host_memory()
     except ImportError:  # psutil is missing: the table of packages says so
         memory, available, limited = 0, 0, False
+    cores = os.cpu_count()
     return Facts(
-        system=f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} cores",
+        system=f"{platform.system()} {platform.release()}, {platform.machine()}, {cores} cores",
         python=sys.version_info[:3],
         memory=memory,
         available=available,
         limited=limited,
         torch=ask_torch(),
         nvml=nvidia.ask_nvml(),
-        packages={name: installed(name) for name in (*LESSONS_NEED, *OTHER_FRONT_ENDS, "ipykernel", *TESTS_NEED)},
+        packages={name: installed(name) for name in LESSONS_NEED},
         pins=pinned_versions(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         virtual=virtual_by_default(),
@@ -104,6 +107,7 @@ def gather() -> Facts:
 
 
 def installed(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -111,14 +115,20 @@ def installed(package: str) -> str | None:
 
 
 def pinned_versions() -> dict[str, str]:
-    """The versions that the tests ran with, by lower-case name: their list lies in an installed package, or beside it in a clone."""
-    found = next(filter(Path.exists, (folder / "constraints.txt" for folder in Path(__file__).parents[:2])), None)
-    pins = re.findall(r"^([\w.-]+)==([\w.]+)", found.read_text(encoding="utf-8"), re.MULTILINE) if found else []
-    return {name.lower(): version for name, version in pins}
+    """Return the versions that the tests ran with, by lower-case name.
+
+    The file is in an installed package, or beside the package in a clone.
+    """
+    for folder in Path(__file__).parents[:2]:
+        if (folder / "constraints.txt").exists():
+            text = (folder / "constraints.txt").read_text(encoding="utf-8")
+            pins = re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE)
+            return {name.lower(): version for name, version in pins}
+    return {}
 
 
 def ask_torch() -> Torch | None:
-    """PyTorch's own view of the GPUs; what it warns of while it looks is its trouble."""
+    """Return PyTorch's own view of the GPUs. What it warns of while it looks is its trouble."""
     try:
         import torch
     except ImportError:
@@ -137,56 +147,49 @@ def ask_torch() -> Torch | None:
 
 
 def advise(facts: Facts) -> list[Advice]:
-    return [*_about_python(facts), *_about_packages(facts), *_about_gpus(facts), *_about_memory(facts)]
+    """Return what to do, the most important first."""
+    advice = []
+    if facts.python < PYTHON:
+        text = f"Python 3.11 or newer is needed. Install one, then {_remedy(facts, 'the kit')}."
+        advice.append(Advice(text, blocking=True))
+    advice += _about_packages(facts)
+    if facts.torch is not None:
+        advice += _about_gpus(facts, facts.torch)
+    if 0 < facts.available < COMFORT:
+        free = f"Only {facts.available / GIB:.1f} GiB of memory are free"
+        advice.append(Advice(f"{free}: close other programs or notebooks if a kernel dies."))
+    return advice
 
 
-REINSTALL_TORCH = "`pip install --force-reinstall torch`"
-ANEW = "`make clean`, then `make lab`"  # install everything again, in a clone of the repository
-
-
-def _about_python(facts: Facts) -> list[Advice]:
-    if facts.python >= PYTHON:
-        return []
-    then = f"run {ANEW}" if facts.clone else "install the kit there"
-    return [Advice(f"Python 3.11 or newer is needed: install one and {then}.", blocking=True)]
+def _remedy(facts: Facts, package: str, least: str = "") -> str:
+    """Return how to install a package, or a newer version of it."""
+    if facts.clone:
+        return "run `make clean`, then `make lab`"
+    if package == "the kit":
+        return "install the kit there"
+    return f"run `pip install --upgrade '{package}{f'>={least}' if least else ''}'`"
 
 
 def _about_packages(facts: Facts) -> list[Advice]:
     advice = []
     for name, least in LESSONS_NEED.items():
         version = facts.packages.get(name)
-        if version is None:
-            advice += _about_missing(facts, name, least)
+        how = _remedy(facts, name, least)
+        if version is None and name == "jupyterlab":
+            advice.append(Advice(f"{name} is missing: {how}, or use another front end."))
+        elif version is None:
+            advice.append(Advice(f"{name} is missing: {how}.", blocking=True))
         elif older(version, least):
-            how = ANEW if facts.clone else _pip(name, least)
-            advice.append(Advice(f"{name} {version} is too old: {least} or newer is needed. {how}.", True))
-    missing = [name for name in TESTS_NEED if not facts.packages.get(name)]
-    if missing and facts.clone:
-        advice.append(Advice(f"To run `make test` you also need {', '.join(missing)}; `make test` installs them. Lessons run without."))
+            text = f"{name} {version} is too old, because the lessons need {least}: {how}."
+            advice.append(Advice(text, blocking=True))
     if facts.torch is None and facts.packages.get("torch"):
-        how = ANEW if facts.clone else REINSTALL_TORCH
-        advice.append(Advice(f"PyTorch is installed but cannot be imported: {how}.", True))
+        how = _remedy(facts, "torch")
+        advice.append(Advice(f"PyTorch is installed but cannot be imported: {how}.", blocking=True))
     return advice
 
 
-def _about_missing(facts: Facts, name: str, least: str) -> list[Advice]:
-    how = f"`make lab` installs it (elsewhere: {_pip(name, least)})" if facts.clone else _pip(name, least)
-    if name != "jupyterlab":
-        return [Advice(f"{name} is missing: {how}.", True)]
-    if any(facts.packages.get(other) for other in OTHER_FRONT_ENDS):
-        return []
-    if facts.packages.get("ipykernel"):
-        return [Advice(f"{name} is missing: {how}. An editor that opens notebooks itself does without.")]
-    return [Advice(f"{name} is missing: {how}.", True)]
-
-
-def _pip(name: str, least: str) -> str:
-    """The command that installs a package, or a newer version of it."""
-    return f"`pip install --upgrade '{name}>={least}'`" if least else f"`pip install {name}`"
-
-
 def older(version: str, least: str) -> bool:
-    """Whether the release `version` comes before `least`; local parts such as +cpu do not count."""
+    """Whether a release comes before `least`. Local parts such as +cpu do not count."""
 
     def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in re.findall(r"\d+", text.split("+")[0])[:3])
@@ -194,69 +197,70 @@ def older(version: str, least: str) -> bool:
     return numbers(version) < numbers(least)
 
 
-def _about_gpus(facts: Facts) -> list[Advice]:
-    torch, nvml = facts.torch, facts.nvml
-    if torch is None:
-        return []
-    advice = [Advice(torch.trouble + ".", blocking=not torch.version)] if torch.trouble else []
-    if not nvml.gpus or torch.gpus:
+def _about_gpus(facts: Facts, torch: Torch) -> list[Advice]:
+    advice = []
+    if torch.trouble:
+        advice.append(Advice(f"{torch.trouble}.", blocking=not torch.version))
+    if torch.gpus or not facts.nvml.gpus:
         return advice
     if not torch.cuda:
-        how = f"{ANEW} without TORCH_INDEX" if facts.clone else REINSTALL_TORCH
-        advice.append(Advice(f"There is an NVIDIA GPU, but this PyTorch is built without CUDA: {how}."))
+        why = "but this PyTorch is built without CUDA"
+        how = f"{_remedy(facts, 'torch')}, without TORCH_INDEX"
     elif facts.visible is not None:
-        advice.append(Advice(f"There is an NVIDIA GPU, but CUDA_VISIBLE_DEVICES={facts.visible!r} hides it: unset it to use the GPU."))
+        why = f"but CUDA_VISIBLE_DEVICES={facts.visible!r} hides it"
+        how = "unset it to use the GPU"
     else:
-        driver = nvml.gpus[0].driver
-        advice.append(
-            Advice(f"There is an NVIDIA GPU, but PyTorch for CUDA {torch.cuda} cannot use it with driver {driver}: update the driver.")
-        )
-    return advice
-
-
-def _about_memory(facts: Facts) -> list[Advice]:
-    if not 0 < facts.available < COMFORT:
-        return []
-    return [Advice(f"Only {facts.available / GIB:.1f} GiB of memory are free: close other programs or notebooks if a kernel dies.")]
+        driver = facts.nvml.driver
+        why = f"but PyTorch for CUDA {torch.cuda} cannot use it with driver {driver}"
+        how = "update the driver"
+    return [*advice, Advice(f"There is an NVIDIA GPU, {why}: {how}.")]
 
 
 # The report
 
 
 def report(facts: Facts, advice: list[Advice]) -> str:
+    """Return the whole report as text."""
+    to_do = [f"{'!' if item.blocking else '-'} {item.text}" for item in advice]
     sections = {
         "This machine": _machine_rows(facts),
         "GPUs": _gpu_rows(facts),
         "Packages (installed, tested with)": _package_rows(facts),
         "The kit will run on": [runs_on(facts)],
-        "What to do": [("! " if item.blocking else "- ") + item.text for item in advice] or ["Nothing: every lesson can run here."],
+        "What to do": to_do or ["Nothing: every lesson can run here."],
     }
-    return "\n\n".join("\n".join([title, *(f"  {row}" for row in rows)]) for title, rows in sections.items())
+    texts = ["\n  ".join([title, *rows]) for title, rows in sections.items()]
+    return "\n\n".join(texts)
 
 
 def runs_on(facts: Facts) -> str:
-    """In one sentence, what `labkit.use()` will take. The figures name it again in their badges."""
+    """Return what `labkit.use()` will take. The figures name it again in their badges."""
     if facts.torch is None or not facts.torch.version:
         return "nothing yet: PyTorch is missing or does not load (see below)"
-    count = len(facts.torch.gpus)
-    if count and not facts.virtual:
-        return f"{count} × {facts.torch.gpus[0]}; lessons that ask for more GPUs than {count} run on virtual ones"
-    return "virtual GPUs, modelled on NVIDIA T4, on this machine's CPU" + (" (LABKIT_VIRTUAL is set)" if count else "")
+    gpus = facts.torch.gpus
+    if gpus and not facts.virtual:
+        more = f"lessons that ask for more GPUs than {len(gpus)} run on virtual ones"
+        return f"{len(gpus)} × {gpus[0]}; {more}"
+    why = " (LABKIT_VIRTUAL is set)" if gpus else ""
+    return f"virtual GPUs, modelled on NVIDIA T4, on this machine's CPU{why}"
 
 
 def _machine_rows(facts: Facts) -> list[str]:
-    memory = (
-        f"{facts.memory / GIB:.1f} GiB{' (the limit of this container)' if facts.limited else ''}, {facts.available / GIB:.1f} GiB free"
-    )
-    torch = facts.torch
-    if torch is None or not torch.version:
-        build = "does not load" if torch else "not installed"
-    else:
-        build = f"{torch.version}, built {f'for CUDA {torch.cuda}' if torch.cuda else 'without CUDA'}"
+    memory = "unknown"
+    if facts.memory:
+        limit = " (the limit of this container)" if facts.limited else ""
+        free = f"{facts.available / GIB:.1f} GiB free"
+        memory = f"{facts.memory / GIB:.1f} GiB{limit}, {free}"
+    build = "not installed"
+    if facts.torch is not None and facts.torch.version:
+        cuda = f"for CUDA {facts.torch.cuda}" if facts.torch.cuda else "without CUDA"
+        build = f"{facts.torch.version}, built {cuda}"
+    elif facts.torch is not None:
+        build = "does not load"
     rows = {
         "system": facts.system,
         "Python": ".".join(map(str, facts.python)),
-        "memory": memory if facts.memory else "unknown",
+        "memory": memory,
         "PyTorch": build,
     }
     if facts.visible is not None:
@@ -265,22 +269,16 @@ def _machine_rows(facts: Facts) -> list[str]:
 
 
 def _gpu_rows(facts: Facts) -> list[str]:
-    rows: list[tuple[str, ...]] = [("NVML", _describe(gpu)) for gpu in facts.nvml.gpus]
-    if not rows:
-        rows = [("NVML", facts.nvml.trouble or "no GPU")]
-    names = facts.torch.gpus if facts.torch else ()
-    rows += [("PyTorch", f"{index}: {name}") for index, name in enumerate(names)] or [("PyTorch", "no GPU")]
+    nvml = [f"{name}, driver {facts.nvml.driver}" for name in facts.nvml.gpus]
+    torch = facts.torch.gpus if facts.torch else ()
+    rows = [("NVML", name) for name in nvml or [facts.nvml.trouble or "no GPU"]]
+    rows += [("PyTorch", name) for name in torch or ["no GPU"]]
     return aligned(rows)
 
 
-def _describe(gpu: nvidia.GPUReading) -> str:
-    memory = "memory unknown" if gpu.memory is None else f"{gpu.memory / GIB:.1f} GiB"
-    used = "" if gpu.used is None else f", {gpu.used / GIB:.1f} GiB used"
-    busy = "" if gpu.utilization is None else f", {gpu.utilization:.0%} busy"
-    capability = "" if gpu.capability is None else ", compute capability {}.{}".format(*gpu.capability)
-    return f"{gpu.index}: {gpu.name}, {memory}{used}{busy}, driver {gpu.driver}{capability}"
-
-
 def _package_rows(facts: Facts) -> list[str]:
-    names = [name for name in (*LESSONS_NEED, *TESTS_NEED)]
-    return aligned([(name, facts.packages.get(name) or "missing", facts.pins.get(name.lower(), "")) for name in names])
+    rows = []
+    for name in LESSONS_NEED:
+        version = facts.packages.get(name) or "missing"
+        rows.append((name, version, facts.pins.get(name.lower(), "")))
+    return aligned(rows)

@@ -213,8 +213,8 @@ def gpus() -> "Table":
 
 def _real_source() -> tuple[str, str]:
     answer = nvidia.ask_nvml()
-    if answer.gpus:
-        return answer.gpus[0].driver, "CUDA; driver: NVML"
+    if answer.driver:
+        return answer.driver, "CUDA; driver: NVML"
     return f"unknown ({answer.trouble})", "CUDA"
 
 

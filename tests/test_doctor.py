@@ -13,9 +13,8 @@ from labkit.doctor import Facts, Torch
 
 GIB = 1 << 30
 ROOT = Path(__file__).parents[1]
-H200 = nvidia.GPUReading(0, "NVIDIA H200", 141 * GIB, 1 * GIB, 0.5, "570.1", (9, 0))
 NO_GPU = nvidia.Answer(trouble="none")
-ONE_GPU = nvidia.Answer((H200,))
+ONE_GPU = nvidia.Answer(("NVIDIA H200",), "570.1")
 PACKAGES = {
     "torch": "2.13.0+cpu",
     "numpy": "2.4.6",
@@ -28,10 +27,6 @@ PACKAGES = {
     "cloudpickle": "3.1.2",
     "jinja2": "3.1.6",
     "jupyterlab": "4.6.6",
-    "nbval": "0.11.0",
-    "pytest": "9.2.0",
-    "hypothesis": "6.170.15",
-    "ruff": "0.17.5",
 }
 
 
@@ -66,7 +61,7 @@ def test_nothing_to_do_on_a_gpu_machine():
     assert doctor.advise(given) == []
     text = doctor.report(given, [])
     assert "1 × NVIDIA H200" in text
-    assert "NVML     0: NVIDIA H200, 141.0 GiB, 1.0 GiB used, 50% busy, driver 570.1, compute capability 9.0" in text
+    assert "NVML     NVIDIA H200, driver 570.1" in text
 
 
 def test_labkit_virtual_is_named_where_it_hides_a_gpu():
@@ -74,7 +69,7 @@ def test_labkit_virtual_is_named_where_it_hides_a_gpu():
     assert "virtual GPUs" in doctor.runs_on(given) and "LABKIT_VIRTUAL is set" in doctor.runs_on(given)
 
 
-@pytest.mark.parametrize("package", sorted(doctor.LESSONS_NEED))
+@pytest.mark.parametrize("package", sorted(set(doctor.LESSONS_NEED) - {"jupyterlab"}))
 def test_a_missing_package_blocks(package):
     advice = only_advice(facts({package: None}))
     assert advice.blocking and f"{package} is missing" in advice.text
@@ -96,8 +91,7 @@ OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)"
         ({"python": (3, 10, 4)}, True, "Python 3.11 or newer"),
         ({"torch": None}, True, ""),
         ({"torch": Torch("", "", trouble="PyTorch is installed but does not load: libgomp.so.1")}, True, "libgomp"),
-        ({"packages": PACKAGES | {"nbval": None, "ruff": None}}, False, "nbval, ruff"),
-        ({"packages": PACKAGES | {"jupyterlab": None, "ipykernel": "7.4.0"}}, False, "jupyterlab is missing"),  # an editor has its own
+        ({"packages": PACKAGES | {"jupyterlab": None}}, False, "use another front end"),
         ({"nvml": ONE_GPU}, False, "built without CUDA"),
         ({"nvml": ONE_GPU, "torch": WITH_CUDA, "visible": ""}, False, "CUDA_VISIBLE_DEVICES='' hides it"),
         ({"nvml": ONE_GPU, "torch": WITH_CUDA}, False, "with driver 570.1: update the driver"),
@@ -115,18 +109,15 @@ def test_advice_names_make_only_where_there_is_a_makefile():
     wrong = {
         "python": (3, 10, 4),
         "torch": None,
-        "packages": PACKAGES | {"numpy": None, "ipywidgets": "7.6.5", "jupyterlab": None, "nbval": None},
+        "packages": PACKAGES | {"numpy": None, "ipywidgets": "7.6.5", "jupyterlab": None},
     }
     for changes in (wrong, wrong | {"torch": Torch("2.13.0+cpu", ""), "nvml": ONE_GPU}):
         installed, cloned = ("\n".join(item.text for item in doctor.advise(facts(clone=clone, **changes))) for clone in (False, True))
-        assert "make" not in installed and "`make lab`" in cloned and "`make test`" in cloned
-        assert "numpy is missing: `pip install numpy`." in installed
-        assert "ipywidgets 7.6.5 is too old: 7.7.1 or newer is needed. `pip install --upgrade 'ipywidgets>=7.7.1'`." in installed
+        assert "make" not in installed and "`make lab`" in cloned
+        assert "numpy is missing: run `pip install --upgrade 'numpy'`." in installed
+        how = "run `pip install --upgrade 'ipywidgets>=7.7.1'`"
+        assert f"ipywidgets 7.6.5 is too old, because the lessons need 7.7.1: {how}." in installed
     assert doctor.gather().clone
-
-
-def test_another_front_end_is_as_good():
-    assert doctor.advise(facts({"jupyterlab": None, "notebook": "6.5.7"})) == []
 
 
 def test_without_torch_the_kit_runs_on_nothing():
@@ -162,8 +153,6 @@ def test_needs_are_those_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = [*project["dependencies"], *project["optional-dependencies"]["lab"]]
     assert {re.split("[>=]+", line)[0]: "".join(re.split("[>=]+", line)[1:]) for line in declared} == doctor.LESSONS_NEED
-    tools = {re.split("[>=]+", line)[0] for line in project["optional-dependencies"]["test"]}
-    assert set(doctor.TESTS_NEED) <= tools
     assert project["requires-python"] == ">=" + ".".join(map(str, doctor.PYTHON))
 
 

@@ -9,8 +9,6 @@ import torch
 import labkit
 from labkit import nvidia
 
-MIB = 1 << 20
-
 
 class FakeNvml(types.ModuleType):
     """Shaped like pynvml: errors are classes of their own under NVMLError."""
@@ -24,10 +22,7 @@ class FakeNvml(types.ModuleType):
             "nvmlShutdown": self._shut_down,
             "nvmlDeviceGetCount": lambda: 1,
             "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetMemoryInfo": lambda handle: types.SimpleNamespace(total=1000 * MIB, used=10 * MIB),
-            "nvmlDeviceGetUtilizationRates": lambda handle: types.SimpleNamespace(gpu=50),
-            "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
-            "nvmlDeviceGetName": lambda handle: b"NVIDIA H200",
+            "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
             "nvmlSystemGetDriverVersion": lambda: "570.1",
         }
         for name, answer in answers.items():
@@ -56,8 +51,7 @@ def nvml(monkeypatch):
 def test_nvml_reads_all(nvml):
     fake = nvml()
     answer = nvidia.ask_nvml()
-    assert answer.trouble == ""
-    assert answer.gpus == (nvidia.GPUReading(0, "NVIDIA H200", 1000 * MIB, 10 * MIB, 0.5, "570.1", (9, 0)),)
+    assert answer == nvidia.Answer(("NVIDIA H200",), "570.1")
     assert fake.shut_down == 1
 
 
@@ -76,13 +70,6 @@ def test_nvml_that_does_not_start(nvml, error, said):
     assert answer.gpus == () and said in answer.trouble
 
 
-def test_nvml_leaves_open_what_a_gpu_does_not_support(nvml):
-    unsupported = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetCudaComputeCapability")
-    nvml(dict.fromkeys(unsupported, "NVMLError_NotSupported"))
-    (gpu,) = nvidia.ask_nvml().gpus
-    assert (gpu.name, gpu.memory, gpu.used, gpu.utilization, gpu.capability) == ("NVIDIA H200", None, None, None, None)
-
-
 def test_nvml_shuts_down_after_a_lost_gpu(nvml):
     fake = nvml({"nvmlDeviceGetHandleByIndex": "NVMLError_GpuIsLost"})
     answer = nvidia.ask_nvml()
@@ -95,13 +82,11 @@ def test_a_package_that_is_missing(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_has_all_figures():
-    gpu = nvidia.ask_nvml().gpus[0]
-    assert gpu.memory > gpu.used and gpu.capability >= (5, 0)
+def test_a_real_gpu_has_the_name_that_pytorch_says():
+    answer = nvidia.ask_nvml()
+    assert answer.gpus[0] == torch.cuda.get_device_name(0) and answer.driver
 
 
 def test_nvml_tells_of_virtual_gpus_too():
     with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
-        answer = nvidia.ask_nvml()
-        assert [gpu.name for gpu in answer.gpus] == ["NVIDIA H200"] * 2
-        assert answer.gpus[0].memory == torch.cuda.get_device_properties(0).total_memory
+        assert nvidia.ask_nvml().gpus == ("NVIDIA H200",) * 2
