@@ -106,7 +106,7 @@ class TorchrunMagic(Magics):
             raise UsageError(f"{name!r} is no name of a variable: give one such as ranks")
         try:
             options["host"] = checked_host(options["host"])
-            request = cell_request(options)
+            request = cell_request(**options)
         except (ValueError, TypeError) as error:
             _PARSER.error(str(error))
         source = f"\n{cell}"  # the magic's own line is the first that the reader counts

@@ -1,11 +1,10 @@
 """Ranks from a notebook: PyTorch's own torchrun starts them, `labkit.torchrun` prints what they print and leaves nothing behind."""
 
-import inspect
 import json
 import os
-import shlex
 import tempfile
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from labkit.ranks.result import Ranks, TorchrunError, result
 from labkit.torchrun_options import CELL_TIMEOUT, MAX_RESTARTS, NODES, RANKS
 from virtualgpu import profiles
 from virtualgpu.cluster import NETWORK, parse_rate
-from virtualgpu.machines import MAXIMUM, check_host, check_memory, parse_bytes
+from virtualgpu.machines import MAXIMUM, check_memory, checked_request
 from virtualgpu.script import check_script, module_file
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
@@ -78,8 +77,7 @@ def torchrun(
     """
     path = Path(module_file(str(script)) if module else script)
     check_script(path)
-    request = _request(
-        arguments,
+    request = cell_request(
         ranks=ranks,
         nodes=nodes,
         timeout=timeout,
@@ -94,24 +92,81 @@ def torchrun(
     )
     if trace and request["virtual"] is None:
         raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
-    request |= {"script": os.path.abspath(path), "name": str(path), "module": str(script) if module else None, "trace": trace}
+    request |= {
+        "arguments": [str(argument) for argument in arguments],
+        "script": os.path.abspath(path),
+        "name": str(path),
+        "module": str(script) if module else None,
+        "trace": trace,
+    }
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
 
-def cell_request(options: dict[str, Any]) -> dict[str, Any]:
-    """Check options of `torchrun` for a notebook's cell, and fill in the defaults.
+def cell_request(
+    *,
+    ranks: Any,
+    nodes: Any,
+    timeout: Any,
+    max_restarts: Any,
+    devices: Any,
+    like: Any,
+    memory: Any,
+    values: Any,
+    virtual_time: bool,
+    host: float,
+    network: str,
+) -> dict[str, Any]:
+    """Return what agents and ranks need to know to run a notebook's cell.
 
     Raises ValueError or TypeError for an argument that is not one of the choices.
     """
-    parameters = inspect.signature(torchrun).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    for own in ("module", "trace", "live", "quiet"):  # a cell's magic has others in their place
-        del defaults[own]
-    return _request((), **(defaults | options)) | {"script": None, "name": "cell.py", "module": None, "trace": False}
+    if os.name != "posix":
+        raise NotImplementedError("labkit.torchrun works on Linux and macOS, not on this system")
+    _check_number("nodes", nodes, 1, MAXIMUM)
+    _check_number("ranks", ranks, nodes, MAXIMUM * nodes)
+    _check_number("max_restarts", max_restarts, 0, 100)
+    if ranks % nodes:
+        fewer = ranks - ranks % nodes
+        choices = f"choose {fewer} or {fewer + nodes}"
+        raise ValueError(f"ranks={ranks} cannot be divided among nodes={nodes}: {choices}")
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 < timeout < 1e9):
+        choices = "choose a positive number of seconds, or None for no limit"
+        raise ValueError(f"timeout={timeout!r}: {choices}")
+    if devices not in (None, "cpu", "cuda"):
+        raise ValueError(f"devices={devices!r}: choose 'cpu', 'cuda' or None")
+    virtual = None
+    if like is not None:
+        if devices == "cuda":
+            both = "devices='cuda' asks for real GPUs, and like= for virtual ones"
+            raise ValueError(f"{both}: leave one of them out")
+        asked = checked_request(ranks // nodes, like, memory, values, host=host)
+        if asked.memory is not None:
+            check_memory(asked.memory)
+        name = profiles.load(like).name
+        rate = parse_rate(network)
+        virtual = asdict(asked) | {"name": name, "time": virtual_time, "network": rate}
+    elif memory is not None or values is not True or virtual_time or host != 1:
+        raise ValueError("memory=, values=, virtual_time= and host= are those of virtual GPUs: name their model too, such as like='H200'")
+    return {
+        "arguments": [],
+        "nodes": nodes,
+        "ranks_of_node": ranks // nodes,
+        "max_restarts": max_restarts,
+        "devices": "cpu" if devices is None and virtual_by_default() else devices,
+        "virtual": virtual,
+        "script": None,
+        "name": "cell.py",
+        "module": None,
+        "trace": False,
+    }
 
 
 def torchrun_cell(source: str, request: dict[str, Any], timeout: float | None, live: bool) -> Ranks:
-    """Run the text of a notebook's cell as a script, as `cell_request` describes. Errors as of `torchrun`."""
+    """Run the text of a notebook's cell as a script, as `cell_request` describes.
+
+    Errors as of `torchrun`.
+    """
     return _run(source.encode(), request, timeout, live, quiet=False)
 
 
@@ -131,7 +186,7 @@ def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bo
         except KeyboardInterrupt as error:
             vars(error)["_render_traceback_"] = lambda: ["KeyboardInterrupt: all ranks are stopped."]  # what a notebook shows of it
             raise
-        return result(job, _command(request), timeout)
+        return result(job, timeout)
 
 
 def _short_folder() -> str | None:
@@ -140,78 +195,6 @@ def _short_folder() -> str | None:
     return None if len(os.fsencode(tempfile.gettempdir())) < longest else "/tmp"
 
 
-def _request(
-    arguments: tuple,
-    *,
-    ranks: Any,
-    nodes: Any,
-    timeout: Any,
-    max_restarts: Any,
-    devices: Any,
-    **of_virtual_gpus: Any,
-) -> dict[str, Any]:
-    """Check the arguments of `torchrun`, and return what agents and ranks need to know."""
-    if os.name != "posix":
-        raise NotImplementedError("labkit.torchrun works on Linux and macOS, not on this system")
-    _check_number("nodes", nodes, 1, MAXIMUM)
-    _check_number("ranks", ranks, nodes, MAXIMUM * nodes)
-    _check_number("max_restarts", max_restarts, 0, 100)
-    if ranks % nodes:
-        raise ValueError(
-            f"ranks={ranks} cannot be divided among nodes={nodes}: choose {ranks - ranks % nodes} or {ranks + nodes - ranks % nodes}"
-        )
-    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and 0 < timeout < 1e9):
-        raise ValueError(f"timeout={timeout!r}: choose a positive number of seconds, or None for no limit")
-    if devices not in (None, "cpu", "cuda"):
-        raise ValueError(f"devices={devices!r}: choose 'cpu', 'cuda' or None")
-    hidden = devices is None and virtual_by_default()
-    request = {
-        "arguments": [str(argument) for argument in arguments],
-        "nodes": nodes,
-        "ranks_of_node": ranks // nodes,
-        "max_restarts": max_restarts,
-        "devices": "cpu" if hidden else devices,
-    }
-    return request | {"virtual": _virtual(request, **of_virtual_gpus)}
-
-
-def _virtual(
-    request: dict[str, Any], like: Any, memory: Any, values: Any, virtual_time: bool, host: float, network: str
-) -> dict[str, Any] | None:
-    """The virtual machine of one node, checked; None for no virtual GPUs."""
-    if like is None:
-        if memory is not None or values is not True or virtual_time or host != 1:
-            raise ValueError(
-                "memory=, values=, virtual_time= and host= are those of virtual GPUs: name their model too, such as like='H200'"
-            )
-        return None
-    if request["devices"] == "cuda":
-        raise ValueError("devices='cuda' asks for real GPUs, and like= for virtual ones: leave one of them out")
-    limit, carried = None if memory is None else parse_bytes(memory), parse_rate(network)
-    if limit is not None:
-        check_memory(limit)
-    if not (values is True or values is False):
-        raise ValueError(f"values={values!r}: choose one of True, False")
-    check_host(host)
-    name = profiles.load(like).name
-    gpus = {"gpus": request["ranks_of_node"], "like": like, "name": name, "memory": limit, "values": values}
-    return gpus | {"time": virtual_time, "host": host, "network": carried}
-
-
 def _check_number(name: str, value: Any, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{name}={value!r}: choose a whole number from {least} to {most}")
-
-
-def _command(request: dict[str, Any]) -> str:
-    """The same in a terminal."""
-    each = f"--nproc-per-node={request['ranks_of_node']}"
-    if request["nodes"] == 1:
-        options = ["--standalone", each]
-    else:
-        options = [f"--nnodes={request['nodes']}", each, "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29400"]
-    if request["max_restarts"]:
-        options.append(f"--max-restarts={request['max_restarts']}")
-    script = [request["name"]] if request["module"] is None else ["-m", request["module"]]
-    return shlex.join(["torchrun", *options, *script, *request["arguments"]])

@@ -19,19 +19,15 @@ class Ranks:
     Attributes:
         results: the plain data that each rank's script left in its variable `result`, or None.
         outputs: all that each printed to stdout and stderr, in order; of very much, the first and the last part.
-        exit_codes: 0 each.
         restarts: why torchrun started all ranks again, a sentence each time.
         trace: what the ranks' virtual GPUs did, a `gputrace.Trace`, where that was asked for; else None.
-        command: what does the same in a terminal, without this kit; of several nodes, the same on each.
     """
 
-    def __init__(self, job: TorchrunJob, command: str) -> None:
+    def __init__(self, job: TorchrunJob) -> None:
         last = job.attempts()[-1]
         self.results = [(process.report or {})["result"] for process in last]
         self.outputs = [process.text for process in last]
-        self.exit_codes = [0 for _ in last]
         self.restarts = _restarts(job)
-        self.command = command
         self.trace = trace_of(job)
 
     def __repr__(self) -> str:
@@ -91,7 +87,7 @@ def _restarts(job: TorchrunJob) -> list[str]:
     return ["a rank failed." if process is None else process.failure()[1] for process in first]
 
 
-def result(job: TorchrunJob, command: str, timeout: float | None) -> Ranks:
+def result(job: TorchrunJob, timeout: float | None) -> Ranks:
     """Raises TorchrunError unless all ranks ended well."""
     attempts = job.attempts()
     if job.refused is not None and not job.failed:
@@ -100,7 +96,7 @@ def result(job: TorchrunJob, command: str, timeout: float | None) -> Ranks:
     if job.late:
         raise _too_late(job, timeout)
     if attempts and len(attempts[-1]) == job.expected and all(process.succeeded for process in attempts[-1]):
-        return Ranks(job, command)
+        return Ranks(job)
     first = job.first_failed(len(attempts) - 1)
     if first is None:
         error = TorchrunError("torchrun ended before its ranks did.", "start", job=job)
