@@ -291,6 +291,7 @@ def test_texts_of_all_kinds_are_drawn_and_told(drawn, text):
     made = values_of([(x, line, 1.0 + len(x + line)) for x in (text, "b") for line in (text, "c")], ("x", text, text + "s"))
     figure = made.plot("x", text + "s", title=f"On {text}")
     assert figure.title == f"On {text}" and text in figure.alt
+    assert figure.png.startswith(b"\x89PNG")  # without a warning of a missing letter
     assert text in made.plot("x", text + "s", prediction=(text, 2.0)).title
     check_that_texts_can_be_read(drawn[0])
     long = values_of([(n, float(n)) for n in (1, 2)], ("n", text * 40))

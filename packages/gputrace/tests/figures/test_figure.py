@@ -61,6 +61,14 @@ def test_a_figure_is_saved_as_png(tmp_path):
             drawn.save(name)
 
 
+def test_a_picture_is_drawn_once_and_only_when_it_is_looked_at(monkeypatch):
+    draws = []
+    monkeypatch.setattr(Canvas, "savefig", lambda canvas, file, **how: draws.append(file.write(b"png")))
+    made = figure.Figure(Canvas(figsize=(1, 1)), "nothing")
+    assert draws == []
+    assert made.png == made.png == b"png" and len(draws) == 1
+
+
 @pytest.mark.parametrize(
     ("title", "whole"),
     [

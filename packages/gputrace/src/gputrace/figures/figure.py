@@ -7,11 +7,12 @@ import base64
 import io
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
@@ -86,10 +87,17 @@ class Figure:
     def __init__(self, canvas: Canvas, alt: str) -> None:
         self.title = _finding(canvas)
         self.alt = alt
-        picture = io.BytesIO()
-        canvas.savefig(picture, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None, "Description": alt})
-        self.png = picture.getvalue()
         self.width = round(canvas.get_figwidth() * 96)  # CSS pixels: 96 an inch
+        self._canvas = canvas
+
+    @cached_property
+    def png(self) -> bytes:
+        """The bytes of the picture. It is drawn when it is first looked at."""
+        picture = io.BytesIO()
+        metadata = {"Software": None, "Description": self.alt}
+        with matplotlib.rc_context(STYLE):
+            self._canvas.savefig(picture, format="png", dpi=DOTS_PER_INCH, metadata=metadata)
+        return picture.getvalue()
 
     @property
     def html(self) -> str:
