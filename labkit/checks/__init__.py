@@ -60,24 +60,30 @@ def progress(lesson: str | None = None) -> Progress:
 
     Raises ValueError, naming those that there are, for a lesson without exercises.
     """
-    chosen = attempts.tried() if lesson is None else {lesson}
-    numbers = [number for number in exercises() if number[:2] in chosen]
+    chosen = sorted(attempts.tried()) if lesson is None else [lesson]
+    numbers = [number for each in chosen for number in exercises(each)]
     if lesson is not None and not numbers:
-        raise ValueError(
-            f"there is no lesson {lesson!r} with exercises; there are {', '.join(sorted({known[:2] for known in exercises()}))}"
-        )
+        there = ", ".join(sorted({known[:2] for known in exercises()}))
+        raise ValueError(f"there is no lesson {lesson!r} with exercises; there are {there}")
     return Progress(numbers)
 
 
 def find(number: str) -> Check:
     """The check of one exercise. Raises ValueError, naming the choices, when there is none."""
-    there = exercises()
+    there = exercises(number[:2])
     if number not in there:
-        raise ValueError(f"there is no exercise {number!r}; there are {', '.join(there)}")
+        raise ValueError(f"there is no exercise {number!r}; there are {', '.join(exercises())}")
     return there[number]
 
 
-def exercises() -> dict[str, Check]:
-    """The checks of all lessons by number, in reading order."""
-    lessons = [package for package, folder in courses.lessons().values() if (folder / "checks.py").is_file()]
-    return {check.number: check for package in lessons for check in import_module(f"{package}.checks").CHECKS}
+def exercises(lesson: str | None = None) -> dict[str, Check]:
+    """Return the checks of one lesson, or of all lessons, by number in reading order.
+
+    Only the modules of these lessons are imported, because a lesson's labs take seconds to import.
+    """
+    found: dict[str, Check] = {}
+    for number, (package, folder) in courses.lessons().items():
+        if lesson in (None, number) and (folder / "checks.py").is_file():
+            own = import_module(f"{package}.checks").CHECKS
+            found |= {check.number: check for check in own}
+    return found

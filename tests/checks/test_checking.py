@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_verdicts_read_as_sentences():
     assert (right().message, right("Well done.").message) == ("Right.", "Right. Well done.")
     assert (not_yet("look.").message, not_attempted().message) == ("Not yet: look.", "not attempted")
     assert [verdict.points for verdict in (right(), not_yet(""), not_attempted())] == [1, 0, 0]
+
+
+def test_a_check_imports_only_the_checks_of_its_lesson(monkeypatch):
+    imported = []
+    monkeypatch.setattr(checks, "import_module", lambda name: imported.append(name) or import_module(name))
+    assert checks.find("01.2").number == "01.2" and checks.progress("01").numbers[0] == "01.1"
+    assert imported == ["gpulessons.lesson_01.checks"] * 2
 
 
 def test_an_unknown_exercise_names_those_there_are():
