@@ -15,7 +15,6 @@ def origin(used: machine.GPUsInUse, program: str) -> dict[str, Any]:
     """Return the machine, the versions, the date and the command that makes the recording."""
     import torch
 
-    driver = nvidia.ask_nvml().gpus
     return {
         "machine": used.name if used.count == 1 else f"{used.count}x {used.name}",
         "cpu": platform.processor() or platform.machine(),
@@ -23,7 +22,7 @@ def origin(used: machine.GPUsInUse, program: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "driver": driver[0].driver if driver else None,
+        "driver": nvidia.ask_nvml().driver or None,
         "date": datetime.date.today().isoformat(),
         "program": program,
     }
