@@ -61,7 +61,7 @@ SOURCES := $(CURDIR):$(CURDIR)/packages/virtualgpu/src:$(CURDIR)/packages/gputra
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=240 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-cluster test-classic test-binder coverage pins unit unit-packages unit-all unit-slow unit-rest notebooks stored-outputs docs lint format clean
+.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-cluster test-classic test-binder coverage pins unit lint-and-unit unit-packages unit-all unit-slow unit-rest notebooks stored-outputs docs lint format clean
 
 # The address that JupyterLab prints leads to the table of lessons. A kernel without encryption would warn of it in the terminal. JupyterLab refuses
 # to run as root, which is who you are in most containers, unless told.
@@ -82,10 +82,14 @@ in_turn = @number=0; report=""; status=0; \
 	printf "==$$report\n"; exit $$status
 
 test: $(VENV)/installed
-	$(call in_turn,lint unit notebooks)
+	$(call in_turn,lint-and-unit notebooks)
 
 test-all: $(VENV)/installed
 	$(call in_turn,lint unit-all notebooks)
+
+# mypy has one process, so a second core would be idle.
+lint-and-unit: $(VENV)/installed
+	@$(MAKE) --no-print-directory -j2 lint unit
 
 # A worker runs whole files: what the tests of a file share, such as a server of processes, is made once.
 unit: $(VENV)/installed
@@ -105,10 +109,11 @@ unit-slow: $(VENV)/installed
 unit-rest: $(VENV)/installed
 	$(PYTEST) -n 4 --dist loadfile --rest $(TESTS)
 
-# With one thread each (conftest.py says why): what they print was stored with as many as there were cores.
+# With one thread each (conftest.py says why): what they print was stored with as many as there were cores. A kernel is a copy of a process
+# that has imported PyTorch, which saves a quarter of the time.
 notebooks: $(VENV)/installed
 	@ls notebooks/*.ipynb >/dev/null 2>&1 || { echo "no notebooks found in notebooks/" >&2; exit 1; }
-	OMP_NUM_THREADS=1 LABKIT_VIRTUAL=1 LABKIT_PROGRESS= $(PYTEST) --nbval $(NBVAL) notebooks
+	OMP_NUM_THREADS=1 LABKIT_VIRTUAL=1 LABKIT_PROGRESS= $(PYTEST) -p tools.forked_kernels --nbval $(NBVAL) notebooks
 
 test-gpu: $(VENV)/installed
 	$(PYTEST) --everything $(TESTS)
