@@ -32,7 +32,8 @@ def parsers(parser):
     return found
 
 
-PARSERS = parsers(cli._parser())
+PARSER = cli._parser()
+PARSERS = parsers(PARSER)
 OPTIONS = sorted({name for parser in PARSERS.values() for name in parser._option_string_actions})
 PREFIXES = sorted({name[:end] for name in OPTIONS for end in range(2, len(name) + 1)})
 OF_A_SCRIPT = st.one_of(
@@ -50,8 +51,8 @@ def test_the_arguments_behind_the_script_belong_to_it(data):
     end = data.draw(st.sampled_from([[], ["--"]]))
     script = data.draw(st.text(max_size=5) if end else st.sampled_from(["s.py", "a b.py", "-", ""]))
     theirs = data.draw(st.lists(OF_A_SCRIPT, max_size=5))
-    found = vars(cli._parser().parse_args([command, *options, *end, script, *theirs]))
-    alone = vars(cli._parser().parse_args([command, *options, "alone.py"]))
+    found = vars(PARSER.parse_args([command, *options, *end, script, *theirs]))
+    alone = vars(PARSER.parse_args([command, *options, "alone.py"]))
     alone |= {"script": script, "arguments": theirs, "command": found["command"]}
     assert found == alone
 

@@ -6,7 +6,7 @@ import torch
 import labkit
 from gpulessons.lesson_03.labs import DataParallelLab, data_parallel_step, plot_data_parallel_step
 from gpulessons.lesson_03.labs.data_parallel import COLUMNS, parallel_gain
-from labkit.labs import Result, collect, recorded_result
+from labkit.labs import Result, Run, collect, recorded_result
 
 from ...learner import predict_and_run as run
 
@@ -120,19 +120,22 @@ def lab():
         yield DataParallelLab()
 
 
-def test_prediction_and_result_come_together(lab):
-    assert "The step was 1.9 times as fast on 4 GPUs; you predicted 6, which is 3.1 times too high." in run(lab, "6")
-    words = lab.picture.value
-    assert "Predicted for the large model on 4 GPUs: 6 times faster." in words
-    assert "Virtual GPU, modelled on NVIDIA Tesla T4." in words
-    assert len(lab.result.rows) == 6
-
-
 @pytest.fixture(scope="module")
 def whole():
     """What a whole run gives. It takes seconds."""
     with labkit.use(gpus=4, virtual=True, quiet=True):
         return collect(data_parallel_step())
+
+
+def test_prediction_and_result_come_together(whole, lab, monkeypatch):
+    rows = iter(whole.rows)
+    again = Run(whole.name, whole.parameters, whole.columns, whole.badge, len(whole.rows), rows)
+    monkeypatch.setattr(lab, "experiment", lambda: again)
+    assert "The step was 1.9 times as fast on 4 GPUs; you predicted 6, which is 3.1 times too high." in run(lab, "6")
+    words = lab.picture.value
+    assert "Predicted for the large model on 4 GPUs: 6 times faster." in words
+    assert "Virtual GPU, modelled on NVIDIA Tesla T4." in words
+    assert len(lab.result.rows) == 6
 
 
 def test_it_says_how_far_the_prediction_was_off(whole, lab):
