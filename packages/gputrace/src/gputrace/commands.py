@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gputrace import options as own_options
 from virtualgpu import machines
-from virtualgpu.commands import REFUSED, add_machine, checked_gpus, checked_host, run_command, tell_machine
+from virtualgpu.commands import REFUSED, add_machine, checked_gpus, checked_host, run_command, use_machine
 from virtualgpu.options import GPUS, CommandParser, Option
 from virtualgpu.script import check_script, run_script
 
@@ -106,7 +106,6 @@ def _set_up(options: argparse.Namespace, name: str, prefers_virtual: Callable[[]
     """Put virtual GPUs in place if they are asked for, or if there are no real ones. Say so."""
     import torch
 
-    count = checked_gpus(options)
     wishes = (options.gpus, options.like, options.memory)
     asked = any(wish is not None for wish in wishes) or not options.values or options.host != "1"
     virtual = asked or prefers_virtual()
@@ -115,16 +114,7 @@ def _set_up(options: argparse.Namespace, name: str, prefers_virtual: Callable[[]
         where = machines.described(1, model, memory, virtual=False)
         print(f"{name}: {where}. Times are measured.", file=sys.stderr)
         return
-    gpus = machines.use(
-        count,
-        options.like,
-        options.memory,
-        options.values,
-        heeds_environment=True,
-        host=checked_host(options.host),
-    )
-    whose = "The page's times are the model's, the script's own this computer's."
-    tell_machine(gpus, name, whose)
+    use_machine(options, name, "The page's times are the model's, the script's own this computer's.")
 
 
 def add_fit(parser: CommandParser, name: str, start: "Start | None" = None) -> None:

@@ -81,25 +81,36 @@ def checked_host(text: str) -> float:
 
 def _run(options: argparse.Namespace, name: str) -> int:
     """The machine stays in place until the process ends: the script's threads and atexit functions may outlive its last line."""
+    whose = "Times in the script are this computer's, not the model's."
+    if options.virtual_time:
+        whose = "Python's time tells the model's."
     try:
         check_script(options.script, options.module)
-        gpus = machines.use(
-            checked_gpus(options),
-            options.like,
-            options.memory,
-            options.values,
-            heeds_environment=True,
-            host=checked_host(options.host),
-        )
+        gpus = use_machine(options, name, whose)
     except (ValueError, TypeError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return REFUSED
-    whose = "Python's time tells the model's" if options.virtual_time else "Times in the script are this computer's, not the model's"
-    tell_machine(gpus, name, f"{whose}.")
     set_up_for_times(gpus, options.virtual_time)
     _hand_down(gpus)
     run_script(options.script, options.arguments, options.module)
     return 0
+
+
+def use_machine(options: argparse.Namespace, name: str, whose: str) -> "VirtualGPUs":
+    """Put the virtual GPUs that the options of `add_machine` ask for in use, and say so.
+
+    Raises what `machines.use` raises.
+    """
+    gpus = machines.use(
+        checked_gpus(options),
+        options.like,
+        options.memory,
+        options.values,
+        heeds_environment=True,
+        host=checked_host(options.host),
+    )
+    tell_machine(gpus, name, whose)
+    return gpus
 
 
 def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
