@@ -52,20 +52,11 @@ def write(file: Path, text: str) -> None:
 
 
 def keep_copy(file: Path, name: str) -> Path:
-    """Copy the file beside itself and return the copy's path. `name` contains {}, for the first number that is free.
+    """Copy the file beside itself. `name` contains {}, for the first number that is free.
 
-    Raises OSError if the folder cannot be written.
+    Return the path of the copy. Raises OSError if the folder cannot be written.
     """
-    for number in itertools.count(1):
-        copy = file.with_name(name.format(number))
-        try:
-            copy.open("x").close()  # two processes never take the same name
-        except FileExistsError:
-            continue
-        try:
-            shutil.copy2(file, copy)
-        except BaseException:
-            copy.unlink()
-            raise
-        return copy
-    raise AssertionError  # the numbers do not end
+    names = (file.with_name(name.format(number)) for number in itertools.count(1))
+    copy = next(path for path in names if not path.exists())
+    shutil.copy2(file, copy)
+    return copy

@@ -358,7 +358,7 @@ def _become(fds: list[int], job: int) -> list[str]:
     os.environ.update(request["env"])
     tempfile.tempdir = None
     threads = os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0]
-    if threads != "1":  # which the server has
+    if threads.isdecimal() and threads != "1":  # the server has 1
         sys.modules["torch"].set_num_threads(int(threads))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # torch's is always the same at first, and Python sees to its own

@@ -51,16 +51,18 @@ def start_connected(
     return process, ours
 
 
-def job_environment(folder: str) -> dict[str, str]:
-    """The environment variables of a process of the job in `folder`: a job within another one belongs to both."""
-    jobs = [*filter(None, [os.environ.get(JOB_VARIABLE)]), folder]
-    # CUDA would write what lies on the GPU to a file.
-    return {JOB_VARIABLE: " ".join(jobs), "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}
-
-
 def rank_environment(folder: str) -> dict[str, str]:
-    """The environment of a process of the job in `folder` that runs a rank or starts some: alike, they share a fork server."""
-    return {"OMP_NUM_THREADS": "1", **os.environ, **job_environment(folder)}
+    """Return the environment of a process of the job in `folder`. All of them share a fork server.
+
+    A job within another one belongs to both.
+    """
+    jobs = filter(None, [os.environ.get(JOB_VARIABLE), folder])
+    return {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        JOB_VARIABLE: " ".join(jobs),
+        "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0",  # or CUDA would write the GPU's memory to a file
+    }
 
 
 def end_before_others() -> None:
