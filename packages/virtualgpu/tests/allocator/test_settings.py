@@ -38,6 +38,13 @@ def test_settings_that_are_not_served_say_so(text):
         Settings.parse(text)
 
 
+@pytest.mark.parametrize("value", ["1", "0", ""])
+def test_an_allocator_without_a_cache_is_not_served(value):
+    """PyTorch asks only whether the variable is set."""
+    with pytest.raises(NotImplementedError, match="^PYTORCH_NO_CUDA_MEMORY_CACHING is set"):
+        Settings.from_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": value})
+
+
 def test_settings_from_the_environment():
     assert Settings.from_environment({}) == Settings()
     both = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:30", "PYTORCH_CUDA_ALLOC_CONF": " backend:native, max_split_size_mb : 40 "}

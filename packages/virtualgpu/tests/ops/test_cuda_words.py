@@ -85,3 +85,12 @@ def test_weights_of_a_recurrent_layer_that_are_scattered():
         layer(x)
     with pytest.warns(UserWarning, match="^RNN module weights are not part of single contiguous chunk of memory"):
         copy.deepcopy(layer)(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64])
+def test_cuda_stores_formats_and_computes_with_few_of_them(dtype):
+    """The CPU multiplies them."""
+    x, name = torch.ones(2, device="cuda").to(dtype), str(dtype).removeprefix("torch.").replace("ui", "UI").replace("fl", "Fl")
+    for kernel, work in {"mul_cuda": lambda: x * x, "ufunc_add_CUDA": lambda: x + x, "abs_cuda": x.abs}.items():
+        assert words(work, NotImplementedError) == f"\"{kernel}\" not implemented for '{name}'"
+    assert (x == x).all() and x.float().tolist() == [1, 1]

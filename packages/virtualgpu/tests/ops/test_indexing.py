@@ -101,3 +101,13 @@ def test_products_of_what_is_scattered_are_refused_as_on_cuda(dtype, machine):
     with pytest.raises(RuntimeError, match='"cuda_scatter_fill_base_kernel_reduce_multiply" not implemented for'):
         x.scatter_(0, index, 1, reduce="multiply")
     assert x.scatter(0, index, x, reduce="add").device == x.device
+
+
+def test_one_value_on_another_device_is_copied():
+    number, place = torch.tensor(3.0, device="cuda"), torch.tensor([0, 0])
+    assert torch.zeros(2).index_put_((place,), number, accumulate=True).tolist() == [6, 0]
+    target = torch.zeros(2)
+    target[target == 0] = number
+    assert target.tolist() == [3, 3]
+    with pytest.raises(RuntimeError, match="^masked_fill_: Expected inputs to be on same device"):
+        target.masked_fill_(torch.tensor([True, False]), number)

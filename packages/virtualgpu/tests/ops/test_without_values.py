@@ -405,6 +405,17 @@ def test_a_sparse_gradient_is_refused_by_name():
             bags.sum().backward()
 
 
+@pytest.mark.parametrize("work", [torch.Tensor.coalesce, torch.neg, torch.Tensor.to_dense])
+def test_an_operator_on_a_sparse_tensor_without_values_is_refused(work):
+    """The CPU's kernel would end the process."""
+    with virtualgpu.use(gpus=1, values=False):
+        table = nn.Embedding(1000, 16, sparse=True, device="cuda")
+        table(torch.randint(0, 1000, (32,), device="cuda")).square().mean().backward()
+        assert not table.weight.grad.is_coalesced()
+        with pytest.raises((NotImplementedError, RuntimeError), match="values"):
+            work(table.weight.grad)
+
+
 def on_cuda(*size: int) -> torch.Tensor:
     return torch.ones(*size, device="cuda")
 

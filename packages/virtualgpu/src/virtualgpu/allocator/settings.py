@@ -19,6 +19,8 @@ ROUND_LARGE = 2 * MiB  # ... rounded up to a multiple of this
 UNLIMITED = 1 << 62
 INTERVALS = 16  # of roundup_power2_divisions: from 1 MiB, each up to twice its start
 
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+_ALWAYS_CACHED = "A virtual GPU always caches memory, so unset the variable."
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the first one that is set counts
 
 _SERVED = (
@@ -67,7 +69,12 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Settings":
-        """Settings from the first of PyTorch's variables that is set; the defaults where none is."""
+        """Settings from the first of PyTorch's variables that is set; the defaults where none is.
+
+        Raises NotImplementedError if the cache is switched off, which PyTorch does for any value.
+        """
+        if UNCACHED in environ:
+            raise NotImplementedError(f"{UNCACHED} is set. {_ALWAYS_CACHED}")
         return cls.parse(next((environ[name] for name in VARIABLES if name in environ), ""))
 
     def round_size(self, nbytes: int) -> int:

@@ -26,7 +26,7 @@ from virtualgpu.ops.call import (
     refuses_half,
     temporaries,
 )
-from virtualgpu.ops.half import lacks_half
+from virtualgpu.ops.half import lacks
 from virtualgpu.ops.reductions import staging, sum_bytes
 from virtualgpu.ops.sequence import OUT, perform
 
@@ -38,7 +38,22 @@ overwrites("fill_", "zero_", "_foreach_zero_")
 cuda_kernel("host_softmax", "_softmax", "_log_softmax")
 refuses_half("polar", "complex", "special_")
 for _name in ("igamma", "igamma_", "igammac", "igammac_"):
-    lacks_half(f"{_name.removesuffix('_')}_cuda", getattr(aten, _name))
+    lacks(f"{_name.removesuffix('_')}_cuda", getattr(aten, _name))
+# Sources, in ATen/native/cuda: BinaryMulKernel.cu, AbsKernel.cu, UfuncCUDA_add.cu, CompareKernels.cu,
+# BinaryDivTrueKernel.cu, MaxMinElementwiseKernel.cu, UnarySignKernels.cu, UnaryOpsKernel.cu and
+# ReduceSumProdKernel.cu.
+# CUDA stores these formats, and few of its kernels compute with them.
+_STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64)
+for _name in ("mul", "mul_", "abs", "abs_"):
+    lacks(f"{_name.removesuffix('_')}_cuda", getattr(aten, _name), _STORED)
+cuda_kernel("ufunc_add_CUDA", "add", "add_", "sub", "sub_")
+cuda_kernel("div_true_cuda", "div", "div_")
+cuda_kernel("compare_cuda", "lt", "le", "gt", "ge")
+cuda_kernel("max_elementwise_cuda", "maximum")
+cuda_kernel("min_elementwise_cuda", "minimum")
+cuda_kernel("neg_cuda", "neg", "neg_")
+cuda_kernel("exp_cuda", "exp", "exp_")
+cuda_kernel("sum_cuda", "sum")
 
 
 @device_time("fill_", "zero_")

@@ -113,14 +113,16 @@ def into_format(packet: Any, func: Any) -> Callable[..., Any]:
     return kernel
 
 
-def lacks_half(cuda_kernel: str, packet: Any) -> None:
-    """CUDA's kernel of this operator, unlike the CPU's, has no half precision: its error comes before the CPU computes."""
+def lacks(cuda_kernel: str, packet: Any, formats: tuple[torch.dtype, ...] = HALF) -> None:
+    """Make an operator refuse formats that the CPU's kernel has and CUDA's kernel lacks."""
 
     def refusing(compute: Callable[..., Any]) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            formats = {x.dtype for x in args if isinstance(x, torch.Tensor)}  # of two, float32 is the common one
-            if len(formats) == 1 and not formats.isdisjoint(HALF):
-                raise not_implemented(cuda_kernel, formats.pop())
+            if args[0].dtype in formats or getattr(args[-1], "dtype", None) in formats:
+                tensors = [x for x in args if isinstance(x, torch.Tensor)]
+                given = {x.dtype for x in tensors if x.dim()} or {x.dtype for x in tensors}
+                if len(given) == 1 and not given.isdisjoint(formats):  # of two, another is the common one
+                    raise not_implemented(cuda_kernel, given.pop())
             return compute(*args, **kwargs)
 
         return kernel

@@ -76,6 +76,8 @@ def indices_elsewhere(given: Devices) -> str | None:
 @device_error("masked_fill", "masked_fill_")
 def mask_elsewhere(given: Devices) -> str | None:
     own, mask = given[0][1].device, given[1][1].device
+    if len(given) == 3 and not given[0][1].is_cuda:  # the value is a tensor
+        return "masked_fill_: Expected inputs to be on same device"
     return f"expected self and mask to be on the same device, but got mask on {mask} and self on {own}" if own != mask else None
 
 
@@ -276,6 +278,12 @@ def index_put(call: Call) -> Any:
     """With accumulation the positions are sorted; otherwise the kernel needs nothing. One value from the host under a mask is a fill."""
     x, indices, values = call.args[0], call.args[1], call.args[2]
     check_indices(x, indices)
+    if type(values) is VirtualTensor and values.device != x.device and not values.dim():
+        # A number on another device is copied, and the host waits for it.
+        call = call.with_arguments(x, indices, values.to(x.device), *call.args[3:], **call.kwargs)
+        if type(x) is not VirtualTensor:
+            return call.func(*call.args, **call.kwargs)
+        values = call.args[2]
     if type(x) is not VirtualTensor:
         raise different_devices(call.args, call.kwargs)
     accumulate = call.argument("accumulate")

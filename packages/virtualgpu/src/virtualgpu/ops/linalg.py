@@ -47,6 +47,8 @@ SYTRF, XGEEV = 98432, 132608  # of matrices of 5 rows; an estimate for others
 TALL_SVD = 3 << 20  # of a matrix that is not square, and a little by its columns
 
 cuda_kernel("cholesky_cusolver", "linalg_cholesky_ex", "cholesky")
+cuda_kernel("linalg_eigh_cuda", "_linalg_eigh")
+cuda_kernel("geqrf_cuda", "geqrf", "linalg_qr")
 refuses_half("linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "orgqr", "lu_", "triangular_solve", "ldl_")
 
 

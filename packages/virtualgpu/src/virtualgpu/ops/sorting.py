@@ -13,7 +13,7 @@ import torch
 
 from virtualgpu.ops import cub, operators
 from virtualgpu.ops.call import CPU_KERNELS, Call, Work, bytes_of, device_time, handles, temporaries
-from virtualgpu.ops.half import lacks_half
+from virtualgpu.ops.half import lacks
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Out, Plan, every_output, perform
 from virtualgpu.tensor import VirtualTensor
@@ -204,7 +204,7 @@ def _counting(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 CPU_KERNELS[aten.histc.default] = _counting
-lacks_half("histc", aten.histc)
+lacks("histc", aten.histc)
 
 
 @handles("histc")

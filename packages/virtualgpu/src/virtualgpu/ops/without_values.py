@@ -15,6 +15,7 @@ REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond fo
 FINITE = "_amp_foreach_non_finite_check_and_unscale_"  # with `values=False` it finds no infinity: GradScaler would skip every step
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
 
+PARTS_OF_SPARSE = {"is_coalesced", "_nnz", "_indices", "_values", "indices", "values"}  # need no values
 # With a sparse and a dense argument, these operators return what two dense ones would return.
 DENSE_WITH_SPARSE = {"mm", "addmm", "_sparse_addmm", "mv", "bmm", "add", "sub"}
 
@@ -27,11 +28,21 @@ def loses_values(call: Call) -> bool:
     return bool(machine.valueless_storages or not machine.values or call.most >= INFER_FROM) and not _keeps_values(call)
 
 
+def _lacks_values(x: VirtualTensor) -> bool:
+    """Return whether a tensor, or the values of a sparse tensor, were not kept."""
+    if x.layout is torch.strided:
+        return memory_of(x).kept is None
+    with _DisableTorchDispatch():
+        values = x._values() if x.layout is torch.sparse_coo else x.values()
+        memory = values.untyped_storage().__dict__.get("memory")
+    return memory is not None and memory.kept is None
+
+
 def _keeps_values(call: Call) -> bool:
     """Are all inputs known, and does the host have memory for the outputs?"""
     machine = call.gpu.machine
     for x in call.tensors():
-        if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).kept is None:
+        if type(x) is VirtualTensor and _lacks_values(x) and call.op.name not in PARTS_OF_SPARSE:
             return False
     if machine.values and call.most < INFER_FROM:
         return True
