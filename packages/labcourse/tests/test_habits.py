@@ -2,6 +2,8 @@
 
 import pytest
 
+from labcourse import examination
+
 from .cells import cells
 from .handed_in import solution
 
@@ -28,3 +30,24 @@ def test_settings_change_no_verdict(number, tried):
     honest = "torch.set_default_device('cuda')\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)"
     examined = tried(number, honest, solution(number))
     assert (examined.status, examined.points, examined.remarks) == ("graded", 1, [])
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("def on_gpu(numbers):\n    import unheard_of.part\n    return torch.tensor(numbers, device='cuda')",),
+        ("from unheard_of import part\ndef on_gpu(numbers): return torch.tensor(numbers, device='cuda')",),
+        ("import unheard_of as kit", "def on_gpu(numbers): return kit.tensor(numbers)"),
+    ],
+)
+def test_a_module_that_the_grader_lacks_is_not_the_students_fault(cells, tried):
+    examined = tried("00.1", *cells)
+    assert (examined.status, examined.points) == ("missing", None)
+    assert f"{examination.KINDS['missing']}: 00.1 imports unheard_of" in examined.remarks
+    assert examined.exercises[0]["status"] == "missing"
+
+
+@pytest.mark.parametrize("said", ["json", "torch", "labkit"])
+def test_an_answer_that_names_a_module_that_is_there_is_wrong(said, tried):
+    examined = tried("00.1", f"def on_gpu(numbers): raise ModuleNotFoundError(\"No module named '{said}'\")")
+    assert (examined.status, examined.points, examined.exercises[0]["status"]) == ("graded", 0, "wrong")

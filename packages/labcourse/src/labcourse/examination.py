@@ -9,6 +9,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import importlib.util
 import json
 import math
 import random
@@ -33,6 +34,7 @@ KINDS = {
     "processes": "started too many processes",
     "ended": "its process ended early",
     "disturbed": "could not be observed",
+    "missing": "needs a module that is not installed where it was graded",
     "altered": "the notebook was altered",
     "errors": "its cells raised errors",
     "unreadable": "cannot be read",
@@ -48,6 +50,8 @@ LONGEST_ANSWER = 20_000  # characters of an answer, written or in code
 LONGEST_TEXT = 600  # characters of what a submission may have a say in
 LONGEST_OBSERVATION = 4000  # characters of an observation in a record
 _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")  # controls
+_NO_MODULE = re.compile(r"No module named '(\w+)")
+_NOT_DEFINED = re.compile(r"name '\w+' is not defined")
 _OUT_OF_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate memory")
 
 
@@ -117,7 +121,13 @@ def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_o
     for exercise in lab.exercises:
         if examined.status in VOID or exercise.number not in results:
             results[exercise.number] = outcome(exercise, examined.status, KINDS.get(examined.status, ""))
-        examined.exercises.append(_explained(results[exercise.number], notebook.places.get(exercise.number), examined.cell_errors))
+        result = _explained(results[exercise.number], notebook.places.get(exercise.number), examined.cell_errors)
+        if result["status"] in ("wrong", "not attempted"):
+            missing = _missing(result["message"], examined.cell_errors)
+            if missing:
+                result |= {"status": "missing", "message": KINDS["missing"]}
+                examined.note("missing", f"{exercise.number} imports {missing}")
+        examined.exercises.append(result)
         untried = results[exercise.number]["status"] == "not attempted"
         if untried and exercise.number not in notebook.tagged | notebook.checked:
             said = f"neither the cell of {exercise.number} nor its check is there"
@@ -134,6 +144,22 @@ def _explained(result: dict[str, Any], place: int | None, errors: list[list[Any]
         return result
     said = re.sub(r"\(<ipython-input[^>]*>, ", "(", error[2]) or error[1]
     return result | {"status": "wrong", "message": text(f"Not yet: your cell did not run: {said}")}
+
+
+def _missing(message: str, errors: list[list[Any]]) -> str:
+    """Return the module that an answer lacked and that this computer lacks, too, or "".
+
+    Args:
+        message: the verdict. A cell that failed to import a module leaves a name undefined.
+        errors: what the cells raised.
+    """
+    said = [message]
+    if _NOT_DEFINED.search(message):
+        said += [text for _, name, text in errors if name == "ModuleNotFoundError"]
+    for name in _NO_MODULE.findall(" ".join(said)):
+        if importlib.util.find_spec(name) is None:
+            return str(name)
+    return ""
 
 
 class _Examination:

@@ -183,7 +183,7 @@ def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox
         "submission": submission.digest,
         "received": submission.received,
         "known_from": submission.known_from,
-        "fingerprint": "" if examined.status == "failed" else fingerprint(submission, lab, course),
+        "fingerprint": "" if examined.status in ("failed", "missing") else fingerprint(submission, lab, course),
     }
     used = {"seconds": round(time.monotonic() - began, 3), "memory_bytes": examined.memory}
     return Graded(record, [base64.b64decode(image) for image in examined.figures], used)
