@@ -509,7 +509,10 @@ def _judge_step(got: Plain, case: Plain, weights: Plain) -> Verdict:
     if got["answer"] != case["limit"]:
         return not_yet(f"with {setting}: you returned {got['answer']:g}. Expected {case['limit']}.")
     if got["graphs"] > 1:
-        return not_yet(f"with {setting}: when a forward pass began, {got['graphs']} graphs were still there. Each keeps its activations.")
+        return not_yet(
+            f"with {setting}: when a forward pass began, {got['graphs']} graphs were still there. "
+            "Each keeps its activations. Inside `except`, the error still holds the failed attempt."
+        )
     return right("")
 
 
