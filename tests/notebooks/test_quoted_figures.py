@@ -379,3 +379,21 @@ def test_the_prices_of_lesson_9_are_in_its_table():
     assert seconds["T4", "half precision"] > 20 * seconds["H200", "half precision"]
     added = {gpu: seconds[gpu, "offloading"] - seconds[gpu, "checkpoints"] for gpu in ("T4", "H200")}
     assert 30 < added["T4"] < 55 and 8 < added["H200"] < 17
+
+
+def test_three_copies_take_more_than_three_times_the_server_s_memory_as_lesson_8_says():
+    lesson = "08_sharing_memory.ipynb"
+    assert "Three copies take more than three times as much" in text(lesson)
+    shown = re.findall(r"^(copy|shared|server) +([\d.]+) (MiB|GiB)$", printed(lesson, "model"), re.MULTILINE)
+    used = {way: float(size) * {"MiB": 1, "GiB": 1024}[unit] for way, size, unit in shown}
+    assert used["copy"] > 3 * used["server"]
+    assert used["server"] < used["shared"] < used["copy"]
+
+
+def test_an_answer_without_synchronize_comes_too_early_as_lesson_8_says():
+    lesson = "08_sharing_memory.ipynb"
+    assert "It is not finished, and the last line prints 5, the old number." in text(lesson)
+    shown = printed(lesson, "late")
+    assert "synchronize False: finished at the answer: False" in shown
+    assert "synchronize True: finished at the answer: True" in shown
+    assert "read without waiting: 5.0" in shown
