@@ -118,7 +118,8 @@ def lacks(cuda_kernel: str, packet: Any, formats: tuple[torch.dtype, ...] = HALF
 
     def refusing(compute: Callable[..., Any]) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            if args[0].dtype in formats or getattr(args[-1], "dtype", None) in formats:
+            first, last = getattr(args[0], "dtype", None), getattr(args[-1], "dtype", None)  # None of a number
+            if first in formats or last in formats:
                 tensors = [x for x in args if isinstance(x, torch.Tensor)]
                 given = {x.dtype for x in tensors if x.dim()} or {x.dtype for x in tensors}
                 if len(given) == 1 and not given.isdisjoint(formats):  # of two, another is the common one
