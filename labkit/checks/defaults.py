@@ -9,10 +9,14 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from labkit import machine
+
 
 @contextmanager
 def defaults() -> Iterator[None]:
     """Use PyTorch's own settings in the block, also for printing. A warning is no error there.
+
+    A limit that the notebook has put on the memory of a GPU does not apply.
 
     `settings_kept` restores the settings of PyTorch. The others are restored here.
     """
@@ -29,6 +33,7 @@ def defaults() -> Iterator[None]:
         torch._C._set_deterministic_algorithms(False)
         torch.autograd.set_detect_anomaly(False)
         torch.set_float32_matmul_precision("highest")
+        _lift_memory_limits()
         sys.setrecursionlimit(max(1000, recursion))
         gc.enable()
         stack.enter_context(warnings.catch_warnings())
@@ -40,3 +45,12 @@ def defaults() -> Iterator[None]:
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def _lift_memory_limits() -> None:
+    """Let PyTorch take as much of each GPU's memory as `labkit.use` allows."""
+    used = machine.in_use()
+    for gpu in range(used.count):
+        share = min(1.0, used.memory / torch.cuda.get_device_properties(gpu).total_memory)
+        if torch.cuda.get_per_process_memory_fraction(gpu) != share:
+            torch.cuda.set_per_process_memory_fraction(share, gpu)

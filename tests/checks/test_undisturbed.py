@@ -140,6 +140,19 @@ def test_an_answer_that_is_stopped_leaves_no_memory(monkeypatch):
     assert torch.cuda.memory_reserved(1) == 0
 
 
+def test_a_limit_of_the_notebook_s_own_changes_no_verdict_and_stays():
+    """A lesson's cell may have limited the memory so that nothing more fits."""
+    limit = 8 / 1024**2
+    torch.cuda.set_per_process_memory_fraction(limit, 1)
+
+    def answer(number):
+        torch.ones(1 << 20, device="cuda:1")
+        return number
+
+    assert labkit.check("98.1", answer).passed
+    assert torch.cuda.get_per_process_memory_fraction(1) == limit
+
+
 @pytest.mark.parametrize("arguments", [(None,), (1,), (2, "H200")])
 def test_an_answer_cannot_change_the_gpus(arguments):
     used = labkit.current()
