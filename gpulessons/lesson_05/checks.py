@@ -187,6 +187,8 @@ def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
 # Each tensor has a block of this size before it. The block is too small for another tensor. If one
 # tensor stays behind such a block, the segment has no place for all the others.
 BEFORE = 4000 * KIB
+# Formats that NumPy has, too. Each holds the values exactly.
+SCATTERED_DTYPES = ("float64", "float16", "int16")
 
 
 def draw_scattered(generator: random.Random) -> Plain:
@@ -194,7 +196,8 @@ def draw_scattered(generator: random.Random) -> Plain:
     sizes = sorted(generator.sample(range(4300, 4900), k=4), reverse=True)
     orders = [[0, 1, 2, 3], [3, 2, 1, 0], generator.sample(range(4), k=4)]
     values = generator.sample(range(1, 250), k=4)
-    return {"sizes": [size * KIB for size in sizes], "values": values, "orders": orders}
+    dtype = generator.choice(SCATTERED_DTYPES)
+    return {"sizes": [size * KIB for size in sizes], "values": values, "orders": orders, "dtype": dtype}
 
 
 def observe_scattered(compact: Any, inputs: Plain) -> Plain:
@@ -202,23 +205,23 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
 
     With one list alone, moving one tensor at a time can be enough by luck.
     """
-    sizes, values = inputs["sizes"], inputs["values"]
-    found = [_scattered(compact, sizes, values, order) for order in inputs["orders"]]
+    found = [_scattered(compact, inputs, order) for order in inputs["orders"]]
     return max(
         found,
         key=lambda each: (bool(each["difference"]), "cpu" in each["devices"], each["after"]),
     )
 
 
-def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[int]) -> dict[str, Plain]:
+def _scattered(compact: Any, inputs: Plain, order: list[int]) -> dict[str, Plain]:
     """Return the difference to the expected values, the devices, and the reserved bytes."""
+    sizes, dtype = inputs["sizes"], getattr(torch, inputs["dtype"])
     with _tidy():
         base = torch.cuda.memory_reserved()
         # Four blocks fill a segment, and the second of them stays.
         parts = [part for size in sizes for part in (BEFORE, size, size, size)]
-        blocks = [_empty(part).view(-1, KIB) for part in parts]
+        blocks = [_empty(part).view(-1, KIB).view(dtype) for part in parts]
         kept = [blocks[4 * place + 1] for place in order]
-        for block, value in zip(kept, values, strict=True):
+        for block, value in zip(kept, inputs["values"], strict=True):
             block.fill_(value)
             block[-1, -1] = 255  # shows a block that was filled with its first number
         due = [block.cpu() for block in kept]
@@ -312,9 +315,11 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     return right(f"{byte_text(observed['held'])} stay allocated, no more than the rows take.")
 
 
-# 05.5: a batch in as few pieces as fit
+# 05.5: a batch in pieces that fit
 
 COLUMNS = 3  # of the batch, so that rows and numbers have different counts
+RESULT_COLUMNS = COLUMNS + 1
+RESULT_DTYPE = torch.float64  # not that of the batch
 SCRATCH = 4 * MIB  # what the work holds when it fails
 MOST_TRIES = 200
 
@@ -363,7 +368,11 @@ class EndlessError(Exception):
 
 
 def _work(case: Plain, tries: list[list[int]], before: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that doubles a batch, or runs out of memory if it has too many rows."""
+    """Return a function that doubles a batch, or runs out of memory if it has too many rows.
+
+    Like the result of a model, its result has other columns and another dtype than the batch. The
+    last column is the first one of the batch.
+    """
 
     def work(batch: torch.Tensor) -> torch.Tensor:
         if len(tries) == MOST_TRIES:
@@ -375,7 +384,7 @@ def _work(case: Plain, tries: list[list[int]], before: int) -> Callable[[torch.T
         if len(batch) > case["fits"]:
             raise torch.OutOfMemoryError(f"CUDA out of memory: {len(batch)} {UNFIT}")
         del scratch
-        return 2 * batch
+        return torch.cat([2 * batch, batch[:, :1]], dim=1).to(RESULT_DTYPE)
 
     return work
 
@@ -416,7 +425,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         fitting = [size for size in sizes if size <= case["fits"]]
         if len(fitting) > 2 * (-(-rows // case["fits"])):
             return not_yet(f"{case['fits']} of the {rows} rows fit at once. You used {len(fitting)} pieces. Halve only what does not fit.")
-    return right("Each piece was as large as repeated halving allows.")
+    return right("Each batch that did not fit was halved until its pieces fit.")
 
 
 def _not_halved(sizes: list[int], case: Plain) -> int:
@@ -436,17 +445,25 @@ def _wrong_result(result: Plain, rows: int) -> str:
     """Say how the joined result differs from the expected rows. Empty if it does not."""
     if "shape" not in result:
         return f"You returned {result['type']}, not a tensor."
-    if result["shape"] != [rows, COLUMNS]:
-        expected = f"Expected a tensor of shape [{rows}, {COLUMNS}]"
+    if result["shape"] != [rows, RESULT_COLUMNS]:
+        expected = f"Expected a tensor of shape [{rows}, {RESULT_COLUMNS}], as `work` makes it"
         return f"{expected}. Yours has shape {result['shape']}."
-    starts = range(0, COLUMNS * rows, COLUMNS)
-    found = [result["values"][start : start + COLUMNS] for start in starts]
-    due = [[2.0 * entry for entry in range(start, start + COLUMNS)] for start in starts]
+    if result["dtype"] != str(RESULT_DTYPE):
+        return f"`work` returns {RESULT_DTYPE}, and you returned {result['dtype']}."
+    starts = range(0, RESULT_COLUMNS * rows, RESULT_COLUMNS)
+    found = [result["values"][start : start + RESULT_COLUMNS] for start in starts]
+    due = [_worked_row(row) for row in range(rows)]
     if found == due:
         return ""
     if sorted(found) == due:
         return "Your result has the right rows in another order."
     return "Your result has the right shape, but other values."
+
+
+def _worked_row(row: int) -> list[float]:
+    """Return a row of the result: the doubled numbers of the batch, and its first number."""
+    numbers = [float(entry) for entry in range(COLUMNS * row, COLUMNS * (row + 1))]
+    return [*(2 * number for number in numbers), numbers[0]]
 
 
 CHECKS = [

@@ -56,16 +56,17 @@ def test_the_largest_hole_is_neither_all_nor_another():
 
 def test_work_in_pieces():
     case = {"rows": 4, "fits": 2, "fails": False}
-    doubled = [2.0 * entry for entry in range(12)]
-    result = {"shape": [4, 3], "values": doubled, "device": "cuda:0"}
+    worked = [number for row in range(4) for number in (6.0 * row, 6.0 * row + 2, 6.0 * row + 4, 3.0 * row)]
+    result = {"shape": [4, 4], "values": worked, "device": "cuda:0", "dtype": "torch.float64"}
     good = {"result": result, "raised": None, "tries": [[4, 0], [2, 0], [2, 512]]}
     assert judge_work([good], [case]).passed
     changes = {
         "whole batch": {"tries": [[1, 0]] * 4},
         "still allocated": {"tries": [[4, 0], [2, SCRATCH], [2, SCRATCH]]},
-        "the right rows in another order": {"result": {"shape": [4, 3], "values": doubled[6:] + doubled[:6]}},
-        "the right shape, but other values": {"result": {"shape": [4, 3], "values": [1.0] * 12}},
-        "Expected a tensor of shape [4, 3]. Yours has shape [2, 6]": {"result": {"shape": [2, 6], "values": doubled}},
+        "the right rows in another order": {"result": result | {"values": worked[8:] + worked[:8]}},
+        "the right shape, but other values": {"result": result | {"values": [1.0] * 16}},
+        "Expected a tensor of shape [4, 4], as `work` makes it. Yours has shape [4, 3]": {"result": result | {"shape": [4, 3]}},
+        "`work` returns torch.float64, and you returned torch.float32": {"result": result | {"dtype": "torch.float32"}},
         "is on the CPU": {"result": result | {"device": "cpu"}},
         "You returned list": {"result": {"type": "list"}},
         "Halve them": {"tries": [[4, 0], *[[1, 0]] * 5]},
