@@ -181,7 +181,11 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
 
 
 class Scaled(nn.Module):
-    """Module with a child, a parameter and three buffers. One buffer has whole numbers."""
+    """Module with a child, a parameter, and buffers of several formats.
+
+    Positions are whole numbers and the mask is true or false. One buffer is not persistent, so
+    `state_dict` leaves it out.
+    """
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
@@ -189,10 +193,13 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.ones(3))
         self.register_buffer("shift", torch.zeros(3))
         self.register_buffer("positions", torch.arange(3))
-        self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+        self.register_buffer("mean", torch.ones(3, dtype=torch.float64))
+        self.register_buffer("temperature", torch.ones(()), persistent=False)
 
 
 NORMS = {"1d": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
+BATCH_NORMS = tuple(NORMS.values())
 
 
 def draw_model(generator: random.Random) -> Plain:
@@ -204,53 +211,70 @@ def draw_model(generator: random.Random) -> Plain:
     return {"norms": norms, "features": features, "seed": seed}
 
 
-def build(model: Plain) -> nn.Sequential:
-    """Return the drawn model with random values. Its first layer is frozen and on the CPU."""
+def build(model: Plain) -> nn.Module:
+    """Return the drawn model with random values. It has a parameter and buffers of its own.
+
+    Its first layer is frozen and on the CPU. An InstanceNorm has running statistics like those of a
+    BatchNorm.
+    """
     size = model["features"]
-    layers: list[nn.Module] = [nn.Linear(size, size), nn.GroupNorm(1, size)]
+    first = nn.Linear(size, size)
+    instance_norm = nn.InstanceNorm2d(size, track_running_stats=True)
+    layers: list[nn.Module] = [first, nn.GroupNorm(1, size), instance_norm]
     for item in model["norms"]:
         layer: nn.Module = NORMS[item["norm"]](size, affine=item["depth"] != 1)
         for _ in range(item["depth"]):
             layer = Scaled(nn.Sequential(nn.Conv2d(size, size, 1), layer))
         layers.append(layer)
-    built = nn.Sequential(*layers).to(DEVICE)
-    built[0].cpu().requires_grad_(False)
+    built = Scaled(nn.Sequential(*layers)).to(DEVICE)
+    first.cpu().requires_grad_(False)
     draws = torch.Generator().manual_seed(model["seed"])
     with torch.no_grad():
         for tensor in [*built.parameters(), *built.buffers()]:
             if tensor.is_floating_point():
                 tensor.copy_(torch.rand(tensor.shape, generator=draws) + 1e-5)
         for layer in built.modules():
-            if isinstance(layer, tuple(NORMS.values())):
+            if isinstance(layer, BATCH_NORMS):
                 layer.get_buffer("running_var").mul_(1e6)  # too large for float16
     return built
 
 
 def observe_model(half_but_norms: Any, model: Plain) -> Plain:
-    """Return the dtype of each tensor of the model afterwards, and how far its values have moved.
+    """Return the dtypes of each tensor of the model, and how far its values have moved.
 
     Also return whether the answer is the same model with the same parameters.
     """
     built = build(model)
-    state = built.state_dict()
-    before = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-    places = {name: tensor.device for name, tensor in state.items()}
+    tensors_before = _tensors(built)
+    before = {name: tensor.detach().cpu().clone() for name, tensor in tensors_before.items()}
+    places = {name: tensor.device for name, tensor in tensors_before.items()}
+    norms = {name for name, layer in built.named_modules() if isinstance(layer, BATCH_NORMS)}
     parameters = [*built.parameters()]
     with torch.cuda.device(DEVICE):
         answer = half_but_norms(built)
     if not isinstance(answer, nn.Module):
         return {"type": type(answer).__name__}
     tensors = {}
-    for name, tensor in answer.state_dict().items():
-        off = math.nan
-        if name in before:
-            off = (tensor.detach().cpu().double() - before[name].double()).abs().max().item()
-        moved = tensor.device != places.get(name)
-        tensors[name] = {"dtype": str(tensor.dtype), "off": off, "moved": moved}
+    for name, tensor in _tensors(answer).items():
+        if name not in before:
+            continue
+        off = (tensor.detach().cpu().double() - before[name].double()).abs().max().item()
+        tensors[name] = {
+            "dtype": str(tensor.dtype),
+            "dtype_before": str(before[name].dtype),
+            "off": off,
+            "moved": tensor.device != places[name],
+            "in_norm": name.rpartition(".")[0] in norms,
+        }
     # An optimizer may hold the parameters, so they must stay the same objects.
     kept = [*map(id, parameters)] == [*map(id, answer.parameters())]
-    told = {"same": answer is built, "kept": kept, "names": list(before) == list(tensors)}
+    told = {"same": answer is built, "kept": kept, "names": list(before) == list(_tensors(answer))}
     return {"type": "Module", **told, "tensors": tensors}
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return all parameters and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def judge_model(found: Plain, model: Plain) -> Verdict:
@@ -263,15 +287,14 @@ def judge_model(found: Plain, model: Plain) -> Verdict:
         return not_yet(
             "some parameters are new objects, and an optimizer would still hold the old ones. Convert parameters in place, by their data."
         )
-    variances = [name for name in found["tensors"] if name.endswith("running_var")]
-    norm_layers = {name.rsplit(".", 1)[0] for name in variances}
     for name, tensor in found["tensors"].items():
-        in_norm, dtype = name.rsplit(".", 1)[0] in norm_layers, tensor["dtype"]
+        in_norm, dtype, dtype_before = tensor["in_norm"], tensor["dtype"], tensor["dtype_before"]
         if tensor["moved"]:
             return not_yet(f"{name} is on another device than before. Change only the formats.")
-        if name.endswith(("num_batches_tracked", "positions")):
-            if dtype != "torch.int64":
-                return not_yet(f"{name}, a buffer of whole numbers, is {dtype}. Convert only floating-point tensors, as model.half() does.")
+        if dtype_before in ("torch.int64", "torch.bool"):
+            if dtype != dtype_before:
+                changed = f"{name}, a buffer of {dtype_before}, is {dtype} now"
+                return not_yet(f"{changed}. Convert only floating-point tensors, as model.half() does.")
             continue
         if in_norm and dtype != "torch.float32":
             return not_yet(f"{name}, of a BatchNorm layer, is {dtype}. Does your function find all three kinds, at any depth?")
@@ -308,6 +331,8 @@ def draw_gradients(generator: random.Random) -> Plain:
     cases.append([[alike, alike], [[alike, alike]] * 2, [-alike]])
     cases.append([[65510 * 2.0 ** generator.randint(-20, -2)]])  # scaled, it is rounded to 65504
     cases.append([[65528 * 2.0 ** generator.randint(-20, -2)]])  # scaled, it becomes infinite
+    cases.append([[65520 * 2.0 ** generator.randint(-20, -2)]])  # the smallest that does so
+    cases.append([[0.0, 0.0], [alike]])  # a layer without gradients
     generator.shuffle(cases)
     return cases
 
@@ -358,10 +383,11 @@ def _flat(values: Plain) -> list[float]:
 
 # 07.5: a step of mixed-precision training
 #
-# The model is one linear layer with one output, in two parts, so its gradients are known. For n
-# rows, errors e and inputs x they are 2/n Σ e x for the weight and 2/n Σ e for the bias.
+# The model is one linear layer in two parts, so its gradients are known. For n errors e of an
+# output and inputs x they are 2/n Σ e x for the weight and 2/n Σ e for the bias. With more than one
+# output, n is not the number of rows.
 
-ROWS = 64
+ROWS, OUTPUTS = 64, 2
 # The kind of gradients in each case, and the scale at the start.
 CASES = {"large": 2.0**8, "small": 2.0**22, "overflowing": 2.0**16}
 SMALL = 1e-8  # a target that float16 rounds to 0
@@ -370,13 +396,16 @@ SMALL = 1e-8  # a target that float16 rounds to 0
 class Parts(nn.Module):
     """Linear layer in two parts. The first part has the bias and the first two inputs."""
 
-    def __init__(self, weight: list[float]) -> None:
+    def __init__(self, weight: list[list[float]]) -> None:
         super().__init__()
-        self.first, self.rest = nn.Linear(2, 1), nn.Linear(len(weight) - 2, 1, bias=False)
+        values = torch.tensor(weight)
+        outputs, features = values.shape
+        self.first = nn.Linear(2, outputs)
+        self.rest = nn.Linear(features - 2, outputs, bias=False)
         with torch.no_grad():
-            self.first.weight.copy_(torch.tensor([weight[:2]]))
+            self.first.weight.copy_(values[:, :2])
             self.first.bias.zero_()
-            self.rest.weight.copy_(torch.tensor([weight[2:]]))
+            self.rest.weight.copy_(values[:, 2:])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.first(x[:, :2]) + self.rest(x[:, 2:])
@@ -393,8 +422,9 @@ def draw_step(generator: random.Random) -> Plain:
     cases = []
     for kind, scale in CASES.items():
         small = kind == "small"
-        weight = [0.0] * features if small else numbers(features)
-        targets = [(SMALL if small else 64.0) * generator.uniform(1, 2) for _ in range(ROWS)]
+        weight = [[0.0] * features if small else numbers(features) for _ in range(OUTPUTS)]
+        least = SMALL if small else 64.0
+        targets = [[least * generator.uniform(1, 2) for _ in range(OUTPUTS)] for _ in range(ROWS)]
         # With positive inputs, the gradients of the weights are as large as that of the bias.
         inputs = [list(map(abs, numbers(features))) for _ in range(ROWS)]
         rate = generator.choice((0.25, 0.5)) * (1e3 if small else 1)
@@ -404,7 +434,7 @@ def draw_step(generator: random.Random) -> Plain:
 
 
 def observe_step(training_step: Any, cases: Plain) -> Plain:
-    """Return what a step changed in each case: weight, bias and scale.
+    """Return what a step changed in each case: weights, biases and scale.
 
     Also return the loss that the answer returned, and the dtypes in which the layer computed.
     """
@@ -418,33 +448,41 @@ def observe_step(training_step: Any, cases: Plain) -> Plain:
         optimizer = torch.optim.SGD(model.parameters(), lr=case["rate"])
         scaler = torch.amp.GradScaler("cuda", init_scale=case["scale"])
         x = torch.tensor(case["inputs"], device=DEVICE)
-        y = torch.tensor([[target] for target in case["targets"]], device=DEVICE)
+        y = torch.tensor(case["targets"], device=DEVICE)
         with torch.cuda.device(DEVICE), during(f"{case['kind']} gradients"):
             loss = training_step(model, optimizer, scaler, x, y)
         weights = torch.cat([model.first.weight, model.rest.weight], dim=1)
-        after = [*weights.flatten().tolist(), model.first.bias.item()]
+        after = [*weights.flatten().tolist(), *model.first.bias.tolist()]
         told = {"after": after, "scale": scaler.get_scale()}
         found.append(told | {"loss": _number(loss), "dtypes": dtypes})
     return found
 
 
+def start_of(case: Plain) -> list[float]:
+    """Return the weights and the biases before the step."""
+    return [*(value for row in case["weight"] for value in row), *[0.0] * OUTPUTS]
+
+
 def expected_step(case: Plain) -> tuple[list[float], float]:
-    """Return the weight and the bias after the step, and the loss before it."""
-    start = [*case["weight"], 0.0]
-    rows = [[*row, 1.0] for row in case["inputs"]]
-    errors = []
-    for row, target in zip(rows, case["targets"], strict=True):
-        errors.append(sum(a * b for a, b in zip(start, row, strict=True)) - target)
-    gradient = []
-    for column in zip(*rows, strict=True):
-        products = (error * x for error, x in zip(errors, column, strict=True))
-        gradient.append(2 / ROWS * sum(products))
+    """Return the weights and the biases after the step, and the loss before it."""
+    slopes, bias_slopes, squares = [], [], 0.0
+    for output, weight in enumerate(case["weight"]):
+        errors = []
+        for row, targets in zip(case["inputs"], case["targets"], strict=True):
+            errors.append(sum(a * b for a, b in zip(weight, row, strict=True)) - targets[output])
+        squares += sum(error**2 for error in errors)
+        for column in zip(*case["inputs"], strict=True):
+            products = (error * x for error, x in zip(errors, column, strict=True))
+            slopes.append(2 / (ROWS * OUTPUTS) * sum(products))
+        bias_slopes.append(2 / (ROWS * OUTPUTS) * sum(errors))
+    gradient = [*slopes, *bias_slopes]
     clip = min(1.0, 1 / math.hypot(*gradient))
     if case["kind"] == "overflowing":
         clip = 0.0  # the step is skipped
     rate = case["rate"] * clip
+    start = start_of(case)
     after = [value - rate * slope for value, slope in zip(start, gradient, strict=True)]
-    return after, sum(error**2 for error in errors) / ROWS
+    return after, squares / (ROWS * OUTPUTS)
 
 
 def judge_step(found: Plain, cases: Plain) -> Verdict:
@@ -459,7 +497,7 @@ def judge_step(found: Plain, cases: Plain) -> Verdict:
         after, loss = expected_step(case)
         if isinstance(step["loss"], str) or not math.isclose(step["loss"], loss, rel_tol=0.02):
             return not_yet(f"the loss was {loss:.4g}, and your function returned {step['loss']}. Return the true loss, as a number.")
-        moved = math.dist(after, [*case["weight"], 0.0])
+        moved = math.dist(after, start_of(case))
         if not math.dist(step["after"], after) <= 0.03 * moved:
             return not_yet(f"with {kind} gradients, the parameters did not move as they should. {_STEP_HINTS[kind]}")
         halved = kind == "overflowing"
