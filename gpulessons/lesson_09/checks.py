@@ -95,13 +95,17 @@ FEATURES, HIDDEN = 8, 256  # so that a graph of some rows is much larger than th
 
 
 def draw_batch(generator: random.Random) -> Plain:
-    """A batch that the micro-batches do not divide; of its classes, the last rows have others than the first."""
+    """Draw a batch that the micro-batches do not divide. Its last rows have other classes than the first.
+
+    All parameters but one have a gradient from before. It is small, so that it hides no rounding.
+    """
     rows = generator.randint(100, 200)
     return {
         "seed": generator.randrange(1 << 30),
         "rows": rows,
         "batch": 5 * rows + generator.randint(1, rows // 3),
-        "old": generator.uniform(0.5, 1.0),
+        "old": generator.uniform(0.01, 0.02),
+        "without": generator.randrange(4),
     }
 
 
@@ -118,9 +122,10 @@ def _batch_and_model(inputs: Plain, device: str) -> tuple[nn.Sequential, torch.T
     y = (x[:, 0] + torch.linspace(-2, 2, inputs["batch"]) > 0).long()
     model = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 2)).to(device)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for index, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.randn(parameter.shape, generator=draws) / 4)
-            parameter.grad = torch.full_like(parameter, inputs["old"])
+            if index != inputs["without"]:
+                parameter.grad = torch.full_like(parameter, inputs["old"])
     return model, x.to(device), y.to(device)
 
 
@@ -257,14 +262,19 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
 
 ALL_ROWS, CALLS = 4096, 26
 BROKEN = "the labels are broken"  # an error that has nothing to do with memory
+BROKEN_ERROR = f"RuntimeError: {BROKEN}"
 
 
 def draw_limits(generator: random.Random) -> Plain:
-    """Draw how many rows fit in each case: some, none, one, all, and a case whose step is broken."""
+    """Draw how many rows fit in each case: some, none, one, all, and two cases whose step breaks.
+
+    `breaks_at` is the number of the call that raises an error of another kind. 0 means none.
+    """
     some = [generator.randint(2, 200), generator.randint(201, ALL_ROWS - 2)]
-    cases = [{"fit": fit, "broken": False} for fit in (*some, 1, 0, ALL_ROWS, ALL_ROWS - 1)]
+    cases = [{"fit": fit, "breaks_at": 0} for fit in (*some, 1, 0, ALL_ROWS, ALL_ROWS - 1)]
     generator.shuffle(cases)
-    return [*cases, {"fit": generator.randint(2, ALL_ROWS), "broken": True}]
+    broken = [(generator.randint(201, ALL_ROWS - 2), call) for call in (1, generator.randint(2, 5))]
+    return [*cases, *({"fit": fit, "breaks_at": call} for fit, call in broken)]
 
 
 def observe_most(most_rows: Any, cases: Plain) -> Plain:
@@ -272,7 +282,7 @@ def observe_most(most_rows: Any, cases: Plain) -> Plain:
     for case in cases:
         asked: list[int | str] = []
         step = _step_with_limit(case, asked)
-        if case["broken"]:
+        if case["breaks_at"]:
             error = _error_of(partial(most_rows, step))
             found.append({"error": error, "asked": asked})
             continue
@@ -290,7 +300,7 @@ def _step_with_limit(case: Plain, asked: list[int | str]) -> Any:
         asked.append(int(rows) if whole else type(rows).__name__)
         if len(asked) > 3 * ALL_ROWS:  # an endless loop
             raise ValueError(f"step was called {len(asked)} times")
-        if case["broken"]:
+        if 0 < case["breaks_at"] <= len(asked):
             raise RuntimeError(BROKEN)
         if not whole or not 1 <= rows <= ALL_ROWS:
             raise ValueError(f"step({rows!r}): give a whole number of rows from 1 to {ALL_ROWS}")
@@ -317,11 +327,11 @@ def _rows_text(rows: int) -> str:
 
 def judge_most(found: Plain, cases: Plain) -> Verdict:
     for got, case in zip(found, cases, strict=True):
-        if case["broken"]:
-            if not got["error"].endswith(BROKEN) or "OutOfMemoryError" in got["error"]:
+        if case["breaks_at"]:
+            if got["error"] != BROKEN_ERROR or len(got["asked"]) > case["breaks_at"]:
                 return not_yet(
-                    "step raised a RuntimeError that has nothing to do with memory, and your function "
-                    "caught it. Which errors are yours to catch?"
+                    f"call {case['breaks_at']} of step raised a RuntimeError that has nothing to do with "
+                    "memory, and your function caught it. Which errors are yours to catch?"
                 )
             continue
         if isinstance(got["answer"], str):
@@ -345,7 +355,7 @@ WIDE = 32
 def draw_fitting(generator: random.Random) -> Plain:
     """Draw a batch and a limit for each case, so that rows are left over and halves are rounded up.
 
-    `fails` says what raises the error: the forward pass, the backward pass, or both.
+    `fails` says what raises the error: the forward pass, the backward pass, or the optimizer's step.
     """
 
     def case(halvings: int, fails: str) -> Plain:
@@ -365,7 +375,7 @@ def draw_fitting(generator: random.Random) -> Plain:
     one_row = case(0, "forward") | {"limit": 1}
     none = [case(0, fails) | {"limit": 0} for fails in ("forward", "backward")]
     broken = case(1, "forward") | {"fails": "broken"}
-    return [*some, one_row, *none, broken]
+    return [*some, one_row, *none, broken, case(0, "step")]
 
 
 class _Limited(torch.autograd.Function):
@@ -401,7 +411,10 @@ class _LimitedLayer(nn.Module):
 
 
 def _fitting_model(case: Plain, device: str) -> tuple[nn.Sequential, Any, torch.Tensor, torch.Tensor]:
-    """Return the model, its optimizer and the batch. Gradients of before are there."""
+    """Return the model, its optimizer and the batch.
+
+    The optimizer has a state from a step before, and the gradients of that step are still there.
+    """
     draws = torch.Generator().manual_seed(case["seed"])
     x = torch.randn(case["batch"], FEATURES, generator=draws)
     y = (x[:, 0] + torch.linspace(-2, 2, case["batch"]) > 0).long()
@@ -414,6 +427,7 @@ def _fitting_model(case: Plain, device: str) -> tuple[nn.Sequential, Any, torch.
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, case["old"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer.step()
     return model, optimizer, x.to(device), y.to(device)
 
 
@@ -439,7 +453,9 @@ def observe_fitting(step_that_fits: Any, cases: Plain) -> Plain:
 def _fitted(step_that_fits: Any, case: Plain) -> Plain:
     model, optimizer, x, y = _fitting_model(case, DEVICE)
     seen: list[int] = []
-    graphs, alive = Graphs(), [0]
+    alive: list[int] = []  # graphs, when each forward pass began
+    steps: list[int] = []  # forward passes before each step of the optimizer
+    graphs = Graphs()
 
     def watch(module: nn.Module, given: Any) -> None:
         seen.append(len(given[0]))
@@ -447,25 +463,36 @@ def _fitted(step_that_fits: Any, case: Plain) -> Plain:
         if len(seen) > 50 * case["batch"]:
             raise ValueError(f"the model was called {len(seen)} times")
 
+    def count(*_: Any) -> None:
+        steps.append(len(seen))
+        if case["fails"] == "step":
+            raise torch.OutOfMemoryError("CUDA out of memory, in the optimizer's step")
+
     model[0].register_forward_pre_hook(watch)
     model[0].register_forward_hook(graphs.mark)
+    optimizer.register_step_pre_hook(count)
     answer, error = None, ""
-    if case["limit"] and case["fails"] != "broken":
+    if _has_result(case):
         with during(f"{case['batch']} rows, of which {case['limit']} fit at once"):
             answer = step_that_fits(model, optimizer, x, y)
     else:
         error = _error_of(lambda: step_that_fits(model, optimizer, x, y))
     weights = [_values(parameter) for parameter in model.parameters()]
     found = {"answer": number_or_type(answer), "error": error, "weights": weights}
-    return found | {"seen": seen, "graphs": max(alive)}
+    return found | {"seen": seen, "alive": alive, "steps": steps}
+
+
+def _has_result(case: Plain) -> bool:
+    """Return whether the step succeeds with fewer rows, or raises an error in any case."""
+    return case["limit"] > 0 and case["fails"] in ("forward", "backward")
 
 
 def judge_fitting(found: Plain, cases: Plain, expected: Plain) -> Verdict:
     for got, case, weights in zip(found, cases, expected, strict=True):
-        if case["fails"] == "broken" or not case["limit"]:
-            verdict = _judge_failure(got, case, weights)
-        else:
+        if _has_result(case):
             verdict = _judge_step(got, case, weights)
+        else:
+            verdict = _judge_failure(got, case, weights)
         if not verdict.passed:
             return verdict
     return right("The batch is whole, and the micro-batches fit.")
@@ -473,10 +500,16 @@ def judge_fitting(found: Plain, cases: Plain, expected: Plain) -> Verdict:
 
 def _judge_failure(got: Plain, case: Plain, weights: Plain) -> Verdict:
     if case["fails"] == "broken":
-        if not got["error"].endswith(BROKEN) or "OutOfMemoryError" in got["error"]:
+        if got["error"] != BROKEN_ERROR or len(got["seen"]) > 1:
             return not_yet(
                 "the model raised a RuntimeError that has nothing to do with memory, and your function "
                 "caught it. Which errors are yours to catch?"
+            )
+    elif case["fails"] == "step":
+        if not got["error"].startswith("OutOfMemoryError") or len(got["steps"]) > 1:
+            return not_yet(
+                "optimizer.step() raised a torch.OutOfMemoryError, and your function caught it. Some "
+                "weights may have changed by then, so the batch must not be trained again."
             )
     elif not got["error"].startswith("OutOfMemoryError"):
         raised = got["error"] or "no error"
@@ -508,10 +541,16 @@ def _judge_step(got: Plain, case: Plain, weights: Plain) -> Verdict:
         )
     if got["answer"] != case["limit"]:
         return not_yet(f"with {setting}: you returned {got['answer']:g}. Expected {case['limit']}.")
-    if got["graphs"] > 1:
+    if max(got["alive"]) > 1:
         return not_yet(
-            f"with {setting}: when a forward pass began, {got['graphs']} graphs were still there. "
+            f"with {setting}: when a forward pass began, {max(got['alive'])} graphs were still there. "
             "Each keeps its activations. Inside `except`, the error still holds the failed attempt."
+        )
+    followed = zip(got["seen"], got["alive"][1:], strict=False)  # the last pass has no successor
+    if any(graphs for rows, graphs in followed if rows > case["limit"]):
+        return not_yet(
+            f"with {setting}: the graph of a failed attempt was still there when the next attempt began. "
+            "Variables such as the loss hold it, and so does the error inside `except`."
         )
     return right("")
 

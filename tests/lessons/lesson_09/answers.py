@@ -76,6 +76,39 @@ def accumulate(model, x, y, rows):
 """,
             "What keeps their graphs",
         ),
+        "added to a gradient that is None": (
+            """
+def accumulate(model, x, y, rows):
+    parameters = list(model.parameters())
+    for a, b in zip(x.split(rows), y.split(rows)):
+        loss = torch.nn.functional.cross_entropy(model(a), b, reduction="sum") / len(x)
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+            parameter.grad += gradient
+""",
+            "NoneType",
+        ),
+        "a copy of a gradient that is None": (
+            """
+def accumulate(model, x, y, rows):
+    old = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    for a, b in zip(x.split(rows), y.split(rows)):
+        torch.nn.functional.cross_entropy(model(a), b, reduction="sum").backward()
+    for parameter, before in zip(model.parameters(), old):
+        parameter.grad.div_(len(x)).add_(before)
+""",
+            "NoneType",
+        ),
+        "in float16": (
+            """
+def accumulate(model, x, y, rows):
+    for a, b in zip(x.split(rows), y.split(rows)):
+        with torch.autocast("cuda", torch.float16):
+            loss = torch.nn.functional.cross_entropy(model(a), b, reduction="sum") / len(x)
+        loss.backward()
+""",
+            "not the gradients",
+        ),
         "graphs retained": (
             """
 def accumulate(model, x, y, rows):
@@ -188,7 +221,7 @@ def accumulate(model, x, y, rows):
     for a, b in zip(x.split(rows), y.split(rows)):
         loss = torch.nn.functional.cross_entropy(model(a), b, reduction="sum") / len(x)
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
-            parameter.grad += gradient
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 """,
         "by torch.func": """
 def accumulate(model, x, y, rows):
@@ -198,6 +231,8 @@ def accumulate(model, x, y, rows):
     for a, b in zip(x.split(rows), y.split(rows)):
         gradients = torch.func.grad(loss)(parameters, a, b)
         for name, parameter in model.named_parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
             parameter.grad.add_(gradients[name])
 """,
         "smaller parts": ACCUMULATE.replace("split(rows)", "split(max(1, rows // 2))"),
