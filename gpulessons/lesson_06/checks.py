@@ -217,13 +217,17 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
         leaked = f"{units.byte_text(grown)} more after {steps} more steps. The script held {units.byte_text(_grown(expected['held']))} more"
         return not_yet(f"the GPU still held {leaked}. {hint}")
-    if rise := _rise(answer["held"]):
-        return not_yet(f"the GPU held {units.byte_text(rise)} more after three steps in a row, though not at the end. {hint}")
     if (first := min(answer["held"][EARLY]) - answer["held"][1]) > FEW:
         return not_yet(f"the GPU still held {units.byte_text(first)} of the first step during all other steps. {hint}")
+    most, step = _most(answer["held"], inputs["bad"])
+    if most > FEW:
+        return not_yet(
+            f"after step {step}, the GPU held {units.byte_text(most)} more "
+            f"than after the first step. {hint}"
+        )
     if answer["retained"]:
         return not_yet("a backward pass had not freed the tensors that it used when the next batch came. Which argument asks for that?")
-    if _grown(answer["graphs"]) > 0 or _rise(answer["graphs"]) or min(answer["graphs"][EARLY]) > answer["graphs"][1]:
+    if _grown(answer["graphs"]) > 0 or _most(answer["graphs"], inputs["bad"])[0] > 0:
         return not_yet(f"the graphs of earlier steps were still there, in the computer's memory. {hint}")
     if answer["backwards"] > expected["backwards"]:
         return not_yet(
@@ -233,7 +237,7 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         )
     if not answer["own hook"]:
         return not_yet("your function removed a hook that was there before. Remove only your own hooks.")
-    if _grown(answer["hooks"]) > 0 or _rise(answer["hooks"]):
+    if _grown(answer["hooks"]) > 0 or _most(answer["hooks"], inputs["bad"])[0] > 0:
         more = max(answer["hooks"]) - answer["hooks"][1]
         compared = f"the model had {more} more hooks than after the first"
         return not_yet(f"after the last step, {compared}. {hint}")
@@ -247,13 +251,16 @@ def _grown(held: list[int]) -> int:
     return min(held[LATE]) - max(held[EARLY])
 
 
-def _rise(held: list[int]) -> int:
-    """Return the largest growth over three steps of which each one added something.
+def _most(seen: list[int], bad: list[int]) -> tuple[int, int]:
+    """Return the largest excess over the number after the first step, and the step that left it.
 
-    This finds memory that grows and is freed now and then.
+    This finds leaks that are freed now and then. The last batch is larger, so its step is left out.
+    The steps with a `bad` batch are left out, too. They stop early and may leave their tensors until
+    the next step.
     """
-    runs = [held[start : start + 4] for start in range(EARLY.start, len(held) - 3)]
-    return max((run[-1] - run[0] for run in runs if run[0] < run[1] < run[2] < run[3]), default=0)
+    whole = [step for step in range(2, STEPS) if step - 1 not in bad]
+    step = max(whole, key=lambda step: seen[step])
+    return seen[step] - seen[1], step
 
 
 def _short(value: Plain) -> str:

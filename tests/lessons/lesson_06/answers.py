@@ -80,7 +80,11 @@ WRONG = {
         "a deleted loss": (changed(VALIDATE, (ERROR, ERROR + "        del loss\n")), MORE),
         "the sum detached now and then": (
             changed(VALIDATE, ("        steps += 1\n", "        steps += 1\n        error = error if steps % 10 else error.detach()\n")),
-            "in a row",
+            "than after the first step",
+        ),
+        "the sum detached at every third step": (
+            changed(VALIDATE, ("        steps += 1\n", "        steps += 1\n        if steps % 3 == 0:\n            error = error.detach()\n")),
+            "than after the first step",
         ),
         "backward only to free the graph": (
             changed(
@@ -123,7 +127,15 @@ WRONG = {
                 (OUTPUT, OUTPUT + "        outputs = outputs if len(outputs) % 6 else [output.cpu() for output in outputs]\n"),
                 ("torch.cat(outputs).cpu()", "torch.cat([output.cpu() for output in outputs])"),
             ),
-            "in a row",
+            "than after the first step",
+        ),
+        "to the CPU at every third step": (
+            changed(
+                COLLECT,
+                (OUTPUT, OUTPUT + "        if len(outputs) % 3 == 0:\n            outputs = [output.cpu() for output in outputs]\n"),
+                ("torch.cat(outputs).cpu()", "torch.cat([output.cpu() for output in outputs])"),
+            ),
+            "than after the first step",
         ),
         "in half precision": (
             changed(MENDED_COLLECT, ("output.detach()", "output.detach().half()"), ("torch.cat(outputs)", "torch.cat(outputs).float()")),
@@ -148,6 +160,15 @@ WRONG = {
         ),
         "losses on the CPU, with their graphs": (
             changed(SMOOTHED, ("retain_graph=True", ""), ("0.1 * loss", "0.1 * loss.cpu()")),
+            "in the computer's memory",
+        ),
+        "the average detached at every third step": (
+            changed(
+                SMOOTHED,
+                ("retain_graph=True", ""),
+                ("append(average)", "append(average.item())\n        if len(curve) % 3 == 0:\n            average = average.detach()"),
+                ("[value.item() for value in curve]", "curve"),
+            ),
             "in the computer's memory",
         ),
         "old and new change places": (changed(MENDED_SMOOTHED, ("0.9 * average + 0.1", "0.1 * average + 0.9")), OTHER),
@@ -239,6 +260,22 @@ WRONG = {
     },
 }  # fmt: skip
 
+# The last script without a function for a step. After a bad batch, `loss` still refers to its graph.
+INLINE = MENDED_ROBUSTLY[: MENDED_ROBUSTLY.index("    def step")] + """    losses, means, errors = [], [], []
+    handle = model[1].register_forward_hook(lambda m, i, output: means.append(output.mean().item()))
+    for number, (x, y) in enumerate(batches):
+        loss = nn.functional.mse_loss(model(x), y)
+        if loss.isnan():
+            errors.append(f"batch {number} has no loss")
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    handle.remove()
+    return losses, means, errors
+"""
+
 NO_GRAD = "        with torch.no_grad():\n    "
 RIGHT = {
     "06.1": {
@@ -315,6 +352,7 @@ RIGHT = {
         "the first argument": changed(
             ONLY_ERRORS, ("append(error)", "append(error.args[0])"), ("[str(error) for error in errors]", "errors")
         ),
+        "bad batches skipped": INLINE,
         "a new error": changed(ONLY_ERRORS, ("append(error)", "append(ValueError(*error.args))")),
     },
 }

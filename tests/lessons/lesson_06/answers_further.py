@@ -30,7 +30,7 @@ WRONG = {
         ),
         "detached once": (
             changed(VALIDATE, ("        steps += 1\n", "        steps += 1\n        error = error.detach() if steps == 6 else error\n")),
-            "in a row",
+            "than after the first step",
         ),
     },
     "06.2": {

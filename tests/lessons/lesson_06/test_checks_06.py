@@ -20,12 +20,15 @@ def gpu():
         yield
 
 
+BAD = [6]  # a batch
+
+
 def verdict(answer=(), expected=()) -> str:
     """What is said when the answer did as well as it can, but for `answer`, beside a script that kept 1 KiB a step."""
     script = {"returned": [0.5, "text"], "model": [[1.0]], "held": [1024 * step for step in range(STEPS + 1)], "left": 0}
     script |= {"graphs": [0] * (STEPS + 1), "retained": 0, "backwards": STEPS, "hooks": [1] * (STEPS + 1), "own hook": True}
     good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
-    return judge({"raised": True, "answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {}, "Who?").message
+    return judge({"raised": True, "answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {"bad": BAD}, "Who?").message
 
 
 def test_a_mended_script_keeps_nothing():
@@ -51,9 +54,10 @@ def test_a_mended_script_keeps_nothing():
         ({"graphs": [0, 1] + [2] * (STEPS - 1)}, "in the computer's memory. Who?"),
         ({"held": [512, 512] + [4608] * (STEPS - 1)}, "still held 4 KiB of the first step during all other steps. Who?"),
         (
-            {"held": [1024 * (step % 5) for step in range(STEPS + 1)]},
-            "held 3 KiB more after three steps in a row, though not at the end. Who?",
+            {"held": [1024 * (step % 4) for step in range(STEPS + 1)]},
+            "after step 3, the GPU held 2 KiB more than after the first step. Who?",
         ),
+        ({"graphs": [step % 3 for step in range(STEPS + 1)]}, "in the computer's memory. Who?"),
     ],
 )
 def test_what_is_wrong_is_said(answer, said):
@@ -68,6 +72,14 @@ def test_a_tensor_of_the_same_shape_has_other_values():
 
 def test_memory_that_comes_and_goes_between_steps_is_no_leak():
     assert verdict({"held": [512 * (step % 3) for step in range(STEPS + 1)]}).startswith("Right.")
+
+
+def test_a_bad_batch_may_leave_its_tensors_until_the_next_step():
+    held, graphs = [512] * (STEPS + 1), [1] * (STEPS + 1)
+    held[BAD[0] + 1], graphs[BAD[0] + 1] = 8192, 2
+    assert verdict({"held": held, "graphs": graphs}).startswith("Right.")
+    held[BAD[0] + 2] = 8192
+    assert "after step 8, the GPU held 7.5 KiB more" in verdict({"held": held})
 
 
 @pytest.mark.parametrize("check", lesson_06.CHECKS, ids=lambda check: check.number)
