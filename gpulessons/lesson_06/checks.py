@@ -221,10 +221,7 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         return not_yet(f"the GPU still held {units.byte_text(first)} of the first step during all other steps. {hint}")
     most, step = _most(answer["held"], inputs["bad"])
     if most > FEW:
-        return not_yet(
-            f"after step {step}, the GPU held {units.byte_text(most)} more "
-            f"than after the first step. {hint}"
-        )
+        return not_yet(f"after step {step}, the GPU held {units.byte_text(most)} more than after the first step. {hint}")
     if answer["retained"]:
         return not_yet("a backward pass had not freed the tensors that it used when the next batch came. Which argument asks for that?")
     if _grown(answer["graphs"]) > 0 or _most(answer["graphs"], inputs["bad"])[0] > 0:

@@ -83,7 +83,10 @@ WRONG = {
             "than after the first step",
         ),
         "the sum detached at every third step": (
-            changed(VALIDATE, ("        steps += 1\n", "        steps += 1\n        if steps % 3 == 0:\n            error = error.detach()\n")),
+            changed(
+                VALIDATE,
+                ("        steps += 1\n", "        steps += 1\n        if steps % 3 == 0:\n            error = error.detach()\n"),
+            ),
             "than after the first step",
         ),
         "backward only to free the graph": (
@@ -261,7 +264,9 @@ WRONG = {
 }  # fmt: skip
 
 # The last script without a function for a step. After a bad batch, `loss` still refers to its graph.
-INLINE = MENDED_ROBUSTLY[: MENDED_ROBUSTLY.index("    def step")] + """    losses, means, errors = [], [], []
+INLINE = (
+    MENDED_ROBUSTLY[: MENDED_ROBUSTLY.index("    def step")]
+    + """    losses, means, errors = [], [], []
     handle = model[1].register_forward_hook(lambda m, i, output: means.append(output.mean().item()))
     for number, (x, y) in enumerate(batches):
         loss = nn.functional.mse_loss(model(x), y)
@@ -275,6 +280,7 @@ INLINE = MENDED_ROBUSTLY[: MENDED_ROBUSTLY.index("    def step")] + """    losse
     handle.remove()
     return losses, means, errors
 """
+)
 
 NO_GRAD = "        with torch.no_grad():\n    "
 RIGHT = {

@@ -28,7 +28,8 @@ def verdict(answer=(), expected=()) -> str:
     script = {"returned": [0.5, "text"], "model": [[1.0]], "held": [1024 * step for step in range(STEPS + 1)], "left": 0}
     script |= {"graphs": [0] * (STEPS + 1), "retained": 0, "backwards": STEPS, "hooks": [1] * (STEPS + 1), "own hook": True}
     good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
-    return judge({"raised": True, "answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {"bad": BAD}, "Who?").message
+    both = {"answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}
+    return judge({"raised": True, **both}, {"bad": BAD}, "Who?").message
 
 
 def test_a_mended_script_keeps_nothing():
