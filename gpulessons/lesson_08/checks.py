@@ -1,6 +1,7 @@
 """The checks of lesson 08: memory that processes share, who keeps it alive, and what each of them holds."""
 
 import ctypes
+import math
 import os
 import random
 import warnings
@@ -15,6 +16,7 @@ from gpulessons.lesson_08.producer import ENDING, observe_producer
 from gputrace import units
 from labkit import processes
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, right, wrong_type
+from labkit.checks.comparing import sizes_alike
 
 DEVICE = "cuda:0"
 MIB = 1 << 20
@@ -184,13 +186,21 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
     for told, case in zip(found, cases, strict=True):
         if told["fraction"] == 1.0:
             return not_yet("this process has no limit: torch.cuda.set_per_process_memory_fraction sets one.")
-        all_of_them = case["processes"] * (told["fraction"] * told["total"] + case["context"])
-        each = f"{case['processes']} processes, each with a limit of {units.byte_text(told['fraction'] * told['total'])}"
-        each += f" and a context of {units.byte_text(case['context'])}, take {units.byte_text(all_of_them)}"
-        if not all_of_them <= told["total"] * (1 + NEAR):  # so that nan fails
-            return not_yet(f"{each}; the GPU has {units.byte_text(told['total'])}. What does the limit count?")
-        if all_of_them < told["total"] * (1 - NEAR):
-            return not_yet(f"{each}, and the GPU has {units.byte_text(told['total'])}: the rest lies idle.")
+        limit, total = told["fraction"] * told["total"], told["total"]
+        together = case["processes"] * (limit + case["context"])
+        if together <= total * (1 + NEAR) and together >= total * (1 - NEAR):
+            continue
+        if not math.isfinite(together):
+            return not_yet(f"this process's limit is {limit} bytes.")
+        taken, there = sizes_alike(round(together), total)
+        each = (
+            f"{case['processes']} processes, each with a limit of {units.byte_text(limit)} "
+            f"and a context of {units.byte_text(case['context'])}, take {taken}. "
+            f"The GPU has {there}."
+        )
+        if together > total:
+            return not_yet(f"{each} What does the limit count?")
+        return not_yet(f"{each} The rest lies idle.")
     return right("The limit counts what PyTorch reserves, not the context.")
 
 
@@ -214,8 +224,12 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
         return not_yet(f"in its process, your function raised {found['raised']}")
     if found["forged"]:
         return not_yet("your producer set `done` itself, or cleared it. Who can say that the consumer has released the tensors?")
-    if found["lost"] or (len(found["came"]) >= len(sizes) and not found["waited"] and found["ended"]):
-        return not_yet("your producer did not wait until the consumer was done: what it sent was gone, or might have been.")
+    if found["lost"]:
+        return not_yet("your producer did not wait until the consumer was done. What it had sent was gone.")
+    if len(found["came"]) >= len(sizes) and not found["waited"] and found["ended"]:
+        return not_yet(
+            "your producer ended and did not wait until `done` was set. How does it know that the consumer has released the tensors?"
+        )
     if len(found["came"]) < len(sizes):
         return not_yet(f"{len(found['came'])} of {len(sizes)} tensors came. Who waits for whom?")
     for tensor, size in zip(found["came"], sizes, strict=False):

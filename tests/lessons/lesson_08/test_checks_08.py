@@ -49,6 +49,15 @@ def test_a_limit_is_put_back():
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+def test_sizes_that_differ_do_not_look_equal():
+    total, context = 15 * 1024 * MIB, 293 * MIB
+    for change, said in ((64 * 1024, "What does the limit count?"), (-64 * 1024, "The rest lies idle.")):
+        fraction = (total / 7 - context + change) / total
+        case = {"processes": 7, "context": context}
+        told = lesson_08.judge_limits([{"fraction": fraction, "total": total}], [case]).message
+        assert f"take {total + 7 * change:,} bytes. The GPU has {total:,} bytes. {said}" in told
+
+
 CAME = [{"type": "Tensor", "device": "cuda:0", "dtype": "torch.float32", "shape": [size], "values": [1.0] * size} for size in (2, 3)]
 
 
@@ -57,8 +66,8 @@ CAME = [{"type": "Tensor", "device": "cuda:0", "dtype": "torch.float32", "shape"
     [
         ({}, "Right."),
         ({"raised": "ValueError: no"}, "in its process, your function raised ValueError: no"),
-        ({"came": [], "lost": "RuntimeError: gone"}, "did not wait until the consumer was done"),
-        ({"waited": False}, "did not wait until the consumer was done"),
+        ({"came": [], "lost": "RuntimeError: gone"}, "What it had sent was gone"),
+        ({"waited": False}, "did not wait until `done` was set"),
         ({"came": []}, "0 of 2 tensors came"),
         ({"ended": False}, "your producer still ran"),
         ({"waited": False, "ended": False}, "your producer still ran"),
