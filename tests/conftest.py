@@ -36,13 +36,21 @@ def what_stays(left: Callable[[], Collection[object]]) -> Collection[object]:
     return found
 
 
+def command_line(process: psutil.Process) -> str:
+    """Return the command of a process, empty if the process has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # ZombieProcess is one
+        return ""
+
+
 def children_but_the_fork_server() -> list[psutil.Process]:
     """Return this process's children and those of its fork servers.
 
     A server itself stays for the next job. It ends when the next job needs another one.
     """
     children = psutil.Process().children()
-    servers = [child for child in children if "import forkserver" in " ".join(child.cmdline())]
+    servers = [child for child in children if "import forkserver" in command_line(child)]
     what_stays(lambda: [child for server in servers for child in server.children()])  # it may just be told that nobody waits for them
     return [child for child in children if child not in servers] + [child for server in servers for child in server.children()]
 

@@ -7,4 +7,5 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from labkit.isolation import run_call
 
-run_call(sys.argv[1])
+if __name__ == "__main__":  # a process that the function spawns imports this file, too
+    run_call(sys.argv[1])
