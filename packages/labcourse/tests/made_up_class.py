@@ -22,7 +22,8 @@ ANSWERS = {
         "    if total > 100:\n        return 100\n    else:\n        return total\n",
     ],
 }
-METHODS = ("abs", "exp", "sin", "cos", "tanh", "relu", "sqrt", "neg", "round", "floor")
+# Each gives back the same numbers, so that the answer stays right.
+METHODS = ("clone", "detach", "contiguous", "float", "flatten", "ravel", "positive", "conj", "resolve_conj", "resolve_neg")
 NEW_NAMES = ("banana", "zeta", "tmp_1", "q", "w", "e", "r2")
 
 
