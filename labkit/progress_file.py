@@ -15,10 +15,13 @@ from labkit import cells, whole_files
 from virtualgpu import front_end
 
 NAME = Path(".labkit") / "progress.json"
-ANEW = "To begin a new file, give this one another name"
 
 tries: dict[str, list[bool]] = defaultdict(list)  # since this kernel started, and all that was stored
 _unsaved: dict[Path, list[tuple[str, bool]]] = defaultdict(list)  # tries that the file does not have yet
+
+
+class NotProgressError(ValueError):
+    """The file's content is not a record of tries."""
 
 
 def path(folder: Path | None = None) -> Path | None:
@@ -34,7 +37,7 @@ def path(folder: Path | None = None) -> Path | None:
 def stored(file: Path) -> dict[str, list[bool]]:
     """Read the tries in a file; none if there is no file.
 
-    Raises ValueError if the file cannot be opened, or if its content is something else.
+    Raises NotProgressError if the content is something else, and ValueError if the file cannot be opened.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -43,10 +46,9 @@ def stored(file: Path) -> dict[str, list[bool]]:
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: {error}. {ANEW}") from error
+        raise NotProgressError(f"{file}: {error}") from error
     if not isinstance(content, dict) or not all(map(_are_tries, content.values())):
-        expected = "expected a list of true and false for each exercise and lab"
-        raise ValueError(f"{file}: {expected}. {ANEW}")
+        raise NotProgressError(f"{file}: expected a list of true and false for each exercise and lab")
     return content
 
 
@@ -56,11 +58,12 @@ def _are_tries(value: Any) -> bool:
 
 def read() -> None:
     """Take over what is stored: another notebook may have added to it."""
-    file = path()
-    if file is None:
+    if (file := path()) is None:
         return
     try:
         _take_over(file)
+    except NotProgressError as error:
+        _warn(f"your progress cannot be read; your next check or prediction keeps the file and begins a new one: {error}")
     except ValueError as error:
         _warn(f"your progress cannot be read, and only this kernel's counts: {error}")
 
@@ -75,21 +78,32 @@ def _take_over(file: Path) -> None:
 
 
 def add(what: str, passed: bool) -> None:
-    """Add a try of an exercise or a lab, and store it. A file that cannot be read stays as it is."""
+    """Add a try of an exercise or a lab, and store it."""
     tries[what].append(passed)
-    file = path()
-    if file is None:
+    if (file := path()) is None:
         return
     _unsaved[file].append((what, passed))
     try:
         file.parent.mkdir(exist_ok=True)
         with whole_files.locked(file):
-            _take_over(file)
-            whole_files.write(file, json.dumps(dict(sorted(tries.items())), indent=1) + "\n")
-            _unsaved[file].clear()
+            _save(file)
     except (OSError, ValueError) as error:
         _warn(f"your progress is kept in this kernel only: {error}")
 
 
+def _save(file: Path) -> None:
+    """Add to the file what it does not have yet. A file that is not a record of tries is kept under another name.
+
+    Raises OSError or ValueError if the file cannot be read or written.
+    """
+    try:
+        _take_over(file)
+    except NotProgressError as error:
+        kept = whole_files.keep_copy(file, f"{file.stem}.unreadable-{{}}.json")
+        _warn(f"your progress cannot be read, and begins anew; the file is kept as {kept}: {error}")
+    whole_files.write(file, json.dumps(dict(sorted(tries.items())), indent=1) + "\n")
+    _unsaved[file].clear()
+
+
 def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=4)
+    warnings.warn(sentence, stacklevel=5)

@@ -56,7 +56,16 @@ def keep_copy(file: Path, name: str) -> Path:
 
     Return the path of the copy. Raises OSError if the folder cannot be written.
     """
-    names = (file.with_name(name.format(number)) for number in itertools.count(1))
-    copy = next(path for path in names if not path.exists())
-    shutil.copy2(file, copy)
-    return copy
+    for number in itertools.count(1):
+        copy = file.with_name(name.format(number))
+        try:
+            copy.open("x").close()  # two processes never take the same name
+        except FileExistsError:
+            continue
+        try:
+            shutil.copy2(file, copy)
+        except BaseException:
+            copy.unlink()
+            raise
+        return copy
+    raise AssertionError  # the numbers do not end

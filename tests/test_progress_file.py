@@ -68,17 +68,28 @@ def test_two_processes_lose_none_of_each_others_entries(file):
 BROKEN = ["[", "", '{"01.1": [true]', "[" * 100_000, "[1, 2]", "3", '{"01.1": "yes"}', '{"01.1": [1, 0]}', '{"01.1": {"tries": 3}}']
 
 
-@pytest.mark.parametrize("text", [*BROKEN, b"\xff\xfe\x00"])
-def test_a_file_that_is_no_record_stays_and_the_learner_hears_what_to_do(file, text):
-    content = text if isinstance(text, bytes) else text.encode()
-    file.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"progress\.json.* give this one another name") as told:
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_file_that_is_no_record_is_kept_and_the_learner_hears_of_it(file, text):
+    file.write_text(text)
+    with pytest.warns(UserWarning, match=r"next check or prediction keeps the file and begins a new one"):
         progress_file.read()
+    assert file.read_text() == text
+    with pytest.warns(UserWarning, match=r"begins anew; the file is kept as .*progress\.unreadable-1\.json") as told:
         progress_file.add("01.1", True)
-    assert len(told) == 2 and file.read_bytes() == content
-    file.rename(file.parent / "aside")
+    assert len(told) == 1
+    assert (file.parent / "progress.unreadable-1.json").read_text() == text
+    assert json.loads(file.read_text()) == {"01.1": [True]}
     progress_file.add("01.1", False)
     assert json.loads(file.read_text()) == {"01.1": [True, False]}
+
+
+def test_bytes_that_are_no_text_are_kept_too_and_no_copy_replaces_another(file):
+    for number, content in enumerate((b"\xff\xfe\x00", b"\x80"), 1):
+        file.write_bytes(content)
+        with pytest.warns(UserWarning, match=f"unreadable-{number}"):
+            progress_file.add("01.1", True)
+        assert (file.parent / f"progress.unreadable-{number}.json").read_bytes() == content
+    assert json.loads(file.read_text()) == {"01.1": [True, True]}  # the kernel still knew the first
 
 
 def test_what_could_not_be_written_is_written_later(file):

@@ -100,6 +100,7 @@ def run_call(folder: str) -> NoReturn:
     path, cells, gpus, name, call = pickle.loads(Path(folder, "call").read_bytes())
     sys.path[:] = [*path, KIT]
     linecache.cache.update(cells)  # for tracebacks
+    process = os.getpid()
     try:
         if gpus is not None:
             tempfile.tempdir = folder  # the files of virtual GPUs go with the folder
@@ -108,13 +109,15 @@ def run_call(folder: str) -> NoReturn:
         function, args, keywords = pickle.loads(call)
         names = getattr(function, "__globals__", {})
         if names.get("__name__") == "__main__":  # for torch.save of a notebook's own classes
-            vars(sys.modules["__main__"]).update(names)
+            own = {name: value for name, value in names.items() if not name.startswith("__")}
+            vars(sys.modules["__main__"]).update(own)
         value = function(*args, **keywords)
         _synchronize()
         result = by_value.dumps((value, None))
     except BaseException as error:
         result = pickle.dumps((None, _described(name, error)))
-    Path(folder, "result").write_bytes(result)
+    if os.getpid() == process:  # otherwise a copy that the function forked has come back from it
+        Path(folder, "result").write_bytes(result)
     os._exit(0)  # without waiting for threads of the function
 
 

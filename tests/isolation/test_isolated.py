@@ -79,6 +79,30 @@ def test_everything_that_still_runs_is_killed():
     assert labkit.isolated(leave_all).value == "the function"
 
 
+def test_a_copy_that_the_function_forks_leaves_no_result():
+    def function():
+        copy = os.fork()
+        if copy:
+            os.waitpid(copy, 0)
+            os._exit(3)
+        return "the copy's"
+
+    with pytest.raises(labkit.IsolatedError):
+        labkit.isolated(function)
+
+
+def test_a_process_that_the_function_spawns_does_not_run_it_again():
+    def function():
+        context = torch.multiprocessing.get_context("spawn")
+        child = context.Process(target=print, args=("once",))
+        child.start()
+        child.join()
+        return child.exitcode
+
+    done = labkit.isolated(function)
+    assert (done.value, done.output) == (0, "once\n")
+
+
 def test_an_error_shows_its_traceback():
     def fail():
         class OwnError(ValueError):

@@ -203,8 +203,9 @@ class Gpu:
         overhead += (launches + profile.further_launches.get(name, 0)) * profile.launch_seconds
         if machine.scheduler.several and _graph_task() == -1:
             overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
-        product = {"flops": flops, "format": format, "outputs": outputs, "matrix": matrix, "split_terms": split_terms}
+        product: dict[str, Any] = {}
         if flops:
+            product = {"flops": flops, "format": format, "outputs": outputs, "matrix": matrix, "split_terms": split_terms}
             seconds = self._product_seconds(bytes_moved=bytes_moved, matmul=True, **product)
         else:
             seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved)

@@ -65,9 +65,10 @@ def kernel_seconds(
     if not flops:
         return profile.kernel_minimum_seconds + memory
     try:
-        arithmetic = (
-            _matmul_seconds(profile, flops, format, outputs, matrix, split_terms) if matmul else flops / _vector_flops(profile, format)
-        )
+        if matmul:
+            arithmetic = _matmul_seconds(profile, flops, format, outputs, matrix, split_terms)
+        else:
+            arithmetic = flops / _vector_flops(profile, format)
     except KeyError:
         raise ValueError(f"no rate for the format {format!r}; choose one of {', '.join(TILES)}") from None
     return profile.kernel_minimum_seconds + (_beside(memory, arithmetic) if matmul else max(memory, arithmetic))
