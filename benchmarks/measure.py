@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import measured_report
+from benchmarks.articles import articles_on_trial
 from benchmarks.ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
 from benchmarks.origin import model, origin, recording
 from benchmarks.training_memory import training_memory
@@ -22,7 +23,6 @@ from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_03.labs import data_parallel_step
 from gpulessons.lesson_04.labs import pipeline_step
 from gpulessons.lesson_08.labs import shared_model
-from gpulessons.lesson_13.labs import articles_on_trial
 from labkit import machine
 from labkit.labs import Run, collect
 
