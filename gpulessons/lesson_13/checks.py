@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gpulessons.autograd_graphs import Graphs
-from gpulessons.lesson_13.defence import misjudged, refused, try_on
+from gpulessons.lesson_13.defence import is_example, misjudged, refused, try_on
 from gpulessons.lesson_13.defence import observe as observe_defence
 from gpulessons.lesson_13.deprecated import deprecated_calls
 from gpulessons.lesson_13.stand_ins import ALLOCATED
@@ -325,16 +325,19 @@ def draw_nothing(generator: random.Random) -> Plain:
 
 
 def observe_verdict(answer: Any, inputs: Plain) -> Plain:
-    """Run the experiment of the verdict that the answer returns."""
-    with during("it was called"):
-        given = answer()
-    return observe_defence(given) if isinstance(given, dict) else type(given).__name__
+    """Run the experiment of the verdict that the answer returns. GPU 0 is the current one, as in the lesson."""
+    with torch.cuda.device(0):
+        with during("it was called"):
+            given = answer()
+        return observe_defence(given) if isinstance(given, dict) else type(given).__name__
 
 
 def judge_verdict(observed: Plain, inputs: Plain) -> Verdict:
     if isinstance(observed, str):
         return wrong_type(observed, "a dict")
     told = refused(observed)
+    if not told and is_example(observed):
+        told = "the experiment decides, but this is the sentence that the lesson defends. Choose one of your own."
     return not_yet(told) if told else right(f"The experiment decides, and the verdict is: {observed['verdict']}.")
 
 

@@ -20,6 +20,7 @@ from gputrace.figures.figure import Figure
 PARTS = ("quote", "verdict", "experiment", "subject", "opposite")
 VERDICTS = {"holds": True, "false": False, "outdated": False}  # what the experiment then returns
 FEWEST_WORDS = 5
+EXAMPLE = "Returned Tensor shares the same storage with the original one."  # which the lesson defends
 ORDER = ("subject", "opposite", "opposite", "subject")  # each twice, and each is once the last
 WHOSE = {"subject": "the subject", "opposite": "the opposite"}
 
@@ -130,6 +131,11 @@ def _allocations() -> int:
 def refused(observed: Any) -> str:
     """Return why the experiment does not decide, or "" if it does."""
     return _badly_stated(observed) or _badly_run(observed["runs"]) or _not_decided(observed) or misjudged(observed.get("stand-ins", []))
+
+
+def is_example(observed: Any) -> bool:
+    """Return whether the sentence is the one that the lesson defends."""
+    return _words(observed["quote"]) == _words(EXAMPLE)
 
 
 def _badly_stated(observed: Any) -> str:
