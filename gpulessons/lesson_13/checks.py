@@ -343,7 +343,7 @@ def judge_verdict(observed: Plain, inputs: Plain) -> Verdict:
 
 CHECKS = [
     Check("13.1", draw_tensors, observe_zeros, judge_zeros, gpus=2, section="A tensor beside another"),
-    Check("13.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="Lines of 2018"),
+    Check("13.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="Old lines"),
     Check(
         "13.3",
         draw_training,
