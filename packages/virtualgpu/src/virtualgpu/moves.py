@@ -25,13 +25,13 @@ from virtualgpu.tensor import (
     empty_without_values,
     new_storage,
     plain_set,
+    plain_type,
     send_to,
 )
 
 _to = torch.Tensor.to
 _copy: Any = torch.Tensor.copy_
 _data: Any = torch.Tensor.data
-_type = torch.Tensor.type
 _parse_to = torch._C._nn._parse_to
 _swap = torch._C._swap_tensor_impl
 
@@ -48,13 +48,21 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
             "cpu": cpu,
             "data": Attribute("data", get_data, set_data, _data.__delete__),
             "grad": Attribute("grad", grad.__get__, errors.assign_gradient(grad.__set__), grad.__delete__),
-            "numpy": read_on_host(torch.Tensor.numpy),
-            "tolist": read_on_host(torch.Tensor.tolist),
-            "new": with_own_type(torch.Tensor.new),
+            **unbound_methods(
+                {
+                    "apply_": torch.Tensor.apply_,
+                    "const_data_ptr": torch.Tensor.const_data_ptr,  # type: ignore[attr-defined]
+                    "data_ptr": torch.Tensor.data_ptr,
+                    "get_device": torch.Tensor.get_device,
+                    "new": with_own_type(torch.Tensor.new),
+                    "numpy": read_on_host(torch.Tensor.numpy),
+                    "tolist": read_on_host(torch.Tensor.tolist),
+                    "type": type_,
+                }
+            ),
             "map_": on_host_alone(torch.Tensor.map_, "'other'"),
             "map2_": on_host_alone(torch.Tensor.map2_, "argument 'x'", "argument 'y'"),
             "set_": set_,
-            "type": type_,
             "type_as": type_as,
         },
     )
@@ -232,6 +240,25 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     if isinstance(src, torch.Tensor) and _has_tangent(src):
         src = to_device(src, gpu_of(self))
     return _copy(self, src, non_blocking)
+
+
+def unbound_methods(of_host: dict[str, Any]) -> dict[str, Any]:
+    """Give methods of `torch.Tensor` that a GPU's tensor has of its own an answer for both.
+
+    `torch.Tensor.data_ptr(tensor)` and `map(torch.Tensor.data_ptr, tensors)` do not ask the tensor's
+    class. The tensor that C++ would answer for is on the CPU.
+    """
+    return {name: _for_both(method, getattr(VirtualTensor, name)) for name, method in of_host.items()}
+
+
+def _for_both(of_host: Any, of_gpu: Any) -> Any:
+    @wraps(of_host)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(self) is VirtualTensor:
+            return of_gpu(self, *args, **kwargs)
+        return of_host(self, *args, **kwargs)
+
+    return method
 
 
 # What C++ reads of a tensor on the host without calling an operator
@@ -434,8 +461,8 @@ def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
     """`Tensor.type`: the name of a CUDA type moves a CPU tensor to the GPU."""
     name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
     if name.startswith("torch.cuda."):
-        return to(self, "cuda", _type(torch.empty(0, device="cpu"), name.replace(".cuda", "")).dtype, non_blocking)
-    return _type(self, name if isinstance(dtype, type) else dtype, non_blocking, **kwargs)
+        return to(self, "cuda", plain_type(torch.empty(0, device="cpu"), name.replace(".cuda", "")).dtype, non_blocking)
+    return plain_type(self, name if isinstance(dtype, type) else dtype, non_blocking, **kwargs)
 
 
 # torch.load

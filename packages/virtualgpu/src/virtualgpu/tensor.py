@@ -22,6 +22,8 @@ _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 _storage_of: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage  # a VirtualStorage, where memory of a GPU hangs on it
 _empty_strided = torch.empty_strided
 plain_set: Any = torch.Tensor.set_  # without the check of `moves`
+plain_type: Any = torch.Tensor.type  # of the tensor that C++ sees, and so with the next one
+host_address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 attributes_of: Any = torch.Tensor.__dict__["__dict__"]  # all attributes of a tensor, those of the kit too
 _CPU, _STRIDED = torch.device("cpu"), torch.strided
 
@@ -185,7 +187,7 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         """The legacy name, such as "torch.cuda.FloatTensor", or a copy of that type."""
         if dtype is None:
-            return torch.Tensor.type(self).replace("torch.", "torch.cuda.", 1)
+            return plain_type(self).replace("torch.", "torch.cuda.", 1)
         if isinstance(dtype, torch.dtype):
             return self.to(dtype, non_blocking=non_blocking)
         name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
