@@ -197,12 +197,13 @@ def _product(left: torch.Tensor, right: torch.Tensor, result: VirtualTensor, lt:
 
 @handles_operators(*PRODUCTS, "addbmm", "addbmm_")
 def product(call: Call) -> Any:
-    """A matrix product: CUDA has none for integers and float8."""
+    """A matrix product. CUDA has none of integers, float8 and complex numbers in half precision."""
     call.common_gpu()
     if _is_deterministic() and not (call.op.name == "addmm" and call.args[0].dim() == 1):  # that is cuBLASLt's
         require_fixed_workspaces()
     dtype = call.args[0].dtype
-    if not (dtype.is_floating_point or dtype.is_complex) or dtype.itemsize == 1:
+    multiplied = dtype.is_floating_point or dtype.is_complex
+    if not multiplied or dtype.itemsize == 1 or dtype is torch.complex32:
         raise not_implemented(INTEGER_PRODUCT.get(call.op.name, "addmm_cuda"), dtype)
     for x in call.args[1:3]:
         if isinstance(x, torch.Tensor) and x.dtype is not dtype:
@@ -216,7 +217,7 @@ def product_of_bytes(call: Call) -> Any:
     call.common_gpu()
     left, right = call.args[0], call.args[1]
     if left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]:
-        rows, terms, columns = *left.shape, right.shape[1]
+        (rows, terms), columns = left.shape, right.shape[1]
         if rows <= 16:
             raise RuntimeError(f"self.size(0) needs to be greater than 16, but got {rows}")
         for name, size in (("self", terms), ("mat2", columns)):

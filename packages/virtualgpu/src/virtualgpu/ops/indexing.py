@@ -58,7 +58,9 @@ _GATHER = 'idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index 
 asserts(_GATHER, "gather", "scatter_add", "scatter_add_")
 _SCATTER = 'idx_dim >= 0 && idx_dim < index_size && "index out of bounds"'
 asserts(_SCATTER, "scatter", "scatter_", "scatter_reduce", "scatter_reduce_")
-asserts("srcIndex < srcSelectDimSize", "index_select", "embedding", "embedding_renorm_", "_embedding_bag")
+asserts("srcIndex < srcSelectDimSize", "index_select", "embedding", "embedding_renorm_")
+_BAG_BEYOND = "which is not in the valid range"
+asserts("input[emb] < numRows", "_embedding_bag", "_embedding_bag_forward_only", cpu=_BAG_BEYOND)
 asserts("dstIndex < dstAddDimSize", "index_add", "index_add_", "index_reduce", "index_reduce_")
 asserts('idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"', "index_copy", "index_copy_")
 asserts('idx >= -self_dim_size && idx < self_dim_size && "Index out of bounds"', "index_fill", "index_fill_")

@@ -27,6 +27,9 @@ IN_PLACE = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geo
 
 overwrites(*IN_PLACE)
 asserts("probability tensor contains either `inf`, `nan` or element < 0", "multinomial", cpu="^probability tensor|^invalid multinomial")
+# ATen/native/cuda/Distributions.cu. Of a number of elements that is no multiple of four, the last ones are p3, p2 and p1.
+asserts("0 <= p4 && p4 <= 1", "bernoulli", "bernoulli_", cpu="^Expected p_in >= 0 && p_in <= 1")
+asserts('lambda >= 0 && "invalid Poisson rate, expected rate to be non-negative"', "poisson", cpu="^invalid Poisson rate")
 
 
 @device_time(*IN_PLACE)
