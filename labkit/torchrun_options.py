@@ -65,6 +65,11 @@ LIVE = option(
     action="store_true",
     help="show lines as they come (default: one rank after the other)",
 )
+TRACE = option(
+    "--trace",
+    action="store_true",
+    help="record what the virtual GPUs do, as the result's `trace`",
+)
 OUTPUT = option(
     "-o",
     "--output",

@@ -89,15 +89,13 @@ def torchrun(
         virtual_time=virtual_time,
         host=host,
         network=network,
+        trace=trace,
     )
-    if trace and request["virtual"] is None:
-        raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
     request |= {
         "arguments": [str(argument) for argument in arguments],
         "script": os.path.abspath(path),
         "name": str(path),
         "module": str(script) if module else None,
-        "trace": trace,
     }
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
@@ -115,6 +113,7 @@ def cell_request(
     virtual_time: bool,
     host: float,
     network: str,
+    trace: bool,
 ) -> dict[str, Any]:
     """Return what agents and ranks need to know to run a notebook's cell.
 
@@ -148,6 +147,8 @@ def cell_request(
         virtual = asdict(asked) | {"name": name, "time": virtual_time, "network": rate}
     elif memory is not None or values is not True or virtual_time or host != 1:
         raise ValueError("memory=, values=, virtual_time= and host= are those of virtual GPUs: name their model too, such as like='H200'")
+    elif trace:
+        raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
     return {
         "arguments": [],
         "nodes": nodes,
@@ -158,7 +159,7 @@ def cell_request(
         "script": None,
         "name": "cell.py",
         "module": None,
-        "trace": False,
+        "trace": trace,
     }
 
 

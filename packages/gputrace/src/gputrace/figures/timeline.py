@@ -31,8 +31,9 @@ from gputrace.figures.figure import (
 )
 from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, kinds_of, lanes_of, shade
 from gputrace.figures.phases import add_phases
+from gputrace.figures.marks import add_marks, shown_marks
 from gputrace.figures.relations import draw_collectives, draw_races, draw_waits, race_text
-from gputrace.spans import HOST, KIND_GROUPS, RecordedRace, Spans, Waits, chosen, is_collective, seconds_of, seconds_of_both
+from gputrace.spans import HOST, KIND_GROUPS, SPAN_COLUMNS, Mark, RecordedRace, Spans, Waits, chosen, is_collective, seconds_of, seconds_of_both
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -67,7 +68,10 @@ def trace_timeline(
         entries = _entries(part, kinds[seen], [lane.within(seen) for lane in lanes], races)
         rows = 1 if sum(text_width(entry.get_label()) + 36 for entry in entries) <= WIDTH else 2
         listed = min(len(races), MOST_RACES)
-        top = TITLE + (rows * LINE + 0.06 if entries else 0) + listed * LINE  # inches above the lanes, or the memory
+        marks = shown_marks(trace.marks, devices, window)
+        above = TITLE + (rows * LINE + 0.06 if entries else 0) + listed * LINE  # inches: the texts
+        brackets = LINE if marks else 0.0  # inches: the row of marks, right above the lanes
+        top = above + brackets
         under = 0.94 if phases else 0.72  # inches for the phases, the axis and the badge
         room = SIZE[1] - top - under - (MEMORY + GAP if memory else 0)
         shown = fitting(lanes, [seconds_of(part.spans, lane.mask[seen]) for lane in lanes], int(room / LOWEST))
@@ -75,22 +79,26 @@ def trace_timeline(
         canvas = Canvas(figsize=(SIZE[0], page.height), facecolor="white")
         add_title(canvas, shortened(_finding(part, devices, races), WIDTH, TITLE_POINTS, bold=True))
         _add_legend(canvas, entries, rows, page)
-        _list_races(canvas, races, page, top - listed * LINE)
+        _list_races(canvas, races, page, above - listed * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
         crowded = _draw(axes, trace, kinds, shown, races, window)
         _add_shares(axes, part, [lane.within(seen) for lane in shown], page.lanes / len(shown))
+        add_marks(axes, marks, window, LINE / page.lanes)
         add_phases(axes, phases, window[1], start=window[0])
         if memory:
-            box = page.box(under + page.lanes + GAP, MEMORY)
+            box = page.box(under + page.lanes + brackets + GAP, MEMORY)
             memory_figure.add_memory(canvas, box, trace, trace.device_index(device), window)
         _add_note(canvas, trace, crowded, len(lanes) - len(shown))
         add_badge(canvas, trace.badge)
-        return Figure(canvas, words(canvas, *_proof(part, devices, races)))
+        return Figure(canvas, words(canvas, *_proof(part, devices, races), *_marked(marks), trace.badge))
 
 
 @dataclass(frozen=True)
 class _Page:
-    """How the height of the picture is divided, in inches, from the top down; a gap lies between memory and lanes."""
+    """How the height of the picture is divided, in inches, from the top down; a gap lies between memory and lanes.
+
+    `top` includes the row of marks, which lies between memory and lanes, too.
+    """
 
     top: float
     memory: float
@@ -137,7 +145,7 @@ def _part(trace: "TraceData", window: tuple[float, float]) -> tuple[np.ndarray, 
         return np.ones(len(spans), dtype=bool), trace
     part = copy.copy(trace)
     seen = (spans.start < end) & (spans.end > start)
-    columns = {name: getattr(spans, name)[seen] for name in ("device", "stream", "kind", "name", "stack", "launch")}
+    columns = {name: getattr(spans, name)[seen] for name in SPAN_COLUMNS if name not in ("start", "duration")}
     begin, finish = spans.start[seen].clip(start, end), spans.end[seen].clip(start, end)
     part.spans = Spans(begin - start, finish - begin, **columns, names=spans.names)
     shown = (trace.waits.until >= start) & (trace.waits.until <= end)
@@ -287,4 +295,12 @@ def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
     texts.append(f"{int((trace.spans.device != HOST).sum())} kernels and copies")
     if trace.lost_spans:
         texts.append(f"The oldest {trace.lost_spans} spans and waits were lost")
-    return [*texts, trace.badge]
+    return texts
+
+
+def _marked(marks: list[Mark]) -> list[str]:
+    """The marked parts as a sentence."""
+    if not marks:
+        return []
+    parts = [f"{mark.name} from {units.time_text(mark.start)} to {units.time_text(mark.end)}" for mark in marks]
+    return [f"Marked: {', '.join(parts)}"]
