@@ -7,7 +7,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, drawable, text_width
+from gputrace.figures.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    TEXT_POINTS,
+    VERMILLION,
+    YELLOW,
+    drawable,
+    text_width,
+)
 from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, is_collective
 
 if TYPE_CHECKING:

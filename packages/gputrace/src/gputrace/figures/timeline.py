@@ -30,10 +30,22 @@ from gputrace.figures.figure import (
     words,
 )
 from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, kinds_of, lanes_of, shade
-from gputrace.figures.phases import add_phases
 from gputrace.figures.marks import add_marks, shown_marks
+from gputrace.figures.phases import add_phases
 from gputrace.figures.relations import draw_collectives, draw_races, draw_waits, race_text
-from gputrace.spans import HOST, KIND_GROUPS, SPAN_COLUMNS, Mark, RecordedRace, Spans, Waits, chosen, is_collective, seconds_of, seconds_of_both
+from gputrace.spans import (
+    HOST,
+    KIND_GROUPS,
+    SPAN_COLUMNS,
+    Mark,
+    RecordedRace,
+    Spans,
+    Waits,
+    chosen,
+    is_collective,
+    seconds_of,
+    seconds_of_both,
+)
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
