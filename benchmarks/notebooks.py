@@ -21,7 +21,6 @@ INTRODUCTION = "00"  # it is shorter, and has one exercise
 # Lessons that do not follow the anatomy in CONTRIBUTING yet. Remove a lesson when you rewrite it.
 # This list only becomes shorter, and a new lesson never joins it.
 OLD_FORM = (
-    "10",
     "11",
     "12",
 )
@@ -62,7 +61,8 @@ SOLUTION_LINE_MINUTES = 1
 
 MEMORY_LIMIT = 1 << 30  # bytes of a kernel and its processes; with a server this is well within Binder
 SECONDS_LIMIT = 180  # of all lessons, one after the other
-BREAK = "## A break"
+BREAK, FURTHER_BREAK = "## A break", "## Another break"
+MORE_CELLS = 5  # that a third sitting may add to a lesson
 
 Cells = list[nbformat.NotebookNode]
 
@@ -139,10 +139,10 @@ def minutes(some_cells: Cells) -> float:
 
 
 def sittings(some_cells: Cells) -> list[Cells]:
-    """Split a lesson at its break. A lesson without a break is one sitting."""
+    """Split a lesson at its breaks. A lesson without a break is one sitting."""
     parts: list[Cells] = [[]]
     for cell in some_cells:
-        if cell.cell_type == "markdown" and cell.source.startswith(BREAK):
+        if cell.cell_type == "markdown" and cell.source.startswith((BREAK, FURTHER_BREAK)):
             parts.append([])
         parts[-1].append(cell)
     return parts
@@ -180,7 +180,11 @@ def bounds(path: Path) -> dict[str, tuple[int, int]]:
     introduction = path.name[:2] == INTRODUCTION
     if has_old_form(path):
         return OLD_INTRODUCTION_BOUNDS if introduction else OLD_BOUNDS
-    return INTRODUCTION_BOUNDS if introduction else BOUNDS
+    if introduction:
+        return INTRODUCTION_BOUNDS
+    low, high = BOUNDS["cells"]
+    further = sum(cell.source.startswith(FURTHER_BREAK) for cell in cells(path))
+    return BOUNDS | {"cells": (low, high + MORE_CELLS * further)}
 
 
 def run(path: Path, folder: Path = FOLDER, kernel: str = "python3") -> tuple[float, int]:

@@ -47,7 +47,7 @@ def ideas(path):
     for title, inside in sections(path)[1:]:
         if title.startswith(BUILD) or title == REMEMBER:
             return found
-        if f"## {title}" != figures.BREAK:
+        if f"## {title}" not in (figures.BREAK, figures.FURTHER_BREAK):
             found.append((title, inside))
     return found
 

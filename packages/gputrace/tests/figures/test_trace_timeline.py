@@ -192,6 +192,27 @@ def test_marked_parts_are_brackets_over_what_they_launched_however_late_it_ran(t
     assert "Marked" not in timeline().plot_timeline().alt
 
 
+def test_the_title_compares_the_collectives_of_the_marked_parts(timeline):
+    rows = [
+        (0.0, 1.0, 0, 0, KERNEL, "mm", 1, -1),
+        (1.0, 1.0, 0, 1, KERNEL, "nccl all_reduce", 1, -1),
+        (2.0, 2.0, 0, 0, KERNEL, "mm", 1, -1),
+        (3.0, 2.0, 0, 1, KERNEL, "nccl all_reduce", 1, -1),
+    ]
+    marks = [NotedMark("step 0", 0.0, 1.5), NotedMark("step 1", 1.8, 3.5)]
+    assert timeline(rows, marks=marks).plot_timeline().title == "Hidden behind kernels: 0% of the collectives in step 0, 50% in step 1"
+    alone = timeline(rows, marks=marks[:1]).plot_timeline()
+    assert alone.title == "Of the time in collectives, 33% is hidden behind other kernels"
+    without = timeline([*rows, (6.0, 1.0, 0, 0, KERNEL, "mm", 1, -1)], marks=[*marks, NotedMark("end", 5.5, 6.5)]).plot_timeline()
+    assert without.title == alone.title
+
+
+def test_the_legend_has_no_kind_that_is_narrower_than_a_pixel(timeline, texts, drawn):
+    rows = [(0.0, 9.0, 0, 0, KERNEL, "mm", 1, -1), (9.0, 0.001, 0, 0, H2D, "copy", 1, -1)]
+    timeline(rows).plot_timeline()
+    assert "kernel" in texts(drawn[-1]) and "copy host to GPU" not in texts(drawn[-1])
+
+
 def test_a_marked_part_inside_another_is_left_out(timeline, drawn, texts):
     inner, outer = NotedMark("inner", 4.9, 5.5), NotedMark("outer", 0.0, 9.0)
     timeline(marks=[inner, outer]).plot_timeline()

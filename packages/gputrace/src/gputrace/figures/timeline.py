@@ -59,6 +59,7 @@ LOWEST, HIGHEST = 0.19, 0.42  # inches: a lane
 MEMORY = 1.2  # inches: the memory above the lanes
 GAP = 0.12  # inches between the two
 MOST_RACES = 3  # that are listed in the picture
+MOST_COMPARED = 3  # marked parts that the title compares
 
 
 def trace_timeline(
@@ -89,7 +90,7 @@ def trace_timeline(
         shown = fitting(lanes, [seconds_of(part.spans, lane.mask[seen]) for lane in lanes], int(room / LOWEST))
         page = _Page(top, MEMORY if memory else 0.0, min(room, HIGHEST * len(shown)), under)
         canvas = Canvas(figsize=(SIZE[0], page.height), facecolor="white")
-        add_title(canvas, shortened(_finding(part, devices, races), WIDTH, TITLE_POINTS, bold=True))
+        add_title(canvas, shortened(_finding(trace, part, devices, races, marks), WIDTH, TITLE_POINTS, bold=True))
         _add_legend(canvas, entries, rows, page)
         _list_races(canvas, races, page, above - listed * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
@@ -217,8 +218,11 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _entries(trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: list) -> list:
-    """The legend's entries: the kinds that occur in the part that is drawn."""
-    there = set(kinds[np.logical_or.reduce([lane.mask for lane in lanes])].tolist())
+    """The legend's entries: the kinds in the part that is drawn that take a pixel of its width or more."""
+    shown = np.logical_or.reduce([lane.mask for lane in lanes])
+    found = set(kinds[shown].tolist())
+    wide = {kind for kind in found if trace.spans.duration[shown & (kinds == kind)].sum() * PIXELS >= trace.end}
+    there = wide or found
     look = {"edgecolor": "white", "linewidth": 0.3}
     entries: list = [Patch(**{**look, **LOOKS[kind]}, label=NAMES[kind]) for kind in NAMES if kind in there]
     if len(trace.waits):
@@ -264,7 +268,8 @@ def _add_note(canvas: Canvas, trace: "TraceData", crowded: bool, left_out: int) 
 # What it finds
 
 
-def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
+def _finding(whole: "TraceData", trace: "TraceData", devices: list[int], races: list, marks: list[Mark]) -> str:
+    """The title. `trace` is the part of the whole recording that is drawn."""
     if races:
         first, second = races[0].first, races[0].second
         count = "A race" if len(races) == 1 else f"{len(races)} races"
@@ -273,6 +278,9 @@ def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
     if not any(map(trace.busy, devices)):
         return f"Nothing ran on {' or '.join(f'cuda:{device}' for device in devices)} in {end}"
     in_collectives = [trace.collectives(device) for device in devices]
+    if shares := _hidden_shares(whole, devices, marks):
+        first, *others = shares
+        return f"Hidden behind kernels: {first.replace(' in', ' of the collectives in', 1)}, {', '.join(others)}"
     if taken := sum(seconds for seconds, _ in in_collectives):
         return f"Of the time in collectives, {_percent(sum(both for _, both in in_collectives), taken)} is hidden behind other kernels"
     shares = {device: _percent(trace.busy(device), trace.end) for device in devices}
@@ -287,6 +295,18 @@ def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
     where = f"cuda:{devices[0]}" if len(trace.devices) > 1 else "The GPU"
     most = f"{where} worked {shares[devices[0]]} of {end}"
     return f"{most}; kernels overlap {_percent(hidden, copied)} of its copying" if copied else most
+
+
+def _hidden_shares(trace: "TraceData", devices: list[int], marks: list[Mark]) -> list[str]:
+    """How much of the collectives is hidden in each of a few marked parts; nothing if a part has no collective."""
+    texts = []
+    for mark in marks:
+        _, part = _part(trace, (mark.start, mark.end))
+        in_collectives = [part.collectives(device) for device in devices]
+        taken = sum(seconds for seconds, _ in in_collectives)
+        if taken:
+            texts.append(f"{_percent(sum(both for _, both in in_collectives), taken)} in {mark.name}")
+    return texts if len(texts) == len(marks) and 2 <= len(marks) <= MOST_COMPARED else []
 
 
 def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
