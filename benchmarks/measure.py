@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import measured_report
 from benchmarks.articles import articles_on_trial
-from benchmarks.ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
+from benchmarks.ddp import ddp_beside_data_parallel, ddp_seconds
 from benchmarks.origin import model, origin, recording
 from benchmarks.training_memory import training_memory
 from gpulessons.lesson_01.labs import copy_speed
@@ -41,7 +41,6 @@ EXPERIMENTS = {
     "copy_speed": Recorded(copy_speed),
     "data_parallel_step": Recorded(data_parallel_step, gpus=4),
     "ddp_beside_data_parallel": Recorded(ddp_beside_data_parallel, gpus=4),
-    "ddp_memory": Recorded(ddp_memory, gpus=2),
     "ddp_seconds": Recorded(ddp_seconds, gpus=2),
     "pipeline_step": Recorded(pipeline_step, gpus=4),
     "shared_model": Recorded(shared_model),

@@ -1,14 +1,11 @@
-"""Collectives and the messages of DDP: what each rank holds and sends."""
+"""Collectives: what each rank holds and sends."""
 
 import pytest
 
-from gpulessons.lesson_10.labs import ddp_messages
 from gpulessons.lesson_11.labs import plot_collectives
 from gpulessons.lesson_11.labs.communication import COLLECTIVES, COLUMNS, RANKS, collectives
-from gpulessons.rank_programs import rank_program
 from gputrace.figures.figure import GREY
 from labkit.labs import Result, collect
-from labkit.ranks import torchrun
 
 
 @pytest.mark.slow
@@ -31,24 +28,6 @@ def test_two_ranks_say_what_they_hold():
 def test_other_numbers_of_ranks_are_refused(ranks):
     with pytest.raises(ValueError, match=f"ranks={ranks}"):
         collectives(ranks)
-
-
-@pytest.mark.slow
-def test_buckets_leave_while_gradients_are_computed_and_no_sync_sends_once():
-    result = collect(ddp_messages())
-    one_batch, each_time, once = result.column("events")
-    assert one_batch == [
-        ["gradient", "3.weight"],
-        ["gradient", "2.weight"],
-        ["message", "3.weight 2.weight"],
-        ["gradient", "1.weight"],
-        ["gradient", "0.weight"],
-        ["message", "1.weight 0.weight"],
-    ]
-    assert each_time == 4 * one_batch
-    assert once == 3 * [event for event in one_batch if event[0] == "gradient"] + one_batch
-    assert result.column("messages") == [2, 8, 2]
-    assert max(result.column("difference")) < 1e-5
 
 
 BADGE = "measured on paper"
@@ -87,13 +66,3 @@ def test_every_number_is_drawn_in_the_colour_of_who_brought_it(drawn):
 
 def test_ranks_that_found_something_else_are_not_said_to_agree():
     assert plot_collectives(exchanged(AFTER | {"all_gather": [[30, 31]] * 2})).title == "What 2 ranks hold before and after collectives"
-
-
-@pytest.mark.slow
-def test_a_wide_network_s_step_is_shorter_in_buckets_and_a_narrow_one_s_longer_than_alone():
-    ranks = torchrun(rank_program("ddp_step"), "1024x64", "1024x2048", ranks=2, like="T4", values=False, trace=True, quiet=True)
-    narrow, wide = ranks.results[0]
-    assert (narrow["width"], wide["width"]) == (64, 2048) and ranks.results[1][1].keys() == wide.keys()
-    assert narrow["alone"] < narrow["25 MiB"] and wide["25 MiB"] < 0.9 * wide["one bucket"]
-    sent, overlapped = ranks.trace.collectives(0)
-    assert 0 < overlapped < sent
