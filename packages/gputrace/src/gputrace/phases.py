@@ -63,7 +63,7 @@ _undo: Callable[[], None] | None = None
 
 
 @contextmanager
-def noted(note: Note, note_mark: Note) -> Iterator[None]:
+def noted(note: Note, note_mark: Note | None = None) -> Iterator[None]:
     """Call `note` at every backward pass and optimizer step, in any thread, until the block ends.
 
     Call `note_mark` where a user's own line enters `torch.profiler.record_function`.
@@ -71,7 +71,8 @@ def noted(note: Note, note_mark: Note) -> Iterator[None]:
     global _undo
     with _lock:
         _notes.append(note)
-        _mark_notes.append(note_mark)
+        if note_mark is not None:
+            _mark_notes.append(note_mark)
         if _undo is None:
             _undo = _watch()
     try:
@@ -79,7 +80,8 @@ def noted(note: Note, note_mark: Note) -> Iterator[None]:
     finally:
         with _lock:
             _notes.remove(note)
-            _mark_notes.remove(note_mark)
+            if note_mark is not None:
+                _mark_notes.remove(note_mark)
             if not _notes:
                 _undo()
                 _undo = None

@@ -51,7 +51,7 @@ class Spans:
         unordered.append([False] * len(unordered[0]))
         names = {name: index for index, name in enumerate(dict.fromkeys(unordered[5]))}
         unordered[5] = [names[name] for name in unordered[5]]
-        columns = {name: np.array(unordered[index], kind) for index, (name, kind) in enumerate(_SPAN_TYPES.items())}
+        columns: dict[str, Any] = {name: np.array(unordered[index], kind) for index, (name, kind) in enumerate(_SPAN_TYPES.items())}
         order = np.argsort(columns["start"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
         position = np.empty(len(order) + 1, np.int32)

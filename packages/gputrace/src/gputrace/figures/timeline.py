@@ -278,9 +278,10 @@ def _finding(whole: "TraceData", trace: "TraceData", devices: list[int], races: 
     if not any(map(trace.busy, devices)):
         return f"Nothing ran on {' or '.join(f'cuda:{device}' for device in devices)} in {end}"
     in_collectives = [trace.collectives(device) for device in devices]
-    if shares := _hidden_shares(whole, devices, marks):
-        first, *others = shares
-        return f"Hidden behind kernels: {first.replace(' in', ' of the collectives in', 1)}, {', '.join(others)}"
+    hidden = _hidden_shares(whole, devices, marks)
+    if hidden:
+        in_first, *in_others = hidden
+        return f"Hidden behind kernels: {in_first.replace(' in', ' of the collectives in', 1)}, {', '.join(in_others)}"
     if taken := sum(seconds for seconds, _ in in_collectives):
         return f"Of the time in collectives, {_percent(sum(both for _, both in in_collectives), taken)} is hidden behind other kernels"
     shares = {device: _percent(trace.busy(device), trace.end) for device in devices}
@@ -291,10 +292,10 @@ def _finding(whole: "TraceData", trace: "TraceData", devices: list[int], races: 
         first, second = devices
         both = seconds_of_both(trace.spans, trace.spans.device == first, trace.spans.device == second)
         return f"cuda:{first} worked {shares[first]}, cuda:{second} {shares[second]} of {end}, both at once {_percent(both, trace.end)}"
-    copied, hidden = trace.busy(devices[0], "copy"), trace.overlap(devices[0])
+    copied, overlapped = trace.busy(devices[0], "copy"), trace.overlap(devices[0])
     where = f"cuda:{devices[0]}" if len(trace.devices) > 1 else "The GPU"
     most = f"{where} worked {shares[devices[0]]} of {end}"
-    return f"{most}; kernels overlap {_percent(hidden, copied)} of its copying" if copied else most
+    return f"{most}; kernels overlap {_percent(overlapped, copied)} of its copying" if copied else most
 
 
 def _hidden_shares(trace: "TraceData", devices: list[int], marks: list[Mark]) -> list[str]:
