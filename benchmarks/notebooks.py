@@ -20,10 +20,7 @@ INTRODUCTION = "00"  # it is shorter, and has one exercise
 
 # Lessons that do not follow the anatomy in CONTRIBUTING yet. Remove a lesson when you rewrite it.
 # This list only becomes shorter, and a new lesson never joins it.
-OLD_FORM = (
-    "11",
-    "12",
-)
+OLD_FORM = ("11",)
 
 BOUNDS = {
     "words": (0, 1400),

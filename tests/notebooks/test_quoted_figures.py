@@ -457,3 +457,49 @@ def test_an_epoch_of_the_whole_script_has_eight_steps_in_lesson_10():
     assert "8 steps: the effective batch is 16 × 2 × 2 = 64 rows." in text(LESSON_10)
     shown = re.findall(r"epoch (\d): (\d) steps of (\d+) rows", printed(LESSON_10, "whole"))
     assert shown == [(str(epoch), "8", "64") for epoch in range(3)]
+
+
+SEVERAL_MACHINES = "12_several_machines.ipynb"
+
+
+def milliseconds_in_lesson_12(cell: str) -> dict[tuple[str, ...], float]:
+    """Return the last column of a cell's table, by the columns before it."""
+    rows = re.findall(r"^(\d+) +(.*?) *([\d.]+) ms$", printed(SEVERAL_MACHINES, cell), re.MULTILINE)
+    return {tuple(part for part in (first, second) if part): float(last) for first, second, last in rows}
+
+
+def test_lesson_12_says_how_much_slower_a_thousand_gpus_are_and_why():
+    puzzle = milliseconds_in_lesson_12("puzzle")
+    slower = puzzle["1024",] - puzzle["256",]
+    latency = {gpus: float(ms) for gpus, ms in re.findall(r"(\d+) GPUs: .*12 times: +([\d.]+) ms", printed(SEVERAL_MACHINES, "latency"))}
+    assert slower == pytest.approx(11, abs=2)
+    assert latency["1024"] - latency["256"] == pytest.approx(17, abs=2)
+    assert latency["1024"] > 15 * latency["8"]
+
+
+def test_hybrid_sharding_keeps_a_thousand_gpus_as_fast_as_256_and_a_larger_batch_keeps_them_busy():
+    times = milliseconds_in_lesson_12("hsdp")
+    assert 0.8 < times["1024", "HSDP"] / times["256", "HSDP"] < 1.02
+    assert times["1024", "FSDP"] > 1.2 * times["256", "FSDP"]
+    assert times["1024", "FSDP, batch grows"] < 1.1 * times["8", "FSDP, batch grows"]
+
+
+def test_the_threshold_of_lesson_12_is_right_within_what_it_says():
+    times = milliseconds_in_lesson_12("threshold")
+    ratio = {tokens: times[tokens, "measured"] / times[tokens, "derived"] for tokens, way in times if way == "measured"}
+    assert all(0.8 < value < 1.2 for tokens, value in ratio.items() if tokens != "8192")
+    assert 1.2 < ratio["8192"] < 1.45
+    assert 4 < times["32768", "measured"] / times["1024", "measured"] < 6
+
+
+def test_the_late_rank_of_lesson_12_waits_least_and_all_steps_are_alike():
+    rows = re.findall(r"compute +([\d.]+) ms, all_reduce +([\d.]+) ms, step +([\d.]+) ms", printed(SEVERAL_MACHINES, "late"))
+    waits, steps = [float(row[1]) for row in rows], [float(row[2]) for row in rows]
+    assert waits.index(min(waits)) == 2
+    assert max(steps) < 1.05 * min(steps)
+
+
+def test_the_rank_of_lesson_12_continues_after_the_last_complete_checkpoint():
+    told = printed(SEVERAL_MACHINES, "dies")
+    assert re.findall(r"step (\d)", told) == list("01212345")
+    assert "same as without interruption: True" in told
