@@ -1,8 +1,7 @@
-"""What the check of 11.7 has ranks do: save a checkpoint, continue with the learner's function, and compare."""
+"""What the check of 11.7 has each rank do: save a checkpoint, continue with the learner's function, and compare."""
 
 import itertools
 import logging
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from labkit.checks.checking import Plain
 
 RIGHT = "right"
 UNCHANGED = "as before the training"
-FIRST, ANSWER = "first", "answer"  # folders: the checkpoint that the answer gets, and its copy for the answer
-BEFORE = 2  # steps that the first checkpoint has behind it
+FIRST, ANSWER = "first", "answer"  # folders with the same checkpoint, of which the answer gets one
 
 
 def network(case: Plain) -> nn.Sequential:
@@ -41,31 +39,17 @@ def batches(case: Plain, rank: int, ranks: int, device: str) -> list[tuple[torch
     return drawn
 
 
-def save_first(_: Any, case: Plain) -> Plain:
-    """In a rank: train some steps under FSDP and save the model and its optimizer."""
-    _quiet()
-    torch.manual_seed(case["seed"])
-    with torch.device("cuda"):
-        model = network(case)
-    for part in (*model[::2], model):
-        fully_shard(part)
-    optimizer = torch.optim.Adam(model.parameters(), lr=case["lr"])
-    for x, y in batches(case, dist.get_rank(), dist.get_world_size(), "cuda")[:BEFORE]:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), -y).backward()
-        optimizer.step()
-    weights, moments = get_state_dict(model, optimizer)
-    checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=Path(case["folder"], FIRST))
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.copytree(Path(case["folder"], FIRST), Path(case["folder"], ANSWER))
-    return None
-
-
 def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
-    """In a rank: let the answer continue. Report where it built the model, and how the model is divided."""
-    _quiet()
+    """In a rank: let the answer continue from a checkpoint.
+
+    Report where it built the model, how it divided the model, and to which training belongs what it saved.
+    """
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)  # of a checkpoint that replaces another
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        _save_first(case)
+    dist.barrier()
     built = []
 
     def build() -> nn.Sequential:
@@ -73,8 +57,7 @@ def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
         built.append(str(next(model.parameters()).device.type))
         return model
 
-    folder = str(Path(case["folder"], ANSWER))
-    model = go_on(build, folder, batches(case, rank, ranks, "cuda"))
+    model = go_on(build, str(Path(case["folder"], ANSWER)), batches(case, rank, ranks, "cuda"))
     dist.barrier()
     if not isinstance(model, nn.Module):
         return {"returned": type(model).__name__}
@@ -86,22 +69,36 @@ def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
         "parameters": len(parameters),
         "apart": sum(isinstance(layer, FSDPModule) for layer in layers),
         "layers": len(layers),
+        "saved": _training_of(case) if rank == 0 else "",
     }
 
 
-def compare(_: Any, case: Plain) -> Plain:
-    """In a single rank, without FSDP: report to which training the weights and the averages of the answer belong."""
-    _quiet()
-    found, optimizer = _loaded(case, ANSWER)
-    answer = _weights_and_averages(found, optimizer)
+def _save_first(case: Plain) -> None:
+    """Train two steps on this rank alone and save the model and its optimizer twice."""
+    torch.manual_seed(case["seed"])
+    model = network(case)
+    optimizer = torch.optim.Adam(model.parameters(), lr=case["lr"])
+    for x, y in batches(case, 0, 1, "cpu")[:2]:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), -y).backward()
+        optimizer.step()
+    weights, moments = get_state_dict(model, optimizer)
+    for name in (FIRST, ANSWER):
+        folder = Path(case["folder"], name)
+        checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder, no_dist=True)
+
+
+def _training_of(case: Plain) -> str:
+    """Return the name of the training to which the weights and averages in the answer's folder belong."""
+    answer = _weights_and_averages(*_loaded(case, ANSWER))
     trainings: dict[str, dict[str, Any]] = {
         RIGHT: {},
+        UNCHANGED: {"steps": 0},
         "those of a training without clipping": {"limit": 1e9},
         "those of a training whose Adam starts anew": {"state": False},
         "those of a training whose Adam has another learning rate": {"lr": 1e-3},
         "those of a training whose gradients add up over the batches": {"clear": False},
         "those of a training on the rows of rank 0 alone": {"part": 0},
-        UNCHANGED: {"steps": 0},
     }
     for name, options in trainings.items():
         if _near(answer, _trained(case, **options)):
@@ -139,7 +136,8 @@ def _loaded(case: Plain, name: str) -> tuple[nn.Sequential, torch.optim.Optimize
     model = network(case)
     optimizer = torch.optim.Adam(model.parameters())
     weights, moments = get_state_dict(model, optimizer)
-    checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=Path(case["folder"], name))
+    folder = Path(case["folder"], name)
+    checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=folder, no_dist=True)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     return model, optimizer
 
@@ -154,9 +152,3 @@ def _near(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     if len(found) != len(expected):
         return False
     return all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(found, expected, strict=True))
-
-
-def _quiet() -> None:
-    """Hide what PyTorch reports about a process that has one thread and saves over another checkpoint."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
