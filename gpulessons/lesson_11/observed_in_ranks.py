@@ -81,7 +81,7 @@ def layer_backward(backward: Any, case: Plain) -> Plain:
         parts[f"that of rank {other}'s rows of the weight"] = mean.chunk(ranks)[other]
     of_x = {RIGHT: all_x[rank], "the mean over the ranks": all_x.mean(0), "the sum over the ranks": all_x.sum(0)}
     found = {"x": _which(answer[0], of_x), "part": _which(answer[1], parts)}
-    return found | {"peak": peak, "all_reduce": any("allreduce" in name for name in messages.names), "changed": names}
+    return found | {"peak": peak, "all_reduce": any("allreduce" in name.replace("_", "") for name in messages.names), "changed": names}
 
 
 def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:

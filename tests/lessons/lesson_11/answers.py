@@ -683,3 +683,16 @@ RIGHT["11.7"] = {
         ),
     ),
 }
+
+WRONG["11.5"]["gathered as DTensors"] = (
+    """
+def two_layers(x, first, first_bias, second, second_bias):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    rows = [DTensor.from_local(part, mesh, [Shard(0)]).full_tensor() for part in (first, first_bias)]
+    columns = DTensor.from_local(second.contiguous(), mesh, [Shard(1)]).full_tensor()
+    return torch.relu(x @ rows[0].T + rows[1]) @ columns.T + second_bias
+""",
+    "Leave the weights where they are",
+)
