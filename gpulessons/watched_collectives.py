@@ -34,7 +34,8 @@ class SentBytes(TorchDispatchMode):
                 self.calls.append((function._schema.name, dist.get_process_group_ranks(groups[0]), nbytes))
         if function.namespace == FUNCTIONAL and isinstance(args[-1], str):
             given = [leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)]
-            group = dist.distributed_c10d._resolve_process_group(args[-1])
+            name: Any = args[-1]
+            group = dist.distributed_c10d._resolve_process_group(name)
             nbytes = sum(tensor.nbytes for tensor in given)
             self.calls.append((function._schema.name, dist.get_process_group_ranks(group), nbytes))
         return function(*args, **(kwargs or {}))
