@@ -13,7 +13,7 @@ from torch._C import _DisableTorchDispatch
 from torch.autograd import forward_ad
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from virtualgpu import errors, hardware
+from virtualgpu import errors, hardware, pinned
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.copies import move
@@ -56,6 +56,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
                     "get_device": torch.Tensor.get_device,
                     "new": with_own_type(torch.Tensor.new),
                     "numpy": read_on_host(torch.Tensor.numpy),
+                    "pin_memory": pinned.pin_memory,
                     "tolist": read_on_host(torch.Tensor.tolist),
                     "type": type_,
                 }

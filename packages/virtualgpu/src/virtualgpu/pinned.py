@@ -8,20 +8,17 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware
 from virtualgpu.clock import costs
-from virtualgpu.tensor import VirtualTensor
 
 registered: dict[int, int] = {}  # by address, the bytes that `cudaHostRegister` has locked
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
-    yield torch.Tensor, {"pin_memory": pin_memory, "is_pinned": lambda self, device=None: is_pinned(self)}
+    yield torch.Tensor, {"is_pinned": lambda self, device=None: is_pinned(self)}
 
 
 def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     """`Tensor.pin_memory`: a copy in page-locked memory."""
-    if type(self) is VirtualTensor:  # `torch.Tensor.pin_memory(tensor)` does not ask its class
-        return self.pin_memory(device)
     if is_pinned(self):
         return self
     machine = hardware.machine()
