@@ -18,10 +18,6 @@ import nbformat
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 INTRODUCTION = "00"  # it is shorter, and has one exercise
 
-# Lessons that do not follow the anatomy in CONTRIBUTING yet. Remove a lesson when you rewrite it.
-# This list only becomes shorter, and a new lesson never joins it.
-OLD_FORM: tuple[str, ...] = ()
-
 BOUNDS = {
     "words": (0, 1400),
     "predictions": (6, 10),
@@ -33,20 +29,6 @@ BOUNDS = {
     "first exercise": (0, 10),
 }
 INTRODUCTION_BOUNDS = BOUNDS | {"predictions": (1, 3), "cells": (1, 6), "exercises": (1, 1)}
-ANY_TIME = (0, 240)  # minutes; the old form does not limit them
-OLD_BOUNDS = BOUNDS | {
-    "words": (1200, 1400),
-    "cells": (8, 15),
-    "exercises": (5, 6),
-    "minutes": ANY_TIME,
-    "first exercise": ANY_TIME,
-}
-OLD_INTRODUCTION_BOUNDS = OLD_BOUNDS | {
-    "words": (400, 700),
-    "predictions": (1, 3),
-    "cells": (1, 6),
-    "exercises": (1, 1),
-}
 
 # An estimate of a reader's time, in minutes. For the old form of lessons 1 to 4 it gives 81 to 96 minutes.
 # Two readers estimated 100 to 150 minutes for them.
@@ -67,11 +49,6 @@ Cells = list[nbformat.NotebookNode]
 def lessons() -> list[Path]:
     """Return the notebooks of the lessons, in order."""
     return sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
-
-
-def has_old_form(path: Path) -> bool:
-    """Return whether the lesson is still to be rewritten."""
-    return path.name[:2] in OLD_FORM
 
 
 def cells(path: Path) -> Cells:
@@ -174,10 +151,7 @@ def style(path: Path) -> dict[str, float]:
 
 def bounds(path: Path) -> dict[str, tuple[int, int]]:
     """Return the lowest and the highest value of each figure of this lesson."""
-    introduction = path.name[:2] == INTRODUCTION
-    if has_old_form(path):
-        return OLD_INTRODUCTION_BOUNDS if introduction else OLD_BOUNDS
-    if introduction:
+    if path.name[:2] == INTRODUCTION:
         return INTRODUCTION_BOUNDS
     further = sum(cell.source.startswith(FURTHER_BREAK) for cell in cells(path))
     more = {name: (BOUNDS[name][0], BOUNDS[name][1] + number * further) for name, number in MORE.items()}

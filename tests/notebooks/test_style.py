@@ -10,18 +10,10 @@ from benchmarks import notebooks as figures
 from benchmarks.notebooks import cells, prose, tags, teaching_cells
 
 LESSONS = figures.lessons()
-OLD_LESSONS = [path for path in LESSONS if figures.has_old_form(path)]
 LONGEST_NAME = 28  # characters, with its ending, that JupyterLab's file browser shows at its usual width
 AVOIDED = re.compile(r"\b(simply|just|obviously)\b", re.IGNORECASE)
 
 lessons = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-
-
-def test_the_lessons_with_the_old_form_only_become_fewer():
-    """A rewritten lesson leaves the list for good, and a new lesson never joins it."""
-    old = [path.name[:2] for path in OLD_LESSONS]
-    assert old == list(figures.OLD_FORM)
-    assert set(old) <= {f"{number:02}" for number in range(14)}
 
 
 @lessons
