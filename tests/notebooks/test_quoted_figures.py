@@ -34,7 +34,7 @@ def test_a_real_h200_takes_as_long_for_a_product_as_lesson_0_says():
 
 
 def test_an_h200_s_context_is_the_recorded_one():
-    quoted = re.search(r"(\d+) MiB on an H200 \(recording `shared_model`\)", text("08_sharing_memory.ipynb"))
+    quoted = re.search(r"(\d+) MiB on a real H200", text("08_sharing_memory.ipynb"))
     recorded = recorded_result("shared_model").column("context", way="one server", process="server")
     assert [int(quoted[1])] == [round(nbytes / MIB) for nbytes in recorded]
 
@@ -404,7 +404,7 @@ def test_an_answer_without_synchronize_comes_too_early_as_lesson_8_says():
     shown = printed(lesson, "late")
     assert "synchronize False: finished at the answer: False" in shown
     assert "synchronize True: finished at the answer: True" in shown
-    assert "read without waiting: 5.0" in shown
+    assert "P1 reads 5.0" in shown
 
 
 LESSON_10 = "10_ddp_from_the_inside.ipynb"
