@@ -222,7 +222,8 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
         leaked = f"{units.byte_text(grown)} more after {steps} more steps. The script held {units.byte_text(_grown(expected['held']))} more"
         return not_yet(f"the GPU still held {leaked}. {hint}")
-    if (first := min(answer["held"][EARLY]) - answer["held"][1]) > FEW:
+    first = min(answer["held"][2:STEPS]) - answer["held"][1]
+    if first > FEW:
         return not_yet(f"the GPU still held {units.byte_text(first)} of the first step during all other steps. {hint}")
     most, step = _most(answer["held"], inputs["bad"])
     if most > FEW:
