@@ -32,7 +32,7 @@ from virtualgpu.script import run_script
 VARIABLE_BYTES = 8192  # kept for `JOB_VARIABLE` in the environment that the system shows of the server's copies
 STARTING = 120.0  # seconds for the server to import torch
 POSSIBLE = sys.platform == "linux"  # on macOS, a copy may not use the system's libraries
-_MODULES = (  # whose memory the copies share
+MODULES = [  # whose memory the copies share. A program may add to them before its server starts.
     "torch.distributed.run",
     "torch._dynamo",  # torch itself imports it for the first optimizer, and for DistributedDataParallel: a second and 70 MB a rank
     "torch.distributed.fsdp",
@@ -41,7 +41,7 @@ _MODULES = (  # whose memory the copies share
     "torch.distributed.optim",
     "virtualgpu.install",
     "gputrace.recording",  # of a rank that is traced, of an attempt
-)
+]
 # A new value of these variables needs no new server. PyTorch sets the third one with the first
 # optimizer of a process.
 _ANY_TIME = {
@@ -57,7 +57,7 @@ if not sys.flags.safe_path:
     del sys.path[0]  # the working folder
 sys.path.insert(0, {KIT!r})  # for this kit, not one that is installed
 from labkit.processes import forkserver
-forkserver.serve(sys.argv[1])
+forkserver.serve(sys.argv[-1], sys.argv[1:-1])
 """
 
 
@@ -93,7 +93,13 @@ class Forked:
 
 
 def popen(
-    command: Sequence[str], env: dict[str, str], *, output: int | None = None, pass_fds: Sequence[int] = (), with_caller: bool = False
+    command: Sequence[str],
+    env: dict[str, str],
+    *,
+    output: int | None = None,
+    pass_fds: Sequence[int] = (),
+    with_caller: bool = False,
+    with_server: bool = False,
 ) -> "Forked | subprocess.Popen[bytes]":
     """Start `python -u *command` in a session of its own: a copy of the server or, where that cannot be, a process started afresh.
 
@@ -102,12 +108,13 @@ def popen(
         env: the process's environment.
         output: the file that it writes to, while it has no input. None: its input and output are this process's.
         pass_fds: files that it has open under the same numbers.
-        with_caller: kill it when this process has ended; it cannot use the server. (Started afresh, it has to see to its end itself.)
+        with_caller: kill it when this process has ended. (Started afresh, it has to see to its end itself.)
+        with_server: let it use this process's server. Otherwise it starts a server of its own when it needs one.
     """
     with open(os.devnull) as nothing:
         files = [0, 1, 2] if output is None else [nothing.fileno(), output, output]
         try:
-            return _server_for(env).fork(command, env, files, pass_fds, with_caller)
+            return _server_for(env).fork(command, env, files, pass_fds, with_caller, with_server)
         except (OSError, EOFError):
             stdin, stdout, stderr = files
             return subprocess.Popen(
@@ -132,14 +139,22 @@ class _Server:
         # Should an import ask whether there are GPUs, the driver answers without CUDA, which a process cannot use after a fork.
         jobs = os.environ.get(JOB_VARIABLE, "").ljust(VARIABLE_BYTES)
         env = env | {JOB_VARIABLE: jobs, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
-        command, none = [sys.executable, "-u", "-c", _START], subprocess.DEVNULL
+        command, none = [sys.executable, "-u", "-c", _START, *MODULES], subprocess.DEVNULL
         process, line = start_connected(command, socket.SOCK_SEQPACKET, stdout=none, stderr=none, env=env)
         return cls(line, kind, process)
 
-    def fork(self, command: Sequence[str], env: dict[str, str], files: list[int], pass_fds: Sequence[int], with_caller: bool) -> Forked:
+    def fork(
+        self,
+        command: Sequence[str],
+        env: dict[str, str],
+        files: list[int],
+        pass_fds: Sequence[int],
+        with_caller: bool,
+        with_server: bool,
+    ) -> Forked:
         """Raises OSError or EOFError if the server has ended, or cannot fork."""
         request = {"command": list(command), "env": env, "targets": [0, 1, 2, *pass_fds]}
-        to_ask = [] if with_caller else [self.line.fileno()]
+        to_ask = [self.line.fileno()] if with_server else []
         ours, theirs = socket.socketpair()
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -283,8 +298,8 @@ def _fork_on_request(line: socket.socket) -> list[int]:
                 poll.register(copy.line, 0)  # for its end alone: what is sent there is for the copy
 
 
-def _load() -> None:
-    for name in _MODULES:
+def _load(modules: Sequence[str]) -> None:
+    for name in modules:
         with contextlib.suppress(ImportError):  # of a torch that was built without it
             importlib.import_module(name)
     gc.collect()
@@ -369,12 +384,12 @@ def _become(fds: list[int], job: int) -> list[str]:
     return list(request["command"])
 
 
-def serve(fileno: str) -> None:
-    """What a server does with the line of this number. Returns in its copies alone, when their script has run."""
+def serve(fileno: str, modules: Sequence[str]) -> None:
+    """Import the modules, and fork when somebody asks on the line of this number. Return only in the copies, when their script has run."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     job = libc.getenv(JOB_VARIABLE.encode())
-    _load()
+    _load(modules)
     sys.path.remove(KIT)
     os.close(os.pidfd_open(os.getpid()))  # an old system has none
     script, *arguments = _become(_fork_on_request(socket.socket(fileno=int(fileno))), job)

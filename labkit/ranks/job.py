@@ -114,8 +114,11 @@ class TorchrunJob:
         pipe = open(reading, "rb", buffering=0)  # noqa: SIM115
         self._register(pipe, partial(self._read_agent_output, pipe))
         with theirs, os.fdopen(writing, "wb"):
-            command = [_AGENT, self._folder, str(theirs.fileno()), str(node)]
-            self._agents.append(forkserver.popen(command, rank_environment(self._folder), output=writing, pass_fds=[theirs.fileno()]))
+            fileno = theirs.fileno()
+            command = [_AGENT, self._folder, str(fileno), str(node)]
+            environment = rank_environment(self._folder)
+            agent = forkserver.popen(command, environment, output=writing, pass_fds=[fileno], with_server=True)
+            self._agents.append(agent)
 
     def _register(self, file: socket.socket | IO[bytes], read: Callable[[], None]) -> None:
         self._selector.register(file, selectors.EVENT_READ, read)
