@@ -121,7 +121,7 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
     program = compile(source, name, "exec")
     torch.cuda.synchronize()
     for stream in streams.values():
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), machine.in_use().without_values():
             torch.mm(names["double"], names["double"])  # the first product on a stream allocates cuBLAS's workspace
     torch.cuda.synchronize()
     with warnings.catch_warnings():
