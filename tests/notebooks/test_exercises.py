@@ -33,8 +33,6 @@ pytestmark = [
 ]
 FOLDER = Path(__file__).parents[2] / "notebooks"
 TRIES = int(os.environ.get("LABKIT_TRIES", 1))  # set to 60, inputs are drawn anew in each run, which shows a leak of one in fifty
-RANKS = ("10.", "11.1", "11.2", "11.4", "11.5", "11.6", "11.7", "12.")  # of which some wait in vain
-SLOW = ("09.3", *RANKS)  # they train, or start processes: once is enough for each wrong answer
 
 # For each exercise, answers that a learner may well give, and a part of what the check says to each, one folder a lesson: texts as those of
 # the controls, or programs where answers are made from others. Beside them the one that grading uses as a control. An answer that is
@@ -74,6 +72,10 @@ def exercise_cells() -> dict[str, tuple[str, str]]:
 
 
 EXERCISES = exercise_cells()
+# The observation of these exercises starts processes, of which some wait in vain.
+IN_CHILDREN = {number for number in EXERCISES if checks.find(number).children}
+# One try of each answer is enough for these exercises, because they train or start processes.
+ONE_TRY = {"09.3", *IN_CHILDREN}
 WRONG = {number: {CONTROL: control(number)[::-1]} | answers for number, answers in chosen(right=False).items()}
 RIGHT = chosen(right=True)
 
@@ -146,42 +148,26 @@ def test_the_stub_is_not_attempted(number):
     assert (verdict.passed, repr(verdict), verdict.points) == (False, f"{number} not attempted", 0)
 
 
-SLOW_IF_IN_RANKS = [pytest.param(number, marks=pytest.mark.slow if number.startswith(RANKS) else ()) for number in EXERCISES]
+def marks(number: str) -> Any:
+    """Return the marks of a test of this exercise."""
+    return pytest.mark.slow if number in IN_CHILDREN else ()
 
 
-@pytest.mark.parametrize("number", SLOW_IF_IN_RANKS)
-def test_the_solution_passes(number, monkeypatch):
+EACH_EXERCISE = [pytest.param(number, marks=marks(number)) for number in EXERCISES]
+
+
+@pytest.mark.parametrize("number", EACH_EXERCISE)
+def test_the_solution_passes_and_its_check_leaves_the_random_state(number, monkeypatch):
+    """A seeded experiment in a notebook gives the same numbers after a check as without it."""
     forked, fork = [], forkserver.connect_to_new_process
     monkeypatch.setattr(forkserver, "connect_to_new_process", lambda fds: forked.append(number) or fork(fds))
+    before = random_state()
     for _ in range(TRIES):
         verdict = labkit.check(number, answer(number, EXERCISES[number][1]))
         assert verdict.passed and verdict.points == 1, verdict
         assert repr(verdict).startswith(f"{number} Right.")
-    assert checks.find(number).children or not forked  # or the server would start in the answer's time
-
-
-@pytest.mark.sample(15)
-@pytest.mark.parametrize("number", SLOW_IF_IN_RANKS)
-def test_a_check_leaves_the_random_state_and_the_memory(number):
-    """A seeded experiment in a notebook gives the same numbers after a check as without it."""
-    solution = answer(number, EXERCISES[number][1])
-    before, allocated = random_state(), memory()[0]
-    assert labkit.check(number, solution).passed
     assert random_state() == before
-    del solution
-    gc.collect()
-    assert memory()[0] == allocated or not labkit.current().virtual
-
-
-@pytest.mark.sample(15)
-@pytest.mark.parametrize("number", SLOW_IF_IN_RANKS)
-def test_observations_are_plain_data_that_can_be_judged_elsewhere(number):
-    check = checks.find(number)
-    inputs = check.draw(random.Random(1))
-    observation = checking.observe(check, answer(number, EXERCISES[number][1]), inputs)
-    carried = json.loads(json.dumps(observation))
-    assert json.dumps(carried) == json.dumps(observation)  # as text, for a number may be nan
-    assert checking.judge(check, carried, inputs).passed
+    assert number in IN_CHILDREN or not forked  # or the server would start in the answer's time
 
 
 def with_nan(observed: Any) -> Any:
@@ -194,13 +180,17 @@ def with_nan(observed: Any) -> Any:
 
 
 @pytest.mark.sample(15)
-@pytest.mark.parametrize("number", SLOW_IF_IN_RANKS)
-def test_what_is_not_a_number_is_not_right(number):
+@pytest.mark.parametrize("number", EACH_EXERCISE)
+def test_observations_are_plain_data_that_can_be_judged_elsewhere(number):
     check = checks.find(number)
     inputs = check.draw(random.Random(1))
     observation = checking.observe(check, answer(number, EXERCISES[number][1]), inputs)
-    if json.dumps(with_nan(observation)) != json.dumps(observation):
-        assert not checking.judge(check, with_nan(observation), inputs).passed
+    carried = json.loads(json.dumps(observation))
+    assert json.dumps(carried) == json.dumps(observation)  # as text, for a number may be nan
+    assert checking.judge(check, carried, inputs).passed
+    without_numbers = with_nan(observation)
+    if json.dumps(without_numbers) != json.dumps(observation):
+        assert not checking.judge(check, without_numbers, inputs).passed
 
 
 @pytest.fixture(autouse=True)
@@ -211,16 +201,14 @@ def own_environment():
 
 
 def each(answers: Answers) -> pytest.MarkDecorator:
-    slow = {number: pytest.mark.slow if number.startswith(RANKS) else () for number in answers}
-    return pytest.mark.parametrize(
-        ("number", "name"), [pytest.param(number, name, marks=slow[number]) for number in answers for name in answers[number]]
-    )
+    cases = [(number, name) for number, named in answers.items() for name in named]
+    return pytest.mark.parametrize(("number", "name"), [pytest.param(*case, marks=marks(case[0])) for case in cases])
 
 
 @pytest.mark.sample(40)
 @each(RIGHT)
 def test_an_unusual_right_answer_passes(number, name):
-    for _ in range(1 if number.startswith(SLOW) else TRIES):
+    for _ in range(1 if number in ONE_TRY else TRIES):
         verdict = labkit.check(number, answer(number, RIGHT[number][name][0]))
         assert verdict.passed, verdict
 
@@ -229,7 +217,7 @@ def test_an_unusual_right_answer_passes(number, name):
 @each(WRONG)
 def test_a_wrong_answer_fails_and_is_told_why(number, name):
     source, hint = WRONG[number][name]
-    for _ in range(1 if number.startswith(SLOW) else TRIES):
+    for _ in range(1 if number in ONE_TRY else TRIES):
         verdict = labkit.check(number, answer_in(source) if name == CONTROL else answer(number, source))
         assert not verdict.passed and verdict.points == 0, verdict
         assert repr(verdict).startswith(f"{number} Not yet: ")

@@ -80,6 +80,7 @@ def test_what_a_producer_did_is_told(changed, said):
     assert said in lesson_08.judge_producer(found, [2, 3]).message
 
 
+@pytest.mark.slow
 def test_a_producer_may_look_again_and_again():
     def produce(queue, done, sizes):
         for size in sizes:
@@ -90,6 +91,7 @@ def test_a_producer_may_look_again_and_again():
     assert checking.run(check("08.3"), produce).passed
 
 
+@pytest.mark.slow
 def test_an_error_in_the_producers_process_comes_home():
     def produce(queue, done, sizes):
         raise ValueError("no numbers today")
@@ -98,6 +100,7 @@ def test_an_error_in_the_producers_process_comes_home():
     assert not verdict.passed and "in its process, your function raised ValueError: no numbers today" in verdict.message
 
 
+@pytest.mark.slow
 def test_a_producer_that_never_ends_is_ended(monkeypatch):
     monkeypatch.setattr(producer, "ENDING", 0.5)
 

@@ -172,6 +172,7 @@ def test_another_choice_asks_for_another_prediction():
     assert parameters["ways"] == ["shared weights"] and parameters["processes"] == 3 and parameters["weights"] == 512 << 20
 
 
+@pytest.mark.slow
 def test_a_stopped_run_leaves_the_prediction_open(monkeypatch):
     lab = SharingLab("a copy each")
     monkeypatch.setattr(lab, "point", lambda row: lab.stop_button.click() or "first")
@@ -180,6 +181,7 @@ def test_a_stopped_run_leaves_the_prediction_open(monkeypatch):
     assert "1 process, a copy each" in lab.picture.value
 
 
+@pytest.mark.slow
 def test_the_choices_are_locked_during_a_run(monkeypatch):
     lab = SharingLab("one server", processes=2)
     seen = []
