@@ -60,7 +60,7 @@ def experiments() -> None:
     print(result.column("seconds", memory="pinned"), result.table(), result.recorded())
     labs.plot_copy_speed(result, prediction=2.0).save("copies.png")
     lab = labs.CopySpeedLab()
-    print(lab.prediction, lab.figure().alt)
+    print(lab.prediction, lab.result)
     times: labkit.Result = labkit.measure(step_seconds, {"gpus": [1, 2], "rows": 64}, values=False)
     times.where(gpus=[1, 2]).plot("gpus", "speed-up", prediction=(2, 1.5)).save("speed_up.png")
     times.save("times.json")

@@ -19,7 +19,7 @@ import ipywidgets as widgets
 from gputrace.figures.figure import BLUE, IN_THE_DARK, Figure
 from gputrace.units import number_text
 from labkit import progress_file
-from labkit.labs.experiment import Result, Run, collect
+from labkit.labs.experiment import Result, Run
 from labkit.labs.predictions import parse_prediction
 from labkit.labs.round_trip import PANEL, RoundTrip, picture_that_runs
 
@@ -281,12 +281,6 @@ class ExperimentPanel(Panel):
             self.progress.max = before.progress.max
             self._take_over(before, "result", "progress", "message", "picture")
         self._set_buttons(running=False)
-
-    def figure(self) -> Figure:
-        """The figure of the last run; before the first, that of a whole run made now, without a prediction."""
-        if self.result is not None:
-            return self.draw(self.result, self.prediction)
-        return self.draw(collect(self.experiment()), None)
 
     def predicted(self, text: str) -> float:
         """The number that was typed. Raises ValueError, saying what is allowed, for one that is no prediction."""

@@ -252,16 +252,6 @@ def test_an_experiment_that_cannot_begin_is_shown_too(monkeypatch):
     assert buttons(lab) == (True, True, False)
 
 
-def test_the_plain_figure_is_that_of_the_last_run_or_of_a_whole_one():
-    lab = FakeLab()
-    lab.figure()
-    predict(lab, "2")
-    lab.before[2] = lab.stop_button.click
-    lab.run_button.click()
-    lab.figure()
-    assert lab.drawn == [(6, None), (3, 2), (3, 2)]
-
-
 def test_a_lab_brought_up_again_has_its_choices_prediction_and_result():
     with labkit.use(gpus=2, virtual=True, quiet=True):
         first, other = LeakLab(steps=3), LeakLab(steps=4)
