@@ -128,7 +128,7 @@ def test_one_student_with_too_many_files_is_one_students_problem(course, tmp_pat
         submissions, problems = collect.collect(source, course)
         assert [item.student for item in submissions] == [ada]
         assert [problem.detail for problem in problems if problem.student == eve] == [
-            "more than 20 files, none is looked at. Leave only the notebooks"
+            "more than 20 files, and none is read. Leave only the notebooks"
         ]
 
 
@@ -137,7 +137,7 @@ def test_folders_without_end_are_one_students_problem(course, tmp_path):
     put(tmp_path, "eve/" + "a/" * 60 + f"{LAB}.ipynb")
     submissions, problems = collect.collect(tmp_path, course)
     assert [item.student for item in submissions] == ["ada"]
-    assert kinds(problems, "eve") == ["refused"] and "folders lie inside one another" in problems[0].detail
+    assert kinds(problems, "eve") == ["refused"] and "nested folders" in problems[0].detail
 
 
 def test_an_export_of_gradescope_has_a_folder_for_each_submission(course, tmp_path):
@@ -319,7 +319,7 @@ def test_a_zip_file_that_lies_about_sizes(course, tmp_path):
 
 
 def test_what_is_no_folder_and_no_zip_file_is_refused(course, tmp_path):
-    with pytest.raises(ValueError, match="no folder and no zip file"):
+    with pytest.raises(ValueError, match="expected a folder or a zip file"):
         collect.collect(put(tmp_path, "x.zip", b"PK, but not"), course)
 
 

@@ -34,9 +34,9 @@ def test_release_and_its_check(course_file, tmp_path, capsys):
     ("arguments", "said"),
     [
         (("release", "77", "--to", "x"), "there is no lab '77'"),
-        (("release", "--to", "x", "--format", "otter"), "there is no format 'otter'; there are labkit, nbgrader"),
-        (("collect", "nowhere", "--to", "x"), "nowhere is no folder and no zip file"),
-        (("grade", "nowhere", "--out", "x", "--workers", "0"), "choose 1 or more"),
+        (("release", "--to", "x", "--format", "otter"), "there is no format 'otter'. Choose one of labkit, nbgrader"),
+        (("collect", "nowhere", "--to", "x"), "nowhere: expected a folder or a zip file"),
+        (("grade", "nowhere", "--out", "x", "--workers", "0"), "expected 1 or more"),
     ],
 )
 def test_mistakes_are_said_in_one_line(arguments, said, course_file, capsys, tmp_path, monkeypatch):
@@ -48,7 +48,7 @@ def test_mistakes_are_said_in_one_line(arguments, said, course_file, capsys, tmp
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "there is no file course.toml: describe the course in one"), ("course =", "labkit course: course.toml: Invalid value")],
+    [(None, "there is no file course.toml. Describe the course in a file"), ("course =", "labkit course: course.toml: Invalid value")],
 )
 def test_a_course_file_that_cannot_be_read(content, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -64,14 +64,14 @@ def test_a_command_that_is_interrupted_says_so(course_file, capsys, tmp_path, mo
 
     monkeypatch.setattr(collect, "collect", interrupted)
     assert run("collect", tmp_path, "--to", tmp_path / "x", "--course", course_file) == 130
-    assert "interrupted. What was done stays" in capsys.readouterr().err
+    assert "interrupted. Finished results are kept" in capsys.readouterr().err
 
 
 def test_an_unknown_sandbox(course_file, capsys, tmp_path):
     (tmp_path / "in" / "ada").mkdir(parents=True)
     (tmp_path / "in" / "ada" / "00_start_here.ipynb").write_text("{}")
     assert run("grade", tmp_path / "in", "--out", tmp_path / "out", "--course", course_file, "--sandbox", "docker") == 2
-    assert "no sandbox is called 'docker': choose bubblewrap, unshare, none" in capsys.readouterr().err
+    assert "there is no sandbox 'docker'. Choose one of bubblewrap, unshare, none" in capsys.readouterr().err
 
 
 def test_collecting_says_what_it_found(course_file, capsys, tmp_path):
@@ -96,7 +96,7 @@ def test_a_table_of_students_is_read_as_spreadsheets_and_people_write_it(course_
     assert "unlisted" not in capsys.readouterr().out
     students.write_text("student\n" + "x" * 200_000 + "\n")
     assert run("collect", tmp_path / "in", "--to", tmp_path / "to", "--course", course_file, "--students", students) == 2
-    assert "students.csv: this is no table that can be read" in capsys.readouterr().err
+    assert "students.csv cannot be read as a table" in capsys.readouterr().err
 
 
 def test_nothing_that_moves_the_cursor_is_printed(course_file, capsys, tmp_path):

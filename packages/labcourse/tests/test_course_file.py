@@ -46,43 +46,43 @@ def refusal(folder, text) -> str:
         ('[labs."00"]\n[extensions]\nada = 2026-12-05', "expected a date for each lab, such as ada = {"),
         ('[labs."00"]\n[extensions]\nada = ["00", 2026-12-05]', "expected a date for each lab"),
         ('[labs."00"]\n[extensions]\nada = { "00" = 2026-12-05, "00_start_here" = 2026-12-06 }', "has two dates"),
-        ('[labs."00"]\n[extensions]\nada = { "00" = 5 }', "extensions.ada.00 = 5: write a date"),
+        ('[labs."00"]\n[extensions]\nada = { "00" = 5 }', "extensions.ada.00 = 5: expected a date"),
         ('extensions = "no"\n[labs."00"]', "extensions = 'no': expected a table"),
         ('[labs."00"]\npoints = [1, 2]', "labs.00.points = [1, 2]: expected a table"),
         ('[labs."00"]\npoints = 2', "labs.00.points = 2: expected a table"),
         ('[labs."00"]\npoints = { "00.1" = -1 }', "labs.00.points.00.1 = -1: expected"),
-        ('[labs."00"]\npoints = { "00.1" = "2" }', "labs.00.points.00.1 = '2': this must be a number"),
+        ('[labs."00"]\npoints = { "00.1" = "2" }', "labs.00.points.00.1 = '2': expected a number"),
         ('[labs."00"]\npoints = { "00.1" = nan }', "labs.00.points.00.1 = nan"),
-        ('[labs."00"]\npoints = { "00.1" = true }', "this must be a number"),
+        ('[labs."00"]\npoints = { "00.1" = true }', "expected a number"),
         ('[labs."00"]\npoints = { 00.1 = 2 }', "put the number of the exercise in quotes"),
-        ('[labs."00"]\ndue = 07:32:00', "write a date"),
-        ('[labs."00"]\ndue = 0026-12-01', "write a date"),
+        ('[labs."00"]\ndue = 07:32:00', "expected a date"),
+        ('[labs."00"]\ndue = 0026-12-01', "expected a date"),
         ('[labs."00"]\nwritten = "Why?"', "labs.00.written = 'Why?': expected a list of tables"),
-        ('[labs."00"]\nwritten = ["Why?"]', "'Why?' is no table"),
+        ('[labs."00"]\nwritten = ["Why?"]', "has the item 'Why?': expected"),
         ('[labs."00"]\n[labs."00".written]\nid = "a"\nquestion = "?"', "Begin each with [[labs.00.written]]"),
-        ('[labs."00"]\n[[labs."00".written]]\nid = 3\nquestion = "?"', "labs.00.written.id = 3: this must be str"),
-        ('[labs."00"]\n[[labs."00".written]]\nid = "a b"\nquestion = "?"', "each needs an id"),
+        ('[labs."00"]\n[[labs."00".written]]\nid = 3\nquestion = "?"', "labs.00.written.id = 3: expected str"),
+        ('[labs."00"]\n[[labs."00".written]]\nid = "a b"\nquestion = "?"', "each question needs an id"),
         ('[labs."00"]\n[[labs."00".written]]\nid = "a"', "and a question"),
         ('[labs."00"]\n[[labs."00".written]]\nid = "a"\nquestion = "?"\npoints = -2', "labs.00.written.points = -2"),
         ('[labs."00"]\n[[labs."00".written]]\nid = "00.1"\nquestion = "?"', "the id 00-1 is taken"),
         ('labs."00".written = [{ id = "a.b", question = "?" }, { id = "a-b", question = "?" }]', "the id a-b is taken"),
-        ('tries = true\n[labs."00"]', "tries = True: this must be int"),
+        ('tries = true\n[labs."00"]', "tries = True: expected int"),
         ('tries = 0\n[labs."00"]', "tries = 0: expected tries from 1 to 100"),
         ('late_days = -1\n[labs."00"]', "late_days = -1"),
-        ('late_days = 1.5\n[labs."00"]', "late_days = 1.5: this must be int"),
+        ('late_days = 1.5\n[labs."00"]', "late_days = 1.5: expected int"),
         ('late_penalty = nan\n[labs."00"]', "late_penalty = nan"),
-        ('contents = "all"\n[labs."00"]', "contents is one of exercises, lesson"),
-        ('course = 3\n[labs."00"]', "course = 3: this must be str"),
+        ('contents = "all"\n[labs."00"]', "expected one of exercises, lesson"),
+        ('course = 3\n[labs."00"]', "course = 3: expected str"),
         ('course = "a\\nb"\n[labs."00"]', "without control characters"),
         ('course = ""\n[labs."00"]', "the name is empty"),
-        ('seed = "short"\n[labs."00"]', "can be found by trying"),
+        ('seed = "short"\n[labs."00"]', "can be guessed"),
         ('[labs."00"]\n[limits]\nmemory = true', "limits.memory = True: expected a size"),
         ('[labs."00"]\n[limits]\nmemory = 4', "limits.memory = 4: expected memory from 1,048,576"),
         ('[labs."00"]\n[limits]\nmemory = "' + "9" * 400 + 'GiB"', "expected a size"),
-        ('[labs."00"]\n[limits]\nprocesses = 1.5', "limits.processes = 1.5: this must be int"),
+        ('[labs."00"]\n[limits]\nprocesses = 1.5', "limits.processes = 1.5: expected int"),
         ('[labs."00"]\n[limits]\nseconds = inf', "limits.seconds = inf"),
         ('[labs."00"]\n[limits]\nseconds = nan', "limits.seconds = nan"),
-        ('[labs."00"]\n[limits]\ncolour = 3', "limits: 'colour' means nothing here"),
+        ('[labs."00"]\n[limits]\ncolour = 3', "limits: unknown key 'colour'"),
     ],
 )
 def test_each_mistake_is_one_sentence(text, said, tmp_path):
@@ -92,7 +92,7 @@ def test_each_mistake_is_one_sentence(text, said, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('notebooks = 3\n[labs."00"]', "notebooks = 3: this must be str"),
+        ('notebooks = 3\n[labs."00"]', "notebooks = 3: expected str"),
         ('notebooks = "nowhere"\n[labs."00"]', "there is no folder"),
         ('notebooks = "a\\u0000b"\n[labs."00"]', "without control characters"),
         ("labs = 3", "labs = 3: expected a table"),
@@ -159,7 +159,7 @@ def with_two_checks(cells):
     ("change", "said"),
     [
         (with_magic, "without a magic such as %time"),
-        (without_answer, 'write labkit.check("00.1", NAME_OF_THE_FUNCTION)'),
+        (without_answer, 'Write labkit.check("00.1", NAME_OF_THE_FUNCTION)'),
         (without_check, "no cell with labkit.check follows the exercise that begins with 'def on_gpu"),
         (without_tag, "the cell above the check of 00.1 has no tag `exercise`. Add the tag"),
         (with_two_checks, "two cells check 00.1"),
@@ -173,7 +173,7 @@ def test_a_notebook_of_ones_own_that_gives_no_exercises(change, said, tmp_path):
 def test_a_notebook_of_ones_own_that_is_none(content, tmp_path):
     text = mine(tmp_path, lambda cells: None)
     (tmp_path / "mine" / "00_mine.ipynb").write_bytes(content)
-    assert "00_mine.ipynb is no notebook that can be read" in refusal(tmp_path, text)
+    assert "00_mine.ipynb cannot be read as a notebook" in refusal(tmp_path, text)
 
 
 def test_a_notebook_of_ones_own_needs_no_solutions(tmp_path):
@@ -192,7 +192,7 @@ def test_an_exercise_that_the_kit_does_not_check(tmp_path):
         check_of(cells).source = check_of(cells).source.replace("00.1", "77.1")
 
     course = read(tmp_path, mine(tmp_path, renumbered))
-    with pytest.raises(ValueError, match="00_mine.ipynb: the kit has no check for an exercise 77.1"):
+    with pytest.raises(ValueError, match="00_mine.ipynb: there is no check for exercise 77.1"):
         release.files(course, list(course.labs), "labkit")
 
 

@@ -113,7 +113,7 @@ def assert_failed(found: Examined) -> None:
     assert (found.status, found.points) == ("failed", None)
     assert found.detail == "the check of 00.1 raised KeyError: 'a bug'"
     [result] = found.exercises
-    assert result["message"] == "this is an error of the grader, not of the answer"
+    assert result["message"] == "the grader has an error here, and not the answer"
 
 
 def test_other_exercises_keep_their_results_beside_a_check_with_a_bug(course, monkeypatch):

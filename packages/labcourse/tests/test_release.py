@@ -146,7 +146,7 @@ def test_settings_of_nbgrader_are_not_written_over(whole_course, tmp_path):
     files = release.files(whole_course, [whole_course.lab("00")], "nbgrader")
     own, settings = "c.Exchange.root = '/srv'\n", tmp_path / release.CONFIG
     settings.write_text(own)
-    with pytest.raises(ValueError, match="has settings of its own: put these lines into it") as raised:
+    with pytest.raises(ValueError, match="Add these lines to it") as raised:
         release.write(files, tmp_path)
     assert list(tmp_path.iterdir()) == [settings]
     settings.write_text(own + files[release.CONFIG])
@@ -173,13 +173,13 @@ def test_points_and_written_questions_come_from_the_course_file(tmp_path):
     [
         ('[labs."99"]', "no such lesson"),
         ("", "no labs"),
-        ('[labs."03"]\npoint = 3', "'point' means nothing here; there are due, points, written"),
+        ('[labs."03"]\npoint = 3', "unknown key 'point'. Expected one of due, points, written"),
         ('[labs."03"]\npoints = { "04.1" = 2 }', "no exercise 04.1"),
-        ('tries = "two"\n[labs."03"]', "tries = 'two': this must be int"),
+        ('tries = "two"\n[labs."03"]', "tries = 'two': expected int"),
         ('late_penalty = 2\n[labs."03"]', "late_penalty from 0 to 1"),
-        ('[labs."03"]\ndue = "Monday"', "write a date"),
+        ('[labs."03"]\ndue = "Monday"', "expected a date"),
         ('[labs."03"]\n[limits]\nmemory = "lots"', "lots"),
-        ('[labs."03"]\n[extensions]\nada = { "04" = 2027-01-01 }', "there is no lab '04'; there are 03_data_parallel"),
+        ('[labs."03"]\n[extensions]\nada = { "04" = 2027-01-01 }', "there is no lab '04'. Choose one of 03_data_parallel"),
     ],
 )
 def test_mistakes_in_the_course_file_are_named(text, said, tmp_path):

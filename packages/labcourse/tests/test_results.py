@@ -91,7 +91,7 @@ def rows(path):
 
 @pytest.mark.parametrize("status", [kind for kind in examination.KINDS])
 def test_students_do_not_see_remarks_for_the_instructor(status, asking, tmp_path):
-    exercise = "wrong" if status in examination.STANDING else status
+    exercise = "wrong" if status in examination.FINISHED else status
     told = record(asking, "ada", status=status, exercise=exercise, message=SECRET if exercise not in feedback.ENDINGS else "code cell 3")
     if exercise == "wrong":
         told["exercises"][0]["message"] = "Not yet: it is on the CPU"
@@ -106,8 +106,8 @@ def test_students_do_not_see_remarks_for_the_instructor(status, asking, tmp_path
 def test_a_page_says_what_a_student_needs(asking, tmp_path):
     late = record(asking, "ada", exercise="wrong", message="Not yet: `x` is on cpu", answer="Because")
     given = page(written(asking, [late], tmp_path, received="2026-11-22T12:00:00+00:00"), "ada")
-    assert "2 days late" in given and "The first 2 late days cost nothing." in given and "Nothing was taken off for lateness." in given
-    assert "Not yet: <code>x</code> is on cpu. The lesson explains" in given
+    assert "2 days late" in given and "The first 2 late days cost nothing." in given and "Nothing was deducted for lateness." in given
+    assert "Not yet: <code>x</code> is on cpu. For what you need" in given
     assert "Why does <code>copy_</code> <em>not</em> wait?" in given
     assert "Write <code>on_gpu(numbers)</code>" in given and '<pre class="code" tabindex="0">def on_gpu' in given
     assert "Not marked yet." in given

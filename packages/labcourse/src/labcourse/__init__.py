@@ -1,6 +1,7 @@
-"""Labs for a course: handing out, collecting and grading the lessons' exercises. It stands on `labkit.checks` and knows no virtual GPU.
+"""Hand out, collect and grade the exercises of lessons as the labs of a course.
 
-What the commands `labkit course release`, `collect` and `grade` do, a program does in five modules, a step each::
+The package uses `labkit.checks` and does not depend on virtual GPUs. Five modules do what the
+commands `labkit course release`, `collect` and `grade` do::
 
     from pathlib import Path
 

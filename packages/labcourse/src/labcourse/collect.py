@@ -1,7 +1,9 @@
-"""Collecting: which student handed in what, out of a folder, a zip file of a learning platform, or nbgrader's exchange.
+"""Find out which student handed in what.
 
-Identity and time come only from what the platform wrote (`labcourse.platforms`), never from a file of a student's own.
-Nothing is unpacked: a file's content is read within limits, and what is written goes to names made here.
+The submissions are in a folder, in a zip file of a learning platform, or in nbgrader's exchange.
+Who handed in and when is taken only from what the platform wrote (`labcourse.platforms`), never
+from a student's own file. Nothing is unpacked. Files are read within limits, and written under
+names that this module chooses.
 """
 
 import contextlib
@@ -25,20 +27,26 @@ from labcourse.sources import MANIFEST, STAMP, File, manifest, member_bytes, sho
 
 __all__ = ["Problem", "Submission", "collect", "write"]
 
-COPY = re.compile(r"(-[0-9]+| ?\([0-9]+\))$")  # how platforms and browsers number a second copy of a file
+COPY = re.compile(
+    r"(-[0-9]+| ?\([0-9]+\))$"
+)  # the number that platforms and browsers add to a copy
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's notebook for one lab: where it lies, not what is in it, so that a class of any size fits the memory.
+    """One student's notebook for one lab.
+
+    The content stays in its file, so that a class of any size fits into memory.
 
     Attributes:
-        digest: SHA-256 of its content.
-        origin: its name in the source.
-        source: the file, or the zip file that holds it as `member`; None where the content is `held`, on its way to another machine.
-        received: when, in ISO 8601, or "" where nobody knows; `known_from` says who does.
-        late: whether the platform's name for the file says so.
-        file_time: of the file, in ISO 8601; it may be that of the download.
+        digest: SHA-256 of the content.
+        origin: the name of the notebook in the source.
+        source: the file, or the zip file that has the notebook as `member`. None if the content is
+            in `held`, on its way to another machine.
+        received: when the notebook arrived, in ISO 8601, or "" if nobody knows.
+        known_from: who says when the notebook arrived.
+        late: whether the platform's name for the file says that it is late.
+        file_time: when the file was changed, in ISO 8601. It may be the time of the download.
     """
 
     student: str
@@ -54,7 +62,7 @@ class Submission:
     file_time: str = ""
 
     def read(self) -> bytes:
-        """Read the content. Return nothing if the file no longer holds what was collected."""
+        """Return the content, or nothing if the file no longer has the content of `digest`."""
         try:
             if self.source is None:
                 data = self.held
@@ -64,16 +72,23 @@ class Submission:
                 data = reading.file_bytes(self.source)
         except (UnreadableError, OSError, zipfile.BadZipFile):
             return b""
-        return data if hashlib.sha256(data).hexdigest() == self.digest else b""
+        if hashlib.sha256(data).hexdigest() != self.digest:
+            return b""
+        return data
 
     def loaded(self) -> "Submission":
-        """The same with its content in hand."""
+        """Return this submission with its content in `held`, for another machine."""
         return replace(self, source=None, member="", held=self.read())
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What was found and cannot be graded as it is, or is not as it should be."""
+    """Something that cannot be graded as it is, or that the instructor should know.
+
+    Attributes:
+        kind: one or two words, such as "missing", "duplicate" or "not a notebook".
+        detail: what is wrong, for a person to read.
+    """
 
     student: str
     lab: str
@@ -83,11 +98,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Found:
-    """A submission.
+    """Submission in the source, before the one that counts is chosen.
 
     Attributes:
-        received: when it came, as exactly as the platform's name says.
-        is_sure: whether the notebook itself or its name says which lab it is. Otherwise its folder does.
+        received: when it arrived, as exactly as the platform's name says.
+        is_sure: whether the notebook or its file name says which lab it is. Otherwise only the
+            name of a folder does.
     """
 
     submission: Submission
@@ -102,24 +118,35 @@ def collect(
     now: datetime | None = None,
     report: Callable[[str], Any] = lambda line: None,
 ) -> tuple[list[Submission], list[Problem]]:
-    """Everything in a folder or zip file, in order of lab and student, and what is wrong with it.
+    """Find all submissions in a folder or zip file, and what is wrong with them.
 
-    With nbgrader, a student's latest submission counts. Otherwise none of several counts until a
-    person decides.
+    With nbgrader, a student's latest submission counts. Otherwise, if a student has several
+    submissions, none counts until a person chooses one.
 
     Args:
+        students: the ids of those who should have handed in. By default, all who handed in
+            anything. A student who is not among them is graded and reported.
         students: those who should have handed in; without them, all who handed in anything.
             A student who is not among them is graded too, and named.
         now: a lab that is not due at this time is not missing. By default, the time of the call.
         report: gets a line of text when a file takes long to read. The line names the file.
 
+    Returns:
+        The submissions and the problems, both sorted by lab and student.
+
     Raises:
-        OSError, ValueError: the source is no folder or zip file.
+        OSError, ValueError: the source is not a folder or a zip file.
     """
+    problems = []
+    if not source.is_file():
+        problems += _known_problems(source)
     problems = [] if source.is_file() else _known_problems(source)
     found: dict[tuple[str, str], list[_Found]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
-        files = sources.in_zip(stack, source) if source.is_file() else sources.in_folder(source)
+        if source.is_file():
+            files = sources.in_zip(stack, source)
+        else:
+            files = sources.in_folder(source)
         owned, refused = _by_owner(files)
         problems += refused
         process = stack.enter_context(LimitedProcess(report))
@@ -133,22 +160,29 @@ def collect(
     for (student, lab), candidates in sorted(found.items()):
         chosen, others = _chosen(candidates)
         for other in others:
-            detail = f"{shown(other.origin)} is left out, because {shown(chosen[0].origin)} is the lab's notebook"
+            names = shown(other.origin), shown(chosen[0].origin)
+            detail = f"{names[0]} is ignored, because {names[1]} is the notebook of this lab"
             problems.append(Problem(student, lab, "left out", detail))
         if len(chosen) == 1:
             submissions += chosen
         else:
-            names = ", ".join(sorted(shown(candidate.origin) for candidate in chosen))
-            detail = f"{len(chosen)} submissions, none is graded: remove all but one of {names}"
+            origins = ", ".join(sorted(shown(candidate.origin) for candidate in chosen))
+            detail = (
+                f"{len(chosen)} submissions, and none is graded. Remove all but one of {origins}"
+            )
             problems.append(Problem(student, lab, "duplicate", detail))
     problems += _unlisted(course, found, set(students))
     problems += _missing(course, set(found), problems, set(students), now or datetime.now(UTC))
     submissions.sort(key=lambda item: (item.lab, item.student))
-    return submissions, sorted(set(problems), key=lambda item: (item.lab, item.student, item.kind, item.detail))
+
+    def order(item: Problem) -> tuple[str, ...]:
+        return item.lab, item.student, item.kind, item.detail
+
+    return submissions, sorted(set(problems), key=order)
 
 
 def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Problem]]:
-    """The files below each name of a student, and the names that cannot be used."""
+    """Sort files by the name that says whose they are, and report names that cannot be used."""
     owned: dict[Named, list[File]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     problems = []
@@ -159,19 +193,21 @@ def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Prob
             problems.append(Problem("", "", "name", f"{shown(str(file.path))}: {error}"))
             continue
         if not _is_id(name.student):
-            detail = f"{shown(str(file.path))!r} names no student in a way that can be used"
+            detail = f"the name {shown(str(file.path))!r} has no id of a student that can be used"
             problems.append(Problem(shown(name.student)[:100], "", "name", detail))
             continue
         counts[name.student] += 1
         if counts[name.student] <= sources.MOST:
             owned[name].append(file)
-    for student in sorted(student for student, count in counts.items() if count > sources.MOST):
-        detail = f"more than {sources.MOST} files, none is looked at. Leave only the notebooks"
+    too_many = sorted(student for student, count in counts.items() if count > sources.MOST)
+    for student in too_many:
+        detail = f"more than {sources.MOST} files, and none is read. Leave only the notebooks"
         problems.append(Problem(student, "", "refused", detail))
-    return {name: own for name, own in owned.items() if counts[name.student] <= sources.MOST}, problems
+    return {name: own for name, own in owned.items() if name.student not in too_many}, problems
 
 
 def _named(file: File) -> Named:
+    """Return the name, given by a platform, that says whose a file is."""
     top, *below = file.path.parts or ("?",)
     if platforms.GRADESCOPE.fullmatch(top) and below:
         top, *below = below
@@ -186,7 +222,10 @@ def _submissions_of(
     course: Course,
     process: LimitedProcess,
 ) -> Iterator[_Found | Problem]:
-    """The submissions of one student under one name. An error in one file does not stop the others."""
+    """Yield the submissions of a student under one name.
+
+    An error in one file does not stop the others.
+    """
     others: dict[str, list[str]] = defaultdict(list)
     for file in files:
         if file.path.suffix != ".ipynb" and not file.trouble:
@@ -198,8 +237,10 @@ def _submissions_of(
             detail = f"{shown(str(file.path))!r} cannot be read: {type(error).__name__}"
             yield Problem(name.student, "", "refused", detail)
     for lab, paths in others.items():
-        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-        yield Problem(name.student, lab, "not a notebook", ", ".join(paths[:3]) + more)
+        listed = ", ".join(paths[:3])
+        if len(paths) > 3:
+            listed += f" and {len(paths) - 3} more"
+        yield Problem(name.student, lab, "not a notebook", listed)
 
 
 def _identified(
@@ -208,10 +249,10 @@ def _identified(
     course: Course,
     process: LimitedProcess,
 ) -> Iterator[_Found | Problem]:
-    """The submission in a file.
+    """Yield the submission in a file, and what is wrong with it.
 
-    The lab is the one that the notebook names. Without such a name it is that of the file or of a
-    folder, and without these that of the exercises.
+    The lab is the one that the notebook names. If it names none, the name of the file or of a
+    folder says which lab it is, and otherwise the exercises do.
     """
     origin, by_name = _origin(file), _lab_by_name(name, file, course)
     try:
@@ -226,20 +267,20 @@ def _identified(
         said, checked = process.call(reading.described, data, about=f"reading {shown(origin)}")
         if said in {item.name for item in course.labs}:
             lab = said
-        else:
-            lab = by_name or next((item.name for item in course.labs if [item.name[:2]] == checked), "")
+        elif not lab:
+            lab = _lab_by_exercises(checked, course)
     except UnreadableError as error:
         unreadable = str(error)
     if not lab and len(course.labs) == 1:
         lab = course.labs[0].name
     if not lab:
-        reason = unreadable or "it cannot be told which lab this is"
+        reason = unreadable or "neither its name nor its content says which lab this is"
         yield Problem(name.student, "", "unknown", f"{shown(origin)}: {reason}")
         return
     if unreadable:
         yield Problem(name.student, lab, "unreadable", f"{shown(origin)}: {unreadable}")
     if stem != lab and not stem.endswith(f"_{lab}"):
-        yield Problem(name.student, lab, "renamed", f"{shown(origin)} is taken for {lab}")
+        yield Problem(name.student, lab, "renamed", f"{shown(origin)} is graded as {lab}")
     if file.doubted:
         reason = "because the student may have written it"
         detail = f"the file {STAMP} beside {shown(origin)} is ignored, {reason}"
@@ -258,30 +299,47 @@ def _identified(
         late=late,
         file_time=file.file_time,
     )
-    yield _Found(submission, name.received, is_sure=said == lab or stem == lab or lab[:2] in checked)
+    is_sure = said == lab or stem == lab or lab[:2] in checked
+    yield _Found(submission, name.received, is_sure)
 
 
 def _origin(file: File) -> str:
+    """Return the name of a file in the first source, before an earlier `collect`."""
     return file.known.get("origin") or str(file.path)
 
 
+def _lab_by_exercises(lessons: list[str], course: Course) -> str:
+    """Return the first lab of the lesson, if a notebook has exercises of only one, or ""."""
+    for lab in course.labs:
+        if [lab.name[:2]] == lessons:
+            return lab.name
+    return ""
+
+
 def _lab_by_name(name: Named, file: File, course: Course) -> str:
+    """Return the lab that the name of the file, of a folder or of the platform says, or ""."""
     names = {lab.name for lab in course.labs}
     candidates = (COPY.sub("", file.path.stem), *reversed(file.path.parts[:-1]), name.lab)
     return next((part for part in candidates if part in names), "")
 
 
 def _received(name: Named, file: File) -> tuple[str, str]:
-    """When the submission came, to the second, and who says so."""
+    """Return when a submission arrived, to the second, and who says so."""
     exact = name.received or file.stamp
     if not exact:
         return "", ""
     received = datetime.fromisoformat(exact).replace(microsecond=0).isoformat()
-    return received, file.known.get("known_from") or (MANIFEST if file.known else "nbgrader")
+    known_from = file.known.get("known_from")
+    if not known_from:
+        known_from = MANIFEST if file.known else "nbgrader"
+    return received, known_from
 
 
 def _chosen(candidates: list[_Found]) -> tuple[list[Submission], list[Submission]]:
-    """Choose the submission that counts. Return it, or several for a person to decide, and the others."""
+    """Return the submissions that count, and the others.
+
+    More than one submission is returned first if a person has to choose.
+    """
     if all(item.submission.known_from == "nbgrader" for item in candidates):
         latest = max(item.received for item in candidates)
         candidates = [item for item in candidates if item.received == latest]
@@ -292,7 +350,7 @@ def _chosen(candidates: list[_Found]) -> tuple[list[Submission], list[Submission
 
 
 def _unlisted(course: Course, found: Iterable[tuple[str, str]], listed: set[str]) -> list[Problem]:
-    """Students who are not in the list, by what they handed in and by their extensions."""
+    """Report students who handed in or have an extension, and are not in the list of students."""
     if not listed:
         return []
     strangers = [key for key in found if key[0] not in listed]
@@ -313,26 +371,31 @@ def _missing(
     listed: set[str],
     now: datetime,
 ) -> list[Problem]:
-    """Students who have handed in nothing for a lab that is due.
+    """Report students who have handed in nothing for a lab that is due.
 
-    A lab without a date is due once somebody has handed it in.
+    A lab without a date is due as soon as somebody has handed it in.
     """
     known = found | {(problem.student, problem.lab) for problem in problems}
     expected = sorted(listed or {student for student, _ in found})
     missing = []
     for lab in course.labs:
-        came = any(name == lab.name for _, name in found)
+        handed_in = any(name == lab.name for _, name in found)
         for student in expected:
             due = course.due(student, lab)
-            is_due = due < now if due else came
+            is_due = handed_in if due is None else due < now
             if is_due and (student, lab.name) not in known:
-                reason = "nothing that can be graded" if (student, "") in known else "nothing was handed in"
+                reason = "nothing was handed in"
+                if (student, "") in known:
+                    reason = "nothing that can be graded was handed in"
                 missing.append(Problem(student, lab.name, "missing", reason))
     return missing
 
 
 def _is_id(name: str) -> bool:
-    """Whether it can be a file's name and a table's cell: letters of any script can, what a spreadsheet would compute cannot."""
+    """Return whether a name is safe as a file name and as a cell of a table.
+
+    Letters of any script are. A formula, which a spreadsheet program would compute, is not.
+    """
     return (
         0 < len(name.encode(errors="replace")) <= 200
         and name.isprintable()
@@ -342,18 +405,25 @@ def _is_id(name: str) -> bool:
 
 
 def _known_problems(folder: Path) -> list[Problem]:
-    """The problems that an earlier `collect` found and that are still there; what was missing then may have come since."""
+    """Return the problems that an earlier `collect` found and that remain.
+
+    Missing submissions may have arrived since, so they are left out.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = [Problem(**item) for item in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["problems"]]
-        return [item for item in known if item.kind != "missing" and not (folder / item.student / f"{item.lab}.ipynb").exists()]
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        remaining = []
+        for item in [Problem(**entry) for entry in content["problems"]]:
+            notebook = folder / item.student / f"{item.lab}.ipynb"
+            if item.kind != "missing" and not notebook.exists():
+                remaining.append(item)
+        return remaining
     return []
 
 
 def write(submissions: list[Submission], problems: list[Problem], folder: Path) -> None:
-    """Write a folder for each student with a notebook for each lab, and a list of all.
+    """Write a folder per student with a notebook per lab, and a list of all submissions.
 
-    Remove what an earlier `collect` wrote there and this one did not find, such as the first of two
-    submissions.
+    Notebooks that an earlier `collect` wrote there and this one did not find are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     earlier = manifest(folder)
@@ -363,14 +433,26 @@ def write(submissions: list[Submission], problems: list[Problem], folder: Path) 
         path.parent.mkdir(exist_ok=True)
         data = item.read()
         if hashlib.sha256(data).hexdigest() != item.digest:
-            problems = [*problems, Problem(item.student, item.lab, "refused", f"{shown(item.origin)} has changed since it was found")]
+            detail = f"{shown(item.origin)} has changed since it was found"
+            problems = [*problems, Problem(item.student, item.lab, "refused", detail)]
             continue
         path.write_bytes(data)
-        about = {"student": item.student, "lab": item.lab, "file": str(path.relative_to(folder)), "origin": item.origin}
-        when = {"received": item.received, "known_from": item.known_from, "late": item.late, "file_time": item.file_time}
-        listed.append({**about, **when, "sha256": item.digest})
+        listed.append(
+            {
+                "student": item.student,
+                "lab": item.lab,
+                "file": str(path.relative_to(folder)),
+                "origin": item.origin,
+                "received": item.received,
+                "known_from": item.known_from,
+                "late": item.late,
+                "file_time": item.file_time,
+                "sha256": item.digest,
+            }
+        )
     for name in set(earlier) - {str(item["file"]) for item in listed}:
         if re.fullmatch(r"[^/]+/[^/]+\.ipynb", name) and ".." not in name.split("/"):
             (folder / name).unlink(missing_ok=True)
     content = {"submissions": listed, "problems": [asdict(problem) for problem in problems]}
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    (folder / MANIFEST).write_text(text, encoding="utf-8")

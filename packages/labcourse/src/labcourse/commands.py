@@ -1,7 +1,8 @@
-"""The commands `python -m labkit course release`, `collect` and `grade`."""
+"""Commands `python -m labkit course release`, `collect` and `grade`."""
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,72 +16,159 @@ BAR = 24  # characters
 
 
 def add_to(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
-    """The command `course` of `python -m labkit`, which finds it by this function's name: three commands and their options."""
+    """Add the command `course`, which has three commands of its own, to those of `labkit`.
+
+    `labkit` finds this function by its name.
+    """
     text = "Hand out, collect and grade the lessons' exercises in a course."
     parser = subparsers.add_parser("course", help=text, description=text)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    texts = {
-        "release": "Write the notebooks that students get, and the instructor's with the solutions.",
-        "collect": "Bring together what was handed in, and say what is missing, twice there, renamed, no notebook, or too large.",
-        "grade": "Grade what was handed in, each submission in a sandbox. Started again, it goes on where it was.",
-    }
-    made = {name: commands.add_parser(name, help=text, description=text) for name, text in texts.items()}
-    for name, command in made.items():
-        command.set_defaults(command=_run, does={"release": _release, "collect": _collect, "grade": _grade}[name])
-        command.add_argument(
-            "--course", default=COURSE_FILE, metavar="FILE", help=f"the course's description (default: {COURSE_FILE}, here)"
+
+    def command(name: str, run: Callable[..., int], text: str) -> "CommandParser":
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(command=_run, does=run)
+        made.add_argument(
+            "--course",
+            default=COURSE_FILE,
+            metavar="FILE",
+            help=f"the file that describes the course (default: {COURSE_FILE} in this folder)",
         )
-    made["release"].add_argument("labs", nargs="*", metavar="LESSON", help="lessons, by number or name (default: all labs of the course)")
-    made["release"].add_argument("--to", required=True, metavar="DIR", help="where the notebooks go")
-    made["release"].add_argument("--format", default="labkit", help="labkit, nbgrader or gradescope (default: labkit)")
-    made["release"].add_argument("--check", action="store_true", help="write nothing; fail if DIR is not what would be written now")
-    made["collect"].add_argument("source", metavar="SOURCE", help="a folder, a zip file of a platform, or nbgrader's exchange")
-    made["collect"].add_argument("--to", required=True, metavar="DIR", help="where the submissions go")
-    made["grade"].add_argument("source", metavar="SUBMISSIONS", help="what `collect` wrote, or any of its sources")
-    made["grade"].add_argument("--out", required=True, metavar="DIR", help="where records, tables and pages go")
-    made["grade"].add_argument("--workers", type=int, default=1, metavar="N", help="sandboxes at the same time (default: 1)")
-    made["grade"].add_argument("--scheduler", metavar="tcp://…", help="a Dask scheduler, whose workers do the work")
-    weaker = "bubblewrap; unshare or none, where submissions can READ and WRITE your files (default: bubblewrap)"
-    made["grade"].add_argument("--sandbox", metavar="NAME", help=weaker)
-    made["grade"].add_argument("--again", action="append", default=[], metavar="LAB/STUDENT", help="grade this one anew; may be repeated")
-    made["grade"].add_argument("--dates", metavar="FILE", help="a CSV file with student, lab and received: when submissions came")
-    for name in ("collect", "grade"):
-        made[name].add_argument("--students", metavar="FILE", help="a CSV file with a column `student`: who is in the course")
+        return made
+
+    _add_release(
+        command("release", _release, "Write notebooks for students, and for you with solutions.")
+    )
+    text = (
+        "Find each student's notebooks in what was handed in. Report what is missing, handed in "
+        "twice, renamed, too large, or not a notebook."
+    )
+    _add_collect(command("collect", _collect, text))
+    text = (
+        "Grade what was handed in, each submission in a sandbox. If grading was interrupted, the "
+        "same command goes on where it stopped."
+    )
+    _add_grade(command("grade", _grade, text))
+
+
+def _add_release(parser: "CommandParser") -> None:
+    """Add the options of `release`."""
+    parser.add_argument(
+        "labs",
+        nargs="*",
+        metavar="LESSON",
+        help="lessons, by number or name (default: all labs of the course)",
+    )
+    parser.add_argument("--to", required=True, metavar="DIR", help="the folder for the notebooks")
+    parser.add_argument(
+        "--format", default="labkit", help="labkit, nbgrader or gradescope (default: labkit)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing, and fail if DIR differs from what would be written",
+    )
+
+
+def _add_collect(parser: "CommandParser") -> None:
+    """Add the options of `collect`."""
+    parser.add_argument(
+        "source", metavar="SOURCE", help="a folder, a platform's zip file, or nbgrader's exchange"
+    )
+    parser.add_argument("--to", required=True, metavar="DIR", help="the folder for the submissions")
+    _add_students(parser)
+
+
+def _add_grade(parser: "CommandParser") -> None:
+    """Add the options of `grade`."""
+    parser.add_argument(
+        "source", metavar="SUBMISSIONS", help="what `collect` wrote, or any SOURCE of `collect`"
+    )
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="the folder for records, tables and pages"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of sandboxes that run at the same time (default: 1)",
+    )
+    parser.add_argument(
+        "--scheduler",
+        metavar="tcp://…",
+        help="address of a Dask scheduler whose workers grade the submissions",
+    )
+    parser.add_argument(
+        "--sandbox",
+        metavar="NAME",
+        help="bubblewrap, unshare or none (default: bubblewrap). With unshare or none, "
+        "submissions can READ and WRITE your files",
+    )
+    parser.add_argument(
+        "--again",
+        action="append",
+        default=[],
+        metavar="LAB/STUDENT",
+        help="grade this submission again (may be repeated)",
+    )
+    parser.add_argument(
+        "--dates",
+        metavar="FILE",
+        help="a CSV file that says when submissions arrived: columns student, lab and received",
+    )
+    _add_students(parser)
+
+
+def _add_students(parser: "CommandParser") -> None:
+    """Add the option `--students`."""
+    parser.add_argument(
+        "--students",
+        metavar="FILE",
+        help="a CSV file with the students of the course, in a column `student`",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Run a command, and print an error that the user can correct as one line."""
+
     from labcourse import assignment
     from labcourse.sandbox import SandboxError
 
     try:
         return options.does(options, assignment.read(Path(options.course)))
     except OSError as error:
-        print(f"labkit course: {error.filename}: {error.strerror}" if error.filename else f"labkit course: {error}", file=sys.stderr)
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"labkit course: {message}", file=sys.stderr)
         return 2
     except (ValueError, SandboxError, RuntimeError) as error:
         print(f"labkit course: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("labkit course: interrupted. What was done stays; the same command goes on from there.", file=sys.stderr)
-        return 130  # as a shell reports it
+        line = "interrupted. Finished results are kept. The same command goes on from there."
+        print(f"labkit course: {line}", file=sys.stderr)
+        return 130  # the exit status that shells use for an interrupt
 
 
 def _release(options: argparse.Namespace, course: "Course") -> int:
+    """Write the notebooks of a release, or compare them with a folder."""
     from labcourse import gradescope, release
 
     labs = [course.lab(name) for name in options.labs] or list(course.labs)
     files: dict[str, str | bytes] = {}
     for count, lab in enumerate(labs, 1):
-        is_gradescopes = options.format == "gradescope"
-        files |= gradescope.files(course, [lab]) if is_gradescopes else release.files(course, [lab], options.format)
-        _progress(f"{lab.name} is read", count / len(labs))
+        if options.format == "gradescope":
+            files |= gradescope.files(course, [lab])
+        else:
+            files |= release.files(course, [lab], options.format)
+        _progress(f"read {lab.name}", count / len(labs))
     folder = Path(options.to)
     if options.check:
         drifted = release.drifted(files, folder)
         for line in drifted:
             print(line)
-        print(f"{len(files) - len(drifted)} of {len(files)} files are as they should be")
-        return 1 if drifted else 0
+        unchanged = len(files) - len(drifted)
+        print(f"{unchanged} of {len(files)} files are as a release would write them")
+        return int(bool(drifted))
     release.write(files, folder)
     for name in files:
         print(f"wrote {folder / name}")
@@ -88,27 +176,35 @@ def _release(options: argparse.Namespace, course: "Course") -> int:
 
 
 def _students(options: argparse.Namespace) -> dict[str, dict[str, str]]:
-    """The rows of the table of students by their ids: the columns are what platforms know them by."""
+    """Return the rows of the table of students, by their ids.
+
+    The columns hold the names under which platforms know a student.
+    """
     from labcourse import platforms, tables
 
-    rows = tables.read(Path(options.students), ["student"]) if options.students else []
+    if not options.students:
+        return {}
+    rows = tables.read(Path(options.students), ["student"])
     return {platforms.normal(row["student"]): row for row in rows if row["student"].strip()}
 
 
 def _collect(options: argparse.Namespace, course: "Course") -> int:
+    """Collect submissions into a folder, and print what is wrong with them."""
     from labcourse import collect
 
     source, target = Path(options.source), Path(options.to)
     if target.exists() and target.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f"--to {target} lies inside {source} and would be collected too. Choose a folder beside it")
+        reason = f"is inside {source} and would be collected too"
+        raise ValueError(f"--to {target} {reason}. Choose a folder outside")
     submissions, problems = collect.collect(source, course, _students(options), report=_progress)
     collect.write(submissions, problems, target)
     _print(problems)
-    print(f"{len(submissions)} submissions in {options.to}, {len(problems)} remarks")
+    print(f"{len(submissions)} submissions in {options.to}, {len(problems)} problems")
     return 0
 
 
 def _print(problems: "list[Problem]") -> None:
+    """Print each problem on a line."""
     from labcourse import sources
 
     for problem in problems:
@@ -117,24 +213,43 @@ def _print(problems: "list[Problem]") -> None:
 
 
 def _grade(options: argparse.Namespace, course: "Course") -> int:
+    """Grade the submissions that have no result yet, and write all tables and pages."""
     from labcourse import collect, grading, marks, results
 
     if options.workers < 1:
-        raise ValueError(f"--workers {options.workers}: choose 1 or more")
+        raise ValueError(f"--workers {options.workers}: expected 1 or more")
     students = _students(options)
-    dates = marks.read_dates(Path(options.dates)) if options.dates else {}
-    submissions, problems = collect.collect(Path(options.source), course, students, report=_progress)
-    store = grading.Store(Path(options.out))
-    count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress, options.again)
+    dates = {}
+    if options.dates:
+        dates = marks.read_dates(Path(options.dates))
+    source, target = Path(options.source), Path(options.out)
+    submissions, problems = collect.collect(source, course, students, report=_progress)
+    store = grading.Store(target)
+    count = grading.grade_all(
+        course,
+        submissions,
+        store,
+        options.workers,
+        options.scheduler,
+        options.sandbox,
+        _progress,
+        options.again,
+    )
     results.write(course, submissions, problems, store, students, dates, _progress)
-    print(f"{count} graded, {len(submissions) - count} kept, {len(problems)} remarks: see {Path(options.out) / 'index.html'}")
+    kept = len(submissions) - count
+    counts = f"{count} graded now, {kept} graded before, {len(problems)} problems"
+    print(f"{counts}. See {target / 'index.html'}")
     return 0
 
 
 def _progress(line: str, done: float | None = None) -> None:
-    """A line for each step; in a terminal one bar that grows."""
+    """Print a line for each step, or draw one progress bar in a terminal.
+
+    `done` is the finished share, from 0 to 1.
+    """
     if done is None or not sys.stderr.isatty():
         print(line, file=sys.stderr, flush=True)
         return
     bar = ("█" * int(BAR * done)).ljust(BAR, "░")
-    print(f"\r{bar} {line[:100]}\x1b[K", end="\n" if done == 1 else "", file=sys.stderr, flush=True)
+    end = "\n" if done == 1 else ""
+    print(f"\r{bar} {line[:100]}\x1b[K", end=end, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Compare the answers of a class: who has the published solution, and who has the same answer.
 
-Equal answers prove nothing. An answer of a few words is the same for everybody who is right. So each
-group comes with its size and with the number of parts that the answer has.
+Equal answers prove nothing. A short answer is the same for everybody who is right. So each group
+comes with its size, and with the number of parts in its answer.
 """
 
 import ast
@@ -16,25 +16,27 @@ from labcourse.simplified import simplified
 
 __all__ = ["Compared", "Group", "Normal", "Pair", "compared", "normalized", "pairs"]
 
-SHORT = 25  # parts: answers of fewer agree by chance
-FEW = 3  # students: an answer that more students share says little about two of them
+SHORT = 25  # parts. Shorter answers are often equal by chance.
+FEW = 3  # students. An answer that more students share says little about two of them.
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-SYNTAX = (ast.arg, ast.arguments, ast.keyword)  # are no parts of their own
+SYNTAX = (ast.arg, ast.arguments, ast.keyword)  # nodes that do not count as parts
 UNUSED = ("annotation", "returns", "type_comment", "type_params", "kind")
 COMMUTATIVE = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
-PIECE = 8  # parts: shorter statements are in many answers
-SHARED = 0.4  # of the rare statements of an answer: two that share less agree by chance
+LONG = 8  # parts of a long statement. Shorter statements are in many answers.
+SHARED = 0.4  # of an answer's rare statements. Two answers that share less are alike by chance.
 
 
 @dataclass(frozen=True)
 class Normal:
-    """An answer without its names, comments, layout, docstrings, types and order of lines.
+    """Normal form of an answer.
+
+    It does not depend on the names, comments, layout, docstrings, types and the order of lines.
 
     Attributes:
-        form: a digest, equal for answers that differ in nothing else; "" where there is no answer.
-        parts: the names, operators, constants and statements in it.
-        parsed: whether it is Python; other texts are compared word by word.
-        pieces: its long statements, each with the number of its parts.
+        form: a digest. Answers with the same normal form have the same digest. "" for no answer.
+        parts: the number of names, operators, constants and statements.
+        parsed: whether the answer is Python. Other texts are compared word by word.
+        pieces: the digests of the long statements, each with the number of its parts.
     """
 
     form: str
@@ -44,10 +46,10 @@ class Normal:
 
 
 def normalized(source: str, name: str = "") -> Normal:
-    """Normalize one answer: the function called `name`, and what it uses in this cell.
+    """Normalize an answer: the function called `name`, and what it uses from its cell.
 
     A cell without such a function is normalized as a whole. Call this function in a
-    `labcourse.limited_process.LimitedProcess`, because parsing can take for ever.
+    `labcourse.limited_process.LimitedProcess`, because parsing may never end.
     """
     lines = source.splitlines()
     plain = "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
@@ -66,21 +68,26 @@ def normalized(source: str, name: str = "") -> Normal:
 
 
 def as_text(source: str) -> Normal:
-    """Normalize a written answer, or code that cannot be parsed within the limits, to its words."""
+    """Normalize a written answer, or code that cannot be parsed, to its words."""
     words = re.findall(r"\w+", source.casefold())
     return Normal(_digest(" ".join(words)), len(words), parsed=False)
 
 
 def _digest(form: str) -> str:
-    return hashlib.sha256(form.encode(errors="replace")).hexdigest() if form else ""
+    """Return the SHA-256 of a normal form, or "" for an empty one."""
+    if not form:
+        return ""
+    return hashlib.sha256(form.encode(errors="replace")).hexdigest()
 
 
 def _used(module: ast.Module, name: str) -> list[ast.stmt]:
-    """The statement that defines a name, and those that define what it uses."""
+    """Return the statements that define a name, and those that define what it uses."""
     defined: dict[str, list[ast.stmt]] = defaultdict(list)
     for statement in module.body:
-        targets = [statement.name] if isinstance(statement, DEFINITIONS) else []
-        if isinstance(statement, ast.Assign):
+        targets: list[str] = []
+        if isinstance(statement, DEFINITIONS):
+            targets.append(statement.name)
+        elif isinstance(statement, ast.Assign):
             targets += [target.id for target in statement.targets if isinstance(target, ast.Name)]
         for target in targets:
             defined[target].append(statement)
@@ -109,9 +116,9 @@ def _imported(module: ast.Module) -> dict[str, str]:
 
 
 def _own_names(statements: list[ast.stmt]) -> dict[str, str]:
-    """The names that an answer gives, each with its replacement.
+    """Return the names that an answer defines, each with its replacement.
 
-    A parameter is replaced by its place. All other names are replaced by the same word.
+    A parameter is replaced with its index, and every other name with the same word.
     """
     nodes = [node for statement in statements for node in ast.walk(statement)]
     own: dict[str, str] = {}
@@ -133,12 +140,12 @@ def _own_names(statements: list[ast.stmt]) -> dict[str, str]:
 
 
 class _Written:
-    """Write statements as a text that does not depend on their order and on the answer's names.
+    """Writer of statements in a text that does not depend on their order and their names.
 
     Attributes:
-        parts: how many parts were written.
-        pieces: the parts of each long statement by its digest. The blocks of a statement are
-            statements of their own.
+        parts: the number of parts written so far.
+        pieces: the number of parts of each long statement, by its digest. The inner blocks of a
+            statement are not part of it.
     """
 
     def __init__(self, own: dict[str, str]) -> None:
@@ -147,9 +154,11 @@ class _Written:
         self.pieces: dict[str, int] = {}
 
     def block(self, statements: list[ast.stmt]) -> str:
+        """Return the text of a block of statements."""
         return "{" + ";".join(sorted(map(self._statement, statements))) + "}"
 
     def _statement(self, statement: ast.stmt) -> str:
+        """Return the text of one statement, and keep the digest of a long one in `pieces`."""
         whole, head, parts = [type(statement).__name__], [type(statement).__name__], 1
         self.parts += 1
         for value in self._values(statement):
@@ -158,7 +167,7 @@ class _Written:
             if not _is_block(value):
                 head.append(whole[-1])
                 parts += self.parts - before
-        if parts >= PIECE:
+        if parts >= LONG:
             self.pieces[_digest(",".join(head))] = parts
         return ",".join(whole)
 
@@ -195,13 +204,17 @@ class _Written:
                 keywords = [(own.get(name or "", name), value) for name, value in keywords]
             written = [self._form(ast.keyword(name, value)) for name, value in keywords]
             values["keywords"] = sorted(written)
-        for field in ("id", "name", "asname", "" if isinstance(node, ast.keyword) else "arg"):
+        names = ["id", "name", "asname"]
+        if not isinstance(node, ast.keyword):
+            names.append("arg")
+        for field in names:
             if isinstance(values.get(field), str):
                 values[field] = own.get(values[field], values[field])
         return list(values.values())
 
 
 def _is_block(value: object) -> bool:
+    """Return whether a field of a node is a block of statements."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], ast.stmt)
 
 
@@ -214,7 +227,12 @@ def _operands(node: ast.expr, kind: type[ast.operator]) -> list[ast.expr]:
 
 @dataclass(frozen=True)
 class Group:
-    """Students with the same answer."""
+    """Students whose answers are equal.
+
+    Attributes:
+        parts: the number of parts in the answer.
+        parsed: whether the answer is Python.
+    """
 
     students: tuple[str, ...]
     parts: int
@@ -223,14 +241,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Compared:
-    """The answers to one exercise.
+    """Comparison of all answers to one exercise.
 
     Attributes:
-        answers: the students who answered.
-        solution: those who have the published solution; empty where none is published.
-        solution_parts: how many parts that solution has.
-        groups: of the others, those who have the same answer, the longest answers first.
-        forms: the distinct answers.
+        answers: the number of students who answered.
+        solution: the students with a published solution.
+        solution_parts: the number of parts in the longest published solution.
+        groups: students whose answers are equal and not published, the longest answers first.
+        forms: the number of different answers.
         in_part: pairs of students with different answers that share a large and rare part.
     """
 
@@ -243,7 +261,7 @@ class Compared:
 
     @property
     def most_frequent(self) -> int:
-        """The number of students who have the most frequent answer."""
+        """Return how many students have the most frequent answer."""
         sizes = [len(group.students) for group in self.groups]
         return max(len(self.solution), min(1, self.answers), *sizes)
 
@@ -257,7 +275,7 @@ def compared(
 
     Args:
         answers: the answers by the students' ids.
-        handed_out: stubs, which are no answers.
+        handed_out: the stubs, which do not count as answers.
     """
     published = {solution.form: solution for solution in solutions}
     ignored = {"", *(stub.form for stub in handed_out)} - set(published)
@@ -291,11 +309,11 @@ def _alike(
     students: dict[str, int],
     known: set[str],
 ) -> list[tuple[str, str]]:
-    """Return the pairs of different answers that share long statements that hardly anybody has.
+    """Return the pairs of different answers that share long statements which few students have.
 
     Args:
-        students: how many students have each answer that is not published.
-        known: statements that do not count, because they were handed out or are published.
+        students: how many students have each answer. Published answers are left out.
+        known: statements that do not count, because they were handed out or published.
     """
     having: dict[str, list[str]] = defaultdict(list)
     sizes: dict[str, int] = {}
@@ -319,17 +337,20 @@ def _alike(
 
 @dataclass(frozen=True)
 class Pair:
-    """Two students who share answers that hardly anybody else has, with the exercises."""
+    """Two students with the same rare answers, and the exercises that they share.
+
+    The name of an exercise ends in "(in part)" if only a part of the answers is the same.
+    """
 
     students: tuple[str, str]
     exercises: tuple[str, ...]
 
 
 def pairs(found: dict[str, Compared]) -> list[Pair]:
-    """Pairs of students who share answers, the most answers first.
+    """List the pairs of students who share answers, the pairs with most answers first.
 
-    An answer counts if it is long, is not published, and at most `FEW` students have it. So does
-    a long part of an answer.
+    An answer counts if it is long and not published, and if at most `FEW` students have it. A long
+    part of an answer counts, too.
     """
     shared: dict[tuple[str, str], list[str]] = defaultdict(list)
     for exercise, item in found.items():

@@ -1,4 +1,8 @@
-"""A control group of the system around a sandbox, where this user may make one: it counts memory whoever holds it, in whatever form."""
+"""Linux control group that limits the memory of a sandbox.
+
+The kernel counts the memory of all processes in the group, whichever process holds the memory
+and in whatever form. On many computers only root may create such a group.
+"""
 
 import contextlib
 import os
@@ -8,16 +12,17 @@ from pathlib import Path
 
 import psutil
 
-# The limit, and the count of processes that were ended for it, in version 2 and in version 1.
+# The files with the limit and with the number of killed processes, in version 2 and in version 1.
 FILES = (("memory.max", "memory.events"), ("memory.limit_in_bytes", "memory.oom_control"))
 TREES = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
+ALLOWANCE = 256 << 20  # bytes for what the fork server itself needs beside the submission
 
 
-OWN = re.compile(r"labkit-(\d+)-\d+")  # the grader's process, and that of its sandbox
+OWN = re.compile(r"labkit-(\d+)-\d+")  # labkit-(process of the grader)-(process of the sandbox)
 
 
 class ControlGroup:
-    """The group of a sandbox's fork server and of all that it forks."""
+    """Control group with the fork server of a sandbox and all processes that it forks."""
 
     def __init__(self, folder: Path, version: int) -> None:
         self._folder = folder
@@ -26,7 +31,15 @@ class ControlGroup:
 
     @classmethod
     def around(cls, pid: int, memory: int) -> "ControlGroup | None":
-        """A group with this process and its children, which may take so many bytes more than now; None where none can be made."""
+        """Create a group with a process and its children.
+
+        Args:
+            pid: the process, which is a sandbox's fork server.
+            memory: how many bytes the group may use beyond what it uses now.
+
+        Returns:
+            None if this user may not create a control group that limits memory.
+        """
         for version, tree in enumerate(TREES):
             group = cls(Path(tree, f"labkit-{os.getpid()}-{pid}"), version)
             if not Path(tree, "cgroup.procs").exists() and not Path(tree, "tasks").exists():
@@ -34,29 +47,31 @@ class ControlGroup:
             _remove_abandoned(Path(tree))
             try:
                 group._folder.mkdir()
-                if not (group._folder / group._limit).exists():  # nobody counts memory there
-                    raise OSError
+                if not (group._folder / group._limit).exists():
+                    raise OSError("the kernel does not count memory in this tree")
                 before = sum(process.memory_info().rss for process in cls._tree(pid))
-                (group._folder / group._limit).write_text(str(before + memory + (256 << 20)))
+                (group._folder / group._limit).write_text(str(before + memory + ALLOWANCE))
                 for process in cls._tree(pid):
                     (group._folder / "cgroup.procs").write_text(str(process.pid))
             except (OSError, psutil.Error):
                 group.remove()
                 continue
-            group._seen = group._ended()
+            group._seen = group._killed()
             return group
         return None
 
     @staticmethod
     def _tree(pid: int) -> list[psutil.Process]:
+        """List a process and all its descendants."""
         return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
 
     def ran_out(self) -> bool:
-        """Whether the system has ended a process of the group for its memory since this was last asked."""
-        seen, self._seen = self._seen, self._ended()
+        """Return whether the kernel has killed a process of the group since the last call."""
+        seen, self._seen = self._seen, self._killed()
         return self._seen > seen
 
-    def _ended(self) -> int:
+    def _killed(self) -> int:
+        """Count the processes that the kernel killed because the group exceeded its limit."""
         with contextlib.suppress(OSError):
             for line in (self._folder / self._events).read_text().splitlines():
                 if line.startswith("oom_kill "):
@@ -64,17 +79,18 @@ class ControlGroup:
         return 0
 
     def remove(self) -> None:
+        """Remove the group. Give up after 0.2 s if a process remains in it."""
         for _ in range(20):
             try:
                 return self._folder.rmdir()
             except FileNotFoundError:
                 return None
-            except OSError:  # its last process is still on its way out
+            except OSError:  # its last process has not quite ended
                 time.sleep(0.01)
 
 
 def _remove_abandoned(tree: Path) -> None:
-    """Remove the groups of graders that were killed. Groups of other programs stay."""
+    """Remove the groups of graders that were killed. Groups of other programs are kept."""
     for folder in tree.glob("labkit-*"):
         named = OWN.fullmatch(folder.name)
         if named and not psutil.pid_exists(int(named[1])):

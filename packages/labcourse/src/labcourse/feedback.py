@@ -22,14 +22,22 @@ from labcourse.examination import KINDS
 from labcourse.grading import Store, write_file
 from labkit import checks
 
-__all__ = ["exercise_view", "rich", "sentence", "student_view", "write_page", "write_returns", "zipped"]
+__all__ = [
+    "exercise_view",
+    "rich",
+    "sentence",
+    "student_view",
+    "write_page",
+    "write_returns",
+    "zipped",
+]
 
-RETURN = "return"  # the folder of what goes back to students
+RETURN = "return"  # the folder with what goes back to students
 LONG_AGO = (1980, 1, 1, 0, 0, 0)  # so that the same pages make the same bytes
 MAIL = ("Email address", "Email", "email", "mail")  # columns of the table of students
 VERDICTS = ("right", "wrong", "not attempted")
-# Endings of a notebook or an answer that its student should know about. The instructor decides
-# about all others.
+# How an answer can end that its student should know about. The instructor decides about all other
+# endings.
 ENDINGS = {
     "time": "Your notebook ran out of time",
     "memory": "Your notebook ran out of memory",
@@ -39,11 +47,11 @@ ENDINGS = {
     "unreadable": "Your notebook cannot be read",
 }
 
-People = dict[str, dict[str, str]]  # the rows of the instructor's table of students, by student
+People = dict[str, dict[str, str]]  # the rows of the instructor's table of students, by their ids
 
 
 def student_view(record: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a record that its student may see."""
+    """Return the parts of a record that its student may see."""
     ending = ENDINGS.get(record["status"], "")
     if ending and record["detail"]:
         ending += f": {record['detail']}"
@@ -53,22 +61,24 @@ def student_view(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def exercise_view(item: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an exercise's result that its student may see.
+    """Return the parts of an exercise's result that its student may see.
 
-    Without a verdict, `points` is None.
+    `points` is None if there is no verdict yet.
     """
     status, message = item["status"], item["message"]
     view = {key: item[key] for key in ("number", "points", "out_of")}
     if status in VERDICTS:
         return view | {"status": status, "message": message}
     if status in ENDINGS and status != "unreadable":
-        said = "" if message == KINDS[status] else message[:1].upper() + message[1:]
+        said = ""
+        if message != KINDS[status]:
+            said = message[:1].upper() + message[1:]
         return view | {"status": KINDS[status], "message": said}
     return view | {"status": "not marked yet", "message": "", "points": None}
 
 
 def rich(text: str) -> markupsafe.Markup:
-    """Markdown's code, strong text and emphasis as HTML. Everything else stays text."""
+    """Convert code, strong text and emphasis from Markdown to HTML. All else remains text."""
     escaped = str(markupsafe.escape(text))
     parts = re.split(r"\s*```\w*\n(.*?)```\s*|`([^`]+)`", escaped, flags=re.DOTALL)
     for place, part in enumerate(parts):
@@ -85,13 +95,15 @@ def rich(text: str) -> markupsafe.Markup:
 
 
 def sentence(text: str) -> str:
-    """The text with a full stop, if it has no other end."""
+    """Return a text that ends with a full stop, unless it has another end."""
     text = text.strip()
-    return text if not text or text[-1] in ".!?:…" else f"{text}."
+    if not text or text[-1] in ".!?:…":
+        return text
+    return f"{text}."
 
 
 def page_path(store: Store, lab: str, student: str) -> Path:
-    """Where a student's page is, or will be."""
+    """Return the path of a student's page."""
     return store.folder / "feedback" / lab / f"{student}.html"
 
 
@@ -107,7 +119,7 @@ def write_page(
     pages: jinja2.Environment,
     asked: dict[str, str],
 ) -> None:
-    """Write a student's page. `asked` holds the exercises' texts, by their numbers."""
+    """Write a student's page. `asked` has the task of each exercise, by its number."""
     lab, student = course.lab(record["lab"]), record["student"]
     images = [path.read_bytes() for path in store.figures(lab.name, student)]
     figures = [base64.b64encode(image).decode() for image in images]
@@ -124,10 +136,12 @@ def write_page(
     write_file(page_path(store, lab.name, student), page.encode())
 
 
-def write_returns(course: Course, submissions: list[Submission], store: Store, people: People) -> None:
+def write_returns(
+    course: Course, submissions: list[Submission], store: Store, people: People
+) -> None:
     """Pack the pages of each lab in canvas-LAB.zip, moodle-LAB.zip and mail-LAB/STUDENT.eml.
 
-    The names of the submissions say which platform they came from. A message needs an address.
+    The name of a submission says which platform it came from. A mail needs an address in `people`.
     """
     for lab in course.labs:
         packed: dict[str, dict[str, bytes]] = {"canvas": {}, "moodle": {}}
@@ -140,7 +154,7 @@ def write_returns(course: Course, submissions: list[Submission], store: Store, p
             if named.platform == "Moodle":
                 separator = "/" if named.owner == top else ""
                 packed["moodle"][f"{named.owner}{separator}feedback.html"] = page.read_bytes()
-            elif named.platform == "Canvas":  # which knows whose page it is by the numbers in the name
+            elif named.platform == "Canvas":  # it finds the student by the numbers in the name
                 packed["canvas"][f"{top.removesuffix('.ipynb')}.html"] = page.read_bytes()
             known = people.get(item.student, {})
             address = next((known[column] for column in MAIL if known.get(column)), "")
@@ -153,7 +167,7 @@ def write_returns(course: Course, submissions: list[Submission], store: Store, p
 
 
 def zipped(files: dict[str, bytes], executable: tuple[str, ...] = ()) -> bytes:
-    """A zip file's bytes, the same each time."""
+    """Return the bytes of a zip file. The same files give the same bytes."""
     with io.BytesIO() as target:
         with zipfile.ZipFile(target, "w") as archive:
             for name, data in sorted(files.items()):
@@ -165,12 +179,12 @@ def zipped(files: dict[str, bytes], executable: tuple[str, ...] = ()) -> bytes:
 
 
 def _message(course: Course, title: str, address: str, page: bytes) -> bytes:
-    """A message that a mail program opens as a draft, with the page attached."""
+    """Return a mail with a page attached, which a mail program opens as a draft."""
     message = EmailMessage(policy=SMTP)
     message["To"] = re.sub(r"[\r\n]", "", address)
     message["Subject"] = re.sub(r"[\r\n]", " ", f"{course.name}: feedback on {title}")
     message["X-Unsent"] = "1"
-    message.set_content(f"Your feedback on {title} is attached; open it in a browser.\n")
+    message.set_content(f"Your feedback on {title} is attached. Open it in a browser.\n")
     message.add_attachment(page, maintype="text", subtype="html", filename="feedback.html")
     message.set_boundary("feedback-" + "0" * 24)
     return message.as_bytes()

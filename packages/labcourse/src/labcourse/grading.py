@@ -1,6 +1,8 @@
-"""Grading a class: each submission examined once, by several workers here or on a Dask cluster, and every result written as it comes.
+"""Grade a class: examine each submission, and write every result as soon as it is there.
 
-A result's record bears the fingerprint of all that it came from. Whoever starts again grades only what has no record of that fingerprint.
+Several workers examine the submissions, on this machine or on a Dask cluster. The record of a
+result has a fingerprint of everything that the result depends on. If grading is started again, it
+grades only the submissions that have no record with their current fingerprint.
 """
 
 import base64
@@ -30,14 +32,14 @@ from labcourse.sandbox import Sandbox
 
 __all__ = ["Graded", "Store", "grade_all"]
 
-HandedOut = dict[str, frozenset[str]]  # the cells of each lab that students were given
-PATIENCE = 15.0  # seconds until a scheduler has answered
-IN_FLIGHT = 4  # submissions a worker that wait on a cluster: memory stays flat
+HandedOut = dict[str, frozenset[str]]  # the sources of the cells that students got, by lab
+PATIENCE = 15.0  # seconds until a scheduler has to answer
+IN_FLIGHT = 4  # submissions per worker that wait on a cluster. More would take more memory.
 
 
 @dataclass(frozen=True)
 class Graded:
-    """One submission's record, its figures (PNG), and what it used."""
+    """Graded submission: its record, its figures (PNG), and the time and memory that it used."""
 
     record: dict[str, Any]
     figures: list[bytes]
@@ -45,31 +47,37 @@ class Graded:
 
 
 class Store:
-    """The folder with all results: `records/LAB/STUDENT.json`, `figures/LAB/STUDENT-1.png`, `resources.json`.
+    """Folder with all results.
 
-    Raises ValueError for a folder that holds something else, which results might replace.
+    It has `records/LAB/STUDENT.json`, `figures/LAB/STUDENT-1.png` and `resources.json`.
+
+    Raises:
+        ValueError: the folder has other files, which results might replace.
     """
 
     def __init__(self, folder: Path) -> None:
         if folder.is_dir() and any(folder.iterdir()) and not (folder / "records").is_dir():
-            raise ValueError(f"{folder} holds other files: choose a new folder, an empty one, or that of an earlier grading")
+            choices = "Choose a new folder, an empty one, or the folder of an earlier grading"
+            raise ValueError(f"{folder} has other files. {choices}")
         self.folder = folder
         (folder / "records").mkdir(parents=True, exist_ok=True)
 
     def record_path(self, lab: str, student: str) -> Path:
-        """Where the record of a submission lies, or will."""
+        """Return the path of a submission's record, which need not exist."""
         return self.folder / "records" / lab / f"{student}.json"
 
     def record(self, lab: str, student: str) -> dict[str, Any] | None:
-        """The record of a submission; None where there is none that can be read."""
+        """Read the record of a submission. Return None if there is none that can be read."""
         try:
-            record: dict[str, Any] = json.loads(self.record_path(lab, student).read_text(encoding="utf-8"))
+            record: dict[str, Any] = json.loads(
+                self.record_path(lab, student).read_text(encoding="utf-8")
+            )
             return record
         except (OSError, ValueError):
             return None
 
     def figures(self, lab: str, student: str) -> list[Path]:
-        """The pictures that a submission's cells drew, in order."""
+        """List the images that a submission's cells drew, in order."""
         count = len((self.record(lab, student) or {}).get("figures", []))
         return [self._figure(lab, student, number) for number in range(1, count + 1)]
 
@@ -80,12 +88,13 @@ class Store:
         return self.folder / "resources" / lab / f"{student}.json"
 
     def remove(self, lab: str, student: str) -> None:
-        """All of a submission that is there no more."""
-        for path in (*self.figures(lab, student), self._resources(lab, student), self.record_path(lab, student)):
+        """Remove all results of a submission."""
+        record, resources = self.record_path(lab, student), self._resources(lab, student)
+        for path in (*self.figures(lab, student), resources, record):
             path.unlink(missing_ok=True)
 
     def write(self, graded: Graded) -> None:
-        """The record last: it says that all the rest is there."""
+        """Write a result. The record is the last file, so that it implies the others."""
         lab, student = graded.record["lab"], graded.record["student"]
         for number, image in enumerate(graded.figures, 1):
             write_file(self._figure(lab, student, number), image)
@@ -93,22 +102,29 @@ class Store:
         self.write_record(graded.record)
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Replace the record of a submission, which the record names."""
+        """Replace the record of the submission that the record names."""
         write_file(self.record_path(record["lab"], record["student"]), as_json(record))
 
     def join_resources(self) -> None:
-        """One `resources.json` of all that was used: unlike the rest it differs from run to run."""
-        files = sorted((self.folder / "resources").glob("*/*.json"))
-        used = {f"{path.parent.name}/{path.stem}": json.loads(path.read_text(encoding="utf-8")) for path in files}
+        """Write `resources.json` with the time and memory of all submissions.
+
+        It is a file of its own, because it differs from run to run.
+        """
+        used = {}
+        for path in sorted((self.folder / "resources").glob("*/*.json")):
+            name = f"{path.parent.name}/{path.stem}"
+            used[name] = json.loads(path.read_text(encoding="utf-8"))
         write_file(self.folder / "resources.json", as_json(used))
 
 
 def as_json(content: Any) -> bytes:
-    return (json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n").encode()
+    """Return JSON with sorted keys, in UTF-8."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False)
+    return f"{text}\n".encode()
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """The whole file, or none."""
+    """Write a file. If the write is interrupted, the old file is kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(data)
@@ -116,6 +132,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of Python, of the kit and of its libraries."""
     return {
         "python": platform.python_version(),
         "labkit": labkit.__version__,
@@ -124,17 +141,23 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(submission: Submission, lab: Assignment, course: Course) -> str:
-    """Of everything that a result depends on, the sandbox's strength apart."""
-    parts: list[Any] = [submission.student, submission.digest, lab.exercises, lab.written, course.seed]
+    """Return a digest of everything that a result depends on, except the kind of sandbox."""
+    parts: list[Any] = [
+        submission.student,
+        submission.digest,
+        lab.exercises,
+        lab.written,
+        course.seed,
+    ]
     parts += [course.tries, course.limits, versions(), kit_digest()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 @cache
 def kit_digest() -> str:
-    """A digest of the code that marks come from: the checks, their controls and what they measure.
+    """Return a digest of the code that marks depend on: the checks, the controls and the kit.
 
-    A version's number does not change when somebody corrects a check in a clone of the kit.
+    The version number is not enough, because it does not change when somebody edits a clone.
     """
     found = hashlib.sha256()
     for package in backends.packages():
@@ -145,17 +168,29 @@ def kit_digest() -> str:
     return found.hexdigest()
 
 
-def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox: Sandbox) -> Graded:
-    """Examine one submission and write down what is found."""
+def grade(
+    submission: Submission, course: Course, handed_out: HandedOut, sandbox: Sandbox
+) -> Graded:
+    """Examine one submission and return its record.
+
+    An error of the grader becomes the status "failed" of the record.
+    """
     lab = course.lab(submission.lab)
     began = time.monotonic()
     try:
-        examined = examine(submission.read(), submission.student, lab, course, handed_out[lab.name], sandbox)
-    except Exception as error:  # one submission never stops the others; the next grading tries it again
+        data = submission.read()
+        examined = examine(data, submission.student, lab, course, handed_out[lab.name], sandbox)
+    except Exception as error:  # the other submissions go on, and the next grading tries again
         sandbox.close(kill=True)
         examined = Examined(written={})
         examined.note("failed", f"{type(error).__name__}: {examination.text(str(error))}")
-        examined.exercises = [examination.outcome(exercise, "failed", "") for exercise in lab.exercises]
+        examined.exercises = [
+            examination.outcome(exercise, "failed", "") for exercise in lab.exercises
+        ]
+    mark = ""  # grade it again next time
+    if examined.status not in ("failed", "missing"):
+        mark = fingerprint(submission, lab, course)
+    sources = examined.sources
     record = {
         "student": submission.student,
         "lab": lab.name,
@@ -173,7 +208,7 @@ def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox
             }
             for task in lab.written
         ],
-        "sources": {exercise.number: examined.sources.get(exercise.number, "") for exercise in lab.exercises},
+        "sources": {item.number: sources.get(item.number, "") for item in lab.exercises},
         "cell_errors": examined.cell_errors,
         "remarks": examined.remarks,
         "figures": [hashlib.sha256(image.encode()).hexdigest() for image in examined.figures],
@@ -183,7 +218,7 @@ def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox
         "submission": submission.digest,
         "received": submission.received,
         "known_from": submission.known_from,
-        "fingerprint": "" if examined.status in ("failed", "missing") else fingerprint(submission, lab, course),
+        "fingerprint": mark,
     }
     used = {"seconds": round(time.monotonic() - began, 3), "memory_bytes": examined.memory}
     return Graded(record, [base64.b64decode(image) for image in examined.figures], used)
@@ -199,30 +234,42 @@ def grade_all(
     progress: Callable[..., None] = lambda *line: None,
     again: Collection[str] = (),
 ) -> int:
-    """Grade what has no record yet, or one from a weaker sandbox; write each result, and return how many were graded.
+    """Grade the submissions that have no current result, and return how many there were.
+
+    A submission is also graded again if its result comes from a weaker sandbox. Each result is
+    written to `store` at once.
 
     Args:
-        workers: how many at the same time on this machine, each in a sandbox of its own.
-        scheduler: a Dask scheduler's address; its workers, which need labkit too, do the work then.
+        workers: how many submissions are graded on this machine at the same time. Each worker has
+            its own sandbox.
+        scheduler: the address of a Dask scheduler. Its workers, which need labkit, do the work.
         sandbox: the name of a backend, as in `backends.best`.
-        progress: gets a line, and the share that is done where there is one.
-        again: "LAB/STUDENT" of what is graded anew.
+        progress: gets a line of text, and sometimes the finished share.
+        again: the names "LAB/STUDENT" of submissions that are graded again in any case.
 
-    Raises ValueError for a name in `again` that is no submission, RuntimeError where the sandbox does not work.
+    Raises:
+        ValueError: a name in `again` is not a submission.
+        RuntimeError: the sandbox does not work.
     """
     wanted = {f"{item.lab}/{item.student}": item for item in submissions}
     wanted |= {f"{item.lab[:2]}/{item.student}": item for item in submissions}
-    if unknown := [name for name in again if name not in wanted]:
+    unknown = [name for name in again if name not in wanted]
+    if unknown:
+        example = next(iter(wanted), "00/ada")
         raise ValueError(
-            f"--again {unknown[0]}: there is no such submission. Name it as LAB/STUDENT, such as {next(iter(wanted), '00/ada')}"
+            f"--again {unknown[0]}: there is no such submission. Expected LAB/STUDENT, such as "
+            f"{example}"
         )
     anew = {id(wanted[name]) for name in again}
 
     def is_done(item: Submission) -> bool:
         record = store.record(item.lab, item.student)
-        if record is None or id(item) in anew or record["fingerprint"] != fingerprint(item, course.lab(item.lab), course):
+        if record is None or id(item) in anew:
             return False
-        return backends.STRENGTH.index(record["sandbox"]) >= backends.STRENGTH.index(sandbox or "bubblewrap")
+        if record["fingerprint"] != fingerprint(item, course.lab(item.lab), course):
+            return False
+        strength = backends.STRENGTH.index
+        return strength(record["sandbox"]) >= strength(sandbox or "bubblewrap")
 
     remaining = [item for item in submissions if not is_done(item)]
     if len(remaining) < len(submissions):
@@ -237,14 +284,16 @@ def grade_all(
         backend = backends.best(course.limits.scratch, sandbox, private)
         results = _here(course, given, remaining, workers, backend, progress)
     began = time.monotonic()
-    with contextlib.closing(results):  # whatever happens, no sandbox is left
+    with contextlib.closing(results):  # ends all sandboxes, also after an error
         for count, graded in enumerate(results, 1):
-            with contextlib.suppress(Exception):  # its page says that it has no record
+            with contextlib.suppress(Exception):  # `results.write` reports a record that is missing
                 store.write(graded)
+            record = graded.record
             left = int((time.monotonic() - began) / count * (len(remaining) - count))
-            status = examination.KINDS.get(graded.record["status"], graded.record["status"])
-            what = f"{graded.record['lab']} of {graded.record['student']}: {status}"
-            progress(f"{count} of {len(remaining)}, {left // 60}:{left % 60:02d} left · {what}", count / len(remaining))
+            status = examination.KINDS.get(record["status"], record["status"])
+            counts = f"{count} of {len(remaining)}, {left // 60}:{left % 60:02d} left"
+            line = f"{counts} · {record['lab']} of {record['student']}: {status}"
+            progress(line, count / len(remaining))
     return len(remaining)
 
 
@@ -253,7 +302,7 @@ def private_paths(
     submissions: Iterable[Submission] = (),
     store: Store | None = None,
 ) -> list[Path]:
-    """The files and folders that no submission may see."""
+    """List the files and folders that no submission may see."""
     paths = [course.notebooks]
     if course.folder is not None:
         paths.append(course.folder)
@@ -271,7 +320,7 @@ def _here(
     backend: Backend,
     progress: Callable[..., None],
 ) -> Generator[Graded, None, None]:
-    """The results of threads that each talk to a sandbox, as they come."""
+    """Yield results from threads that each use their own sandbox, in the order of completion."""
     if backend.warning:
         progress(f"WARNING: {backend.warning}")
     free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
@@ -288,26 +337,34 @@ def _here(
         boxes = [Sandbox(backend, course.limits, progress) for _ in range(count)]
         for box in boxes:
             free.put(stack.enter_context(box))
-        boxes[0].start()  # a sandbox that does not start is no submission's fault
+        boxes[0].start()  # if it fails, grading stops, because no submission is the cause
         pool = stack.enter_context(ThreadPoolExecutor(workers))
         stack.callback(pool.shutdown, cancel_futures=True)
         try:
             for future in as_completed([pool.submit(graded, item) for item in submissions]):
                 yield future.result()
-        except BaseException:  # also Ctrl-C: the threads wait for their sandboxes
+        except BaseException:  # also KeyboardInterrupt, because the threads wait for sandboxes
             for box in boxes:
                 box.stop()
             raise
 
 
 def _on_cluster(
-    course: Course, given: HandedOut, submissions: list[Submission], scheduler: str, sandbox: str | None
+    course: Course,
+    given: HandedOut,
+    submissions: list[Submission],
+    scheduler: str,
+    sandbox: str | None,
 ) -> Generator[Graded, None, None]:
-    """The results of a Dask cluster's workers. A worker that is lost loses nothing: what it had goes to another."""
+    """Yield results from the workers of a Dask cluster.
+
+    If a worker is lost, another worker gets its submissions.
+    """
     try:
         from distributed import Client, as_completed
     except ImportError:
-        raise RuntimeError("--scheduler needs Dask, which is not installed here: `pip install distributed`") from None
+        reason = "--scheduler needs Dask, which is not installed"
+        raise RuntimeError(f"{reason}. Install it with `pip install distributed`") from None
 
     remaining = iter(submissions)
     with Client(scheduler, set_as_default=False, timeout=PATIENCE) as client:
@@ -315,21 +372,29 @@ def _on_cluster(
 
         def submit() -> Any:
             item = next(remaining, None)
-            return None if item is None else client.submit(grade_on_worker, course, given, item.loaded(), sandbox, pure=False)
+            if item is None:
+                return None
+            loaded = item.loaded()
+            return client.submit(grade_on_worker, course, given, loaded, sandbox, pure=False)
 
-        running = as_completed([future for _ in range(IN_FLIGHT * slots) if (future := submit()) is not None], loop=client.loop)
+        first = [submit() for _ in range(IN_FLIGHT * slots)]
+        waiting = [future for future in first if future is not None]
+        running = as_completed(waiting, loop=client.loop)
         for future in running:
             yield future.result()
             future.release()
-            if (following := submit()) is not None:
+            following = submit()
+            if following is not None:
                 running.add(following)
 
 
 _on_worker = threading.local()
 
 
-def grade_on_worker(course: Course, given: HandedOut, submission: Submission, sandbox: str | None) -> Graded:
-    """What a Dask worker does: each of its threads keeps a sandbox for the next submission."""
+def grade_on_worker(
+    course: Course, given: HandedOut, submission: Submission, sandbox: str | None
+) -> Graded:
+    """Grade one submission on a Dask worker. Each thread keeps its sandbox for the next one."""
     key = (course.limits, sandbox)
     if getattr(_on_worker, "key", None) != key:
         if hasattr(_on_worker, "sandbox"):

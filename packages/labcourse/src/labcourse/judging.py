@@ -1,7 +1,7 @@
 """Judge what an answer did.
 
-A student's code can make an observation of anything, and a judge may take for ever on it. So the
-grader calls `verdict` in a `labcourse.limited_process.LimitedProcess`.
+An observation comes from a student's code, so it may be anything, and judging it may never end. So
+the grader calls `verdict` in a `labcourse.limited_process.LimitedProcess`.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from labkit import checks
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
 
-CHECKS = checks.exercises()  # imported here, before the time of a call begins
+CHECKS = checks.exercises()  # imported now, because the time of a call is limited
 
 
 def verdict(number: str, observation: dict[str, Any], inputs: Any) -> Verdict:

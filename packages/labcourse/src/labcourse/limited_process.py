@@ -1,14 +1,13 @@
 """Run the kit's own functions on a student's text in a process with limits of time and memory.
 
-Parsing alone can take for ever, or all memory: JSON that is nested a million levels deep, or a
-cell that a tokenizer reads again and again. So no text of a student's is parsed in the grader's
-own process. A text that exceeds the limits costs its own student a mark and nobody else::
-
+Parsing may take all memory or never end: JSON may be nested a million levels deep, or a tokenizer
+may read a cell again and again. So no student's text is parsed in the grader's own process. A text
+that exceeds the limits costs its student a mark, and affects nobody else::
     with LimitedProcess(report=print) as process:
         notebook = process.call(reading.parse, data, about="reading ada/02_streams.ipynb")
 
-The process never runs what it reads. It starts with the first call. After a call that had to be
-ended, it starts again.
+The process never runs what it reads. It starts with the first call, and again after a call that had
+to be ended.
 """
 
 import contextlib
@@ -29,24 +28,24 @@ from labkit import courses
 from labkit.processes.supervision import KIT, start_connected
 
 SECONDS = 20.0  # for one call
-MEMORY = 1 << 30  # bytes for one call, beyond those that the process has before it
+MEMORY = 1 << 30  # bytes for one call, beyond the memory of the process before it
 LARGEST = 64 << 20  # bytes of a result
-SLOW = 2.0  # seconds until `report` hears what takes so long
+SLOW = 2.0  # seconds until a slow call is reported
 STARTING = 180.0  # seconds for the imports that a function needs
 PROGRAM = "import sys; from labcourse.limited_process import serve; serve(*sys.argv[1:])"
 
 
 class LimitError(UnreadableError):
-    """A call exceeds a limit. The message says which one, of the text as `it`."""
+    """Error for a call that exceeds a limit. The message says which one, with "it" for the text."""
 
 
 class LimitedProcess:
-    """A process that runs one function at a time. Use it as a context manager, in one thread.
+    """Process that runs one function at a time. Use it as a context manager, in one thread.
 
     Args:
         report: gets a line of text when a call takes long.
         seconds: the time limit of a call.
-        memory: the bytes that a call may use.
+        memory: how many bytes a call may use.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class LimitedProcess:
         if process is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(0.2)  # the process ends by itself without its connection
+            return process.wait(0.2)  # the process ends when its connection is closed
         process.kill()
         return process.wait()
 
@@ -93,16 +92,19 @@ class LimitedProcess:
             process.kill()
 
     def call(self, function: Callable[..., Any], *arguments: Any, about: str = "a call") -> Any:
-        """Call a function of a module in the process. Return its result, or raise its exception.
+        """Call a module's function in the process. Return its result, or raise its exception.
 
-        Arguments and results are pickled. `about` says for `report` what takes long.
+        The arguments and the result are pickled.
+
+        Args:
+            about: what the call does, for `report`, such as "reading ada/02_streams.ipynb".
 
         Raises:
             LimitError: the call took too long or too much memory, or ended the process.
         """
         try:
             succeeded, result = self._answer(pickle.dumps((function, arguments)), about)
-        except BaseException:  # also Ctrl-C: a late answer must not meet the next call
+        except BaseException:  # also KeyboardInterrupt: the next call must not get this answer
             self.close()
             raise
         if not succeeded:
@@ -110,23 +112,27 @@ class LimitedProcess:
         return result
 
     def _answer(self, request: bytes, about: str) -> Any:
+        """Send a pickled call to the process, and return whether it succeeded, and its result."""
         connection = self._connected()
         try:
             connection.send_bytes(request)
-            self._receive(connection, STARTING)  # the function is imported, and its time begins
+            self._receive(connection, STARTING)  # the import is finished, and the time begins
             if not connection.poll(min(SLOW, self._seconds)):
-                self.report(f"{about} takes long: it ends after {self._seconds:g} s")
+                line = f"{about} takes long. It will be ended after {self._seconds:g} s"
+                self.report(line)
             return self._receive(connection, max(0.0, self._seconds - SLOW))
         except (EOFError, OSError):
             status = self.close()
             raise LimitError(f"it ended its process, with exit status {status}") from None
 
     def _receive(self, connection: Connection, seconds: float) -> Any:
+        """Return the next object from the process, within this time."""
         if not connection.poll(seconds):
             raise LimitError(f"it takes longer than {self._seconds:g} s")
         return pickle.loads(connection.recv_bytes(LARGEST))
 
     def _connected(self) -> Connection:
+        """Return the connection to the process, which is started if needed."""
         if self._stopped:
             raise LimitError("it was stopped")
         if self._connection is None:
@@ -137,7 +143,7 @@ class LimitedProcess:
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             )
             self._connection = Connection(ours.detach())
-            if self._stopped:  # meanwhile
+            if self._stopped:  # `stop` was called in the meantime
                 self.stop()
         return self._connection
 
@@ -145,20 +151,21 @@ class LimitedProcess:
 def serve(seconds: str, memory: str, fileno: str) -> None:
     """Run calls in the limited process, until the grader closes the connection."""
     warnings.simplefilter("ignore")  # Python would print warnings about the student's text
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, also within C code
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, also inside C code
     connection = Connection(int(fileno))
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             function, arguments = pickle.loads(connection.recv_bytes())
             connection.send("ready")
-            signal.setitimer(signal.ITIMER_REAL, float(seconds) + 10)  # if the grader is killed
+            # This alarm ends the process if the grader was killed.
+            signal.setitimer(signal.ITIMER_REAL, float(seconds) + 10)
             answer = _called(function, arguments, int(memory))
             signal.setitimer(signal.ITIMER_REAL, 0)
             connection.send_bytes(answer)
 
 
 def _called(function: Callable[..., Any], arguments: tuple[Any, ...], memory: int) -> bytes:
-    """Whether the function succeeded, and its result or its exception, pickled."""
+    """Call a function. Return whether it succeeded, and its result or exception, pickled."""
     try:
         with _limited(memory):
             answer = pickle.dumps((True, function(*arguments)))
@@ -175,12 +182,13 @@ def _called(function: Callable[..., Any], arguments: tuple[Any, ...], memory: in
 
 
 def _failed(error: Exception) -> bytes:
+    """Return the answer for a call that raised an exception."""
     return pickle.dumps((False, error))
 
 
 @contextlib.contextmanager
 def _limited(memory: int) -> Iterator[None]:
-    """Limit the memory that the block adds to this process, where the system can do that."""
+    """Limit the memory that a `with` block adds to this process. This only works on Linux."""
     if sys.platform != "linux":
         yield
         return

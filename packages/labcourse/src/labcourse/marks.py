@@ -1,4 +1,7 @@
-"""Marks: the exercises' points, those that a person gave to written answers, and what lateness costs."""
+"""Marks: points for exercises and for written answers, and deductions for late submissions.
+
+Points for written answers come from a table that a person fills in.
+"""
 
 import contextlib
 import hashlib
@@ -12,84 +15,151 @@ from labcourse import tables
 from labcourse.assignment import Course
 
 WRITTEN = "written.csv"
-COLUMNS = ("student", "lab", "question", "points", "out_of", "comment", "answer", "beside", "fingerprint")
-DAY = 24 * 3600
+COLUMNS = (
+    "student",
+    "lab",
+    "question",
+    "points",
+    "out_of",
+    "comment",
+    "answer",
+    "beside",
+    "fingerprint",
+)
+DAY = 24 * 3600  # seconds
 
-Marks = dict[tuple[str, str, str], dict[str, str]]
-Dates = dict[tuple[str, str], str]
+Marks = dict[tuple[str, str, str], dict[str, str]]  # rows by (student, lab, question)
+Dates = dict[tuple[str, str], str]  # times in ISO 8601 by (student, lab)
 DATES, INSTRUCTOR = "dates.csv", "the instructor"
-DATE_COLUMNS = ("student", "lab", "due", "received", "known_from", "corrected", "file_time", "late_days", "deduction")
+DATE_COLUMNS = (
+    "student",
+    "lab",
+    "due",
+    "received",
+    "known_from",
+    "corrected",
+    "file_time",
+    "late_days",
+    "deduction",
+)
+# Spreadsheet programs write days as their country does. "" stands for ISO 8601.
+TIME_FORMATS = ("", "%d.%m.%Y %H:%M", "%d.%m.%Y", "%m/%d/%Y %H:%M", "%m/%d/%Y")
 
 
 def read_written(folder: Path) -> Marks:
-    """The table of written answers as a person has filled it in. Raises ValueError for points that are none."""
+    """Read the table of written answers, which a person has filled in.
+
+    Raises:
+        ValueError: the points of an answer are not a number from 0 to its maximum.
+    """
     path = folder / WRITTEN
     found = {}
-    for number, row in enumerate(tables.read(path, COLUMNS[:5]) if path.exists() else [], 2):
+    for number, row in enumerate(_rows(path, COLUMNS[:5]), 2):
         if row["points"].strip():
+            where = f"{path}, row {number}"
             try:
                 given, most = tables.number(row["points"]), tables.number(row["out_of"])
             except ValueError:
-                raise ValueError(f"{path}, row {number}: points are {row['points']!r} of {row['out_of']!r}, not a number") from None
+                points = f"{row['points']!r} of {row['out_of']!r}"
+                raise ValueError(f"{where}: expected points as a number, got {points}") from None
             if not 0 <= given <= most:
-                raise ValueError(f"{path}, row {number}: {given:g} points, of {row['out_of']}")
+                raise ValueError(f"{where}: expected 0 to {most:g} points, got {given:g}")
         found[row["student"], row["lab"], row["question"]] = row
     return found
 
 
 def read_dates(path: Path) -> Dates:
-    """When submissions came, by (student, lab), in the instructor's word: the column `corrected`, else `received`, of a table.
+    """Read when submissions arrived, according to the instructor.
 
-    Raises ValueError for what is no time, such as 2026-12-01 or 2026-12-01 18:30+01:00.
+    The time is in the column `corrected` of the table, or in `received` if there is no such column.
+
+    Raises:
+        ValueError: a cell is not a time such as 2026-12-01 or 2026-12-01 18:30+01:00.
     """
     found: Dates = {}
-    for number, row in enumerate(tables.read(path, ("student", "lab")) if path.exists() else [], 2):
-        said = row.get("corrected", "") if "corrected" in row else row.get("received", "")
-        if said.strip():
+    for number, row in enumerate(_rows(path, ("student", "lab")), 2):
+        said = row.get("corrected", row.get("received", "")).strip()
+        if said:
             try:
-                found[row["student"], row["lab"]] = as_moment(said.strip()).isoformat()
+                found[row["student"], row["lab"]] = as_moment(said).isoformat()
             except ValueError:
-                raise ValueError(f"{path}, row {number}: {said!r} is no time, such as 2026-12-01 or 2026-12-01 18:30+01:00") from None
+                expected = "a time such as 2026-12-01 or 2026-12-01 18:30+01:00"
+                raise ValueError(
+                    f"{path}, row {number}: expected {expected}, got {said!r}"
+                ) from None
     return found
 
 
+def _rows(path: Path, needed: Iterable[str]) -> list[dict[str, str]]:
+    """Read the rows of a table, which has none if there is no such file."""
+    if not path.exists():
+        return []
+    return tables.read(path, needed)
+
+
 def as_moment(text: str) -> datetime:
-    """A time as people write it. A day means its end; without a zone it is UTC. Raises ValueError."""
-    for form in ("", "%d.%m.%Y %H:%M", "%d.%m.%Y", "%m/%d/%Y %H:%M", "%m/%d/%Y"):  # spreadsheets write days in their country's way
+    """Read a time as people write it. Raise ValueError for other text.
+
+    A day without a time means its end, and a time without a time zone is in UTC.
+    """
+    for form in TIME_FORMATS:
         with contextlib.suppress(ValueError):
-            moment = datetime.fromisoformat(text) if not form else datetime.strptime(text, form)
-            moment = moment if len(text) > 10 else datetime.combine(moment, dawn(23, 59, 59))
-            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            if form:
+                moment = datetime.strptime(text, form)
+            else:
+                moment = datetime.fromisoformat(text)
+            if len(text) <= 10:
+                moment = datetime.combine(moment, dawn(23, 59, 59))
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            return moment
     raise ValueError(text)
 
 
 def add_marks(record: dict[str, Any], course: Course, written: Marks) -> dict[str, Any]:
-    """The record with its marks. A mark belongs to the answer that it was given for: another answer is to be marked again."""
+    """Return a record with its marks.
+
+    A mark belongs to the answer that it was given for. If the answer has changed since, it has to
+    be marked again.
+    """
     items = []
     for item in record["written"]:
         row = written.get((record["student"], record["lab"], item["id"]), {})
         beside = item.get("beside", "")
-        marked = row.get("points", "").strip() and row.get("fingerprint") == of_answer(item["answer"] or beside)
-        given = {"points": tables.number(row["points"]) if marked else None, "comment": row.get("comment", "") if marked else ""}
-        items.append({"id": item["id"], "answer": item["answer"], "beside": beside, "out_of": item["out_of"], **given})
+        given: dict[str, Any] = {"points": None, "comment": ""}
+        has_mark = bool(row.get("points", "").strip())
+        if has_mark and row.get("fingerprint") == of_answer(item["answer"] or beside):
+            given = {"points": tables.number(row["points"]), "comment": row.get("comment", "")}
+        known = {"id": item["id"], "answer": item["answer"], "beside": beside}
+        items.append({**known, "out_of": item["out_of"], **given})
     days = late_days(record, course)
     earned = record["points"]
+    share = min(1.0, course.late_penalty * max(0, days - course.late_days))
+    total, deduction = None, 0.0
     if earned is not None:
         earned += sum(item["points"] or 0.0 for item in items)
-    share = min(1.0, course.late_penalty * max(0, days - course.late_days))
-    deduction = round((earned or 0.0) * share, 4)
+        deduction = round(earned * share, 4)
+        total = round(earned - deduction, 4)
+    to_mark = 0
+    for item in items:
+        if item["points"] is None and (item["answer"] or item["beside"]).strip():
+            to_mark += 1
     marks = {
         "exercises": record["points"],
-        "to_mark": sum(item["points"] is None and bool((item["answer"] or item["beside"]).strip()) for item in items),
+        "to_mark": to_mark,
         "late_days": days,
         "deduction": deduction,
-        "points": None if earned is None else round(earned - deduction, 4),
+        "points": total,
     }
     return {**record, "written": items, "marks": marks}
 
 
 def late_days(record: dict[str, Any], course: Course) -> int:
-    """Days begun after the due date; 0 where there is none, or nobody has said when it came. The time of a file says nothing of that."""
+    """Count the days begun since the due date.
+
+    Return 0 if there is no due date, or if nobody says when the submission arrived. The time of a
+    file does not say it.
+    """
     due = course.due(record["student"], course.lab(record["lab"]))
     if due is None or not record["received"]:
         return 0
@@ -98,45 +168,59 @@ def late_days(record: dict[str, Any], course: Course) -> int:
 
 
 def of_answer(answer: str) -> str:
+    """Return the fingerprint of a written answer."""
     return hashlib.sha256(answer.encode()).hexdigest()[:16]
 
 
 def written_table(records: Iterable[dict[str, Any]]) -> str:
-    """The table for a person to fill in, with the marks that it had."""
+    """Write the table of written answers, with the marks that it had, for a person to fill in."""
     rows = []
     for record in records:
         for item in record["written"]:
             points = "" if item["points"] is None else f"{item['points']:g}"
-            known = {"student": record["student"], "lab": record["lab"], "question": item["id"], "out_of": f"{item['out_of']:g}"}
-            said = {"answer": item["answer"], "beside": item["beside"], "fingerprint": of_answer(item["answer"] or item["beside"])}
-            rows.append({**known, "points": points, "comment": item["comment"], **said})
+            row = {
+                "student": record["student"],
+                "lab": record["lab"],
+                "question": item["id"],
+                "points": points,
+                "out_of": f"{item['out_of']:g}",
+                "comment": item["comment"],
+                "answer": item["answer"],
+                "beside": item["beside"],
+                "fingerprint": of_answer(item["answer"] or item["beside"]),
+            }
+            rows.append(row)
     return tables.written(COLUMNS, rows)
 
 
 def dates_table(records: Iterable[dict[str, Any]], course: Course) -> str:
-    """The table for a person to correct: when each submission came, how that is known, and what it costs."""
+    """Write the table of arrival times for a person to correct.
+
+    It says when each submission arrived, how this is known, and what lateness costs.
+    """
     rows = []
     for record in records:
         due = course.due(record["student"], course.lab(record["lab"]))
-        known = {name: record.get(name, "") for name in ("student", "lab", "received", "known_from", "file_time")}
-        corrected = record["received"] if record["known_from"] == INSTRUCTOR else ""
-        given = record["marks"]
-        told = {
-            "due": due.isoformat() if due else "",
-            "corrected": corrected,
-            "late_days": given["late_days"],
-            "deduction": given["deduction"],
-        }
-        rows.append({**known, **told})
+        kept = ("student", "lab", "received", "known_from", "file_time")
+        row = {name: record.get(name, "") for name in kept}
+        row["due"] = due.isoformat() if due else ""
+        if record["known_from"] == INSTRUCTOR:
+            row["corrected"] = record["received"]
+        row["late_days"] = record["marks"]["late_days"]
+        row["deduction"] = record["marks"]["deduction"]
+        rows.append(row)
     return tables.written(DATE_COLUMNS, rows)
 
 
 def date_remark(record: dict[str, Any], course: Course) -> str:
-    """What a person should know of a submission's lateness, or ""."""
+    """Return what a person should know about a late submission, or ""."""
     given, due = record["marks"], course.due(record["student"], course.lab(record["lab"]))
     if given["deduction"]:
-        days = f"{given['late_days']} day{'s' * (given['late_days'] != 1)} late by {record['known_from']}"
-        return f"{days}: {given['deduction']:g} points taken off. Another time goes into {DATES}"
+        plural = "" if given["late_days"] == 1 else "s"
+        days = f"{given['late_days']} day{plural} late according to {record['known_from']}"
+        points = f"{given['deduction']:g} points are deducted"
+        return f"{days}: {points}. If it arrived at another time, write the time into {DATES}"
     if due and record.get("late") and not record["received"]:
-        return f"the platform's file name says LATE, but not when it came: nothing is taken off until its time stands in {DATES}"
+        reason = "The platform's file name says LATE, but not when the submission arrived"
+        return f"{reason}. Nothing is deducted until its time is in {DATES}"
     return ""

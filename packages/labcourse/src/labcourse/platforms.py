@@ -1,6 +1,6 @@
 """Names that learning platforms give to submissions.
 
-Each says who handed in. Names of nbgrader and of Canvas also say something about when.
+Each name says who handed in. Names by nbgrader and Canvas also say something about when.
 """
 
 import contextlib
@@ -14,7 +14,10 @@ __all__ = ["AmbiguousNameError", "Named", "named"]
 
 CANVAS = re.compile(r"(?P<owner>[^_/]+_(?P<late>LATE_)?(?P<student>[0-9]+)_[0-9]+_)[^/]+")
 # Moodle writes the owner's name as a folder, or in front of the file's own name.
-MOODLE = re.compile(r"(?P<owner>[^/]*?_(?P<student>[0-9]+)_assignsubmission_[a-z]+_?)(?P<file>[^/]*)")
+MOODLE = re.compile(
+    r"(?P<owner>[^/]*?_(?P<student>[0-9]+)_assignsubmission_[a-z]+_?)"
+    r"(?P<file>[^/]*)"
+)
 MOODLE_MARK = re.compile(r"_([0-9]+)_assignsubmission_[a-z]")
 GRADESCOPE = re.compile(r"assignment_[0-9]+_export")  # holds a folder for each submission
 NBGRADER = re.compile(r"(?P<student>[^+/]+)\+(?P<lab>[^+/]+)\+(?P<time>[0-9]{4}-[^+/]+)\+[^+/]+")
@@ -26,13 +29,13 @@ class AmbiguousNameError(ValueError):
 
 @dataclass(frozen=True)
 class Named:
-    """What a platform says about a submission by its name.
+    """Information about a submission in the name that a platform gave it.
 
     Attributes:
         platform: "Moodle", "Canvas" or "nbgrader"; "" for a folder or file named after a student.
         owner: the part of the name that the platform wrote.
         lab: the lab, as nbgrader names it.
-        received: when, in ISO 8601, as nbgrader names it.
+        received: when the submission arrived, in ISO 8601. Only nbgrader says so.
         late: whether Canvas marked the submission as late.
     """
 
@@ -45,12 +48,13 @@ class Named:
 
 
 def named(top: str, is_folder: bool) -> Named:
-    """Read the name of a file or folder that lies at the top of a download.
+    """Read the name of a file or folder at the top of a download.
 
     A platform writes its part first, and the student's own file name may follow.
     That file name may imitate a platform.
 
-    Raises AmbiguousNameError for a name that can be read in two ways.
+    Raises:
+        AmbiguousNameError: the name can be read in two ways.
     """
     found = list(_readings(top, is_folder))
     if len(found) > 1:
@@ -59,10 +63,13 @@ def named(top: str, is_folder: bool) -> Named:
         raise AmbiguousNameError(f"its name can be read as {readings}. {cure}")
     if found:
         return found[0]
-    return Named(normal(top if is_folder else top.rpartition(".")[0] or top))
+    if not is_folder:
+        top = top.rpartition(".")[0] or top
+    return Named(normal(top))
 
 
 def _readings(top: str, is_folder: bool) -> Iterator[Named]:
+    """Yield each way to read a name as one that a platform wrote."""
     if match := MOODLE.fullmatch(top):
         for student in MOODLE_MARK.findall(top):
             yield Named(student, "Moodle", match["owner"])

@@ -1,6 +1,6 @@
 """Read what a student handed in, without trusting any of it.
 
-Call `parse` in a `labcourse.limited_process.LimitedProcess`: reading a file can take for ever.
+Call `parse` in a `labcourse.limited_process.LimitedProcess`, because reading may never end.
 """
 
 import ast
@@ -14,16 +14,22 @@ from typing import Any
 
 LARGEST = 20 << 20  # bytes of a notebook file
 MOST_CELLS = 5000
-PLACEHOLDER = "*Write your answer here.*"  # what stands where a written answer goes
+PLACEHOLDER = "*Write your answer here.*"  # the text of a cell that waits for a written answer
 
 
 class UnreadableError(Exception):
-    """A file that cannot be graded; the message says why."""
+    """Error for a file that cannot be graded. The message says why."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's kind ("code", "markdown", "raw"), its text, and the written question that its metadata names."""
+    """Cell of a notebook.
+
+    Attributes:
+        kind: "code", "markdown" or "raw".
+        source: the text.
+        written: the id of the written question that the cell's metadata names, or "".
+    """
 
     kind: str
     source: str
@@ -32,15 +38,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Notebook:
-    """The parts of a notebook that grading looks at.
+    """The parts of a notebook that grading reads.
 
     Attributes:
-        code: the sources of its code cells, in order.
-        tagged: the exercises whose cell is still marked as theirs.
-        checked: the exercises that a cell still checks.
+        code: the sources of the code cells, in order.
+        tagged: the exercises that have a tagged cell for their answer.
+        checked: the exercises that have a cell with their check.
         cells: all cells, in order.
-        lab: the lab that it says it is, or "".
-        places: of each exercise, which of the code cells answers it: the one that is tagged, or the one before its check; 1 is the first.
+        lab: the lab that the notebook's metadata names, or "".
+        places: the number of the code cell, from 1, that answers each exercise. It is the tagged
+            cell, or the one before the check.
     """
 
     code: tuple[str, ...]
@@ -52,16 +59,18 @@ class Notebook:
 
 
 def file_bytes(path: Path) -> bytes:
-    """A regular file's content. Raises UnreadableError for links, devices, folders and what is too large."""
+    """Read a regular file. Raise UnreadableError for links, devices, folders and large files."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        kind = "a symbolic link" if path.is_symlink() else error.strerror
-        raise UnreadableError(f"the file cannot be opened: {kind}") from None
+        reason = error.strerror
+        if path.is_symlink():
+            reason = "it is a symbolic link"
+        raise UnreadableError(f"the file cannot be opened: {reason}") from None
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UnreadableError("it is no regular file")
+            raise UnreadableError("it is not a regular file")
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
@@ -69,94 +78,137 @@ def file_bytes(path: Path) -> bytes:
 
 
 def parse(data: bytes) -> Notebook:
-    """The notebook in a file. Raises UnreadableError when it is none."""
+    """Read the content of a notebook file. Raise UnreadableError if it is not a notebook."""
+    if not data.strip():
+        raise UnreadableError("the file is empty")
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
-        raise UnreadableError("it is no notebook: not JSON" if data.strip() else "the file is empty") from None
+        raise UnreadableError("it is not a notebook, because it is not JSON") from None
+    if isinstance(content, dict) and "worksheets" in content and "cells" not in content:
+        raise UnreadableError("it has an old format. Open it in JupyterLab and save it")
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
-        old = isinstance(content, dict) and "worksheets" in content
-        raise UnreadableError("it is a notebook of an old format: open and save it in JupyterLab" if old else "it is no notebook: no cells")
+        raise UnreadableError("it is not a notebook, because it has no cells")
     if len(content["cells"]) > MOST_CELLS:
         raise UnreadableError(f"it has more than {MOST_CELLS} cells")
     cells = [_cell(cell) for cell in content["cells"]]
     code = [cell for cell in cells if cell["type"] == "code"]
     if not any(cell["source"].strip() for cell in code):
         raise UnreadableError("it has no code cells")
+    following: list[dict[str, Any] | None] = [*code[1:], None]
+    exercises = [_exercise(cell, after) for cell, after in zip(code, following, strict=True)]
+    checked = [checked_number(cell["source"]) for cell in code]
     return Notebook(
-        tuple(cell["source"] for cell in code),
-        frozenset(filter(None, map(_exercise, code, [*code[1:], None]))),
-        frozenset(number for cell in code if (number := checked_number(cell["source"]))),
-        tuple(Cell(str(cell["type"]), cell["source"], _written(cell["own"])) for cell in cells),
-        _lab(content.get("metadata")),
-        _places(code),
+        code=tuple(cell["source"] for cell in code),
+        tagged=frozenset(number for number in exercises if number),
+        checked=frozenset(number for number in checked if number),
+        cells=tuple(
+            Cell(str(cell["type"]), cell["source"], _written(cell["own"])) for cell in cells
+        ),
+        lab=_lab(content.get("metadata")),
+        places=_places(exercises, checked),
     )
 
 
 def described(data: bytes) -> tuple[str, list[str]]:
-    """The lab that a notebook says it is, and the lessons whose exercises it checks. Raises UnreadableError."""
+    """Return the lab that a notebook names, and the lessons whose exercises it checks.
+
+    Raise UnreadableError if the content is not a notebook.
+    """
     notebook = parse(data)
     return notebook.lab[:200], sorted({number[:2] for number in notebook.checked})
 
 
-def _places(code: list[dict[str, Any]]) -> dict[str, int]:
-    before = {number: index for index, cell in enumerate(code) if index and (number := checked_number(cell["source"]))}
-    pairs = zip(code, [*code[1:], None], strict=True)
-    return before | {number: index for index, pair in enumerate(pairs, 1) if (number := _exercise(*pair))}
+def _places(exercises: list[str | None], checked: list[str | None]) -> dict[str, int]:
+    """Return the number, from 1, of the code cell that answers each exercise.
+
+    Args:
+        exercises: the exercise that each code cell is tagged for.
+        checked: the exercise that each code cell checks.
+    """
+    places = {}
+    for index, number in enumerate(checked):
+        if number and index:
+            places[number] = index  # the cell before the check, because numbers begin at 1
+    for index, number in enumerate(exercises):
+        if number:
+            places[number] = index + 1
+    return places
 
 
 def _written(own: dict[str, Any]) -> str:
+    """Return the id of the written question in the metadata of a cell, or ""."""
     name = own.get("written")
     return name if isinstance(name, str) else ""
 
 
 def _lab(metadata: Any) -> str:
-    own = metadata.get("labkit") if isinstance(metadata, dict) else None
-    lab = own.get("lab") if isinstance(own, dict) else None
-    return lab if isinstance(lab, str) else ""
+    """Return the lab in the metadata of a notebook, or ""."""
+    match metadata:
+        case {"labkit": {"lab": str(lab)}}:
+            return lab
+    return ""
 
 
 def _cell(cell: Any) -> dict[str, Any]:
+    """Return the type, the text, the tags and our metadata of a cell.
+
+    Raise UnreadableError if the cell has no text.
+    """
     if not isinstance(cell, dict):
-        raise UnreadableError("it is no notebook: a cell is no cell")
+        raise UnreadableError("it is not a notebook, because a cell is not a table")
     source, metadata = cell.get("source"), cell.get("metadata")
     if isinstance(source, list) and all(isinstance(line, str) for line in source):
         source = "".join(source)
     if not isinstance(source, str):
-        raise UnreadableError("it is no notebook: a cell has no source")
-    metadata = metadata if isinstance(metadata, dict) else {}
+        raise UnreadableError("it is not a notebook, because a cell has no source")
+    if not isinstance(metadata, dict):
+        metadata = {}
     tags, own = metadata.get("tags"), metadata.get("labkit")
     return {
         "type": cell.get("cell_type"),
-        "source": source.encode(errors="replace").decode(),  # half a surrogate pair is no text
+        "source": source.encode(errors="replace").decode(),  # without halves of surrogate pairs
         "tags": tags if isinstance(tags, list) else [],
         "own": own if isinstance(own, dict) else {},
     }
 
 
 def _exercise(cell: dict[str, Any], following: dict[str, Any] | None) -> str | None:
-    """The exercise that a cell is tagged as the place for: by its metadata, or by the check after it."""
+    """Return the exercise that a tagged cell answers, or None.
+
+    The metadata of the cell or the check in the next code cell names the exercise.
+    """
     if "exercise" not in cell["tags"]:
         return None
     number = cell["own"].get("exercise")
-    return number if isinstance(number, str) else checked_number(following["source"]) if following else None
+    if isinstance(number, str):
+        return number
+    if following is None:
+        return None
+    return checked_number(following["source"])
 
 
 def checked_number(source: str) -> str | None:
-    """The exercise that a cell checks: of `labkit.check("02.3", run_on)`, "02.3"."""
+    """Return the exercise that a cell checks, such as "02.3" for `labkit.check("02.3", run_on)`."""
     found = re.search(r"\bcheck\(\s*[\"'](\d\d\.\d+)[\"']", source)
-    return found[1] if found else None
+    if found is None:
+        return None
+    return found[1]
 
 
 def checked_name(source: str) -> str | None:
-    """The name of the answer in a check cell: of `labkit.check("02.3", run_on)`, "run_on"; None where no such call is."""
+    """Return the name of the answer that a cell checks.
+
+    This is "run_on" for `labkit.check("02.3", run_on)`, and None if the cell has no such call.
+    """
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):  # a magic, for example
         return None
     for node in nodes:
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "labkit.check" and len(node.args) > 1:
-            answer = node.args[1]
-            if isinstance(answer, ast.Name):
-                return answer.id
+        if not isinstance(node, ast.Call) or len(node.args) < 2:
+            continue
+        answer = node.args[1]
+        if ast.unparse(node.func) == "labkit.check" and isinstance(answer, ast.Name):
+            return answer.id
     return None

@@ -1,6 +1,10 @@
-"""Handing out: copies of the lessons' notebooks for students, for the instructor, and for nbgrader. The same bytes each time."""
+"""Write the notebooks that a course hands out: for students, for the instructor, and for nbgrader.
+
+A release of the same course is the same bytes each time.
+"""
 
 import ast
+import contextlib
 import inspect
 import io
 import re
@@ -22,14 +26,15 @@ __all__ = ["drifted", "files", "write"]
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 FORMATS = ("labkit", "nbgrader", "gradescope")
-FOLDED = re.compile(r" ?The solution is folded away below[^.]*\.")  # said in lessons, where it is
+FOLDED = re.compile(r" ?The solution is folded away below[^.]*\.")  # not true without solutions
 SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)
 HOW = (
-    "Fill in the cells below and run the check after each: it tries your answer on fresh inputs and says what it saw. "
-    "Before you hand in, restart the kernel and run all cells from the top. Marks are given on other inputs."
+    "Fill in the cells below and run the check after each. It tries your answer on fresh inputs "
+    "and says what it saw. Before you hand in, restart the kernel and run all cells from the top. "
+    "Marks are given on other inputs."
 )
 CONFIG = "nbgrader_config.py"
-# The students' version keeps each stub as it is; nbgrader would put `raise NotImplementedError()` below it.
+# Students' notebooks keep each stub. nbgrader would append `raise NotImplementedError()` to it.
 NBGRADER_CONFIG = """c = get_config()
 c.CourseDirectory.course_id = {course!r}
 c.ClearSolutions.code_stub = {{"python": "# Your answer goes into the function above."}}
@@ -38,12 +43,15 @@ c.ClearSolutions.text_stub = {text!r}
 
 
 def files(course: Course, labs: list[Assignment], kind: str) -> dict[str, str | bytes]:
-    """All that a release consists of: texts by their path. (For Gradescope, `gradescope.files` adds its zip files.)
+    """Return the files of a release: the content of each by its path.
 
-    Raises ValueError when there is no such format, and, naming it, for an exercise that was answered in the notebook.
+    For Gradescope, `gradescope.files` adds zip files to them.
+
+    Raises:
+        ValueError: `kind` is no format, or the notebook holds an answer to an exercise.
     """
     if kind not in FORMATS:
-        raise ValueError(f"there is no format {kind!r}; there are {', '.join(FORMATS)}")
+        raise ValueError(f"there is no format {kind!r}. Choose one of {', '.join(FORMATS)}")
     found: dict[str, str | bytes] = {}
     for lab in labs:
         if kind == "nbgrader":
@@ -52,124 +60,168 @@ def files(course: Course, labs: list[Assignment], kind: str) -> dict[str, str | 
             found[f"student/{lab.name}.ipynb"] = _text(student_copy(course, lab))
             found[f"instructor/{lab.name}.ipynb"] = _text(instructor_copy(course, lab))
     if kind == "nbgrader":
-        found[CONFIG] = NBGRADER_CONFIG.format(course=re.sub(r"[^\w-]+", "_", course.name), text=PLACEHOLDER)
+        name = re.sub(r"[^\w-]+", "_", course.name)
+        found[CONFIG] = NBGRADER_CONFIG.format(course=name, text=PLACEHOLDER)
     return found
 
 
 def write(released: dict[str, str | bytes], folder: Path) -> None:
-    """Write the files, over those of an earlier release; but nbgrader's settings may have more lines, and stay.
+    """Write the files of a release, and replace those of an earlier release.
 
-    Raises ValueError, and writes nothing, where those settings lack some of ours.
+    nbgrader's settings are kept if they have all lines of ours, and may have more.
+
+    Raises:
+        ValueError: nbgrader's settings lack some of our lines. Then nothing is written.
     """
-    if (folder / CONFIG).exists() and drifted({name: text for name, text in released.items() if name == CONFIG}, folder):
+    config = {name: text for name, text in released.items() if name == CONFIG}
+    if (folder / CONFIG).exists() and drifted(config, folder):
         ours = "".join(f"\n    {line}" for line in str(released[CONFIG]).splitlines())
-        raise ValueError(f"{folder / CONFIG} has settings of its own: put these lines into it, or choose another folder{ours}")
+        raise ValueError(
+            f"{folder / CONFIG} exists and lacks some of the settings for this course. Add these "
+            f"lines to it, or choose another folder:{ours}"
+        )
     for name, text in released.items():
         path = folder / name
         if name != CONFIG or not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text.encode() if isinstance(text, str) else text)
+            path.write_bytes(_encoded(text))
 
 
 def drifted(released: dict[str, str | bytes], folder: Path) -> list[str]:
-    """The files in a folder that are no longer what a release would write, each with the reason."""
+    """List the files in a folder that differ from a release, each with the reason."""
     found = []
     for name, text in released.items():
         path = folder / name
         if not path.is_file():
             found.append(f"{name} is missing")
             continue
-        there, ours = path.read_bytes(), text.encode() if isinstance(text, str) else text
-        if there != ours and not (name == CONFIG and set(ours.splitlines()) <= set(there.splitlines())):
+        there, ours = path.read_bytes(), _encoded(text)
+        has_our_settings = name == CONFIG and set(ours.splitlines()) <= set(there.splitlines())
+        if there != ours and not has_our_settings:
             found.append(f"{name} differs from what its lesson and the course file give now")
     return found
 
 
+def _encoded(content: str | bytes) -> bytes:
+    """Return the bytes of a file's content, in UTF-8."""
+    return content.encode() if isinstance(content, str) else content
+
+
 def student_copy(course: Course, lab: Assignment) -> NotebookNode:
-    """What students get: no solution, no output. The cells that are marked say which exercise they are."""
-    cells = [cell for cell in _cells(course, lab) if "solution" not in cell.metadata.get("tags", [])]
+    """Return the notebook for students, without solutions and outputs.
+
+    The metadata of each cell that is marked names the exercise.
+    """
+    cells = [cell for cell in _cells(course, lab) if not _is_solution(cell)]
     for cell in cells:
-        cell.source = FOLDED.sub("", cell.source) if cell.cell_type == "markdown" else cell.source
+        if cell.cell_type == "markdown":
+            cell.source = FOLDED.sub("", cell.source)
     return _notebook(course, lab, cells)
 
 
 def questions(course: Course, lab: Assignment) -> dict[str, str]:
-    """What is asked in each exercise, as the lesson says it, in Markdown."""
-    texts = "\n\n".join(cell.source for cell in student_copy(course, lab).cells if cell.cell_type == "markdown")
-    found = {
-        item.number: re.search(rf"\*\*{re.escape(item.number)}\*\*(.*?)(?=\n\n\*\*\d|\n#|\Z)", texts, re.DOTALL) for item in lab.exercises
-    }
-    return {number: text[1].strip() for number, text in found.items() if text}
+    """Return the task of each exercise, as the lesson words it, in Markdown."""
+    cells = student_copy(course, lab).cells
+    texts = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    found = {}
+    for item in lab.exercises:
+        # From the bold number to the next exercise, the next heading or the end.
+        start = rf"\*\*{re.escape(item.number)}\*\*"
+        text = re.search(rf"{start}(.*?)(?=\n\n\*\*\d|\n#|\Z)", texts, re.DOTALL)
+        if text:
+            found[item.number] = text[1].strip()
+    return found
 
 
 def stubs(course: Course, lab: Assignment) -> dict[str, str]:
-    """The cell that students get for each exercise."""
-    cells = _cells(course, lab)
-    return {cell.metadata["labkit"]["exercise"]: cell.source for cell in cells if "exercise" in cell.metadata.get("labkit", {})}
+    """Return the source of the cell that students get for each exercise."""
+    found = {}
+    for cell in _cells(course, lab):
+        own = cell.metadata.get("labkit", {})
+        if "exercise" in own:
+            found[own["exercise"]] = cell.source
+    return found
 
 
 def solutions(course: Course, lab: Assignment) -> dict[str, list[str]]:
-    """The published solutions of each exercise."""
+    """Return the published solutions of each exercise."""
     found: dict[str, list[str]] = {}
     number = ""
     for cell in _cells(course, lab):
         number = cell.metadata.get("labkit", {}).get("exercise", number)
-        if "solution" in cell.metadata.get("tags", []):
+        if _is_solution(cell):
             found.setdefault(number, []).extend(SOLVED.findall(cell.source))
     return found
 
 
 def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:
-    """The same with each solution below its exercise."""
+    """Return the notebook for the instructor, with each solution below its exercise."""
     return _notebook(course, lab, _cells(course, lab))
 
 
 def handed_out(course: Course, lab: Assignment) -> frozenset[str]:
-    """The sources of the cells that students get, all but the exercises' own and the places for written answers."""
+    """Return the sources of the cells that students are not expected to change."""
     cells = student_copy(course, lab).cells
     sources = {cell.source for cell in cells if "exercise" not in cell.metadata.get("tags", [])}
     return frozenset(sources - {PLACEHOLDER})
 
 
 def nbgrader_source(course: Course, lab: Assignment) -> NotebookNode:
-    """nbgrader's source version, from which `nbgrader generate_assignment` makes the students'.
+    """Return nbgrader's source version of a lab.
 
-    Below each stub stands the solution, between nbgrader's marks; the cell after it checks the answer as the student can, and then once
-    more with inputs drawn in that moment.
+    `nbgrader generate_assignment` makes the students' version from it. Below each stub is the
+    solution, between nbgrader's marks. The next cell checks the answer twice: once as students can,
+    and once in hidden tests, with inputs that are drawn when the cell runs.
+
+    Raises:
+        ValueError: a solution has no exercise above it, or no code.
     """
-    points = {task.number: task.points for task in lab.exercises} | {task.id: task.points for task in lab.written}
+    points = {task.number: task.points for task in lab.exercises}
+    points |= {task.id: task.points for task in lab.written}
     names = {task.number: task.name for task in lab.exercises}
     cells: list[NotebookNode] = []
+    stub: NotebookNode | None = None
     for cell in _cells(course, lab):
         own = cell.metadata.get("labkit", {})
-        if "solution" in cell.metadata.get("tags", []):
-            task = next((earlier for earlier in reversed(cells) if "exercise" in earlier.metadata.get("labkit", {})), None)
+        if _is_solution(cell):
             solved = SOLVED.findall(cell.source)
-            if task is None or not solved:
-                raise ValueError(f"{lab.name}.ipynb: a solution needs its exercise above it, and its code between ```python and ```")
-            task.source += f"\n\n### BEGIN SOLUTION\n{solved[0]}### END SOLUTION"
+            if stub is None or not solved:
+                raise ValueError(
+                    f"{lab.name}.ipynb: a solution needs its exercise above it, and its code "
+                    "between ```python and ```"
+                )
+            stub.source += f"\n\n### BEGIN SOLUTION\n{solved[0]}### END SOLUTION"
             continue
         if "exercise" in own:
-            _mark(cell, f"answer-{own['exercise']}", grade=False, solution=True, locked=False)
+            stub = cell
+            name = f"answer-{own['exercise']}"
+            _mark(cell, name, grade=False, solution=True, locked=False)
         elif "written" in own:
-            _mark(cell, f"written-{own['written']}", grade=True, solution=True, locked=False, points=points[own["written"]])
-        elif cell.cell_type == "code" and (number := checked_number(cell.source)) in names:
-            cell.source += (
-                f'\n### BEGIN HIDDEN TESTS\nverdict = labkit.check("{number}", {names[number]})\n'
-                f'assert verdict.passed, "{number} " + verdict.message\n### END HIDDEN TESTS'
-            )
-            _mark(cell, f"check-{number}", grade=True, solution=False, locked=True, points=points[number])
+            name, worth = f"written-{own['written']}", points[own["written"]]
+            _mark(cell, name, grade=True, solution=True, locked=False, points=worth)
+        elif cell.cell_type == "code":
+            number = checked_number(cell.source)
+            if number in names:
+                cell.source += (
+                    "\n### BEGIN HIDDEN TESTS"
+                    f'\nverdict = labkit.check("{number}", {names[number]})'
+                    f'\nassert verdict.passed, "{number} " + verdict.message'
+                    "\n### END HIDDEN TESTS"
+                )
+                name, worth = f"check-{number}", points[number]
+                _mark(cell, name, grade=True, solution=False, locked=True, points=worth)
         cells.append(cell)
     return _notebook(course, lab, cells)
 
 
 def _mark(cell: NotebookNode, name: str, **what: bool | float) -> None:
-    """nbgrader's metadata, version 3."""
+    """Add nbgrader's metadata, version 3, to a cell."""
     cell.id = re.sub(r"[^\w-]", "-", name)
     cell.metadata["nbgrader"] = {"grade_id": cell.id, "schema_version": 3, "task": False, **what}
 
 
 def _notebook(course: Course, lab: Assignment, cells: list[NotebookNode]) -> NotebookNode:
+    """Build a notebook that names the course and the lab in its metadata."""
     own = {"course": course.name, "lab": lab.name}
     return nbformat.from_dict(
         {
@@ -182,25 +234,34 @@ def _notebook(course: Course, lab: Assignment, cells: list[NotebookNode]) -> Not
 
 
 def _text(notebook: NotebookNode) -> str:
+    """Return a notebook as JSON, after validating it."""
     nbformat.validate(notebook)
     return nbformat.writes(notebook) + "\n"
 
 
 def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
-    """The lab's cells, solutions included: the whole lesson, or its exercises after a cell that sets up what they need.
+    """Return the lab's cells, with the solutions.
 
-    Raises ValueError for an exercise's cell that is no stub.
+    They are the whole lesson, or its exercises after a cell that sets up what the exercises need.
+
+    Raises:
+        ValueError: the cell of an exercise is not a stub.
     """
-    source = [_clean(cell) for cell in nbformat.read(course.notebooks / f"{lab.name}.ipynb", as_version=4).cells]
+    lesson = nbformat.read(course.notebooks / f"{lab.name}.ipynb", as_version=4)
+    source = [_clean(cell) for cell in lesson.cells]
     for cell, following in pairwise(source):
         if "exercise" in cell.metadata.get("tags", []):
             number, name = checked_number(following.source), checked_name(following.source)
             _require_stub(number or "", name or "", cell.source, f"{lab.name}.ipynb")
             cell.metadata["labkit"] = {"exercise": number}
-    written = [cell for question in lab.written for cell in _question(question.id, question.question)]
+    written: list[NotebookNode] = []
+    for question in lab.written:
+        written += _question(question.id, question.question)
     worth = new_markdown_cell(_worth(lab), id="labkit-points")
     tasks = _task_indices(source)
-    first, end = (tasks[0], tasks[-1] + 1) if tasks else (len(source), len(source))
+    first = end = len(source)
+    if tasks:
+        first, end = tasks[0], tasks[-1] + 1
     if course.contents == "lesson":
         return [*source[:first], worth, *source[first:end], *written, *source[end:]]
     teaching = [cell for index, cell in enumerate(source) if index not in tasks]
@@ -217,12 +278,19 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
 
 
 def _task_indices(cells: list[NotebookNode]) -> list[int]:
-    """Return the indices of the cells of all exercises: the task above each stub, the stub, the check and the solution."""
+    """Return the indices of the cells of all exercises.
+
+    An exercise has the text above the stub, the stub, the check and the solution.
+    """
     found = []
     for index, cell in enumerate(cells):
         if "exercise" not in cell.metadata.get("tags", []):
             continue
-        if index and cells[index - 1].cell_type == "markdown" and not _is_solution(cells[index - 1]):
+        if (
+            index
+            and cells[index - 1].cell_type == "markdown"
+            and not _is_solution(cells[index - 1])
+        ):
             found.append(index - 1)
         found += [index, index + 1]
         if index + 2 < len(cells) and _is_solution(cells[index + 2]):
@@ -231,30 +299,35 @@ def _task_indices(cells: list[NotebookNode]) -> list[int]:
 
 
 def _is_solution(cell: NotebookNode) -> bool:
+    """Return whether a cell has the tag `solution`."""
     return "solution" in cell.metadata.get("tags", [])
 
 
 def _task_text(text: str) -> str:
-    """Return the text from the exercise's number on, which is bold. Before it a lesson may say something else."""
+    """Return a text from the bold number of its exercise on, without what precedes the number."""
     number = re.search(r"(?<!\S)\*\*\d\d\.\d+\*\*", text)
-    return text[number.start() :] if number else text
+    if number is None:
+        return text
+    return text[number.start() :]
 
 
 def moment(time: datetime) -> str:
-    """A time as a person reads it."""
+    """Write a time for a person to read, with its time zone."""
     return f"{time:%d %B %Y, %H:%M} ({time.tzname()})"
 
 
 def _worth(lab: Assignment) -> str:
-    """When the lab is due, and what its exercises and questions earn."""
-    tasks = [*((task.number, task.points) for task in lab.exercises), *((task.id, task.points) for task in lab.written)]
+    """Say when the lab is due, and how many points its exercises and questions earn."""
+    tasks = [(task.number, task.points) for task in lab.exercises]
+    tasks += [(task.id, task.points) for task in lab.written]
     due = f"Due {moment(lab.due)}. " if lab.due else ""
     listed = ", ".join(f"{name}: {points:g}" for name, points in tasks)
-    return f"{due}{lab.points:g} point{'s' * (lab.points != 1)} in all: {listed}."
+    plural = "" if lab.points == 1 else "s"
+    return f"{due}{lab.points:g} point{plural} in total: {listed}."
 
 
 def _clean(cell: NotebookNode) -> NotebookNode:
-    """Without outputs, and without what belongs to the kit's own tests."""
+    """Remove a cell's outputs, and what only the kit's own tests need."""
     tags = [tag for tag in cell.metadata.get("tags", []) if not tag.startswith("nbval")]
     cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
     if cell.cell_type == "code":
@@ -264,6 +337,7 @@ def _clean(cell: NotebookNode) -> NotebookNode:
 
 
 def _question(name: str, question: str) -> list[NotebookNode]:
+    """Return a cell with a written question, and one for its answer."""
     identity = re.sub(r"[^\w-]", "-", name)
     answer = new_markdown_cell(PLACEHOLDER, id=f"written-{identity}")
     answer.metadata = nbformat.from_dict({"labkit": {"written": name}})
@@ -271,7 +345,7 @@ def _question(name: str, question: str) -> list[NotebookNode]:
 
 
 def _set_up(lab: Assignment, teaching: list[NotebookNode], tasks: list[NotebookNode]) -> str:
-    """Import what the lesson imports and its exercises use, and take as many GPUs as their checks need."""
+    """Write the cell that imports what the exercises use, and takes the GPUs that checks need."""
     used = set(re.findall(r"\w+", "\n".join(cell.source for cell in tasks)))
     imports = dict.fromkeys(["import torch", "import labkit", "from torch import nn"])
     for cell in teaching:
@@ -282,58 +356,75 @@ def _set_up(lab: Assignment, teaching: list[NotebookNode], tasks: list[NotebookN
 
 
 def _imports(cell: NotebookNode) -> Iterator[tuple[str, str]]:
-    """The names that a cell imports, each with a statement that does it."""
-    lines = cell.source.splitlines() if cell.cell_type == "code" else []
+    """Yield the names that a cell imports, each with a statement that imports only this name."""
+    if cell.cell_type != "code":
+        return
+    lines = [line for line in cell.source.splitlines() if not line.lstrip().startswith(("%", "!"))]
     try:
-        statements = ast.parse("\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))).body
-    except SyntaxError:  # a cell that shows what does not work
+        statements = ast.parse("\n".join(lines)).body
+    except SyntaxError:  # the cell shows an error on purpose
         return
     for statement in statements:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            for name in statement.names:
-                single = (
-                    ast.Import([name]) if isinstance(statement, ast.Import) else ast.ImportFrom(statement.module, [name], statement.level)
-                )
-                yield (name.asname or name.name).partition(".")[0], ast.unparse(single)
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        for name in statement.names:
+            single: ast.stmt = ast.Import([name])
+            if isinstance(statement, ast.ImportFrom):
+                single = ast.ImportFrom(statement.module, [name], statement.level)
+            yield (name.asname or name.name).partition(".")[0], ast.unparse(single)
 
 
 def _require_stub(number: str, name: str, source: str, notebook: str) -> None:
-    """Raises ValueError, naming the exercise, unless the cell defines `name` and gives nothing of an answer to it away.
+    """Raise ValueError, unless the cell defines only the function `name` and holds no answer.
 
-    That is one function with a docstring and `...`, or, where the exercise is to mend a function, the one that the check knows. A comment
-    could hold an answer too: no stub has one.
+    A stub is a function with a docstring and `...`. Where the exercise is to repair a function, the
+    stub is the function that the check expects. A comment could hold an answer, so a stub has none.
     """
     if number not in checks.exercises():
         raise ValueError(
-            f"{notebook}: the kit has no check for an exercise {number}. Take the number of an exercise of the kit, or install the "
-            "course that has this one"
+            f"{notebook}: there is no check for exercise {number}. Use the number of an exercise "
+            "of the kit, or install the course that has this exercise"
         )
     script = checks.find(number).script
-    expected = ast.parse(inspect.getsource(script)).body[0] if script else None
-    try:
+    expected = None
+    if script:
+        expected = ast.parse(inspect.getsource(script)).body[0]
+    is_stub = False
+    with contextlib.suppress(SyntaxError, ValueError, tokenize.TokenError):
         [function] = ast.parse(source).body
-        commented = any(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(source).readline))
-    except (SyntaxError, ValueError, tokenize.TokenError):
-        function, commented = None, False
-    if not isinstance(function, ast.FunctionDef) or function.name != name or commented or not _is_stub(function, expected):
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        commented = any(token.type == tokenize.COMMENT for token in tokens)
+        if isinstance(function, ast.FunctionDef) and function.name == name and not commented:
+            is_stub = _is_stub(function, expected)
+    if not is_stub:
         raise ValueError(
-            f"exercise {number}: its cell in {notebook} is not the stub that the check expects: it may hold an answer. Nothing was "
-            f"written. Put back the function {name} as the kit hands it out, or release from the kit's own lessons "
-            "(no `notebooks` in the course file)"
+            f"exercise {number}: its cell in {notebook} is not the stub that the check expects, so "
+            f"it may hold an answer. Nothing was written. Restore the function {name} as the kit "
+            "hands it out, or release the kit's own lessons (no `notebooks` in the course file)"
         )
 
 
 def _is_stub(function: ast.FunctionDef, expected: ast.stmt | None) -> bool:
+    """Return whether a function equals the expected one, or has no statement but `...`."""
     if isinstance(expected, ast.FunctionDef):
         return _content(function) == _content(expected)
-    return _content(function)[1] in ([], [ast.dump(ast.Expr(ast.Constant(...)))], [ast.dump(ast.Pass())])
+    return _content(function)[1] in (
+        [],
+        [ast.dump(ast.Expr(ast.Constant(...)))],
+        [ast.dump(ast.Pass())],
+    )
 
 
 def _content(function: ast.FunctionDef) -> tuple[str, list[str]]:
-    """Its parameters and statements, without types, which notebooks leave out, and the docstring, which may be in any language."""
+    """Return the parameters and the statements of a function.
+
+    Notebooks leave out the types, and the docstring may be in any language, so both are ignored.
+    """
     for node in ast.walk(function):
         if isinstance(node, ast.arg):
             node.annotation = None
         elif isinstance(node, ast.FunctionDef):
             node.returns = None
-    return ast.dump(function.args), [ast.dump(statement) for statement in function.body[ast.get_docstring(function) is not None :]]
+    has_docstring = ast.get_docstring(function) is not None
+    statements = function.body[1:] if has_docstring else function.body
+    return ast.dump(function.args), [ast.dump(statement) for statement in statements]

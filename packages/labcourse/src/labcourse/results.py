@@ -1,6 +1,7 @@
-"""The results of a grading: tables for Canvas, for Moodle and for everything else, and two pages.
+"""Results of a grading: tables for Canvas, Moodle and other programs, and two pages.
 
-The pages are for the instructor. One says what needs a look, the other compares the answers.
+Both pages are for the instructor. One lists what a person should look at, and the other compares
+the answers.
 """
 
 import statistics
@@ -41,10 +42,10 @@ GRADES = (
 )
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 MOODLE = ("Identifier", "Full name", "ID number", "Email address")
-BINS = 10
-NO_MARK, DECIDE, KNOW = range(3)  # the parts of the list of what needs a look
+BINS = 10  # bars of the distribution of points
+NO_MARK, DECIDE, KNOW = range(3)  # indices of LEVELS
 LEVELS = ("No mark", "For you to decide", "For you to know")
-# Kinds of problems that leave no mark
+# The kinds of problems that leave a submission without a mark.
 UNGRADED = ("duplicate", "refused", "unknown", "name", "failed")
 
 
@@ -57,14 +58,21 @@ def write(
     dates: marks.Dates | None = None,
     report: Callable[[str], Any] = lambda line: None,
 ) -> None:
-    """All tables and pages, from the records of these submissions and from nothing else: the same bytes each time.
+    """Write all tables and pages from the records of the submissions.
 
-    `dates`: when submissions came, in the instructor's word; beside them count those in the column `corrected` of dates.csv.
-    `report` gets a line of text when an answer takes long to read.
+    The same records give the same bytes.
 
-    Raises ValueError where one of the tables that people fill in, of marks or of dates, holds something else.
+    Args:
+        people: the instructor's table of students, by their ids.
+        dates: when submissions arrived, according to the instructor. The column `corrected` of
+            dates.csv has precedence.
+        report: gets a line of text when an answer takes long to read.
+
+    Raises:
+        ValueError: the instructor's table of marks or of dates holds something else.
     """
-    written, said = marks.read_written(store.folder), {**(dates or {}), **marks.read_dates(store.folder / marks.DATES)}
+    written = marks.read_written(store.folder)
+    corrected = {**(dates or {}), **marks.read_dates(store.folder / marks.DATES)}
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -81,43 +89,73 @@ def write(
             record = store.record(item.lab, item.student)
             if record is None:
                 raise ValueError("there is no record")
-            corrected = said.get((item.student, item.lab)) or said.get((item.student, item.lab[:2]))
-            record["received"], record["known_from"] = (corrected, marks.INSTRUCTOR) if corrected else (item.received, item.known_from)
-            record |= {"late": item.late, "file_time": item.file_time}
+            record |= _arrival(item, corrected)
             record = marks.add_marks(record, course, written)
             store.write_record(record)
             feedback.write_page(course, record, store, pages, questions[item.lab])
-        except Exception as error:  # of one student: the others get their pages
+        except Exception as error:  # the other students still get their pages
             if "marks" not in (store.record(item.lab, item.student) or {}):
                 keys.remove((item.lab, item.student))
-            why = f"its record or page could not be written ({type(error).__name__}: {error}): grade it again"
-            problems = [*problems, Problem(item.student, item.lab, "failed", why)]
-    _leave_out_others(store, {(item.lab, item.student) for item in submissions})
+            reason = f"{type(error).__name__}: {error}"
+            detail = f"its record or page could not be written ({reason}). Grade it again"
+            problems = [*problems, Problem(item.student, item.lab, "failed", detail)]
+    _remove_others(store, {(item.lab, item.student) for item in submissions})
     store.join_resources()
     write_file(store.folder / marks.WRITTEN, marks.written_table(_records(store, keys)).encode())
-    write_file(store.folder / marks.DATES, marks.dates_table(_records(store, keys), course).encode())
-    ungraded = [_ungraded(problem) for problem in problems if (problem.lab, problem.student) not in set(keys)]
-    write_file(store.folder / "grades.csv", tables.written(GRADES, [*map(_grade, _records(store, keys)), *ungraded]).encode())
+    write_file(
+        store.folder / marks.DATES, marks.dates_table(_records(store, keys), course).encode()
+    )
+    grades = [_grade(record) for record in _records(store, keys)]
+    grades += [_ungraded(item) for item in problems if (item.lab, item.student) not in set(keys)]
+    write_file(store.folder / "grades.csv", tables.written(GRADES, grades).encode())
     people = people or {}
-    write_file(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS).encode())
-    write_file(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE).encode())
+    write_file(
+        store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS).encode()
+    )
+    write_file(
+        store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE).encode()
+    )
     feedback.write_returns(course, submissions, store, people)
     _write_index(course, store, keys, problems, pages)
     _write_comparison(course, store, keys, pages, report)
 
 
-def _write_index(course: Course, store: Store, keys: list[tuple[str, str]], problems: list[Problem], pages: jinja2.Environment) -> None:
-    """The instructor's page."""
+def _arrival(item: Submission, corrected: marks.Dates) -> dict[str, Any]:
+    """Return when a submission arrived, and who says so, for its record."""
+    arrival = {
+        "received": item.received,
+        "known_from": item.known_from,
+        "late": item.late,
+        "file_time": item.file_time,
+    }
+    by_instructor = corrected.get((item.student, item.lab))
+    by_instructor = by_instructor or corrected.get((item.student, item.lab[:2]))
+    if by_instructor:
+        arrival |= {"received": by_instructor, "known_from": marks.INSTRUCTOR}
+    return arrival
+
+
+def _write_index(
+    course: Course,
+    store: Store,
+    keys: list[tuple[str, str]],
+    problems: list[Problem],
+    pages: jinja2.Environment,
+) -> None:
+    """Write the instructor's page."""
     essences = [_essence(record, course) for record in _records(store, keys)]
-    summaries = [_summary(lab, [essence for essence in essences if essence["lab"] == lab.name]) for lab in course.labs]
-    came = {item["lab"] for item in essences}
-    missing = {lab.name: [item.student for item in problems if (item.kind, item.lab) == ("missing", lab.name)] for lab in course.labs}
+    summaries = []
+    for lab in course.labs:
+        of_lab = [essence for essence in essences if essence["lab"] == lab.name]
+        summaries.append(_summary(lab, of_lab))
     page = pages.get_template("instructor.html").render(
         course=course,
         labs=[summary for summary in summaries if summary["count"]],
-        absent=[(lab, missing[lab.name] if lab.name in came else []) for lab in course.labs if missing[lab.name] or lab.name not in came],
+        absent=_absent(course, essences, problems),
         returned=(store.folder / "return").exists(),
-        looks=_sorted_looks([look for item in essences for look in item["looks"]], problems, essences),
+        looks=_sorted_looks(
+            [look for item in essences for look in item["looks"]], problems, essences
+        ),
         to_mark=_to_mark(essences),
         students=_by_student(essences),
         unknown=sum(not item["received"] for item in essences),
@@ -127,12 +165,35 @@ def _write_index(course: Course, store: Store, keys: list[tuple[str, str]], prob
     write_file(store.folder / "index.html", page.encode())
 
 
+def _absent(
+    course: Course, essences: list[dict[str, Any]], problems: list[Problem]
+) -> list[tuple[Assignment, list[str]]]:
+    """List the labs that students did not hand in, each with these students.
+
+    If nobody handed in a lab, the list of its students is empty.
+    """
+    handed_in = {item["lab"] for item in essences}
+    absent: list[tuple[Assignment, list[str]]] = []
+    for lab in course.labs:
+        missing = [
+            item.student for item in problems if (item.kind, item.lab) == ("missing", lab.name)
+        ]
+        if lab.name not in handed_in:
+            absent.append((lab, []))
+        elif missing:
+            absent.append((lab, missing))
+    return absent
+
+
 def _moment(time: datetime | str) -> str:
-    return release.moment(datetime.fromisoformat(time) if isinstance(time, str) else time)
+    """Write a time, which may be in ISO 8601, for a page."""
+    if isinstance(time, str):
+        time = datetime.fromisoformat(time)
+    return release.moment(time)
 
 
 def _by_student(essences: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Each student with what he has in each lab."""
+    """Return the results of each student by lab, sorted by student."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for item in essences:
         found.setdefault(item["student"], {})[item["lab"]] = item
@@ -140,14 +201,14 @@ def _by_student(essences: list[dict[str, Any]]) -> dict[str, dict[str, dict[str,
 
 
 def _records(store: Store, keys: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    """One after another, so that a class of any size fits the memory."""
+    """Yield one record after another, so that the whole class need not be in memory."""
     for lab, student in keys:
         record = store.record(lab, student)
-        assert record is not None  # each of them was graded
+        assert record is not None  # the keys are those of graded submissions
         yield record
 
 
-def _leave_out_others(store: Store, keys: set[tuple[str, str]]) -> None:
+def _remove_others(store: Store, keys: set[tuple[str, str]]) -> None:
     """Remove the results of an earlier grading for submissions that no longer exist."""
     for path in (store.folder / "records").glob("*/*.json"):
         if (path.parent.name, path.stem) not in keys:
@@ -156,18 +217,29 @@ def _leave_out_others(store: Store, keys: set[tuple[str, str]]) -> None:
 
 
 def _grade(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a record in grades.csv."""
     given = record["marks"]
-    row = {name: record.get(name) for name in ("student", "lab", "out_of", "detail", "received", "sandbox", "seed")}
-    row |= {name: given[name] for name in ("points", "exercises", "late_days", "deduction", "to_mark")}
-    return {key: _cell(value) for key, value in {**row, "status": KINDS.get(record["status"], record["status"])}.items()}
+    from_record = ("student", "lab", "out_of", "detail", "received", "sandbox", "seed")
+    from_marks = ("points", "exercises", "late_days", "deduction", "to_mark")
+    row = {name: record.get(name) for name in from_record}
+    row |= {name: given[name] for name in from_marks}
+    row["status"] = KINDS.get(record["status"], record["status"])
+    return {key: _cell(value) for key, value in row.items()}
 
 
 def _ungraded(problem: Problem) -> dict[str, Any]:
-    return {"student": problem.student, "lab": problem.lab, "status": problem.kind, "detail": problem.detail}
+    """Return the row of a problem in grades.csv."""
+    about = {"student": problem.student, "lab": problem.lab}
+    return {**about, "status": problem.kind, "detail": problem.detail}
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
+    """Write a value into a cell of a table. None gives an empty cell."""
+    if value is None:
+        return ""
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _wide(
@@ -178,28 +250,48 @@ def _wide(
     people: People,
     columns: tuple[str, ...],
 ) -> str:
-    """A row a student, a column a lab. A mark that is not there, or not whole, is an empty cell: the platforms leave it as it is."""
-    students = sorted({student for _, student in keys} | {problem.student for problem in problems if problem.student} | set(people))
-    points = {
-        (item["lab"], item["student"]): None if item["marks"]["to_mark"] else item["marks"]["points"] for item in _records(store, keys)
-    }
+    """Return a table with a row per student and a column per lab.
+
+    If a mark is missing or incomplete, its cell is empty. Canvas and Moodle leave such marks
+    unchanged.
+    """
+    students = {student for _, student in keys} | set(people)
+    students |= {problem.student for problem in problems if problem.student}
+    points = {}
+    for item in _records(store, keys):
+        if not item["marks"]["to_mark"]:
+            points[item["lab"], item["student"]] = item["marks"]["points"]
     rows = []
     if columns is CANVAS:
-        rows.append({"Student": "    Points Possible", **{lab.name: f"{lab.points:g}" for lab in course.labs}})
-    for student in students:
-        known = {"Student": student, "SIS User ID": student, "Identifier": f"Participant {student}", "ID number": student}
+        worth = {lab.name: f"{lab.points:g}" for lab in course.labs}
+        rows.append({"Student": "    Points Possible", **worth})
+    for student in sorted(students):
+        known = {
+            "Student": student,
+            "SIS User ID": student,
+            "Identifier": f"Participant {student}",
+            "ID number": student,
+        }
         known |= {key: value for key, value in people.get(student, {}).items() if value}
-        rows.append(
-            {name: known.get(name, "") for name in columns} | {lab.name: _cell(points.get((lab.name, student))) for lab in course.labs}
-        )
+        row = {name: known.get(name, "") for name in columns}
+        row |= {lab.name: _cell(points.get((lab.name, student))) for lab in course.labs}
+        rows.append(row)
     return tables.written((*columns, *(lab.name for lab in course.labs)), rows)
 
 
 def _summary(lab: Assignment, records: list[dict[str, Any]]) -> dict[str, Any]:
-    points = sorted(record["marks"]["points"] for record in records if record["marks"]["points"] is not None)
-    bins = Counter(min(BINS - 1, int(BINS * value / lab.points)) if lab.points else 0 for value in points)
+    """Summarize a lab: the distribution of points, and how often each exercise is right."""
+    given = [record["marks"]["points"] for record in records]
+    points = sorted(value for value in given if value is not None)
+    bins: Counter[int] = Counter()
+    for value in points:
+        share = value / lab.points if lab.points else 0.0
+        bins[min(BINS - 1, int(BINS * share))] += 1
     width = lab.points / BINS
-    distribution = [(f"{number * width:g} to {(number + 1) * width:g}", bins[number]) for number in range(BINS)]
+    distribution = []
+    for number in range(BINS):
+        interval = f"{number * width:g} to {(number + 1) * width:g}"
+        distribution.append((interval, bins[number]))
     exercises = [_tally(exercise.number, records) for exercise in lab.exercises]
     return {
         "lab": lab,
@@ -213,27 +305,38 @@ def _summary(lab: Assignment, records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _essence(record: dict[str, Any], course: Course) -> dict[str, Any]:
-    """What the instructor's page needs of a record: not all that was observed."""
-    exercises = [{key: result[key] for key in ("number", "status", "message")} for result in record["exercises"]]
-    known = {key: record[key] for key in ("student", "lab", "marks", "received", "sandbox", "status", "out_of")}
+    """Return what the instructor's page needs from a record, without the observations."""
+    shown = ("number", "status", "message")
+    exercises = [{key: result[key] for key in shown} for result in record["exercises"]]
+    kept = ("student", "lab", "marks", "received", "sandbox", "status", "out_of")
+    known = {key: record[key] for key in kept}
     written = []
     for item in record["written"]:
         to_mark = item["points"] is None and bool(item["answer"] or item["beside"])
         written.append({"id": item["id"], "to_mark": to_mark})
-    return {**known, "exercises": exercises, "written": written, "looks": list(_looks(record, course))}
+    looks = list(_looks(record, course))
+    return {**known, "exercises": exercises, "written": written, "looks": looks}
 
 
 def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    results = [result for record in records for result in record["exercises"] if result["number"] == number]
+    """Count the verdicts on an exercise, and find the most frequent message to wrong answers."""
+    results = []
+    for record in records:
+        results += [result for result in record["exercises"] if result["number"] == number]
     counts = Counter(result["status"] for result in results)
     messages = Counter(result["message"] for result in results if result["status"] == "wrong")
-    known = {"right": counts["right"], "wrong": counts["wrong"], "untried": counts["not attempted"]}
+    known = {
+        "right": counts["right"],
+        "wrong": counts["wrong"],
+        "untried": counts["not attempted"],
+    }
+    other = len(results) - sum(known.values())
     often = min(messages, key=lambda message: (-messages[message], message), default="")
-    return {"number": number, **known, "other": len(results) - sum(known.values()), "often": often}
+    return {"number": number, **known, "other": other, "often": often}
 
 
 def _looks(record: dict[str, Any], course: Course) -> Iterator[dict[str, Any]]:
-    """Why a person should look at this submission."""
+    """Yield the reasons why a person should look at a submission."""
     about = {"students": [record["student"]], "lab": record["lab"], "text": ""}
     if record["status"] != "graded":
         level = DECIDE
@@ -242,7 +345,8 @@ def _looks(record: dict[str, Any], course: Course) -> Iterator[dict[str, Any]]:
         elif record["status"] in ("altered", "errors"):
             level = KNOW
         yield {**about, "level": level, "why": "; ".join(record["remarks"])}
-    if remark := marks.date_remark(record, course):
+    remark = marks.date_remark(record, course)
+    if remark:
         yield {**about, "level": DECIDE, "why": remark}
     if record["status"] in UNMARKED:
         return
@@ -250,7 +354,8 @@ def _looks(record: dict[str, Any], course: Course) -> Iterator[dict[str, Any]]:
         if item["points"] is not None or item["answer"]:
             continue
         if item["beside"]:
-            why = f"{item['id']} is empty, and the notebook holds other text. Mark it in {marks.WRITTEN}"
+            reason = f"{item['id']} is empty, but the notebook has other text"
+            why = f"{reason}. Mark it in {marks.WRITTEN}"
             yield {**about, "level": DECIDE, "why": why, "text": item["beside"]}
         else:
             yield {**about, "level": KNOW, "why": f"{item['id']} is empty, and counts 0 points"}
@@ -261,10 +366,13 @@ def _sorted_looks(
     problems: list[Problem],
     essences: list[dict[str, Any]],
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Sort what needs a look, the most urgent first. Students with the same reason share a row."""
-    graded = [("unreadable", item["student"], item["lab"]) for item in essences if item["status"] == "unreadable"]
+    """Sort what needs a look, most urgent first. Students with the same reason share a row."""
+    unreadable = {
+        (item["student"], item["lab"]) for item in essences if item["status"] == "unreadable"
+    }
     for item in problems:
-        if item.kind != "missing" and (item.kind, item.student, item.lab) not in graded:
+        is_known = item.kind == "unreadable" and (item.student, item.lab) in unreadable
+        if item.kind != "missing" and not is_known:
             why = f"{item.kind}: {item.detail}"
             level = NO_MARK if item.kind in UNGRADED else KNOW
             about = {"students": [item.student], "lab": item.lab, "text": ""}
@@ -283,7 +391,7 @@ def _sorted_looks(
 
 
 def _to_mark(essences: list[dict[str, Any]]) -> list[tuple[str, str, int, int]]:
-    """The questions with answers to mark: (lab, question, answers to mark, submissions)."""
+    """List the questions with answers to mark: (lab, question, answers to mark, submissions)."""
     counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for essence in essences:
         for item in essence["written"]:
@@ -292,7 +400,7 @@ def _to_mark(essences: list[dict[str, Any]]) -> list[tuple[str, str, int, int]]:
     return [row for row in listed if row[2]]
 
 
-# Answers beside each other
+# The page that compares answers
 
 
 def _write_comparison(
@@ -305,7 +413,8 @@ def _write_comparison(
     """Write the page that compares the answers of the class."""
     labs: list[tuple[Assignment, dict[str, Compared]]] = []
     found: dict[str, Compared] = {}
-    sources: dict[tuple[str, str], str] = {}  # one text of each group, by exercise and student
+    # The answer of one student of each group. The keys are (exercise, student).
+    sources: dict[tuple[str, str], str] = {}
     with LimitedProcess(report) as process:
         for lab in course.labs:
             own = [key for key in keys if key[0] == lab.name]
@@ -314,14 +423,16 @@ def _write_comparison(
                 labs.append((lab, compared))
                 found |= compared
                 sources |= _examples(store, lab, compared)
+    several = [item for item in found.values() if item.answers > 1]
+    alike = [item for item in several if 4 * item.most_frequent >= item.answers]
     page = pages.get_template("comparison.html").render(
         course=course,
         labs=labs,
         sources=sources,
         pairs=comparison.pairs(found)[:50],
         solved=_solved(found),
-        alike=sum(4 * item.most_frequent >= item.answers for item in found.values() if item.answers > 1),
-        count=sum(item.answers > 1 for item in found.values()),
+        alike=len(alike),
+        count=len(several),
         short=comparison.SHORT,
         few=comparison.FEW,
     )
@@ -360,11 +471,14 @@ def _compared(
 
 
 def _question(lab: Assignment, name: str) -> str:
+    """Return a name for a written question that is unique in the course."""
     return f"{lab.name}: {name}"
 
 
-def _examples(store: Store, lab: Assignment, compared: dict[str, Compared]) -> dict[tuple[str, str], str]:
-    """The answer of one student of each group."""
+def _examples(
+    store: Store, lab: Assignment, compared: dict[str, Compared]
+) -> dict[tuple[str, str], str]:
+    """Return the answer of one student of each group. The keys are (exercise, student)."""
     examples = {}
     for number, item in compared.items():
         for group in item.groups:
@@ -376,6 +490,7 @@ def _examples(store: Store, lab: Assignment, compared: dict[str, Compared]) -> d
 
 
 def _normal(process: LimitedProcess, source: str, name: str, about: str) -> Normal:
+    """Normalize an answer in a limited process. Compare code that exceeds the limits as text."""
     try:
         normal: Normal = process.call(comparison.normalized, source, name, about=about)
         return normal
@@ -384,7 +499,10 @@ def _normal(process: LimitedProcess, source: str, name: str, about: str) -> Norm
 
 
 def _solved(found: dict[str, Compared]) -> list[tuple[str, list[str]]]:
-    """The students with published solutions that are not short, those with most of them first."""
+    """List the students whose answers are published solutions, those with most answers first.
+
+    Short solutions do not count.
+    """
     solved: dict[str, list[str]] = defaultdict(list)
     for number, item in found.items():
         if item.solution_parts >= comparison.SHORT:

@@ -1,10 +1,13 @@
-"""The fork server inside a sandbox: it imports what lessons need, once, and forks a copy of itself for each submission.
+"""Fork server inside a sandbox. It imports what lessons need, and forks a copy per submission.
 
-It never runs a submission's code nor reads what a submission writes. It forks when the grader asks for it, watches how many processes
-there are and how much memory they use, kills all of them, and empties the folder they worked in, and the others that nobody else has.
-Then it compares itself with what it was at first: a submission that changed it is reported, and the grader starts another server.
+The server never runs a submission's code, nor reads what a submission writes. It forks when the
+grader asks for it, and watches the number of processes and their memory. At the end it kills them,
+and empties the folders in which they could write. Then it compares itself with its state at the
+start. If a submission has changed the server, the grader starts another one.
 
-    python -m labcourse.sandbox_server FOLDER... FILENO        (the grader starts it; it works in the first folder)
+The grader starts it in the first folder with this command::
+
+    python -m labcourse.sandbox_server FOLDER... FILENO
 """
 
 import contextlib
@@ -23,28 +26,50 @@ from typing import Any
 
 from labkit.processes import messages
 
-LOOK = 0.02  # seconds between looks at the processes
+LOOK = 0.02  # seconds between two looks at the processes
 PAGE = os.sysconf("SC_PAGE_SIZE")
 DUMPABLE, SUBREAPER = 4, 36  # options of prctl
+SHARED_OBJECTS = ["/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg", "/proc/keys"]
+STATUS = (  # the lines of /proc/self/status that must not change
+    "Umask",
+    "Uid",
+    "Gid",
+    "Groups",
+    "Threads",
+    "SigBlk",
+    "SigIgn",
+    "SigCgt",
+    "CapEff",
+    "NoNewPrivs",
+    "Seccomp",
+    "TracerPid",
+)
 
 
 def main(*arguments: str) -> None:
+    """Fork a process for each request of the grader, until the grader closes the connection."""
     *folders, fileno = arguments
     os.chdir(folders[0])
     is_first = os.getpid() == 1
+    action = signal.SIG_IGN if is_first else signal.SIG_DFL
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN if is_first else signal.SIG_DFL)  # a submission can send them
-    _prctl(DUMPABLE, 0)  # nor can it trace this process, or read its memory
+        signal.signal(number, action)  # a submission can send these signals
+    _prctl(DUMPABLE, 0)  # a submission can neither trace this process nor read its memory
     _prctl(SUBREAPER, 1)
     from labcourse import session
 
     prepared = session.prepare()
     gc.collect()
     gc.freeze()
-    grader, processes = _Grader(socket.socket(fileno=int(fileno))), _Processes(is_first, folders if is_first and len(folders) > 1 else [])
-    known, modes = state(is_first), {Path(folder): os.stat(folder).st_mode for folder in folders}
+    counted = []  # the folders that have their own file systems in memory
+    if is_first and len(folders) > 1:
+        counted = folders
+    grader = _Grader(socket.socket(fileno=int(fileno)))
+    processes = _Processes(is_first, counted)
+    known = state(is_first)
+    modes = {Path(folder): os.stat(folder).st_mode for folder in folders}
     messages.send(grader.connection, ready=os.getpid())
-    with contextlib.suppress(EOFError):  # the grader has gone
+    with contextlib.suppress(EOFError):  # the grader has closed the connection
         while True:
             request, fds = grader.request()
             processes.start(request, fds, prepared, grader)
@@ -56,14 +81,20 @@ def main(*arguments: str) -> None:
             clean = all([_emptied(folder, mode) for folder, mode in modes.items()])
             now = state(is_first)
             changed = sorted(name for name in known | now if known.get(name) != now.get(name))
-            ended = {"status": processes.status, "reason": processes.reason, "memory": processes.peak, "clean": clean}
-            messages.send(grader.connection, changed=changed, **ended)
+            messages.send(
+                grader.connection,
+                changed=changed,
+                status=processes.status,
+                reason=processes.reason,
+                memory=processes.peak,
+                clean=clean,
+            )
 
 
 class _Grader:
-    """The connection to the grader, which asks for a copy, and to stop it.
+    """Connection to the grader, which asks for processes and stops them.
 
-    With a request come two files, the copy's connection and its output.
+    Each request comes with two open files, the process's connection and its output.
     """
 
     FILES = 2
@@ -73,6 +104,7 @@ class _Grader:
         self._fds: list[int] = []
 
     def _receive(self) -> None:
+        """Read what has arrived. Raise EOFError if the grader has closed the connection."""
         data, fds, _, _ = socket.recv_fds(self.connection, 1 << 16, self.FILES)
         if not data:
             raise EOFError
@@ -80,15 +112,21 @@ class _Grader:
         self._fds += fds
 
     def request(self) -> tuple[dict[str, Any], list[int]]:
-        """The next one. Raises EOFError when the grader has gone."""
-        while not isinstance(message := self._inbox.take(), dict):  # "stop", for a copy that had ended by itself
+        """Wait for the next request, and return it with its files.
+
+        Raise EOFError if the grader has closed the connection.
+        """
+        message = self._inbox.take()
+        while not isinstance(message, dict):
+            # None means no message. "stop" was meant for a process that had ended by itself.
             if message is None:
                 self._receive()
+            message = self._inbox.take()
         fds, self._fds = self._fds[: self.FILES], self._fds[self.FILES :]
         return message, fds
 
     def asks_to_stop(self, seconds: float) -> bool:
-        """Whether it asks within that time, or goes away."""
+        """Return whether the grader asks to stop, or closes the connection, within this time."""
         if not select.select([self.connection], [], [], seconds)[0]:
             return False
         with contextlib.suppress(EOFError):
@@ -98,19 +136,27 @@ class _Grader:
 
 
 class _Processes:
-    """The processes of one submission: how many, and how much more memory each has than this one.
+    """All processes of one submission, and the memory that they use beyond this process's memory.
+
+    Args:
+        is_first: whether this process is the first in its namespace, so that all others are the
+            submission's.
+        folders: the folders whose files are in memory.
 
     Attributes:
-        status: the exit status of the first one, when it has ended.
-        reason: why they have to end: "memory", "processes", "stopped".
-        peak: bytes of memory at most.
+        status: the exit status of the first process, once it has ended.
+        reason: why the processes have to end: "memory", "processes", "stopped" or None.
+        peak: the peak memory in bytes.
     """
 
     def __init__(self, is_first: bool, folders: list[str]) -> None:
         self._is_first, self._own, self._folders = is_first, os.getpid(), folders
         self._own_memory = _resident(self._own)
 
-    def start(self, request: dict[str, Any], fds: list[int], prepared: Any, grader: _Grader) -> None:
+    def start(
+        self, request: dict[str, Any], fds: list[int], prepared: Any, grader: _Grader
+    ) -> None:
+        """Fork the first process of a submission."""
         from labcourse import session
 
         self.status: int | None = None
@@ -125,28 +171,40 @@ class _Processes:
             os.close(fd)
 
     def look(self) -> None:
+        """Measure the processes, and set `reason` if they exceed a limit."""
         self._reap()
-        if len(others := self._others()) > self._limits["processes"]:  # before their memory, of which many have too much
+        others = self._others()
+        if len(others) > self._limits["processes"]:  # first, because many also use much memory
             self.reason = "processes"
             return
-        used = sum(max(0, now - first) for pid in others for now, first in zip(_resident(pid), self._own_memory, strict=True))
-        used += sum(map(_held_by, self._folders))  # in memory, too
-        if self._is_first:  # elsewhere the sockets of other programs count
+        used = 0
+        for pid in others:
+            for now, first in zip(_resident(pid), self._own_memory, strict=True):
+                used += max(0, now - first)
+        used += sum(map(_held_by, self._folders))
+        if self._is_first:  # otherwise the sockets of other programs would count
             used += _held_by_sockets(self._limits["socket"])
         self.peak = max(self.peak, used)
         if used > self._limits["memory"]:
             self.reason = "memory"
 
     def _reap(self) -> None:
+        """Collect the exit statuses of all processes that have ended, also of orphans."""
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:  # whatever was orphaned is this process's child too
-                if found[0] == self._child:
-                    self.status = os.waitstatus_to_exitcode(found[1])
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            while pid:
+                if pid == self._child:
+                    self.status = os.waitstatus_to_exitcode(status)
+                pid, status = os.waitpid(-1, os.WNOHANG)
 
     def _others(self) -> list[int]:
-        """Process numbers of all but this one; of its descendants, where it shares the machine with others."""
+        """Return the ids of the submission's processes.
+
+        They are all others in this namespace, or without a namespace this process's descendants.
+        """
         if self._is_first:
-            return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != self._own]
+            numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+            return [number for number in numbers if number != self._own]
         import psutil
 
         with contextlib.suppress(psutil.Error):
@@ -154,21 +212,25 @@ class _Processes:
         return []
 
     def kill_all(self) -> None:
-        """Kill everything but this process and wait for it."""
+        """Kill all processes of the submission, and wait until they have ended."""
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            for pid in [-1] if self._is_first else self._others():  # -1 is all at once: what forks meanwhile is killed too
+            # -1 kills all processes at once, so that none can fork in the meantime.
+            for pid in [-1] if self._is_first else self._others():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             self._reap()
             if not self._others():
                 return
             time.sleep(0.001)
-        sys.exit("what a submission started cannot be ended")
+        sys.exit("the processes of a submission cannot be ended")
 
 
 def _resident(pid: int) -> tuple[int, int]:
-    """Bytes of memory that a process has in use: its own, and mapped from files or shared. Both 0 when it has gone."""
+    """Return the bytes of memory of a process: its own, and those that files or others share.
+
+    Both are 0 if the process has ended.
+    """
     try:
         resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
     except (OSError, ValueError):
@@ -177,15 +239,16 @@ def _resident(pid: int) -> tuple[int, int]:
 
 
 def _held_by(folder: str) -> int:
-    """Bytes of the files in a folder that is a disk of its own, in memory."""
+    """Return the bytes of the files in a folder that is a file system of its own."""
     disk = os.statvfs(folder)
     return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
 
 def _held_by_sockets(each: int) -> int:
-    """Bytes that the sockets of this sandbox's own network may hold. No process's memory has them.
+    """Return the bytes that the sockets of this sandbox's network may hold.
 
-    Linux tells how much waits in an internet socket. A socket between processes may hold `each`.
+    This memory belongs to no process. Linux reports what waits in each internet socket. A socket
+    between processes may hold `each` bytes.
     """
     found = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -197,30 +260,36 @@ def _held_by_sockets(each: int) -> int:
 
 
 def state(is_first: bool) -> dict[str, Any]:
-    """What somebody else could have changed of this process, and what outlives whoever made it, by name."""
-    numbers = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
-    found: dict[str, Any] = {name: resource.getrlimit(number) for name, number in numbers.items()}
+    """Return the state of this process that another process could have changed, by name.
+
+    With `is_first`, also return the shared objects that outlive the process that made them.
+    """
+    found: dict[str, Any] = {}
+    for name, number in vars(resource).items():
+        if name.startswith("RLIMIT_"):
+            found[name] = resource.getrlimit(number)
     found["priority"] = os.getpriority(os.PRIO_PROCESS, 0)
     found["folder"] = os.getcwd()
     if hasattr(os, "sched_getaffinity"):
         found["scheduling"] = os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
         found["processors"] = sorted(os.sched_getaffinity(0))
     names = ["oom_score_adj", "timerslack_ns", "coredump_filter", "mountinfo"]
-    shared = ["/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg", "/proc/keys"] if is_first else []
-    for path in [*(f"/proc/self/{name}" for name in names), *shared]:
+    paths = [f"/proc/self/{name}" for name in names]
+    if is_first:
+        paths += SHARED_OBJECTS
+    for path in paths:
         with contextlib.suppress(OSError):
             found[path] = Path(path).read_text()
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/status").read_text().splitlines()
-        kept = ("Umask", "Uid", "Gid", "Groups", "Threads", "SigBlk", "SigIgn", "SigCgt", "CapEff", "NoNewPrivs", "Seccomp", "TracerPid")
-        found |= dict(line.split(":", 1) for line in lines if line.startswith(kept))
+        found |= dict(line.split(":", 1) for line in lines if line.startswith(STATUS))
     return found
 
 
 def _emptied(folder: Path, mode: int) -> bool:
-    """Remove all that lies in a folder and let everybody use it who could before.
+    """Empty a folder and restore its permissions.
 
-    Return False if something stays. Then this sandbox is not used again.
+    Return False if that fails. Then this sandbox is not used again.
     """
     try:
         os.chmod(folder, mode)
@@ -235,6 +304,7 @@ def _emptied(folder: Path, mode: int) -> bool:
 
 
 def _prctl(option: int, value: int) -> None:
+    """Set an option of this process, if the system is Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

@@ -1,8 +1,10 @@
-"""What a copy of the sandbox's fork server does: run one submission's cells in an IPython shell, then observe its answers one by one.
+"""Run one submission inside the sandbox, in a copy of the fork server.
+
+First the submission's cells run in an IPython shell. Then each of its answers is observed.
 
 This code shares a process with the submission, and Python hides nothing within a process. So the
 grader believes only what it judges itself. It asks one question at a time, with inputs that this
-process has not seen, and accepts plain data as the answer.
+process has not seen, and accepts only plain data as the answer.
 """
 
 import base64
@@ -17,7 +19,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -37,17 +39,17 @@ from labkit.checks.checking import Verdict
 from labkit.processes import messages
 from labkit.processes.time_limits import TimeLimit
 
-FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and the bytes of each
-DUMPABLE = 4
+FIGURES, FIGURE_BYTES = 12, 400_000  # how many figures a submission may show, and bytes of each
+DUMPABLE = 4  # the option of prctl that lets other processes read this one's memory
 LARGEST, ENTRIES = 12 << 20, 1_000_000  # the most characters and entries of an observation
 
 
 class OutOfTime(BaseException):
-    """Raised wherever the code is when its time is over; `except Exception` does not hold it up."""
+    """Raised wherever the code is when its time is over. `except Exception` does not catch it."""
 
 
 class Figures(DisplayPublisher):
-    """Keeps the PNG images that a cell displays, while `on`."""
+    """Display publisher that keeps the PNG images of cells while `on` is true."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -55,11 +57,15 @@ class Figures(DisplayPublisher):
         self.kept: list[str] = []
 
     def publish(self, data: dict[str, Any], *args: Any, **keywords: Any) -> None:
+        """Keep the image in what a cell displays. IPython calls this."""
         image = data.get("image/png")
         if self.on and image is not None:
-            self.keep(base64.b64decode(image) if isinstance(image, str) else image)
+            if isinstance(image, str):
+                image = base64.b64decode(image)
+            self.keep(image)
 
     def keep(self, png: bytes) -> None:
+        """Keep an image, unless it is too large or there are too many."""
         if len(self.kept) < FIGURES and len(png) <= FIGURE_BYTES:
             self.kept.append(base64.b64encode(png).decode())
 
@@ -68,7 +74,7 @@ class Figures(DisplayPublisher):
 
 
 class Shell(InteractiveShell):
-    """As a kernel's, which has no window to keep alive: `%matplotlib inline` asks for that."""
+    """IPython shell like that of a kernel, but without the window loop of `%matplotlib inline`."""
 
     def enable_gui(self, gui: str | None = None) -> None:
         pass
@@ -76,15 +82,14 @@ class Shell(InteractiveShell):
 
 @dataclass
 class Prepared:
-    """The shell and the checks, which every copy of the fork server starts with."""
+    """The shell and the checks, with which every copy of the fork server starts."""
 
     shell: InteractiveShell
     checks: dict[str, checking.Check]
 
 
 def prepare() -> Prepared:
-    """Import the modules that lessons use, and run each kind of work once."""
-    import ipywidgets  # noqa: F401
+    """Import the modules that lessons use, and do some GPU work, which imports more modules."""
     import matplotlib.font_manager
     import matplotlib.pyplot  # noqa: F401
 
@@ -98,7 +103,7 @@ def prepare() -> Prepared:
     torch.set_num_threads(1)
     known = checks.exercises()
     checks.check = _checked_later
-    with labkit.use(gpus=2, virtual=True, quiet=True):  # the first use imports much
+    with labkit.use(gpus=2, virtual=True, quiet=True):
         layer = torch.nn.Linear(8, 8).cuda()
         layer(torch.ones(8, 8, device="cuda")).sum().backward()
         torch.optim.SGD(layer.parameters(), lr=0.1).step()
@@ -107,11 +112,12 @@ def prepare() -> Prepared:
 
 
 def _checked_later(number: str, answer: Any) -> Verdict:
-    """What `labkit.check` is here: judging is left to the grader."""
+    """Replace `labkit.check` while cells run. Only the grader judges answers."""
     return Verdict(False, "is checked when this notebook is graded", exercise=number)
 
 
 def _shell() -> InteractiveShell:
+    """Make an IPython shell that keeps no history and collects figures."""
     from traitlets.config import Config
 
     settings = Config()
@@ -122,15 +128,17 @@ def _shell() -> InteractiveShell:
         shell = Shell.instance(config=settings, display_pub_class=Figures)
     shell.run_cell("None", silent=True)
     shell.reset(new_session=True)
-    shell.user_module.__spec__ = None  # as in a kernel; who starts processes asks for it
+    shell.user_module.__spec__ = None  # as in a kernel, because multiprocessing reads it
     return shell
 
 
 def serve(fds: list[int], request: dict[str, Any], prepared: Prepared) -> None:
-    """Run one submission, answer the grader's questions until it closes the connection, and end.
+    """Run one submission, and answer the grader's questions until it closes the connection.
+
+    This function ends the process.
 
     Args:
-        fds: the connection to the grader, and the file that output goes to.
+        fds: the connection to the grader, and the file for output.
         request: the limits.
     """
     end = os._exit
@@ -147,18 +155,21 @@ def serve(fds: list[int], request: dict[str, Any], prepared: Prepared) -> None:
 def _set_limits(fds: list[int], request: dict[str, Any]) -> None:
     """Set the system's limits for this process and those that it starts.
 
-    Close all files except the connection and the output.
+    All files are closed, except the connection and the output.
     """
     connection, output = fds
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else map(str, range(3, 256)):
+    names: Iterable[str] = map(str, range(3, 256))
+    if os.path.isdir("/dev/fd"):
+        names = os.listdir("/dev/fd")
+    for name in names:
         if name.isdigit() and int(name) > 2 and int(name) != connection:
             with contextlib.suppress(OSError):
                 os.close(int(name))
-    sys.path.insert(0, "")  # modules that the notebook wrote, as in a kernel
+    sys.path.insert(0, "")  # the notebook may import modules that it wrote, as in a kernel
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="replace", closefd=False)
@@ -169,25 +180,28 @@ def _set_limits(fds: list[int], request: dict[str, Any]) -> None:
         resource.RLIMIT_CPU: request["seconds"],
     }
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DUMPABLE, 1, 0, 0, 0)  # the fork server hides its memory, but lessons look up their own
+        # The fork server hides its memory, but lessons read the memory of their own process.
+        ctypes.CDLL(None).prctl(DUMPABLE, 1, 0, 0, 0)
         limits[resource.RLIMIT_AS] = _address_space() + request["memory"]
-    if request["own_processes"]:  # elsewhere the user's own processes count
+    if request["own_processes"]:  # otherwise all processes of this user would count
         limits[resource.RLIMIT_NPROC] = request["threads"]
     for limit, value in limits.items():
         hard = resource.getrlimit(limit)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
         resource.setrlimit(limit, (value, value))
     if not system_calls.forbid(shared=request["counted"]) and request["filtered"]:
-        raise RuntimeError("the filter of system calls cannot be put in place")
+        raise RuntimeError("the filter of system calls cannot be installed")
 
 
 def _address_space() -> int:
+    """Return the address space of this process in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Session:
-    """One submission: its cells first, then one question after another."""
+    """Session of one submission, which runs its cells and then answers questions."""
 
     def __init__(
         self,
@@ -197,11 +211,13 @@ class _Session:
     ) -> None:
         self._connection, self._prepared = connection, prepared
         self._shell, self._names = prepared.shell, prepared.shell.user_ns
-        self._alarm, self._alone = Alarm(os._exit, request["late_status"]), request["own_processes"]
+        self._alarm = Alarm(os._exit, request["late_status"])
+        self._own_processes = request["own_processes"]
 
     def run(self) -> None:
+        """Run the cells, and answer questions until the grader closes the connection."""
         receive, packed = messages.receive, messages.packed
-        recv, send = socket.socket.recv, socket.socket.sendall  # a notebook may replace them
+        recv, send = socket.socket.recv, socket.socket.sendall  # a notebook may replace these
         message = receive(self._connection, recv)
         send(self._connection, packed({"nonce": message["nonce"], **self._run_cells(message)}))
         self._end_programs()
@@ -210,9 +226,9 @@ class _Session:
             send(self._connection, packed({"nonce": question["nonce"], **self._answer(question)}))
 
     def _end_programs(self) -> None:
-        """End the programs that the cells left running. They would slow the answers down."""
+        """End the programs that the cells left running, because they would slow down answers."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's loaders would raise an error
-        if self._alone:  # but for this process and the first, all are the cells'
+        if self._own_processes:  # -1 means all processes except this one and the first one
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
             return
@@ -221,9 +237,9 @@ class _Session:
                 process.kill()
 
     def _run_cells(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Run the cells in order, and go on after errors.
+        """Run the cells in order, and continue after errors.
 
-        Each error is [number of the cell, class of the error, its text].
+        An error is reported as [number of the cell, class of the error, message].
         """
         _seed(message["random"])
         figures, errors = self._shell.display_pub, []
@@ -233,7 +249,7 @@ class _Session:
                 with self._alarm.after(message["seconds"]):
                     done = self._shell.run_cell(cell["source"], store_history=True)
                 error = done.error_before_exec or done.error_in_exec
-            except BaseException as raised:  # the alarm, outside of the cell's own code
+            except BaseException as raised:  # the alarm may ring outside of the cell's own code
                 error = raised
             if error is not None:
                 errors.append([number, type(error).__name__, str(checking.quote(error))[:500]])
@@ -241,24 +257,29 @@ class _Session:
         return {"errors": errors, "figures": figures.kept}
 
     def _collect_figures(self, figures: Figures) -> None:
-        """What a cell drew with matplotlib and did not display itself."""
+        """Keep the figures that a cell drew with matplotlib and did not display itself."""
         from matplotlib import pyplot
 
         with contextlib.suppress(Exception):
-            for number in pyplot.get_fignums() if figures.on else ():
-                with io.BytesIO() as file:
-                    pyplot.figure(number).savefig(file, format="png", dpi=72, metadata={"Software": None})
-                    figures.keep(file.getvalue())
+            if figures.on:
+                for number in pyplot.get_fignums():
+                    with io.BytesIO() as file:
+                        figure = pyplot.figure(number)
+                        figure.savefig(file, format="png", dpi=72, metadata={"Software": None})
+                        figures.keep(file.getvalue())
             pyplot.close("all")
 
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The observation of the submission's answer to an exercise, or of another answer that the grader sends."""
+        """Observe the submission's answer to an exercise, or the control that the grader sends."""
         check = self._prepared.checks[question["exercise"]]
         _seed(question["random"])
         try:
             with self._alarm.after(question["seconds"]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                answer = answer_in(question["wrong_answer"]) if question["wrong_answer"] else self._names.get(question["name"])
+                if question["wrong_answer"]:
+                    answer = answer_in(question["wrong_answer"])
+                else:
+                    answer = self._names.get(question["name"])
                 _use_gpus(check.gpus)
                 observation = checking.observe(check, answer, question["inputs"])
                 text = messages.written(observation)
@@ -272,15 +293,24 @@ class _Session:
 
 
 def answer_in(source: str) -> Any:
-    """The function or class that an answer's source defines, with the names at hand that a notebook has."""
-    names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": torch.distributed, "labkit": labkit, "__name__": "__main__"}
+    """Return the function or class that the source of an answer defines.
+
+    The source can use the modules that notebooks import.
+    """
+    names: dict[str, Any] = {
+        "torch": torch,
+        "nn": torch.nn,
+        "dist": torch.distributed,
+        "labkit": labkit,
+        "__name__": "__main__",
+    }
     known = set(names) | {"__builtins__"}
     exec(source, names)
     return next(value for name, value in names.items() if callable(value) and name not in known)
 
 
 def _use_gpus(count: int) -> None:
-    """The notebook's own machine, if it has enough GPUs."""
+    """Use at least this number of GPUs. The notebook's own choice is kept if it has enough."""
     used = machine.current()
     if used is None or used.count < count:
         labkit.use(None)
@@ -288,14 +318,21 @@ def _use_gpus(count: int) -> None:
 
 
 def _seed(seed: int) -> None:
-    """The same random numbers in every run."""
+    """Seed all random generators, so that every run draws the same numbers."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed % 2**63)
 
 
 class Alarm:
-    """Interrupts code that takes too long; ends the process, with this status, if it goes on all the same."""
+    """Timer that interrupts code which takes too long.
+
+    It raises `OutOfTime`, up to three times. If the code goes on, it ends the process.
+
+    Args:
+        end: ends the process with an exit status.
+        status: this exit status.
+    """
 
     def __init__(self, end: Callable[[int], Any], status: int) -> None:
         self._end, self._status, self._rung = end, status, 0
@@ -303,8 +340,9 @@ class Alarm:
         signal.signal(signal.SIGALRM, self._ring)
 
     def _ring(self, number: int, frame: Any) -> None:
+        """Handle the alarm's signal."""
         remaining = self._limit.remaining()
-        if remaining > 0:  # it waited for a core
+        if remaining > 0:  # time spent waiting for a processor core does not count
             signal.setitimer(signal.ITIMER_REAL, remaining, 1.0)
             return
         self._rung += 1
@@ -314,6 +352,7 @@ class Alarm:
 
     @contextlib.contextmanager
     def after(self, seconds: float) -> Iterator[None]:
+        """Interrupt the `with` block after this time."""
         self._rung, self._limit = 0, TimeLimit(seconds)
         signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         try:

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 __all__ = ["simplified"]
 
-ROUNDS = 8  # a rule may make another one applicable
-LARGEST_NUMBER = 1 << 40  # numbers that are computed here stay smaller
-LARGEST_VALUE = 15  # nodes of a value that takes the place of several names
+ROUNDS = 8  # more than one, because a rule may make another one applicable
+LARGEST_NUMBER = 1 << 40  # larger results are not computed
+LARGEST_VALUE = 15  # nodes. Larger values do not replace a name that is used several times.
 JUMPS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 REPEATED = (ast.For, ast.While, ast.Lambda, ast.comprehension, *FUNCTIONS)
@@ -34,7 +34,7 @@ OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
-NEGATIVE = (ast.NotEq, ast.NotIn, ast.IsNot, ast.LtE)  # a <= b is taken as not b < a
+NEGATIVE = (ast.NotEq, ast.NotIn, ast.IsNot, ast.LtE)  # a <= b counts as not b < a
 ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -48,11 +48,11 @@ def simplified(
     name: str = "",
     imported: dict[str, str] | None = None,
 ) -> list[ast.stmt]:
-    """Return the statements in a simpler form.
+    """Return the statements of an answer in a simpler form.
 
     Args:
-        name: the name of the answer, which is used elsewhere.
-        imported: the full names of what the answer imports.
+        name: the name of the answer's function, which is kept although nothing here uses it.
+        imported: the full names of what the answer imports, by the names that it uses.
     """
     module = _Expressions(imported or {}).visit(ast.Module(statements, []))
     for _ in range(ROUNDS):
@@ -65,7 +65,7 @@ def simplified(
 
 
 def is_idle(statement: ast.stmt) -> bool:
-    """Return whether a statement adds nothing to an answer: a docstring, `pass`, a `print`."""
+    """Return whether a statement adds nothing to an answer, such as a docstring or a `print`."""
     if isinstance(statement, ast.Expr):
         value = statement.value
         if isinstance(value, ast.Call):
@@ -75,35 +75,40 @@ def is_idle(statement: ast.stmt) -> bool:
 
 
 def _does_something(value: ast.AST) -> bool:
+    """Return whether a value contains a call, an `await` or a `yield`."""
     return any(isinstance(node, DOES_SOMETHING) for node in ast.walk(value))
 
 
 class _Expressions(ast.NodeTransformer):
-    """Give expressions, and statements of one line, one of the ways to write them."""
+    """Visitor that replaces each expression and short statement with one form of writing it."""
 
     def __init__(self, imported: dict[str, str]) -> None:
         self._imported = imported
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        if isinstance(node.ctx, ast.Load) and node.id in self._imported:
-            first, *rest = self._imported[node.id].split(".")
-            full: ast.expr = ast.Name(first, ast.Load())
-            for attribute in rest:
-                full = ast.Attribute(full, attribute, ast.Load())
-            return full
-        return node
+        """Replace an imported name with its full name."""
+        if not isinstance(node.ctx, ast.Load) or node.id not in self._imported:
+            return node
+        first, *rest = self._imported[node.id].split(".")
+        full: ast.expr = ast.Name(first, ast.Load())
+        for attribute in rest:
+            full = ast.Attribute(full, attribute, ast.Load())
+        return full
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """Write `a += b` as `a = a + b`."""
         self.generic_visit(node)
         old = copy.deepcopy(node.target)
         old.ctx = ast.Load()
         return ast.Assign([node.target], ast.BinOp(old, node.op, node.value))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        """Leave out the type of an assignment."""
         self.generic_visit(node)
         return ast.Assign([node.target], node.value or ast.Constant(None))
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.stmt]:
+        """Write an assignment to several targets as several, and a named lambda as a function."""
         self.generic_visit(node)
         target, value = node.targets[0], node.value
         if len(node.targets) > 1:
@@ -116,49 +121,64 @@ class _Expressions(ast.NodeTransformer):
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Compute an operation of two small whole numbers."""
         self.generic_visit(node)
         left, right = getattr(node.left, "value", None), getattr(node.right, "value", None)
         if type(left) is not int or type(right) is not int:
             return node
+        if 0 <= left <= 10 and 0 <= right <= 30:
+            if isinstance(node.op, ast.LShift):
+                return ast.Constant(left << right)
+            if isinstance(node.op, ast.Pow):
+                return ast.Constant(left**right)
         small = abs(left) < LARGEST_NUMBER and 0 <= right < LARGEST_NUMBER
         compute = ARITHMETIC.get(type(node.op))
-        if isinstance(node.op, ast.LShift | ast.Pow) and 0 <= left <= 10 and 0 <= right <= 30:
-            return ast.Constant(left << right if isinstance(node.op, ast.LShift) else left**right)
         if compute is None or not small or (right == 0 and isinstance(node.op, ast.FloorDiv)):
             return node
         return ast.Constant(compute(left, right))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        """Write `not a` as the opposite of `a`."""
         self.generic_visit(node)
-        return negated(node.operand) if isinstance(node.op, ast.Not) else node
+        if isinstance(node.op, ast.Not):
+            return negated(node.operand)
+        return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Write `a > b` as `b < a`."""
         self.generic_visit(node)
-        if len(node.ops) == 1 and isinstance(node.ops[0], ast.Gt | ast.GtE):
-            smaller = ast.Lt() if isinstance(node.ops[0], ast.Gt) else ast.LtE()
-            return ast.Compare(node.comparators[0], [smaller], [node.left])
+        if len(node.ops) != 1:
+            return node
+        if isinstance(node.ops[0], ast.Gt):
+            return ast.Compare(node.comparators[0], [ast.Lt()], [node.left])
+        if isinstance(node.ops[0], ast.GtE):
+            return ast.Compare(node.comparators[0], [ast.LtE()], [node.left])
         return node
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        """Write a conditional expression with its positive condition."""
         self.generic_visit(node)
         if _is_negative(node.test):
             return ast.IfExp(negated(node.test), node.orelse, node.body)
         return node
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        """Write `[a for …]` as `list(a for …)`."""
         self.generic_visit(node)
         return _called("list", ast.GeneratorExp(node.elt, node.generators))
 
     def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
+        """Write `{a for …}` as `set(a for …)`."""
         self.generic_visit(node)
         return _called("set", ast.GeneratorExp(node.elt, node.generators))
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Write `sum([…])` as `sum(…)`, and `map(f, values)` as a generator."""
         self.generic_visit(node)
         for place, argument in enumerate(node.args):
             match argument:
                 case ast.Call(ast.Name("list"), [ast.GeneratorExp() as inner]):
-                    node.args[place] = inner  # sum([…]) and sum(…)
+                    node.args[place] = inner
         match node:
             case ast.Call(ast.Name("map"), [function, values], []):
                 each = ast.comprehension(ast.Name("each", ast.Store()), values, [], 0)
@@ -172,19 +192,29 @@ def _one_by_one(
     targets: list[ast.expr],
     values: list[ast.expr],
 ) -> ast.AST | list[ast.stmt]:
-    """Return an assignment of a tuple as one assignment per value, if no value needs another."""
-    stored = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
-    used = {each.id for value in values for each in ast.walk(value) if isinstance(each, ast.Name)}
+    """Split an assignment of a tuple into one assignment per value, if they are independent."""
+    stored = set(_all_names(targets))
+    used = set(_all_names(values))
     if len(targets) != len(values) or stored & used:
         return node
     return [ast.Assign([target], value) for target, value in zip(targets, values, strict=True)]
 
 
+def _all_names(nodes: list[ast.expr]) -> Iterator[str]:
+    """Yield the names in some expressions."""
+    for node in nodes:
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name):
+                yield each.id
+
+
 def _called(function: str, *arguments: ast.expr) -> ast.Call:
+    """Return a call of a function by name."""
     return ast.Call(ast.Name(function, ast.Load()), list(arguments), [])
 
 
 def _is_negative(test: ast.expr) -> bool:
+    """Return whether a condition is the opposite of a simpler one."""
     if isinstance(test, ast.Compare):
         return len(test.ops) == 1 and isinstance(test.ops[0], NEGATIVE)
     return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
@@ -196,8 +226,10 @@ def negated(test: ast.expr) -> ast.expr:
         return test.operand
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right, kind = test.left, test.comparators[0], OPPOSITES[type(test.ops[0])]
-        if kind in (ast.Gt, ast.GtE):
-            left, right, kind = right, left, ast.Lt if kind is ast.Gt else ast.LtE
+        if kind is ast.Gt:
+            return ast.Compare(right, [ast.Lt()], [left])
+        if kind is ast.GtE:
+            return ast.Compare(right, [ast.LtE()], [left])
         return ast.Compare(left, [kind()], [right])
     return ast.UnaryOp(ast.Not(), test)
 
@@ -219,18 +251,22 @@ def _block(statements: list[ast.stmt]) -> list[ast.stmt]:
             handler.body = _block(handler.body)
         if isinstance(statement, ast.For | ast.While):
             statement.body = _without_last_continue(statement.body)
-        found += _chosen(statement) if isinstance(statement, ast.If) else [statement]
+        if isinstance(statement, ast.If):
+            found += _chosen(statement)
+        else:
+            found.append(statement)
         if not rest or (found and isinstance(found[-1], JUMPS)):
             break
     return _comprehended(found)
 
 
 def _ends(statements: list[ast.stmt]) -> bool:
+    """Return whether a block ends in a `return`, `raise`, `continue` or `break`."""
     return bool(statements) and isinstance(statements[-1], JUMPS)
 
 
 def _without_last_continue(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Leave out a `continue` after which the loop would go on anyway."""
+    """Leave out a `continue` at the end of a loop's body."""
     if not body:
         return body
     *first, last = body
@@ -244,9 +280,11 @@ def _without_last_continue(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _chosen(node: ast.If) -> list[ast.stmt]:
-    """Return a condition with its positive form first, or without it where it decides nothing."""
+    """Write an `if` with its positive condition, or without it if the condition decides nothing."""
     if isinstance(node.test, ast.Constant):
-        return node.body if node.test.value else node.orelse
+        if node.test.value:
+            return node.body
+        return node.orelse
     if (not node.body and node.orelse) or (node.orelse and _is_negative(node.test)):
         node.test, node.body, node.orelse = negated(node.test), node.orelse, node.body
     if not node.body and not _does_something(node.test):
@@ -261,24 +299,33 @@ def _chosen(node: ast.If) -> list[ast.stmt]:
 
 
 def _comprehended(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Replace each loop that only fills a list, a set or a dictionary, or adds up a sum."""
+    """Replace each loop that only fills a list, a set or a dictionary, or computes a sum."""
     found: list[ast.stmt] = []
     for statement in statements:
-        gathered = _gathered(statement) if isinstance(statement, ast.For) else None
+        gathered = None
+        if isinstance(statement, ast.For):
+            gathered = _gathered(statement)
         if gathered is not None:
             name, empty, value = gathered
-            for place in reversed(range(len(found))):
-                if any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(found[place])):
-                    if _starts(found[place], name, empty):
-                        del found[place]
-                        statement = ast.Assign([ast.Name(name, ast.Store())], value)
-                    break
+            place = _last_use(found, name)
+            if place is not None and _starts(found[place], name, empty):
+                del found[place]
+                statement = ast.Assign([ast.Name(name, ast.Store())], value)
         found.append(statement)
     return found
 
 
+def _last_use(statements: list[ast.stmt], name: str) -> int | None:
+    """Return the index of the last statement that contains a name, or None."""
+    for place in reversed(range(len(statements))):
+        for node in ast.walk(statements[place]):
+            if isinstance(node, ast.Name) and node.id == name:
+                return place
+    return None
+
+
 def _starts(statement: ast.stmt, name: str, values: tuple[str, ...]) -> bool:
-    """Return whether a statement gives a name one of these values."""
+    """Return whether a statement assigns one of these values to a name."""
     match statement:
         case ast.Assign([ast.Name(target)], value):
             return target == name and ast.unparse(value) in values
@@ -286,7 +333,10 @@ def _starts(statement: ast.stmt, name: str, values: tuple[str, ...]) -> bool:
 
 
 def _gathered(loop: ast.For) -> tuple[str, tuple[str, ...], ast.expr] | None:
-    """Return the name that a loop fills, what it is before the loop, and the value as one expression."""
+    """Return the name that a loop fills, its possible values before the loop, and its value after.
+
+    Return None if the loop does something else.
+    """
     generators = []
     body: list[ast.stmt] = [loop]
     while len(body) == 1 and isinstance(body[0], ast.For) and not body[0].orelse:
@@ -304,13 +354,17 @@ def _gathered(loop: ast.For) -> tuple[str, tuple[str, ...], ast.expr] | None:
             return name, ("set()",), _called("set", ast.GeneratorExp(item, generators))
         case ast.Assign([ast.Subscript(ast.Name(name), key)], item):
             return name, ("{}", "dict()"), ast.DictComp(key, item, generators)
-        case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(same), ast.Add(), item)) if name == same:
-            return name, ("0", "0.0"), _called("sum", ast.GeneratorExp(item, generators))
+        case ast.Assign([ast.Name(name)], ast.BinOp(ast.Name(same), ast.Add(), item)):
+            if name == same:
+                return name, ("0", "0.0"), _called("sum", ast.GeneratorExp(item, generators))
     return None
 
 
 def _inline(scope: ast.AST, keep: str = "") -> None:
-    """Replace names with their values in a function or a module, and leave out unused names."""
+    """Replace names in a function or a module with their values, and leave out unused names.
+
+    `keep` is a name that is never replaced.
+    """
     for node in ast.walk(scope):
         if isinstance(node, FUNCTIONS) and node is not scope:
             _inline(node)
@@ -334,13 +388,14 @@ def _inline(scope: ast.AST, keep: str = "") -> None:
 
 
 def _names(scope: ast.AST, context: type[ast.expr_context]) -> Iterator[str]:
+    """Yield the names that are read (`ast.Load`) or assigned (`ast.Store`)."""
     for node in ast.walk(scope):
         if isinstance(node, ast.Name) and isinstance(node.ctx, context):
             yield node.id
 
 
 def _blocks(scope: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks of a function or a module. Those of a class hold its attributes."""
+    """Yield the blocks of a function or a module. Bodies of classes are left out."""
     for field in ("body", "orelse", "finalbody"):
         block = getattr(scope, field, None)
         if isinstance(block, list):
@@ -351,16 +406,20 @@ def _blocks(scope: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _is_plain(value: ast.expr, stored: Counter[str]) -> bool:
-    """Return whether a value is the same wherever it is computed: numbers and names that stay."""
+    """Return whether a value is small and is the same wherever it is computed."""
     nodes = list(ast.walk(value))
     if len(nodes) > LARGEST_VALUE:
         return False
-    names = [node.id for node in nodes if isinstance(node, ast.Name)]
-    return all(isinstance(node, PLAIN) for node in nodes) and all(stored[name] <= 1 for name in names)
+    for node in nodes:
+        if not isinstance(node, PLAIN):
+            return False
+        if isinstance(node, ast.Name) and stored[node.id] > 1:
+            return False
+    return True
 
 
 def _once_at_once(name: str, statement: ast.stmt) -> bool:
-    """Return whether a statement uses a name once, and not in a part that may run several times."""
+    """Return whether a statement uses a name, and not in a part that may run several times."""
     if isinstance(statement, ast.For):
         return name in _names(statement.iter, ast.Load)
     parts = [node for node in ast.walk(statement) if isinstance(node, REPEATED)]
@@ -369,7 +428,7 @@ def _once_at_once(name: str, statement: ast.stmt) -> bool:
 
 
 class _Replaced(ast.NodeTransformer):
-    """Put a value in place of a name."""
+    """Visitor that replaces a name with a value."""
 
     def __init__(self, name: str, value: ast.expr) -> None:
         self._name, self._value = name, value

@@ -1,7 +1,7 @@
 """The files in a folder or in a zip file, each with what is known about it before it is read.
 
-Nothing is unpacked, and no link is followed. A file's content is read within limits, and a name that
-leads out of the folder is refused.
+Nothing is unpacked, and no link is followed. Files are read within limits, and names that lead out
+of the folder are refused.
 """
 
 import contextlib
@@ -31,14 +31,16 @@ DENSEST = 200  # bytes that one byte of a zip file may stand for
 
 @dataclass(frozen=True)
 class File:
-    """A file in the source, before it is read.
+    """File in the source, before it is read.
 
     Attributes:
-        source, member, archive: where its content is.
-        trouble: why it cannot be read.
-        known: what an earlier `collect` wrote about it.
-        stamp: the time in nbgrader's own file beside it.
-        doubted: whether a file beside it imitates nbgrader's.
+        path: the path inside the source.
+        source, member, archive: where the content is: a file, or a member of an open zip file.
+        file_time: when the file was changed last, in ISO 8601, or "".
+        trouble: why the file cannot be read, or "".
+        known: what an earlier `collect` wrote about the file.
+        stamp: the time in the file that nbgrader wrote beside this one.
+        doubted: whether a file beside this one may imitate nbgrader's.
     """
 
     path: PurePosixPath
@@ -52,14 +54,14 @@ class File:
     doubted: bool = False
 
     def data(self) -> bytes:
-        """Read the content. Raises UnreadableError."""
+        """Read the content. Raise UnreadableError if the file cannot be read or is too large."""
         if self.trouble:
             raise UnreadableError(self.trouble)
         if self.archive is None:
             return reading.file_bytes(self.source)
         try:
             data = member_bytes(self.archive, self.archive.getinfo(self.member))
-        except Exception as error:  # of many kinds, from a file that somebody made by hand
+        except Exception as error:  # a damaged zip file raises errors of many types
             raise UnreadableError(f"it cannot be unpacked ({type(error).__name__})") from None
         if len(data) > LARGEST:
             raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
@@ -67,14 +69,21 @@ class File:
 
 
 def in_folder(folder: Path) -> Iterator[File]:
-    """The files below a folder, in order. Each folder at the top gives at most one file too many."""
+    """Yield the files below a folder, in order.
+
+    At most `MOST` files are read below each top-level folder. One more file is yielded, so that
+    the caller notices.
+    """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder and no zip file")
+        raise ValueError(f"{folder}: expected a folder or a zip file")
     known = manifest(folder)
     tops = []
     for top in _listed(folder):
-        is_export = platforms.GRADESCOPE.fullmatch(top.name) and top.is_dir() and not top.is_symlink()
-        tops += _listed(top) if is_export else [top]
+        is_folder = top.is_dir() and not top.is_symlink()
+        if platforms.GRADESCOPE.fullmatch(top.name) and is_folder:
+            tops += _listed(top)
+        else:
+            tops.append(top)
     is_nbgraders = any((folder.resolve().parent / name).exists() for name in COURSE_OF_NBGRADER)
     is_nbgraders |= any(platforms.NBGRADER.fullmatch(top.name) and top.is_dir() for top in tops)
     for top in tops:
@@ -101,13 +110,13 @@ def in_folder(folder: Path) -> Iterator[File]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder, without what editors and systems leave there."""
+    """List a folder, without the hidden files that editors and systems write."""
     names = sorted(os.listdir(folder))
     return [folder / name for name in names if not name.startswith(".") and name != "__MACOSX"]
 
 
 def _below(top: Path) -> Iterator[tuple[Path, str]]:
-    """The files of a folder and of all folders in it, in order, and what is wrong with each."""
+    """Yield the files in and below a folder, in order, each with what is wrong with it."""
     waiting = [(top, 0)]
     while waiting:
         path, depth = waiting.pop()
@@ -116,7 +125,7 @@ def _below(top: Path) -> Iterator[tuple[Path, str]]:
                 if path.name not in NBGRADERS:
                     yield path, ""
             elif depth == DEEPEST:
-                yield path, f"more than {DEEPEST} folders lie inside one another"
+                yield path, f"it is inside more than {DEEPEST} nested folders"
             else:
                 waiting += [(item, depth + 1) for item in reversed(_listed(path))]
         except OSError as error:
@@ -124,10 +133,10 @@ def _below(top: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _stamp(path: Path, relative: Path, is_nbgraders: bool) -> tuple[str, bool]:
-    """The time in nbgrader's file beside a notebook, and whether a student may have made that file.
+    """Return the time in nbgrader's file beside a notebook, and whether to doubt that file.
 
-    nbgrader collects into `submitted/STUDENT/LAB`, beside its settings and its gradebook.
-    In a folder that is not nbgrader's, a student may have made the file.
+    nbgrader collects into `submitted/STUDENT/LAB`, beside its settings and its gradebook. In any
+    other folder, a student may have made the file.
     """
     stamp = path.with_name(STAMP)
     if not os.path.lexists(stamp):
@@ -141,6 +150,7 @@ def _stamp(path: Path, relative: Path, is_nbgraders: bool) -> tuple[str, bool]:
 
 
 def _changed(path: Path) -> str:
+    """Return when a file was changed last, in ISO 8601, or ""."""
     try:
         return datetime.fromtimestamp(int(path.lstat().st_mtime), UTC).isoformat()
     except (OSError, OverflowError, ValueError):
@@ -148,7 +158,7 @@ def _changed(path: Path) -> str:
 
 
 def manifest(folder: Path) -> dict[str, dict[str, str]]:
-    """What is known of each file, where an earlier `collect` wrote this folder."""
+    """Return what an earlier `collect` knew about each file in the folder that it wrote."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["submissions"]
         texts = [{key: str(value) for key, value in item.items()} for item in listed]
@@ -157,9 +167,9 @@ def manifest(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def in_zip(stack: contextlib.ExitStack, path: Path) -> Iterator[File]:
-    """The files in a zip file, in order. The file is open as long as `stack`."""
+    """Yield the files in a zip file, in order. The zip file is closed with `stack`."""
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is no folder and no zip file")
+        raise ValueError(f"{path}: expected a folder or a zip file")
     try:
         archive = stack.enter_context(zipfile.ZipFile(path))
     except (zipfile.BadZipFile, ValueError, OSError) as error:
@@ -176,9 +186,9 @@ def in_zip(stack: contextlib.ExitStack, path: Path) -> Iterator[File]:
 
 
 def member_bytes(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
-    """Read a file in a zip file, whatever the zip file's directory says about its size.
+    """Read a member of a zip file, up to one byte more than is allowed.
 
-    The result has at most one byte more than is allowed.
+    The size in the zip file's directory is not trusted.
     """
     if isinstance(archive, Path):
         with zipfile.ZipFile(archive) as opened:
@@ -188,6 +198,7 @@ def member_bytes(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo)
 
 
 def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
+    """Say why a member of a zip file cannot be read, or return ""."""
     if name.is_absolute() or ".." in name.parts or re.match(r"[A-Za-z]:", member.filename):
         return "its name leads out of the folder"
     if stat.S_ISLNK(member.external_attr >> 16):
@@ -195,11 +206,12 @@ def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
     if member.file_size > LARGEST:
         return f"it is larger than {LARGEST >> 20} MiB"
     if member.file_size > (1 << 20) and member.file_size > DENSEST * max(1, member.compress_size):
-        return "it is packed so densely that it is no notebook"
+        return "it is compressed too densely to be a notebook"
     return ""
 
 
 def _zip_time(parts: tuple[int, int, int, int, int, int]) -> str:
+    """Return the time of a member of a zip file in ISO 8601, or ""."""
     try:
         return datetime(*parts, tzinfo=UTC).isoformat()
     except ValueError:
@@ -207,7 +219,12 @@ def _zip_time(parts: tuple[int, int, int, int, int, int]) -> str:
 
 
 def shown(name: str, longest: int = 200) -> str:
-    """Return a name that can be printed: letters that would move the cursor become escapes."""
+    """Return a name that can be printed safely.
+
+    Characters that would move the cursor become escapes, and a long name is cut.
+    """
     letters = [item if item.isprintable() else repr(item)[1:-1] for item in name[:longest]]
     plain = "".join(letters)
-    return plain if len(name) <= longest else f"{plain}…"
+    if len(name) > longest:
+        return f"{plain}…"
+    return plain

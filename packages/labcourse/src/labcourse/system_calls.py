@@ -1,9 +1,10 @@
-"""What a submission may not ask the system for: a seccomp filter, put in place in its process and inherited by all that this starts.
+"""Seccomp filter that refuses system calls to a submission and to all processes that it starts.
 
-Left out is what reaches another process (limits, priority, memory, files), what makes namespaces or mounts, and what holds memory that
-no limit counts: files without a name, System V's shared memory and queues, keys.
+The filter refuses calls that reach another process (its limits, priority, memory or files), calls
+that make namespaces or mounts, and calls that hold memory which no limit counts: files without a
+name, System V shared memory and queues, and keys.
 
-A larger send buffer of a socket is not refused, because libraries ask for one. The call succeeds and
+Libraries ask for a larger send buffer of a socket, so this call is not refused. It succeeds and
 changes nothing.
 
 Sockets of other families than `FAMILIES` are refused. Some, such as those to the host of a virtual
@@ -16,7 +17,7 @@ import platform
 import struct
 import sys
 
-# Numbers of system calls: on x86-64, on ARM64.
+# The numbers of refused system calls, on x86-64 and on ARM64.
 FORBIDDEN = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -54,7 +55,8 @@ FORBIDDEN = {
     "personality": (135, 92),
     "quotactl": (179, 60),
 }
-# Allowed for the caller's own process alone: the argument that names a process has to be 0.
+# The numbers of system calls that are allowed only for the caller's own process, and the index of
+# the argument that names a process. This argument has to be 0.
 OWN_PROCESS = {
     "prlimit64": (302, 261, 0),
     "sched_setparam": (142, 118, 0),
@@ -65,58 +67,77 @@ OWN_PROCESS = {
     "ioprio_set": (251, 30, 1),
 }
 SOCKETS = ((41, 198), (53, 199))  # socket and socketpair
-FAMILIES = (1, 2, 10, 16)  # between processes, both internet families, and the list of interfaces
+FAMILIES = (1, 2, 10, 16)  # sockets between processes, IPv4, IPv6, and the list of interfaces
 MMAP = (9, 222)
-SHARED_MEMORY = 0x21  # MAP_SHARED and MAP_ANONYMOUS: memory that no process need show
+SHARED_MEMORY = 0x21  # MAP_SHARED and MAP_ANONYMOUS: memory that counts for no process
 SETSOCKOPT = (54, 208)
-SOCKET_LEVEL, SEND_BUFFER = 1, 7  # its second and third argument
+SOCKET_LEVEL, SEND_BUFFER = 1, 7  # its second and third arguments
 CLONE, CLONE3 = (56, 220), 435
 NEW_NAMESPACES = 0x7E020080  # flags of clone
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-X32 = 0x40000000  # from here on, numbers of another way to call the same system
+X32 = 0x40000000  # numbers from here on are a second interface to the same calls
 
-# Instructions of the filter.
+# Instructions of the filter
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN, AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # what it returns; a refusal with the error's number
-IGNORE = REFUSE  # an error number of 0: the call returns 0 and does nothing
-NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2  # of prctl
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # what it returns. A refusal has the error number added.
+IGNORE = REFUSE  # with error number 0, the call returns 0 and does nothing
+NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2  # arguments of prctl
+
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
 
 class _Program(ctypes.Structure):
+    """The C structure `sock_fprog`, which passes a filter to the kernel."""
+
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
 def forbid(shared: bool = True) -> bool:
-    """Put the filter in place, for good. False where the system has none, or its numbers are not known here.
+    """Install the filter in this process for ever.
 
     Args:
-        shared: whether processes may share memory that is in no file. Forbid it where no control
-            group counts memory, because it takes none of a process once the process has let go.
+        shared: whether processes may share memory that is in no file. Refuse it if no control group
+            counts memory, because such memory counts for no process that has unmapped it.
+
+    Returns:
+        False if the system has no such filter, or if this module does not know its numbers.
     """
-    if sys.platform != "linux" or platform.machine() not in ARCHITECTURES or sys.byteorder != "little":
+    if sys.platform != "linux" or sys.byteorder != "little":
+        return False
+    if platform.machine() not in ARCHITECTURES:
+        return False
         return False
     instructions = _filter(*ARCHITECTURES[platform.machine()], shared)
     library = ctypes.CDLL(None, use_errno=True)
     program = _Program(len(instructions) // 8, instructions)
-    done = library.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and library.prctl(SECCOMP, FILTER, ctypes.byref(program), 0, 0) == 0
-    return bool(done)
+    if library.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+        return False
+    return bool(library.prctl(SECCOMP, FILTER, ctypes.byref(program), 0, 0) == 0)
 
 
 def _filter(architecture: int, column: int, shared: bool) -> bytes:
-    """The filter's instructions, 8 bytes each."""
+    """Return the filter's instructions, of 8 bytes each.
+
+    Args:
+        architecture: the kernel's number for the processor architecture.
+        column: the index of this architecture in the pairs of numbers above.
+    """
     refuse, absent = REFUSE | errno.EPERM, REFUSE | errno.ENOSYS
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, refuse), (LOAD, 0, 0, 0)]
     code += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, refuse)]
     for numbers in FORBIDDEN.values():
         code += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, refuse)]
-    code += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, absent)]  # its flags lie in memory; the C library takes clone then
+    # The flags of clone3 are in memory, where a filter cannot read them. If clone3 is absent, the
+    # C library uses clone.
+    code += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, absent)]
     code += _if_argument(CLONE[column], 0, (ANY_BIT, 0, 1, NEW_NAMESPACES), refuse)
     for *own, argument in OWN_PROCESS.values():
         code += _if_argument(own[column], argument, (EQUAL, 1, 0, 0), refuse)
     for numbers in SOCKETS:
         code += _if_family(numbers[column], REFUSE | errno.EAFNOSUPPORT)
     if not shared:
-        code += [(EQUAL, 0, 5, MMAP[column]), (LOAD, 0, 0, 16 + 8 * 3), (AND, 0, 0, SHARED_MEMORY)]
+        flags = 16 + 8 * 3  # the offset of mmap's fourth argument
+        code += [(EQUAL, 0, 5, MMAP[column]), (LOAD, 0, 0, flags), (AND, 0, 0, SHARED_MEMORY)]
         code += [(EQUAL, 0, 1, SHARED_MEMORY), (RETURN, 0, 0, refuse), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 0, 6, SETSOCKOPT[column]), (LOAD, 0, 0, 24), (EQUAL, 0, 3, SOCKET_LEVEL)]
     code += [(LOAD, 0, 0, 32), (EQUAL, 0, 1, SEND_BUFFER), (RETURN, 0, 0, IGNORE)]
@@ -124,14 +145,23 @@ def _filter(architecture: int, column: int, shared: bool) -> bytes:
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
 
-def _if_family(number: int, refuse: int) -> list[tuple[int, int, int, int]]:
-    """Refuse the call of that number unless its first argument is one of `FAMILIES`."""
+def _if_family(number: int, refuse: int) -> list[Instruction]:
+    """Refuse this system call unless its first argument is one of `FAMILIES`."""
     count = len(FAMILIES)
     tests = [(EQUAL, count - place, 0, family) for place, family in enumerate(FAMILIES)]
     called = [(LOAD, 0, 0, 16), *tests, (RETURN, 0, 0, refuse), (RETURN, 0, 0, ALLOW)]
     return [(EQUAL, 0, len(called), number), *called]
 
 
-def _if_argument(number: int, argument: int, test: tuple[int, int, int, int], refuse: int) -> list[tuple[int, int, int, int]]:
-    """Of the call of that number: `test` one argument, and refuse unless it jumps over the refusal."""
-    return [(EQUAL, 0, 4, number), (LOAD, 0, 0, 16 + 8 * argument), test, (RETURN, 0, 0, refuse), (RETURN, 0, 0, ALLOW)]
+def _if_argument(number: int, argument: int, test: Instruction, refuse: int) -> list[Instruction]:
+    """Refuse this system call unless its argument passes the test.
+
+    `test` passes if it jumps over one instruction, which is the refusal.
+    """
+    return [
+        (EQUAL, 0, 4, number),
+        (LOAD, 0, 0, 16 + 8 * argument),
+        test,
+        (RETURN, 0, 0, refuse),
+        (RETURN, 0, 0, ALLOW),
+    ]

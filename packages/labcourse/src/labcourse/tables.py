@@ -1,4 +1,7 @@
-"""Tables that people fill in with a spreadsheet: read in whatever dialect it writes; what it would take for a formula is quoted."""
+"""Read and write CSV tables that people edit in a spreadsheet program.
+
+Text that a spreadsheet would compute as a formula is written with a quote in front of it.
+"""
 
 import csv
 import io
@@ -6,13 +9,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first character of a cell that is computed
 
 
 def read(path: Path, needed: Iterable[str] = ()) -> list[dict[str, str]]:
-    """The rows: with commas, semicolons or tabs between cells, in UTF-8, UTF-16 or Windows' own letters.
+    """Read the rows of a table.
 
-    Raises ValueError, naming it, for a column that is missing.
+    The cells are separated by commas, semicolons or tabs. The encoding is UTF-8, UTF-16 or
+    Windows-1252.
+
+    Raises:
+        ValueError: the table cannot be read, or lacks a column of `needed`.
     """
     text = _decoded(path.read_bytes())
     first = text.partition("\n")[0]
@@ -21,17 +28,22 @@ def read(path: Path, needed: Iterable[str] = ()) -> list[dict[str, str]]:
     try:
         columns = [(name or "").strip() for name in reader.fieldnames or []]
     except csv.Error as error:
-        raise ValueError(f"{path}: its first line holds no names of columns: {error}") from None
-    if missing := [name for name in needed if name not in columns]:
-        raise ValueError(f"{path} has no column `{missing[0]}`; it has {', '.join(columns) or 'none'}")
+        raise ValueError(f"{path}: the first line has no column names ({error})") from None
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        found = ", ".join(columns) or "no column"
+        raise ValueError(f"{path}: expected a column `{missing[0]}`, got {found}")
     reader.fieldnames = columns
     try:
-        return [{key: _unquoted(value or "") for key, value in row.items() if key} for row in reader]
+        return [
+            {key: _unquoted(value or "") for key, value in row.items() if key} for row in reader
+        ]
     except csv.Error as error:
-        raise ValueError(f"{path}: this is no table that can be read: {error}") from None
+        raise ValueError(f"{path} cannot be read as a table: {error}") from None
 
 
 def _decoded(data: bytes) -> str:
+    """Decode a table in one of the encodings that spreadsheet programs write."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", errors="replace")
     try:
@@ -41,12 +53,15 @@ def _decoded(data: bytes) -> str:
 
 
 def number(text: str) -> float:
-    """A number as people write it, with a comma too. Raises ValueError."""
-    return float(text.strip().replace(",", ".")) if text.count(",") == 1 and "." not in text else float(text)
+    """Read a number with a decimal point or a decimal comma. Raise ValueError for other text."""
+    text = text.strip()
+    if text.count(",") == 1 and "." not in text:
+        text = text.replace(",", ".")
+    return float(text)
 
 
 def written(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
-    """CSV. What a spreadsheet would take for a formula is quoted."""
+    """Return a table as CSV, with formulas quoted."""
     with io.StringIO() as file:
         writer = csv.DictWriter(file, list(columns), lineterminator="\n")
         writer.writeheader()
@@ -55,8 +70,14 @@ def written(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _quoted(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value[:1] in FORMULA else value
+    """Put a quote before text that a spreadsheet would take for a formula."""
+    if isinstance(value, str) and value[:1] in FORMULA:
+        return f"'{value}"
+    return value
 
 
 def _unquoted(value: str) -> str:
-    return value[1:] if value[:1] == "'" and value[1:2] in FORMULA else value
+    """Remove the quote that `_quoted` put before a text."""
+    if value[:1] == "'" and value[1:2] in FORMULA:
+        return value[1:]
+    return value

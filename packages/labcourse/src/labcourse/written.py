@@ -1,8 +1,8 @@
 """Find written answers wherever a student put them.
 
-A student may answer in the cell that was handed out, in a new cell below it, in the question's own
-cell, or in a cell that replaced it and has none of its metadata. All of these are the answer. If
-they are empty, a person sees what the student wrote elsewhere in the notebook.
+A student may answer in the cell that was handed out, in a new cell below it, in the cell with the
+question, or in a cell that replaced the handed-out one and has none of its metadata. All of these
+are the answer. If they are empty, a person sees what the student wrote elsewhere in the notebook.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -12,12 +12,12 @@ from labcourse.reading import PLACEHOLDER, Cell
 
 __all__ = ["Answer", "answers"]
 
-SHORTEST = 20  # characters of a handed-out text that is looked for inside a longer cell
+SHORTEST = 20  # characters. Shorter handed-out texts are not removed from longer cells.
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A written answer. If `text` is empty, `beside` is what the student wrote in other cells."""
+    """Written answer. If `text` is empty, `beside` is what the student wrote in other cells."""
 
     text: str = ""
     beside: str = ""
@@ -25,7 +25,7 @@ class Answer:
 
 @dataclass
 class _Region:
-    """The cells from a question to the next cell that was handed out."""
+    """The cells from a question up to the next cell that was handed out."""
 
     texts: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
@@ -36,14 +36,14 @@ def answers(
     questions: Collection[str],
     handed_out: Collection[str],
 ) -> dict[str, Answer]:
-    """Find the answer to each question, by its id.
+    """Find the answer to each question, and return the answers by the questions' ids.
 
     Args:
         questions: the ids.
         handed_out: the sources of the cells that students were given.
     """
     regions = {name: _Region() for name in questions}
-    loose: list[str] = []  # text cells without a question's metadata
+    loose: list[str] = []  # text cells without the metadata of a question
     given = sorted({text.strip() for text in handed_out} - {PLACEHOLDER, ""}, key=len, reverse=True)
     current = ""
     for cell in cells:
@@ -66,19 +66,22 @@ def answers(
 
 
 def _answer(region: _Region, loose: list[str]) -> Answer:
+    """Return the text in a question's cells, or what the student wrote elsewhere."""
     text = "\n\n".join(_distinct(region.texts))
-    return Answer(text) if text else Answer(beside="\n\n".join(_distinct([*loose, *region.code])))
+    if text:
+        return Answer(text)
+    return Answer(beside="\n\n".join(_distinct([*loose, *region.code])))
 
 
 def _distinct(texts: Iterable[str]) -> Iterator[str]:
-    """The texts that say something, each once."""
+    """Yield the texts that are not empty, each once."""
     yield from dict.fromkeys(text for text in texts if text)
 
 
 def _own_text(cell: Cell, given: list[str]) -> tuple[str, bool]:
-    """What the student wrote in a cell, and whether the rest of the cell was handed out.
+    """Return what the student wrote in a cell, and whether the rest was handed out.
 
-    `given` has the longest text first.
+    `given` has the handed-out texts, the longest first.
     """
     source = cell.source.strip()
     if source in given:
