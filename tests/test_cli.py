@@ -335,7 +335,7 @@ def test_trace_shows_the_scripts_own_traceback(script, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--output", "."], "that is a directory"),
+        (["--output", "."], "got a directory"),
         (["--output", "absent/page.html"], "there is no directory"),
         (["--max-events", "0"], "--max-events 0"),
         (["--like", "T5"], "T5"),

@@ -155,7 +155,7 @@ def test_a_mistake_in_a_magics_line_gets_one_message(shell, magic, line, said):
 def test_a_magic_without_a_cell_says_so(shell, magic):
     with capture_output() as captured:
         shell.run_cell(f"%{magic}")
-    assert captured.stderr == f"UsageError: %%{magic}: write two percent signs, %%{magic}, above the lines that it runs\n"
+    assert captured.stderr == f"UsageError: %%{magic}: expected a cell. Write %%{magic}, with two percent signs, above its lines\n"
 
 
 @pytest.mark.parametrize("magic", MAGICS)

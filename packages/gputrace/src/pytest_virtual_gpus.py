@@ -1,18 +1,18 @@
 """Pytest plugin: `pytest --virtual-gpus 2 --virtual-like T4` runs CUDA tests on virtual GPUs.
 
-pytest imports this module wherever the kit is installed. So it only declares the options, the marker
-and the fixtures. It imports neither torch nor virtualgpu until one of the options is given. Then
-`gputrace.pytest_plugin` does the work.
+pytest imports this module wherever the kit is installed. So the module only declares the options,
+the marker and the fixtures. It imports neither torch nor virtualgpu until one of the options is
+given. Then `gputrace.pytest_plugin` does the work.
 
-With an option, the GPUs are in place before the first conftest.py is imported, in each worker of
-pytest-xdist too. A test or a module that needs what a virtual GPU cannot do is skipped, and the
-reason names it.
+With an option, the GPUs exist before the first conftest.py is imported, also in each worker of
+pytest-xdist. If a test or a module needs something that a virtual GPU cannot do, it is skipped,
+and the reason says what it needs.
 
-The marker `gpu_budget(memory="1GiB", seconds=0.01)` fails a test that takes more memory on a GPU, or
-more modelled time. A limit at the test itself overrides that of its class or module. The fixtures
-`no_gpu_leak`, `no_gpu_race` and `no_gpu_synchronization` fail a test that leaves tensors behind, whose
-streams race, or that makes the host wait for a GPU unasked. Without an option, tests with the marker
-or a fixture are skipped, also on a machine with a real GPU.
+The marker `gpu_budget(memory="1GiB", seconds=0.01)` fails a test that takes more memory on a GPU,
+or more modelled time. A limit at the test itself overrides that of its class or module. The
+fixtures `no_gpu_leak`, `no_gpu_race` and `no_gpu_synchronization` fail a test that leaves tensors
+behind, whose streams race, or that makes the host wait for a GPU implicitly. Without an option,
+tests with the marker or a fixture are skipped, also on a machine with a real GPU.
 """
 
 from argparse import ArgumentTypeError
@@ -22,10 +22,11 @@ import pytest
 MARKER = "gpu_budget"
 MARKER_HELP = "limits of the test on virtual GPUs: memory on each GPU, and modelled time"
 IN_USE = "virtual_gpus_in_use"  # name of the plugin that is registered when an option is given
-WITHOUT = "it asserts something about virtual GPUs: run pytest with --virtual-gpus 1"
+WITHOUT = "it checks something about virtual GPUs. Run pytest with --virtual-gpus 1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
     group = parser.getgroup("virtual GPUs")
     group.addoption(
         "--virtual-gpus",
@@ -41,16 +42,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _count(text: str) -> int:
+    """Read a number of GPUs from the command line."""
     from virtualgpu.machines import MAXIMUM
 
     if not text.isdecimal() or not 1 <= int(text) <= MAXIMUM:
-        raise ArgumentTypeError(f"choose a whole number from 1 to {MAXIMUM}, not {text}")
+        raise ArgumentTypeError(f"expected a whole number from 1 to {MAXIMUM}, got {text}")
     return int(text)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Put the GPUs in place. Modules look for GPUs when they are imported, conftest.py included."""
+    """Install the virtual GPUs before any module is imported, because modules look for GPUs."""
     options = early_config.known_args_namespace
     if options.virtual_gpus is None and options.virtual_like is None:
         return
@@ -61,6 +63,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
     config.addinivalue_line("markers", f"{MARKER}(memory=None, seconds=None): {MARKER_HELP}")
 
 
@@ -74,6 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _assert(request: pytest.FixtureRequest, what: str) -> None:
+    """Check the test that asks for a fixture, or skip the test if there are no virtual GPUs."""
     plugin = request.config.pluginmanager.get_plugin(IN_USE)
     if plugin is None:
         pytest.skip(WITHOUT)
@@ -82,20 +86,20 @@ def _assert(request: pytest.FixtureRequest, what: str) -> None:
 
 @pytest.fixture
 def no_gpu_leak(request: pytest.FixtureRequest) -> None:
-    """Fail the test if tensors that it made on a GPU outlive it."""
+    """Fail the test if it leaves tensors on a GPU behind."""
     _assert(request, "no leak")
 
 
 @pytest.fixture
 def no_gpu_race(request: pytest.FixtureRequest) -> None:
-    """Fail the test if two streams touch the same memory in it with no order between them."""
+    """Fail the test if two streams access the same memory without an order between them."""
     _assert(request, "no race")
 
 
 @pytest.fixture
 def no_gpu_synchronization(request: pytest.FixtureRequest) -> None:
-    """Fail the test at the line that makes the host wait for a GPU unasked.
+    """Fail the test at a line that makes the host wait for a GPU implicitly.
 
-    Such lines read a value or copy one, as with `torch.cuda.set_sync_debug_mode`.
+    Such lines read or copy a value, as `torch.cuda.set_sync_debug_mode` defines.
     """
     _assert(request, "no synchronization")

@@ -54,7 +54,7 @@ def test_each_device_has_its_own_lines():
     assert [entry.line.text for entry in trace.lines(0)] == ['first = torch.zeros(1000, device="cuda:0")']
     assert [entry.line.text for entry in trace.lines(1)] == ['second = torch.zeros(3000, device="cuda:1")']
     assert trace.lines() == trace.lines(1) and first.shape != second.shape
-    with pytest.raises(ValueError, match="device=2: the recording knows 0, 1"):
+    with pytest.raises(ValueError, match="device=2: expected one of the recorded devices 0, 1"):
         trace.lines(2)
 
 
@@ -74,7 +74,7 @@ def test_a_device_goes_by_the_names_that_pytorch_gives_it():
         assert trace.plot_segments("end", device).alt == trace.plot_segments("end", 0).alt == plots.segment_map(trace, "end", device).alt
         assert trace.stream_names(device) == {0: "default stream"}
     for other in ("1", "cuda", "cuda:2", "cpu:1", torch.device("cuda"), torch.device("cpu", 0), "cuda:-1"):
-        with pytest.raises(ValueError, match=r"device=.*: the recording knows 0, 1"):
+        with pytest.raises(ValueError, match=r"device=.*: expected one of the recorded devices 0, 1"):
             trace.lines(other)
     assert len(kept) == 3
 

@@ -116,11 +116,11 @@ def test_running_out_of_memory_is_explained(shell):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("1x", "'1x' is no name of a variable"),
-        ("class", "'class' is no name of a variable"),
+        ("1x", "expected the name of a variable, such as trace, got '1x'"),
+        ("class", "expected the name of a variable, such as trace, got 'class'"),
         ("--fast", "unrecognized arguments: --fast"),
         ("a b", "unrecognized arguments: b"),
-        ("--max-events 0", "--max-events 0: give a whole number"),
+        ("--max-events 0", "--max-events 0: expected a whole number"),
         ("--max-events many", "invalid int value: 'many'"),
     ],
 )
@@ -134,7 +134,7 @@ def test_bad_options_get_one_clear_line(shell, magic, line, said):
 @pytest.mark.parametrize("cell", ["await x", "async with x: pass", "[y async for y in x]", "print((await x) + 1)"])
 def test_a_cell_that_awaits_is_refused_by_name(shell, magic, cell):
     result, _, printed = run(shell, f"%%{magic}\n{cell}")
-    assert not result.success and f"%%{magic} cannot run a cell that awaits" in printed and "`with record() as trace:`" in printed
+    assert not result.success and f"%%{magic} cannot run a cell that uses `await`" in printed and "`with record() as trace:`" in printed
 
 
 def test_a_mistake_in_the_syntax(shell):

@@ -181,7 +181,7 @@ def test_budgets_of_memory_and_time(suite):
     """
     result = suite(text, "--virtual-gpus", "1", "--strict-markers")
     result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["it takes 1 MiB of cuda:0, more than 1 KiB", "it takes * of modelled time, more than 1*µs"])
+    result.stdout.fnmatch_lines(["it took 1 MiB on cuda:0, more than 1 KiB", "it took * of modelled time, more than 1*µs"])
 
 
 def test_a_budget_of_the_test_itself_comes_before_that_of_its_class(suite):
@@ -198,12 +198,12 @@ def test_a_budget_of_the_test_itself_comes_before_that_of_its_class(suite):
 
 
 WRONG_BUDGETS = {
-    "": "give memory=, seconds= or both",
-    "'1GiB'": "give memory=, seconds= or both",
-    "memroy='1GiB'": "give memory=, seconds= or both",
+    "": "expected memory=, seconds= or both",
+    "'1GiB'": "expected memory=, seconds= or both",
+    "memroy='1GiB'": "expected memory=, seconds= or both",
     "memory='1GiBs'": "memory='1GiBs': give a positive number of bytes*",
-    "seconds='1s'": "seconds='1s': give a positive number",
-    "seconds=-1": "seconds=-1: give a positive number",
+    "seconds='1s'": "expected a positive number of seconds",
+    "seconds=-1": "expected a positive number of seconds, got -1",
 }
 
 
@@ -222,7 +222,7 @@ def test_a_budget_that_is_none_says_so(suite):
 def test_a_number_of_gpus_that_there_is_not_is_a_usage_error(suite, count):
     result = suite("", "--virtual-gpus", count)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*argument --virtual-gpus: choose a whole number from 1 to 16, not {count}"])
+    result.stderr.fnmatch_lines([f"*argument --virtual-gpus: expected a whole number from 1 to 16, got {count}"])
 
 
 def test_leaks_races_and_hidden_synchronizations(suite):
@@ -272,7 +272,7 @@ def test_assertions_are_skipped_where_there_are_no_virtual_gpus(suite):
     """
     result = suite(text, "-rs")
     result.assert_outcomes(skipped=2)
-    result.stdout.fnmatch_lines([f"SKIPPED * test_assertions*.py:{line}: * run pytest with --virtual-gpus 1" for line in (2, 3)])
+    result.stdout.fnmatch_lines([f"SKIPPED * test_assertions*.py:{line}: * Run pytest with --virtual-gpus 1" for line in (2, 3)])
 
 
 def test_each_worker_of_xdist_has_its_gpus(suite):

@@ -316,9 +316,9 @@ def test_an_out_of_memory_error_is_kept():
 def test_figures_before_the_end_are_refused(machine):
     with gputrace.record() as trace:
         assert "under way" in repr(trace)
-        with pytest.raises(RuntimeError, match="still under way"):
+        with pytest.raises(RuntimeError, match="is not finished"):
             print(trace.peak)
-        with pytest.raises(RuntimeError, match="still under way"):
+        with pytest.raises(RuntimeError, match="is not finished"):
             print(trace.events)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         print(trace.nonsense)

@@ -108,7 +108,7 @@ def test_every_device_has_its_part(card, target):
 
 def test_a_script_that_uses_no_gpu(card, target):
     page, _ = written(target, lambda: None)
-    assert "asked for no memory on a GPU" in page.text and page.having("img") == []
+    assert "requested no memory on a GPU" in page.text and page.having("img") == []
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ def test_where_a_page_may_go(tmp_path, monkeypatch):
     assert report.default_path("some/where/train.py").name == "train-memory.html"
     (tmp_path / "old.html").write_text("old")
     assert report.checked("old.html") == tmp_path / "old.html"
-    with pytest.raises(ValueError, match="that is a directory; give the name of a file"):
+    with pytest.raises(ValueError, match="expected a file such as .*, got a directory"):
         report.checked(tmp_path)
     with pytest.raises(ValueError, match="there is no directory"):
         report.checked("absent/page.html")
     (tmp_path / "train.py").write_text("the script")
-    with pytest.raises(ValueError, match=r"there is another file of that name; .* such as train.html"):
+    with pytest.raises(ValueError, match=r"this file exists and does not end in .html, .* such as train.html"):
         report.checked("train.py")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(ValueError, match="may not be written"):
+    with pytest.raises(ValueError, match="no permission to write"):
         report.checked("page.html")
 
 

@@ -1,4 +1,4 @@
-"""Records a block of code, or a script, on real or virtual GPUs: memory, what ran when, leaks, and why memory ran out::
+"""Recorder for real and virtual GPUs: memory, what ran when, leaks, and why memory ran out::
 
     import gputrace
 
@@ -6,7 +6,7 @@
         ...                             # ordinary PyTorch
     trace.plot_memory().save("memory.png")
 
-The names below are imported when first used; matplotlib is loaded by a figure.
+The names below are imported when they are first used. Only figures import matplotlib.
 """
 
 from typing import TYPE_CHECKING

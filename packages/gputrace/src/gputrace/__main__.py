@@ -1,4 +1,4 @@
-"""`python -m gputrace`."""
+"""Run the commands of `python -m gputrace`."""
 
 import sys
 

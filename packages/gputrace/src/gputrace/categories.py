@@ -1,9 +1,11 @@
-"""What each block was for: parameters, gradients, activations, optimizer state, in flight, workspace, other.
+"""What each block of memory is for: parameters, gradients, activations and so on.
 
-Nothing is looked up while the program runs. A block's category follows from what holds it when the recording starts or ends, and else
-from the phase in which it was born and the one in which it died: what a backward makes and frees again, such as the gradients of
-activations, is in flight, and what outlives it is the gradient of a parameter. DistributedDataParallel's buckets hold gradients, though
-they are made before the first backward, and again in the second forward.
+Nothing is looked up while the program runs. The category of a block follows from what holds it at
+the start or the end of the recording. Otherwise it follows from the phases in which the block was
+allocated and freed. A block that a backward pass allocates and frees again, such as the gradient of
+an activation, is in flight. One that outlives the backward pass is the gradient of a parameter. The
+buckets of DistributedDataParallel hold gradients, although they are allocated before the first
+backward pass, and again in the second forward pass.
 """
 
 import os
@@ -17,6 +19,8 @@ import torch
 from gputrace.events import (
     ACTIVATIONS,
     ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
     GRADIENTS,
     IN_FLIGHT,
     OPTIMIZER_STATE,
@@ -31,34 +35,55 @@ from gputrace.phases import Phase, phase_of
 from gputrace.replay import RecordedSegment
 from virtualgpu import workspaces
 
-CategoryAt = dict[tuple[int, int], int]  # the category of what lies at (device, address)
+CategoryAt = dict[tuple[int, int], int]  # categories by (device, address)
 
-_MAKES_PARAMETERS = {"__init__", "_apply", "to_empty"}  # functions of a module's class that do nothing else with tensors
-_MAKES_BUCKETS = {"_ddp_init_helper", "_pre_forward"}  # functions of torch/nn/parallel/distributed.py that themselves make nothing else
+# Functions of a module's class that do nothing with tensors except making parameters.
+_MAKES_PARAMETERS = {"__init__", "_apply", "to_empty"}
+# Functions of torch/nn/parallel/distributed.py that allocate nothing themselves except buckets.
+_MAKES_BUCKETS = {"_ddp_init_helper", "_pre_forward"}
 
 
 def held(objects: list[Any], living: Living) -> CategoryAt:
-    """The categories of the storages that are alive, by what holds them; OTHER where that does not show it.
+    """Return the categories of the storages that are alive, by what holds them.
 
-    `objects` is what the garbage collector tracks, or the relevant of it; `living` is what was found among them.
+    The category is OTHER if no holder shows what the storage is for.
+
+    Args:
+        objects: the objects that the garbage collector tracks, or the relevant ones of them.
+        living: the storages and links that were found from these objects.
     """
     gradients = {id(gradient) for _, gradient, how in living.links if how == "grad"}
-    buffers = {id(buffer) for module in of_kind(objects, torch.nn.Module) for buffer in vars(module).get("_buffers", {}).values()}
-    optimizers = of_kind(objects, torch.optim.Optimizer)
-    slots = [slot for optimizer in optimizers for slot in vars(optimizer).get("state", {}).values() if isinstance(slot, dict)]
-    states = {id(value) for slot in slots for value in slot.values()}
+    buffers: set[int] = set()
+    for module in of_kind(objects, torch.nn.Module):
+        buffers.update(map(id, vars(module).get("_buffers", {}).values()))
+    states: set[int] = set()
+    for optimizer in of_kind(objects, torch.optim.Optimizer):
+        for slot in vars(optimizer).get("state", {}).values():
+            if isinstance(slot, dict):
+                states.update(map(id, slot.values()))
 
     def category(tensor: torch.Tensor) -> int:
         if isinstance(tensor, torch.nn.Parameter) or id(tensor) in buffers:
             return PARAMETERS
-        return GRADIENTS if id(tensor) in gradients else OPTIMIZER_STATE if id(tensor) in states else OTHER
+        if id(tensor) in gradients:
+            return GRADIENTS
+        if id(tensor) in states:
+            return OPTIMIZER_STATE
+        return OTHER
 
-    return {key: min(map(category, storage.tensors), default=OTHER) for key, storage in living.storages.items()}
+    found = {}
+    for key, storage in living.storages.items():
+        found[key] = min(map(category, storage.tensors), default=OTHER)
+    return found
 
 
 def workspace_sizes(capability: int) -> set[int]:
-    """Bytes that cuBLAS and cuBLASLt take for a workspace on a GPU of this major compute capability."""
-    return {workspaces.cublas_bytes(capability, os.environ), workspaces.cublaslt_bytes(os.environ)} - {0}
+    """Return the sizes in bytes of the workspaces of cuBLAS and cuBLASLt.
+
+    `capability` is the major compute capability of the GPU.
+    """
+    cublas = workspaces.cublas_bytes(capability, os.environ)
+    return {cublas, workspaces.cublaslt_bytes(os.environ)} - {0}
 
 
 def categorised(
@@ -70,11 +95,17 @@ def categorised(
     at_end: CategoryAt,
     workspaces: set[int],
 ) -> Events:
-    """The same events with their categories; those of `segments`, the blocks that were there at the start, are set in place."""
-    for segment in segments:
-        for block in segment.blocks:
-            unheld = WORKSPACE if block.requested in workspaces else OTHER
-            block.category = at_start.get((segment.device, block.address), unheld)
+    """Return the events with their categories, and set those of the blocks in `segments`.
+
+    Args:
+        segments: the segments at the start of the recording. Their blocks are changed.
+        at_start, at_end: the categories of the storages that were alive then.
+        workspaces: the sizes of library workspaces.
+    """
+    blocks = [(segment.device, block) for segment in segments for block in segment.blocks]
+    for device, block in blocks:
+        unheld = WORKSPACE if block.requested in workspaces else OTHER
+        block.category = at_start.get((device, block.address), unheld)
     category = np.full(len(events), OTHER, np.uint8)
     born = np.flatnonzero(events.action == ALLOC)
     died = events.deaths[born]
@@ -82,19 +113,31 @@ def categorised(
     for index in born[died < 0].tolist():
         known = at_end.get((int(events.device[index]), int(events.address[index])))
         if known is None and int(events.requested[index]) in workspaces:
-            category[index] = WORKSPACE  # no tensor holds it
+            category[index] = WORKSPACE  # it is of the right size, and no tensor holds it
         elif known not in (None, OTHER):
             category[index] = known
     later = np.flatnonzero((events.birth >= 0) & (events.action != ALLOC))
     category[later] = category[events.birth[later]]
-    before = {(segment.device, block.address): block.category for segment in segments for block in segment.blocks}
-    for index in np.flatnonzero((events.birth < 0) & (events.action <= 2)).tolist():
+    before = {(device, block.address): block.category for device, block in blocks}
+    of_blocks = np.isin(events.action, (ALLOC, FREE_REQUESTED, FREE_COMPLETED))
+    for index in np.flatnonzero((events.birth < 0) & of_blocks).tolist():
         category[index] = before.get((int(events.device[index]), int(events.address[index])), OTHER)
     return replace(events, category=category)
 
 
-def _by_phase(events: Events, stacks: list[Stack], phases: list[Phase], born: np.ndarray, died: np.ndarray) -> np.ndarray:
-    """The categories that follow from when the blocks were born and died; `died` is -1 for those that live on."""
+def _by_phase(
+    events: Events,
+    stacks: list[Stack],
+    phases: list[Phase],
+    born: np.ndarray,
+    died: np.ndarray,
+) -> np.ndarray:
+    """Return the categories that follow from when blocks were allocated and freed.
+
+    Args:
+        born: the indices of the allocations.
+        died: the indices of the frees, or -1.
+    """
     names = np.array(["", *(phase.name for phase in phases)])
     birth_phase = phase_of(phases, events.time[born])
     death_phase = np.where(died < 0, -1, phase_of(phases, events.time[died]))
@@ -108,7 +151,8 @@ def _by_phase(events: Events, stacks: list[Stack], phases: list[Phase], born: np
             birth == "backward",
             (birth == "step") & (birth_phase != death_phase),
             birth == "step",
-            makes[events.stack[born]],  # before the rule about deaths: a model's may come right after the backward
+            # This rule precedes the next one, because a new model may free one after a backward.
+            makes[events.stack[born]],
             (birth == "forward") | (death == "backward"),
         ],
         [GRADIENTS, IN_FLIGHT, GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, ACTIVATIONS],
@@ -117,9 +161,16 @@ def _by_phase(events: Events, stacks: list[Stack], phases: list[Phase], born: np
 
 
 def _makes_parameters(stack: Stack) -> bool:
-    return any(line.function in _MAKES_PARAMETERS and "/nn/modules/" in line.filename.replace("\\", "/") for line in stack)
+    """Return whether a stack makes the parameters of a module."""
+    for line in stack:
+        in_module = "/nn/modules/" in line.filename.replace("\\", "/")
+        if in_module and line.function in _MAKES_PARAMETERS:
+            return True
+    return False
 
 
 def _makes_buckets(stack: Stack) -> bool:
-    last = stack[0] if stack else None
-    return last is not None and last.function in _MAKES_BUCKETS and last.filename.replace("\\", "/").endswith("/nn/parallel/distributed.py")
+    """Return whether a stack makes the buckets of DistributedDataParallel."""
+    if not stack or stack[0].function not in _MAKES_BUCKETS:
+        return False
+    return stack[0].filename.replace("\\", "/").endswith("/nn/parallel/distributed.py")

@@ -1,4 +1,4 @@
-"""The commands `trace` and `fit`, of `python -m gputrace` and of packages that build on it."""
+"""Commands `trace` and `fit` of `python -m gputrace`, and of packages that build on it."""
 
 import argparse
 import shlex
@@ -9,18 +9,32 @@ from typing import TYPE_CHECKING
 
 from gputrace import options as own_options
 from virtualgpu import machines
-from virtualgpu.commands import REFUSED, add_machine, checked_gpus, checked_host, run_command, use_machine
+from virtualgpu.commands import (
+    REFUSED,
+    add_machine,
+    checked_gpus,
+    checked_host,
+    run_command,
+    use_machine,
+)
 from virtualgpu.options import GPUS, CommandParser, Option
 from virtualgpu.script import check_script, run_script
 
 if TYPE_CHECKING:
     from gputrace.fit.processes import Start
 
-TRACE = "Run a PyTorch script and write an HTML page about the memory and time of its GPUs, also when it fails."
-FIT = "Say whether a training script fits GPUs of several models, what takes the memory, and what would help."
+TRACE = (
+    "Run a PyTorch script and write an HTML page about the memory and time of its GPUs, "
+    "also if the script fails."
+)
+FIT = (
+    "Say whether a training script fits on GPUs of several models, what takes the memory, "
+    "and what would help."
+)
 RANKS_NEEDED = (
     "fit does not start ranks as torchrun does. If the script expects torchrun, use "
-    "`labkit torchrun --simulate 8 SCRIPT`. It runs one rank of 8 and says what memory the rank needs."
+    "`labkit torchrun --simulate 8 SCRIPT`. It runs one rank of 8 and says how much memory the "
+    "rank needs."
 )
 
 
@@ -39,16 +53,20 @@ def add_trace(
     *further: Option,
     prefers_virtual: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Add the options of `trace`, and `further` ones, and what the command does.
+    """Add the options of `trace` to a parser, and the function that runs the command.
 
-    Its messages begin with `name`. `prefers_virtual` says whether the script runs on virtual GPUs
-    even if no option asks for them.
+    Args:
+        name: the command, with which its messages begin.
+        further: more options.
+        prefers_virtual: returns whether the script runs on virtual GPUs even if no option asks
+            for them.
     """
     parser.epilog = (
-        "Any of --gpus, --like, --memory, --no-values and --host asks for virtual GPUs. Without them the "
-        "script runs on the real GPUs, if there are any, and CUDA is up before its first line. "
-        "Recorded is this process, from the script's first line to its last: not the processes "
-        "that it starts, and not one that is killed or leaves by os._exit."
+        "Any of --gpus, --like, --memory, --no-values and --host asks for virtual GPUs. Without "
+        "them, the script runs on the real GPUs, if there are any, and CUDA is initialized before "
+        "its first line. The recording is about this process, from the script's first line to its "
+        "last. It does not include processes that the script starts. There is no page if the "
+        "process is killed or ends with os._exit."
     )
     add_machine(parser)
     parser.add(*own_options.FILES, own_options.MAX_EVENTS_OPTION, own_options.NO_TIMELINE, *further)
@@ -57,32 +75,41 @@ def add_trace(
 
 
 def checked_files(options: argparse.Namespace) -> dict[str, Path]:
-    """Return the files that `trace` is to write, by their options.
+    """Return the path of each file that `trace` will write, by its option.
 
-    Raises ValueError for one that cannot be written, and for an argument that does not fit.
+    Raises:
+        ValueError: a file cannot be written, or an argument is invalid.
     """
     from gputrace import report
 
     check_script(options.script, options.module)
     own_options.check_max_events(options.max_events)
     if options.chrome is not None and options.no_timeline:
-        raise ValueError("--chrome and --no-timeline: a Chrome trace is what ran when")
+        raise ValueError(
+            "--chrome and --no-timeline exclude each other, because a Chrome trace is a timeline. "
+            "Leave out one of them"
+        )
     script = f"{options.script}.py" if options.module else options.script
     wanted = {
         "--output": options.output or report.default_path(script),
         "--chrome": options.chrome,
         "--snapshot": options.snapshot,
     }
-    return {option: report.checked(path, option) for option, path in wanted.items() if path is not None}
+    files = {}
+    for option, path in wanted.items():
+        if path is not None:
+            files[option] = report.checked(path, option)
+    return files
 
 
 def command_line(options: argparse.Namespace, *before: str) -> str:
-    """Return the script and its arguments, as on a command line."""
+    """Return the script and its arguments as one would type them, after the words `before`."""
     module = ["-m"] if options.module else []
     return shlex.join([*before, *module, options.script, *options.arguments])
 
 
 def _trace(options: argparse.Namespace, name: str, prefers_virtual: Callable[[], bool]) -> int:
+    """Run the command `trace`, and return its exit status."""
     from gputrace import report
 
     try:
@@ -103,30 +130,35 @@ def _trace(options: argparse.Namespace, name: str, prefers_virtual: Callable[[],
 
 
 def _set_up(options: argparse.Namespace, name: str, prefers_virtual: Callable[[], bool]) -> None:
-    """Put virtual GPUs in place if they are asked for, or if there are no real ones. Say so."""
+    """Install virtual GPUs if they are asked for, or if there is no real GPU, and say so."""
     import torch
 
     wishes = (options.gpus, options.like, options.memory)
     asked = any(wish is not None for wish in wishes) or not options.values or options.host != "1"
     virtual = asked or prefers_virtual()
     if not virtual and torch.cuda.is_available():
-        model, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
+        model = torch.cuda.get_device_name(0)
+        memory = torch.cuda.get_device_properties(0).total_memory
         where = machines.described(1, model, memory, virtual=False)
         print(f"{name}: {where}. Times are measured.", file=sys.stderr)
         return
-    use_machine(options, name, "The page's times are the model's, the script's own this computer's.")
+    note = "Times on the page are modelled. The script itself runs at this computer's speed."
+    use_machine(options, name, note)
 
 
 def add_fit(parser: CommandParser, name: str, start: "Start | None" = None) -> None:
-    """Add the options of `fit`, and what it does. Its messages begin with `name`.
+    """Add the options of `fit` to a parser, and the function that runs the command.
 
-    `start` starts the processes in which the script runs. None starts a Python for each.
+    Args:
+        name: the command, with which its messages begin.
+        start: starts the processes in which the script runs. By default, each is a new Python.
     """
     parser.epilog = (
-        "The script runs unmodified for a few steps of its optimizer on virtual GPUs of each model, "
-        "without values: the numbers that it reads are made up, and nothing is learned. Processes that "
-        "it starts by multiprocessing run too. torch.save to a path writes no file. Everything "
-        "else that the script writes is written, so make sure that it overwrites nothing you want to keep."
+        "The script runs unmodified for a few steps of its optimizer, on virtual GPUs of each "
+        "model. No values are computed: the numbers that the script reads are made up, and it "
+        "learns nothing. Processes that it starts with multiprocessing run too. torch.save to a "
+        "path writes no file. The script writes all its other files, so make sure that it "
+        "overwrites nothing that you want to keep."
     )
     parser.add(GPUS, help="number of virtual GPUs that the script has (default: 1)")
     parser.add(*own_options.FIT)
@@ -135,11 +167,13 @@ def add_fit(parser: CommandParser, name: str, start: "Start | None" = None) -> N
 
 
 def _fit(options: argparse.Namespace, name: str, start: "Start | None") -> int:
+    """Run the command `fit`, and return its exit status."""
     from gputrace.fit import ScriptFailedError, Wish, answer
     from gputrace.fit.processes import afresh
     from virtualgpu.simulated_world import names_rank_variable
 
     def tell(said: Exception | str) -> None:
+        """Print a message, with the notes of an error."""
         notes = getattr(said, "__notes__", [])
         print("\n".join([f"{name}: {said}", *notes]), file=sys.stderr)
 
@@ -167,5 +201,5 @@ def _fit(options: argparse.Namespace, name: str, start: "Start | None") -> int:
         return 1
     except KeyboardInterrupt:
         tell("interrupted.")
-        return 130  # as a shell reports it
+        return 130  # the exit status that shells use for an interrupt
     return 0

@@ -1,4 +1,4 @@
-"""The memory events of a recording in columns: what happened, when, and on which line of Python."""
+"""Memory events of a recording, in columns: what happened when, and on which line of Python."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -12,8 +12,8 @@ import numpy as np
 from virtualgpu import front_end
 from virtualgpu.source_lines import SourceLine
 
-# PyTorch's names (`device_traces` of torch.cuda.memory._snapshot). A free is requested by the program and completed when no stream
-# uses the block any more.
+# PyTorch's names, as in `device_traces` of torch.cuda.memory._snapshot. A program requests a free.
+# The free is completed when no stream uses the block any more.
 ACTIONS = (
     "alloc",
     "free_requested",
@@ -25,29 +25,47 @@ ACTIONS = (
     "snapshot",
     "oom",
 )
-ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, SNAPSHOT, OOM = range(len(ACTIONS))
+ALLOC, FREE_REQUESTED, FREE_COMPLETED = range(3)
+SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = range(3, 7)
+SNAPSHOT, OOM = 7, 8
 ACTION_OF = {name: index for index, name in enumerate(ACTIONS)}
 
-CATEGORIES = ("parameters", "gradients", "activations", "optimizer state", "workspace", "other", "in flight")
-PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, WORKSPACE, OTHER, IN_FLIGHT = range(len(CATEGORIES))
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "activations",
+    "optimizer state",
+    "workspace",
+    "other",
+    "in flight",
+)
+PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, WORKSPACE, OTHER, IN_FLIGHT = range(
+    len(CATEGORIES)
+)
 
-Stack = tuple[SourceLine, ...]  # innermost first
+Stack = tuple[SourceLine, ...]  # the innermost line comes first
 
 
 class StackTable:
-    """Gives each stack of Python calls a number, the same for the same stack. Number 0 is the empty stack."""
+    """Numbers of stacks of Python calls. The same stack has the same number.
+
+    The empty stack has number 0.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple, int] = {(): 0}
-        self._codes: dict[int, CodeType] = {}  # by identity, which no other code has while it is held
+        self._codes: dict[int, CodeType] = {}  # by id, which is unique while the code is kept here
         self._next = count(1)
-        self._lock = threading.RLock()  # what Python clears up between any two steps may free a tensor, whose stack is looked up too
+        # The lock is reentrant, because the garbage collector may free a tensor at any time, and
+        # then the stack of this free is looked up, too.
+        self._lock = threading.RLock()
 
     def of_frame(self, frame: FrameType | None) -> int:
-        """The number of the stack that `frame` ends; cheap, as the lines are looked up only at the end.
+        """Return the number of the stack whose innermost call is `frame`.
 
-        Code counts by its identity. Python compares it without its file, so that two cells of the same text would be one, and hashes
-        it by all it holds, a module's with that of all its functions.
+        This is fast, because the source lines are looked up only at the end of the recording. Code
+        objects are distinguished by identity. Python would compare them without their file, so that
+        two cells of the same text would be equal, and would hash all the functions in a module.
         """
         numbers: list[int] = []
         caller = frame
@@ -64,31 +82,41 @@ class StackTable:
         return number
 
     def of_lines(self, lines: Stack) -> int:
+        """Return the number of a stack of source lines."""
         return self._number(lines)
 
     def _number(self, key: tuple) -> int:
+        """Return the number of a stack, and give it the next number if it has none."""
         number = self._numbers.get(key)
         if number is None:
-            with self._lock:  # or two threads could give it two
+            with self._lock:  # otherwise two threads could give it two numbers
                 number = self._numbers.get(key)
                 if number is None:
                     number = self._numbers[key] = next(self._next)
         return number
 
     def stacks(self) -> list[Stack]:
-        """All stacks by number, without the kit's own calls. A number whose giving was interrupted has the empty one."""
+        """Return all stacks in the order of their numbers, without the kit's own calls.
+
+        A number that no stack got, because an exception interrupted it, has the empty stack.
+        """
         keys = {number: key for key, number in list(self._numbers.items())}
         line = cache(self._line)
         return [_resolved(keys.get(number, ()), line) for number in range(max(keys) + 1)]
 
     def _line(self, identity: int, last: int) -> SourceLine:
-        """The line of the instruction at `last` in the code of this identity."""
+        """Return the source line of an instruction. `identity` is the id of its code object."""
         code = self._codes[identity]
-        lines = (line for start, end, line in code.co_lines() if start <= last < end and line is not None)
-        return SourceLine.read(code.co_filename, next(lines, code.co_firstlineno), code.co_name)
+        line = code.co_firstlineno
+        for start, end, number in code.co_lines():
+            if start <= last < end and number is not None:
+                line = number
+                break
+        return SourceLine.read(code.co_filename, line, code.co_name)
 
 
 def _resolved(key: tuple, line: Callable[[int, int], SourceLine]) -> Stack:
+    """Return the source lines of a stack, given the function that looks up one line."""
     if not key or isinstance(key[0], SourceLine):
         return key
     lines = (line(identity, last) for identity, last in zip(key[::2], key[1::2], strict=True))
@@ -97,8 +125,15 @@ def _resolved(key: tuple, line: Callable[[int, int], SourceLine]) -> Stack:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvent:
-    """One event as its source has it. `time` in seconds from the start of the recording; `size` is what the block takes, 0 where
-    the source knows only `requested`; of an "oom" `address` is the device's free bytes. `stack` numbers a stack of the table."""
+    """Event as its source reports it.
+
+    Attributes:
+        time: seconds from the start of the recording.
+        action: an index of `ACTIONS`.
+        address: the address of the block, or for an "oom" the device's free bytes.
+        size: the bytes of the block, or 0 if the source knows only `requested`.
+        stack: the number of a stack in a `StackTable`.
+    """
 
     time: float
     device: int
@@ -112,10 +147,15 @@ class MemoryEvent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Events:
-    """Columns of equal length, in order of time; bytes and seconds.
+    """Events as columns of equal length, in order of time, with sizes in bytes.
 
-    `birth` is, of an event about a block, the index of the event that allocated it, -1 if that was before the recording.
-    `category` indexes CATEGORIES, `action` ACTIONS, `stack` the trace's stacks.
+    Attributes:
+        time: seconds from the start of the recording.
+        action: indices of `ACTIONS`.
+        stack: indices of the trace's stacks.
+        birth: for events about a block, the index of the event that allocated it. -1 if that was
+            before the recording.
+        category: indices of `CATEGORIES`.
     """
 
     time: np.ndarray
@@ -136,17 +176,21 @@ class Events:
         return map(MemoryEvent, *(getattr(self, name).tolist() for name in _RECORDED))
 
     def row(self, index: int) -> MemoryEvent:
-        """One of the events."""
+        """Return one event."""
         return MemoryEvent(*(getattr(self, name)[index].item() for name in _RECORDED))
 
     @property
     def rises(self) -> np.ndarray:
-        """Bytes by which each event changes what is allocated on its device."""
-        return np.where(self.action == ALLOC, self.size, 0) - np.where(self.action == FREE_REQUESTED, self.size, 0)
+        """The bytes by which each event changes what is allocated on its device."""
+        rises = np.where(self.action == ALLOC, self.size, 0)
+        return rises - np.where(self.action == FREE_REQUESTED, self.size, 0)
 
     @property
     def deaths(self) -> np.ndarray:
-        """Of each event that allocated a block, the index of the one that asked for its free; -1 of others, and of what lives on."""
+        """For each allocation, the index of the event that requested its free.
+
+        It is -1 for other events, and for blocks that are not freed.
+        """
         freed = np.flatnonzero((self.action == FREE_REQUESTED) & (self.birth >= 0))
         deaths = np.full(len(self), -1)
         deaths[self.birth[freed]] = freed
@@ -154,11 +198,16 @@ class Events:
 
     @classmethod
     def of(cls, events: Iterable[MemoryEvent]) -> "Events":
-        """The columns of these events, in order of time; `birth` and `category` are not known yet."""
+        """Make columns from events. Their `birth` and `category` are not known yet."""
         rows = sorted(events, key=lambda event: event.time)
         count = len(rows)
-        columns = {name: np.fromiter((getattr(row, name) for row in rows), _TYPES[name], count) for name in _RECORDED}
-        return cls(**columns, birth=np.full(count, -1, _TYPES["birth"]), category=np.full(count, OTHER, _TYPES["category"]))
+        columns = {}
+        for name in _RECORDED:
+            values = (getattr(row, name) for row in rows)
+            columns[name] = np.fromiter(values, _TYPES[name], count)
+        birth = np.full(count, -1, _TYPES["birth"])
+        category = np.full(count, OTHER, _TYPES["category"])
+        return cls(**columns, birth=birth, category=category)
 
 
 _RECORDED = [column.name for column in fields(MemoryEvent)]

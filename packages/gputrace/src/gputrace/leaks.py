@@ -1,6 +1,6 @@
-"""The leaks of a recorded block: the tensors born in it that outlive it, and who keeps each alive."""
+"""Leaks of a recorded block: tensors that were allocated in it and are still alive."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +12,20 @@ from gputrace.holders.tensors import Census, DeviceStorage, alive, shape_and_dty
 from gputrace.tables import Table, Tabulated
 from virtualgpu.source_lines import SourceLine
 
+MOST_LISTED = 3  # holders of one tensor that a table names
+MOST_ALIKE = 5  # similar tensors that a table still lists one by one
 _NONE = "no tensor born in the block outlives it"
 
 
 @dataclass(frozen=True)
 class Birth:
-    """An allocation: where it lies, the bytes of its block, the user's line that made it, and what it is for."""
+    """Allocation.
+
+    Attributes:
+        size: the bytes of its block.
+        line: the user's line that allocated it, or None.
+        category: what it is for, such as "parameters".
+    """
 
     device: int
     address: int
@@ -28,9 +36,14 @@ class Birth:
 
 @dataclass(frozen=True)
 class Leak:
-    """A tensor that outlives the block it was born in. `bytes` is what its block of the allocator takes.
+    """Tensor that outlives the recorded block.
 
-    `shape` and `dtype` are those of the largest tensor on it, None and "" where Python knows none. `holders` has the shortest name first.
+    Attributes:
+        bytes: the bytes of its block in the allocator.
+        line: the user's line that allocated it, or None.
+        category: what it is for, such as "parameters".
+        shape, dtype: those of the largest tensor in this memory. None and "" if Python knows none.
+        holders: what keeps it alive, the shortest name first.
     """
 
     bytes: int
@@ -43,18 +56,23 @@ class Leak:
 
     @property
     def text(self) -> str:
-        """The leak in a sentence: how much, on which device, what it is, from which line, and who holds it."""
-        what = self.category if self.shape is None else f"{self.dtype} {list(self.shape)}"
-        return f"{units.byte_text(self.bytes)} on cuda:{self.device}: {what}, {_place(self.line)}, held by {_held_by(self.holders)}"
+        """The leak in words: its size, device, shape or category, line, and holders."""
+        what = self.category
+        if self.shape is not None:
+            what = f"{self.dtype} {list(self.shape)}"
+        where = f"{units.byte_text(self.bytes)} on cuda:{self.device}"
+        return f"{where}: {what}, {_place(self.line)}, held by {_held_by(self.holders)}"
 
     def __str__(self) -> str:
         return self.text
 
 
 class Leaks(Tabulated, list[Leak]):
-    """Leaks, the largest first; prints as a table. It keeps no tensor alive.
+    """List of leaks, the largest first, which prints as a table. It keeps no tensor alive.
 
-    `workspaces` is the bytes of libraries' workspaces that were born in the block and are alive: no leak, for they are used again.
+    Attributes:
+        workspaces: the bytes of library workspaces from the block that are still allocated. They
+            are no leaks, because the libraries use them again.
     """
 
     def __init__(self, leaks: Iterable[Leak], badge: str = "", workspaces: int = 0) -> None:
@@ -64,32 +82,51 @@ class Leaks(Tabulated, list[Leak]):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all of them."""
+        """The bytes of all leaks."""
         return sum(leak.bytes for leak in self)
 
     def table(self) -> Table:
-        """A row for each, with its bytes, device, line, shape and holders, or one for many that differ in nothing else than their holders.
+        """Return a table of the leaks, those with most bytes first.
 
-        What takes most comes first. Prints as text and as HTML.
+        Each row has the bytes, the device, the line, the shape and the holders. Many leaks that
+        differ only in their holders share a row.
         """
         header = ("bytes", "device", "born in", "what", "shape", "held by")
         alike: dict[tuple, list[Leak]] = {}
         for leak in self:
-            alike.setdefault((leak.bytes, leak.device, leak.line, leak.category, leak.shape, leak.dtype), []).append(leak)
-        groups = [group for each in alike.values() for group in ([each] if len(each) > MOST_ALIKE else [[leak] for leak in each])]
-        rows = tuple(_row(group) for group in sorted(groups, key=lambda group: -sum(leak.bytes for leak in group)))
-        some = "1 tensor" if len(self) == 1 else f"{len(self)} tensors"
-        caption = f"{some} born in the block outlive{'s' * (len(self) == 1)} it: {units.byte_text(self.bytes)}" if self else _NONE
+            key = (leak.bytes, leak.device, leak.line, leak.category, leak.shape, leak.dtype)
+            alike.setdefault(key, []).append(leak)
+        groups: list[list[Leak]] = []
+        for each in alike.values():
+            if len(each) > MOST_ALIKE:
+                groups.append(each)
+            else:
+                groups += [[leak] for leak in each]
+        groups.sort(key=lambda group: -sum(leak.bytes for leak in group))
+        caption = _NONE
+        if len(self) == 1:
+            caption = f"1 tensor born in the block outlives it: {units.byte_text(self.bytes)}"
+        elif self:
+            caption = f"{len(self)} tensors born in the block outlive it: "
+            caption += units.byte_text(self.bytes)
         if self.workspaces:
-            caption += f" ({units.byte_text(self.workspaces)} of library workspaces stay: they are used again)"
-        return Table(header if self else (), rows, f"{caption}, {self._badge}" if self._badge and self else caption)
+            workspaces = units.byte_text(self.workspaces)
+            caption += f" ({workspaces} of library workspaces stay: they are used again)"
+        if not self:
+            return Table((), (), caption)
+        if self._badge:
+            caption += f", {self._badge}"
+        return Table(header, tuple(map(_row, groups)), caption)
 
 
 def find_leaks(births: Iterable[Birth], census: Census | None = None, badge: str = "") -> Leaks:
-    """Those of the births that are alive now, and who keeps them alive.
+    """Return the allocations that are alive now, and what keeps them alive.
 
-    With a `census` taken when the block ended, a tensor that came later to the address of one that has died is not mistaken for it.
-    A library's workspace is no leak; memory without a tensor is held by C++ alone.
+    A library's workspace is not a leak. Memory without a tensor is held by C++ only.
+
+    Args:
+        census: the storages that were alive when the block ended. With it, a later tensor at the
+            address of a freed one is not mistaken for it.
     """
     snapshot = Snapshot.take()
     living = alive(snapshot.objects)
@@ -101,54 +138,67 @@ def find_leaks(births: Iterable[Birth], census: Census | None = None, badge: str
         if storage is not None and (census is None or storage in census):
             found.append((birth, storage))
         elif birth.category == "workspace":
-            workspaces += [birth] if storage is None else []
+            if storage is None:
+                workspaces.append(birth)
         elif census is None or census.alive_at((birth.device, birth.address)) is None:
             unknown.append(birth)
     there = _allocated() if unknown or workspaces else set()
     found += [(birth, None) for birth in unknown if (birth.device, birth.address) in there]
     stay = sum(birth.size for birth in workspaces if (birth.device, birth.address) in there)
-    held = iter(search(snapshot, living, [storage for _, storage in found if storage is not None]) if found else ())
-    leaks = [_leak(birth, storage, next(held) if storage else [UNSEEN]) for birth, storage in found]
-    return Leaks(sorted(leaks, key=lambda leak: (-leak.bytes, leak.device, _place(leak.line), leak.text)), badge, stay)
+    holders: Iterator[list[Holder]] = iter(())
+    if found:
+        storages = [storage for _, storage in found if storage is not None]
+        holders = iter(search(snapshot, living, storages))
+    leaks = []
+    for birth, storage in found:
+        leaks.append(_leak(birth, storage, next(holders) if storage else [UNSEEN]))
+    leaks.sort(key=lambda leak: (-leak.bytes, leak.device, _place(leak.line), leak.text))
+    return Leaks(leaks, badge, stay)
 
 
 def _leak(birth: Birth, storage: DeviceStorage | None, holders: list[Holder]) -> Leak:
-    largest = None if storage is None else storage.largest
-    shape, dtype = (None, "") if largest is None else shape_and_dtype(largest)
+    """Make a leak of an allocation."""
+    shape, dtype = None, ""
+    if storage is not None and storage.largest is not None:
+        shape, dtype = shape_and_dtype(storage.largest)
     return Leak(birth.size, birth.device, birth.line, birth.category, shape, dtype, tuple(holders))
 
 
 def _allocated() -> set[tuple[int, int]]:
-    """Where memory is allocated now: (device, address)."""
+    """Return the (device, address) of all memory that is allocated now."""
     if not torch.cuda.is_initialized():
         return set()
-    segments = torch.cuda.memory_snapshot()
-    return {
-        (segment["device"], block["address"]) for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"
-    }
+    found = set()
+    for segment in torch.cuda.memory_snapshot():
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                found.add((segment["device"], block["address"]))
+    return found
 
 
 def _place(line: SourceLine | None) -> str:
-    return "an unknown line" if line is None else line.location
+    """Return the location of a line in words."""
+    if line is None:
+        return "an unknown line"
+    return line.location
 
 
 def _row(alike: list[Leak]) -> tuple[str, ...]:
-    leak, more = alike[0], len(alike) - 1
-    return (
-        f"{len(alike)} × {units.byte_text(leak.bytes)}" if more else units.byte_text(leak.bytes),
-        f"cuda:{leak.device}",
-        _place(leak.line),
-        leak.category,
-        "" if leak.shape is None else f"{leak.dtype} {list(leak.shape)}",
-        _held_by(leak.holders) + f"; {more} more like this, each with holders of its own" * (more > 0),
-    )
+    """Return the row of a table for leaks that differ only in their holders."""
+    leak = alike[0]
+    size, held_by = units.byte_text(leak.bytes), _held_by(leak.holders)
+    if len(alike) > 1:
+        size = f"{len(alike)} × {size}"
+        held_by += f"; {len(alike) - 1} more like this, each with holders of its own"
+    shape = ""
+    if leak.shape is not None:
+        shape = f"{leak.dtype} {list(leak.shape)}"
+    return size, f"cuda:{leak.device}", _place(leak.line), leak.category, shape, held_by
 
 
 def _held_by(holders: tuple[Holder, ...]) -> str:
-    return "; ".join(holder.text for holder in holders[:MOST_LISTED]) + f"; {len(holders) - MOST_LISTED} more" * (
-        len(holders) > MOST_LISTED
-    )
-
-
-MOST_LISTED = 3  # holders of one tensor that a table names
-MOST_ALIKE = 5  # tensors of one line, shape and purpose that a table still lists one by one
+    """Name the first holders, and count the others."""
+    text = "; ".join(holder.text for holder in holders[:MOST_LISTED])
+    if len(holders) > MOST_LISTED:
+        text += f"; {len(holders) - MOST_LISTED} more"
+    return text

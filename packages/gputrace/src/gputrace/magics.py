@@ -1,4 +1,4 @@
-"""`%%gpu_memory` and `%%gpu_timeline`: run a notebook's cell and show what it did on the GPUs."""
+"""Cell magics `%%gpu_memory` and `%%gpu_timeline`, which run a cell and show what its GPUs did."""
 
 import ast
 import inspect
@@ -22,20 +22,24 @@ from gputrace.recording import record
 from gputrace.trace import Trace
 from virtualgpu.options import CommandParser, option
 
-_AWAITS = "cannot run a cell that awaits at its top level: put `with record() as trace:` around that code instead"
+_AWAITS = (
+    "cannot run a cell that uses `await` outside a function. "
+    "Put `with record() as trace:` around that code instead"
+)
 
 
 class _HelpShown(Exception):  # noqa: N818
-    """The line asked for the help, which is printed."""
+    """Raised when the line asks for the help, which has been printed."""
 
 
 class MagicParser(CommandParser):
-    """Parser of a cell magic's line. `--help` prints the help; a mistake is a UsageError."""
+    """Parser of a cell magic's line. It prints the help for `--help`."""
 
     def read(self, line: str, cell: str | None) -> Namespace | None:
-        """Parse the line. Returns None if the line asked for help.
+        """Parse the line of a magic.
 
-        Raises UsageError for a mistake, and for a magic without a cell.
+        Return None if the line asks for the help. Raise UsageError if the line has a mistake, or
+        if the magic is used without a cell.
         """
         try:
             options = self.parse_args(shlex.split(line))
@@ -44,24 +48,28 @@ class MagicParser(CommandParser):
         except ValueError as error:
             self.error(f"{error}")
         if cell is None:
-            self.error(f"write two percent signs, {self.prog}, above the lines that it runs")
+            self.error(
+                f"expected a cell. Write {self.prog}, with two percent signs, above its lines"
+            )
         return options
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageError, which IPython shows without a traceback."""
         raise UsageError(f"{self.prog}: {message}")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Stop parsing after the help was printed."""
         raise _HelpShown
 
 
 def unreadable(magic: str, error: SyntaxError) -> UsageError:
-    """Return an error that shows the mistake in the cell, without the calls of the magic."""
+    """Return an error that shows a syntax error in the cell, without the traceback of the magic."""
     text = "".join(traceback.format_exception_only(error)).rstrip()
     return UsageError(f"{magic}: the cell cannot be read\n{text}")
 
 
 def documented(parser: CommandParser) -> Callable[[Callable], Callable]:
-    """Decorate a magic: its docstring is the parser's help."""
+    """Return a decorator that makes the parser's help the docstring of a magic."""
 
     def add(magic: Callable) -> Callable:
         magic.__doc__ = parser.format_help()
@@ -92,15 +100,18 @@ _TIMELINE.add_argument(
 
 @magics_class
 class GpuMagics(Magics):
-    """The cell magics."""
+    """The cell magics.
 
-    shell: Any  # IPython's
+    `__tracebackhide__` hides a magic's own calls, so that a traceback begins at the cell's line.
+    """
+
+    shell: Any  # IPython's interactive shell
 
     @no_var_expand
     @line_cell_magic
     @documented(_MEMORY)
     def gpu_memory(self, line: str, cell: str | None = None) -> Any:
-        __tracebackhide__ = "__ipython_bottom__"  # as IPython's own run_code: a traceback begins at the cell's line
+        __tracebackhide__ = "__ipython_bottom__"
         options = _MEMORY.read(line, cell)
         if options is None:
             return None
@@ -117,8 +128,18 @@ class GpuMagics(Magics):
         shown = partial(show_timeline, memory=options.memory)
         return self._run(_TIMELINE.prog, options, cell or "", shown, timeline=True)
 
-    def _run(self, magic: str, options: Namespace, cell: str, shown: Callable[[Trace], None], timeline: bool) -> Any:
-        """Run a cell under a recording and show it, also when an error ends the cell; gives the value of its last expression."""
+    def _run(
+        self,
+        magic: str,
+        options: Namespace,
+        cell: str,
+        shown: Callable[[Trace], None],
+        timeline: bool,
+    ) -> Any:
+        """Record a cell, show the recording, and return the value of the cell's last expression.
+
+        The recording is also shown if an error ends the cell.
+        """
         __tracebackhide__ = "__ipython_bottom__"
         name = _variable(options.name)
         try:
@@ -129,38 +150,49 @@ class GpuMagics(Magics):
             body, last = self._compiled(magic, cell)
         except SyntaxError as error:
             raise unreadable(magic, error) from None
-        trace = None
+        trace = value = None
         try:
             with record(options.max_events, timeline=timeline) as trace:
                 exec(body, self.shell.user_global_ns, self.shell.user_ns)
-                value = eval(last, self.shell.user_global_ns, self.shell.user_ns) if last is not None else None
+                if last is not None:
+                    value = eval(last, self.shell.user_global_ns, self.shell.user_ns)
         finally:
             if trace is not None:
                 if name is not None:
                     self.shell.user_ns[name] = trace
                 shown(trace)
-        return None if _ends_in_semicolon(cell) else value  # IPython displays it
+        if _ends_in_semicolon(cell):
+            return None
+        return value  # IPython displays it
 
     def _compiled(self, magic: str, cell: str) -> tuple[Any, Any]:
-        """The cell's code, and that of its last expression, None if it ends in a statement."""
+        """Compile a cell. Return its code, and the code of its last expression or None."""
         __tracebackhide__ = "__ipython_bottom__"
         shell = self.shell
         running = shell.displayhook.exec_result
         number = shell.execution_count if running is None else running.execution_count
-        source = "\n" + shell.transform_cell(cell)  # the magic's own line is the first that the reader counts
+        source = "\n" + shell.transform_cell(cell)  # line 1 is the line of the magic
         filename = shell.compile.cache(source, number, raw_code=source)
         tree = shell.transform_ast(shell.compile.ast_parse(source, filename=filename))
-        whole = compile(tree, filename, "exec", shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        whole = compile(tree, filename, "exec", flags, dont_inherit=True)
         if whole.co_flags & inspect.CO_COROUTINE:
             raise UsageError(f"{magic} {_AWAITS}")
-        last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        return shell.compile(tree, filename, "exec"), last and shell.compile(last, filename, "eval")
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            expression = ast.Expression(tree.body.pop().value)
+            last = shell.compile(expression, filename, "eval")
+        return shell.compile(tree, filename, "exec"), last
 
 
 def show(trace: Trace) -> None:
-    """Display a trace in a notebook: for each device that held memory, the plot and the lines; then why the memory ran out, if it did."""
+    """Display the memory in a trace: for each device that was used, the figure and the lines.
+
+    If memory ran out, also display why.
+    """
     peaks = trace.peaks
-    for device in [device for device in trace.devices if peaks[device]] or [trace.device]:
+    devices = [device for device in trace.devices if peaks[device]]
+    for device in devices or [trace.device]:
         display(trace.plot_memory(device))
         display(trace.lines(device))
     if trace.oom is not None:
@@ -168,7 +200,7 @@ def show(trace: Trace) -> None:
 
 
 def show_timeline(trace: Trace, memory: bool = False) -> None:
-    """Display in a notebook what ran when, or why that is not known; then why the memory ran out, if it did."""
+    """Display what ran when, or why this is not known. If memory ran out, also display why."""
     if trace.no_timeline:
         print(f"There is no timeline to show: {trace.no_timeline}.")
     else:
@@ -178,17 +210,25 @@ def show_timeline(trace: Trace, memory: bool = False) -> None:
 
 
 def _variable(name: str | None) -> str | None:
-    """The variable that the trace goes to."""
+    """Check the name of the variable for the trace."""
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
-        raise UsageError(f"{name!r} is no name of a variable: give one such as trace")
+        raise UsageError(f"expected the name of a variable, such as trace, got {name!r}")
     return name
 
 
 def _ends_in_semicolon(cell: str) -> bool:
-    """A semicolon at the end of a cell keeps its value from being shown."""
-    ignored = {token.ENDMARKER, token.NL, token.NEWLINE, token.COMMENT, token.DEDENT, token.INDENT}
+    """Return whether a cell ends in a semicolon, which hides the value of its last expression."""
+    ignored = {
+        token.ENDMARKER,
+        token.NL,
+        token.NEWLINE,
+        token.COMMENT,
+        token.DEDENT,
+        token.INDENT,
+    }
     try:
-        code = [t for t in tokenize.generate_tokens(io.StringIO(cell).readline) if t.type not in ignored]
-    except (tokenize.TokenError, SyntaxError):  # IPython's own syntax
+        tokens = list(tokenize.generate_tokens(io.StringIO(cell).readline))
+    except (tokenize.TokenError, SyntaxError):  # the cell has syntax of IPython's own
         return False
-    return bool(code) and code[-1].string == ";"
+    code = [each.string for each in tokens if each.type not in ignored]
+    return bool(code) and code[-1] == ";"

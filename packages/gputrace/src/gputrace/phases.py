@@ -1,7 +1,7 @@
-"""Forward, backward and step: the phases of training, found without marks in the program.
+"""Phases of training: forward, backward and step. The program need not mark them.
 
-Backward passes and optimizer steps are noted as they happen. A forward pass is found afterwards: it runs from the first allocation
-inside a module's call to the backward pass that follows.
+Backward passes and optimizer steps are noted as they happen. A forward pass is found afterwards. It
+begins with the first allocation inside a module's call, and ends with the following backward pass.
 """
 
 import contextlib
@@ -17,17 +17,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch.autograd.profiler import record_function
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from gputrace.events import Events, Stack
 from virtualgpu.source_lines import is_users
 
-_MODULE_CALLS = ("_call_impl", "_wrapped_call_impl")  # torch.nn.Module.__call__
+_MODULE_CALLS = ("_call_impl", "_wrapped_call_impl")  # the functions behind Module.__call__
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`name` is "forward", "backward" or "step"; `start` and `end` in seconds; `stack` is the number of the stack that called it."""
+    """Phase of training.
+
+    Attributes:
+        name: "forward", "backward" or "step".
+        start, end: seconds from the start of the recording.
+        stack: the number of the stack that called it.
+    """
 
     name: str
     start: float
@@ -37,7 +46,7 @@ class Phase:
 
 @dataclass(slots=True)
 class NotedPhase:
-    """A phase under way; `end` is None until it ends."""
+    """Phase that may not have ended. Then `end` is None."""
 
     name: str
     start: float
@@ -47,16 +56,17 @@ class NotedPhase:
 
 @dataclass(slots=True)
 class NotedMark:
-    """A part of the program that its author has named; `end` is None until it ends."""
+    """Part of the program that its author has named. If it has not ended, `end` is None."""
 
     name: str
     start: float
     end: float | None = None
 
 
-Note = Callable[[str, FrameType | None], Callable[[], None]]  # called when a phase starts; returns what to call when it ends
+# Function that is called when a phase starts. It returns the function to call when the phase ends.
+Note = Callable[[str, FrameType | None], Callable[[], None]]
 
-_notes: list[Note] = []  # of the recordings under way
+_notes: list[Note] = []  # those of the recordings that are going on
 _mark_notes: list[Note] = []  # the same, for the parts that the user has named
 _lock = threading.Lock()
 _undo: Callable[[], None] | None = None
@@ -64,9 +74,9 @@ _undo: Callable[[], None] | None = None
 
 @contextmanager
 def noted(note: Note, note_mark: Note | None = None) -> Iterator[None]:
-    """Call `note` at every backward pass and optimizer step, in any thread, until the block ends.
+    """Call `note` at every backward pass and optimizer step of any thread in a `with` block.
 
-    Call `note_mark` where a user's own line enters `torch.profiler.record_function`.
+    Call `note_mark` when a line of the user's code enters `torch.profiler.record_function`.
     """
     global _undo
     with _lock:
@@ -88,26 +98,39 @@ def noted(note: Note, note_mark: Note | None = None) -> Iterator[None]:
 
 
 def _watch() -> Callable[[], None]:
-    """Watch backward passes, steps and marks; returns what ends it. PyTorch has hooks for optimizers' steps, and none for the rest."""
-    # What ends the steps of each thread and optimizer, the innermost last: a class's step may call its base class's.
+    """Watch backward passes, optimizer steps and marks. Return the function that stops this.
+
+    PyTorch has hooks for steps, but none for backward passes and marks.
+    """
+    # For each thread and optimizer, the functions to call at the end of its steps, innermost last.
+    # There may be several, because a class's `step` may call that of its base class.
     steps: dict[tuple[int, int], list[list[Callable[[], None]]]] = {}
 
     def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
-        steps.setdefault((threading.get_ident(), id(optimizer)), []).append(_begin("step", frame_at(1)))
+        steps.setdefault((threading.get_ident(), id(optimizer)), []).append(
+            _begin("step", frame_at(1))
+        )
 
     def after_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
         under_way = steps.get((threading.get_ident(), id(optimizer)))
-        for end in under_way.pop() if under_way else ():
-            end()
+        if under_way:
+            for end in under_way.pop():
+                end()
 
-    wrapped_in: dict[Any, tuple[Any, Any]] = {module: _wrap(module) for module in (torch.autograd, torch.autograd.graph)}
-    hooks = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
+    wrapped_in: dict[Any, tuple[Any, Any]] = {}
+    for module in (torch.autograd, torch.autograd.graph):
+        wrapped_in[module] = _wrap(module)
+    hooks = [
+        register_optimizer_step_pre_hook(before_step),
+        register_optimizer_step_post_hook(after_step),
+    ]
+
     undo_marks = _watch_marks()
 
     def undo() -> None:
         undo_marks()
         for module, (original, wrapped) in wrapped_in.items():
-            if module._engine_run_backward is wrapped:  # else somebody has wrapped ours
+            if module._engine_run_backward is wrapped:  # otherwise somebody has wrapped it again
                 module._engine_run_backward = original
         for hook in hooks:
             hook.remove()
@@ -116,7 +139,10 @@ def _watch() -> Callable[[], None]:
 
 
 def _wrap(module: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Wrap the function through which a module starts a backward; returns the original and the wrapper."""
+    """Wrap the function with which a module starts a backward pass.
+
+    Return the original and the wrapper.
+    """
     original = module._engine_run_backward
 
     @functools.wraps(original)
@@ -133,9 +159,12 @@ def _wrap(module: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _watch_marks() -> Callable[[], None]:
-    """Watch `record_function`; returns what ends it. PyTorch's own uses of it, in optimizers and DDP, are not the user's marks."""
+    """Watch `record_function`. Return the function that stops this.
+
+    The marks of PyTorch itself, in optimizers and DDP, are left out.
+    """
     enter, leave = record_function.__enter__, record_function.__exit__
-    under_way: dict[int, list[Callable[[], None]]] = {}
+    under_way: dict[int, list[Callable[[], None]]] = {}  # by the id of the mark
 
     @functools.wraps(enter)
     def marked_enter(mark: record_function) -> record_function:
@@ -152,21 +181,27 @@ def _watch_marks() -> Callable[[], None]:
         for end in under_way.pop(id(mark), ()):
             end()
 
-    record_function.__enter__, record_function.__exit__ = marked_enter, marked_leave  # type: ignore[method-assign]
+    record_function.__enter__ = marked_enter  # type: ignore[method-assign]
+    record_function.__exit__ = marked_leave  # type: ignore[method-assign]
 
     def undo() -> None:
-        record_function.__enter__, record_function.__exit__ = enter, leave  # type: ignore[method-assign]
+        record_function.__enter__ = enter  # type: ignore[method-assign]
+        record_function.__exit__ = leave  # type: ignore[method-assign]
 
     return undo
 
 
 def _begin(name: str, frame: FrameType | None) -> list[Callable[[], None]]:
+    """Note in all recordings that a phase starts. Return the functions to call at its end."""
     return [note(name, frame) for note in list(_notes)]
 
 
 def broken_off(step: Phase, phases: list[Phase], events: Events, stacks: list[Stack]) -> Phase:
-    """A step that an exception ended, which PyTorch's hooks do not report: it lasts until its last event before the next phase."""
-    caller = stacks[step.stack][1:]  # the innermost line is PyTorch's own, which calls the hooks
+    """Return a step that an exception ended, with its end.
+
+    PyTorch's hooks do not report that end. It is the step's last event before the next phase.
+    """
+    caller = stacks[step.stack][1:]  # without the innermost line, which is PyTorch's
     inside = np.array([stack[len(stack) - len(caller) :] == caller for stack in stacks], dtype=bool)
     until = min((phase.start for phase in phases if phase.start > step.start), default=np.inf)
     during = (events.time >= step.start) & (events.time < until) & inside[events.stack]
@@ -174,13 +209,20 @@ def broken_off(step: Phase, phases: list[Phase], events: Events, stacks: list[St
 
 
 def with_forwards(phases: list[Phase], events: Events, stacks: list[Stack]) -> list[Phase]:
-    """The phases and the forward passes between them, in order of time. A phase inside another is left out."""
+    """Return the phases with the forward passes between them, in order of time.
+
+    A phase inside another phase is left out.
+    """
     outer: list[Phase] = []
     for one in sorted(phases, key=lambda phase: (phase.start, -phase.end)):
         if not outer or one.start >= outer[-1].end:
             outer.append(one)
-    in_module = np.array([any(line.function in _MODULE_CALLS for line in stack) for stack in stacks], dtype=bool)
-    called = in_module[events.stack] if len(events) else np.zeros(0, dtype=bool)
+    in_module = np.array(
+        [any(line.function in _MODULE_CALLS for line in stack) for stack in stacks], dtype=bool
+    )
+    called = np.zeros(0, dtype=bool)
+    if len(events):
+        called = in_module[events.stack]
     found: list[Phase] = []
     gap = -np.inf
     for phase in [*outer, None]:
@@ -188,7 +230,9 @@ def with_forwards(phases: list[Phase], events: Events, stacks: list[Stack]) -> l
         inside = np.flatnonzero(called & (events.time >= gap) & (events.time <= until))
         if len(inside):
             first, last = inside[0], inside[-1]
-            end = phase.start if phase is not None and phase.name == "backward" else float(events.time[last])
+            end = float(events.time[last])
+            if phase is not None and phase.name == "backward":
+                end = phase.start
             found.append(Phase("forward", float(events.time[first]), end, int(events.stack[first])))
         if phase is not None:
             found.append(phase)
@@ -197,7 +241,7 @@ def with_forwards(phases: list[Phase], events: Events, stacks: list[Stack]) -> l
 
 
 def phase_of(phases: list[Phase], times: np.ndarray) -> np.ndarray:
-    """The index of the phase at each time, -1 where there is none. A phase holds the times from its start to its end."""
+    """Return the index of the phase at each time, or -1. Both ends of a phase belong to it."""
     starts = np.array([phase.start for phase in phases])
     ends = np.array([phase.end for phase in phases])
     if not len(starts):

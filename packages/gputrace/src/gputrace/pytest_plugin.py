@@ -1,6 +1,7 @@
-"""Tests on virtual GPUs: what pytest's plugin does once `--virtual-gpus` or `--virtual-like` is given.
+"""The part of the pytest plugin that needs virtual GPUs.
 
-`pytest_virtual_gpus` declares the options, the marker and the fixtures, and registers this plugin.
+`pytest_virtual_gpus` declares the options, the marker and the fixtures. It registers this plugin if
+`--virtual-gpus` or `--virtual-like` is given.
 """
 
 import warnings
@@ -14,13 +15,14 @@ from pytest_virtual_gpus import MARKER
 from virtualgpu.machines import use
 
 Check = Callable[[], AbstractContextManager[None]]
-_CHECKS = pytest.StashKey[list[Check]]()  # what is asserted about a test
+_CHECKS = pytest.StashKey[list[Check]]()  # the checks of a test
 
 
 class VirtualGPUPlugin:
-    """Puts virtual GPUs in place until pytest ends, and checks tests on them.
+    """Plugin that installs virtual GPUs until pytest ends, and checks tests on them.
 
-    Raises UsageError for a model that has no profile.
+    Raises:
+        UsageError: there is no profile of the model `like`.
     """
 
     def __init__(self, gpus: int, like: str | None) -> None:
@@ -30,9 +32,11 @@ class VirtualGPUPlugin:
             raise pytest.UsageError(str(error)) from None
 
     def pytest_unconfigure(self) -> None:
+        """Remove the virtual GPUs."""
         self._gpus.take_away()
 
     def pytest_report_header(self) -> str:
+        """Name the virtual GPUs at the top of pytest's output."""
         return f"virtual GPUs: {self._gpus!r}"
 
     @pytest.hookimpl(wrapper=True)
@@ -45,7 +49,9 @@ class VirtualGPUPlugin:
         return report
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
         """Skip a module if a virtual GPU refused something while the module was imported."""
         report = yield
         _skip_if_refused(report, getattr(report, "call", None), collector.nodeid, 0)
@@ -53,7 +59,7 @@ class VirtualGPUPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Check the test itself: what its fixtures hold exists before and after it."""
+        """Run the checks around the test itself, without its fixtures."""
         checks = [*item.stash.get(_CHECKS, [])]
         if item.get_closest_marker(MARKER) is not None:
             checks.append(_of_markers(item))
@@ -63,7 +69,7 @@ class VirtualGPUPlugin:
             return (yield)
 
     def add_check(self, item: pytest.Item, what: str) -> None:
-        """Check this test for "no leak", "no race" or "no synchronization"."""
+        """Add a check to a test: "no leak", "no race" or "no synchronization"."""
         item.stash.setdefault(_CHECKS, []).append(_NAMED[what])
 
 
@@ -73,40 +79,49 @@ def _skip_if_refused(
     path: str,
     line: int,
 ) -> None:
+    """Turn a failure into a skip if a virtual GPU refused something."""
     if report.failed and call is not None and call.excinfo is not None:
         from virtualgpu import instruments
 
-        if (refused := instruments.refusal_behind(call.excinfo.value)) is not None:
+        refused = instruments.refusal_behind(call.excinfo.value)
+        if refused is not None:
             report.outcome, report.longrepr = "skipped", (path, line + 1, f"Skipped: {refused}")
 
 
 def _of_markers(item: pytest.Item) -> Check:
-    """The test's budget: what a marker closer to it says comes first."""
+    """Return the check of a test's budget. Markers closer to the test override others."""
     limits: dict[str, Any] = {}
     for marker in item.iter_markers(MARKER):
         if marker.args or not marker.kwargs or marker.kwargs.keys() - {"memory", "seconds"}:
-            pytest.fail(f"{MARKER}: give memory=, seconds= or both", pytrace=False)
+            message = f"{MARKER}: expected memory=, seconds= or both"
+            pytest.fail(message, pytrace=False)
         limits = {**marker.kwargs, **limits}
     return lambda: _budget(_bytes(limits.get("memory")), _seconds(limits.get("seconds")))
 
 
 def _bytes(memory: Any) -> int | None:
+    """Read the limit of memory in a marker."""
     from virtualgpu.machines import parse_bytes
 
+    if memory is None:
+        return None
     try:
-        return None if memory is None else parse_bytes(memory)
+        return parse_bytes(memory)
     except ValueError as error:
         pytest.fail(f"{MARKER}: {error}", pytrace=False)
 
 
 def _seconds(seconds: Any) -> float | None:
+    """Check the limit of time in a marker."""
     if seconds is not None and (not isinstance(seconds, int | float) or not seconds > 0):
-        pytest.fail(f"{MARKER}: seconds={seconds!r}: give a positive number", pytrace=False)
+        message = f"{MARKER}: expected a positive number of seconds, got {seconds!r}"
+        pytest.fail(message, pytrace=False)
     return seconds
 
 
 @contextmanager
 def _budget(memory: int | None, seconds: float | None) -> Generator[None, None, None]:
+    """Fail a test that takes more memory on a GPU (bytes) or more modelled time (seconds)."""
     import torch
 
     from gputrace.units import byte_text, time_text
@@ -122,14 +137,17 @@ def _budget(memory: int | None, seconds: float | None) -> Generator[None, None, 
     _synchronize()
     took = host_time() - begin
     if seconds is not None and took > seconds:
-        pytest.fail(f"it takes {time_text(took)} of modelled time, more than {time_text(seconds)}", pytrace=False)
+        message = f"it took {time_text(took)} of modelled time, more than {time_text(seconds)}"
+        pytest.fail(message, pytrace=False)
     for device in devices:
         peak = torch.cuda.max_memory_allocated(device) - before[device]
         if memory is not None and peak > memory:
-            pytest.fail(f"it takes {byte_text(peak)} of cuda:{device}, more than {byte_text(memory)}", pytrace=False)
+            message = f"it took {byte_text(peak)} on cuda:{device}, more than {byte_text(memory)}"
+            pytest.fail(message, pytrace=False)
 
 
 def _synchronize() -> None:
+    """Wait for all GPUs."""
     import torch
 
     for device in range(torch.cuda.device_count()):
@@ -138,20 +156,24 @@ def _synchronize() -> None:
 
 @contextmanager
 def _no_leak() -> Generator[None, None, None]:
+    """Fail a test that leaves tensors on a GPU."""
     from gputrace.recording import record
     from gputrace.units import byte_text
 
     with record(timeline=False) as trace:
         yield
-    if leaks := trace.leaks():
-        pytest.fail(f"it leaves {byte_text(leaks.bytes)} behind:\n" + "\n".join(leak.text for leak in leaks), pytrace=False)
+    leaks = trace.leaks()
+    if leaks:
+        lines = [f"it leaves {byte_text(leaks.bytes)} behind:", *(leak.text for leak in leaks)]
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
 @contextmanager
 def _no_race() -> Generator[None, None, None]:
+    """Fail a test in which two streams race."""
     from virtualgpu import instruments
 
-    _synchronize()  # with what an earlier test has left under way this one does not race
+    _synchronize()  # so that the test cannot race with the work of an earlier test
     with instruments.machine().races.watched() as found:
         yield
     if found:
@@ -160,11 +182,12 @@ def _no_race() -> Generator[None, None, None]:
 
 @contextmanager
 def _no_synchronization() -> Generator[None, None, None]:
+    """Fail a test that makes the host wait for a GPU implicitly."""
     import torch
 
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that PyTorch's mode is a prototype
+        warnings.simplefilter("ignore")  # PyTorch warns that this mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield

@@ -1,6 +1,7 @@
-"""The traces of several ranks as one, in which cuda:2 is the GPU of rank 2.
+"""Join the traces of several ranks in one trace, in which cuda:2 is the GPU of rank 2.
 
-Each rank recorded in its own process; virtual GPUs have one clock for all. What the ranks' hosts did is left out.
+Each rank recorded in its own process. The virtual GPUs of all ranks have the same clock. What the
+hosts of the ranks did is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +12,36 @@ import numpy as np
 
 from gputrace.events import Events
 from gputrace.files.archive import BY_DEVICE
-from gputrace.spans import HOST, SPAN_COLUMNS, WAIT_COLUMNS, Execution, Mark, RacingSpan, RecordedRace, Spans, Waits
+from gputrace.spans import (
+    HOST,
+    SPAN_COLUMNS,
+    WAIT_COLUMNS,
+    Execution,
+    Mark,
+    RacingSpan,
+    RecordedRace,
+    Spans,
+    Waits,
+)
 from gputrace.trace import Trace
 
 
 def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
-    """One trace of the ranks' traces; each node has `per_node` ranks. It holds the memory that each rank took on its own GPU, and all that
-    it ran on any."""
+    """Join traces by rank. There are `per_node` ranks on each node.
+
+    The result has the memory that each rank took on its own GPU, and all that it ran on any GPU.
+    """
     traces = list(by_rank.values())
-    parts = [_Part(by_rank[rank], rank, per_node, sum(len(each.stacks) for each in traces[:n])) for n, rank in enumerate(by_rank)]
+    parts, stacks = [], 0
+    for rank, trace in by_rank.items():
+        parts.append(_Part(trace, rank, per_node, stacks))
+        stacks += len(trace.stacks)
+    memory: dict[str, dict[int, int]] = {}
+    for name in BY_DEVICE:
+        memory[name] = {0: 0}
+        for part in parts:
+            memory[name] |= part.by_device(name)
+    plural = "s" if len(traces) > 1 else ""
     first = traces[0]
     return Trace(
         events=_joined_events([part.events() for part in parts]),
@@ -28,11 +50,11 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
         settings=first.settings,
         phases=[],
         used=sorted(row for part in parts for row in part.used()),
-        **{name: {0: 0} | {device: n for part in parts for device, n in part.by_device(name).items()} for name in BY_DEVICE},
+        **memory,
         seconds=max(trace.seconds for trace in traces),
         lost=sum(trace.lost for trace in traces),
         error=next((trace.error for trace in traces if trace.error), ""),
-        badge=f"{len(traces)} rank{'s' * (len(traces) > 1)}: {first.badge}",
+        badge=f"{len(traces)} rank{plural}: {first.badge}",
         origin=first.origin,
         census=None,
         execution=Execution(
@@ -47,14 +69,19 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
 
 
 class _Part:
-    """What of a rank's trace belongs to the whole, with the whole's numbers of devices and stacks."""
+    """One rank's part of the joined trace, with the joined numbers of devices and stacks.
+
+    `stacks` is the number of stacks of the ranks before it.
+    """
 
     def __init__(self, trace: Trace, rank: int, per_node: int, stacks: int) -> None:
         self._trace, self._stacks = trace, stacks
-        self._rank, self._own, self._first = rank, rank % per_node, rank - rank % per_node
+        # The number of the rank's GPU in its own process, and the first rank of its node.
+        self._own, self._first = rank % per_node, rank - rank % per_node
+        self._rank = rank
 
     def events(self) -> Events:
-        """Those of the rank's own GPU; births are positions among them."""
+        """Return the events of the rank's own GPU, with births as indices of these events."""
         events = self._trace.events
         mine = events.device == self._own
         position = np.where(mine, np.cumsum(mine) - 1, -1)
@@ -66,15 +93,21 @@ class _Part:
         return Events(**columns)
 
     def start(self) -> list[Any]:
-        return [replace(segment, device=self._rank) for segment in self._trace.start if segment.device == self._own]
+        """Return the segments of the rank's own GPU at the start."""
+        own = [segment for segment in self._trace.start if segment.device == self._own]
+        return [replace(segment, device=self._rank) for segment in own]
 
     def used(self) -> list[tuple[float, int, int]]:
-        return [(time, self._rank, nbytes) for time, device, nbytes in self._trace.used if device == self._own]
+        """Return the measurements of the memory in use on the rank's own GPU."""
+        own = [row for row in self._trace.used if row[1] == self._own]
+        return [(time, self._rank, nbytes) for time, _, nbytes in own]
 
     def by_device(self, name: str) -> dict[int, int]:
+        """Return an attribute of the trace for the rank's own GPU."""
         return {self._rank: getattr(self._trace, name).get(self._own, 0)}
 
     def spans(self) -> Spans:
+        """Return the spans of GPUs, without their launches on the host."""
         spans = self._trace.spans
         mine = spans.device != HOST
         columns = {name: getattr(spans, name)[mine] for name in SPAN_COLUMNS}
@@ -84,43 +117,63 @@ class _Part:
         return Spans(**columns, names=spans.names)
 
     def waits(self) -> dict[str, np.ndarray]:
+        """Return the columns of the waits."""
         waits = self._trace.waits
         moved = {"device": self._first, "to_device": self._first, "stack": self._stacks}
         return {name: getattr(waits, name) + moved.get(name, 0) for name in WAIT_COLUMNS}
 
     def races(self) -> list[RecordedRace]:
-        return [replace(race, first=self._moved(race.first), second=self._moved(race.second)) for race in self._trace.races]
+        """Return the races."""
+        found = []
+        for race in self._trace.races:
+            first, second = self._moved(race.first), self._moved(race.second)
+            found.append(replace(race, first=first, second=second))
+        return found
 
     def marks(self) -> list[Mark]:
+        """Return the parts that the program's author has named."""
         return [replace(mark, device=mark.device + self._first) for mark in self._trace.marks]
 
     def _moved(self, side: RacingSpan) -> RacingSpan:
-        return side if side.device == HOST else replace(side, device=side.device + self._first)
+        """Give one of the two launches of a race the joined number of its device."""
+        if side.device == HOST:
+            return side
+        return replace(side, device=side.device + self._first)
 
 
 def _joined_events(parts: list[Events]) -> Events:
-    offsets = np.cumsum([0, *map(len, parts)])[:-1].tolist()
-    births = np.concatenate([np.where(part.birth >= 0, part.birth + offset, -1) for part, offset in zip(parts, offsets, strict=True)])
-    columns = {column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(Events)}
+    """Join events in order of time, with births as indices of the joined events."""
+    births, offset = [], 0
+    for part in parts:
+        births.append(np.where(part.birth >= 0, part.birth + offset, -1))
+        offset += len(part)
+    birth = np.concatenate(births)
+    columns = {}
+    for column in fields(Events):
+        columns[column.name] = np.concatenate([getattr(part, column.name) for part in parts])
     order = np.argsort(columns["time"], kind="stable")
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
-    columns["birth"] = np.where(births >= 0, position[births], -1).astype(columns["birth"].dtype)
+    columns["birth"] = np.where(birth >= 0, position[birth], -1).astype(columns["birth"].dtype)
     return Events(**{name: column[order] for name, column in columns.items()})
 
 
 def _joined_spans(parts: list[Spans]) -> Spans:
+    """Join spans in order of their start."""
     names = list(dict.fromkeys(name for part in parts for name in part.names))
     number = {name: index for index, name in enumerate(names)}
     renamed = [{name: getattr(part, name) for name in SPAN_COLUMNS} for part in parts]
     for columns, part in zip(renamed, parts, strict=True):
-        own = np.array([number[name] for name in part.names], columns["name"].dtype)
-        columns["name"] = own[columns["name"]] if len(own) else columns["name"]
+        if part.names:
+            own = np.array([number[name] for name in part.names], columns["name"].dtype)
+            columns["name"] = own[columns["name"]]
     return _joined(Spans, SPAN_COLUMNS, renamed, "start", names=names)
 
 
-def _joined(kind: Any, columns_of: Sequence[str], parts: list[dict[str, np.ndarray]], by: str, **more: Any) -> Any:
-    """The rows of all, in the order of one column."""
+def _joined(
+    kind: Any, columns_of: Sequence[str], parts: list[dict[str, np.ndarray]], by: str, **more: Any
+) -> Any:
+    """Join the rows of tables in the order of the column `by`, and return them as a `kind`."""
     columns = {name: np.concatenate([part[name] for part in parts]) for name in columns_of}
     order = np.argsort(columns[by], kind="stable")
     return kind(**{name: column[order] for name, column in columns.items()}, **more)

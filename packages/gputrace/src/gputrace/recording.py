@@ -1,4 +1,4 @@
-"""`record()`: record a block of code."""
+"""Record a block of code with `record()`."""
 
 import datetime
 import os
@@ -25,36 +25,45 @@ from gputrace.trace import Trace
 from virtualgpu import front_end
 from virtualgpu.machines import badge
 
-_NO_TIMELINE = Execution.none("it was asked for memory alone; record(timeline=True) and %%gpu_timeline record both")
+_NO_TIMELINE = Execution.none(
+    "it was asked for memory alone; record(timeline=True) and %%gpu_timeline record both"
+)
 
 
-def record(max_events: int = MAX_EVENTS, *, timeline: bool | None = None) -> AbstractContextManager[Trace]:
-    """Record the memory of all GPUs in this process, and what runs on them, until the `with` block ends.
+def record(
+    max_events: int = MAX_EVENTS, *, timeline: bool | None = None
+) -> AbstractContextManager[Trace]:
+    """Record the memory of all GPUs in this process, and what runs on them, in a `with` block.
 
-    The trace has its numbers when the block has ended, also by an exception. Recordings may be nested or overlap. They leave the peaks
-    that `torch.cuda` keeps, and a memory history that was on before, as they are. A child process forked in the block records nothing.
+    The trace gets its numbers when the block ends, also if an exception ends it. Recordings may be
+    nested or overlap. They do not change the peaks that `torch.cuda` keeps, nor a memory history
+    that is already on. A process that is forked in the block records nothing.
 
     Args:
-        max_events: the newest events of each real GPU, or of all virtual ones, that are kept; `trace.lost` counts the others. Of the
-            spans of virtual GPUs as many are kept.
-        timeline: record kernels and copies too. None records them on virtual GPUs alone: on real ones they come from PyTorch's
-            profiler, whose first start takes a second or more, and which costs a little at each launch. Only one can run in a process,
-            so where the program uses it itself there is no timeline, and `trace.no_timeline` says why. It keeps the first 128 MiB of
-            its events (libkineto/src/Config.cpp), which is some hundred thousand launches.
+        max_events: how many events to keep, for each real GPU, or for all virtual ones together.
+            Older events are dropped, and `trace.lost` counts them. For virtual GPUs, this is also
+            the number of spans to keep.
+        timeline: whether to record kernels and copies, too. None means yes on virtual GPUs and no
+            on real ones. On real GPUs they come from PyTorch's profiler. Its first start takes a
+            second or more, and it slows down each launch a little. Only one profiler can run in a
+            process. If the program uses it, there is no timeline, and `trace.no_timeline` says why.
+            The profiler keeps the first 128 MiB of its events (libkineto/src/Config.cpp), which is
+            a few hundred thousand launches.
 
     Raises:
         ValueError: `max_events` is not a positive whole number.
-        RuntimeError: there is no GPU, real or virtual.
+        RuntimeError: there is no GPU, neither real nor virtual.
     """
     if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
-        raise ValueError(f"max_events={max_events!r}: give a whole number, 1 or more")
+        raise ValueError(f"max_events={max_events!r}: expected a whole number from 1")
     return _recorded(max_events, timeline)
 
 
 @contextmanager
 def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
+    """Record a block, and fill its trace when it ends."""
     recording = _Recorder(max_events, timeline)
-    trace = Trace.__new__(Trace)  # without attributes until the block has ended
+    trace = Trace.__new__(Trace)  # it has no attributes until the block has ended
     error, process = "", os.getpid()
     with ExitStack() as undo:
         undo.callback(recording.stop)
@@ -71,42 +80,48 @@ def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
 
 
 class _Recorder:
-    """A recording under way."""
+    """Recording that is going on."""
 
     def __init__(self, max_events: int, timeline: bool | None) -> None:
         virtual = virtualgpu.current() is not None
         if not virtual and not torch.cuda.is_available():
-            raise RuntimeError(f"there is no GPU to record: {front_end.name()}.use(gpus=1) gives you one, real or virtual")
-        timeline = virtual if timeline is None else timeline
+            cure = f"{front_end.name()}.use(gpus=1) gives you one, real or virtual"
+            raise RuntimeError(f"there is no GPU to record: {cure}")
+        if timeline is None:
+            timeline = virtual
         self._table = StackTable()
         self._source: VirtualSource | CudaSource
         self._clock: ClockSource | KinetoSource | None = None
         if virtual:
             self._source = VirtualSource(self._table, max_events)
-            self._clock = ClockSource(self._table, max_events) if timeline else None
+            if timeline:
+                self._clock = ClockSource(self._table, max_events)
         else:
             self._source = CudaSource(self._table, max_events, frees=not timeline)
-            self._clock = KinetoSource() if timeline else None
+            if timeline:
+                self._clock = KinetoSource()
         self._phases: list[NotedPhase] = []
         self._marks: list[NotedMark] = []
-        self._badge, self._origin = _badge(), _origin()  # now, for the block may take the machine away
+        # These are looked up now, because the block may remove the machine.
+        self._badge, self._origin = _badge(), _origin()
 
     def start(self) -> None:
+        """Start to record."""
         objects = relevant_objects()
         self._at_start = held(objects, alive(objects))
         del objects
         if self._clock is not None:
-            self._clock.start()  # before the recording's own clock, for a first start takes long
+            self._clock.start()  # this may take long, so it comes before the recording's own clock
         self._source.start()
 
     def stop(self) -> None:
-        """Leave nothing switched on, however far `start` came."""
+        """Switch off everything, even if `start` was interrupted."""
         self._source.stop()
         if self._clock is not None:
             self._clock.stop()
 
     def note(self, name: str, frame: FrameType | None) -> Callable[[], None]:
-        """Note that a phase starts; returns what to call when it ends."""
+        """Note that a phase starts. Return the function to call when it ends."""
         phase = NotedPhase(name, self._source.now(), self._table.of_frame(frame))
         self._phases.append(phase)
 
@@ -116,7 +131,7 @@ class _Recorder:
         return end
 
     def note_mark(self, name: str, frame: FrameType | None) -> Callable[[], None]:
-        """Note that a part which the user has named starts; returns what to call when it ends."""
+        """Note that a part with a name starts. Return the function to call when it ends."""
         mark = NotedMark(name, self._source.now())
         self._marks.append(mark)
 
@@ -126,10 +141,12 @@ class _Recorder:
         return end
 
     def finish(self, error: str) -> Trace:
-        """End the recording, and make the trace of it."""
+        """End the recording, and make its trace. `error` is the text of an out-of-memory error."""
         seconds = self._source.now()
         recorded = self._source.finish()
-        execution = _NO_TIMELINE if self._clock is None else self._clock.finish(self._source.origin)
+        execution = _NO_TIMELINE
+        if self._clock is not None:
+            execution = self._clock.finish(self._source.origin)
         self.stop()
         objects = relevant_objects()
         living = alive(objects)
@@ -143,9 +160,14 @@ class _Recorder:
             events = complete(events, recorded.segments, recorded.settings)
         if isinstance(self._clock, KinetoSource):
             execution = with_allocators_streams(execution, events)
+        execution = with_lines(execution, events, phases, stacks)
+        execution = with_marks(execution, phases, self._marks, seconds)
         workspaces = workspace_sizes(recorded.capability)
+        at_start = self._at_start
         return Trace(
-            events=categorised(events, recorded.segments, stacks, phases, self._at_start, at_end, workspaces),
+            events=categorised(
+                events, recorded.segments, stacks, phases, at_start, at_end, workspaces
+            ),
             stacks=stacks,
             start=recorded.segments,
             settings=recorded.settings,
@@ -160,16 +182,19 @@ class _Recorder:
             badge=self._badge,
             origin=self._origin,
             census=census,
-            execution=with_marks(with_lines(execution, events, phases, stacks), phases, self._marks, seconds),
+            execution=execution,
         )
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """The text of an out-of-memory error, empty for another."""
-    return str(error) if isinstance(error, torch.OutOfMemoryError) else ""
+    """Return the text of an out-of-memory error, or "" for another error."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return ""
+    return str(error)
 
 
 def _badge() -> str:
+    """Return the badge of the GPUs in use."""
     used = virtualgpu.current()
     if used is not None:
         return used.badge
@@ -177,7 +202,8 @@ def _badge() -> str:
 
 
 def _origin() -> dict[str, str]:
+    """Return the versions, and the date if the GPUs are real, for the trace."""
     origin = {"torch": torch.__version__, "python": platform.python_version()}
-    if virtualgpu.current() is None:  # a virtual GPU's numbers do not depend on the day
+    if virtualgpu.current() is None:  # the numbers of a virtual GPU do not depend on the date
         origin["date"] = datetime.date.today().isoformat()
     return origin

@@ -1,7 +1,8 @@
-"""What the allocator's memory looked like at any moment: its segments and blocks, replayed from the events of a recording.
+"""Replay of a recording, which gives the allocator's segments and blocks at any moment.
 
-CUDA's history has the bytes requested, not those that the block took. They follow from the free block that was split,
-by the rules of c10/cuda/CUDACachingAllocator.cpp (`should_split`), so a replay from the first event on finds it to the byte.
+CUDA's history has the bytes that were requested, and not the bytes of the block. The bytes of the
+block follow from the free block that was split, by the rules in `should_split` of
+c10/cuda/CUDACachingAllocator.cpp. So a replay from the first event finds them exactly.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,10 +25,14 @@ from virtualgpu.allocator import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings
 
 @dataclass(slots=True)
 class RecordedBlock:
-    """A stretch of a segment, in bytes. `state` is "allocated", "pending" (freed, but another stream may use it) or "free".
+    """Block of a segment. Sizes are in bytes.
 
-    `birth` is the index of the event that allocated it, -1 if it was there before the recording. The trace adds `category` and
-    `line`, the number of the stack that allocated it.
+    Attributes:
+        state: "allocated", "pending" (freed, but another stream may still use it) or "free".
+        birth: the index of the event that allocated the block, or -1 if the block is older than
+            the recording.
+        stack: the number of the stack that allocated the block.
+        category: the index of the block's category, which `gputrace.categories` sets.
     """
 
     address: int
@@ -41,7 +46,7 @@ class RecordedBlock:
 
 @dataclass(slots=True)
 class RecordedSegment:
-    """Memory got from the device at once, cut into blocks that lie side by side."""
+    """Segment: memory that was requested from the device at once, divided into blocks."""
 
     device: int
     address: int
@@ -53,11 +58,12 @@ class RecordedSegment:
 
 
 class Replay:
-    """The memory of one device, event by event."""
+    """Memory of one device, to which the events of a recording are applied."""
 
     def __init__(self, segments: Iterable[RecordedSegment], settings: Settings) -> None:
         self._settings = settings
-        self._segments: dict[int, RecordedSegment] = {}  # by address; their own lists of blocks are not kept up
+        # Segments by address. Their own lists of blocks are not updated.
+        self._segments: dict[int, RecordedSegment] = {}
         self._used: dict[int, RecordedBlock] = {}  # allocated or pending, by address
         self._free: dict[int, int] = {}  # sizes of free blocks by address
         self._ends: dict[int, int] = {}  # addresses of free blocks by their end
@@ -67,12 +73,26 @@ class Replay:
                 if block.state == "free":
                     self._put(block.address, block.size)
                 else:
-                    self._used[block.address] = replace(block)  # it changes, and the start stays as it was
+                    # A copy, because the block changes, and the segments describe the start.
+                    self._used[block.address] = replace(block)
 
-    def apply(self, index: int, action: int, address: int, size: int, requested: int, stream: int, stack: int) -> RecordedBlock | None:
-        """Apply event `index`; returns its block. A `size` of 0 is worked out."""
+    def apply(
+        self,
+        index: int,
+        action: int,
+        address: int,
+        size: int,
+        requested: int,
+        stream: int,
+        stack: int,
+    ) -> RecordedBlock | None:
+        """Apply the event `index`, and return its block.
+
+        If `size` is 0, it is computed. Return None if the event has no block.
+        """
         if action == ALLOC:
-            born = RecordedBlock(address, self._cut(address, size, requested), requested, "allocated", index, stack)
+            size = self._cut(address, size, requested)
+            born = RecordedBlock(address, size, requested, "allocated", index, stack)
             self._used[address] = born
             return born
         if action == FREE_REQUESTED:
@@ -88,7 +108,10 @@ class Replay:
         if action in (SEGMENT_ALLOC, SEGMENT_MAP):
             expandable = action == SEGMENT_MAP
             if not expandable:
-                self._segments[address] = RecordedSegment(-1, address, requested, stream, requested == SMALL_SEGMENT, expandable)
+                small = requested == SMALL_SEGMENT
+                self._segments[address] = RecordedSegment(
+                    -1, address, requested, stream, small, expandable
+                )
             self._join(address, requested, expandable, stream)
         elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
             self._give_back(address, requested)
@@ -96,50 +119,59 @@ class Replay:
         return None
 
     def segments(self) -> list[RecordedSegment]:
-        """Segments and blocks as they are now, by address."""
-        pieces = [(address, RecordedBlock(address, size, 0, "free")) for address, size in self._free.items()]
+        """Return the segments and blocks at this moment, in order of their addresses."""
+        pieces = [
+            (address, RecordedBlock(address, size, 0, "free"))
+            for address, size in self._free.items()
+        ]
         pieces += self._used.items()
         found: list[RecordedSegment] = []
         for address, block in sorted(pieces, key=lambda piece: piece[0]):
             segment = self._segments.get(address)
-            last = found[-1] if found else None
             if segment is not None:
-                found.append(RecordedSegment(segment.device, address, block.size, segment.stream, segment.small, segment.expandable))
-            elif last is None or last.address + last.size != address:
+                # The size grows with each further block.
+                found.append(replace(segment, address=address, size=block.size, blocks=[]))
+            elif not found or found[-1].address + found[-1].size != address:
                 found.append(RecordedSegment(-1, address, block.size, 0, False, True))
             else:
-                last.size += block.size
+                found[-1].size += block.size
             found[-1].blocks.append(block)
         return found
 
     # Free blocks
 
     def _put(self, address: int, size: int) -> None:
+        """Add a free block."""
         self._free[address] = size
         self._ends[address + size] = address
 
     def _take(self, address: int) -> int:
+        """Remove a free block and return its size."""
         size = self._free.pop(address)
         del self._ends[address + size]
         return size
 
     def _cut(self, address: int, size: int, requested: int) -> int:
-        """Take a block from the free one at `address`, and return its bytes."""
+        """Allocate from the free block at `address`, and return the size of the allocated block."""
         rounded = self._settings.round_size(requested)
         if address not in self._free:
-            return size or rounded  # events before it were lost
+            return size or rounded  # earlier events were lost
         whole = self._take(address)
         if not size:
-            small = rounded <= SMALL_SIZE or self._settings.expandable_segments
-            rest = whole - rounded
-            splits = rest >= MIN_BLOCK if small else rest > SMALL_SIZE and rounded < self._settings.max_split_size
-            size = rounded if splits else whole
+            size = rounded if self._splits(whole, rounded) else whole
         if whole > size:
             self._put(address + size, whole - size)
         return size
 
+    def _splits(self, whole: int, rounded: int) -> bool:
+        """Return whether the allocator splits a free block for a request."""
+        rest = whole - rounded
+        if rounded <= SMALL_SIZE or self._settings.expandable_segments:
+            return rest >= MIN_BLOCK
+        return rest > SMALL_SIZE and rounded < self._settings.max_split_size
+
     def _join(self, address: int, size: int, expandable: bool = False, stream: int = 0) -> None:
-        """Put a free block back, as one with its free neighbours in the same segment."""
+        """Add a free block, merged with its free neighbours in the same segment."""
         before = self._ends.get(address)
         if before is not None and address not in self._segments:
             size += self._take(before)
@@ -152,12 +184,12 @@ class Replay:
             self._begin_expandable(address, stream)
 
     def _begin_expandable(self, address: int, stream: int) -> None:
-        """A stretch of an expandable segment begins here unless a block that is in use reaches up to it."""
+        """Begin an expandable segment, unless a block in use ends at this address."""
         if not any(block.address + block.size == address for block in self._used.values()):
             self._segments[address] = RecordedSegment(-1, address, 0, stream, False, True)
 
     def _give_back(self, address: int, size: int) -> None:
-        """Take bytes from the free block that they lie in."""
+        """Remove bytes from the free block that contains them."""
         for start, whole in list(self._free.items()):
             if start <= address and address + size <= start + whole:
                 self._take(start)
@@ -169,11 +201,23 @@ class Replay:
 
 
 def complete(events: Events, segments: Iterable[RecordedSegment], settings: Settings) -> Events:
-    """The same events with the size of every block and the event of its birth; `segments` were there at the start."""
+    """Return the events with the size of every block and the index of its allocation.
+
+    `segments` are the segments at the start of the recording.
+    """
     replays = replays_of(segments, settings, set(events.device.tolist()))
     size, birth = events.size.copy(), events.birth.copy()
-    columns = (events.device, events.action, events.address, events.size, events.requested, events.stream, events.stack)
-    for index, (device, *row) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+    columns = (
+        events.device,
+        events.action,
+        events.address,
+        events.size,
+        events.requested,
+        events.stream,
+        events.stack,
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for index, (device, *row) in enumerate(rows):
         block = replays[device].apply(index, *row)
         if block is not None:
             size[index] = block.size
@@ -182,12 +226,15 @@ def complete(events: Events, segments: Iterable[RecordedSegment], settings: Sett
 
 
 def complete_without_start(events: Events, settings: Settings) -> Events:
-    """The same events, of which the first were lost, with the births that are among them. A missing size is the requested one, rounded up;
-    the block may have been larger."""
+    """Return events whose beginning was lost, with the indices of allocations that are known.
+
+    If a size is missing, it is the requested size, rounded up. The block may have been larger.
+    """
     size, birth = events.size.copy(), events.birth.copy()
     born: dict[tuple[int, int], int] = {}  # by device and address
     columns = (events.device, events.address, events.action, events.requested)
-    for index, (device, address, action, requested) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for index, (device, address, action, requested) in enumerate(rows):
         if action not in (ALLOC, FREE_REQUESTED, FREE_COMPLETED):
             continue
         if action == ALLOC:
@@ -198,12 +245,29 @@ def complete_without_start(events: Events, settings: Settings) -> Events:
     return replace(events, size=size, birth=birth)
 
 
-def segments_at(events: Events, segments: Iterable[RecordedSegment], settings: Settings, count: int, device: int) -> list[RecordedSegment]:
-    """The device's segments after the first `count` events."""
+def segments_at(
+    events: Events,
+    segments: Iterable[RecordedSegment],
+    settings: Settings,
+    count: int,
+    device: int,
+) -> list[RecordedSegment]:
+    """Return a device's segments after the first `count` events.
+
+    `segments` are the segments at the start of the recording.
+    """
     replay = replays_of(segments, settings, {device})[device]
     chosen = np.flatnonzero(events.device[:count] == device)
-    columns = (events.action, events.address, events.size, events.requested, events.stream, events.stack)
-    for index, *row in zip(chosen.tolist(), *(column[chosen].tolist() for column in columns), strict=True):
+    columns = (
+        events.action,
+        events.address,
+        events.size,
+        events.requested,
+        events.stream,
+        events.stack,
+    )
+    rows = zip(chosen.tolist(), *(column[chosen].tolist() for column in columns), strict=True)
+    for index, *row in rows:
         replay.apply(index, *row)
     found = replay.segments()
     for segment in found:
@@ -211,25 +275,49 @@ def segments_at(events: Events, segments: Iterable[RecordedSegment], settings: S
     return found
 
 
-def replays_of(segments: Iterable[RecordedSegment], settings: Settings, devices: set[int]) -> dict[int, Replay]:
-    """A replay for each device."""
-    listed = list(segments)
-    return {device: Replay([s for s in listed if s.device == device], settings) for device in devices | {s.device for s in listed}}
+def replays_of(
+    segments: Iterable[RecordedSegment], settings: Settings, devices: set[int]
+) -> dict[int, Replay]:
+    """Return a replay for each of these devices, and for each device that has a segment."""
+    of_device: dict[int, list[RecordedSegment]] = {device: [] for device in devices}
+    for segment in segments:
+        of_device.setdefault(segment.device, []).append(segment)
+    return {device: Replay(own, settings) for device, own in of_device.items()}
 
 
-def from_snapshot(segments: Iterable[dict], stack_of: Callable[[list[dict]], int]) -> list[RecordedSegment]:
-    """Segments as `torch.cuda.memory_snapshot()` lists them."""
-    states = {"active_allocated": "allocated", "active_pending_free": "pending", "active_awaiting_free": "pending"}
+def from_snapshot(
+    segments: Iterable[dict], stack_of: Callable[[list[dict]], int]
+) -> list[RecordedSegment]:
+    """Convert the segments of `torch.cuda.memory_snapshot()`.
+
+    `stack_of` returns the number of a stack, given its frames.
+    """
+    states = {
+        "active_allocated": "allocated",
+        "active_pending_free": "pending",
+        "active_awaiting_free": "pending",
+    }
     found = []
     for segment in segments:
         blocks, address = [], segment["address"]
         for block in segment["blocks"]:
             state = states.get(block["state"], "free")
-            stack = stack_of(block.get("frames") or []) if state != "free" else 0
-            blocks.append(RecordedBlock(block.get("address", address), block["size"], block["requested_size"], state, stack=stack))
-            address += block["size"]
-        small, expandable = segment["segment_type"] == "small", segment.get("is_expandable", False)
+            stack = 0
+            if state != "free":
+                stack = stack_of(block.get("frames") or [])
+            start = block.get("address", address)
+            size, requested = block["size"], block["requested_size"]
+            blocks.append(RecordedBlock(start, size, requested, state, stack=stack))
+            address += size
         found.append(
-            RecordedSegment(segment["device"], segment["address"], segment["total_size"], segment["stream"], small, expandable, blocks)
+            RecordedSegment(
+                device=segment["device"],
+                address=segment["address"],
+                size=segment["total_size"],
+                stream=segment["stream"],
+                small=segment["segment_type"] == "small",
+                expandable=segment.get("is_expandable", False),
+                blocks=blocks,
+            )
         )
     return found

@@ -1,4 +1,4 @@
-"""The page of the command `trace`: record a script, and show the memory and the time of its GPUs."""
+"""Page of the command `trace`, which records a script and shows its GPUs' memory and time."""
 
 import datetime
 import os
@@ -19,26 +19,34 @@ from gputrace.tables import Table
 from gputrace.trace import Trace
 
 KINDS = {"--output": (".html", ".htm"), "--chrome": (".json",), "--snapshot": (".pickle", ".pkl")}
-_OPEN = 10  # tensors that were alive at the end, shown without a click
+_OPEN = 10  # rows of the table of tensors that are visible without a click
 
 
 def default_path(script: str) -> Path:
-    """The default path of the page about a script: `train-memory.html` in the current directory."""
+    """Return where the page about a script goes by default: SCRIPT-memory.html in this folder."""
     return Path(f"{Path(script).stem}-memory.html")
 
 
 def checked(path: str | Path, option: str = "--output") -> Path:
-    """The absolute path of a file that can be written there. Raises ValueError for one that cannot, and for a file of another kind."""
+    """Return the absolute path of a file that an option names.
+
+    Raises:
+        ValueError: the file cannot be written, or a file of another kind has this name.
+    """
     target, kinds = Path(path).absolute(), KINDS[option]
     if target.is_dir():
-        raise ValueError(f"{option} {path}: that is a directory; give the name of a file, such as {Path(path) / f'report{kinds[0]}'}")
+        example = Path(path) / f"report{kinds[0]}"
+        raise ValueError(f"{option} {path}: expected a file such as {example}, got a directory")
     if not target.parent.is_dir():
-        raise ValueError(f"{option} {path}: there is no directory {target.parent}")
+        raise ValueError(f"{option} {path}: there is no directory {target.parent}. Create it first")
     if target.exists() and target.suffix not in kinds:
-        other = Path(path).with_suffix(kinds[0])
-        raise ValueError(f"{option} {path}: there is another file of that name; give that of a new file, or one such as {other}")
+        example = Path(path).with_suffix(kinds[0])
+        raise ValueError(
+            f"{option} {path}: this file exists and does not end in {kinds[0]}, so it may be "
+            f"something else. Give the name of a new file, or one such as {example}"
+        )
     if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise ValueError(f"{option} {path}: it may not be written")
+        raise ValueError(f"{option} {path}: you have no permission to write this file")
     return target
 
 
@@ -50,30 +58,32 @@ def run_and_report(
     timeline: bool = True,
     name: str = "gputrace trace",
 ) -> bool:
-    """Record `run()`, and write the page and the other files, by their options.
+    """Record `run()`, and write the page and the other files.
 
-    They are also written if `run` raises an error, which is then raised again.
+    If `run` raises an error, the files are written, and the error is raised again.
 
     Args:
         run: runs the script.
         command: the script and its arguments, which the page shows.
-        files: the files to write, by their options.
-        max_events: the number of events to keep.
-        timeline: False leaves out what ran when.
+        files: the path of each file to write, by its option.
+        max_events: how many events to keep. None keeps the default number.
+        timeline: whether to record what runs when.
         name: the command, with which messages begin.
 
-    Returns whether all files could be written. If not, standard error says why.
+    Returns:
+        Whether all files could be written. If not, standard error says why.
     """
     process, ended, trace, written = os.getpid(), "at its last line", None, True
     today = datetime.date.today()
+    events = MAX_EVENTS if max_events is None else max_events
     try:
-        with record(MAX_EVENTS if max_events is None else max_events, timeline=timeline) as trace:
+        with record(events, timeline=timeline) as trace:
             run()
     except BaseException as raised:
         ended = _ending(raised)
         raise
     finally:
-        if trace is not None and os.getpid() == process:  # not in a child that the script forked
+        if trace is not None and os.getpid() == process:  # not in a process that the script forked
             written = write_all(trace, command, ended, files, today, name)
             if trace.error and trace.oom is not None:
                 print(f"{name}: {trace.oom.title}", file=sys.stderr)
@@ -88,12 +98,24 @@ def write_all(
     today: datetime.date,
     name: str = "gputrace trace",
 ) -> bool:
-    """Write the page and the other files, by their options.
+    """Write the page and the other files.
 
-    Returns whether all could be written. If not, standard error says why, beginning with `name`.
+    Args:
+        command: the script and its arguments, which the page shows.
+        ended: how the script ended, such as "at its last line".
+        files: the path of each file to write, by its option.
+        today: the day of the recording.
+        name: the command, with which messages begin.
+
+    Returns:
+        Whether all files could be written. If not, standard error says why.
     """
+
+    def write_page(path: Path) -> None:
+        path.write_text(page(trace, command, ended, today), encoding="utf-8")
+
     makers: dict[str, Callable[[Path], object]] = {
-        "--output": lambda path: path.write_text(page(trace, command, ended, today), encoding="utf-8"),
+        "--output": write_page,
         "--chrome": trace.export_chrome,
         "--snapshot": trace.export_snapshot,
     }
@@ -101,10 +123,10 @@ def write_all(
 
 
 def _write(make: Callable[[Path], object], target: Path, name: str) -> bool:
-    """Write a file. Print its address, which a terminal opens, or why there is none."""
+    """Write a file. Print its address, or why it could not be written."""
     try:
         make(target)
-    except (OSError, ValueError, RuntimeError) as error:  # no folder, lost events, or no timeline
+    except (OSError, ValueError, RuntimeError) as error:  # lost events or no timeline, for example
         why = getattr(error, "strerror", None) or error
         print(f"{name}: {target} could not be written: {why}", file=sys.stderr)
         return False
@@ -113,27 +135,51 @@ def _write(make: Callable[[Path], object], target: Path, name: str) -> bool:
 
 
 def _ending(raised: BaseException) -> str:
-    """How an exception ended the script, in a few words."""
+    """Say in a few words how an exception ended the script."""
     if isinstance(raised, SystemExit):
-        return "at its last line" if raised.code is None else f"by sys.exit({raised.code!r})"
+        if raised.code is None:
+            return "at its last line"
+        return f"by sys.exit({raised.code!r})"
     if isinstance(raised, KeyboardInterrupt):
         return "by Ctrl-C (KeyboardInterrupt)"
     text = textwrap.shorten(str(raised), 160, placeholder=" …")
-    return f"by {type(raised).__name__}{': ' if text else ''}{text}"
+    kind = type(raised).__name__
+    return f"by {kind}: {text}" if text else f"by {kind}"
 
 
 # The page
 
 
 def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
-    """One self-contained HTML page about a recording of today: where the numbers come from, and what each device did."""
-    leaks = None if trace.census is None else trace.leaks()  # of several ranks: their tensors lived in other processes
+    """Return an HTML page about a recording, which contains all that it shows.
+
+    Args:
+        command: the script and its arguments.
+        ended: how the script ended, such as "at its last line".
+        today: the day of the recording.
+    """
+    leaks, kept = None, Table((), (), "")
+    if trace.census is not None:  # the tensors of other processes are not known
+        leaks = trace.leaks()
+        kept = leaks.table()
     pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
     pages.filters |= {"bytes": units.byte_text, "time": units.time_text}
-    peaks, kept = trace.peaks, Table((), (), "") if leaks is None else leaks.table()
-    devices = [device for device in trace.devices if peaks[device] or (trace.events.device == device).any()]
+    peaks, devices = trace.peaks, []
+    for device in trace.devices:
+        if peaks[device] or (trace.events.device == device).any():
+            devices.append(device)
+    times = []
+    if not trace.no_timeline:
+        times = [_times(trace, devices), *times_of(trace)]
+    all_devices = None
+    if len(devices) > 1:
+        all_devices = trace.plot_devices()
+    most, others = kept.rows[:_OPEN], kept.rows[_OPEN:]
     return pages.get_template("page.html").render(
         trace=trace,
         explorer=explorer,
@@ -143,25 +189,38 @@ def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
         ended=ended,
         recorded=today.isoformat(),
         devices=[(device, *_moment(trace, device)) for device in devices],
-        times=[] if trace.no_timeline else [_times(trace, devices), *times_of(trace)],
-        all_devices=trace.plot_devices() if len(devices) > 1 else None,
-        most=replace(kept, rows=kept.rows[:_OPEN], caption=f"What takes most, {trace.badge}"),
-        others=replace(kept, rows=kept.rows[_OPEN:], caption=f"The others, {trace.badge}"),
+        times=times,
+        all_devices=all_devices,
+        most=replace(kept, rows=most, caption=f"What takes most, {trace.badge}"),
+        others=replace(kept, rows=others, caption=f"The others, {trace.badge}"),
     )
 
 
 def _times(trace: Trace, devices: list[int]) -> Table:
-    """How long each device worked."""
+    """Return a table of the time for which each device worked."""
     header = ("device", "worked", "kernels", "copies", "both at once", "idle")
     rows = []
     for device in devices:
-        seconds = trace.busy(device), trace.busy(device, "kernel"), trace.busy(device, "copy"), trace.overlap(device), trace.idle(device)
+        seconds = (
+            trace.busy(device),
+            trace.busy(device, "kernel"),
+            trace.busy(device, "copy"),
+            trace.overlap(device),
+            trace.idle(device),
+        )
         rows.append((f"cuda:{device}", *map(units.time_text, seconds)))
-    host = f"; the host waited {units.time_text(trace.host_waited)}" if trace.tells_of_host else ""
-    return Table(header, tuple(rows), f"Of {units.time_text(trace.end)}{host}")
+    caption = f"Of {units.time_text(trace.end)}"
+    if trace.tells_of_host:
+        caption += f"; the host waited {units.time_text(trace.host_waited)}"
+    return Table(header, tuple(rows), caption)
 
 
 def _moment(trace: Trace, device: int) -> tuple[str | int, str]:
-    """When to show a device's segments, and in words: when it ran out of memory, else at the peak."""
+    """Return the moment at which a device's segments are shown, and its name in words.
+
+    It is the moment when memory ran out, or otherwise the peak.
+    """
     refused = ((trace.events.device == device) & (trace.events.action == OOM)).nonzero()[0]
-    return (int(refused[-1]), "when the memory ran out") if len(refused) else ("peak", "at the peak")
+    if len(refused):
+        return int(refused[-1]), "when the memory ran out"
+    return "peak", "at the peak"

@@ -1,4 +1,4 @@
-"""The columns of a timeline: what ran where and when, who waited for whom, and which two pieces of work raced."""
+"""Columns of a timeline: what ran where and when, which stream waited for which, and races."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -6,23 +6,37 @@ from typing import Any
 
 import numpy as np
 
-# What a span is. The first four are work of a device: a kernel, or a copy, named after the engine that does it. (A copy within a
-# device and a fill are done by its multiprocessors, so they are kernels.) The last two are the host's: it launches, or it waits.
+# The kinds of spans. The first four are work of a device: a kernel, or a copy by one of the copy
+# engines. (The multiprocessors copy within a device and fill memory, so these are kernels.) The
+# last two are the host's: it launches work, or it waits.
 KINDS = ("kernel", "h2d", "d2h", "p2p", "launch", "wait")
 KERNEL, H2D, D2H, P2P, LAUNCH, WAIT = range(len(KINDS))
 KIND_OF = {name: index for index, name in enumerate(KINDS)}
 COPIES = (H2D, D2H, P2P)
-# The kinds of work that `Trace.busy` takes, and the kinds of span of each.
-KIND_GROUPS = {"kernel": (KERNEL,), "copy": COPIES, **{name: (KIND_OF[name],) for name in ("h2d", "d2h", "p2p")}}
-HOST = -1  # the device of the host's spans, whose stream is the number of the thread
+# The kinds of spans that each argument of `Trace.busy` stands for.
+KIND_GROUPS = {
+    "kernel": (KERNEL,),
+    "copy": COPIES,
+    "h2d": (H2D,),
+    "d2h": (D2H,),
+    "p2p": (P2P,),
+}
+HOST = -1  # the device of the host's spans. Their stream is the number of the thread.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Columns of equal length, in order of `start`, in seconds from the start of the recording.
+    """Spans as columns of equal length, in order of `start`.
 
-    `kind` indexes KINDS, `name` the list `names`, `stack` the trace's stacks. `launch` is, of a device's span, the index of the host's
-    span that launched it, -1 if that is not known. `backward` marks the spans that a backward pass launched.
+    Attributes:
+        start, duration: in seconds. `start` counts from the beginning of the recording.
+        device, stream: where the span ran, as numbers.
+        kind: an index of `KINDS`.
+        name: an index of `names`.
+        stack: an index of the trace's stacks.
+        launch: for a device's span, the index of the host's span that launched it. -1 if it is not
+            known.
+        backward: whether a backward pass launched the span.
     """
 
     start: np.ndarray
@@ -41,32 +55,42 @@ class Spans:
 
     @property
     def end(self) -> np.ndarray:
+        """When each span ended, in seconds."""
         return self.start + self.duration
 
     @classmethod
     def of(cls, rows: Iterable[tuple]) -> "Spans":
-        """The columns of rows (start, duration, device, stream, kind, name, stack, launch), where `name` is a text and `launch` the
-        position of a row, or -1. The phases, which come later, say what a backward pass launched."""
-        unordered: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * (len(_SPAN_TYPES) - 1)
+        """Make columns from rows (start, duration, device, stream, kind, name, stack, launch).
+
+        `name` is a text, and `launch` is the index of a row, or -1. What a backward pass launched
+        is not known yet.
+        """
+        unordered: list[Sequence[Any]] = list(zip(*rows, strict=True))
+        unordered = unordered or [()] * (len(_SPAN_TYPES) - 1)
         unordered.append([False] * len(unordered[0]))
         names = {name: index for index, name in enumerate(dict.fromkeys(unordered[5]))}
         unordered[5] = [names[name] for name in unordered[5]]
-        columns: dict[str, Any] = {name: np.array(unordered[index], kind) for index, (name, kind) in enumerate(_SPAN_TYPES.items())}
+        columns: dict[str, Any] = {
+            name: np.array(unordered[index], kind)
+            for index, (name, kind) in enumerate(_SPAN_TYPES.items())
+        }
         order = np.argsort(columns["start"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
         position = np.empty(len(order) + 1, np.int32)
         position[order] = np.arange(len(order))
-        position[-1] = -1  # "not known" stays -1
+        position[-1] = -1  # a launch that is not known is still -1
         columns["launch"] = position[columns["launch"]]
         return cls(**columns, names=list(names))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """Columns of equal length, in order of `until`: a stream waits for another.
+    """Waits of streams for other streams, as columns of equal length, in order of `until`.
 
-    The event is on `stream` of `device` and happens at `time`; what is queued next on `to_stream` of `to_device` may start at
-    `until`. Seconds from the start of the recording; `stack` indexes the trace's stacks.
+    Attributes:
+        time, device, stream: when and where the awaited event happens, in seconds.
+        until, to_device, to_stream: when and where the next work may start.
+        stack: an index of the trace's stacks.
     """
 
     time: np.ndarray
@@ -82,15 +106,24 @@ class Waits:
 
     @classmethod
     def of(cls, rows: Iterable[tuple]) -> "Waits":
-        """The columns of rows (time, device, stream, until, to_device, to_stream, stack)."""
+        """Make columns from rows (time, device, stream, until, to_device, to_stream, stack)."""
         ordered = sorted(rows, key=lambda row: row[3])
-        return cls(*(np.array([row[index] for row in ordered], kind) for index, kind in enumerate(_WAIT_TYPES.values())))
+        columns = []
+        for index, kind in enumerate(_WAIT_TYPES.values()):
+            columns.append(np.array([row[index] for row in ordered], kind))
+        return cls(*columns)
 
 
 @dataclass(frozen=True, slots=True)
 class RacingSpan:
-    """One of two pieces of work that race: a launch called `name`, on a stream of a device, by the source line `line` ("train.py:12"),
-    at `seconds` of the recording; it ran from `start` to `end`. `device` is HOST where the host itself is that side."""
+    """One of the two launches that race.
+
+    Attributes:
+        device: the device, or HOST if the host itself accesses the memory.
+        line: the source line, such as "train.py:12".
+        seconds: when it was launched.
+        start, end: when it ran, in seconds.
+    """
 
     device: int
     stream: int
@@ -103,7 +136,11 @@ class RacingSpan:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRace:
-    """Two pieces of work that touch the same memory without an order between them; `kind` is the consequence, as in "stale read"."""
+    """Two launches that access the same memory without an order between them.
+
+    Attributes:
+        kind: the consequence, such as "stale read".
+    """
 
     first: RacingSpan
     second: RacingSpan
@@ -112,9 +149,12 @@ class RecordedRace:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A part of the program that its author has named with `torch.profiler.record_function`, as a device ran it.
+    """Part of the program that its author has named with `torch.profiler.record_function`.
 
-    `start` is when the first span that was launched in this part began, `end` when the last one ended, in seconds of the recording.
+    Attributes:
+        device: the device that ran it.
+        start: when the first span that was launched in this part began, in seconds.
+        end: when the last such span ended.
     """
 
     name: str
@@ -125,7 +165,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What ran during a recording. `lost` counts the oldest spans that were dropped; `missing` is the reason why there are none."""
+    """What ran during a recording.
+
+    Attributes:
+        lost: how many of the oldest spans were dropped.
+        missing: why there are no spans, or "".
+    """
 
     spans: Spans
     waits: Waits
@@ -136,6 +181,7 @@ class Execution:
 
     @classmethod
     def none(cls, why: str) -> "Execution":
+        """Make an execution without spans, for this reason."""
         return cls(Spans.of([]), Waits.of([]), [], 0, why)
 
 
@@ -162,33 +208,36 @@ _WAIT_TYPES = {
 SPAN_COLUMNS, WAIT_COLUMNS = tuple(_SPAN_TYPES), tuple(column.name for column in fields(Waits))
 
 
-# How long something went on, and how long two things did at once.
+# How long spans lasted, and how long two kinds of spans overlapped.
 
 
 def chosen(spans: Spans, device: int, kinds: tuple[int, ...]) -> np.ndarray:
-    """Which of the spans are a device's and of one of these kinds."""
+    """Return which of the spans are a device's and of one of these kinds, as a mask."""
     return (spans.device == device) & np.isin(spans.kind, kinds)
 
 
 def is_collective(spans: Spans) -> np.ndarray:
-    """Which of the spans are a collective of NCCL's, real or virtual."""
+    """Return which of the spans are collectives of NCCL, real or virtual, as a mask."""
+    if not len(spans):
+        return np.zeros(0, bool)
     of_name = np.array([name.startswith("nccl") for name in spans.names], bool)
-    return of_name[spans.name] & (spans.kind == KERNEL) if len(spans) else np.zeros(0, bool)
+    return of_name[spans.name] & (spans.kind == KERNEL)
 
 
 def seconds_of(spans: Spans, *which: np.ndarray) -> float:
-    """Seconds in which at least one of the spans, marked in one of `which`, went on."""
+    """Return the seconds during which at least one span ran. `which` are masks of the spans."""
     mask = np.logical_or.reduce(which)
     start, end = spans.start[mask], spans.end[mask]
     if not len(start):
         return 0.0
-    # In order of start: what is between the latest end so far and the next start is a gap.
+    # Between the latest end so far and the next start is a gap.
     latest = np.maximum.accumulate(end)
     gaps = np.maximum(start[1:] - latest[:-1], 0.0)
-    return round(float(latest[-1] - start[0] - gaps.sum()), 12)  # to the picosecond: less is only how floats round
+    # Anything below a picosecond is rounding.
+    return round(float(latest[-1] - start[0] - gaps.sum()), 12)
 
 
 def seconds_of_both(spans: Spans, first: np.ndarray, second: np.ndarray) -> float:
-    """Seconds in which one of the first and one of the second went on at once."""
+    """Return the seconds during which one of the first and one of the second spans ran."""
     both = seconds_of(spans, first) + seconds_of(spans, second) - seconds_of(spans, first, second)
-    return round(max(0.0, both), 11)  # each of the three is off by up to half a picosecond
+    return round(max(0.0, both), 11)  # each of the three may be off by half a picosecond

@@ -1,4 +1,4 @@
-"""Tables of text: in a terminal, in a notebook and on a page."""
+"""Tables of text for terminals, notebooks and pages."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,20 +6,22 @@ from dataclasses import dataclass
 from html import escape
 
 _FIGURE = re.compile(r"[+-]?[\d.,]+(e[+-]?\d+)?(%| ?[A-Za-zµ/]+)?|")  # 12, +4.5 MiB, or nothing
-_LONG = 24  # characters: a longer text may be broken, even within a word
+_LONG = 24  # characters. Longer texts may be broken, even inside a word.
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return each row of text as a line, with the columns below each other."""
+    """Return each row of cells as a line of text with aligned columns."""
     lines = list(rows)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    padded = [
+        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
+    ]
     return ["  ".join(line).rstrip() for line in padded]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text with a header; prints as plain text and as HTML."""
+    """Rows of text with a header and a caption, which print as plain text and as HTML."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -30,22 +32,23 @@ class Table:
 
     def _repr_html_(self) -> str:
         styles = [_style([row[i] for row in self.rows]) for i in range(len(self.header))]
-        head = "".join(f'<th scope="col" style="{style}">{escape(cell)}</th>' for cell, style in zip(self.header, styles, strict=True))
-        body = "".join(
-            "<tr>" + "".join(f'<td style="{style}">{escape(cell)}</td>' for cell, style in zip(row, styles, strict=True)) + "</tr>"
-            for row in self.rows
-        )
-        caption = f'<caption style="color: inherit">{escape(self.caption)}</caption>'  # the classic notebook would make it too pale to read
+        head = "".join(map(_head_cell, self.header, styles))
+        body = ""
+        for row in self.rows:
+            body += f"<tr>{''.join(map(_body_cell, row, styles))}</tr>"
+        # Without `inherit`, the classic notebook shows a caption in a very pale colour.
+        caption = f'<caption style="color: inherit">{escape(self.caption)}</caption>'
         table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        # It may be wider than the page: the keyboard reaches it, to scroll.
-        return f'<div role="group" tabindex="0" aria-label="{escape(self.caption)}" style="overflow-x: auto">{table}</div>'
+        # A wide table scrolls. With `tabindex`, the keyboard can scroll it.
+        role = f'role="group" tabindex="0" aria-label="{escape(self.caption)}"'
+        return f'<div {role} style="overflow-x: auto">{table}</div>'
 
 
 class Tabulated:
-    """What prints as the table that its `table()` makes."""
+    """Base class of objects that print as the table from their method `table`."""
 
     def table(self) -> Table:
-        """The rows."""
+        """Return the table."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -55,8 +58,22 @@ class Tabulated:
         return self.table()._repr_html_()
 
 
+def _head_cell(text: str, style: str) -> str:
+    """Return a cell of the header in HTML."""
+    return f'<th scope="col" style="{style}">{escape(text)}</th>'
+
+
+def _body_cell(text: str, style: str) -> str:
+    """Return a cell of a row in HTML."""
+    return f'<td style="{style}">{escape(text)}</td>'
+
+
 def _style(cells: list[str]) -> str:
-    """How a column is laid out, in the cells themselves: a notebook's own style would put text to the right and let it run off the page."""
+    """Return the style of the cells in a column.
+
+    It is written into each cell, because a notebook's own style would align text to the right and
+    let it exceed the page.
+    """
     if all(_FIGURE.fullmatch(cell) for cell in cells):
         return "text-align: right; white-space: nowrap"
     if max(map(len, cells)) <= _LONG:

@@ -1,4 +1,4 @@
-"""A trace: what a recorded block of code did to the memory of each GPU, and when what ran on them."""
+"""Trace: what a block of code did to the memory of each GPU, and what ran on the GPUs when."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,40 +19,54 @@ if TYPE_CHECKING:
 
 
 class Trace(TraceData):
-    """What happened to GPU memory in a block of code, and when what ran. `gputrace.record()` makes one; bytes and seconds.
+    """Recording of a block of code, made by `gputrace.record()`.
+
+    All sizes are in bytes, and all times in seconds from the start of the recording.
 
     Attributes:
-        events: the columns of `gputrace.events.Events`, in order of time.
-        stacks: the stack of Python lines, innermost first, for each number in `events.stack`.
-        phases: forward, backward and step, in order of time.
-        start: the segments that were there before the first event.
-        used: (seconds, device, bytes that everyone holds on it), as often as was looked.
+        events: the memory events in order of time, as the columns of `gputrace.events.Events`.
+        stacks: the Python lines of each stack, innermost first. `events.stack` has its number.
+        phases: the forward passes, backward passes and optimizer steps, in order of time.
+        start: the segments that existed before the first event.
+        used: (seconds, device, bytes in use by all processes), for each time it was measured.
         allocated_at_end, reserved_at_end, totals: bytes by device.
-        seconds: how long the recording took, on the clock that `virtualgpu.host_time` reads; on real GPUs, the computer's.
-        lost: the number of the oldest events that were forgotten, as the recording held no more.
-        error: the text of the out-of-memory error that ended the block; else empty.
+        seconds: how long the recording took, on the clock of `virtualgpu.host_time`. On real GPUs,
+            this is the computer's clock.
+        lost: how many of the oldest events were dropped, because the recording was full.
+        error: the text of the out-of-memory error that ended the block, or "".
         badge, origin: where the numbers come from.
-        census: the storages that were alive at the end, where this process recorded them.
-        spans: the kernels and copies of the GPUs, and what the host launched and waited for: `gputrace.spans.Spans`.
-        waits: streams that wait for other streams: `gputrace.spans.Waits`.
-        races: pieces of work that touch the same memory without an order, where that is known: a virtual GPU's.
-        lost_spans: the number of the oldest spans and waits that were forgotten.
-        no_timeline: why there are no spans; empty where there are, or where nothing ran.
-        named_streams: what to call streams, by their handles; `stream_names` numbers the others.
+        census: the storages that were alive at the end. None if another process recorded them.
+        spans: the kernels and copies of the GPUs, and the launches and waits of the host, as
+            `gputrace.spans.Spans`.
+        waits: the waits of streams for other streams, as `gputrace.spans.Waits`.
+        races: pairs of launches that access the same memory without an order. They are known only
+            for virtual GPUs.
+        lost_spans: how many of the oldest spans and waits were dropped.
+        no_timeline: why there are no spans. "" if there are spans, or if nothing ran.
+        named_streams: names of streams by their handles. `stream_names` numbers the others.
     """
 
     def lines(self, device: "Device | None" = None) -> "lines_of_code.Lines":
-        """What each line of yours did to the memory of a device: a list of `LineMemory`, in order of the source, which prints as a table.
+        """Return what each line of your code did to the memory of a device.
 
-        Its columns: "change", the bytes that the line allocated less those that it freed; "peak", the most that was allocated on the
-        device while it worked; "allocated", what it allocated in all; "times", in how many allocations. What a backward pass or an
-        optimizer's step does belongs to the line that called it.
+        By default, this is the device with the highest peak. The result is a list of `LineMemory`
+        in order of the source, which prints as a table. Its columns are:
+
+        - "change": the bytes that the line allocated, minus those that it freed.
+        - "peak": the most bytes that were allocated on the device while the line ran.
+        - "allocated": the bytes that the line allocated in total.
+        - "times": the number of its allocations.
+
+        A backward pass or an optimizer's step belongs to the line that called it.
         """
         return lines_of_code.by_line(self, self.device_index(device))
 
     @property
     def oom(self) -> "OutOfMemoryExplanation | None":
-        """The out-of-memory error that ended the block, or else the last one in it, explained; None if there was none."""
+        """Explanation of the out-of-memory error that ended the block, or of the last one in it.
+
+        None if memory did not run out.
+        """
         from gputrace.oom.explanation import explain
 
         return explain(self)
@@ -60,16 +74,21 @@ class Trace(TraceData):
     # Leaks
 
     def leaks(self) -> Leaks:
-        """The tensors born in the block that outlived it and are alive now, the largest first, and who holds each.
+        """Return the tensors that were allocated in the block and are still alive.
 
-        Raises RuntimeError for a trace that was loaded from a file: its tensors lived in another process.
+        The largest comes first, and each has the names of what keeps it alive.
+
+        Raises:
+            RuntimeError: the trace was loaded from a file, so its tensors were in another process.
         """
         if self.census is None:
-            raise RuntimeError("this trace was loaded from a file: ask for leaks() in the process that recorded it")
+            raise RuntimeError(
+                "this trace was loaded from a file. Call leaks() in the process that recorded it"
+            )
         return find_leaks(self.alive_at_end(), self.census, self.badge)
 
     def alive_at_end(self) -> list[Birth]:
-        """What was allocated in the block and not freed when it ended, in order of time."""
+        """Return the allocations in the block that were not freed at its end, in order of time."""
         events = self.events
         kept = np.flatnonzero((events.action == ALLOC) & (events.deaths < 0)).tolist()
         return [
@@ -83,73 +102,107 @@ class Trace(TraceData):
             for index in kept
         ]
 
-    # Figures, each with `png`, `html`, `alt`, `title` and `save("memory.png")`
+    # Figures. Each has `png`, `html`, `alt`, `title` and `save("memory.png")`.
 
     def plot_memory(self, device: "Device | None" = None) -> "Figure":
-        """Allocated by category, reserved and used over time, with the phases and the line that made the peak.
+        """Draw the memory over time: allocated by category, reserved, and used by all processes.
 
-        Raises ValueError for a device that the recording does not know.
+        The figure shows the phases and the line at the peak. By default, it is about the device
+        with the highest peak.
+
+        Raises:
+            ValueError: the recording does not have this device.
         """
         from gputrace.figures.memory import trace_memory
 
         return trace_memory(self, self.device_index(device))
 
     def plot_devices(self) -> "Figure":
-        """What is allocated and reserved on every device over time, one panel a device, on the same scales."""
+        """Draw the allocated and the reserved memory of every device over time, on equal scales."""
         from gputrace.figures.devices import trace_devices
 
         return trace_devices(self)
 
     def plot_timeline(
-        self, device: "Device | None" = None, *, memory: bool = False, start: float = 0.0, end: float | None = None
+        self,
+        device: "Device | None" = None,
+        *,
+        memory: bool = False,
+        start: float = 0.0,
+        end: float | None = None,
     ) -> "Figure":
-        """What ran when: a lane for the host, for each stream in use and for each copy engine in use, of one device or of all.
+        """Draw what ran when, with a lane for the host, for each stream and for each copy engine.
 
-        `memory=True` puts the device's memory above it, on the same axis of time. `start` and `end`, in seconds, cut out a part.
-        Raises ValueError for a device that the recording does not know and for a part that is none, RuntimeError where no timeline
-        was recorded.
+        Args:
+            device: the device. None draws all of them.
+            memory: whether to draw the device's memory above, on the same time axis.
+            start, end: the part to draw, in seconds.
+
+        Raises:
+            ValueError: the recording does not have this device, or the part is empty.
+            RuntimeError: no timeline was recorded.
         """
         from gputrace.figures.timeline import trace_timeline
 
-        return trace_timeline(self, None if device is None else self.device_index(device), memory=memory, start=start, end=end)
+        index = None
+        if device is not None:
+            index = self.device_index(device)
+        return trace_timeline(self, index, memory=memory, start=start, end=end)
 
-    def plot_segments(self, at: str | float | int = "peak", device: "Device | None" = None) -> "Figure":
-        """The map of a device's segments and blocks at one moment; `at` as for `segments`."""
+    def plot_segments(
+        self, at: str | float | int = "peak", device: "Device | None" = None
+    ) -> "Figure":
+        """Draw a map of a device's segments and blocks at one moment.
+
+        `at` is a moment as for `segments`.
+        """
         from gputrace.figures.segments import segment_map
 
         return segment_map(self, at, self.device_index(device))
 
     def explore(self) -> "Exploration":
-        """All of it to look into: a timeline and a map of the blocks, zoomed, panned and asked under the pointer or by keyboard.
+        """Return an explorer with zoom and details: the timeline and a map of the blocks.
 
-        The last value of a notebook's cell shows it; `trace.explore().save("trace.html")` writes it as a page, which needs no network.
+        A notebook shows it as the output of a cell. `trace.explore().save("trace.html")` writes it
+        to a page, which needs no network.
         """
         from gputrace.explorer.frame import Exploration
 
-        return Exploration(self, self.plot_memory() if self.no_timeline else self.plot_timeline(memory=True))
+        picture = self.plot_memory() if self.no_timeline else self.plot_timeline(memory=True)
+        return Exploration(self, picture)
 
     # Files
 
     def save(self, path: str | Path) -> None:
-        """Write the trace to a file, which `Trace.load` reads. Raises OSError where it cannot be written."""
+        """Write the trace to a file, which `Trace.load` reads. Raise OSError if that fails."""
         files.write(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
-        """Read a trace that `save` wrote. Raises ValueError for another file, OSError where there is none."""
+        """Read a trace that `save` wrote.
+
+        Raises:
+            ValueError: the file is something else.
+            OSError: the file cannot be read.
+        """
         return cls(**files.read(path))
 
     def export_snapshot(self, path: str | Path) -> None:
-        """Write PyTorch's own snapshot of memory, which https://pytorch.org/memory_viz opens: it reads pickles up to protocol 4.
+        """Write a memory snapshot of PyTorch's format, which https://pytorch.org/memory_viz opens.
 
-        Raises ValueError where events were lost: the segments are not known then.
+        Raises:
+            ValueError: events were lost, so the segments are not known.
         """
         Path(path).write_bytes(snapshot.content(self))
 
     def export_chrome(self, path: str | Path) -> None:
-        """Write a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open: spans, waits, races and memory.
+        """Write a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open.
 
-        Raises RuntimeError where no timeline was recorded, OSError where the file cannot be written: then nothing is left there.
+        It has spans, waits, races and memory.
+
+        Raises:
+            RuntimeError: no timeline was recorded.
+            OSError: the file cannot be written. Then no part of it is left.
         """
         self.require_timeline()
         chrome.write(self, path)

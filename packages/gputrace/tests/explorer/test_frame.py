@@ -35,5 +35,5 @@ def test_the_page_is_whole(training, tmp_path):
 
 
 def test_another_suffix_is_refused(training, tmp_path):
-    with pytest.raises(ValueError, match=r"give a name that ends in .html"):
+    with pytest.raises(ValueError, match=r"expected a name that ends in .html"):
         training.explore().save(tmp_path / "trace.png")

@@ -57,7 +57,7 @@ def test_a_figure_is_saved_as_png(tmp_path):
     drawn.save(tmp_path / "memory.PNG")
     assert (tmp_path / "memory.PNG").read_bytes() == drawn.png
     for name in ("memory.pdf", "memory", ".png"):
-        with pytest.raises(ValueError, match=rf"path='{name}': figures are saved as PNG; give a name that ends in .png"):
+        with pytest.raises(ValueError, match=rf"path='{name}': expected a name that ends in .png"):
             drawn.save(name)
 
 

@@ -163,7 +163,7 @@ def test_the_device_with_the_highest_peak_is_shown_unless_another_is_asked_for(t
     assert plots.trace_memory(trace).title == "Peak 9 MiB on cuda:1, kept to the end; 9 MiB reserved"
     assert drawn[-1].axes[0].get_ylabel() == "memory of cuda:1"
     assert plots.trace_memory(trace, 0).title == "Peak 5 MiB on cuda:0, kept to the end; 5 MiB reserved"
-    with pytest.raises(ValueError, match="device=7: the recording knows 0, 1"):
+    with pytest.raises(ValueError, match="device=7: expected one of the recorded devices 0, 1"):
         plots.trace_memory(trace, 7)
 
 

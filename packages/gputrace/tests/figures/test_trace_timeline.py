@@ -318,7 +318,7 @@ def test_a_part_that_is_none_is_refused(timeline, start, end):
 
 
 def test_a_device_that_is_none_is_refused(timeline):
-    with pytest.raises(ValueError, match="device=3: the recording knows 0"):
+    with pytest.raises(ValueError, match="device=3: expected one of the recorded devices 0"):
         timeline().plot_timeline(3)
 
 

@@ -62,7 +62,7 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
         ("H200", "140 GiB", "20 GiB", "yes", "1 s ± 19%", "25% of it"),
     )
     assert parts.caption == "At the peak on the T4, made by train.py:3 x: 20 GiB, of them in tensors and workspaces 20 GiB"
-    assert "others are taken to do the same" in notes and "It is assumed to be" in notes
+    assert "assumed to do the same" in notes and "It is assumed to be" in notes
     *tried, lacks = sorted(changes.rows, key=lambda row: row[1] == "")
     assert all(row[1] == "10 GiB" and row[3] == "yes" for row in tried)
     reason = "the T4 has no tensor cores for bfloat16 (compute capability 7.5)"
@@ -130,7 +130,7 @@ def test_a_change_that_would_meet_nothing_is_not_run(monkeypatch):
 def test_bad_wishes_are_refused_before_anything_runs(runs):
     with pytest.raises(ValueError, match="no profile of a GPU named 'T5'; choose one of T4, L4"):
         next(answer(WISH, ["T4", "T5"]))
-    with pytest.raises(ValueError, match="2 steps: give 3 or more"):
+    with pytest.raises(ValueError, match="2 steps: expected 3 or more"):
         next(answer(Wish("train.py", [], False, "T4", 2), ["T4"]))
     with pytest.raises(ValueError, match=r"host=0: give how many times as long"):
         next(answer(Wish("train.py", [], False, "T4", 4, host=0), ["T4"]))

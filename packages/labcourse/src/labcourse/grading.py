@@ -82,9 +82,11 @@ class Store:
         return [self._figure(lab, student, number) for number in range(1, count + 1)]
 
     def _figure(self, lab: str, student: str, number: int) -> Path:
+        """Return the path of a figure."""
         return self.folder / "figures" / lab / f"{student}-{number}.png"
 
     def _resources(self, lab: str, student: str) -> Path:
+        """Return the path of the time and memory of a submission."""
         return self.folder / "resources" / lab / f"{student}.json"
 
     def remove(self, lab: str, student: str) -> None:
@@ -263,6 +265,7 @@ def grade_all(
     anew = {id(wanted[name]) for name in again}
 
     def is_done(item: Submission) -> bool:
+        """Return whether a submission has a current result from a sandbox as strong as this one."""
         record = store.record(item.lab, item.student)
         if record is None or id(item) in anew:
             return False

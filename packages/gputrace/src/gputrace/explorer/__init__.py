@@ -1,5 +1,5 @@
-"""A trace to look into: what ran when and which block lay where, zoomed, panned and asked under the pointer or by keyboard.
+"""Explorer of a trace: a timeline and a map of the memory blocks, with zoom and details.
 
-Drawn by a small script of our own, for nothing in the ecosystem does both: plotly brings 4.8 MB to every page, and Perfetto and memory_viz
-are sites, which cannot be opened without a network.
+It works with the pointer and the keyboard. A small script of our own draws it, because no library
+suits: plotly adds 4.8 MB to every page, and Perfetto and memory_viz are sites that need a network.
 """

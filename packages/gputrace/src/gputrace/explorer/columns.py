@@ -1,4 +1,7 @@
-"""What the explorer draws, as columns of whole numbers: lanes of spans, the memory of each device, and the lines of Python behind both."""
+"""The data that the explorer draws, as columns of whole numbers.
+
+There are lanes of spans, the memory of each device, and the lines of Python that both belong to.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,62 +16,93 @@ from gputrace.spans import LAUNCH, WAIT
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
-PHASE = COLLECTIVE + 1  # a look beside those of spans: forward, backward and step
+PHASE = COLLECTIVE + 1  # the look of the phases forward, backward and step
 Column = list[int]
 
 
 def of(trace: "TraceData") -> dict[str, Any]:
-    """All of a trace that can be drawn. Times are nanoseconds from the start of the recording, each as what it adds to the one before."""
+    """Return everything in a trace that the explorer draws.
+
+    Times are in nanoseconds from the start of the recording. Each is the difference to the one
+    before it.
+    """
     stacks = _Stacks(trace)
-    lanes = [] if trace.no_timeline else _span_lanes(trace, stacks)
+    lanes = []
+    if not trace.no_timeline:
+        lanes += _span_lanes(trace, stacks)
     for device in trace.devices:
         if trace.peaks[device] or (trace.events.device == device).any():
             lanes.append(_memory_lane(trace, device, stacks))
+    looks = []
+    for kind in range(PHASE):
+        looks.append({"name": NAMES[kind], "under": kind == WAIT, **_look(LOOKS[kind])})
+    looks.append({"name": "phase", "under": False, **_look({"facecolor": GREY})})
+    categories = []
+    for name in CATEGORIES:
+        look = {"facecolor": CATEGORY_COLOURS[name], "hatch": CATEGORY_HATCHES.get(name)}
+        categories.append({"name": name, **_look(look)})
     return {
         "end": max(int(_nanoseconds(np.array(trace.end))), 1),
         "badge": trace.badge,
         "lanes": lanes,
         "names": [*trace.spans.names, *dict.fromkeys(phase.name for phase in trace.phases)],
-        "looks": [
-            *({"name": NAMES[kind], "under": kind == WAIT, **_look(LOOKS[kind])} for kind in range(PHASE)),
-            {"name": "phase", "under": False, **_look({"facecolor": GREY})},
-        ],
-        "categories": [
-            {"name": name, **_look({"facecolor": CATEGORY_COLOURS[name], "hatch": CATEGORY_HATCHES.get(name)})} for name in CATEGORIES
-        ],
-        **stacks.told(),
+        "looks": looks,
+        "categories": categories,
+        **stacks.tables(),
     }
 
 
 def _look(look: dict[str, Any]) -> dict[str, Any]:
+    """Return the colour and the hatch of a matplotlib style."""
     return {"colour": look["facecolor"], "hatch": (look.get("hatch") or "")[:1]}
 
 
 def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
+    """Convert seconds to whole nanoseconds."""
     return np.round(seconds * 1e9).astype(np.int64)
 
 
 def _steps(seconds: np.ndarray) -> Column:
+    """Return each time as the difference to the one before it, in nanoseconds."""
     return np.diff(_nanoseconds(seconds), prepend=0).tolist()
 
 
 class _Stacks:
-    """Stacks by number, the same for the same lines: recordings number them by the calls inside libraries and the kit, too."""
+    """The different stacks of a trace, numbered.
+
+    A recording has several stacks with the same lines, which differ in calls inside libraries.
+    Here, stacks with the same lines have the same number.
+
+    Attributes:
+        number: the number here of each stack of the trace.
+    """
 
     def __init__(self, trace: "TraceData") -> None:
         self._trace = trace
         numbers: dict[tuple, int] = {}
-        self.number = np.array([numbers.setdefault(stack, len(numbers)) for stack in trace.stacks] or [0])
+        for stack in trace.stacks:
+            numbers.setdefault(stack, len(numbers))
+        self.number = np.array([numbers[stack] for stack in trace.stacks] or [0])
         self._stacks = list(numbers)
 
-    def told(self) -> dict[str, Any]:
-        """The lines as texts, each stack as numbers of lines, and which of them is the innermost of the user's own; -1 if none."""
-        lines = {line: number for number, line in enumerate(dict.fromkeys(line for stack in self._stacks for line in stack))}
+    def tables(self) -> dict[str, Any]:
+        """Return the lines as text, the numbers of the lines in each stack, and the user's lines.
+
+        The user's line of a stack is the innermost one in the user's own code, or -1.
+        """
+        lines: dict[Any, int] = {}
+        for stack in self._stacks:
+            for line in stack:
+                lines.setdefault(line, len(lines))
         users = {stack: self._trace.line(number) for number, stack in enumerate(self._trace.stacks)}
+        of_stacks = []
+        for stack in self._stacks:
+            line = users.get(stack)
+            of_stacks.append(-1 if line is None else lines[line])
         return {
             "lines": [[line.location, line.function, line.text] for line in lines],
             "stacks": [[lines[line] for line in stack] for stack in self._stacks],
-            "users": [-1 if (line := users.get(stack)) is None else lines[line] for stack in self._stacks],
+            "users": of_stacks,
         }
 
 
@@ -76,15 +110,22 @@ class _Stacks:
 
 
 def _span_lanes(trace: "TraceData", stacks: _Stacks) -> list[dict[str, Any]]:
+    """Return the lanes of phases, of the host, and of each device that ran something."""
     kinds = kinds_of(trace)
-    ran = [device for device in trace.devices if (trace.spans.device == device).any()]
-    lanes = lanes_of(trace, [])  # the host's
-    lanes += [lane for device in ran for lane in lanes_of(trace, [device]) if not lane.is_host]
+    lanes = lanes_of(trace, [])  # the lanes of the host
+    for device in trace.devices:
+        if (trace.spans.device == device).any():
+            lanes += [lane for lane in lanes_of(trace, [device]) if not lane.is_host]
     shown = [_span_lane(trace, lane, kinds, stacks) for lane in lanes if lane.mask.any()]
-    return [_phase_lane(trace, stacks), *shown] if trace.phases else shown
+    if trace.phases:
+        shown.insert(0, _phase_lane(trace, stacks))
+    return shown
 
 
-def _span_lane(trace: "TraceData", lane: Lane, kinds: np.ndarray, stacks: _Stacks) -> dict[str, Any]:
+def _span_lane(
+    trace: "TraceData", lane: Lane, kinds: np.ndarray, stacks: _Stacks
+) -> dict[str, Any]:
+    """Return the columns of one lane of spans."""
     spans, mine = trace.spans, lane.mask
     return {
         "what": "spans",
@@ -98,12 +139,15 @@ def _span_lane(trace: "TraceData", lane: Lane, kinds: np.ndarray, stacks: _Stack
 
 
 def _phase_lane(trace: "TraceData", stacks: _Stacks) -> dict[str, Any]:
-    phases, names = trace.phases, list(dict.fromkeys(phase.name for phase in trace.phases))
+    """Return the columns of the lane of phases."""
+    phases = trace.phases
+    names = list(dict.fromkeys(phase.name for phase in phases))
+    durations = np.array([phase.end - phase.start for phase in phases])
     return {
         "what": "spans",
         "name": "phases",
         "start": _steps(np.array([phase.start for phase in phases])),
-        "duration": _nanoseconds(np.array([phase.end - phase.start for phase in phases])).tolist(),
+        "duration": _nanoseconds(durations).tolist(),
         "called": [len(trace.spans.names) + names.index(phase.name) for phase in phases],
         "look": [PHASE] * len(phases),
         "stack": [int(stacks.number[phase.stack]) for phase in phases],
@@ -114,8 +158,11 @@ def _phase_lane(trace: "TraceData", stacks: _Stacks) -> dict[str, Any]:
 
 
 def _memory_lane(trace: "TraceData", device: int, stacks: _Stacks) -> dict[str, Any]:
-    """The events of a device, what each adds to what is allocated and reserved; and its blocks, which name the events that made and freed
-    them, -1 where these lie before the start or after the end."""
+    """Return the columns of a device's memory: its events and its blocks.
+
+    An event has the change of the allocated and of the reserved bytes. A block has the indices of
+    the events that allocated and freed it, or -1 if that was before the start or after the end.
+    """
     events, mine = trace.events, np.flatnonzero(trace.events.device == device)
     line, layers = trace.timeline(device), trace.layers(device)
     return {
@@ -135,37 +182,56 @@ def _memory_lane(trace: "TraceData", device: int, stacks: _Stacks) -> dict[str, 
 
 
 def _operators(trace: "TraceData", mine: np.ndarray, stacks: _Stacks) -> Column:
-    """For each allocation the name of the operator that it was for, by number: what the same lines launched next. -1 if that is unknown."""
+    """Return the name of the operator that each allocation was for, as a number.
+
+    The operator is the one that the same lines launched next. The number is -1 if it is unknown.
+    """
     events, spans = trace.events, trace.spans
-    launches, start, moment = np.flatnonzero(spans.kind == LAUNCH), _nanoseconds(spans.start), _nanoseconds(events.time)
+    launches = np.flatnonzero(spans.kind == LAUNCH)
+    start, moment = _nanoseconds(spans.start), _nanoseconds(events.time)
     by_stack: dict[int, np.ndarray] = {}
     launched_by = stacks.number[spans.stack[launches]]
     for stack in np.unique(launched_by).tolist():
         by_stack[stack] = launches[launched_by == stack]
     found = []
     for index in mine.tolist():
-        same = by_stack.get(int(stacks.number[events.stack[index]])) if events.action[index] == ALLOC else None
-        after = 0 if same is None else int(np.searchsorted(start[same], moment[index]))
-        found.append(-1 if same is None or after == len(same) else int(spans.name[same[after]]))
+        name = -1
+        same = by_stack.get(int(stacks.number[events.stack[index]]))
+        if same is not None and events.action[index] == ALLOC:
+            after = int(np.searchsorted(start[same], moment[index]))
+            if after < len(same):
+                name = int(spans.name[same[after]])
+        found.append(name)
     return found
 
 
 def _blocks(trace: "TraceData", device: int, mine: np.ndarray, stacks: _Stacks) -> dict[str, Any]:
-    """A device's blocks; of each its place among the `bytes` that are drawn, and the events that made and freed it."""
+    """Return the columns of a device's blocks.
+
+    `place` is the offset of a block among the `bytes` that are drawn. `birth` and `death` are the
+    indices of the events that allocated and freed it.
+    """
     events, places = trace.events, Places(trace, device)
-    position = np.full(len(events) + 1, -1)  # the last is for what lives on
+    position = np.full(len(events) + 1, -1)  # the last entry is for blocks that are never freed
     position[mine] = np.arange(len(mine))
     born = mine[events.action[mine] == ALLOC]
-    there = [block for segment in trace.start if segment.device == device for block in segment.blocks if block.state == "allocated"]
+    segments = [segment for segment in trace.start if segment.device == device]
+    blocks = [block for segment in segments for block in segment.blocks]
+    there = [block for block in blocks if block.state == "allocated"]
+    # A block that was there at the start ends with the first event that frees its address.
     freed = mine[(events.action[mine] == FREE_REQUESTED) & (events.birth[mine] < 0)]
-    end_of = {int(events.address[index]): int(index) for index in freed[::-1]}  # of what was there at the start: the first free there
+    end_of = {int(events.address[index]): int(index) for index in freed[::-1]}
+    deaths = [end_of.get(block.address, -1) for block in there] + events.deaths[born].tolist()
+    stack = [block.stack for block in there] + events.stack[born].tolist()
+    place = [places.at_start[block.address] for block in there]
+    place += [places.of_event[index] for index in born.tolist()]
     return {
         "bytes": places.bytes,
-        "place": [*(places.at_start[block.address] for block in there), *(places.of_event[index] for index in born.tolist())],
-        "size": [*(block.size for block in there), *events.size[born].tolist()],
-        "asked": [*(block.requested for block in there), *events.requested[born].tolist()],
+        "place": place,
+        "size": [block.size for block in there] + events.size[born].tolist(),
+        "asked": [block.requested for block in there] + events.requested[born].tolist(),
         "birth": [-1] * len(there) + position[born].tolist(),
-        "death": position[[*(end_of.get(block.address, -1) for block in there), *events.deaths[born].tolist()]].tolist(),
-        "category": [*(block.category for block in there), *events.category[born].tolist()],
-        "stack": stacks.number[[*(block.stack for block in there), *events.stack[born].tolist()]].tolist(),
+        "death": position[deaths].tolist(),
+        "category": [block.category for block in there] + events.category[born].tolist(),
+        "stack": stacks.number[stack].tolist(),
     }

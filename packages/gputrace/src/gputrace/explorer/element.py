@@ -1,4 +1,7 @@
-"""The explorer as part of a page: its element, with all of a trace in it, its script and its style. It fetches nothing."""
+"""The explorer as an element of a page, with its data, its script and its style.
+
+The element has the whole trace and loads nothing from a network.
+"""
 
 import base64
 import gzip
@@ -15,54 +18,64 @@ if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
 _FOLDER = Path(__file__).parent
+_SCRIPTS = ("lanes.js", "pen.js", "tables.js", "explorer.js")
 
 
 @cache
 def script() -> str:
-    """The program, which fills every explorer of the page that it stands in, after them."""
-    parts = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("lanes.js", "pen.js", "tables.js", "explorer.js")]
+    """Return the script, which draws all explorers of a page. It comes after them in the page."""
+    parts = [(_FOLDER / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     return f"(() => {{\n{''.join(parts)}}})();"
 
 
 def policy() -> str:
-    """What a page with an explorer may do: run this one script, and fetch nothing."""
+    """Return the content security policy of a page: run this script, and load nothing."""
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
-    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    allowed = f"img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return f"default-src 'none'; {allowed}"
 
 
 @cache
 def style() -> str:
-    """The rules for everything within an explorer."""
+    """Return the style sheet of an explorer."""
     return (_FOLDER / "explorer.css").read_text(encoding="utf-8")
 
 
 def element(trace: "TraceData", name: str = "trace") -> str:
-    """The element, hidden until its script has drawn it. The names of its files to download begin with `name`.
+    """Return the element for a trace. It is hidden until the script has drawn it.
 
-    What comes from the trace is packed, so that none of it is read as HTML or as a program, and shown as text alone.
+    The trace's data is compressed, so that nothing in it can be read as HTML or as a script.
+
+    Args:
+        name: the beginning of the names of files to download.
     """
     content = json.dumps(columns.of(trace), separators=(",", ":")).encode()
-    files = "".join(_file(*file) for file in _files(trace, name))
-    return f'<div class="explorer" hidden>{_packed(content, "columns")}<div class="files">{files}</div></div>'
+    files = f'<div class="files">{"".join(_file(*file) for file in _files(trace, name))}</div>'
+    return f'<div class="explorer" hidden>{_packed(content, "columns")}{files}</div>'
 
 
 def _files(trace: "TraceData", name: str) -> list[tuple[str, str, bytes, str]]:
-    """What other tools open: the file's name, the tool's, the content and the tool's address."""
+    """Return the files for other tools, as (file name, tool, content, address of the tool)."""
     files = []
     if not trace.no_timeline:
-        files.append((f"{name}.json", "Perfetto", b"".join(chrome.content(trace)), "https://ui.perfetto.dev"))
+        content = b"".join(chrome.content(trace))
+        files.append((f"{name}.json", "Perfetto", content, "https://ui.perfetto.dev"))
     if not trace.lost:
-        files.append((f"{name}.pickle", "PyTorch's memory viewer", snapshot.content(trace), "https://pytorch.org/memory_viz"))
+        viewer, address = "PyTorch's memory viewer", "https://pytorch.org/memory_viz"
+        files.append((f"{name}.pickle", viewer, snapshot.content(trace), address))
     return files
 
 
 def _file(filename: str, tool: str, content: bytes, address: str) -> str:
+    """Return the button that downloads a file, and the link to the tool that opens it."""
     kind = filename.rpartition(".")[2]
-    button = f'<button type="button" hidden data-file="file-{kind}" data-name="{filename}">Download for {tool}</button>'
-    return f'<span>{button} <a href="{address}" rel="noopener noreferrer">Open {tool}</a></span>{_packed(content, f"file-{kind}")}'
+    data = f'data-file="file-{kind}" data-name="{filename}"'
+    button = f'<button type="button" hidden {data}>Download for {tool}</button>'
+    link = f'<a href="{address}" rel="noopener noreferrer">Open {tool}</a>'
+    return f"<span>{button} {link}</span>{_packed(content, f'file-{kind}')}"
 
 
 def _packed(content: bytes, identity: str) -> str:
-    """Data in a page; the same bytes give the same text at any time."""
+    """Return compressed data as an element of a page. The same data gives the same text."""
     packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
     return f'<script type="application/gzip" id="{identity}">{packed}</script>'

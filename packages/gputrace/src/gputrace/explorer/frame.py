@@ -1,4 +1,4 @@
-"""The explorer in a notebook: a page of its own within the output, and the picture for where no script may run."""
+"""The explorer in a notebook: a page in a frame, and a picture where scripts cannot run."""
 
 from functools import cached_property
 from html import escape
@@ -11,16 +11,20 @@ if TYPE_CHECKING:
     from gputrace.figures.figure import Figure
     from gputrace.trace_data import TraceData
 
-# A notebook that is only read, as on GitHub, drops frame and script: then the picture below stays unfolded.
+# A page that only shows a notebook, such as GitHub's, drops the frame and the scripts. The picture
+# then stays visible, because only the script folds it.
 _AROUND = """<style>
 iframe.labkit-explorer {{ width: 100%; height: 38rem; border: 0; resize: vertical; }}
 [data-jp-theme-light=false] iframe.labkit-explorer {{ color-scheme: dark }}
 [data-jp-theme-light=true] iframe.labkit-explorer {{ color-scheme: light }}
 </style>
-<iframe class="labkit-explorer" title="What ran when, and the blocks of memory, to look into" srcdoc="{page}"
+<iframe class="labkit-explorer" title="{title}" srcdoc="{page}"
 sandbox="allow-scripts allow-downloads allow-popups"></iframe>
 <details open class="labkit-explored"><summary>The same as a picture</summary>{picture}</details>
-<script>document.querySelectorAll(".labkit-explored").forEach(picture => {{ picture.open = false; }});</script>"""
+<script>
+document.querySelectorAll(".labkit-explored").forEach(picture => {{ picture.open = false; }});
+</script>"""
+_TITLE = "Explorer: what ran when, and the blocks of memory"
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -29,7 +33,9 @@ _PAGE = """<!DOCTYPE html>
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <base target="_blank">
-<style>:root {{ color-scheme: light dark; font: 14px/1.4 system-ui, sans-serif; }} body {{ margin: 0; }}
+<style>
+:root {{ color-scheme: light dark; font: 14px/1.4 system-ui, sans-serif; }}
+body {{ margin: 0; }}
 {style}</style>
 </head>
 <body>{element}<script>{script}</script></body>
@@ -37,9 +43,12 @@ _PAGE = """<!DOCTYPE html>
 
 
 class Exploration:
-    """A trace to look into, by pointer and by keyboard: a notebook shows it as the output of a cell; `save("trace.html")` writes a page.
+    """Explorer of a trace, for the pointer and the keyboard.
 
-    `page` is that page, which holds all that it shows; `picture` the figure that stands in where no script runs.
+    A notebook shows it as the output of a cell. `save("trace.html")` writes it to a page.
+
+    Attributes:
+        picture: the figure that replaces the explorer where scripts cannot run.
     """
 
     def __init__(self, trace: "TraceData", picture: "Figure") -> None:
@@ -48,14 +57,26 @@ class Exploration:
 
     @cached_property
     def page(self) -> str:
-        """A self-contained HTML page."""
-        parts = {"policy": escape(element.policy()), "style": element.style(), "script": element.script()}
-        return _PAGE.format(element=element.element(self._trace), **parts)
+        """The explorer as an HTML page, which contains all its data."""
+        return _PAGE.format(
+            policy=escape(element.policy()),
+            style=element.style(),
+            script=element.script(),
+            element=element.element(self._trace),
+        )
 
     def save(self, path: str | Path) -> None:
-        """Write the page to a file. Raises ValueError for a name with another suffix, OSError where it cannot be written."""
+        """Write the page to a file, whose name ends in .html or .htm.
+
+        Raises:
+            ValueError: the name has another suffix.
+            OSError: the file cannot be written.
+        """
         if Path(path).suffix.lower() not in (".html", ".htm"):
-            raise ValueError(f"path={str(path)!r}: that is a page; give a name that ends in .html, such as 'trace.html'")
+            raise ValueError(
+                f"path={str(path)!r}: expected a name that ends in .html, such as 'trace.html', "
+                "because the file is a page"
+            )
         Path(path).write_text(self.page, encoding="utf-8")
 
     def __repr__(self) -> str:
@@ -63,8 +84,8 @@ class Exploration:
 
     @property
     def html(self) -> str:
-        """An element that holds the page and the picture."""
-        return _AROUND.format(page=escape(self.page), picture=self.picture.html)
+        """The frame with the page, and the picture, as an element of another page."""
+        return _AROUND.format(page=escape(self.page), picture=self.picture.html, title=_TITLE)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         data, metadata = self.picture._repr_mimebundle_()

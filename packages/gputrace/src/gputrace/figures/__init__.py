@@ -1,4 +1,4 @@
-"""The figures of a trace, and the style that all figures share. Only this folder loads matplotlib."""
+"""Figures of a trace, and the style of all figures. Only this folder imports matplotlib."""
 
 from gputrace.figures.devices import trace_devices as trace_devices
 from gputrace.figures.figure import Figure as Figure

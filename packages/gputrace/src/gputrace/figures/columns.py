@@ -1,4 +1,7 @@
-"""How a recording of any length becomes a picture: columns of time, each with the highest moment in it."""
+"""Columns of time in which a recording of any length becomes a picture.
+
+Each column shows the highest value in its interval.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -7,16 +10,17 @@ import numpy as np
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
-NARROW = 6  # pixels: steps of training that are narrower are not drawn one by one
+NARROW = 6  # pixels. Narrower training steps are not drawn one by one.
 
 
 def columns_of(trace: "TraceData", pixels: int) -> np.ndarray:
-    """The edges of the columns, in seconds, from 0 to the end of the trace; one column a pixel.
+    """Return the edges of the columns, in seconds from 0 to the end. A column is a pixel wide.
 
-    Where steps of training are too narrow to be distinguished, the columns are as wide as a step, so that they show the peak of each.
+    If training steps are too narrow to be distinguished, a column is about as wide as a step. Then
+    each column shows the peak of a step.
     """
     last = float(trace.events.time[-1]) if len(trace.events) else 0.0
-    end = max(trace.seconds, last) or 1e-6  # seconds: a recording of nothing
+    end = max(trace.seconds, last) or 1e-6  # an empty recording, too, needs an interval
     count = pixels
     step = _step(trace)
     if 0 < step < NARROW * end / pixels:
@@ -25,7 +29,7 @@ def columns_of(trace: "TraceData", pixels: int) -> np.ndarray:
 
 
 def _step(trace: "TraceData") -> float:
-    """Seconds from one step of training to the next, in the middle of all; 0 if there are no steps."""
+    """Return the median time from one training step to the next, or 0 if there are no steps."""
     for name in ("backward", "forward"):
         starts = [phase.start for phase in trace.phases if phase.name == name]
         if len(starts) > 2:
@@ -34,10 +38,14 @@ def _step(trace: "TraceData") -> float:
 
 
 def highest(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """For each interval between two edges the index of the highest value in it, the first of equals.
+    """Return the index of the highest value in each interval between two edges.
 
-    `times`, in order, say when each value began; it holds until the next. The first is at `edges[0]` or before; what begins at the last
-    edge or later counts only there if that is where the times end.
+    If several are equal, it is the first.
+
+    Args:
+        times: when each value began, in order. A value lasts until the next one. The first one
+            begins at `edges[0]` or before. Values that begin at the last edge or later count only
+            if `times` ends there.
     """
     before = max(int(np.searchsorted(times, edges[0], side="left")) - 1, 0)
     until = max(int(np.searchsorted(times, edges[-1], side="right")), before + 1)
@@ -45,11 +53,13 @@ def highest(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndar
 
 
 def _highest(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The same of times none of which lies outside the edges."""
+    """Do the same for times that are all inside the edges."""
     count = len(edges) - 1
     interval = np.minimum(np.searchsorted(edges, times, side="right") - 1, count - 1)
-    first, after = np.searchsorted(interval, np.arange(count), side="left"), np.searchsorted(interval, np.arange(count), side="right")
-    chosen = np.maximum(first - 1, 0)  # what holds when the interval begins
+    numbers = np.arange(count)
+    first = np.searchsorted(interval, numbers, side="left")
+    after = np.searchsorted(interval, numbers, side="right")
+    chosen = np.maximum(first - 1, 0)  # the value that lasts when the interval begins
     filled = np.flatnonzero(after > first)
     most = np.full(count, values.min())
     most[filled] = np.maximum.reduceat(values, first[filled])

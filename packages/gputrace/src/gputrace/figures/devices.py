@@ -1,6 +1,6 @@
-"""The memory of all devices over time, side by side: what replicas hold, and which device holds more."""
+"""Figure of the memory of all devices over time, one below the other."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.lines import Line2D
@@ -27,20 +27,23 @@ from gputrace.figures.figure import (
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
-ALIKE = 1.05  # peaks closer than this factor are called the same
-CLOSE = 4  # panels, more of which lie so close together that the 0 of one would touch the last tick of the next
+ALIKE = 1.05  # ratio below which peaks count as equal
+CLOSE = 4  # panels. With more, the tick at 0 of a panel would touch the highest tick of the next.
 
 
 def trace_devices(trace: "TraceData") -> Figure:
-    """Bytes allocated and reserved on every device of a trace over time, one panel a device, on the same scales."""
+    """Draw the allocated and the reserved memory of every device over time, on equal scales."""
     peaks = trace.peaks
     with matplotlib.rc_context(STYLE):
         canvas, *panels = new_canvas(_finding(peaks), rows=len(peaks))
-        edges = columns_of(trace, round(panels[0].get_position().width * SIZE[0] * DOTS_PER_INCH))
-        top = 1.05 * max(1, *peaks.values(), *(int(trace.timeline(device).reserved.max()) for device in peaks))
+        pixels = round(panels[0].get_position().width * SIZE[0] * DOTS_PER_INCH)
+        edges = columns_of(trace, pixels)
+        reserved_peaks = [int(trace.timeline(device).reserved.max()) for device in peaks]
+        top = 1.05 * max(1, *peaks.values(), *reserved_peaks)
         for axes, device in zip(panels, peaks, strict=True):
             line = trace.timeline(device)
-            allocated, reserved = (values[highest(line.times, values, edges)] for values in (line.allocated, line.reserved))
+            allocated = line.allocated[highest(line.times, line.allocated, edges)]
+            reserved = line.reserved[highest(line.times, line.reserved, edges)]
             axes.stairs(allocated, edges, fill=True, color=BLUE, linewidth=0, zorder=2)
             axes.stairs(reserved, edges, baseline=None, color=BLACK, linewidth=1.6, zorder=3)
             byte_ticks(axes, top, max(1, 6 // len(peaks)), zero=len(peaks) <= CLOSE)
@@ -48,19 +51,27 @@ def trace_devices(trace: "TraceData") -> Figure:
             axes.label_outer()
             axes.grid(axis="x", visible=False)
             label = f"cuda:{device}\npeak {units.byte_text(peaks[device])}"
-            axes.annotate(label, (1, 0.5), (9, 0), xycoords="axes fraction", **BESIDE, fontsize=TEXT_POINTS)
-        entries = [Patch(color=BLUE, label="allocated"), Line2D([], [], color=BLACK, linewidth=1.6, label="reserved")]
-        canvas.legend(handles=entries, loc="lower left", bbox_to_anchor=(0, 0), ncols=2, frameon=False, fontsize=TEXT_POINTS)
+            beside: dict[str, Any] = {"xycoords": "axes fraction", **BESIDE}
+            axes.annotate(label, (1, 0.5), (9, 0), **beside, fontsize=TEXT_POINTS)
+        entries = [
+            Patch(color=BLUE, label="allocated"),
+            Line2D([], [], color=BLACK, linewidth=1.6, label="reserved"),
+        ]
+        look: dict[str, Any] = {"frameon": False, "fontsize": TEXT_POINTS}
+        canvas.legend(handles=entries, loc="lower left", bbox_to_anchor=(0, 0), ncols=2, **look)
         add_badge(canvas, trace.badge)
-        listed = ", ".join(f"{units.byte_text(nbytes)} on cuda:{device}" for device, nbytes in peaks.items())
-        return Figure(
-            canvas, words(canvas, f"Peaks: {listed}", f"{units.time_text(trace.seconds)}, {len(trace.events)} events", trace.badge)
-        )
+        listed = []
+        for device, nbytes in peaks.items():
+            listed.append(f"{units.byte_text(nbytes)} on cuda:{device}")
+        recorded = f"{units.time_text(trace.seconds)}, {len(trace.events)} events"
+        alt = words(canvas, f"Peaks: {', '.join(listed)}", recorded, trace.badge)
+        return Figure(canvas, alt)
 
 
 def _finding(peaks: dict[int, int]) -> str:
-    """Which device holds most, and which least."""
-    most, least = max(peaks, key=lambda device: (peaks[device], -device)), min(peaks, key=lambda device: peaks[device])
+    """Say which device holds most, and which least."""
+    most = max(peaks, key=lambda device: (peaks[device], -device))
+    least = min(peaks, key=lambda device: peaks[device])
     high, low = units.byte_text(peaks[most]), units.byte_text(peaks[least])
     if not peaks[most]:
         return "Nothing was allocated on any device"
@@ -75,4 +86,5 @@ def _finding(peaks: dict[int, int]) -> str:
     if not peaks[least]:
         return f"Peak {high} on cuda:{most}, nothing on {others}"
     ratio = peaks[most] / second
-    return f"Peak {high} on cuda:{most}: {ratio:.{0 if ratio >= 10 else 1}f} times the {low} on {others}"
+    digits = 0 if ratio >= 10 else 1
+    return f"Peak {high} on cuda:{most}: {ratio:.{digits}f} times the {low} on {others}"

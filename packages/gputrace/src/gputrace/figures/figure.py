@@ -1,6 +1,7 @@
 """What all figures share: paper, colours, scales, badge and words.
 
-The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which people with any form of colour blindness can tell apart.
+The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/). People with any form of
+colour blindness can tell them apart.
 """
 
 import base64
@@ -26,8 +27,8 @@ from gputrace import units
 BLACK, BLUE, VERMILLION = "#000000", "#0072B2", "#D55E00"
 SKY_BLUE, ORANGE, GREEN, YELLOW, GREY = "#56B4E9", "#E69F00", "#009E73", "#F0E442", "#C8C8C8"
 PURPLE = "#CC79A7"
-# In the order of a stack, from the bottom up: what stays through a step, then what comes and goes. Neighbours differ in lightness too, or
-# in hatching, so that they can be told apart without colour.
+# The order is that of a stack, from bottom to top: first what stays during a step, then what comes
+# and goes. Neighbours also differ in lightness or in hatching.
 CATEGORY_COLOURS = {
     "parameters": BLUE,
     "optimizer state": SKY_BLUE,
@@ -42,9 +43,9 @@ SIZE = (7.0, 4.0)  # inches, at most
 DOTS_PER_INCH = 144
 FONT = "DejaVu Sans"
 TITLE_POINTS, TEXT_POINTS = 11, 9
-APART = 5  # points: a name so far above the end of its line needs something that leads to it
+APART = 5  # points. A name that is farther from the end of its line gets a leader line.
 STYLE: dict[Any, Any] = {
-    "font.family": FONT,  # comes with matplotlib, so figures look the same everywhere
+    "font.family": FONT,  # it comes with matplotlib, so figures look the same everywhere
     "font.size": 9.5,
     "figure.titlesize": TITLE_POINTS,
     "figure.titleweight": "bold",
@@ -55,14 +56,15 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "hatch.linewidth": 0.5,
-    "text.parse_math": False,  # a dollar sign is a dollar sign
+    "text.parse_math": False,  # so that a dollar sign remains one
     "lines.linewidth": 2,
     "lines.markersize": 5,
 }
 BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
-# JupyterLab draws a picture without its alternative text (https://github.com/jupyter/enhancement-proposals/issues/120), so a screen reader
-# would meet a nameless image: each picture without one gets the words that stand folded below it. Where scripts do not run, in a stored
-# notebook that is only read, the words are there all the same.
+# JupyterLab shows a picture without its alternative text
+# (https://github.com/jupyter/enhancement-proposals/issues/120), so a screen reader would find an
+# image without a name. This script gives each such picture the words that are folded below it.
+# Where scripts do not run, the words are still there.
 NAME_PICTURES = """<script>
 for (const words of document.querySelectorAll("details.labkit-words")) {
   const before = node => words.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING;
@@ -70,30 +72,32 @@ for (const words of document.querySelectorAll("details.labkit-words")) {
   if (picture && !picture.alt) picture.alt = words.lastChild.textContent;
 }
 </script>"""
-# In JupyterLab's dark theme pictures are inverted, and their hues turned back, as they are on a trace's page.
+# In JupyterLab's dark theme, pictures are inverted and their hues are kept, as on a trace's page.
 IN_THE_DARK = "{ filter: invert(.91) hue-rotate(180deg) }"
 DARKEN_PICTURES = (
-    f"<style>[data-jp-theme-light=false] .jp-OutputArea-child:has(+ .jp-OutputArea-child .labkit-words) img {IN_THE_DARK}</style>"
+    "<style>[data-jp-theme-light=false] "
+    f".jp-OutputArea-child:has(+ .jp-OutputArea-child .labkit-words) img {IN_THE_DARK}</style>"
 )
 
 
 class Figure:
-    """A finished picture: `png` holds its bytes, `html` an element with them, `alt` says in words what it shows, `title` is its finding.
+    """Finished picture. A notebook shows it, and below it the words, folded.
 
-    `save("memory.png")` writes it to a file.
-
-    A notebook's output shows the picture, and under it the words, folded.
+    Attributes:
+        title: the finding of the figure.
+        alt: the words of the figure, which say what it shows.
+        width: the width in CSS pixels.
     """
 
     def __init__(self, canvas: Canvas, alt: str) -> None:
         self.title = _finding(canvas)
         self.alt = alt
-        self.width = round(canvas.get_figwidth() * 96)  # CSS pixels: 96 an inch
+        self.width = round(canvas.get_figwidth() * 96)  # 96 CSS pixels per inch
         self._canvas = canvas
 
     @cached_property
     def png(self) -> bytes:
-        """The bytes of the picture. It is drawn when it is first looked at."""
+        """The bytes of the PNG picture, which is drawn when this is first read."""
         picture = io.BytesIO()
         metadata = {"Software": None, "Description": self.alt}
         with matplotlib.rc_context(STYLE):
@@ -102,15 +106,24 @@ class Figure:
 
     @property
     def html(self) -> str:
-        """An `<img>` element that holds picture and alternative text."""
+        """An `<img>` element with the picture and its alternative text."""
         picture = base64.b64encode(self.png).decode()
         style = "max-width: 100%; height: auto; background: white"
-        return f'<img src="data:image/png;base64,{picture}" alt="{escape(self.alt)}" width="{self.width}" style="{style}">'
+        source = f'src="data:image/png;base64,{picture}"'
+        return f'<img {source} alt="{escape(self.alt)}" width="{self.width}" style="{style}">'
 
     def save(self, path: str | Path) -> None:
-        """Write the picture to a PNG file. Raises ValueError for a name with another suffix, OSError where it cannot be written."""
+        """Write the picture to a PNG file.
+
+        Raises:
+            ValueError: the name does not end in .png.
+            OSError: the file cannot be written.
+        """
         if Path(path).suffix.lower() != ".png":
-            raise ValueError(f"path={str(path)!r}: figures are saved as PNG; give a name that ends in .png, such as 'memory.png'")
+            raise ValueError(
+                f"path={str(path)!r}: expected a name that ends in .png, such as 'memory.png', "
+                "because figures are saved as PNG"
+            )
         Path(path).write_bytes(self.png)
 
     def __repr__(self) -> str:
@@ -118,32 +131,39 @@ class Figure:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         picture = base64.b64encode(self.png).decode()
-        return {"image/png": picture, "text/plain": self.alt}, {"image/png": {"alt": self.alt, "width": self.width}}
+        metadata = {"image/png": {"alt": self.alt, "width": self.width}}
+        return {"image/png": picture, "text/plain": self.alt}, metadata
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
         data, metadata = self._repr_mimebundle_()
         display(data, metadata=metadata, raw=True)
-        words = f'<details class="labkit-words"><summary>The figure in words</summary>{escape(self.alt)}</details>'
-        display({"text/html": words + NAME_PICTURES + DARKEN_PICTURES, "text/plain": "(the figure in words)"}, raw=True)
+        folded = f"<summary>The figure in words</summary>{escape(self.alt)}"
+        words = f'<details class="labkit-words">{folded}</details>'
+        html = words + NAME_PICTURES + DARKEN_PICTURES
+        display({"text/html": html, "text/plain": "(the figure in words)"}, raw=True)
 
 
 def words(canvas: Canvas, *sentences: str) -> str:
-    """The alternative text: the finding, then the numbers that prove it."""
-    parts = [_finding(canvas), *(sentence for sentence in sentences if sentence)]
-    return " ".join(part if part.endswith(".") else f"{part}." for part in (p[0].upper() + p[1:] for p in parts))
+    """Return the alternative text: the title, then the sentences with its numbers."""
+    parts = []
+    for part in (_finding(canvas), *sentences):
+        if part:
+            capitalized = part[0].upper() + part[1:]
+            parts.append(capitalized if part.endswith(".") else f"{capitalized}.")
+    return " ".join(parts)
 
 
 def _finding(canvas: Canvas) -> str:
-    """Return the title as it was given. The picture has a box for a character without a glyph."""
+    """Return the title as it was given. In the picture, some characters may be boxes."""
     return str(canvas.get_label() or canvas.get_suptitle())
 
 
 def new_canvas(title: str, rows: int = 1) -> list[Any]:
-    """A white figure with the finding above its axes, and the axes, one below the other."""
+    """Return a white figure with a title, and its axes, one below the other."""
     canvas = Canvas(figsize=SIZE, facecolor="white")
-    # Room for ticks with units on the left, for the names of the lines on the right, for the badge below.
+    # Space for ticks with units on the left, names of lines on the right, and the badge below.
     margins = {"left": 0.14, "right": 0.78, "bottom": 0.19, "top": 0.89, "hspace": 0.25}
     axes = canvas.subplots(rows, 1, sharex=True, squeeze=False, gridspec_kw=margins)[:, 0]
     add_title(canvas, title)
@@ -151,17 +171,18 @@ def new_canvas(title: str, rows: int = 1) -> list[Any]:
 
 
 def add_title(canvas: Canvas, title: str) -> None:
-    """Write the finding in smaller letters if it is long, and cut it off if even those do not fit."""
+    """Write the title, in smaller letters if it is long, and cut it if even those do not fit."""
     canvas.set_label(title)
-    room = 0.94 * 72 * canvas.get_figwidth()  # of 0.98: as it is drawn, hinted, text is up to 3% wider
-    points = min(max(TITLE_POINTS * room / text_width(title, TITLE_POINTS, bold=True), TEXT_POINTS), TITLE_POINTS)
-    canvas.suptitle(
-        shortened(title, 1.0001 * room, points, bold=True), x=0.02, y=0.975, ha="left", va="top", fontsize=points, parse_math=False
-    )
+    room = 0.94 * 72 * canvas.get_figwidth()  # not 0.98, because drawn text may be 3% wider
+    width = text_width(title, TITLE_POINTS, bold=True)
+    points = min(max(TITLE_POINTS * room / width, TEXT_POINTS), TITLE_POINTS)
+    text = shortened(title, 1.0001 * room, points, bold=True)
+    look: dict[str, Any] = {"ha": "left", "va": "top", "fontsize": points, "parse_math": False}
+    canvas.suptitle(text, x=0.02, y=0.975, **look)
 
 
 def binary_scale(axes: Axes, label: str, text: Callable[[float], str], most: int) -> None:
-    """A logarithmic x axis with ticks at powers of two, at most `most` of them: 4 KiB, 64 KiB, 1 MiB."""
+    """Make the x axis logarithmic, with at most `most` ticks at powers of two."""
     axes.set_xscale("log", base=2)
     low, high = (math.log2(limit) for limit in axes.get_xlim())
     for every in (1, 2, 4, 8, 16):
@@ -173,7 +194,10 @@ def binary_scale(axes: Axes, label: str, text: Callable[[float], str], most: int
 
 
 def decimal_scale(axes: Axes, label: str, text: Callable[[float], str]) -> None:
-    """A logarithmic y axis with ticks at powers of ten, and at 2 and 5 times them where it spans fewer than three."""
+    """Make the y axis logarithmic, with ticks at powers of ten.
+
+    If it spans fewer than three powers, there are also ticks at 2 and 5 times them.
+    """
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     subs = (1.0,) if high / low > 1000 else (1.0, 2.0, 5.0)
@@ -203,11 +227,11 @@ def label_ends(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
 
 
 def _apart(pixels: list[float], axes: Axes) -> list[float]:
-    """Return rising heights of texts, moved up so that they do not overlap.
+    """Return rising heights for texts, in pixels, moved up so that the texts do not overlap.
 
-    If the highest is then above the axes, they move down again.
+    If the highest one is then above the axes, they are moved down.
     """
-    # The boxes of text of some versions of matplotlib are 19 pixels high.
+    # In some versions of matplotlib, the boxes of text are 19 pixels high.
     least = 14 * axes.figure.dpi / 72
     heights: list[float] = []
     for pixel in pixels:
@@ -220,7 +244,7 @@ def _apart(pixels: list[float], axes: Axes) -> list[float]:
 
 
 def darker(colour: str) -> tuple[float, float, float]:
-    """The colour for text: dark enough on white."""
+    """Return a darker variant of a colour, for text on white."""
     red, green, blue = to_rgb(colour)
     return 0.75 * red, 0.75 * green, 0.75 * blue
 
@@ -232,54 +256,66 @@ def add_badge(canvas: Canvas, badge: str) -> None:
 
 
 def byte_ticks(axes: Axes, top: float, most: int, zero: bool = True) -> None:
-    """Ticks on a linear y axis from 0 to `top` bytes, at round numbers of its binary unit; that at 0 may be left out."""
+    """Set ticks on a linear y axis from 0 to `top` bytes, at round numbers of a binary unit.
+
+    With `zero=False`, there is no tick at 0.
+    """
     size, unit = units.byte_unit(top)
     axes.set_ylim(0, top)
-    ticks = [tick for tick in MaxNLocator(most, integer=size == 1).tick_values(0, top / size) if 0 <= tick <= top / size and (tick or zero)]
-    axes.set_yticks([tick * size for tick in ticks], ["0" if tick == 0 else f"{tick:g} {unit}" for tick in ticks])
+    ticks = []
+    for tick in MaxNLocator(most, integer=size == 1).tick_values(0, top / size):
+        if 0 <= tick <= top / size and (tick or zero):
+            ticks.append(tick)
+    labels = ["0" if tick == 0 else f"{tick:g} {unit}" for tick in ticks]
+    axes.set_yticks([tick * size for tick in ticks], labels)
 
 
 def binary_ticks(axes: Axes, end: float, most: int = 8) -> None:
-    """Ticks on a linear x axis from 0 to `end` bytes, at multiples of a power of two: 0, 4 MiB, 8 MiB."""
+    """Set ticks on a linear x axis from 0 to `end` bytes, at multiples of a power of two."""
     step = 2 ** math.ceil(math.log2(end / most))
     ticks = [step * index for index in range(int(end / step) + 1)]
     axes.set_xticks(ticks, [units.byte_text(tick) if tick else "0" for tick in ticks])
 
 
 def time_ticks(axes: Axes, end: float, start: float = 0.0) -> None:
-    """Ticks on a linear x axis from `start` to `end` seconds, at round numbers of the unit that the axis is labelled with."""
+    """Set ticks on a linear x axis from `start` to `end` seconds, at round numbers of a unit."""
     period, short = units.time_unit(end)
     axes.set_xlim(start, end)
-    ticks = [tick for tick in MaxNLocator(6).tick_values(start / period, end / period) if start <= tick * period <= end]
+    ticks = []
+    for tick in MaxNLocator(6).tick_values(start / period, end / period):
+        if start <= tick * period <= end:
+            ticks.append(tick)
     axes.set_xticks([tick * period for tick in ticks], [f"{tick:g}" for tick in ticks])
     axes.set_xlabel(f"time since the start, {short}")
 
 
-# Text of the learner's own
+# Text that a learner has written
 
-_UNIT = 100  # points: the size at which characters are measured
+_UNIT = 100  # points, the size at which characters are measured
 
 
 def text_width(text: str, points: float = TEXT_POINTS, bold: bool = False) -> float:
-    """How wide a text is drawn, in points (1/72 inch)."""
+    """Return the width of a text in points (1/72 inch)."""
     return points * sum(_width(char, bold) for char in drawable(text))
 
 
 @lru_cache(maxsize=4096)
 def _width(char: str, bold: bool) -> float:
-    """How wide a character is, as a share of the size of the text."""
+    """Return the width of a character, as a share of the text's size."""
     return float(_font(bold).load_char(ord(char)).linearHoriAdvance) / 65536 / _UNIT
 
 
 @lru_cache
 def _font(bold: bool) -> FT2Font:
-    font = FT2Font(findfont(FontProperties(family=FONT, weight="bold" if bold else "normal")))
+    """Load the font of the figures."""
+    weight = "bold" if bold else "normal"
+    font = FT2Font(findfont(FontProperties(family=FONT, weight=weight)))
     font.set_size(_UNIT, 72)
     return font
 
 
 def shortened(text: str, width: float, points: float = TEXT_POINTS, bold: bool = False) -> str:
-    """As much of a text as fits the width, in points; an ellipsis stands for the rest."""
+    """Cut a text so that it fits a width in points. An ellipsis replaces the rest."""
     text = drawable(text)
     if text_width(text, points, bold) <= width:
         return text
@@ -294,12 +330,12 @@ def shortened(text: str, width: float, points: float = TEXT_POINTS, bold: bool =
 
 
 def drawable(text: str) -> str:
-    """Return the text on one line, with a box for each character that the font does not have."""
+    """Return a text on one line, with a box for each character that the font does not have."""
     line = " ".join(text.splitlines()).replace("\t", " ")
     return "".join(char if _has_glyph(char) else "□" for char in line)
 
 
 @lru_cache(maxsize=4096)
 def _has_glyph(char: str) -> bool:
-    """Whether both fonts can draw the character."""
+    """Return whether both fonts have a character."""
     return all(_font(bold).get_char_index(ord(char)) for bold in (False, True))

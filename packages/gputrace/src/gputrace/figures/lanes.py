@@ -1,4 +1,4 @@
-"""The lanes of a timeline, and how any number of spans becomes a picture of them."""
+"""Lanes of a timeline, and the drawing of any number of spans in them."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,24 @@ from gputrace.figures.figure import (
     drawable,
     text_width,
 )
-from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, is_collective
+from gputrace.spans import (
+    COPIES,
+    D2H,
+    H2D,
+    HOST,
+    KERNEL,
+    KINDS,
+    LAUNCH,
+    P2P,
+    WAIT,
+    is_collective,
+)
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
 BACKWARD = len(KINDS)  # a kernel that was launched in a backward pass
-COLLECTIVE = BACKWARD + 1  # a kernel of NCCL's
+COLLECTIVE = BACKWARD + 1  # a kernel of NCCL
 NAMES = {
     KERNEL: "kernel",
     BACKWARD: "kernel, backward",
@@ -38,7 +49,7 @@ NAMES = {
     LAUNCH: "launch",
     WAIT: "host waits",
 }
-# Each kind has a hatching too, so that it is known without its colour.
+# Kinds also differ in their hatching, for readers who cannot tell colours apart.
 LOOKS: dict[int, dict[str, Any]] = {
     KERNEL: {"facecolor": BLUE},
     BACKWARD: {"facecolor": SKY_BLUE},
@@ -51,78 +62,121 @@ LOOKS: dict[int, dict[str, Any]] = {
 }
 RACE = VERMILLION
 FILLED = 0.8  # of a lane's height
-BORDERED = 5  # pixels: wider ones have a border
-WIDE = 3  # pixels: spans that are narrower are drawn together with their neighbours
-APART = 2  # pixels to the next: narrow spans are drawn one by one
-COLUMN = 4  # pixels: what is drawn together is a column as high as the share of its time that is covered
-LEAST = 0.15  # of the height: what is there is seen
+BORDERED = 5  # pixels. Wider boxes have a border.
+WIDE = 3  # pixels. Narrower spans are drawn together with their neighbours.
+APART = 2  # pixels to the next span from which narrow spans are drawn one by one
+COLUMN = 4  # pixels. The height of a column is the covered share of its time.
+LEAST = 0.15  # of the height of a column, so that it can be seen
 MOST_TEXTS = 200  # names that are written into spans
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A row of the picture: the host (device HOST), a stream of a device, or a copy engine, which is the `kind` of its copies."""
+    """Row of the picture: the host, a stream of a device, or a copy engine.
+
+    Attributes:
+        device: the device, or HOST.
+        stream: the stream, or None.
+        kind: the kind of copies of a copy engine, or None.
+        mask: which of the trace's spans are in this lane.
+    """
 
     device: int
     stream: int | None
     kind: int | None
     name: str
-    mask: np.ndarray  # of the trace's spans
+    mask: np.ndarray
 
     @property
     def is_host(self) -> bool:
+        """Whether this is the lane of the host."""
         return self.device == HOST
 
     def within(self, seen: np.ndarray) -> "Lane":
-        """The same lane of a recording that has only the spans marked in `seen`."""
+        """Return the lane for a recording that has only the spans in the mask `seen`."""
         return replace(self, mask=self.mask[seen])
 
 
 def kinds_of(trace: "TraceData") -> np.ndarray:
-    """The kind of each span: COLLECTIVE for a kernel of NCCL's, BACKWARD for another that a backward pass launched."""
+    """Return the kind of each span.
+
+    It is COLLECTIVE for a kernel of NCCL, and BACKWARD for other kernels of a backward pass.
+    """
     spans = trace.spans
     kinds = np.where((spans.kind == KERNEL) & spans.backward, BACKWARD, spans.kind)
     return np.where(is_collective(spans), COLLECTIVE, kinds)
 
 
 def lanes_of(trace: "TraceData", devices: list[int]) -> list[Lane]:
-    """From the top down: the host, and of each device its streams in use; of a single one its copy engines in use, too."""
+    """Return the lanes from top to bottom: the host, and the streams in use of each device.
+
+    For a single device, also return its copy engines in use.
+    """
     spans = trace.spans
-    lanes = [Lane(HOST, None, None, "host", spans.device == HOST)] if trace.tells_of_host else []
+    lanes = []
+    if trace.tells_of_host:
+        lanes.append(Lane(HOST, None, None, "host", spans.device == HOST))
+    several = len(trace.devices) > 1
     for device in devices:
-        prefix = f"cuda:{device} " if len(trace.devices) > 1 else ""
+        prefix = f"cuda:{device} " if several else ""
         mine = spans.device == device
         for stream, name in trace.stream_names(device).items():
             mask = mine & (spans.stream == stream)
             if mask.any():
-                lanes.append(Lane(device, stream, None, f"{prefix}{name.replace(' stream', '') if prefix else name}", mask))
-        for kind in COPIES if len(devices) == 1 else ():
-            mask = mine & (spans.kind == kind)
-            if mask.any():
-                lanes.append(Lane(device, None, kind, f"{prefix}{KINDS[kind]}{'' if prefix else ' engine'}", mask))
+                if several:
+                    name = prefix + name.replace(" stream", "")
+                lanes.append(Lane(device, stream, None, name, mask))
+        if len(devices) == 1:
+            for kind in COPIES:
+                mask = mine & (spans.kind == kind)
+                if mask.any():
+                    engine = KINDS[kind] if several else f"{KINDS[kind]} engine"
+                    lanes.append(Lane(device, None, kind, prefix + engine, mask))
     return lanes
 
 
 def fitting(lanes: list[Lane], seconds: list[float], most: int) -> list[Lane]:
-    """Return at most `most` lanes in their order: the host, and the lanes that were busy longest. `seconds` says how long each was."""
+    """Return at most `most` lanes in their order: the host, and those that were busy longest.
+
+    `seconds` says how long each lane was busy.
+    """
     if len(lanes) <= most:
         return lanes
     hosts = [number for number, lane in enumerate(lanes) if lane.is_host]
-    others = sorted((number for number, lane in enumerate(lanes) if not lane.is_host), key=lambda number: -seconds[number])
+    others = [number for number, lane in enumerate(lanes) if not lane.is_host]
+    others.sort(key=lambda number: -seconds[number])
     kept = {*hosts, *others[: most - len(hosts)]}
     return [lane for number, lane in enumerate(lanes) if number in kept]
 
 
-def draw_lane(axes: Axes, trace: "TraceData", kinds: np.ndarray, lane: Lane, row: int, window: tuple[float, float], pixels: float) -> bool:
-    """The spans of a lane that lie in a window of seconds, which is drawn so many pixels wide; `row` counts from the top.
+def draw_lane(
+    axes: Axes,
+    trace: "TraceData",
+    kinds: np.ndarray,
+    lane: Lane,
+    row: int,
+    window: tuple[float, float],
+    pixels: float,
+) -> bool:
+    """Draw the spans of a lane.
 
-    `kinds` is what `kinds_of` says of all spans. Returns whether some were too many to be drawn one by one.
+    Args:
+        kinds: the result of `kinds_of`.
+        row: the number of the lane, from the top.
+        window: the interval to draw, in seconds.
+        pixels: the width of the interval in the picture.
+
+    Returns:
+        Whether some spans were too many to be drawn one by one.
     """
     spans, (low, high) = trace.spans, window
     seen = lane.mask & (spans.end >= low) & (spans.start <= high)
     pixel, crowded = (high - low) / pixels, False
-    # What the host waits for lies under what other threads launch meanwhile.
-    for kind in (WAIT, LAUNCH) if lane.is_host else np.unique(kinds[seen]).tolist():
+    # Waits are drawn first, below the launches of other threads.
+    shown = np.unique(kinds[seen]).tolist()
+    if lane.is_host:
+        shown = [WAIT, LAUNCH]
+    for kind in shown:
         mask = seen & (kinds == kind)
         if mask.any():
             start, end = np.maximum(spans.start[mask], low), np.minimum(spans.end[mask], high)
@@ -131,15 +185,21 @@ def draw_lane(axes: Axes, trace: "TraceData", kinds: np.ndarray, lane: Lane, row
             _draw_boxes(axes, drawn, row, pixel, LOOKS[kind], zorder=2 if kind == WAIT else 3)
     if not lane.is_host:
         for kind, colour in ((KERNEL, "white"), (BACKWARD, BLACK), (COLLECTIVE, BLACK)):
-            _write_names(axes, trace, np.flatnonzero(seen & (kinds == kind)), row, window, pixels, colour)
+            which = np.flatnonzero(seen & (kinds == kind))
+            _write_names(axes, trace, which, row, window, pixels, colour)
     return crowded
 
 
 def boxes(start: np.ndarray, end: np.ndarray, low: float, pixel: float) -> np.ndarray:
-    """Rows (x, width, height) that show spans, given in order of start, at `pixel` seconds a pixel, from `low` on; height 1 is full.
+    """Return boxes that show spans, as rows (x, width, height). The full height is 1.
 
-    A span that is wide enough is a box of its own. Of the others, those that lie alone are as wide as a pixel at least; where they lie
-    close, the height of columns is the share of the time that was covered.
+    A wide span has a box of its own. A narrow span that is alone has a box of at least one pixel.
+    Narrow spans close to each other become columns, whose height is the share of covered time.
+
+    Args:
+        start, end: when the spans began and ended, in order of `start`.
+        low: the left edge of the picture, in seconds.
+        pixel: the seconds per pixel.
     """
     wide = end - start >= WIDE * pixel
     drawn = [np.stack([start[wide], end[wide] - start[wide], np.ones(wide.sum())], axis=1)]
@@ -147,13 +207,14 @@ def boxes(start: np.ndarray, end: np.ndarray, low: float, pixel: float) -> np.nd
     if len(start):
         gap = np.concatenate([[np.inf], start[1:] - end[:-1], [np.inf]]) > APART * pixel
         alone = gap[:-1] & gap[1:]
-        drawn.append(np.stack([start[alone], np.maximum(end[alone] - start[alone], pixel), np.ones(alone.sum())], axis=1))
+        lengths = np.maximum(end[alone] - start[alone], pixel)
+        drawn.append(np.stack([start[alone], lengths, np.ones(alone.sum())], axis=1))
         drawn.append(_columns(start[~alone], end[~alone], low, COLUMN * pixel))
     return np.concatenate(drawn)
 
 
 def _joined(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same stretches of time, none of which overlap."""
+    """Join intervals that overlap."""
     if not len(start):
         return start, end
     latest = np.maximum.accumulate(end)
@@ -162,52 +223,70 @@ def _joined(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _columns(start: np.ndarray, end: np.ndarray, low: float, width: float) -> np.ndarray:
-    """A row (x, width, height) for each column in which something lies; the spans, in order, do not overlap."""
+    """Return a box (x, width, height) for each column with spans. The spans do not overlap."""
     if not len(start):
         return np.zeros((0, 3))
     first, last = int((start[0] - low) / width), int((end[-1] - low) / width) + 1
     edges = low + width * np.arange(first, last + 1)
     moments = np.stack([start, end], axis=1).ravel()
-    done = np.repeat(np.concatenate([[0.0], np.cumsum(end - start)]), 2)[1:-1]  # seconds covered before each of the moments
+    # The seconds that are covered before each of the moments.
+    done = np.repeat(np.concatenate([[0.0], np.cumsum(end - start)]), 2)[1:-1]
     share = np.diff(np.interp(edges, moments, done)) / width
     there = share > 0
-    there[((start - low) / width).astype(int) - first] = True  # also where a span takes no time
-    return np.stack([edges[:-1][there], np.full(there.sum(), width), np.clip(share[there], LEAST, 1.0)], axis=1)
+    there[((start - low) / width).astype(int) - first] = True  # also for spans that take no time
+    heights = np.clip(share[there], LEAST, 1.0)
+    return np.stack([edges[:-1][there], np.full(there.sum(), width), heights], axis=1)
 
 
-def _draw_boxes(axes: Axes, drawn: np.ndarray, row: int, pixel: float, look: dict, zorder: int) -> None:
+def _draw_boxes(
+    axes: Axes, drawn: np.ndarray, row: int, pixel: float, look: dict, zorder: int
+) -> None:
+    """Draw boxes (x, width, height) in a lane."""
     x, width, height = drawn.T
     bottom = row + (1 + FILLED) / 2
     top = bottom - FILLED * height
-    corners = np.stack([x, x + width, x + width, x, *[np.full(len(x), bottom)] * 2, top, top], axis=1).reshape(-1, 2, 4).swapaxes(1, 2)
-    # A border would hide a narrow box; between wide ones it shows where one ends.
-    for shown, border in ((width >= BORDERED * pixel, 0.4), (width < BORDERED * pixel, 0.0)):
+    bottoms = np.full(len(x), bottom)
+    flat = np.stack([x, x + width, x + width, x, bottoms, bottoms, top, top], axis=1)
+    corners = flat.reshape(-1, 2, 4).swapaxes(1, 2)
+    # A border separates wide boxes, but would hide narrow ones.
+    is_wide = width >= BORDERED * pixel
+    for shown, border in ((is_wide, 0.4), (~is_wide, 0.0)):
         if shown.any():
-            collection = PolyCollection(corners[shown], **{"edgecolor": "white", "linewidth": border, **look}, zorder=zorder)
+            style = {"edgecolor": "white", "linewidth": border, **look}
+            collection = PolyCollection(corners[shown], **style, zorder=zorder)
             axes.add_collection(collection, autolim=False)
 
 
 def _write_names(
-    axes: Axes, trace: "TraceData", which: np.ndarray, row: int, window: tuple[float, float], pixels: float, colour: str
+    axes: Axes,
+    trace: "TraceData",
+    which: np.ndarray,
+    row: int,
+    window: tuple[float, float],
+    pixels: float,
+    colour: str,
 ) -> None:
-    """The names of the kernels that are wide enough for them; of the widest, where there are very many."""
+    """Write names into kernels that are wide enough, but only into the widest if they are many."""
     spans, (low, high) = trace.spans, window
     start, end = np.maximum(spans.start[which], low), np.minimum(spans.end[which], high)
-    points = (end - start) * (pixels / 2) / (high - low)  # a picture has two pixels a point
+    points = (end - start) * (pixels / 2) / (high - low)  # a picture has two pixels per point
     for index in np.argsort(-points, kind="stable")[:MOST_TEXTS].tolist():
         name = drawable(short_name(spans.names[spans.name[which[index]]]))
         if text_width(name) + 4 <= points[index]:
             middle = (start[index] + end[index]) / 2
-            look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": TEXT_POINTS, "color": colour}
-            axes.text(middle, row + 0.5, name, **look, parse_math=False, zorder=5, clip_on=True)
+            look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": colour}
+            look |= {"fontsize": TEXT_POINTS, "parse_math": False, "clip_on": True}
+            axes.text(middle, row + 0.5, name, **look, zorder=5)
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without what C++ puts around it: no result, namespaces, template arguments or parameters."""
-    return name.removeprefix("void ").partition("<")[0].partition("(")[0].rpartition("::")[2].strip() or name
+    """Return a kernel's name without its result, namespaces, template arguments and parameters."""
+    name_and_more = name.removeprefix("void ").partition("<")[0].partition("(")[0]
+    return name_and_more.rpartition("::")[2].strip() or name
 
 
 def shade(axes: Axes, count: int) -> None:
-    """A faint ground under each lane."""
+    """Draw a faint background for each lane."""
     for row in range(count):
-        axes.axhspan(row + (1 - FILLED) / 2, row + (1 + FILLED) / 2, color=GREY, alpha=0.22, linewidth=0, zorder=1)
+        low, high = row + (1 - FILLED) / 2, row + (1 + FILLED) / 2
+        axes.axhspan(low, high, color=GREY, alpha=0.22, linewidth=0, zorder=1)

@@ -1,4 +1,4 @@
-"""The memory of a device over time: what was allocated, for what, and which line made the peak."""
+"""Figure of a device's memory over time: what was allocated for what, and the line at the peak."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -38,18 +38,26 @@ from gputrace.steps import Steps, steps_of
 if TYPE_CHECKING:
     from gputrace.trace_data import Device, TraceData
 
-LEFT, RIGHT = 0.135, 0.715  # where the axes lie, as shares of the figure's width
+LEFT, RIGHT = 0.135, 0.715  # the sides of the axes, as shares of the figure's width
 COLUMNS = round((RIGHT - LEFT) * SIZE[0] * DOTS_PER_INCH)  # pixels of the picture
-FAR = 2  # a device that is used more than this many times what PyTorch reserved does not set the scale
-SEEN = 0.01  # of the peak: a growth that is smaller is not the finding
+FAR = 2  # times the reserved memory. If more is in use on the device, it does not set the scale.
+SEEN = 0.01  # of the peak. A smaller growth is not reported.
 LINE_GREY = "#777777"
-WITHIN = {"forward": " in the forward pass", "backward": " in the backward pass", "step": " in the optimizer's step"}
+WITHIN = {
+    "forward": " in the forward pass",
+    "backward": " in the backward pass",
+    "step": " in the optimizer's step",
+}
 
 
 def trace_memory(trace: "TraceData", device: "Device | None" = None) -> Figure:
-    """A device's memory over time: allocated, by what it is for, reserved and used; the phases; the line that made the peak.
+    """Draw a device's memory over time: allocated by category, reserved, and used by all processes.
 
-    `device=None` is the one with the highest peak. Raises ValueError for a device that the trace does not know.
+    The figure also has the phases and the line at the peak. By default, it is about the device with
+    the highest peak.
+
+    Raises:
+        ValueError: the trace does not have this device.
     """
     seen = _Seen.of(trace, device)
     with matplotlib.rc_context(STYLE):
@@ -60,7 +68,8 @@ def trace_memory(trace: "TraceData", device: "Device | None" = None) -> Figure:
         areas = _draw_layers(axes, seen)
         entries = _draw_lines(axes, seen) + areas
         corner = RIGHT + 0.01, axes.get_position().y1 + 0.02
-        canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=corner, frameon=False, fontsize=TEXT_POINTS)
+        look: dict[str, Any] = {"frameon": False, "fontsize": TEXT_POINTS}
+        canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=corner, **look)
         _scale(axes, seen)
         _mark_peak(axes, seen)
         _mark_out_of_memory(axes, seen)
@@ -69,76 +78,103 @@ def trace_memory(trace: "TraceData", device: "Device | None" = None) -> Figure:
             axes.set_xticks([])
             axes.set_xlabel("")
         if trace.lost:
-            canvas.text(0.02, 0.03, f"The oldest {trace.lost} events were lost", fontsize=TEXT_POINTS, color=darker(VERMILLION))
+            lost = f"The oldest {trace.lost} events were lost"
+            canvas.text(0.02, 0.03, lost, fontsize=TEXT_POINTS, color=darker(VERMILLION))
         add_badge(canvas, trace.badge)
         return Figure(canvas, words(canvas, *_proof(seen)))
 
 
 def add_memory(
-    canvas: Canvas, box: tuple[float, float, float, float], trace: "TraceData", device: int, window: tuple[float, float]
+    canvas: Canvas,
+    box: tuple[float, float, float, float],
+    trace: "TraceData",
+    device: int,
+    window: tuple[float, float],
 ) -> None:
-    """The memory of a device in a part of the recording, in seconds, drawn in a box of the canvas, without the words of its own figure.
+    """Draw the memory of a device as a part of another figure, with the legend next to it.
 
-    The legend stands next to the box.
+    Args:
+        box: the axes in the canvas, as (left, bottom, width, height).
+        window: the interval to draw, in seconds.
     """
     seen = replace(_Seen.of(trace, device, np.linspace(*window, COLUMNS + 1)), used=None)
     axes = canvas.add_axes(box)
     areas = _draw_layers(axes, seen, shares=False)
     entries = _draw_lines(axes, seen) + areas
     corner = box[0] + box[2] + 0.005, box[1] + box[3] + 0.02
-    look = {"frameon": False, "fontsize": TEXT_POINTS, "labelspacing": 0.25, "borderpad": 0, "handlelength": 1.3}
+    look: dict[str, Any] = {"frameon": False, "fontsize": TEXT_POINTS, "labelspacing": 0.25}
+    look |= {"borderpad": 0, "handlelength": 1.3}
     canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=corner, **look)
     _scale(axes, seen, most=3)
     axes.set_xlim(window)
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
 
 
-# What there is to see
+# The data of the figure
 
 
 @dataclass
 class _Seen:
-    """A device's memory as the picture shows it, in columns: each has the highest moment that falls in it, so no peak is lost however
-    short. `edges` and `peak_time` in seconds, the rest in bytes."""
+    """A device's memory as the figure shows it.
+
+    Each column shows the highest value in its interval, so that no peak is lost, however short.
+    Times are in seconds, and sizes in bytes.
+
+    Attributes:
+        edges: the edges of the columns.
+        layers: the bytes of each category that occurs, from bottom to top.
+        reserved, used: bytes. `used` is None if it is not known.
+        peak, peak_time: the highest number of allocated bytes, and when it was reached.
+        at_peak: the bytes of each category at the peak.
+        line: the line that made the peak, or None.
+        ooms: the indices of the out-of-memory events.
+    """
 
     trace: "TraceData"
     device: int
     edges: np.ndarray
-    layers: dict[str, np.ndarray]  # from the bottom up; only what occurs
+    layers: dict[str, np.ndarray]
     reserved: np.ndarray
     used: np.ndarray | None
     peak: int
     peak_time: float
-    at_peak: dict[str, int]  # bytes of each layer
-    line: SourceLine | None  # that made the peak
-    ooms: list[int]  # indices of events
+    at_peak: dict[str, int]
+    line: SourceLine | None
+    ooms: list[int]
 
     @classmethod
-    def of(cls, trace: "TraceData", device: "Device | None", edges: np.ndarray | None = None) -> "_Seen":
+    def of(
+        cls, trace: "TraceData", device: "Device | None", edges: np.ndarray | None = None
+    ) -> "_Seen":
+        """Reduce a device's memory to columns."""
         line = trace.timeline(device)
         device = trace.device_index(device)
-        edges = columns_of(trace, COLUMNS) if edges is None else edges
+        if edges is None:
+            edges = columns_of(trace, COLUMNS)
         chosen = highest(line.times, line.allocated, edges)
         layers = trace.layers(device)
         at = int(line.allocated.argmax())
-        known = bool((line.used >= 0).any())
+        used = None
+        if (line.used >= 0).any():
+            used = line.used[highest(line.times, line.used, edges)]
+        refused = (trace.events.device == device) & (trace.events.action == OOM)
         return cls(
             trace,
             device,
             edges,
             {name: layers[name][chosen] for name in CATEGORY_COLOURS if layers[name].any()},
             line.reserved[highest(line.times, line.reserved, edges)],
-            line.used[highest(line.times, line.used, edges)] if known else None,
+            used,
             int(line.allocated[at]),
             float(line.times[at]),
             {name: int(layers[name][at]) for name in CATEGORY_COLOURS},
             _line(trace, trace.peak_event(device)),
-            np.flatnonzero((trace.events.device == device) & (trace.events.action == OOM)).tolist(),
+            np.flatnonzero(refused).tolist(),
         )
 
 
 def _line(trace: "TraceData", event: int) -> SourceLine | None:
-    """The line that an event belongs to: the user's own, else the innermost that is known."""
+    """Return the line of an event: the user's own, or else the innermost one, or None."""
     if event < 0:
         return None
     stack = int(trace.events.stack[event])
@@ -146,41 +182,53 @@ def _line(trace: "TraceData", event: int) -> SourceLine | None:
 
 
 def _source(line: SourceLine) -> str:
+    """Return the location and the source of a line."""
     return f"{line.location}  {line.text}".rstrip()
 
 
-# What it finds
+# The words of the figure
 
 
 def _finding(seen: _Seen) -> str:
+    """Return the title."""
     trace, device = seen.trace, seen.device
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
     peak, line = units.byte_text(seen.peak), trace.timeline(device)
-    steps = steps_of(trace, device)
-    grows = f"+{units.byte_text(steps.growth)} a step" if steps is not None and _is_kept(steps, line.allocated, seen.peak) else ""
+    steps, grows = steps_of(trace, device), ""
+    if steps is not None and _is_kept(steps, line.allocated, seen.peak):
+        grows = f"+{units.byte_text(steps.growth)} a step"
     if trace.error and seen.ooms:
-        requested, allocated = int(trace.events.requested[seen.ooms[-1]]), _allocated_at(seen, seen.ooms[-1])
-        held = f"{units.byte_text(allocated)} of {units.byte_text(trace.totals[device])} allocated"
-        return f"Out of memory{where}: {units.byte_text(requested)} asked for with {held}{grows and f', {grows}'}"
+        last = seen.ooms[-1]
+        requested = units.byte_text(int(trace.events.requested[last]))
+        total = units.byte_text(trace.totals[device])
+        held = f"{units.byte_text(_allocated_at(seen, last))} of {total} allocated"
+        title = f"Out of memory{where}: {requested} asked for with {held}"
+        return f"{title}, {grows}" if grows else title
     if not len(trace.events):
         return f"Nothing happened in this recording: {peak} allocated{where} throughout"
     if not seen.peak:
         return f"Nothing was allocated on cuda:{device}"
     if trace.peak_event(device) < 0:
         return f"Never more than the {peak} that were allocated{where} at the start"
-    largest = [name for name in sorted(seen.at_peak, key=lambda name: -seen.at_peak[name]) if seen.at_peak[name] > 0]
-    if steps is not None and (grows or not steps.growth):
-        found = f"{grows} in {steps.repeats} steps: " if grows else f"No growth over {steps.repeats} steps: "
-        return _with_shares(f"{found}peak {peak}{where}", seen, largest, ", ")
+    largest = [name for name, nbytes in seen.at_peak.items() if nbytes > 0]
+    largest.sort(key=lambda name: -seen.at_peak[name])
+    if steps is not None and grows:
+        title = f"{grows} in {steps.repeats} steps: peak {peak}{where}"
+        return _with_shares(title, seen, largest, ", ")
+    if steps is not None and not steps.growth:
+        title = f"No growth over {steps.repeats} steps: peak {peak}{where}"
+        return _with_shares(title, seen, largest, ", ")
     if largest[0] == "other":
         end, reserved = units.byte_text(line.allocated[-1]), units.byte_text(line.reserved[-1])
-        return f"Peak {peak}{where}, {f'{end} at the end' if end != peak else 'kept to the end'}; {reserved} reserved"
+        kept = "kept to the end" if end == peak else f"{end} at the end"
+        return f"Peak {peak}{where}, {kept}; {reserved} reserved"
     phase = int(phase_of(trace.phases, np.array([seen.peak_time]))[0])
-    return _with_shares(f"Peak {peak}{where}{WITHIN[trace.phases[phase].name] if phase >= 0 else ''}", seen, largest, ": ")
+    within = WITHIN[trace.phases[phase].name] if phase >= 0 else ""
+    return _with_shares(f"Peak {peak}{where}{within}", seen, largest, ": ")
 
 
 def _with_shares(title: str, seen: _Seen, largest: list[str], joint: str) -> str:
-    """The title with the two largest known parts of the peak, or as many as there is room for."""
+    """Add to the title the largest known parts of the peak, at most two, if there is space."""
     for name in largest[:2]:
         longer = f"{title}{joint}{_percent(seen, name)} {name}"
         if name != "other" and text_width(longer, TEXT_POINTS, bold=True) <= 0.96 * 72 * SIZE[0]:
@@ -189,59 +237,74 @@ def _with_shares(title: str, seen: _Seen, largest: list[str], joint: str) -> str
 
 
 def _is_kept(steps: Steps, allocated: np.ndarray, peak: int) -> bool:
-    """Is what the steps left behind enough to be seen, and still there at the end?"""
+    """Return whether the bytes that steps left behind can be seen and remain at the end."""
     left = steps.growth * (steps.repeats - 1)
     return left > SEEN * peak and allocated[-1] - allocated[0] >= left
 
 
 def _percent(seen: _Seen, name: str) -> str:
+    """Write the share of a category in the peak."""
     share = seen.at_peak[name] / max(seen.peak, 1)
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+    if 0 < share < 0.005:
+        return "<1%"
+    return f"{share:.0%}"
 
 
 def _allocated_at(seen: _Seen, event: int) -> int:
-    """Bytes allocated on the device when an event happened."""
+    """Return the bytes allocated on the device when an event happened."""
     before = int(np.count_nonzero(seen.trace.events.device[:event] == seen.device))
     return int(seen.trace.timeline(seen.device).allocated[before])
 
 
 def _proof(seen: _Seen) -> list[str]:
-    """The numbers as sentences."""
+    """Return the numbers of the figure as sentences."""
     trace, line = seen.trace, seen.trace.timeline(seen.device)
     sentences = []
     if seen.peak:
-        parts = sorted(((nbytes, name) for name, nbytes in seen.at_peak.items() if nbytes > 0), reverse=True)
         made = "" if seen.line is None else f", made by {_source(seen.line)}"
-        sentences.append(
-            f"At the peak of {units.byte_text(seen.peak)}{made}: {', '.join(f'{units.byte_text(n)} {name}' for n, name in parts)}"
-        )
+        parts = [(nbytes, name) for name, nbytes in seen.at_peak.items() if nbytes > 0]
+        parts.sort(reverse=True)
+        listed = ", ".join(f"{units.byte_text(nbytes)} {name}" for nbytes, name in parts)
+        sentences.append(f"At the peak of {units.byte_text(seen.peak)}{made}: {listed}")
     for event in seen.ooms[-1:]:
         free = units.byte_text(int(trace.events.address[event]))
         requested = units.byte_text(int(trace.events.requested[event]))
         times = f", the last of {len(seen.ooms)} times" if len(seen.ooms) > 1 else ""
         sentences.append(f"Out of memory{times}: {requested} asked for, {free} free on the device")
-    kept = f"Allocated {units.byte_text(line.allocated[0])} at the start, {units.byte_text(line.allocated[-1])} at the end"
+    start, end = units.byte_text(line.allocated[0]), units.byte_text(line.allocated[-1])
+    kept = f"Allocated {start} at the start, {end} at the end"
     sentences.append(f"{kept}; reserved at most {units.byte_text(seen.reserved.max())}")
     if seen.used is not None:
-        sentences.append(f"All processes together use at most {units.byte_text(seen.used.max())} of the device")
-    counts = {name: sum(phase.name == name for phase in trace.phases) for name in ("forward", "backward", "step")}
-    passes = ", ".join(f"{count} × {name}" for name, count in counts.items() if count)
-    sentences.append(
-        f"{passes + ' in ' if passes else ''}{units.time_text(trace.seconds)}, {len(trace.events)} event{'s' * (len(trace.events) != 1)}"
-    )
+        used = units.byte_text(seen.used.max())
+        sentences.append(f"All processes together use at most {used} of the device")
+    passes = []
+    for name in ("forward", "backward", "step"):
+        count = sum(phase.name == name for phase in trace.phases)
+        if count:
+            passes.append(f"{count} × {name}")
+    counted = f"{', '.join(passes)} in " if passes else ""
+    plural = "" if len(trace.events) == 1 else "s"
+    recorded = f"{units.time_text(trace.seconds)}, {len(trace.events)} event{plural}"
+    sentences.append(counted + recorded)
     if trace.lost:
-        sentences.append(f"The oldest {trace.lost} events were lost, so the peak may have been higher")
+        lost = f"The oldest {trace.lost} events were lost"
+        sentences.append(f"{lost}, so the peak may have been higher")
     return [*sentences, trace.badge]
 
 
-# How it is drawn
+# The drawing
 
 
 def _draw_layers(axes: Axes, seen: _Seen, shares: bool = True) -> list:
-    """Draw stacked areas; returns their legend entries, from the top down: their shares of the peak, or their names."""
-    entries: list = [Patch(color="none", label="at the peak:")] if seen.peak and shares else []
+    """Draw stacked areas, and return their legend entries from top to bottom.
+
+    The entries have shares of the peak, or with `shares=False` only the names.
+    """
+    entries: list = []
+    if seen.peak and shares:
+        entries.append(Patch(color="none", label="at the peak:"))
     top = sum(seen.layers.values(), np.zeros(len(seen.edges) - 1))
-    # From the top down, each over the one before: no seams between neighbours.
+    # From top to bottom, each area over the one before, so that there are no seams.
     for name in reversed(seen.layers):
         look: dict[str, Any] = {
             "facecolor": CATEGORY_COLOURS[name],
@@ -250,13 +313,14 @@ def _draw_layers(axes: Axes, seen: _Seen, shares: bool = True) -> list:
             "linewidth": 0,
         }
         axes.stairs(top, seen.edges, fill=True, **look, zorder=2)
-        entries.append(Patch(**look, label=f"{_percent(seen, name)} {name}" if shares else name))
+        label = f"{_percent(seen, name)} {name}" if shares else name
+        entries.append(Patch(**look, label=label))
         top = top - seen.layers[name]
     return entries
 
 
 def _draw_lines(axes: Axes, seen: _Seen) -> list:
-    """Draw what PyTorch reserved, and what all processes use of the device where that is known; returns the legend entries."""
+    """Draw the reserved memory, and the memory in use if it is known. Return legend entries."""
     axes.stairs(seen.reserved, seen.edges, baseline=None, color=BLACK, linewidth=1.6, zorder=3)
     entries = [Line2D([], [], color=BLACK, linewidth=1.6, label="reserved")]
     if seen.used is None:
@@ -269,47 +333,55 @@ def _draw_lines(axes: Axes, seen: _Seen) -> list:
 
 
 def _far(seen: _Seen) -> bool:
-    """Is the device used so much more than PyTorch reserved that on one scale nothing else would be seen?"""
+    """Return whether so much is in use on the device that nothing else would be seen."""
     held = max(seen.reserved.max(), seen.peak)
     return seen.used is not None and bool(0 < FAR * held < seen.used.max())
 
 
 def _scale(axes: Axes, seen: _Seen, most: int = 5) -> None:
-    """Bytes upwards, with their unit."""
-    drawn = [seen.peak, seen.reserved.max(), 0 if _far(seen) or seen.used is None else seen.used.max(), 1]
+    """Scale and label the axis of memory, with at most `most` ticks."""
+    drawn = [seen.peak, seen.reserved.max(), 1]
+    if seen.used is not None and not _far(seen):
+        drawn.append(seen.used.max())
     byte_ticks(axes, 1.05 * float(max(drawn)), most)
     axes.set_ylabel("memory" if len(seen.trace.devices) == 1 else f"memory of cuda:{seen.device}")
     axes.grid(axis="x", visible=False)
 
 
 def _mark_peak(axes: Axes, seen: _Seen) -> None:
-    """A dot at the peak, and above the axes its bytes and the line that made it."""
+    """Draw a dot at the peak, and write its bytes and its line above the axes."""
     if not seen.peak:
         return
-    axes.plot([seen.peak_time] * 2, [seen.peak, axes.get_ylim()[1]], color=BLACK, linewidth=0.8, zorder=4, clip_on=False)
-    axes.plot([seen.peak_time], [seen.peak], "o", color=BLACK, markersize=4, zorder=5, clip_on=False)
+    heights = [seen.peak, axes.get_ylim()[1]]
+    look: dict[str, Any] = {"color": BLACK, "clip_on": False}
+    axes.plot([seen.peak_time] * 2, heights, **look, linewidth=0.8, zorder=4)
+    axes.plot([seen.peak_time], [seen.peak], "o", **look, markersize=4, zorder=5)
     source = "" if seen.line is None else f"  {_source(seen.line)}"
     _above(axes, seen, seen.peak_time, f"peak {units.byte_text(seen.peak)}{source}", 0, BLACK)
 
 
 def _mark_out_of_memory(axes: Axes, seen: _Seen) -> None:
+    """Mark when memory ran out, and write the last line for which it did above the axes."""
     if not seen.ooms:
         return
     events = seen.trace.events
     times = events.time[seen.ooms]
-    axes.vlines(times, 0, axes.get_ylim()[1], color=VERMILLION, linewidth=0.8, zorder=4)
-    axes.plot(times, [axes.get_ylim()[1]] * len(times), "X", color=VERMILLION, markersize=7, zorder=6, clip_on=False)
+    top = axes.get_ylim()[1]
+    axes.vlines(times, 0, top, color=VERMILLION, linewidth=0.8, zorder=4)
+    look: dict[str, Any] = {"color": VERMILLION, "markersize": 7, "clip_on": False}
+    axes.plot(times, [top] * len(times), "X", **look, zorder=6)
     line = _line(seen.trace, seen.ooms[-1])
     source = "" if line is None else f"  {_source(line)}"
     _above(axes, seen, float(times[-1]), f"out of memory{source}", 1, darker(VERMILLION))
 
 
 def _above(axes: Axes, seen: _Seen, moment: float, text: str, row: int, colour: object) -> None:
-    """A text above the axes, over its moment as far as the figure's edges allow."""
+    """Write a text above the axes, over its moment, but inside the figure."""
     inches = SIZE[0] * 72
     text = shortened(text, 0.95 * inches)
     half = text_width(text) / 2 / inches
     middle = LEFT + (RIGHT - LEFT) * moment / seen.edges[-1]
     x = min(max(middle, 0.02 + half), 0.98 - half)
     y = axes.get_position().y1 + (7 + 13 * row) / 72 / SIZE[1]
-    axes.figure.text(x, y, text, ha="center", va="bottom", fontsize=TEXT_POINTS, color=colour, parse_math=False)
+    look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": TEXT_POINTS}
+    axes.figure.text(x, y, text, **look, color=colour, parse_math=False)

@@ -1,7 +1,7 @@
-"""The phases of training as a strip below the axes of a figure: forward, backward, step."""
+"""Strip below the axes of a figure that shows the phases of training: forward, backward, step."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,16 +14,20 @@ if TYPE_CHECKING:
 
 COLOURS = {"forward": "#EDEDED", "backward": "#C4C4C4", "step": "#8F8F8F"}
 NAMES = {"forward": ("forward", "fwd"), "backward": ("backward", "bwd"), "step": ("step",)}
-NARROW = 2  # points: phases that are narrower are not drawn one by one
+NARROW = 2  # points. Narrower phases are not drawn one by one.
 
 
 def add_phases(axes: Axes, phases: "list[Phase]", end: float, start: float = 0.0) -> None:
-    """Draw the phases under `axes`, whose scale of time, from `start` to `end`, then stands below them."""
+    """Draw the phases below `axes`, and the time axis, from `start` to `end`, below the phases."""
     axes.set_xlim(start, end)
     if not phases:
         time_ticks(axes, end, start)
         return
-    phases = [replace(p, start=max(p.start, start), end=min(p.end, end)) for p in phases if p.start <= end and p.end >= start]
+    shown = []
+    for phase in phases:
+        if phase.start <= end and phase.end >= start:
+            shown.append(replace(phase, start=max(phase.start, start), end=min(phase.end, end)))
+    phases = shown
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     box = axes.get_position()
     strip = axes.figure.add_axes((box.x0, box.y0 - 0.055, box.width, 0.045))
@@ -35,29 +39,51 @@ def add_phases(axes: Axes, phases: "list[Phase]", end: float, start: float = 0.0
     if phases and np.median([phase.end - phase.start for phase in phases]) * points < NARROW:
         _draw_crowd(strip, phases)
         return
-    unnamed = [name for name in COLOURS if not _draw_kind(strip, name, [phase for phase in phases if phase.name == name], points)]
-    patches = [Patch(facecolor=COLOURS[name], edgecolor="#777777", linewidth=0.5, label=name) for name in unnamed]
-    axes.figure.legend(handles=patches, loc="upper left", bbox_to_anchor=(box.x1 + 0.01, box.y0), frameon=False, fontsize=TEXT_POINTS)
+    unnamed = []
+    for name in COLOURS:
+        if not _draw_kind(strip, name, [phase for phase in phases if phase.name == name], points):
+            unnamed.append(name)
+    edge: dict[str, Any] = {"edgecolor": "#777777", "linewidth": 0.5}
+    patches = [Patch(facecolor=COLOURS[name], **edge, label=name) for name in unnamed]
+    look: dict[str, Any] = {"frameon": False, "fontsize": TEXT_POINTS}
+    corner = box.x1 + 0.01, box.y0
+    axes.figure.legend(handles=patches, loc="upper left", bbox_to_anchor=corner, **look)
 
 
 def _draw_kind(strip: Axes, name: str, phases: "list[Phase]", points: float) -> bool:
-    """Draw all phases of one name, at so many points a second, with the name, or a shorter one, where it fits.
+    """Draw all phases of one name, with the name or a shorter one if it fits.
 
-    Returns whether the reader can do without a legend.
+    `points` is the width of a second. Return whether the phases need no legend.
     """
+    if not phases:
+        return True
     rooms = [(phase.end - phase.start) * points - 3 for phase in phases]
-    text = next((short for short in NAMES[name] if text_width(short) <= np.median(rooms)), "") if phases else ""
+    text = ""
+    for name_or_short in NAMES[name]:
+        if text_width(name_or_short) <= np.median(rooms):
+            text = name_or_short
+            break
+    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": TEXT_POINTS}
     for phase, room in zip(phases, rooms, strict=True):
-        strip.axvspan(phase.start, phase.end, facecolor=COLOURS[name], edgecolor="white", linewidth=0.5)
+        facecolor = COLOURS[name]
+        strip.axvspan(phase.start, phase.end, facecolor=facecolor, edgecolor="white", linewidth=0.5)
         if text_width(text) <= room:
-            strip.text((phase.start + phase.end) / 2, 0.45, text, ha="center", va="center", fontsize=TEXT_POINTS)
-    return text == NAMES[name][0] or not phases
+            strip.text((phase.start + phase.end) / 2, 0.45, text, **look)
+    return text == NAMES[name][0]
 
 
 def _draw_crowd(strip: Axes, phases: "list[Phase]") -> None:
-    """More phases than can be distinguished: one band with the number of each."""
-    counts = {name: count for name in COLOURS if (count := sum(phase.name == name for phase in phases))}
-    together = len(set(counts.values())) == 1
-    text = f"{len(phases) // len(counts)} × {', '.join(counts)}" if together else ", ".join(f"{n} × {name}" for name, n in counts.items())
-    strip.axvspan(phases[0].start, phases[-1].end, facecolor=COLOURS["forward"], edgecolor="none")
-    strip.text(0.5, 0.45, text, ha="center", va="center", fontsize=TEXT_POINTS, transform=strip.transAxes)
+    """Draw phases that are too narrow to be distinguished as one band, with their numbers."""
+    counts = {}
+    for name in COLOURS:
+        count = sum(phase.name == name for phase in phases)
+        if count:
+            counts[name] = count
+    if len(set(counts.values())) == 1:
+        text = f"{len(phases) // len(counts)} × {', '.join(counts)}"
+    else:
+        text = ", ".join(f"{count} × {name}" for name, count in counts.items())
+    colour = COLOURS["forward"]
+    strip.axvspan(phases[0].start, phases[-1].end, facecolor=colour, edgecolor="none")
+    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": TEXT_POINTS}
+    strip.text(0.5, 0.45, text, **look, transform=strip.transAxes)

@@ -1,4 +1,4 @@
-"""The allocator's segments and blocks at one moment: what is free, in how many pieces, and what lies between them."""
+"""Map of the allocator's segments and blocks at one moment, which shows what is free and where."""
 
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -34,34 +34,48 @@ from gputrace.replay import RecordedBlock, RecordedSegment
 if TYPE_CHECKING:
     from gputrace.trace_data import Device, TraceData
 
-# Inches, from the top down: the title; for each panel its lines and the ticks below them; the legend; the badge.
+# Heights in inches: the title, the ticks below the lines of each panel, the label of the axis, the
+# legend, and the badge.
 TITLE, TICKS, AXIS_LABEL, LEGEND, BADGE = 0.5, 0.3, 0.2, 0.42, 0.25
-LEFT, RIGHT = 0.285, 0.955  # where the axes lie, as shares of the figure's width
-THICK, THIN = 0.3, 0.13  # inches of a line
-FILLED = 0.8  # of a line; the rest is space
-MOST_SIZES, MOST_LISTED = 100, 8  # texts in one picture, groups listed in its words
-WIDE = 3  # points: blocks that are narrower have no edges, which would hide them
+LEFT, RIGHT = 0.285, 0.955  # the sides of the axes, as shares of the figure's width
+THICK, THIN = 0.3, 0.13  # the highest and the lowest height of a line, in inches
+FILLED = 0.8  # of a line's height
+MOST_SIZES, MOST_LISTED = 100, 8  # sizes written into a picture, groups listed in its words
+WIDE = 3  # points. Narrower blocks have no edges, which would hide them.
 FREE, PENDING = "free", "freed, but another stream may use it"
 _EDGE = {"edgecolor": "white", "linewidth": 0.4}
 LOOKS: dict[str, dict[str, Any]] = {
-    **{name: {"facecolor": colour, "hatch": CATEGORY_HATCHES.get(name), **_EDGE} for name, colour in CATEGORY_COLOURS.items()},
+    **{
+        name: {"facecolor": colour, "hatch": CATEGORY_HATCHES.get(name), **_EDGE}
+        for name, colour in CATEGORY_COLOURS.items()
+    },
     PENDING: {"facecolor": YELLOW, "hatch": "xxxx", **_EDGE, "edgecolor": BLACK},
     FREE: {"facecolor": "white", "edgecolor": "#999999", "linewidth": 0.6},
 }
 
-Box = tuple[float, float, float, int]  # left and right in bytes, top in lines, and the bytes of the whole
-Group = tuple[str, list[RecordedSegment]]  # its name and its segments
+# Left and right in bytes, the top in lines, and the bytes of the whole block.
+Box = tuple[float, float, float, int]
+Group = tuple[str, list[RecordedSegment]]  # the name and the segments
 
 
-def segment_map(trace: "TraceData", at: str | float | int = "peak", device: "Device | None" = None) -> Figure:
-    """A device's segments and their blocks, by what the blocks are for, at one moment; `at` as for `Trace.segments`.
+def segment_map(
+    trace: "TraceData", at: str | float | int = "peak", device: "Device | None" = None
+) -> Figure:
+    """Draw a device's segments and their blocks at one moment, by what the blocks are for.
 
-    Small and large segments have scales of their own. Raises ValueError for another moment or device, and where events were lost.
+    Small and large segments have their own scales. `at` is a moment as for `Trace.segments`.
+
+    Raises:
+        ValueError: there is no such moment or device, or events were lost.
     """
     segments = trace.segments(at, device)
     device = trace.device_index(device)
     finding, proof = _finding(trace, at, device, segments), _proof(trace, device, segments)
-    pools = [groups for small in (False, True) if (groups := _groups(trace, device, segments, small))]
+    pools = []
+    for small in (False, True):
+        groups = _groups(trace, device, segments, small)
+        if groups:
+            pools.append(groups)
     with matplotlib.rc_context(STYLE):
         pages = _pages(pools)
         lines = [page.height for page in pages]
@@ -72,7 +86,8 @@ def segment_map(trace: "TraceData", at: str | float | int = "peak", device: "Dev
         add_title(canvas, finding)
         top = height - TITLE
         for groups, page, count in zip(pools, pages, lines, strict=True):
-            axes = canvas.add_axes((LEFT, (top - count * thickness) / height, RIGHT - LEFT, count * thickness / height))
+            box = LEFT, (top - count * thickness) / height, RIGHT - LEFT, count * thickness / height
+            axes = canvas.add_axes(box)
             _draw_pool(axes, groups, page, thickness)
             top -= count * thickness + TICKS
         if pages:
@@ -82,81 +97,112 @@ def segment_map(trace: "TraceData", at: str | float | int = "peak", device: "Dev
         return Figure(canvas, words(canvas, *proof, trace.badge))
 
 
-# What it finds
+# The words of the figure
 
 
 def _finding(trace: "TraceData", at: Any, device: int, segments: list[RecordedSegment]) -> str:
+    """Return the title: how much is free, and in how many pieces."""
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
     moment = _moment(at)
     if not segments:
         return f"{moment} nothing is reserved on cuda:{device}"
     free = _sizes(segments, "free")
     if not free:
-        return f"{moment} all {units.byte_text(sum(s.size for s in segments))} reserved{where} are in use"
-    pieces = f"{units.byte_text(sum(free))} free in {len(free)} pieces, the largest {units.byte_text(max(free))}"
+        reserved = units.byte_text(sum(segment.size for segment in segments))
+        return f"{moment} all {reserved} reserved{where} are in use"
+    largest = units.byte_text(max(free))
+    pieces = f"{units.byte_text(sum(free))} free in {len(free)} pieces, the largest {largest}"
     if len(free) == 1:
         pieces = f"{units.byte_text(free[0])} free in one piece"
     refused = _just_refused(trace, trace.events_before(at, device), device)
-    return f"{units.byte_text(refused)} refused{where}: {pieces}" if refused else f"{moment}{where}: {pieces}"
+    if refused:
+        return f"{units.byte_text(refused)} refused{where}: {pieces}"
+    return f"{moment}{where}: {pieces}"
 
 
 def _moment(at: str | float | int) -> str:
+    """Name a moment at the beginning of a sentence."""
+    if at == "oom":
+        return "When memory ran out"
     if isinstance(at, str):
-        return "When memory ran out" if at == "oom" else f"At the {at}"
-    return f"After {units.time_text(at)}" if isinstance(at, float) else f"After {at} event{'s' * (at != 1)}"
+        return f"At the {at}"
+    if isinstance(at, float):
+        return f"After {units.time_text(at)}"
+    return "After 1 event" if at == 1 else f"After {at} events"
 
 
 def _just_refused(trace: "TraceData", count: int, device: int) -> int:
-    """The bytes of the allocation that was refused on the device at this moment; 0 if none was."""
+    """Return the bytes of the allocation that failed on a device at this moment, or 0."""
     mine = trace.events.device == device
-    neighbours = [*np.flatnonzero(mine[:count])[-1:], *(np.flatnonzero(mine[count:])[:1] + count)]
-    return next((int(trace.events.requested[event]) for event in neighbours if trace.events.action[event] == OOM), 0)
+    before, after = np.flatnonzero(mine[:count])[-1:], np.flatnonzero(mine[count:])[:1] + count
+    for event in [*before, *after]:
+        if trace.events.action[event] == OOM:
+            return int(trace.events.requested[event])
+    return 0
 
 
 def _sizes(segments: list[RecordedSegment], state: str) -> list[int]:
-    return [block.size for segment in segments for block in segment.blocks if block.state == state]
+    """Return the sizes of all blocks in a state."""
+    blocks = [block for segment in segments for block in segment.blocks]
+    return [block.size for block in blocks if block.state == state]
 
 
 def _proof(trace: "TraceData", device: int, segments: list[RecordedSegment]) -> list[str]:
-    """The numbers as sentences."""
+    """Return the numbers of the figure as sentences."""
     if not segments:
         return []
-    groups = [group for small in (False, True) for group in _groups(trace, device, segments, small)]
+    groups = _groups(trace, device, segments, False) + _groups(trace, device, segments, True)
     sentences = []
     for name, group in groups[:MOST_LISTED]:
-        held, free = sum(segment.size for segment in group), sum(_sizes(group, "free"))
-        sentences.append(f"{name}: {_counted(group)}, {units.byte_text(held)}, of which {units.byte_text(free)} free")
-    if rest := [segment for _, group in groups[MOST_LISTED:] for segment in group]:
-        sentences.append(f"on other streams {_counted(rest)}, {units.byte_text(sum(segment.size for segment in rest))}")
+        held = units.byte_text(sum(segment.size for segment in group))
+        free = units.byte_text(sum(_sizes(group, "free")))
+        sentences.append(f"{name}: {_counted(group)}, {held}, of which {free} free")
+    rest = [segment for _, group in groups[MOST_LISTED:] for segment in group]
+    if rest:
+        held = units.byte_text(sum(segment.size for segment in rest))
+        sentences.append(f"on other streams {_counted(rest)}, {held}")
     bytes_of: dict[str, int] = defaultdict(int)
     for segment in segments:
         for block in segment.blocks:
             bytes_of[_kind(block)] += block.size
-    kinds = ", ".join(f"{units.byte_text(bytes_of[kind])} {kind}" for kind in LOOKS if bytes_of[kind] and kind not in (FREE, PENDING))
-    pending = f"; {units.byte_text(bytes_of[PENDING])} {PENDING}" if bytes_of[PENDING] else ""
-    return [*sentences, f"In use: {kinds or 'nothing'}{pending}"]
+    kinds = []
+    for kind in LOOKS:
+        if bytes_of[kind] and kind not in (FREE, PENDING):
+            kinds.append(f"{units.byte_text(bytes_of[kind])} {kind}")
+    in_use = f"In use: {', '.join(kinds) or 'nothing'}"
+    if bytes_of[PENDING]:
+        in_use += f"; {units.byte_text(bytes_of[PENDING])} {PENDING}"
+    return [*sentences, in_use]
 
 
 def _counted(segments: list[RecordedSegment]) -> str:
-    return f"{len(segments)} segment{'s' * (len(segments) != 1)}"
+    """Write the number of segments."""
+    return "1 segment" if len(segments) == 1 else f"{len(segments)} segments"
 
 
-# How it is drawn
+# The drawing
 
 
-def _groups(trace: "TraceData", device: int, segments: list[RecordedSegment], small: bool) -> list[Group]:
-    """The small or the other segments, stream by stream."""
+def _groups(
+    trace: "TraceData", device: int, segments: list[RecordedSegment], small: bool
+) -> list[Group]:
+    """Return the small segments, or the others, by stream."""
     names = trace.stream_names(device)
     found: dict[tuple, list[RecordedSegment]] = defaultdict(list)
     for segment in segments:
-        kind = "expandable" if segment.expandable else "small" if segment.small else "large"
+        kind = "large"
+        if segment.expandable:
+            kind = "expandable"
+        elif segment.small:
+            kind = "small"
         if (kind == "small") == small:
-            found[kind, list(names).index(segment.stream), segment.stream].append(segment)
-    return [(f"{kind}, {names[stream]}", found[kind, order, stream]) for kind, order, stream in sorted(found)]
+            order = list(names).index(segment.stream)
+            found[kind, order, segment.stream].append(segment)
+    return [(f"{key[0]}, {names[key[2]]}", found[key]) for key in sorted(found)]
 
 
 def _pages(pools: list[list[Group]]) -> list[Page]:
-    """The lines of each pool; the small segments have no more than a third of them if there are others."""
+    """Lay out each pool. Small segments have at most a third of the lines if there are others."""
     pages: list[Page] = []
     room = SIZE[1] - TITLE - AXIS_LABEL - LEGEND - BADGE - TICKS * len(pools)
     left = room / THIN
@@ -169,26 +215,30 @@ def _pages(pools: list[list[Group]]) -> list[Page]:
 
 
 def _kind(block: RecordedBlock) -> str:
+    """Return what a block is shown as, a key of `LOOKS`."""
     return {"free": FREE, "pending": PENDING}.get(block.state, CATEGORIES[block.category])
 
 
 def _draw_pool(axes: Axes, groups: list[Group], page: Page, thickness: float) -> None:
-    """The lines of one pool from the top down, the names of its groups on the left."""
+    """Draw the lines of one pool from top to bottom, with the names of the groups on the left."""
     axes.set(xlim=(0, page.width), ylim=(page.height, 0), yticks=[])
     binary_ticks(axes, page.width, most=6)
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
-    points = 72 * SIZE[0] * (RIGHT - LEFT) / page.width  # a byte
+    points = 72 * SIZE[0] * (RIGHT - LEFT) / page.width  # per byte
     boxes: dict[str, list[Box]] = defaultdict(list)
     frames: list[list[tuple[float, float]]] = []
     y = 0.0
     for (name, group), lines in zip(groups, page.groups, strict=True):
         if not lines:
             continue
-        label = f"{name}\n{_counted(group)}, {units.byte_text(sum(segment.size for segment in group))}"
-        two = 2.6 * TEXT_POINTS / 72 / thickness  # lines that two lines of text take
-        text, high = (label, two) if len(lines) >= two else (name, 1)
-        axes.annotate(text, (0, y + min(high, FILLED * len(lines)) / 2), (-8, 0), **BESIDE, ha="right", fontsize=TEXT_POINTS)
+        held = units.byte_text(sum(segment.size for segment in group))
+        two = 2.6 * TEXT_POINTS / 72 / thickness  # the lines that a text of two lines needs
+        text, high = name, 1.0
+        if len(lines) >= two:
+            text, high = f"{name}\n{_counted(group)}, {held}", two
+        middle = y + min(high, FILLED * len(lines)) / 2
+        axes.annotate(text, (0, middle), (-8, 0), **BESIDE, ha="right", fontsize=TEXT_POINTS)
         for line in lines:
             for piece in line:
                 _place(piece, y, boxes)
@@ -200,24 +250,29 @@ def _draw_pool(axes: Axes, groups: list[Group], page: Page, thickness: float) ->
         narrow = [_corners(box) for box in placed if (box[1] - box[0]) * points < WIDE]
         axes.add_collection(PolyCollection(wide, **LOOKS[kind]))
         axes.add_collection(PolyCollection(narrow, **{**LOOKS[kind], "linewidth": 0}))
-    axes.add_collection(LineCollection(frames, colors=BLACK, linewidths=0.7, capstyle="projecting", clip_on=False))
+    look: dict[str, Any] = {"colors": BLACK, "linewidths": 0.7, "capstyle": "projecting"}
+    axes.add_collection(LineCollection(frames, **look, clip_on=False))
     if thickness * FILLED * 72 > TEXT_POINTS:
         _write_sizes(axes, boxes[FREE], points)
 
 
 def _place(piece: Piece, y: float, boxes: dict[str, list[Box]]) -> None:
-    """Put the blocks of a piece of a segment among the boxes of their kinds."""
+    """Add the blocks in a part of a segment to the boxes of their kinds."""
     at, shift = piece.segment.address, piece.x - piece.begin
     for block in piece.segment.blocks:
-        begin, end = max(block.address - at, piece.begin), min(block.address - at + block.size, piece.end)
+        start = block.address - at
+        begin, end = max(start, piece.begin), min(start + block.size, piece.end)
         if begin < end:
             boxes[_kind(block)].append((shift + begin, shift + end, y, block.size))
 
 
 def _frame(piece: Piece, y: float) -> list[list[tuple[float, float]]]:
-    """The sides of a piece; open where its segment comes from another line or goes on in the next."""
+    """Return the sides of a part of a segment. It is open where the segment continues."""
     left, right, bottom = piece.x, piece.x + piece.end - piece.begin, y + FILLED
-    sides: list[list[tuple[float, float]]] = [[(left, y), (right, y)], [(left, bottom), (right, bottom)]]
+    sides: list[list[tuple[float, float]]] = [
+        [(left, y), (right, y)],
+        [(left, bottom), (right, bottom)],
+    ]
     if piece.begin == 0:
         sides.append([(left, y), (left, bottom)])
     if piece.end == piece.segment.size:
@@ -226,29 +281,37 @@ def _frame(piece: Piece, y: float) -> list[list[tuple[float, float]]]:
 
 
 def _corners(box: Box) -> list[tuple[float, float]]:
+    """Return the corners of a box."""
     left, right, top, _ = box
     return [(left, top), (right, top), (right, top + FILLED), (left, top + FILLED)]
 
 
 def _write_sizes(axes: Axes, boxes: list[Box], points: float) -> None:
-    """The sizes of free blocks where there is room for them, at so many points a byte."""
+    """Write the sizes of free blocks that are wide enough. `points` is the width of a byte."""
+    look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": "#444444"}
     for left, right, top, nbytes in sorted(boxes, key=lambda box: box[0] - box[1])[:MOST_SIZES]:
         text = units.byte_text(nbytes)
         if text_width(text) + 6 <= (right - left) * points:
-            axes.text((left + right) / 2, top + FILLED / 2, text, ha="center", va="center_baseline", fontsize=TEXT_POINTS, color="#444444")
+            middle = (left + right) / 2, top + FILLED / 2
+            axes.text(*middle, text, **look, fontsize=TEXT_POINTS)
 
 
 def _caption(pages: list[Page]) -> str:
-    """What stands below the axes: how to read them, and what there was no room for."""
+    """Return the text below the axes: how to read them, and what is left out."""
     hidden = [segment for page in pages for segment in page.left_out]
     if hidden:
-        return f"bytes; and {len(hidden)} more segments, {units.byte_text(sum(segment.size for segment in hidden))}"
-    wraps = any(piece.begin for page in pages for lines in page.groups for line in lines for piece in line)
-    return "bytes; a segment goes on in the next line" if wraps else "bytes"
+        held = units.byte_text(sum(segment.size for segment in hidden))
+        return f"bytes; and {len(hidden)} more segments, {held}"
+    for page in pages:
+        for lines in page.groups:
+            if any(piece.begin for line in lines for piece in line):
+                return "bytes; a segment goes on in the next line"
+    return "bytes"
 
 
 def _add_legend(canvas: Canvas, segments: list[RecordedSegment], y: float) -> None:
-    """Two rows below the axes, with what occurs."""
+    """Draw a legend of the kinds that occur, in two rows below the axes."""
     there = {_kind(block) for segment in segments for block in segment.blocks}
     entries = [Patch(**LOOKS[kind], label=kind) for kind in LOOKS if kind in there]
-    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=(0.01, y), ncols=5, frameon=False, fontsize=TEXT_POINTS)
+    look: dict[str, Any] = {"frameon": False, "fontsize": TEXT_POINTS, "ncols": 5}
+    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=(0.01, y), **look)

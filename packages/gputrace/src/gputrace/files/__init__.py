@@ -1,1 +1,1 @@
-"""The files that a trace is written to: its own, Chrome's trace format, PyTorch's memory snapshot."""
+"""Files to which a trace is written: its own, a Chrome trace, and PyTorch's memory snapshot."""

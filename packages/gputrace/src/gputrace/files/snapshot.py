@@ -1,4 +1,4 @@
-"""A trace in the schema of `torch.cuda.memory._snapshot`, so that PyTorch's own viewer opens it."""
+"""Trace in the format of `torch.cuda.memory._snapshot`, which PyTorch's own viewer opens."""
 
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,12 @@ _POOL = (0, 0)
 
 
 def content(trace: "TraceData") -> bytes:
-    """The file. Raises ValueError where events were lost: the segments are not known then."""
+    """Return the content of the file. Raise ValueError if events were lost."""
     return pickle.dumps(of(trace), protocol=4)
 
 
 def of(trace: "TraceData") -> dict[str, Any]:
-    """The segments at the end and the events of every device."""
+    """Return the segments at the end, and the events of every device."""
     frames = [_frames(stack) for stack in trace.stacks]
     devices = max(trace.totals) + 1
     history: list[list[dict]] = [[] for _ in range(devices)]
@@ -39,24 +39,32 @@ def of(trace: "TraceData") -> dict[str, Any]:
             }
         )
     divisions = trace.settings.divisions
+    segments = []
+    for device in range(devices):
+        segments += [_segment(segment, frames) for segment in trace.segments("end", device)]
+    most = trace.settings.max_split_size
     return {
-        "segments": [_segment(segment, frames) for device in range(devices) for segment in trace.segments("end", device)],
+        "segments": segments,
         "device_traces": history,
         "allocator_settings": {
-            "max_split_size": -1 if trace.settings.max_split_size == UNLIMITED else trace.settings.max_split_size,
+            "max_split_size": -1 if most == UNLIMITED else most,
             "garbage_collection_threshold": 0.0,
             "expandable_segments": trace.settings.expandable_segments,
-            "roundup_power2_divisions": {str(1 << i): division for i, division in enumerate(divisions)},
+            "roundup_power2_divisions": {
+                str(1 << i): division for i, division in enumerate(divisions)
+            },
         },
         "external_annotations": [],
     }
 
 
 def _frames(stack: Stack) -> list[dict[str, Any]]:
+    """Return the lines of a stack in PyTorch's format."""
     return [{"filename": line.filename, "line": line.line, "name": line.function} for line in stack]
 
 
 def _segment(segment: RecordedSegment, frames: list[list[dict]]) -> dict[str, Any]:
+    """Return a segment in PyTorch's format. `frames` are the stacks, by number."""
     used = [block for block in segment.blocks if block.state != "free"]
     return {
         "device": segment.device,
@@ -75,6 +83,7 @@ def _segment(segment: RecordedSegment, frames: list[list[dict]]) -> dict[str, An
 
 
 def _block(block: RecordedBlock, frames: list[list[dict]]) -> dict[str, Any]:
+    """Return a block in PyTorch's format. `frames` are the stacks, by number."""
     return {
         "address": block.address,
         "size": block.size,

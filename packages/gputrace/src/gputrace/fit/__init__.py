@@ -1,4 +1,7 @@
-"""Will it fit, and how fast would it be? A training script's first steps on virtual GPUs of several models, without values."""
+"""Will a training script fit, and how fast would it be?
+
+The first steps of the script run on virtual GPUs of several models, without values.
+"""
 
 from gputrace.fit.outcome import Wish
 from gputrace.fit.page import ScriptFailedError, answer

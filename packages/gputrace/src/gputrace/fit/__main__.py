@@ -11,15 +11,16 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
+# Import this kit, and not another one that is installed.
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from gputrace.fit.attempt import attempt
 from gputrace.fit.outcome import Wish
 
 sys.path.pop(0)
 
 if __name__ == "__main__":
-    wish, file = sys.argv[1:]  # the script gets its own
+    wish, file = sys.argv[1:]  # the attempt replaces sys.argv with the script's arguments
     outcome = attempt(Wish(**json.loads(wish)), os.path.dirname(file))
     Path(file).write_text(json.dumps(asdict(outcome)), encoding="utf-8")
     atexit._run_exitfuncs()
-    os._exit(0)  # to take down an interpreter with torch in it takes a third of a second
+    os._exit(0)  # a normal exit of an interpreter with torch takes a third of a second

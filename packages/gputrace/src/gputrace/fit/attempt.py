@@ -1,4 +1,4 @@
-"""One attempt: some steps of an unmodified script on virtual GPUs without values."""
+"""Attempt: a few steps of an unmodified script on virtual GPUs without values."""
 
 import os
 import signal
@@ -10,16 +10,21 @@ from gputrace.fit.outcome import Outcome, Wish
 from gputrace.fit.script_processes import Ended, ScriptProcesses
 from virtualgpu.script import run_script
 
-NO_GPU = "it put nothing on the GPU. It may need an option of its own to use the GPU, such as --device cuda"
+NO_GPU = (
+    "it put nothing on the GPU. It may need an option of its own to use the GPU, "
+    "such as --device cuda"
+)
 
 
 def attempt(wish: Wish, folder: str) -> Outcome:
     """Run the script in this process, which should end afterwards.
 
-    The GPUs, the hooks and what the change patched stay in place. Processes that the script starts
-    leave their outcomes in `folder`.
+    The GPUs, the hooks and the patches of the change are not removed. Processes that the script
+    starts leave their outcomes in `folder`.
     """
-    gpus = virtualgpu.use(wish.gpus, like=wish.like, memory=wish.memory, values=False, host=wish.host)
+    gpus = virtualgpu.use(
+        wish.gpus, like=wish.like, memory=wish.memory, values=False, host=wish.host
+    )
     processes = ScriptProcesses(wish, folder, os.getpid())
     processes.put_in_place()
     measurement = Measurement(wish, gpus, folder)

@@ -1,7 +1,8 @@
-"""Changes of a script that make it take less memory, each made from outside: the script stays as it is.
+"""Changes of a script that save memory, made from outside, without editing the script.
 
-Made, each of CHANGES patches PyTorch for the rest of the process, and returns a list which fills with what the change met. Where it stays
-empty, there was nothing to change. With `alter=False` it changes nothing, and the list tells what it would have met.
+Each function of `CHANGES` patches PyTorch for the rest of the process. It returns a list, which
+fills with the names of what the change has met. If the list is empty at the end, there was nothing
+to change. With `alter=False` a function changes nothing, and its list says what it would have met.
 """
 
 import functools
@@ -22,23 +23,28 @@ from torch.utils.data import DataLoader
 from gputrace.fit.blocks import repeated
 from gputrace.fit.sharding import sharding
 
-Met = list[str]  # names, for a script's own objects are to live as long as without us
+Met = list[str]  # names of classes, because references would keep the script's objects alive
 REPLICAS = "torch.nn.parallel.parallel_apply"  # the module that runs DataParallel's replicas
-CHECKPOINTED = "_gputrace_checkpointed"  # an attribute of blocks, which replicas and copies get too
-SWITCHES = "gradient_checkpointing_enable", "set_grad_checkpointing"  # methods of transformers' models, and of timm's
-ON = "gradient_checkpointing", "grad_checkpointing"  # what these set, in the model or in modules of it
+CHECKPOINTED = "_gputrace_checkpointed"  # an attribute of blocks, which their copies have, too
+# The methods with which models of transformers and of timm switch checkpointing on, and the
+# attributes that these methods set in the model or in its modules.
+SWITCHES = "gradient_checkpointing_enable", "set_grad_checkpointing"
+ON = "gradient_checkpointing", "grad_checkpointing"
 
 
 def half_the_batch(alter: bool) -> Met:
-    """Batches of a DataLoader are half as large."""
+    """Halve the batches of each DataLoader."""
     met: Met = []
     make = DataLoader.__init__
 
     @functools.wraps(make)
-    def halved(self: DataLoader, dataset: Any, batch_size: int | None = 1, *args: Any, **kwargs: Any) -> None:
+    def halved(
+        self: DataLoader, dataset: Any, batch_size: int | None = 1, *args: Any, **kwargs: Any
+    ) -> None:
         if batch_size is not None and batch_size > 1:
             met.append(type(self).__name__)
-            batch_size = -(-batch_size // 2) if alter else batch_size
+            if alter:
+                batch_size = -(-batch_size // 2)
         make(self, dataset, batch_size, *args, **kwargs)
 
     DataLoader.__init__ = halved  # type: ignore[method-assign]
@@ -46,7 +52,10 @@ def half_the_batch(alter: bool) -> Met:
 
 
 def accumulation(alter: bool) -> Met:
-    """Batches are half as large, and the optimizer steps after every second backward: the same training, if its loss is a mean."""
+    """Halve the batches, and let the optimizer step after every second backward pass.
+
+    The training stays the same if the loss is a mean.
+    """
     met = half_the_batch(alter)
     if not alter:
         return met
@@ -59,40 +68,47 @@ def accumulation(alter: bool) -> Met:
 
         def every_second(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             held[0] = not held[0]
-            return None if held[0] else step(*args, **kwargs)
+            if held[0]:
+                return None
+            return step(*args, **kwargs)
 
         def unless_held(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             if not held[0]:
                 zero_grad(*args, **kwargs)
 
-        # Bound, as learning-rate schedulers expect it.
-        self.step, self.zero_grad = MethodType(every_second, self), MethodType(unless_held, self)  # type: ignore[method-assign]
+        # Bound methods, because schedulers of the learning rate expect them.
+        self.step = MethodType(every_second, self)  # type: ignore[method-assign]
+        self.zero_grad = MethodType(unless_held, self)  # type: ignore[method-assign]
 
     torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign]
     return met
 
 
 def loop_optimizer(alter: bool) -> Met:
-    """An optimizer works on one parameter after the other (`foreach=False`): without lists of temporary tensors. A fused one has none."""
+    """Let optimizers work on one parameter after the other (`foreach=False`).
+
+    This avoids lists of temporary tensors. A fused optimizer has no such lists.
+    """
     met: Met = []
 
     def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
         for group in optimizer.param_groups:
             if group.get("foreach", False) is not False and not group.get("fused"):
                 met.append(type(optimizer).__name__)
-                group["foreach"] = False if alter else group["foreach"]
+                if alter:
+                    group["foreach"] = False
 
     register_optimizer_step_pre_hook(before_step)
     return met
 
 
 def bfloat16(alter: bool) -> Met:
-    """Run the model's forward pass under autocast to bfloat16."""
+    """Run the forward pass of the model under autocast to bfloat16."""
     return _autocast(torch.bfloat16, alter)
 
 
 def float16(alter: bool) -> Met:
-    """Run the model's forward pass under autocast to float16, and scale the gradients."""
+    """Run the forward pass of the model under autocast to float16, and scale the gradients."""
     met = _autocast(torch.float16, alter)
     if alter:
         _scale_gradients(met)
@@ -100,7 +116,7 @@ def float16(alter: bool) -> Met:
 
 
 def _autocast(dtype: torch.dtype, alter: bool) -> Met:
-    """Put autocast around each model that has none, neither around its call nor inside."""
+    """Run each model under autocast, unless it uses autocast itself."""
     met: Met = []
     entered: list[bool] = []
     enter = torch.autocast.__enter__
@@ -127,7 +143,7 @@ def _autocast(dtype: torch.dtype, alter: bool) -> Met:
 
 
 def _scale_gradients(met: Met) -> None:
-    """Scale losses and step through a GradScaler, as soon as a model has met the change."""
+    """Scale losses, and step with a GradScaler, as soon as a model has met the change."""
     scalers: list[torch.amp.GradScaler] = []
     backward, make = torch.Tensor.backward, torch.optim.Optimizer.__init__
 
@@ -145,7 +161,7 @@ def _scale_gradients(met: Met) -> None:
         step, stepping = self.step, [False]
 
         def scaled_step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            # The scaler calls this method again. It takes no closure, and wants gradients.
+            # The scaler calls this method again. It takes no closure, and needs gradients.
             if not scalers or stepping[0] or args or kwargs or not _has_gradients(self):
                 return step(*args, **kwargs)
             stepping[0] = True
@@ -163,14 +179,16 @@ def _scale_gradients(met: Met) -> None:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a parameter of an optimizer has a gradient."""
     groups = optimizer.param_groups
     return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
 
 def checkpointing(alter: bool) -> Met:
-    """The blocks of a model keep their inputs alone; the backward computes the rest again. There is nothing to do where it does so already.
+    """Checkpoint the blocks of the model, unless the model does it itself.
 
-    A model that has a switch for it knows more of its blocks, such as caches of theirs that must not grow twice.
+    A block keeps only its inputs, and the backward pass computes the rest again. If a model has a
+    switch for this, the switch is used, because it handles caches that must not grow twice.
     """
     met: Met = []
     seen: WeakSet[nn.Module] = WeakSet()
@@ -178,7 +196,7 @@ def checkpointing(alter: bool) -> Met:
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
         if module.training and module not in seen:  # a script may evaluate first
             seen.add(module)
-            if not any(getattr(part, on, False) for part in module.modules() for on in ON):
+            if not _is_checkpointed(module):
                 met.extend(type(part).__name__ for part in _checkpoint_parts(module, alter))
         return call()
 
@@ -186,13 +204,27 @@ def checkpointing(alter: bool) -> Met:
     return met
 
 
+def _is_checkpointed(model: nn.Module) -> bool:
+    """Return whether a model has switched checkpointing on."""
+    for part in model.modules():
+        for on in ON:
+            if getattr(part, on, False):
+                return True
+    return False
+
+
 def _checkpoint_parts(module: nn.Module, alter: bool) -> list[nn.Module]:
-    """The outermost of its modules that have a switch, or else, or where they refuse, its blocks."""
-    if switched := list(_switches(module)):
+    """Return what is checkpointed: the outermost modules with a switch, or else the blocks.
+
+    The blocks are also used if a switch refuses.
+    """
+    switched = list(_switches(module))
+    if switched:
         try:
-            for part, switch in switched if alter else ():
-                getattr(part, switch)()
-        except (ValueError, AssertionError):  # as those of transformers and timm refuse
+            if alter:
+                for part, switch in switched:
+                    getattr(part, switch)()
+        except (ValueError, AssertionError):  # the errors of transformers and timm
             pass
         else:
             return [part for part, _ in switched]
@@ -208,10 +240,10 @@ def _checkpoint_parts(module: nn.Module, alter: bool) -> list[nn.Module]:
 
 
 def _let_checkpoint(kind: type[nn.Module]) -> None:
-    """Let blocks of this class that are marked checkpoint their forward passes.
+    """Let marked blocks of a class checkpoint their forward passes.
 
-    The class has the new method, because a replica of a block would run a method of its own on the
-    block that it is a replica of.
+    The class gets the new method, and not the block. A replica of a block would run the block's own
+    method on the block itself.
     """
     forward = kind.forward
 
@@ -225,33 +257,42 @@ def _let_checkpoint(kind: type[nn.Module]) -> None:
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A list is kept as it is now: a densely connected network goes on to append to the one that it gives its layers."""
-    return checkpoint(forward, *(list(x) if type(x) is list else x for x in args), use_reentrant=False, **kwargs)
+    """Run a forward pass with checkpointing.
+
+    Lists are copied, because a densely connected network appends to the list that it gives its
+    layers.
+    """
+    kept = [list(x) if type(x) is list else x for x in args]
+    return checkpoint(forward, *kept, use_reentrant=False, **kwargs)
 
 
 def _switches(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    if switch := next((name for name in SWITCHES if hasattr(module, name)), None):
-        yield module, switch
-    else:
-        for child in module.children():
-            yield from _switches(child)
+    """Yield the outermost modules that have a switch, and the names of the switches."""
+    for name in SWITCHES:
+        if hasattr(module, name):
+            yield module, name
+            return
+    for child in module.children():
+        yield from _switches(child)
 
 
 def _sharded(ranks: int, alter: bool) -> Met:
-    """The model is divided among GPUs. What it would meet, nobody can say without that."""
-    return sharding(ranks) if alter else []
+    """Divide the model among GPUs. What this would meet is not known without doing it."""
+    if not alter:
+        return []
+    return sharding(ranks)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a script.
+    """Change of a script.
 
     Attributes:
-        make: makes the change, or looks for what it would meet.
-        nothing: says why there may be nothing to change.
-        share: the samples of a step after the change, as a share of those before.
-        capability: the least compute capability of a GPU that gains from the change.
-        computes: the format that tensor cores of GPUs below that capability lack.
+        make: makes the change, or only notes what it would meet.
+        nothing: why there may be nothing to change.
+        share: the samples per step after the change, as a share of those before.
+        capability: the lowest compute capability of a GPU that gains from the change.
+        computes: the format that tensor cores of GPUs with a lower capability lack.
     """
 
     make: Callable[[bool], Met]
@@ -265,26 +306,37 @@ NO_AUTOCAST = "no module runs without autocast"
 NO_BATCHES = "no DataLoader makes batches of 2 or more"
 NO_MODEL = "no module has the parameters of an optimizer of torch.optim"
 CHANGES = {
-    "optimizer with foreach=False": Change(loop_optimizer, "no optimizer of torch.optim works on lists (foreach)"),
+    "optimizer with foreach=False": Change(
+        loop_optimizer, "no optimizer of torch.optim works on lists (foreach)"
+    ),
     "autocast to bfloat16": Change(bfloat16, NO_AUTOCAST, capability=(8, 0), computes="bfloat16"),
     "autocast to float16, with GradScaler": Change(float16, NO_AUTOCAST),
     "two halves of a batch, accumulated": Change(accumulation, NO_BATCHES),
     "half the batch": Change(half_the_batch, NO_BATCHES, share=0.5),
-    "checkpointing of each block": Change(checkpointing, "no repeated blocks with a tenth of its parameters, or it does so already"),
+    "checkpointing of each block": Change(
+        checkpointing, "no repeated blocks with a tenth of its parameters, or it does so already"
+    ),
 }
 SHARDINGS = {
-    f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(_sharded, ranks), NO_MODEL, share=ranks) for ranks in (2, 4, 8)
+    f"sharding over {ranks} GPUs (FSDP2)": Change(
+        functools.partial(_sharded, ranks), NO_MODEL, share=ranks
+    )
+    for ranks in (2, 4, 8)
 }
 ALL = CHANGES | SHARDINGS
 
 
 def _around_models(forward: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:
-    """Let `forward(module, call)` run each call of a module on the GPU that no other module calls: of the model, and of its loss."""
+    """Let `forward(module, call)` run each outermost call of a module with data on a GPU.
+
+    These are the calls of the model and of its loss.
+    """
     inside: list[nn.Module] = []
     called = nn.Module.__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if inside or not _on_gpu(self, args, kwargs):  # a data set's transforms are modules too, in a process without GPUs often
+        # Transforms of a data set are modules, too. They usually run in a process without GPUs.
+        if inside or not _on_gpu(self, args, kwargs):
             return called(self, *args, **kwargs)
         inside.append(self)
         try:
@@ -296,7 +348,9 @@ def _around_models(forward: Callable[[nn.Module, Callable[[], Any]], Any]) -> No
 
 
 def _on_gpu(module: nn.Module, args: tuple, kwargs: dict) -> bool:
-    """Is a parameter, or else what it is given, on a GPU?"""
+    """Return whether a module's first parameter is on a GPU, or else one of its arguments."""
     first = next(module.parameters(), None)
-    among = [first] if first is not None else [*args, *kwargs.values()]
+    among = [*args, *kwargs.values()]
+    if first is not None:
+        among = [first]
     return any(isinstance(x, torch.Tensor) and x.is_cuda for x in among)

@@ -12,28 +12,30 @@ from gputrace.leaks import Birth, Leak, find_leaks
 from gputrace.trace import Trace
 from virtualgpu.source_lines import SourceLine, caller
 
-LATER = 3  # steps after the first, which are needed to tell growth from variation
-RISES = 2  # steps at least that need more than the step before
-FASTER = 1.05  # ratio of successive rises from which on memory grows faster and faster
-VARIES = 1.01  # ratio of the highest peak to the lowest
-FOREVER = 1_000_000  # steps: nobody waits for more
+LATER = 3  # steps after the first that are needed to tell growth from variation
+RISES = 2  # the fewest steps that need more than the step before, if memory grows
+FASTER = 1.05  # ratio of successive rises from which memory grows faster and faster
+VARIES = 1.01  # ratio of the highest peak to the lowest from which peaks vary
+FOREVER = 1_000_000  # steps. Nobody waits for more.
 
 
 class StepMemory:
-    """Memory of one GPU by steps: the peak of each step, and the blocks that it leaves behind."""
+    """Memory of one GPU by step: the peak of each step, and the blocks that it leaves behind."""
 
     def __init__(self, allocator: Any, device: int = 0) -> None:
         self._device = device
         self.peaks: list[int] = []
         self._allocator = allocator
         self._peak = 0
-        self._born: dict[int, tuple[int, int, SourceLine | None]] = {}  # by address: step, bytes, line
+        # The step, the bytes and the line of each live block, by its address.
+        self._born: dict[int, tuple[int, int, SourceLine | None]] = {}
         allocator.listen(self._listen)
 
     def _listen(self, action: str, block: Any, size: int) -> None:
+        """Note an event of the allocator."""
         if action == "alloc":
             step = len(self.peaks)
-            line = caller() if step else None  # nothing of the first step is searched for
+            line = caller() if step else None  # blocks of the first step are never reported
             self._born[block.address] = step, block.size, line
             self._peak = max(self._peak, self._allocator.allocated)
         elif action == "free_requested":
@@ -45,12 +47,12 @@ class StepMemory:
         self._peak = self._allocator.allocated
 
     def is_settled(self) -> bool:
-        """Whether the last step needs no more than any step after the first."""
+        """Return whether the last step needs no more than any step after the first."""
         later = self.peaks[1:]
         return not later or later[-1] <= min(later)
 
     def left_behind(self) -> list[int]:
-        """Return the bytes that each step allocated and that are allocated now."""
+        """Return the bytes that each step allocated and that are still allocated."""
         left = [0] * len(self.peaks)
         for step, size, _ in self._born.values():
             if step < len(left):
@@ -58,16 +60,17 @@ class StepMemory:
         return left
 
     def leaks(self) -> list[Leak]:
-        """Return the tensors that steps left behind, without those of the first step and the last."""
+        """Return the tensors that steps left behind, except the first and the last step."""
         last = len(self.peaks) - 1
-        births = [
-            Birth(self._device, address, size, line, "memory") for address, (step, size, line) in self._born.items() if 0 < step < last
-        ]
+        births = []
+        for address, (step, size, line) in self._born.items():
+            if 0 < step < last:
+                births.append(Birth(self._device, address, size, line, "memory"))
         return list(find_leaks(births))
 
 
 class Growth(NamedTuple):
-    """Growth of a step's peak: bytes per step, and the ratio of a step's rise to the rise before."""
+    """Growth of the peak: bytes per step, and the ratio of a step's rise to the rise before."""
 
     bytes: int
     ratio: float
@@ -87,10 +90,14 @@ class Growth(NamedTuple):
 
 
 def growth_of(peaks: Sequence[int], left: Sequence[int]) -> Growth | None:
-    """Return how the peaks of steps grow; None if they do not.
+    """Return how the peaks of steps grow, or None if they do not.
 
-    The first step does not count, because the optimizer makes its state in it. If the peaks rise and
-    fall, memory grows only if each step leaves tensors behind. `left` are their bytes by step.
+    The first step does not count, because the optimizer makes its state in it. If the peaks rise
+    and fall, memory grows only if each step leaves tensors behind.
+
+    Args:
+        peaks: the bytes at the peak of each step.
+        left: the bytes that each step left behind.
     """
     later = peaks[1:]
     if len(later) < LATER:
@@ -98,7 +105,9 @@ def growth_of(peaks: Sequence[int], left: Sequence[int]) -> Growth | None:
     rises = [after - before for before, after in pairwise(later)]
     if varies(peaks):
         kept = left[1:-2]  # a step may still hold the tensors of the step before
-        return Growth(int(np.mean(kept)), 1) if len(kept) > 1 and min(kept) > 0 else None
+        if len(kept) > 1 and min(kept) > 0:
+            return Growth(int(np.mean(kept)), 1)
+        return None
     middle = len(later) // 2
     if sum(rise > 0 for rise in rises) < RISES or later[-1] <= later[middle]:
         return None
@@ -108,7 +117,7 @@ def growth_of(peaks: Sequence[int], left: Sequence[int]) -> Growth | None:
 
 
 def varies(peaks: Sequence[int]) -> bool:
-    """Whether the peaks of the steps after the first both rise and fall."""
+    """Return whether the peaks of the steps after the first both rise and fall."""
     later = peaks[1:]
     rises = [after - before for before, after in pairwise(later)]
     if not rises or max(rises) <= 0 or min(rises) >= 0:
@@ -117,10 +126,13 @@ def varies(peaks: Sequence[int]) -> bool:
 
 
 def where_it_grows(leaks: list[Leak], trace: Trace, times: Sequence[float], device: int = 0) -> str:
-    """Describe what grows on a GPU. `times` are those at which the steps ended.
+    """Describe what grows on a GPU.
 
     If steps left tensors behind, name the line that made most of them, and their holder. Otherwise
     name the line whose tensors grew most from the peak of one step to that of the next.
+
+    Args:
+        times: when the steps ended.
     """
     by_line: dict[SourceLine | None, list[Leak]] = {}
     for leak in leaks:
@@ -128,14 +140,17 @@ def where_it_grows(leaks: list[Leak], trace: Trace, times: Sequence[float], devi
     of_line = max(by_line.values(), key=lambda group: sum(leak.bytes for leak in group), default=[])
     if len(of_line) > 1:
         holder = min(of_line[0].holders).text
-        return f"Tensors of earlier steps stay alive. Most come from {_text(of_line[0].line)}, held by {holder}"
+        line = _text(of_line[0].line)
+        return f"Tensors of earlier steps stay alive. Most come from {line}, held by {holder}"
     before, after = (_lines_at_peak(trace, device, *interval) for interval in pairwise(times[-3:]))
     rises = {line: nbytes - before[line] for line, nbytes in after.items()}
-    line = max(rises, key=lambda line: rises[line], default=None)
-    return f"Most of the growth at the peak is in tensors that {_text(line)} made"
+    most = max(rises, key=lambda line: rises[line], default=None)
+    return f"Most of the growth at the peak is in tensors that {_text(most)} made"
 
 
-def _lines_at_peak(trace: Trace, device: int, begin: float, end: float) -> Counter[SourceLine | None]:
+def _lines_at_peak(
+    trace: Trace, device: int, begin: float, end: float
+) -> Counter[SourceLine | None]:
     """Return the bytes allocated at the peak between two times, by the line that made them."""
     events, timeline = trace.events, trace.timeline(device)
     first, last = np.searchsorted(timeline.times, [begin, end], side="right")
@@ -152,6 +167,7 @@ def _lines_at_peak(trace: Trace, device: int, begin: float, end: float) -> Count
 
 
 def _text(line: SourceLine | None) -> str:
+    """Return the location and the source of a line."""
     if line is None:
         return "an unknown line"
     line = SourceLine.read(line.filename, line.line, line.function)

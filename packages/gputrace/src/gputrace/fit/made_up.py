@@ -1,8 +1,8 @@
-"""Values that a script reads although nothing computed them: the lines that read them, and advice.
+"""Made-up values for scripts that read values which nothing computed, and advice about this.
 
 An attempt keeps shapes and memory, and computes nothing. A script that reads a value gets a
-made-up one. The page names the lines that read integers or truth values, not those that read
-floating-point numbers, such as losses.
+made-up one. The page names the lines that read integers or truth values. Lines that read
+floating-point numbers, such as losses, are not named.
 """
 
 import ast
@@ -14,27 +14,33 @@ import torch
 
 from virtualgpu.source_lines import is_users
 
-MOST = 10_000  # values in one step, after which a script is taken to wait for another value
+MOST = 10_000  # values read in one step from which a script seems to wait for another value
 LINES = 20  # lines that are kept
 NUMBER = 0.5  # scripts stop at NaN, and cannot divide by 0 or take its logarithm
 
 
 class MadeUp:
-    """Notes the lines that read values which nothing computed. The machine calls it at each read.
+    """Function that makes up values. It notes the lines that read them.
 
-    `end` is called when a script reads so many values in one step that it must be waiting for a
-    value that never comes. `is_in_vain` is then True.
+    Args:
+        end: called when a script reads so many values in one step that it must be waiting for a
+            value that never comes.
+
+    Attributes:
+        lines: the lines that read integers or truth values, each once.
+        last: the last line that was noted.
+        is_in_vain: whether `end` was called.
     """
 
     def __init__(self, end: Callable[[], None]) -> None:
-        self.lines: list[str] = []  # each once, in the order of their first reads
+        self.lines: list[str] = []
         self.last = ""
         self.is_in_vain = False
         self._end = end
-        self._reads = 0  # in this step
+        self._reads = 0  # the number of reads in this step
 
     def __call__(self, dtype: torch.dtype) -> bool | int | float:
-        """Return a value of this type for one that nothing computed."""
+        """Return a made-up value of this type."""
         self._reads += 1
         in_vain = self._reads > MOST
         # Most scripts print losses. Only whole numbers and truth values decide what they do next.
@@ -52,14 +58,15 @@ class MadeUp:
         return 0
 
     def begin_step(self) -> None:
+        """Begin to count the reads of another step."""
         self._reads = 0
 
 
 def _is_asserted(line: str) -> bool:
-    """Whether a truth value that is read in this line of code is wanted to be true."""
+    """Return whether a line of code is an `assert` that succeeds if the value is true."""
     try:
         statements = ast.parse(line).body
-    except SyntaxError:  # a part of a statement
+    except SyntaxError:  # the line is a part of a statement
         return False
     if not statements or not isinstance(statements[0], ast.Assert):
         return False
@@ -68,7 +75,7 @@ def _is_asserted(line: str) -> bool:
 
 
 def where(calls: traceback.StackSummary) -> str:
-    """Return the innermost line of the user's own, such as "train.py:12 loss.item()"."""
+    """Return the innermost line in the user's code, such as "train.py:12 loss.item()", or ""."""
     users = [call for call in calls if is_users(call.filename)]
     if not users:
         return ""
@@ -76,18 +83,20 @@ def where(calls: traceback.StackSummary) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception in one line. Of a long message the first line and the last stay."""
+    """Return an exception in one line. A long message is reduced to its first and last lines."""
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     return " … ".join(dict.fromkeys((lines[0], lines[-1])))
 
 
 def told(error: BaseException) -> str:
-    """Return an exception in one line, behind the innermost line of the user's own."""
+    """Return an exception in one line, after the innermost line in the user's code."""
     line = where(traceback.extract_tb(error.__traceback__))
-    return f"{line}: {one_line(error)}" if line else one_line(error)
+    if not line:
+        return one_line(error)
+    return f"{line}: {one_line(error)}"
 
 
-# What a line of code calls, and what to write instead.
+# Advice by the code that a line has.
 ADVICE = {
     "repeat_interleave(": "Pass output_size= to repeat_interleave.",
     "one_hot(": "Pass num_classes= to one_hot.",
@@ -96,12 +105,14 @@ ADVICE = {
     "assert ": "Set the environment variable PYTHONOPTIMIZE=1, and Python leaves out each assert.",
 }
 IN_VAIN = "Limit the loop by a number of iterations."
-OTHERWISE = """\
-Pass a number that is not a result of the GPU: a constant, an argument, or a number of a CPU tensor."""
+OTHERWISE = (
+    "Pass a number that is not a result of the GPU: a constant, an argument, or a number of a "
+    "CPU tensor."
+)
 
 
 def advice_for(error: BaseException | None, *lines: str) -> str:
-    """Say what to write in place of lines that need a value."""
+    """Say how to rewrite lines that need a value."""
     for call, advice in ADVICE.items():
         if any(call in line for line in lines) or call in str(error or ""):
             return advice

@@ -1,4 +1,4 @@
-"""The measurement of one process of a script: its steps, its memory, and the time of a step."""
+"""Measurement of one process of a script: its steps, its memory, and the time of a step."""
 
 import os
 import resource
@@ -40,18 +40,21 @@ from virtualgpu.commands import set_up_for_times
 from virtualgpu.machines import VirtualGPUs
 
 MAX_EVENTS = 2_000_000  # some steps of a large model
-MORE = 4  # steps that follow if the peak still changes, to tell growth from variation
+MORE = 4  # further steps if the peak still changes, to tell growth from variation
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of the system's unit of memory
-SEEN = 2  # steps after which all that a script does has happened once
+SEEN = 2  # steps after which everything in a script has happened once
 
 
 class Enough(BaseException):
-    """Ends the script, because the steps asked for are done. No script catches it by accident."""
+    """Raised to end the script when it has made enough steps.
+
+    No script catches it by accident, because it is not an Exception.
+    """
 
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Let `torch.save` write no file. The numbers are made up, so a script would take them for its best ones."""
+    """Let `torch.save` write no file, so that no made-up numbers replace a checkpoint."""
     save = torch.save
 
     def save_no_file(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -63,34 +66,38 @@ def without_checkpoints() -> Iterator[None]:
 
 
 class Measurement:
-    """Measures this process while it runs a script, or the part of a script that is its own.
+    """Measurement of this process while it runs a script, or its own part of a script.
 
-    The hooks and what the change patches stay in place, so the process should end afterwards.
-    A process that is `one_of_several` makes a fixed number of steps, so that ranks which wait for
-    each other all make the same number.
+    The hooks and the patches of the change are not removed, so the process should end afterwards.
+
+    Args:
+        one_of_several: whether the process makes a fixed number of steps, so that ranks which wait
+            for each other make the same number.
 
     Attributes:
-        has_enough: the process was ended because its steps were done.
-        raised: what the script raised, None if nothing.
+        has_enough: whether the process was ended because it had made enough steps.
+        raised: the exception of the script, or None.
     """
 
-    def __init__(self, wish: Wish, gpus: VirtualGPUs, folder: str, one_of_several: bool = False) -> None:
+    def __init__(
+        self, wish: Wish, gpus: VirtualGPUs, folder: str, one_of_several: bool = False
+    ) -> None:
         self.has_enough = False
         self.raised: BaseException | None = None
         self._wish, self._gpus, self._machine = wish, gpus, gpus.machine
         self._one_of_several = one_of_several
         self._running = False
         self._progress = Path(folder, PROGRESS)
-        self._due = time.monotonic()  # when the progress is written again
+        self._due = time.monotonic()  # when to write the progress again
         self._made_up = MadeUp(self._end_in_vain)
-        self._trains = True  # is there an optimizer?
+        self._trains = True  # whether there is an optimizer
         self._met, self._would_meet = _changes_made(wish.change)
 
     def of(self, work: Callable[[], object]) -> Outcome:
-        """Run the work until it ends or has made enough steps, and return what it took."""
+        """Run the work until it ends or has made enough steps, and return the outcome."""
         gpus, machine = self._gpus, self._machine
         outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
-        set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is no error
+        set_up_for_times(gpus, virtual_time=False)  # so that printing a loss is no error
         machine.makes_up = self._made_up
         memories = [StepMemory(gpu.allocator, gpu.index) for gpu in machine.gpus]
         self._steps = steps = _Steps(self._after_step, self._end, memories)
@@ -99,8 +106,8 @@ class Measurement:
         origin = machine.clock.host
         trace: Any = None
         try:
-            # Memory is recorded from the start, kernels from the first backward pass on: an
-            # evaluation before it may be long.
+            # Memory is recorded from the start, and kernels from the first backward pass, because
+            # an evaluation before it may take long.
             with noted(steps.before_backward), record(MAX_EVENTS, timeline=False) as trace:
                 register_optimizer_step_pre_hook(steps.before_step)
                 register_optimizer_step_post_hook(steps.after_step)
@@ -118,7 +125,7 @@ class Measurement:
                 line = where(traceback.extract_tb(ended.__traceback__))
                 outcome.failed = f"{line}: " if line else ""
                 outcome.failed += f"it ended by sys.exit({ended.code!r})"
-        except BaseException as error:  # whatever the script raises is reported, not raised
+        except BaseException as error:  # any error of the script is reported and not raised
             self.raised = error
             outcome.fits = not trace.error
             if outcome.fits:
@@ -132,20 +139,22 @@ class Measurement:
         self._running = False
 
     def stop(self, *_: object) -> None:
-        """End the script now. A signal handler calls this."""
+        """End the script now. A signal handler calls this method."""
         if self._running:
             self._end()
 
     def _end_in_vain(self) -> None:
+        """End a script that waits for a value."""
         self._trains = bool(of_kind(all_objects(), torch.optim.Optimizer))
         self._end()
 
     def _end(self) -> None:
+        """End the script."""
         self._running = False
         raise Enough
 
     def _write_progress(self, *event: object) -> None:
-        """Write how far the script is, at most once a second. The allocators call this."""
+        """Write how far the script is, at most once per second. The allocators call this."""
         now = time.monotonic()
         if now < self._due or not self._running:
             return
@@ -156,7 +165,7 @@ class Measurement:
         self._progress.write_text(so_far, encoding="utf-8")
 
     def _after_step(self, done: int) -> bool:
-        """Whether so many steps are enough."""
+        """Return whether this number of steps is enough."""
         self._made_up.begin_step()
         wish = self._wish
         if wish.change is not None:
@@ -169,9 +178,9 @@ class Measurement:
         return done >= wish.steps + MORE or settled
 
     def _explain(self, outcome: Outcome) -> None:
-        """Say which values the script read that nothing computed, and whether it failed for one."""
+        """Note which made-up values the script read, and whether it failed because of one."""
         made_up = self._made_up
-        asks = instruments.asks_for_values(self.raised) if self.raised is not None else False
+        asks = self.raised is not None and instruments.asks_for_values(self.raised)
         outcome.made_up = made_up.lines
         if made_up.is_in_vain:
             outcome.failed = ""
@@ -194,6 +203,7 @@ class Measurement:
             outcome.failed += f" The script ended with {one_line(self.raised)}"
 
     def _fill(self, outcome: Outcome, trace: Trace, origin: float) -> None:
+        """Write the measured memory and times into the outcome."""
         steps = self._steps
         outcome.steps, outcome.by_hand, outcome.changed = steps.done, steps.by_hand, bool(self._met)
         devices = [gpu.index for gpu in self._machine.gpus]
@@ -215,14 +225,17 @@ class Measurement:
 
 @cache
 def _make_changes(change: str | None) -> tuple[Met, dict[str, Met]]:
-    """Patch PyTorch for the change, once: a forked process has inherited the patches."""
+    """Patch PyTorch for a change, only once, because a forked process inherits the patches."""
     if change is not None:
         return ALL[change].make(True), {}
     return [], {name: other.make(False) for name, other in CHANGES.items()}
 
 
 def _changes_made(change: str | None) -> tuple[Met, dict[str, Met]]:
-    """Return what the change has met, and without one what each change would meet: nothing yet."""
+    """Return the list of what the change has met, and without a change those of all changes.
+
+    The lists are empty at first.
+    """
     met, would_meet = _make_changes(change)
     for names in (met, *would_meet.values()):
         names.clear()
@@ -230,17 +243,25 @@ def _changes_made(change: str | None) -> tuple[Met, dict[str, Met]]:
 
 
 class _NoStacks(StackTable):
-    """Takes no stacks, because only times are measured."""
+    """Table that takes no stacks, because only times are measured."""
 
     def of_frame(self, frame: FrameType | None) -> int:
+        """Return the number of the empty stack."""
         return 0
 
 
 class _Steps:
-    """Counts a script's steps, and ends the script when they are enough.
+    """Counter of a script's steps, which ends the script after enough of them.
 
-    Of several optimizers the first one's steps count. If a script makes no optimizer and changes
-    its parameters by hand, a step is done when the backward pass after it begins.
+    If there are several optimizers, the steps of the first one count. If a script makes no
+    optimizer and changes its parameters itself, a step ends when the next backward pass begins.
+
+    Attributes:
+        memories: the memory by step of each GPU.
+        left: the bytes that each step left behind, by GPU.
+        leaks: the leaks if memory grows, by GPU.
+        times: when each step was counted, on the machine's clock.
+        by_hand: whether there is no optimizer.
     """
 
     def __init__(
@@ -249,22 +270,24 @@ class _Steps:
         end: Callable[[], None],
         memories: list[StepMemory],
     ) -> None:
-        self.memories = memories  # one for each GPU
-        self.left: list[list[int]] = []  # by GPU, the bytes that each step left behind
-        self.leaks: list[list[Leak]] = []  # by GPU, if memory grows
-        self.times: list[float] = []  # of the machine's clock, when each step was counted
+        self.memories = memories
+        self.left: list[list[int]] = []
+        self.leaks: list[list[Leak]] = []
+        self.times: list[float] = []
         self.by_hand = False
         self.ran = ClockSource(_NoStacks(), MAX_EVENTS)
         self._is_enough, self._end = is_enough, end
         self._first: Any = None
-        self._optimizers = False  # was any made?
-        self._process = os.getpid()  # a forked process inherits the hooks, and has its own steps
+        self._optimizers = False  # whether an optimizer was made
+        self._process = os.getpid()  # a forked process inherits the hooks, but has its own steps
 
     @property
     def done(self) -> int:
+        """The number of steps."""
         return len(self.times)
 
     def before_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        """Start to record kernels. End a script that uses no GPU."""
         if self._process != os.getpid():
             return
         if not any(gpu.allocator.peak_allocated for gpu in instruments.machine().gpus):
@@ -272,11 +295,13 @@ class _Steps:
         self.ran.start()
 
     def after_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        """Count a step of the first optimizer."""
         self._first = self._first or optimizer
         if optimizer is self._first and self._process == os.getpid():
             self._count()
 
     def before_backward(self, name: str, frame: FrameType | None) -> Callable[[], None]:
+        """Start to record kernels. Count a step if there is no optimizer."""
         if self._process != os.getpid():
             return lambda: None
         self.ran.start()
@@ -288,6 +313,7 @@ class _Steps:
         return lambda: None
 
     def _count(self) -> None:
+        """Count a step, and end the script if it was the last."""
         self.times.append(instruments.machine().clock.host)
         for memory in self.memories:
             memory.end_step()
@@ -296,7 +322,7 @@ class _Steps:
             self._end()
 
     def _look_for_growth(self) -> None:
-        """Find who holds what steps left behind, while the script's variables exist."""
+        """Find what holds the tensors that steps left behind, while the script still runs."""
         for memory in self.memories:
             self.left.append(memory.left_behind())
             grows = growth_of(memory.peaks, self.left[-1]) is not None
@@ -304,6 +330,7 @@ class _Steps:
 
 
 def _most(column: np.ndarray) -> int:
+    """Return the highest number of a column, or 0."""
     return int(column.max(initial=0))
 
 
@@ -322,21 +349,21 @@ def _measure(trace: Trace, spans: Spans, counted: list[float], outcome: Outcome)
     outcome.line = "" if line is None else f"{line.location} {line.text}"
     ends = _ends(spans, counted)
     if len(ends) == 1:
-        # The optimizer makes its state in this step too, and takes its memory from the driver.
+        # In this step, the optimizer makes its state and takes its memory from the driver.
         outcome.first = ends[0] - min(phase.start for phase in trace.phases)
         return
     steps = sorted((end - begin, begin, end) for begin, end in pairwise(ends) if end > begin)
     if steps:
-        # An evaluation may lie between two steps, so this takes the median.
+        # There may be an evaluation between two steps, so this is the median.
         outcome.step, begin, end = steps[(len(steps) - 1) // 2]
         busy = _busy_between(spans, device, begin, end)
         outcome.idle = max(0.0, 1 - busy / outcome.step)
 
 
 def _ends(spans: Spans, counted: list[float]) -> list[float]:
-    """Return when the GPUs finished what had been launched when each step was counted.
+    """Return when the GPUs finished the work that had been launched when each step was counted.
 
-    The host may be far ahead of them.
+    The host may be far ahead of the GPUs.
     """
     ran = np.isin(spans.kind, (KERNEL, *COPIES)) & (spans.launch >= 0)
     mine = np.flatnonzero(ran)
@@ -345,7 +372,7 @@ def _ends(spans: Spans, counted: list[float]) -> list[float]:
 
 
 def _busy_between(spans: Spans, device: int, begin: float, end: float) -> float:
-    """Return the seconds in which a GPU worked."""
+    """Return the seconds during which a GPU worked in an interval."""
     start = np.clip(spans.start, begin, end)
     clipped = replace(spans, start=start, duration=np.clip(spans.end, begin, end) - start)
     return seconds_of(clipped, chosen(spans, device, (KERNEL, *COPIES)))

@@ -1,4 +1,4 @@
-"""The question and the answer of one attempt: which script runs on which GPU, and what it took."""
+"""Question and answer of an attempt: which script runs on which GPU, and what it needed."""
 
 from dataclasses import dataclass, field
 
@@ -7,9 +7,9 @@ PROGRESS = "progress"  # the file in an attempt's folder that says how far the a
 
 @dataclass(frozen=True)
 class Wish:
-    """What is tried: a script's steps on `gpus` GPUs of one model, with one change or none.
+    """What to try: a script's steps on `gpus` GPUs of one model, with one change or none.
 
-    `memory` is in bytes, None for the model's own.
+    `memory` is in bytes. None means the model's own memory.
     """
 
     script: str
@@ -25,35 +25,35 @@ class Wish:
 
 @dataclass
 class Outcome:
-    """What an attempt found, in bytes and seconds.
+    """Result of an attempt, in bytes and seconds.
 
-    Of several GPUs, memory is that of the fullest one.
+    If there are several GPUs, the memory is that of the fullest one.
 
     Attributes:
         total: the memory of one GPU.
         fits: False if memory ran out.
-        failed: the text of an exception other than for memory, with its line.
+        failed: the text and the line of an exception, except if memory ran out.
         line: the line that made the peak.
         steps: how many steps were counted.
-        used: the most that the device holds, with CUDA's contexts and all processes.
-        allocated: the most that the allocator has given out. `reserved` is what it holds.
+        used: the most bytes in use on the GPU, with CUDA's contexts and all processes.
+        allocated, reserved: the most bytes that the allocator had given out, and that it held.
         parts: what the peak of `allocated` consists of, and the rest of `reserved`.
         others: what other processes of the script hold on the same GPU.
         step: the median time of the steps after the first.
-        idle: the share of a step in which the GPU has nothing to do.
-        changed: whether the change met something that it could change.
-        first: the most that a single step took, if there was one step alone.
-        asked: the line that could not go on without a value, after the first whole step.
-        by_hand: no optimizer was made, so each backward pass was taken for a step.
-        made_up: the lines that read values which nothing computed, and got made-up ones.
-        changes: without a change, those of CHANGES that would meet something.
-        resident: the most of this computer's memory that the processes took.
-        tries_algorithms: cuDNN would try its algorithms at each new shape.
+        idle: the share of a step during which the GPU has nothing to do.
+        changed: whether the change found something to change.
+        first: the longest time that the step may have taken, if there was only one.
+        asked: the line that could not go on without a value, after the first complete step.
+        by_hand: whether each backward pass counted as a step, because there is no optimizer.
+        made_up: the lines that read made-up values.
+        changes: without a change, the names of the changes that would find something.
+        resident: the most bytes of this computer's memory that the processes used.
+        tries_algorithms: whether cuDNN would try its algorithms at each new shape.
         peaks: the bytes allocated at the peak of each step.
         left: the bytes that each step left behind.
-        grows: where memory grows.
-        device: number of the fullest GPU.
-        by_device: the most that each GPU holds, by its number.
+        grows: where memory grows, in words.
+        device: the number of the fullest GPU.
+        by_device: the most bytes in use on each GPU, by its number.
         processes: how many processes the script started, without those that load data.
     """
 

@@ -1,4 +1,4 @@
-"""Attempts in processes of their own, as many at once as this computer has processors and memory for."""
+"""Attempts in their own processes, as many at once as this computer has processors and memory."""
 
 import contextlib
 import json
@@ -17,13 +17,13 @@ import psutil
 
 from gputrace.fit.outcome import PROGRESS, Outcome, Wish
 
-TELLS_AFTER = 10.0  # seconds without an outcome, after which an attempt's progress is told
-LOOK = 0.02  # seconds between looks at what is under way
+TELLS_AFTER = 10.0  # seconds without an outcome until an attempt's progress is reported
+LOOK = 0.02  # seconds between two looks at the running attempts
 PROGRAM = str(Path(__file__).with_name("__main__.py"))
 
 
 class Process(Protocol):
-    """What is used of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that is used here."""
 
     pid: int
     returncode: int | None
@@ -33,47 +33,60 @@ class Process(Protocol):
     def wait(self) -> int: ...
 
 
-Start = Callable[[Sequence[str], int], Process]  # Python with these arguments, in a session of its own, which writes to that file
+# Function that starts a Python with these arguments, in its own session. It writes to that file.
+Start = Callable[[Sequence[str], int], Process]
 
 
 def afresh(command: Sequence[str], output: int) -> Process:
-    """Start a Python that has imported nothing yet."""
+    """Start a new Python, which has imported nothing yet."""
     return subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        [sys.executable, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
 
 
 class _Attempt:
-    """One process, from its start until its outcome is known. What the script prints is shown only where it ends without one."""
+    """Attempt in a process, from its start until its outcome is known.
+
+    The output of the script is shown only if the process ends without an outcome.
+    """
 
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
-        self.told = 0.0  # the real time when its progress was told
+        self.told = 0.0  # when its progress was reported last, on the computer's clock
         self.process: Process | None = None
         self.outcome: Outcome | None = None
 
     def start(self, start: Start) -> None:
+        """Start the process."""
         self._folder = TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True)
         with Path(self._folder.name, "output").open("wb") as output:
             self.told = self._started = time.monotonic()
-            self.process = start([PROGRAM, json.dumps(asdict(self.wish)), self._file("outcome")], output.fileno())
+            command = [PROGRAM, json.dumps(asdict(self.wish)), self._file("outcome")]
+            self.process = start(command, output.fileno())
 
     def is_running(self) -> bool:
-        """Whether it is; when it has ended, `outcome` tells what came of it."""
+        """Return whether the process runs. When it has ended, read its outcome."""
         if self.process is None or self.outcome is not None:
             return False
         if self.process.poll() is None:
             return True
         if os.path.exists(self._file("outcome")):
-            self.outcome = Outcome(**json.loads(Path(self._file("outcome")).read_text(encoding="utf-8")))
+            text = Path(self._file("outcome")).read_text(encoding="utf-8")
+            self.outcome = Outcome(**json.loads(text))
         else:
-            tail = Path(self._file("output")).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            self.outcome = Outcome(failed=f"its process ended with status {self.process.returncode}: {''.join(tail)}")
+            text = Path(self._file("output")).read_text(encoding="utf-8", errors="replace")
+            last = "".join(text.strip().splitlines()[-1:])
+            status = self.process.returncode
+            self.outcome = Outcome(failed=f"its process ended with status {status}: {last}")
         self._folder.cleanup()
         return False
 
     def progress(self) -> str:
-        """Say for how long it has been running, and how far it is."""
+        """Say for how long the process has been running, and how far it is."""
         self.told = time.monotonic()
         change = f", {self.wish.change}" if self.wish.change else ""
         try:
@@ -84,7 +97,7 @@ class _Attempt:
         return f"{self.wish.like}{change}: running for {seconds} s, {so_far}"
 
     def stop(self) -> None:
-        """Kill it with all that it started, if it is running."""
+        """Kill the process and all that it started, if it is running."""
         if self.is_running() and self.process is not None:
             with contextlib.suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -92,19 +105,31 @@ class _Attempt:
             self._folder.cleanup()
 
     def _file(self, name: str) -> str:
+        """Return the path of a file of this attempt."""
         return os.path.join(self._folder.name, name)
 
 
 class Runner:
-    """Runs attempts, by processes that `start` starts. `tell` gets lines about slow ones."""
+    """Runner of attempts.
 
-    def __init__(self, start: Start = afresh, tell: Callable[[str], object] = lambda line: None) -> None:
+    Args:
+        start: starts their processes.
+        tell: gets a line of text about each slow attempt.
+    """
+
+    def __init__(
+        self, start: Start = afresh, tell: Callable[[str], object] = lambda line: None
+    ) -> None:
         self._start, self._tell = start, tell
-        self._starts_processes = False  # does the script? Its processes may want the same port
-        self._largest = 1  # bytes of this computer's memory that an attempt took
+        self._starts_processes = False  # whether the script does. They may need the same port.
+        self._largest = 1  # the most bytes of this computer's memory that an attempt used
 
     def run_all(self, wishes: list[Wish]) -> Iterator[tuple[Wish, Outcome]]:
-        """Try all. What fails beside others is tried once more alone, and comes last: two may want the same file, or the same port."""
+        """Try all wishes.
+
+        An attempt that fails beside others is repeated alone, after the others. Two attempts may
+        need the same file or the same port.
+        """
         again = []
         most = self.at_once()
         for wish, outcome in self._outcomes(wishes, most):
@@ -115,17 +140,17 @@ class Runner:
         yield from self._outcomes(again, 1)
 
     def at_once(self) -> int:
-        """Return how many attempts run at once.
+        """Return how many attempts to run at once.
 
-        There are as many as processors, and as have room if each takes what the largest took so
-        far. A script that starts processes runs alone: they meet at a port.
+        Each needs a processor, and as much memory as the largest attempt so far. A script that
+        starts processes runs alone, because they use a port.
         """
         if self._starts_processes:
             return 1
         return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // self._largest))
 
     def _outcomes(self, wishes: list[Wish], most: int) -> Iterator[tuple[Wish, Outcome]]:
-        """What came of each, in their order. None goes on when the caller wants no more, or is interrupted."""
+        """Yield the outcomes in the order of the wishes. At the end, stop what is still running."""
         attempts = [_Attempt(wish) for wish in wishes]
         try:
             for attempt in attempts:
@@ -146,6 +171,6 @@ class Runner:
 
 
 def run(wish: Wish) -> Outcome:
-    """Try it."""
+    """Make one attempt."""
     [(_, outcome)] = Runner().run_all([wish])
     return outcome

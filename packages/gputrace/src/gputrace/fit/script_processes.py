@@ -23,15 +23,15 @@ from gputrace.fit.measurement import Measurement
 from gputrace.fit.outcome import Outcome, Wish
 from virtualgpu.source_lines import is_users
 
-STOP = signal.SIGURG  # ends a measured process. Other processes ignore this signal
-PATIENCE = 10.0  # seconds without a new outcome, in which other processes finish their step
+STOP = signal.SIGURG  # ends a measured process. Other processes ignore this signal.
+PATIENCE = 10.0  # seconds without a new outcome in which other processes finish their step
 LAST = 5.0  # seconds in which a process that was told to stop writes its outcome
 WAITS = 60.0  # seconds that a process with enough steps stays alive for its peers
 LOOK = 0.05  # seconds between two looks
 
 
 class Ended(NamedTuple):
-    """How a process ended: at which time of the system's clock, and whether its steps were done."""
+    """Outcome of a process, whether it had made enough steps, and when it ended."""
 
     outcome: Outcome
     has_enough: bool
@@ -39,19 +39,21 @@ class Ended(NamedTuple):
 
 
 class ScriptProcesses:
-    """The processes of one attempt. They leave their outcomes in a folder.
+    """The processes of one attempt, which leave their outcomes in a folder.
 
-    `main` is the number of the process that runs the script itself.
+    Args:
+        main: the id of the process that runs the script itself.
     """
 
     def __init__(self, wish: Wish, folder: str, main: int) -> None:
         self._wish, self._folder, self._main = wish, Path(folder), main
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Install the measurement in the process that unpickles this object."""
         return _inherit, (asdict(self._wish), str(self._folder), self._main)
 
     def put_in_place(self) -> None:
-        """Measure every process that multiprocessing starts from now on, in this one or below."""
+        """Measure every process that this process and its children start with multiprocessing."""
         bootstrap = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
         prepare = multiprocessing.spawn.get_preparation_data
 
@@ -62,13 +64,14 @@ class ScriptProcesses:
             return bootstrap(process, *args, **kwargs)
 
         def prepared(name: str) -> dict[str, Any]:
-            return prepare(name) | {"gputrace.fit": self}  # unpickled in a process started afresh
+            # A process that is started anew unpickles this, which installs the measurement.
+            return prepare(name) | {"gputrace.fit": self}
 
         multiprocessing.process.BaseProcess._bootstrap = measured  # type: ignore[attr-defined]
         multiprocessing.spawn.get_preparation_data = prepared
 
     def _run(self, run: Callable[[], None]) -> None:
-        """Run a child process's own work, and write its outcome."""
+        """Run the work of a child process, and write its outcome."""
         gpus = virtualgpu.current()
         if gpus is None:
             return run()
@@ -86,14 +89,14 @@ class ScriptProcesses:
         return None
 
     def end(self) -> list[Ended]:
-        """End all processes that the script has started. Return the outcomes of those measured."""
+        """End all processes that the script has started. Return the outcomes of measured ones."""
         if any(ended.has_enough for ended in self._ended()):
             self._wait(PATIENCE)
         for number in self._missing():
             with contextlib.suppress(OSError):
                 os.kill(number, STOP)
         self._wait(LAST)
-        # torch's handler takes the end of a data loader's worker for a failure
+        # torch's handler would report the end of a data loader's worker as a failure.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -101,7 +104,7 @@ class ScriptProcesses:
         return self._ended()
 
     def _wait(self, patience: float) -> None:
-        """Wait for the missing outcomes as long as new ones arrive."""
+        """Wait for the missing outcomes for as long as new ones arrive."""
         missing, until = self._missing(), time.monotonic() + patience
         while missing and time.monotonic() < until:
             select.select([], [], [], LOOK)
@@ -110,7 +113,7 @@ class ScriptProcesses:
                 until = time.monotonic() + patience
 
     def _missing(self) -> list[int]:
-        """Return the living processes that have no outcome yet, without those that load data."""
+        """Return the ids of living processes without an outcome, except those that load data."""
         begun = {int(file.stem) for file in self._folder.glob("*.begun")}
         children = multiprocessing.active_children()
         begun |= {child.pid for child in children if child.pid and not _loads_data(child)}
@@ -118,6 +121,7 @@ class ScriptProcesses:
         return [number for number in sorted(begun - ended) if _lives(number)]
 
     def _ended(self) -> list[Ended]:
+        """Read the outcomes, in the order in which the processes ended."""
         found = []
         for file in sorted(self._folder.glob("*.ended")):
             outcome, has_enough, when = json.loads(file.read_text(encoding="utf-8"))
@@ -125,29 +129,31 @@ class ScriptProcesses:
         return sorted(found, key=lambda ended: ended.time)
 
     def _write(self, ended: Ended) -> None:
+        """Write the outcome of this process."""
         text = json.dumps([asdict(ended.outcome), ended.has_enough, ended.time])
         self._file("unfinished").write_text(text, encoding="utf-8")
         os.replace(self._file("unfinished"), self._file("ended"))
 
     def _file(self, kind: str) -> Path:
+        """Return the path of a file of this process."""
         return self._folder / f"{os.getpid()}.{kind}"
 
 
 def _inherit(wish: dict[str, Any], folder: str, main: int) -> ScriptProcesses:
-    """Put the measurement in place in a process that multiprocessing starts afresh."""
+    """Install the measurement in a process that multiprocessing starts anew."""
     processes = ScriptProcesses(Wish(**wish), folder, main)
     processes.put_in_place()
     return processes
 
 
 def _loads_data(process: Any) -> bool:
-    """Whether this is a DataLoader's worker, which has no GPU."""
+    """Return whether a process is a DataLoader's worker, which uses no GPU."""
     target = getattr(process, "_target", None)
     return str(getattr(target, "__module__", "")).startswith("torch.utils.data")
 
 
 def _raising(run: Callable[[], None]) -> None:
-    """Run a process's work. Raise the exception that torch.multiprocessing turns into an exit."""
+    """Run the work of a process. Raise an error that torch.multiprocessing turns into an exit."""
     try:
         run()
     except SystemExit as ended:
@@ -158,6 +164,7 @@ def _raising(run: Callable[[], None]) -> None:
 
 
 def _lives(number: int) -> bool:
+    """Return whether a process runs."""
     try:
         return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -165,7 +172,7 @@ def _lives(number: int) -> bool:
 
 
 def together(own: Outcome, others: list[Ended], context_bytes: int) -> Outcome:
-    """Return the outcome of a script of several processes. `own` is that of the main process."""
+    """Join the outcomes of a script's processes. `own` is that of the main process."""
     if not others:
         return own
     ended = sorted(others, key=lambda each: each.time)
@@ -200,7 +207,8 @@ def together(own: Outcome, others: list[Ended], context_bytes: int) -> Outcome:
     )
     if not result.fits:
         return result
-    # The others fail because the first one has. After enough steps a failure means nothing.
+    # If the first process failed, the others fail because of that. After enough steps, a failure
+    # means nothing.
     for each in ended:
         if each.has_enough:
             return result

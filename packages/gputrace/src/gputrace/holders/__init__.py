@@ -1,1 +1,1 @@
-"""What is alive on the GPUs, and who keeps it alive, by name."""
+"""Find the tensors that are alive on the GPUs, and what keeps them alive, by name."""

@@ -1,6 +1,6 @@
-"""What C++ keeps alive for a tensor, unseen by Python's garbage collector: its gradient and its autograd graph.
+"""References in C++ that Python's garbage collector does not see: gradients and autograd graphs.
 
-No hook on saved tensors (activations on the CPU, checkpoints) is called.
+No hook on saved tensors (such as checkpointing, or activations on the CPU) is called.
 """
 
 import gc
@@ -11,53 +11,68 @@ from typing import Any
 
 import torch
 
-# Who holds, what is held, and how: "grad", "graph" (a tensor's node), "next" (a node's), "saved", "variable" (a leaf) or "hook".
+# A reference: who holds, what is held, and how. The last is "grad", "graph" (from a tensor to its
+# node), "next" (from node to node), "saved", "variable" (from a node to a leaf) or "hook".
 Link = tuple[Any, Any, str]
 
 _is_leaf, _retains_grad, _grad, _grad_fn = (
-    getattr(torch._C.TensorBase, name).__get__ for name in ("is_leaf", "retains_grad", "grad", "grad_fn")
+    getattr(torch._C.TensorBase, name).__get__
+    for name in ("is_leaf", "retains_grad", "grad", "grad_fn")
 )
 
 
 def ancestry(kind: type) -> tuple[type, ...]:
-    """A class and those it descends from, whatever its metaclass says."""
+    """Return a class and its base classes, whatever its metaclass says."""
     return type.__getattribute__(kind, "__mro__")
 
 
 def isinstance_of(thing: Any, kind: type) -> bool:
-    """As isinstance, by the class alone: an object's `__class__` may be anything."""
+    """Return whether an object is an instance of a class, whatever its `__class__` says."""
     return kind in ancestry(type(thing))
 
 
 def attributes(kind: type) -> Any:
-    """A class's own attributes, by name."""
+    """Return a class's own attributes by name, without running the code of its metaclass."""
     return type.__dict__["__dict__"].__get__(kind)
 
 
 def is_node(kind: type) -> bool:
-    """Are the objects of this class nodes of autograd graphs?"""
-    return any(isinstance(attributes(base).get("next_functions"), types.GetSetDescriptorType) for base in ancestry(kind))
+    """Return whether the objects of a class are nodes of autograd graphs."""
+    for base in ancestry(kind):
+        if isinstance(attributes(base).get("next_functions"), types.GetSetDescriptorType):
+            return True
+    return False
 
 
 def of_classes(objects: list[Any], wanted: Callable[[type], bool]) -> list[Any]:
-    """The objects whose class is wanted; `wanted` is called once a class, for there are very many objects."""
+    """Return the objects whose class is `wanted`.
+
+    `wanted` is called once per class and not per object, because there are very many objects.
+    """
     kinds = list(map(type, objects))
     found = set(filter(wanted, set(kinds)))
     return list(compress(objects, map(found.__contains__, kinds)))
 
 
 def nodes(objects: list[Any]) -> list[Any]:
-    """The nodes of autograd graphs among these objects."""
+    """Return the nodes of autograd graphs among some objects."""
     return of_classes(objects, is_node)
 
 
-def walk(tensors: Iterable[torch.Tensor], nodes: Iterable[Any]) -> tuple[list[torch.Tensor], list[Link]]:
-    """All tensors that these tensors and nodes keep alive by gradients and graphs, themselves included, and the links between them."""
+def walk(
+    tensors: Iterable[torch.Tensor], nodes: Iterable[Any]
+) -> tuple[list[torch.Tensor], list[Link]]:
+    """Follow gradients and autograd graphs from tensors and nodes.
+
+    Returns:
+        All tensors that are kept alive in this way, including those at the start, and the links.
+    """
     links: list[Link] = []
-    seen: dict[int, Any] = {}  # it keeps each alive, so that no other gets its id
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that no new object gets their ids
     waiting: list[Any] = []
     found: list[torch.Tensor] = []
-    kinds: dict[type, Any] = {}  # what the objects of a class hold
+    # For each class, the function that yields what its objects hold.
+    kinds: dict[type, Callable[[Any], Iterator[tuple[Any, str]]]] = {}
 
     def visit(thing: Any) -> None:
         if id(thing) not in seen:
@@ -70,32 +85,45 @@ def walk(tensors: Iterable[torch.Tensor], nodes: Iterable[Any]) -> tuple[list[to
         thing = waiting.pop()
         kind = type(thing)
         if kind not in kinds:
-            is_tensor = torch.Tensor in ancestry(kind)
-            kinds[kind] = _held_by_tensor if is_tensor else _Nodes(kind) if is_node(kind) else None
+            kinds[kind] = _what_holds(kind)
         if kinds[kind] is _held_by_tensor:
             found.append(thing)
-        for held, how in kinds[kind](thing) if kinds[kind] else ():
+        for held, how in kinds[kind](thing):
             links.append((thing, held, how))
             visit(held)
     return found, links
 
 
+def _what_holds(kind: type) -> Callable[[Any], Iterator[tuple[Any, str]]]:
+    """Return the function that yields what objects of a class hold."""
+    if torch.Tensor in ancestry(kind):
+        return _held_by_tensor
+    if is_node(kind):
+        return _Nodes(kind)
+    return lambda thing: iter(())
+
+
 def _held_by_tensor(tensor: torch.Tensor) -> Iterator[tuple[Any, str]]:
+    """Yield the gradient and the node of a tensor."""
     try:
-        if (_is_leaf(tensor) or _retains_grad(tensor)) and (gradient := _grad(tensor)) is not None:  # others warn when it is read
-            yield gradient, "grad"
-        if (node := _grad_fn(tensor)) is not None:
+        if _is_leaf(tensor) or _retains_grad(tensor):  # reading `grad` of other tensors warns
+            gradient = _grad(tensor)
+            if gradient is not None:
+                yield gradient, "grad"
+        node = _grad_fn(tensor)
+        if node is not None:
             yield node, "graph"
-    except RuntimeError:  # a view that was changed where that is not allowed has no graph to show
+    except RuntimeError:  # an invalid view has no graph
         return
 
 
 class _Nodes:
-    """What the nodes of one class hold."""
+    """Function that yields what the nodes of one class hold."""
 
     def __init__(self, kind: type) -> None:
         self._saved = [name for name in dir(kind) if name.startswith("_raw_saved_")]
-        self._leaf = isinstance(getattr(kind, "variable", None), types.GetSetDescriptorType)  # AccumulateGrad
+        # The nodes AccumulateGrad hold a leaf.
+        self._leaf = isinstance(getattr(kind, "variable", None), types.GetSetDescriptorType)
 
     def __call__(self, node: Any) -> Iterator[tuple[Any, str]]:
         for held, how in self._held(node):
@@ -103,8 +131,10 @@ class _Nodes:
                 yield held, how
 
     def _held(self, node: Any) -> Iterator[tuple[Any, str]]:
+        """Yield what a node holds. Some of the objects may be None."""
         own = getattr(node, "__dict__", None)
-        for held in gc.get_referents(node):  # works for nodes that C++ holds too only if they are of a Function written in Python
+        # If C++ holds the node too, this works only for nodes of a Function written in Python.
+        for held in gc.get_referents(node):
             if isinstance(held, dict) and held is not own:
                 yield held, "hook"
         try:
@@ -114,8 +144,11 @@ class _Nodes:
                 yield node.variable, "variable"
             for name in self._saved:
                 saved = getattr(node, name)
-                for one in saved if isinstance(saved, (tuple, list)) else () if saved is None else (saved,):
-                    yield one.data, "saved"
-                    yield one.unpack_hook, "hook"
-        except RuntimeError:  # the graph was freed, or the context of a Function was never part of one
+                if not isinstance(saved, (tuple, list)):
+                    saved = [saved]
+                for one in saved:
+                    if one is not None:
+                        yield one.data, "saved"
+                        yield one.unpack_hook, "hook"
+        except RuntimeError:  # the graph was freed, or this is the context of an unused Function
             return

@@ -1,4 +1,11 @@
-"""The name of an object from the name of the one that refers to it: from `model` to `model.fc.weight.grad`."""
+"""Names of objects, from the names of the objects that refer to them.
+
+From `model`, for example, follows `model.fc.weight.grad`. A function `_in_…` names an object that
+another object of a certain type holds. Its arguments are the name of the holder, a chain of objects
+in which each holds the next one (the holder first), and how the holder refers to the second object
+(see `References`). It returns the name of a later object of the chain and the index of that object,
+or None if the general rules of `_next` apply.
+"""
 
 import collections
 import functools
@@ -14,9 +21,9 @@ from gputrace.holders.autograd import ancestry, attributes, is_node, isinstance_
 from gputrace.holders.roots import Name, location, tool_of, variables
 
 Hop = tuple[Any, str]  # an object, and how the one before it refers to it (see `References`)
-Found = tuple[Name, int] | None  # a name, and how many objects further along the path its object is
+Found = tuple[Name, int] | None  # a name, and the index in the chain of the object that it names
 
-UNNAMED = "a value"  # of an expression under way, or in a function of the kit's own
+UNNAMED = "a value"  # in an expression that is being evaluated, or in a function of the kit
 
 _VAGUE = 100  # parts that a vague part counts as
 _KEY = "a key"
@@ -27,7 +34,8 @@ _HOOKS = {
     "_backward_hooks": "backward hook",
     "_backward_pre_hooks": "backward pre-hook",
 }
-_PARTS = {"_parameters": "a parameter", "_buffers": "a buffer", "_modules": ""}  # of a module: their entries read as attributes
+# The tables of a module, whose entries read as its attributes.
+_PARTS = {"_parameters": "a parameter", "_buffers": "a buffer", "_modules": ""}
 _FIELDS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     types.MethodType: ("__self__", "__func__"),
@@ -41,23 +49,29 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 
 
 def name_of(root: Name, steps: list[Hop]) -> tuple[Name, int]:
-    """The name of the last object of a path whose first is called `root`, and the number of its parts, a vague one counted as many."""
+    """Name the last object of a path whose first object is called `root`.
+
+    Return the name and the number of its parts, in which a vague part counts as many.
+    """
     name, at, parts = root, 0, 0
     while at < len(steps) - 1:
         name, taken = _next(name, [thing for thing, _ in steps[at:]], steps[at + 1][1])
         at += taken
-        parts += _VAGUE if name.kind == _KEY or name.expression.endswith(("…]", "…}")) else 1
+        is_vague = name.kind == _KEY or name.expression.endswith(("…]", "…}"))
+        parts += _VAGUE if is_vague else 1
     return name, parts
 
 
 def _next(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
-    """The name of the second object of the chain, or of one further on, when the first is called `name`."""
+    """Name the second object of a chain, or a later one, when the first is called `name`."""
     thing, held = chain[0], chain[1]
     if is_node(type(thing)):
         return _in_node(name, chain, how)
     for kind, naming in _NAMINGS:
-        if isinstance_of(thing, kind) and (found := naming(name, chain, how)):
-            return found
+        if isinstance_of(thing, kind):
+            found = naming(name, chain, how)
+            if found:
+                return found
     own = own_attributes(thing)
     if own is held and len(chain) > 2:
         named, taken = _attribute(name, thing, own, chain[2:])
@@ -67,24 +81,29 @@ def _next(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
     for key, value in slots(thing).items():
         if value is held:
             return name.then(f".{key}"), 1
-    for key in next((fields for kind, fields in _FIELDS.items() if isinstance_of(thing, kind)), ()):
-        if getattr(thing, key, None) is held:
-            return name.then(f".{key}"), 1
-    return name.then("[…]"), 1  # of an iterator, for instance, whose contents cannot be read
+    for kind, fields in _FIELDS.items():
+        if isinstance_of(thing, kind):
+            for key in fields:
+                if getattr(thing, key, None) is held:
+                    return name.then(f".{key}"), 1
+            break
+    return name.then("[…]"), 1  # in an iterator, for example, whose contents cannot be read
 
 
 def own_attributes(thing: Any) -> dict:
-    """The `__dict__` of an object, read without running its code."""
+    """Return the `__dict__` of an object, read without running the object's code."""
     for base in ancestry(type(thing)):
         slot = attributes(base).get("__dict__")
         if isinstance(slot, (types.GetSetDescriptorType, types.MemberDescriptorType)):
             found = slot.__get__(thing)
-            return found if isinstance(found, dict) else {}
+            if isinstance(found, dict):
+                return found
+            return {}
     return {}
 
 
 def slots(thing: Any) -> dict[str, Any]:
-    """The values in the slots of an object."""
+    """Return the values in the slots of an object, by name."""
     found = {}
     for base in ancestry(type(thing)):
         for key, slot in attributes(base).items():
@@ -97,32 +116,43 @@ def slots(thing: Any) -> dict[str, Any]:
 
 
 def _attribute(name: Name, thing: Any, own: dict, chain: list[Any]) -> tuple[Name, int]:
-    """The name of the chain's first object, the value of an attribute, or of one inside it."""
-    value, further = chain[0], chain[1] if len(chain) > 1 else None
+    """Name the first object of a chain, which is an attribute of `thing`, or a later one."""
+    value, further = chain[0], None
+    if len(chain) > 1:
+        further = chain[1]
     key = next((key for key, other in list(own.items()) if other is value), "…")
-    inner = next((k for k, other in list(dict.items(value)) if other is further), None) if isinstance_of(value, dict) else None
+    inner = None  # the key of the third object, if the second one is a dictionary
+    if isinstance_of(value, dict):
+        inner = next((k for k, other in list(dict.items(value)) if other is further), None)
     if inner is not None and isinstance_of(thing, torch.nn.Module):
         if key in _PARTS:
-            return name.then(f"[{inner}]" if inner.isdigit() else f".{inner}", _PARTS[key]), 2
+            suffix = f"[{inner}]" if inner.isdigit() else f".{inner}"
+            return name.then(suffix, _PARTS[key]), 2
         if key in _HOOKS:
             return Name(_HOOKS[key], _callable_name(further), name.text), 2
     if inner is not None and isinstance_of(thing, torch.optim.Optimizer) and key == "state":
-        numbered = [parameter for group in thing.param_groups for parameter in group["params"]]
-        number = next((str(index) for index, parameter in enumerate(numbered) if parameter is inner), "…")
+        # The keys of an optimizer's state are parameters, which have numbers in its `state_dict`.
+        parameters = [each for group in thing.param_groups for each in group["params"]]
+        numbers = [str(index) for index, each in enumerate(parameters) if each is inner]
+        number = numbers[0] if numbers else "…"
         return name.then(f".state[{number}]"), 2
     return name.then(f".{key}"), 1
 
 
 def _callable_name(thing: Any) -> str:
+    """Return the qualified name of a function, or the class of another object."""
     named = getattr(thing, "__qualname__", None)
-    return named if isinstance(named, str) else type(thing).__name__
+    if isinstance(named, str):
+        return named
+    return type(thing).__name__
 
 
 # Containers
 
 
 def _in_dict(name: Name, chain: list[Any], how: str) -> Found:
-    for key, value in list(dict.items(chain[0])):  # a copy, for other threads run on
+    """Name a value of a dictionary by its key, or a key itself."""
+    for key, value in list(dict.items(chain[0])):  # a copy, because other threads may change it
         if value is chain[1]:
             return name.then(f"[{_key(key)}]"), 1
     if any(key is chain[1] for key in list(dict.keys(chain[0]))):
@@ -131,54 +161,72 @@ def _in_dict(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _key(key: Any) -> str:
-    """A dictionary's key as source code, if that is the same in every run."""
+    """Return a dictionary's key as source code, if it is the same in every run."""
     if type(key) is tuple:
         return ", ".join(map(_key, key))
-    return repr(key) if type(key) in (str, int, float, bool, type(None), bytes) else "…"
+    if type(key) in (str, int, float, bool, type(None), bytes):
+        return repr(key)
+    return "…"
 
 
 def _in_sequence(name: Name, chain: list[Any], how: str) -> Found:
+    """Name an element of a list, a tuple or a deque by its index or field."""
     kind = next(base for base in (list, tuple, collections.deque) if isinstance_of(chain[0], base))
-    index = next((index for index, value in enumerate(list(kind.__iter__(chain[0]))) if value is chain[1]), None)
-    if index is None:
+    values = list(kind.__iter__(chain[0]))
+    indices = [index for index, value in enumerate(values) if value is chain[1]]
+    if not indices:
         return None
-    fields = getattr(type(chain[0]), "_fields", None)  # of a named tuple
-    return name.then(f".{fields[index]}" if kind is tuple and fields else f"[{index}]"), 1
+    fields = getattr(type(chain[0]), "_fields", None)
+    if kind is tuple and fields:  # a named tuple
+        return name.then(f".{fields[indices[0]]}"), 1
+    return name.then(f"[{indices[0]}]"), 1
 
 
 def _in_set(name: Name, chain: list[Any], how: str) -> Found:
-    return None if own_attributes(chain[0]) is chain[1] else (name.then("{…}"), 1)
+    """Name an element of a set, or let an attribute of the set have its own name."""
+    if own_attributes(chain[0]) is chain[1]:
+        return None
+    return name.then("{…}"), 1
 
 
 # Functions and classes
 
 
 def _in_function(name: Name, chain: list[Any], how: str) -> Found:
+    """Name a closure variable, a default argument, or the function that a wrapper wraps."""
     function, held = chain[0], chain[1]
     if len(chain) < 3:
         return None
     if own_attributes(function) is held:
         if held.get("__wrapped__") is chain[2]:
-            return name, 2  # a wrapper stands for the function that it wraps
+            return name, 2  # a wrapper has the name of the function that it wraps
         return None
-    code, of = function.__code__, name.text if name.expression else f"`{function.__qualname__}`, {name.text}"
+    code, of = function.__code__, name.text
+    if not name.expression:
+        of = f"`{function.__qualname__}`, {name.text}"
     if held is function.__closure__:
         if len(chain) > 3 and chain[3] is getattr(function, "__wrapped__", None):
             return name, 3
-        return Name("closure variable", code.co_freevars[_position(held, chain[2])], of), 3
+        variable = code.co_freevars[_position(held, chain[2])]
+        return Name("closure variable", variable, of), 3
     if held is function.__defaults__:
-        return Name("default argument", code.co_varnames[code.co_argcount - len(held) + _position(held, chain[2])], of), 2
+        # Defaults belong to the last positional arguments.
+        first = code.co_argcount - len(held)
+        argument = code.co_varnames[first + _position(held, chain[2])]
+        return Name("default argument", argument, of), 2
     if held is function.__kwdefaults__:
-        return Name("default argument", next(key for key, value in held.items() if value is chain[2]), of), 2
+        argument = next(key for key, value in held.items() if value is chain[2])
+        return Name("default argument", argument, of), 2
     return None
 
 
 def _position(things: tuple, wanted: Any) -> int:
+    """Return the index of an object in a tuple."""
     return next(index for index, thing in enumerate(things) if thing is wanted)
 
 
 def _in_cache(name: Name, chain: list[Any], how: str) -> Found:
-    """The results that functools.lru_cache keeps, and the arguments in its keys."""
+    """Name the results that `functools.lru_cache` keeps, and the arguments in its keys."""
     if own_attributes(chain[0]) is chain[1]:
         return None
     at = 1
@@ -188,6 +236,7 @@ def _in_cache(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _in_class(name: Name, chain: list[Any], how: str) -> Found:
+    """Name an attribute of a class."""
     if len(chain) < 3 or type(chain[1]) is not dict:
         return None
     key = next((key for key, value in chain[1].items() if value is chain[2]), "…")
@@ -198,18 +247,31 @@ def _in_class(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _variable(frame: types.FrameType, chain: list[Any]) -> Found:
-    """The variable of the frame that holds the second object, or the third if the second is a closure's cell."""
-    taken = 2 if type(chain[1]) is types.CellType and len(chain) > 2 else 1
-    found = next((variable for variable, value in variables(frame) if value is chain[taken]), None)
-    return None if found is None else (Name("local", found), taken)
+    """Name the variable of a frame that holds the second object of a chain.
+
+    If the second object is the cell of a closure, name the variable that holds the third object.
+    """
+    taken = 1
+    if type(chain[1]) is types.CellType and len(chain) > 2:
+        taken = 2
+    for variable, value in variables(frame):
+        if value is chain[taken]:
+            return Name("local", variable), taken
+    return None
 
 
 def _in_suspended(name: Name, chain: list[Any], how: str) -> Found:
-    word, frame = next((word, getattr(chain[0], frame)) for kind, (word, frame) in _SUSPENDED.items() if isinstance_of(chain[0], kind))
+    """Name a variable of a generator or a coroutine that has not ended."""
+    word, attribute = next(
+        naming for kind, naming in _SUSPENDED.items() if isinstance_of(chain[0], kind)
+    )
+    frame = getattr(chain[0], attribute)
     if frame is None:
         return None
     variable, taken = _variable(frame, chain) or (Name(UNNAMED, ""), 1)
-    return replace(variable, of=f"the suspended {word} {location(frame)}, held by {name.text}"), taken
+    return replace(
+        variable, of=f"the suspended {word} {location(frame)}, held by {name.text}"
+    ), taken
 
 
 _SUSPENDED = {
@@ -220,11 +282,12 @@ _SUSPENDED = {
 
 
 def _in_frame(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
-    """A function that has ended, kept by a traceback or by name."""
+    """Name a variable of a function that has ended, and that a traceback or a name keeps."""
     frame = chain[0]
     if isinstance_of(chain[1], types.FrameType):
         return name, 1
-    if type(chain[1]) is dict and chain[1] is not frame.f_globals and len(chain) > 2:  # the copy that `f_locals` made
+    is_copy = type(chain[1]) is dict and chain[1] is not frame.f_globals
+    if is_copy and len(chain) > 2:  # the copy of the variables that `f_locals` made
         return _in_frame(name, [frame, *chain[2:]], how)[0], 2
     if tool_of(frame):
         return Name(UNNAMED, "", name.text), len(chain) - 1
@@ -233,32 +296,41 @@ def _in_frame(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
 
 
 def _in_traceback(name: Name, chain: list[Any], how: str) -> Found:
-    return name if name.kind == "the traceback" else Name("the traceback", "", name.text), 1
+    """Name what a traceback holds."""
+    if name.kind == "the traceback":
+        return name, 1
+    return Name("the traceback", "", name.text), 1
 
 
 def _in_exception(name: Name, chain: list[Any], how: str) -> Found:
+    """Name the traceback, the context or the arguments of an exception."""
     error, held = chain[0], chain[1]
     if isinstance_of(held, types.TracebackType):
         return Name("the traceback", "", name.text), 1
-    if isinstance_of(held, BaseException):  # the one during which it was raised
+    if isinstance_of(held, BaseException):  # the exception that was being handled
         return name, 1
-    return (name.then(".args"), 1) if held is attributes(BaseException)["args"].__get__(error) else None
+    if held is attributes(BaseException)["args"].__get__(error):
+        return name.then(".args"), 1
+    return None
 
 
 # Tensors and autograd
 
 
 def _in_tensor(name: Name, chain: list[Any], how: str) -> Found:
+    """Name the gradient, the graph or a hook of a tensor."""
     if how == "grad":
         return name.then(".grad", "a gradient"), 1
     if is_node(type(chain[1])):
         return name, 1
-    if isinstance_of(chain[1], dict) and own_attributes(chain[0]) is not chain[1] and len(chain) > 2:
+    is_hooks = isinstance_of(chain[1], dict) and own_attributes(chain[0]) is not chain[1]
+    if is_hooks and len(chain) > 2:
         return Name("tensor hook", _callable_name(chain[2]), name.text), 2
     return None
 
 
 def _in_node(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
+    """Name what a node of an autograd graph holds."""
     node, held = chain[0], chain[1]
     if name.kind != "the autograd graph":
         name = Name("the autograd graph", "", name.text)
@@ -269,7 +341,8 @@ def _in_node(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
     if how == "saved":
         return replace(name, remark=f"saved by {node.name()}"), 1
     if own_attributes(node) is held and len(chain) > 2:
-        named, taken = _attribute(Name("attribute", "ctx", f"{node.name()} in {name.text}"), node, held, chain[2:])
+        context = Name("attribute", "ctx", f"{node.name()} in {name.text}")
+        named, taken = _attribute(context, node, held, chain[2:])
         return named, taken + 1
     return name, 1
 

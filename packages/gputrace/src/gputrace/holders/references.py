@@ -1,4 +1,4 @@
-"""The references between the objects that the garbage collector tracks, at one moment."""
+"""References between the objects that Python's garbage collector tracks, at one moment."""
 
 import gc
 import sys
@@ -15,38 +15,43 @@ from gputrace.holders.autograd import Link, is_node, isinstance_of
 from gputrace.holders.roots import copies, modules_globals
 from gputrace.holders.tensors import all_objects
 
-MOST_ANCESTORS = 100_000  # objects that are followed before the search gives up
+MOST_ANCESTORS = 100_000  # objects after which the search gives up
 MOST_ROOTS = 4  # names that are followed through one object
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The objects that the garbage collector tracks, and their reference counts, before the search adds to either."""
+    """The objects that the garbage collector tracks, and their reference counts.
+
+    A snapshot is taken before the search makes objects and references of its own.
+    """
 
     objects: list[Any]
     counts: list[int]
 
     @classmethod
     def take(cls) -> "Snapshot":
+        """Take a snapshot at this moment."""
         hidden = copies()
-        # A list made before the snapshot, which would hold itself and never be freed.
+        # `all_objects` returns before this list exists. The list would contain itself otherwise.
         objects = [thing for thing in all_objects() if id(thing) not in hidden]
-        if gc.get_freeze_count():  # then the collector does not list what was there when `gc.freeze` was called
+        if gc.get_freeze_count():  # the collector does not list objects from before `gc.freeze`
             objects += without(objects, modules_globals())
         probe: list = []
         objects.append(probe)
         counts = list(map(sys.getrefcount, objects))
-        return cls(objects, [count - counts[-1] + 1 for count in counts])  # one reference to the probe is its variable
+        # The probe has one reference: its variable. The others come from counting.
+        return cls(objects, [count - counts[-1] + 1 for count in counts])
 
 
 def without(known: Iterable[Any], things: Iterable[Any]) -> list[Any]:
-    """Those of the things that are not known; objects are compared by identity."""
+    """Return the things that are not known. Objects are compared by identity."""
     ids = set(map(id, known))
     return [thing for thing in things if id(thing) not in ids]
 
 
 class References:
-    """The references between the objects of a snapshot, which has none of the search's own objects."""
+    """The references between the objects of a snapshot, and those in C++ (`links`)."""
 
     def __init__(self, snapshot: Snapshot, links: Iterable[Link]) -> None:
         self._snapshot = snapshot
@@ -58,30 +63,44 @@ class References:
         held = np.array(flat, np.uint64)
         order = np.argsort(held, kind="stable")
         self._held = held[order]
-        self._holders = np.repeat(np.arange(len(ends) - 1), np.diff(np.array(ends, np.int64)).astype(np.int64))[order]
+        counts = np.diff(np.array(ends, np.int64)).astype(np.int64)
+        self._holders = np.repeat(np.arange(len(ends) - 1), counts)[order]
         self._links: dict[int, list[Link]] = defaultdict(list)
         for link in links:
             self._links[id(link[1])].append(link)
 
     def holders(self, thing: Any) -> Iterator[tuple[Any, str]]:
-        """Who refers to it, and how: "" for a reference of Python's, else as in `autograd.Link`."""
-        first, last = np.searchsorted(self._held, np.array([id(thing), id(thing) + 1], np.uint64))
+        """Yield the objects that refer to a thing, each with how it does.
+
+        This is "" for a reference in Python, and otherwise as in `autograd.Link`.
+        """
+        bounds = np.array([id(thing), id(thing) + 1], np.uint64)
+        first, last = np.searchsorted(self._held, bounds)
         for index in self._holders[first:last].tolist():
             yield self._snapshot.objects[index], ""
         for holder, _, how in self._links.get(id(thing), ()):
             yield holder, how
 
     def outside(self, things: list[Any]) -> bool:
-        """Has one of them references that the collector does not see: from C++, or from an expression under way?
+        """Return whether one of the things has references that the garbage collector does not see.
 
-        Tensors and nodes do not count, whose references from C++ are the links.
+        Such references come from C++, or from an expression that is being evaluated. Tensors and
+        nodes are left out, because their references in C++ are known as links.
         """
-        things = [thing for thing in things if not (isinstance_of(thing, torch.Tensor) or is_node(type(thing)))]
-        wanted = set(map(id, things))
-        counts = {id(t): n for t, n in zip(self._snapshot.objects, self._snapshot.counts, strict=True) if id(t) in wanted}
+        others = []
         for thing in things:
+            if not isinstance_of(thing, torch.Tensor) and not is_node(type(thing)):
+                others.append(thing)
+        wanted = set(map(id, others))
+        counts = {}
+        for thing, count in zip(self._snapshot.objects, self._snapshot.counts, strict=True):
+            if id(thing) in wanted:
+                counts[id(thing)] = count
+        for thing in others:
             holders = {id(holder): holder for holder, how in self.holders(thing) if not how}
-            seen = sum(held is thing for holder in holders.values() for held in gc.get_referents(holder))
+            seen = 0
+            for holder in holders.values():
+                seen += sum(held is thing for held in gc.get_referents(holder))
             if counts.get(id(thing), seen) > seen:
                 return True
         return False
@@ -89,9 +108,15 @@ class References:
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """A chain of references from a root to `thing`, its last object, which `before` refers to as `how` says (see `References`).
+    """Chain of references from a root to an object.
 
-    `length` counts its references. Of a chain of nodes in an autograd graph it keeps the first and the last.
+    Of a chain of nodes in an autograd graph, only the first and the last node are kept.
+
+    Attributes:
+        thing: the last object.
+        before: the chain without the last object.
+        how: how the object before refers to the last one (see `References`).
+        length: the number of references, including those of nodes that are not kept.
     """
 
     root: Any
@@ -101,12 +126,14 @@ class Path:
     length: int = 0
 
     def to(self, held: Any, how: str) -> "Path":
-        """The chain with one more object."""
-        before = self.before if how == self.how == "next" else self
+        """Return the chain with one more object."""
+        before: Path | None = self
+        if how == self.how == "next":
+            before = self.before
         return Path(self.root, held, before, how, self.length + 1)
 
     def steps(self) -> list[tuple[Any, str]]:
-        """The objects from the root on, each with the way in which the one before it refers to it."""
+        """Return the objects from the root on, each with how the one before refers to it."""
         path: Path | None = self
         found = []
         while path is not None:
@@ -116,9 +143,16 @@ class Path:
 
 
 class Ancestors:
-    """All objects that keep some targets alive, up to those at which the search ends."""
+    """All objects that keep some targets alive, up to the objects at which the search ends.
 
-    def __init__(self, references: References, targets: list[Any], ends: Callable[[Any], bool]) -> None:
+    Attributes:
+        objects: these objects by their ids, with the targets.
+        complete: whether the search has followed all of them.
+    """
+
+    def __init__(
+        self, references: References, targets: list[Any], ends: Callable[[Any], bool]
+    ) -> None:
         self._references = references
         self.objects = {id(target): target for target in targets}
         self._targets = set(self.objects)
@@ -137,9 +171,12 @@ class Ancestors:
         self.complete = not waiting
 
     def paths(self, roots: Iterable[tuple[Any, Any]]) -> dict[int, list[Path]]:
-        """For each target's id the paths to it, the shortest first: one for each object that holds it and each of that one's names.
+        """Return the paths to each target, by its id, the shortest first.
 
-        `roots` are pairs of a root's name and the object that it names.
+        There is a path for each object that holds the target, and for each name of that object.
+
+        Args:
+            roots: pairs of a root's name and the object that it names.
         """
         found: dict[int, list[Path]] = defaultdict(list)
         waiting = deque(Path(root, thing) for root, thing in roots if id(thing) in self.objects)
@@ -155,7 +192,7 @@ class Ancestors:
         return {target: found[target] for target in self._targets}
 
     def above(self, targets: Iterable[Any]) -> list[Any]:
-        """The targets and all objects that keep them alive."""
+        """Return the targets and all objects that keep them alive."""
         found: dict[int, Any] = {}
         waiting = list(targets)
         while waiting:
@@ -166,19 +203,21 @@ class Ancestors:
         return list(found.values())
 
     def outside(self, things: list[Any]) -> bool:
-        """As `References.outside`."""
+        """Return the result of `References.outside`."""
         return self._references.outside(things)
 
     def cycles(self, among: list[Any]) -> list[Any]:
-        """Those of the objects that lie on a cycle of references, or between two cycles."""
+        """Return those of the objects that are on a cycle of references, or between two cycles."""
         left = {id(thing): thing for thing in among}
-        for neighbours in (
-            lambda key: [id(thing) for thing in self._holders[key]],
-            lambda key: [id(thing) for thing, _ in self._held[key]],
-        ):
-            loose = list(left)
-            while loose:
-                loose = [key for key in left if left.keys().isdisjoint(neighbours(key))]
-                for key in loose:
-                    del left[key]
+        self._remove_loose(left, lambda key: [id(thing) for thing in self._holders[key]])
+        self._remove_loose(left, lambda key: [id(thing) for thing, _ in self._held[key]])
         return list(left.values())
+
+    @staticmethod
+    def _remove_loose(left: dict[int, Any], neighbours: Callable[[int], list[int]]) -> None:
+        """Remove objects without neighbours in `left`, until every object has one."""
+        loose = list(left)
+        while loose:
+            loose = [key for key in left if left.keys().isdisjoint(neighbours(key))]
+            for key in loose:
+                del left[key]

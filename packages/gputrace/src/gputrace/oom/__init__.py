@@ -1,1 +1,1 @@
-"""An out-of-memory error explained."""
+"""Explanation of out-of-memory errors."""

@@ -1,6 +1,8 @@
-"""The state of a GPU's memory when a request could not be served, and the cause.
+"""State of a GPU's memory when a request could not be served, and the cause.
 
-The numbers of PyTorch's message are read as torch 2.10 to 2.15 word it (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
+The numbers are read from PyTorch's message, as torch 2.10 to 2.15 words it (`malloc` in
+c10/cuda/CUDACachingAllocator.cpp).
+"""
 
 import re
 from collections import defaultdict
@@ -20,20 +22,25 @@ from virtualgpu.allocator import LARGE_SEGMENT, SMALL_SIZE, Settings, size_text
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
-# The most that is assumed for a process's own CUDA context where it is not known: on an H200 it is 0.5 GiB, and libraries add to it.
+# The largest CUDA context of this process that is assumed if its size is not known. On an H200 it
+# is 0.5 GiB, and libraries add to it.
 _CONTEXT_AT_MOST = 1 << 30
-_ROUNDING = (1 << 30) // 100  # of a number in a message: two decimals of GiB
+_ROUNDING = (1 << 30) // 100  # bytes. A number in a message has two decimals of GiB.
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 
 
 @dataclass(frozen=True)
 class Message:
-    """The numbers of an error message, in bytes, to two decimals of the unit that it is printed in; None for what it does not give.
+    """Numbers of an error message in bytes, or None for those that it does not have.
 
-    `requested` is the size of the segment that the allocator asked the device for. `processes` are (number, bytes) of the other
-    processes that the driver lists. `own` counts this process's memory with its CUDA context. `rejected`: the allocator refused by
-    itself, for a limit.
+    They are rounded to two decimals of the unit in the message.
+
+    Attributes:
+        requested: the size of the segment that the allocator requested from the device.
+        own: this process's memory, with its CUDA context.
+        processes: (number, bytes) of the other processes that the driver lists.
+        rejected: whether the allocator itself refused the request, because of a limit.
     """
 
     requested: int | None
@@ -50,21 +57,25 @@ class Message:
 
     @classmethod
     def read(cls, text: str) -> "Message":
-        """The numbers of a message; none of an empty one."""
+        """Read the numbers of a message. An empty one has none."""
 
         def size(pattern: str) -> int | None:
+            """Return the size that matches a pattern, or None."""
             found = re.search(pattern, text)
-            return _bytes(found[1], found[2]) if found else None
+            if found is None:
+                return None
+            return _bytes(found[1], found[2])
 
         device = re.search(r"\bGPU (\d+) has a total capacity", text)
         listed = re.findall(rf"Process (\d+) has {_SIZE} memory in use", text)
+        processes = tuple((int(number), _bytes(amount, unit)) for number, amount, unit in listed)
         return cls(
             requested=size(rf"(?:Tried to allocate|Requested size:?) {_SIZE}"),
             device=int(device[1]) if device else None,
             total=size(rf"total capacity of {_SIZE}"),
             free=size(rf"of which {_SIZE} is free"),
             own=size(rf"this process has {_SIZE} memory in use"),
-            processes=tuple((int(number), _bytes(amount, unit)) for number, amount, unit in listed),
+            processes=processes,
             allowed=size(rf"{_SIZE} allowed;"),
             allocated=size(rf"{_SIZE} is allocated by PyTorch"),
             private=size(rf"{_SIZE} allocated in private pools"),
@@ -74,11 +85,12 @@ class Message:
 
 
 def _bytes(amount: str, unit: str) -> int:
+    """Return the bytes of a size in a message."""
     return round(float(amount) * _UNITS[unit])
 
 
 class Cause(StrEnum):
-    """Why a request could not be served."""
+    """Cause of an out-of-memory error."""
 
     TOO_LARGE = "larger than the GPU"
     TOO_MUCH_LIVE = "too much in use"
@@ -86,12 +98,12 @@ class Cause(StrEnum):
     OTHER_STREAM = "cached by another stream"
     OTHER_PROCESS = "another process"
     LIMIT = "a memory limit"
-    UNKNOWN = "not known"  # lost events hide it
+    UNKNOWN = "not known"  # because events were lost
 
 
 @dataclass(frozen=True)
 class Holding:
-    """Live blocks of one category that one line allocated; `line` is None of those from before the recording."""
+    """Live blocks of one category that one line allocated. `line` is None before the recording."""
 
     category: str
     line: SourceLine | None
@@ -101,7 +113,12 @@ class Holding:
 
 @dataclass(frozen=True)
 class Pin:
-    """Live blocks of one line that keep segments with free space from being released: `free` bytes lie between them, on one stream."""
+    """Live blocks of one line that keep segments with free space from being released.
+
+    Attributes:
+        nbytes, count: the bytes and the number of these blocks.
+        free: the free bytes in their segments.
+    """
 
     stream: int
     line: SourceLine | None
@@ -112,8 +129,13 @@ class Pin:
 
 @dataclass(frozen=True)
 class FreeSpace:
-    """The free blocks inside a stream's segments: their bytes, their number, and the largest. `waiting`: freed, but still in use by
-    another stream."""
+    """Free blocks inside the segments of a stream.
+
+    Attributes:
+        small: whether the segments serve small requests.
+        nbytes, count, largest: the bytes and the number of the blocks, and the largest one's bytes.
+        waiting: whether they are freed but still in use by another stream.
+    """
 
     stream: int
     small: bool
@@ -125,21 +147,33 @@ class FreeSpace:
 
 @dataclass(frozen=True)
 class Situation:
-    """The facts at the moment of an out-of-memory error; sizes in bytes.
+    """The facts at the moment of an out-of-memory error. Sizes are in bytes.
 
-    `caught`: the program caught the error, so its message is not known. `requested` is what the program asked for (None where it is
-    more than a message can give), `rounded` the block for it, `segment_size` what the allocator asks of the device. `outside` is held
-    on the device outside the allocator's segments, `context` of it by this process; `context_known` is False where that is assumed.
-    `live` and `reserved` are known unless lost events hide them, `segments` is None then. `limited`: a limit refused the request;
-    `limit`, its size, stands in the message only. `for_parameter`: the request was, by its size and phase, for a parameter's gradient
-    or its optimizer state, which no smaller batch makes smaller.
+    Attributes:
+        caught: whether the program caught the error. Then its message is not known.
+        streams: the names of the device's streams.
+        requested: what the program asked for. None if that is more than a message can express.
+        rounded: the size of the block for the request.
+        segment_size: what the allocator asked the device for.
+        for_parameter: whether the request was for the gradient or the optimizer state of a
+            parameter, which a smaller batch does not reduce.
+        live, reserved: bytes of live blocks and of segments. They are known (`held_known`) unless
+            lost events hide them.
+        outside: bytes on the device outside the allocator's segments.
+        context: the part of `outside` that this process holds. It is assumed if not
+            `context_known`.
+        limited: whether a limit refused the request. The limit itself is in the message.
+        segments: the segments. None if events were lost.
+        lost: the number of lost events.
+        grows: the bytes that each step of a loop left behind, if there is such a loop.
+        grown: the bytes that all its steps left behind and that are still live.
     """
 
     message: Message
     caught: bool
     device: int
     stream: int
-    streams: dict[int, str]  # what to call the device's streams
+    streams: dict[int, str]
     line: SourceLine | None
     requested: int | None
     rounded: int
@@ -159,12 +193,13 @@ class Situation:
     holdings: list[Holding]
     pins: list[Pin]
     settings: Settings
-    lost: int  # events
-    grows: int  # bytes that each step of the loop before left behind, as far as such a loop is seen
-    grown: int  # and all its steps, as far as it is still there
+    lost: int
+    grows: int
+    grown: int
 
     @property
     def limit(self) -> int | None:
+        """The bytes that this process may reserve, or None if the message does not say it."""
         return self.message.allowed
 
     @property
@@ -174,48 +209,57 @@ class Situation:
 
     @property
     def capacity(self) -> int:
-        """The most that this process's allocator could hold now."""
+        """The most bytes that this process's allocator could hold at this moment."""
         room = self.total - self.outside
         if not self.limited:
             return room
-        return min(room, self.reserved if self.limit is None else self.limit)
+        if self.limit is None:
+            return min(room, self.reserved)
+        return min(room, self.limit)
 
     @property
     def short(self) -> int:
-        """How many bytes less would have to be reserved for the request to fit, while what is free inside segments stays there."""
+        """How many bytes less must be reserved so that the request fits into a new segment."""
         return self.segment_size - max(0, self.capacity - self.reserved)
 
     @cached_property
     def spaces(self) -> list[FreeSpace]:
-        """The free space inside the segments, the largest first."""
+        """The free blocks inside the segments, those with most bytes first."""
         sizes: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)
         for segment in self.segments or ():
             small = is_small(segment)
             for block in segment.blocks:
                 if block.state != "allocated":
                     sizes[segment.stream, small, block.state == "pending"].append(block.size)
-        found = [FreeSpace(stream, small, sum(s), len(s), max(s), waiting) for (stream, small, waiting), s in sizes.items()]
-        return sorted(found, key=lambda space: (-space.nbytes, space.stream, space.small, space.waiting))
+        found = []
+        for (stream, small, waiting), blocks in sizes.items():
+            nbytes, count, largest = sum(blocks), len(blocks), max(blocks)
+            found.append(FreeSpace(stream, small, nbytes, count, largest, waiting))
+        found.sort(key=lambda space: (-space.nbytes, space.stream, space.small, space.waiting))
+        return found
 
     @property
     def usable(self) -> FreeSpace | None:
-        """The free space that the request may use: that of its stream, for its size."""
-        here = [s for s in self.spaces if s.stream == self.stream and s.small == (self.rounded <= SMALL_SIZE) and not s.waiting]
-        return here[0] if here else None
+        """The free blocks of the request's stream and size, which the request may use."""
+        small = self.rounded <= SMALL_SIZE
+        for space in self.spaces:
+            if space.stream == self.stream and space.small == small and not space.waiting:
+                return space
+        return None
 
     @property
     def barred(self) -> list[FreeSpace]:
-        """The free space of other streams, and what waits for them."""
+        """The free blocks of other streams, and those that wait for other streams."""
         return [space for space in self.spaces if space.stream != self.stream or space.waiting]
 
     @property
     def within_reach(self) -> list[FreeSpace]:
-        """The other free space."""
+        """The other free blocks."""
         return [space for space in self.spaces if space not in self.barred]
 
     @cached_property
     def verdict(self) -> Cause:
-        """Why the request could not be served."""
+        """The cause of the error."""
         if self.requested is None or self.segment_size > self.total - self.context:
             return Cause.TOO_LARGE
         if not self.held_known:
@@ -224,68 +268,98 @@ class Situation:
         small = self.rounded <= SMALL_SIZE
         if any(space.largest >= self.rounded and space.small == small for space in self.barred):
             return Cause.OTHER_STREAM
-        if needed <= self.capacity and self.grown > self.reserved - self.live:  # without holes, a later step would have failed
-            return Cause.TOO_MUCH_LIVE
+        hole = self.reserved - self.live
+        if needed <= self.capacity and self.grown > hole:
+            return Cause.TOO_MUCH_LIVE  # without the holes, a later step would have failed
         if self.usable is not None and self.usable.nbytes >= self.rounded:
             return Cause.FRAGMENTATION
-        crumbs = 2 * (self.reserved - self.live) < self.segment_size  # less than half of the request: no allocator does without
-        if needed <= self.capacity and not crumbs:  # what is free in pieces, and on the device, would suffice
+        # Every allocator has small holes. They count if they are half of the request.
+        if needed <= self.capacity and 2 * hole >= self.segment_size:
             if self.segments is None:
                 return Cause.UNKNOWN
             barred = sum(space.nbytes for space in self.barred)
-            return Cause.OTHER_STREAM if 2 * barred > sum(space.nbytes for space in self.spaces) else Cause.FRAGMENTATION
+            if 2 * barred > sum(space.nbytes for space in self.spaces):
+                return Cause.OTHER_STREAM
+            return Cause.FRAGMENTATION
         if self.limited and needed <= self.total - self.outside:
             return Cause.LIMIT
-        return Cause.OTHER_PROCESS if needed <= self.total - self.context else Cause.TOO_MUCH_LIVE
+        if needed <= self.total - self.context:
+            return Cause.OTHER_PROCESS
+        return Cause.TOO_MUCH_LIVE
 
 
 def is_small(segment: RecordedSegment) -> bool:
-    """Does the segment serve small requests? Of an expandable one only its blocks tell."""
+    """Return whether a segment serves small requests.
+
+    For an expandable segment, only its blocks show it.
+    """
     used = [block.size for block in segment.blocks if block.state != "free"]
     return segment.small or (segment.expandable and bool(used) and max(used) <= SMALL_SIZE)
 
 
-# Read from a trace
+# Read the situation from a trace.
 
-_Live = list[
-    tuple[RecordedSegment, RecordedBlock, SourceLine | None]
-]  # the live blocks, each with its segment and the line that allocated it
+# The live blocks, each with its segment and the line that allocated it.
+_Live = list[tuple[RecordedSegment, RecordedBlock, SourceLine | None]]
 
 
 def situation_of(trace: "TraceData") -> Situation | None:
-    """The situation at the out-of-memory error that ended the block, or at the last one in it; None if there was none."""
+    """Return the situation at the out-of-memory error that ended the block, or at the last one.
+
+    Return None if memory did not run out.
+    """
     message, settings = Message.read(trace.error), trace.settings
     index = _event(trace, message)
     if index is None and not trace.error:
         return None
-    event = None if index is None else trace.events.row(index)
-    device = (message.device or 0) if event is None else event.device
-    segments = None if index is None or trace.lost else trace.segments(index, device)
-    blocks = [(segment, block) for segment in segments or () for block in segment.blocks]
-    live = [(segment, block, trace.line(block.stack)) for segment, block in blocks if block.state == "allocated"]
-    requested = message.requested if event is None else event.requested
+    event: MemoryEvent | None = None
+    device, free, requested, line = message.device or 0, message.free, message.requested, None
+    if index is not None:
+        event = trace.events.row(index)
+        device, free, requested = event.device, event.address, event.requested
+        line = trace.line(event.stack)
+    segments = None
+    if index is not None and not trace.lost:
+        segments = trace.segments(index, device)
+    live: _Live = []
+    for segment in segments or ():
+        for block in segment.blocks:
+            if block.state == "allocated":
+                live.append((segment, block, trace.line(block.stack)))
     rounded = settings.round_size(requested or 0)
     segment_size = settings.segment_size(rounded)
-    if message.requested is not None and (event is None or size_text(segment_size) != size_text(message.requested)):
-        segment_size = message.requested
+    if message.requested is not None:
+        agrees = event is not None and size_text(segment_size) == size_text(message.requested)
+        if not agrees:
+            segment_size = message.requested
     total = trace.totals.get(device) or message.total or 0
-    free = message.free if event is None else event.address
-    in_live_blocks, reserved = sum(block.size for _, block, _ in live), sum(segment.size for segment in segments or ())
+    in_live_blocks = sum(block.size for _, block, _ in live)
+    reserved = sum(segment.size for segment in segments or ())
     if segments is None:
-        in_live_blocks, reserved = message.allocated or 0, (message.allocated or 0) + (message.unallocated or 0)
+        in_live_blocks = message.allocated or 0
+        reserved = in_live_blocks + (message.unallocated or 0)
     held_known = segments is not None or message.allocated is not None
-    outside = max(0, total - (free or 0) - reserved) if held_known else 0
+    outside = 0
+    if held_known:
+        outside = max(0, total - (free or 0) - reserved)
     context, context_known, processes = _context(message, outside, reserved if held_known else None)
+    grows = grown = 0
     steps = steps_of(trace, device)
-    step = LARGE_SEGMENT if settings.expandable_segments else 0  # expandable segments grow by whole pages
-    refused = free is not None and free >= segment_size + step
+    if steps is not None:
+        grows, grown = steps.growth, min(steps.growth * steps.repeats, in_live_blocks)
+    if message.total is not None:
+        limited = message.allowed is not None or message.rejected
+    else:
+        # There was enough free memory. Expandable segments grow by whole pages.
+        page = LARGE_SEGMENT if settings.expandable_segments else 0
+        limited = free is not None and free >= segment_size + page
     return Situation(
         message=message,
         caught=not trace.error,
         device=device,
         stream=0 if event is None else event.stream,
         streams=trace.stream_names(device),
-        line=None if event is None else trace.line(event.stack),
+        line=line,
         requested=requested,
         rounded=rounded,
         segment_size=segment_size,
@@ -299,41 +373,63 @@ def situation_of(trace: "TraceData") -> Situation | None:
         context=context,
         context_known=context_known,
         processes=processes,
-        limited=refused if message.total is None else message.allowed is not None or message.rejected,
+        limited=limited,
         segments=segments,
         holdings=_holdings(live),
         pins=_pins(live),
         settings=settings,
         lost=trace.lost,
-        grows=steps.growth if steps is not None else 0,
-        grown=min(steps.growth * steps.repeats, in_live_blocks) if steps is not None else 0,
+        grows=grows,
+        grown=grown,
     )
 
 
 def _event(trace: "TraceData", message: Message) -> int | None:
-    """The index of the last event that the message can be about; of the last at all if the error was caught."""
+    """Return the index of the last event that the message may be about.
+
+    If the program caught the error, return that of the last out-of-memory event.
+    """
     indices = np.flatnonzero(trace.events.action == OOM).tolist()
-    if not trace.error:
-        return indices[-1] if indices else None
-    settings, requested = trace.settings, trace.events.requested
-    on_device = [index for index in indices if message.device in (None, int(trace.events.device[index]))]
-    sizes = {index: settings.segment_size(settings.round_size(int(requested[index]))) for index in on_device}
-    exact = [index for index in on_device if size_text(sizes[index]) == size_text(message.requested or 0)]
-    return next(reversed(exact or on_device), None)
+    candidates = indices
+    if trace.error:
+        on_device, exact = [], []
+        for index in indices:
+            if message.device in (None, int(trace.events.device[index])):
+                on_device.append(index)
+                requested = int(trace.events.requested[index])
+                size = trace.settings.segment_size(trace.settings.round_size(requested))
+                if size_text(size) == size_text(message.requested or 0):
+                    exact.append(index)
+        candidates = exact or on_device
+    if not candidates:
+        return None
+    return candidates[-1]
 
 
 def _for_parameter(trace: "TraceData", event: MemoryEvent, live: _Live) -> bool:
+    """Return whether a request has the size of a parameter, and was made outside a forward pass."""
     (phase,) = phase_of(trace.phases, np.array([event.time])).tolist()
-    sizes = {block.requested for _, block, _ in live if CATEGORIES[block.category] == "parameters"}
+    sizes = set()
+    for _, block, _ in live:
+        if CATEGORIES[block.category] == "parameters":
+            sizes.add(block.requested)
     return event.requested in sizes and (phase < 0 or trace.phases[phase].name != "forward")
 
 
-def _context(message: Message, outside: int, reserved: int | None) -> tuple[int, bool, tuple[tuple[int, int], ...]]:
-    """What this process holds outside its segments, whether the message gives it, and the other processes."""
+def _context(
+    message: Message, outside: int, reserved: int | None
+) -> tuple[int, bool, tuple[tuple[int, int], ...]]:
+    """Return the bytes that this process holds outside its segments, and the other processes.
+
+    The second value says whether the bytes are known. They are assumed otherwise.
+    """
     listed, own = message.processes, message.own
     if own is None and reserved is not None and listed:
-        # In a container the driver knows this process by another number than it has inside: it is the one that holds so much.
-        rest = [(nbytes - reserved, number) for number, nbytes in listed if nbytes >= reserved * 0.99]
+        # In a container, the driver's number of this process differs from the number inside. This
+        # process is the one that holds about as much as is reserved here.
+        rest = [
+            (nbytes - reserved, number) for number, nbytes in listed if nbytes >= reserved * 0.99
+        ]
         if rest and min(rest)[0] <= _CONTEXT_AT_MOST:
             number = min(rest)[1]
             own = dict(listed)[number]
@@ -342,29 +438,47 @@ def _context(message: Message, outside: int, reserved: int | None) -> tuple[int,
         return min(outside, _CONTEXT_AT_MOST), False, listed
     exact = max(0, outside - sum(nbytes for _, nbytes in listed))
     rounding = (len(listed) + 1) * _ROUNDING
-    # Where the two ways to know it differ, the driver hides a process.
-    return exact if abs(exact - (own - reserved)) <= rounding else min(max(0, own - reserved), outside), True, listed
+    if abs(exact - (own - reserved)) > rounding:
+        # The driver hides a process, so the message's own figure is the better one.
+        exact = min(max(0, own - reserved), outside)
+    return exact, True, listed
 
 
 def _holdings(live: _Live) -> list[Holding]:
-    """The live blocks by category and line, the largest first."""
+    """Return the live blocks by category and line, those with most bytes first."""
     sizes: dict[tuple[int, SourceLine | None], list[int]] = defaultdict(list)
     for _, block, line in live:
         sizes[block.category, line].append(block.size)
-    found = [Holding(CATEGORIES[category], line, sum(blocks), len(blocks)) for (category, line), blocks in sizes.items()]
-    return sorted(found, key=lambda holding: (-holding.nbytes, holding.category, holding.line.location if holding.line else ""))
+    found = []
+    for (category, line), blocks in sizes.items():
+        found.append(Holding(CATEGORIES[category], line, sum(blocks), len(blocks)))
+    found.sort(key=lambda holding: (-holding.nbytes, holding.category, _place(holding.line)))
+    return found
 
 
 def _pins(live: _Live) -> list[Pin]:
-    """The live blocks in segments with free space, by stream and line; those next to most free space first."""
-    segments = {segment.address: segment for segment, _, _ in live}
-    free = {address: sum(block.size for block in segment.blocks if block.state == "free") for address, segment in segments.items()}
-    found: dict[tuple[int, SourceLine | None], list[tuple[int, int]]] = defaultdict(list)  # (segment, bytes of a block)
+    """Return the live blocks in segments with free space, by stream and line.
+
+    Those next to most free space come first.
+    """
+    free = {}
+    for segment, _, _ in live:
+        blocks = [block for block in segment.blocks if block.state == "free"]
+        free[segment.address] = sum(block.size for block in blocks)
+    # For each stream and line, the (segment, bytes) of its blocks.
+    found: dict[tuple[int, SourceLine | None], list[tuple[int, int]]] = defaultdict(list)
     for segment, block, line in live:
         if free[segment.address]:
             found[segment.stream, line].append((segment.address, block.size))
-    pins = [
-        Pin(*key, sum(size for _, size in blocks), len(blocks), sum(free[address] for address in {address for address, _ in blocks}))
-        for key, blocks in found.items()
-    ]
-    return sorted(pins, key=lambda pin: (-pin.free, pin.nbytes, pin.stream, pin.line.location if pin.line else ""))
+    pins = []
+    for (stream, line), pinning in found.items():
+        nbytes = sum(size for _, size in pinning)
+        beside = sum(free[address] for address in {address for address, _ in pinning})
+        pins.append(Pin(stream, line, nbytes, len(pinning), beside))
+    pins.sort(key=lambda pin: (-pin.free, pin.nbytes, pin.stream, _place(pin.line)))
+    return pins
+
+
+def _place(line: SourceLine | None) -> str:
+    """Return the location of a line, or "" for blocks from before the recording."""
+    return "" if line is None else line.location

@@ -1,1 +1,1 @@
-"""Where a recording's events and spans come from."""
+"""Sources of a recording's events and spans."""

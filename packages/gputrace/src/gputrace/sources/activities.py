@@ -1,6 +1,7 @@
-"""Kineto's file as spans and waits: work of the GPUs, the calls that launched it, and waits.
+"""Spans and waits from Kineto's file: work of the GPUs, the calls that launched it, and waits.
 
-The file is a Chrome trace (libkineto/src/output_json.cpp); `args` of each kind are as libkineto/src/CuptiActivity.cpp writes them.
+The file is a Chrome trace (libkineto/src/output_json.cpp). The `args` of each kind of entry are
+described in libkineto/src/CuptiActivity.cpp.
 """
 
 from bisect import bisect_right
@@ -15,13 +16,20 @@ CALLS = {"cuda_runtime", "cuda_driver"}
 SYNC = "cuda_sync"
 STREAM_WAIT = "Stream Wait Event"
 EVENT_RECORD = "cudaEventRecord"
-DEFAULT_STREAM = 7  # the number that CUPTI gives a context's default stream, which PyTorch's allocator calls 0
-_COPIES = {"HtoD": H2D, "DtoH": D2H, "PtoP": P2P}  # the others, as DtoD, are done by the GPU's multiprocessors
+DEFAULT_STREAM = 7  # CUPTI's number of a context's default stream, which the allocator calls 0
+# Other copies, such as DtoD, are done by the GPU's multiprocessors.
+_COPIES = {"HtoD": H2D, "DtoH": D2H, "PtoP": P2P}
 
 
 class Activity(NamedTuple):
-    """One entry of the file: `start` and `duration` in nanoseconds of the system's clock; `device` and `stream` of a GPU's work, the
-    process and thread of a call."""
+    """Entry of the file.
+
+    Attributes:
+        start, duration: nanoseconds of the system's clock.
+        device, stream: those of a GPU's work, or the process and the thread of a call.
+        correlation: the number that a call and the work which it launched share.
+        waits_on: the stream that a stream waits for, or -1.
+    """
 
     kind: str
     name: str
@@ -30,11 +38,11 @@ class Activity(NamedTuple):
     device: int
     stream: int
     correlation: int
-    waits_on: int  # the stream that a stream waits for, -1 if none
+    waits_on: int
 
 
 def activities_of(file: dict[str, Any]) -> list[Activity]:
-    """The entries of a file that matter here."""
+    """Return the entries of a file that become spans or waits."""
     base = int(file.get("baseTimeNanoseconds", 0))
     wanted = DEVICE_WORK | CALLS | {SYNC}
     found = []
@@ -49,16 +57,28 @@ def activities_of(file: dict[str, Any]) -> list[Activity]:
 
 
 def work_of(activities: Iterable[Activity], origin: float) -> Execution:
-    """Spans and waits in seconds from `origin`, in nanoseconds. Launches and waits of the host have no stack: Kineto knows none."""
+    """Return the spans and waits.
+
+    The host's spans have no stack, because Kineto reports none.
+
+    Args:
+        origin: the start of the recording, in nanoseconds of the system's clock.
+    """
     activities = [activity for activity in activities if activity.start >= origin]
     threads: dict[int, int] = {}
     rows: list[tuple] = []
-    work = {activity.correlation: activity for activity in activities if activity.kind in DEVICE_WORK}
-    launches: dict[int, int] = {}  # the row of the call, by correlation
+    work = {
+        activity.correlation: activity for activity in activities if activity.kind in DEVICE_WORK
+    }
+    launches: dict[int, int] = {}  # the indices in `rows` of calls, by correlation
     waited: set[int] = set()
 
-    def add(activity: Activity, device: int, stream: int, kind: int, name: str, launch: int = -1) -> None:
-        rows.append(((activity.start - origin) * 1e-9, activity.duration * 1e-9, device, stream, kind, name, 0, launch))
+    def add(
+        activity: Activity, device: int, stream: int, kind: int, name: str, launch: int = -1
+    ) -> None:
+        """Add a span."""
+        start, duration = (activity.start - origin) * 1e-9, activity.duration * 1e-9
+        rows.append((start, duration, device, stream, kind, name, 0, launch))
 
     for activity in activities:
         if activity.kind in CALLS:
@@ -71,51 +91,93 @@ def work_of(activities: Iterable[Activity], origin: float) -> Execution:
                 add(activity, HOST, thread, LAUNCH, work[activity.correlation].name)
     for activity in activities:
         if activity.kind in DEVICE_WORK:
-            stream = 0 if activity.stream == DEFAULT_STREAM else activity.stream
-            add(activity, activity.device, stream, _kind(activity), activity.name, launches.get(activity.correlation, -1))
-        elif activity.kind == SYNC and activity.name == "Event Sync" and activity.correlation not in waited:
-            add(activity, HOST, 0, WAIT, activity.name)  # some versions leave the call itself out
+            stream = _allocators_number(activity.stream)
+            launch = launches.get(activity.correlation, -1)
+            add(activity, activity.device, stream, _kind(activity), activity.name, launch)
+        elif activity.kind == SYNC and activity.name == "Event Sync":
+            # Some versions leave out the call itself.
+            is_new = activity.correlation not in waited
+            if is_new:
+                add(activity, HOST, 0, WAIT, activity.name)
     return Execution(Spans.of(rows), Waits.of(_waits(activities, origin)), [])
 
 
+def _allocators_number(stream: int) -> int:
+    """Return the number of a stream, with 0 for the default stream."""
+    return 0 if stream == DEFAULT_STREAM else stream
+
+
 def _kind(activity: Activity) -> int:
-    if activity.kind != "gpu_memcpy":
-        return KERNEL
-    return next((kind for name, kind in _COPIES.items() if name in activity.name), KERNEL)
+    """Return the kind of span for a GPU's work."""
+    if activity.kind == "gpu_memcpy":
+        for name, kind in _COPIES.items():
+            if name in activity.name:
+                return kind
+    return KERNEL
 
 
 def _waits(activities: list[Activity], origin: float) -> list[tuple]:
-    """Streams that wait for streams. CUPTI tells who waits and when that was issued, not when the event happened: that is taken for the
-    end of the last work that was launched on its stream before. Nor does it tell, with CUDA 13, on which stream the event was recorded:
-    that is taken for the stream, other than the one that waits, which had been given work last when an event was last recorded."""
-    called = {activity.correlation: activity.start for activity in activities if activity.kind in CALLS}
-    queued: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # by stream: when launched, when done
-    homes: dict[int, int] = {}  # the device of a stream: CUPTI numbers those of a process
+    """Return the waits of streams for streams, as rows for `Waits.of`.
+
+    CUPTI reports who waits and when the wait was issued, but not when the event happened. This is
+    assumed to be the end of the last work that was launched on the event's stream before. With CUDA
+    13, CUPTI does not report either on which stream the event was recorded. This is assumed to be
+    the other stream that had received work last when an event was recorded last.
+    """
+    called = {
+        activity.correlation: activity.start for activity in activities if activity.kind in CALLS
+    }
+    # For each (device, stream), when its works were launched and when they ended.
+    queued: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    homes: dict[int, int] = {}  # the device of each stream, whose number is unique in a process
     for activity in activities:
         if activity.kind in DEVICE_WORK:
             launched = called.get(activity.correlation, activity.start)
-            queued[activity.device, activity.stream].append((launched, activity.start + activity.duration))
+            queued[activity.device, activity.stream].append(
+                (launched, activity.start + activity.duration)
+            )
             homes.setdefault(activity.stream, activity.device)
     for work in queued.values():
         work.sort()
-    recorded = sorted(activity.start for activity in activities if activity.kind in CALLS and activity.name.startswith(EVENT_RECORD))
+    recorded = []
+    for activity in activities:
+        if activity.kind in CALLS and activity.name.startswith(EVENT_RECORD):
+            recorded.append(activity.start)
+    recorded.sort()
 
     def last(queue: tuple[int, int], issued: int) -> tuple[int, int] | None:
-        """When the last work before `issued` was launched there, and when it was done."""
+        """Return when the last work before `issued` was launched on a stream, and when it ended."""
         before = bisect_right(queued[queue], (issued, 1 << 63))
-        return queued[queue][before - 1] if before else None
+        if not before:
+            return None
+        return queued[queue][before - 1]
 
     def done(queue: tuple[int, int], issued: int) -> int:
+        """Return when the work that was launched on a stream before `issued` ended."""
         found = last(queue, issued)
-        return found[1] if found else issued
+        if found is None:
+            return issued
+        return found[1]
 
-    def source_of(activity: Activity, waiter: tuple[int, int], issued: int) -> tuple[int, int] | None:
+    def source_of(
+        activity: Activity, waiter: tuple[int, int], issued: int
+    ) -> tuple[int, int] | None:
+        """Return the (device, stream) of the event that a stream waits for."""
+        if activity.waits_on == DEFAULT_STREAM:
+            return activity.device, activity.waits_on
         if activity.waits_on >= 0:
-            home = activity.device if activity.waits_on == DEFAULT_STREAM else homes.get(activity.waits_on, activity.device)
-            return home, activity.waits_on
-        before = recorded[: bisect_right(recorded, issued)][-1:]
-        given = [(work, queue) for queue in queued if queue != waiter and before and (work := last(queue, before[0]))]
-        return max(given)[1] if given else None
+            return homes.get(activity.waits_on, activity.device), activity.waits_on
+        before = bisect_right(recorded, issued)
+        if not before:
+            return None
+        given = []
+        for queue in list(queued):
+            work = last(queue, recorded[before - 1])
+            if queue != waiter and work is not None:
+                given.append((work, queue))
+        if not given:
+            return None
+        return max(given)[1]
 
     rows = []
     for activity in activities:
@@ -123,10 +185,11 @@ def _waits(activities: list[Activity], origin: float) -> list[tuple]:
             issued = called.get(activity.correlation, activity.start)
             waiter = activity.device, activity.stream
             source = source_of(activity, waiter, issued)
-            if source is None:  # a stream that had no work: nothing is waited for
+            if source is None:  # no other stream had work, so the stream waits for nothing
                 continue
             time = done(source, issued)
             until = max(time, issued, done(waiter, issued))
-            streams = [(device, 0 if stream == DEFAULT_STREAM else stream) for device, stream in (source, waiter)]
-            rows.append(((time - origin) * 1e-9, *streams[0], (until - origin) * 1e-9, *streams[1], 0))
+            event = source[0], _allocators_number(source[1])
+            waits = waiter[0], _allocators_number(waiter[1])
+            rows.append(((time - origin) * 1e-9, *event, (until - origin) * 1e-9, *waits, 0))
     return rows

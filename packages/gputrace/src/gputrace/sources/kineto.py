@@ -1,4 +1,4 @@
-"""The spans of real GPUs, from PyTorch's profiler (Kineto), of which one session can run in a process."""
+"""Spans of real GPUs, from PyTorch's profiler (Kineto). Only one session can run in a process."""
 
 import json
 import os
@@ -17,37 +17,54 @@ from torch.autograd import profiler
 from gputrace.sources.activities import Activity, activities_of, work_of
 from gputrace.spans import Execution
 
-UNAVAILABLE = "this build of PyTorch has no profiler for CUDA (torch.profiler.supported_activities())"
-WAS_RUNNING = "PyTorch's profiler was running already, and one can run at a time: start it after the recording, or record without it"
+UNAVAILABLE = (
+    "this build of PyTorch has no profiler for CUDA (torch.profiler.supported_activities())"
+)
+WAS_RUNNING = (
+    "PyTorch's profiler was running already, and one can run at a time: "
+    "start it after the recording, or record without it"
+)
 GAVE_WAY = "the program started PyTorch's profiler itself, and one can run at a time"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 class KinetoSource:
-    """The profiler's activities during one recording. Recordings at the same time share the one session."""
+    """The profiler's activities during one recording.
+
+    Simultaneous recordings share the one session.
+
+    Attributes:
+        missing: why there are no activities, or "".
+    """
 
     def __init__(self) -> None:
         self.activities: list[Activity] = []
-        self.missing = ""  # why there are none
+        self.missing = ""
 
     def start(self) -> None:
+        """Start to listen. If the profiler cannot run, `missing` says why."""
         _session.join(self)
 
     def stop(self) -> None:
-        """Stop listening, however far `start` came."""
+        """Stop listening, even if `start` was interrupted."""
         _session.leave(self)
 
     def finish(self, origin: float) -> Execution:
-        """The spans and waits, in seconds from `origin`, in nanoseconds of the system's clock."""
+        """Return the spans and waits.
+
+        `origin` is the start of the recording in nanoseconds of the system's clock.
+        """
         self.stop()
-        return Execution.none(self.missing) if self.missing else work_of(self.activities, origin)
+        if self.missing:
+            return Execution.none(self.missing)
+        return work_of(self.activities, origin)
 
 
 class _ProfilerSession:
-    """The profiler, while at least one recording listens.
+    """Session of the profiler, which runs while at least one recording listens.
 
-    It runs in a thread of its own: PyTorch ends a session only in the thread that began it, and recordings end in any thread and order.
-    CUDA's activities come from all threads.
+    It has its own thread, because PyTorch ends a session only in the thread that began it, and
+    recordings end in any thread and order. The activities of CUDA come from all threads.
     """
 
     def __init__(self) -> None:
@@ -59,11 +76,12 @@ class _ProfilerSession:
         self._undo: Any = None
 
     def join(self, source: KinetoSource) -> None:
-        """Let a source listen; where the profiler cannot run, `source.missing` says why."""
+        """Let a source listen. If the profiler cannot run, `source.missing` says why."""
         with self._lock:
+            running = profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()
             if torch.profiler.ProfilerActivity.CUDA not in torch.profiler.supported_activities():
                 source.missing = UNAVAILABLE
-            elif self._profile is None and (profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()):
+            elif self._profile is None and running:
                 source.missing = WAS_RUNNING
             else:
                 self._listeners.append(source)
@@ -71,21 +89,22 @@ class _ProfilerSession:
                     self._begin()
 
     def leave(self, source: KinetoSource) -> None:
-        """Give all sources the activities so far, and go on for the others."""
+        """Remove a source. All sources get the activities so far."""
         with self._lock:
-            if source not in self._listeners or self._process != os.getpid():  # a forked child has no session
+            # A forked process has inherited the sources, but no session.
+            if source not in self._listeners or self._process != os.getpid():
                 return
             activities = self._end()
             for listener in self._listeners:
                 listener.activities += activities
-            if source in self._listeners:  # else the session has failed
+            if source in self._listeners:  # false if the session has failed
                 self._listeners.remove(source)
             if self._listeners:
                 self._begin()
 
     def give_way(self) -> None:
-        """The program starts a profiler of its own."""
-        if self._process != os.getpid():  # a forked child has neither the session nor its thread
+        """End the session, because the program starts a profiler of its own."""
+        if self._process != os.getpid():  # a forked process has neither the session nor its thread
             return
         with self._lock:
             if self._profile is not None:
@@ -93,27 +112,32 @@ class _ProfilerSession:
                 self._fail(GAVE_WAY)
 
     def _fail(self, missing: str) -> None:
-        """No source gets any activities, for this reason."""
+        """Tell all sources, with this reason, that there are no activities."""
         for listener in self._listeners:
             listener.missing = missing
         self._listeners.clear()
 
     def _begin(self) -> None:
-        """Record what CUDA does and what waits for what: with CPU operators or stacks a launch costs a quarter more.
+        """Begin a session that records CUDA's activities and what waits for what.
 
-        The first session of a process loads and starts CUPTI, which can take a second or more. No work may be under way, for Kineto
-        drops what began before the session or ends after it.
+        It records neither CPU operators nor stacks, because a launch would cost a quarter more. The
+        first session of a process loads and starts CUPTI, which may take a second or more. No work
+        may be running, because Kineto drops work that began before or ends after the session.
         """
         self._process = os.getpid()
         config = _ExperimentalConfig(enable_cuda_sync_events=True)
-        profile = profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True, experimental_config=config)
+        profile = profiler.profile(
+            use_cpu=False, use_device="cuda", use_kineto=True, experimental_config=config
+        )
         thread = ThreadPoolExecutor(1, "labkit profiler")
         try:
             _synchronize()
             with _quiet():
-                profile._prepare_trace()  # in this thread: Kineto complains when it is loaded in another than the one that loaded PyTorch
+                # In this thread, because Kineto prints a warning if it is loaded in another thread
+                # than PyTorch.
+                profile._prepare_trace()
             thread.submit(profile._start_trace).result()
-        except Exception as error:  # whatever it is, the memory can be recorded without
+        except Exception as error:  # the recording goes on without a timeline
             thread.shutdown()
             self._fail(f"PyTorch's profiler could not be started: {error}")
         else:
@@ -121,12 +145,13 @@ class _ProfilerSession:
             self._undo = _when_another_starts(self.give_way)
 
     def _end(self) -> list[Activity]:
+        """End the session, and return its activities."""
         thread, undo = self._thread, self._undo
         self._profile = self._thread = self._undo = None
         undo()
         try:
             return _read(thread.submit(_ended).result())
-        except Exception as error:  # a GPU that an assert has stopped, a full disk: what the block itself raised matters more
+        except Exception as error:  # a failed GPU or a full disk must not hide the block's error
             self._fail(f"what PyTorch's profiler heard could not be read: {error}")
             return []
         finally:
@@ -134,8 +159,11 @@ class _ProfilerSession:
 
 
 def _ended() -> Any:
-    """End the session; returns its results. PyTorch's own way would leave it running where a GPU has failed, and make Python objects of
-    the results, which takes older versions seconds."""
+    """End the session, and return its results.
+
+    PyTorch's own function would leave the session running if a GPU has failed. It also makes Python
+    objects of the results, which takes seconds in older versions.
+    """
     try:
         _synchronize()
     finally:
@@ -146,8 +174,12 @@ def _ended() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Set Kineto's log level, which it reads when it is loaded: from PyTorch 2.13 on it logs every start and stop otherwise."""
-    if (level := os.environ.get(_LOG_LEVEL)) is None:
+    """Keep Kineto from logging each start and stop, which it does since PyTorch 2.13.
+
+    Kineto reads its log level when it is loaded.
+    """
+    level = os.environ.get(_LOG_LEVEL)
+    if level is None:
         os.environ[_LOG_LEVEL] = "99"
     try:
         yield
@@ -157,7 +189,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _synchronize() -> None:
-    """Wait for all GPUs that this process uses; on another, that would make a context, which takes memory."""
+    """Wait for all GPUs that this process uses.
+
+    Waiting for another GPU would make a context there, which takes memory.
+    """
     bindings: Any = torch._C
     for device in range(torch.cuda.device_count()):
         if bindings._cuda_hasPrimaryContext(device):
@@ -165,15 +200,19 @@ def _synchronize() -> None:
 
 
 def _read(results: Any) -> list[Activity]:
-    """The activities of a session. Only its file has the kinds, the correlations and what waits for what in every version."""
+    """Return the activities of a session, from its file.
+
+    Only the file has the kinds, the correlations and the waits in every version of PyTorch.
+    """
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         path = Path(folder) / "kineto.json"
         results.save(str(path))
-        return activities_of(json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False))
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return activities_of(json.loads(text, strict=False))
 
 
 def _when_another_starts(give_way: Callable[[], None]) -> Callable[[], None]:
-    """Call `give_way` before another session is prepared; returns what ends that."""
+    """Call `give_way` before another session is prepared. Return the function that stops this."""
     profile: Any = profiler.profile
     prepare = profile._prepare_trace
 
@@ -184,7 +223,7 @@ def _when_another_starts(give_way: Callable[[], None]) -> Callable[[], None]:
     profile._prepare_trace = prepare_trace
 
     def undo() -> None:
-        if profile._prepare_trace is prepare_trace:  # else somebody has wrapped ours
+        if profile._prepare_trace is prepare_trace:  # otherwise somebody has wrapped it again
             profile._prepare_trace = prepare
 
     return undo

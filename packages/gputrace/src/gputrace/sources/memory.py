@@ -1,4 +1,4 @@
-"""The memory events of a recording, from PyTorch's own memory history on CUDA or from the allocators of virtual GPUs."""
+"""Memory events of a recording, from PyTorch's memory history or from virtual allocators."""
 
 import itertools
 import sys
@@ -29,18 +29,30 @@ from gputrace.replay import RecordedSegment, from_snapshot
 from virtualgpu import instruments
 from virtualgpu.allocator import UNLIMITED, Settings
 
-PERIOD = 0.5  # seconds between two readings of a real GPU's memory in use; each takes Python's lock from the program
+# Seconds between two readings of a real GPU's memory in use. Each takes Python's lock for a moment.
+PERIOD = 0.5
 _TAKING = (ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, OOM)
-# Counts of torch.cuda.memory_stats that rise by one with each event of the history.
-_COUNTS = ("allocation.all.allocated", "allocation.all.freed", "active.all.freed", "segment.all.allocated", "segment.all.freed")
+# The counts of torch.cuda.memory_stats that increase by one with each event of the history.
+_COUNTS = (
+    "allocation.all.allocated",
+    "allocation.all.freed",
+    "active.all.freed",
+    "segment.all.allocated",
+    "segment.all.freed",
+)
 
 
 @dataclass
 class Recorded:
-    """What a source recorded: the events, the segments before the first, and the state at the end.
+    """What a source recorded.
 
-    `used` holds (seconds, device, bytes held on the device by everyone); `allocated` and `reserved` are bytes by device at the end;
-    `totals` the bytes that each device has; `capability` is the major number of its compute capability.
+    Attributes:
+        segments: the segments before the first event.
+        used: (seconds, device, bytes in use by all processes).
+        allocated, reserved: bytes at the end, by device.
+        totals: the bytes that each device has.
+        capability: the major number of the compute capability.
+        lost: how many events were dropped.
     """
 
     events: list[MemoryEvent]
@@ -55,20 +67,25 @@ class Recorded:
 
 
 class VirtualSource:
-    """Listens to the allocators of the virtual machine in use. It drops the oldest events beyond `max_events`."""
+    """Source that listens to the allocators of the virtual machine in use.
+
+    It keeps the newest `max_events` events.
+    """
 
     def __init__(self, table: StackTable, max_events: int) -> None:
         self._machine = instruments.machine()
         self._table = table
         self._events: deque[MemoryEvent] = deque(maxlen=max_events)
-        self._count = itertools.count()  # of all events, from threads too
+        self._count = itertools.count()  # counts all events, also those of other threads
         self._used: list[tuple[float, int, int]] = []
         self._listening: list[tuple[Any, Callable[..., None]]] = []
 
     def start(self) -> None:
+        """Start to listen."""
         self.origin = self._machine.clock.host
         gpus = self._machine.gpus
-        self._segments = from_snapshot([segment for gpu in gpus for segment in gpu.allocator.segments()], lambda frames: 0)
+        segments = [segment for gpu in gpus for segment in gpu.allocator.segments()]
+        self._segments = from_snapshot(segments, lambda frames: 0)
         for gpu in gpus:
             self._note_used(gpu)
             listener = self._listener(gpu)
@@ -76,9 +93,11 @@ class VirtualSource:
             self._listening.append((gpu.allocator, listener))
 
     def now(self) -> float:
+        """Return the seconds since the start of the recording."""
         return self._machine.clock.host - self.origin
 
     def finish(self) -> Recorded:
+        """Return what was recorded."""
         gpus = self._machine.gpus
         events = list(self._events)
         return Recorded(
@@ -94,21 +113,27 @@ class VirtualSource:
         )
 
     def stop(self) -> None:
-        """Stop listening, however far `start` came."""
+        """Stop listening, even if `start` was interrupted."""
         while self._listening:
             allocator, listener = self._listening.pop()
             allocator.unlisten(listener)
 
     def _listener(self, gpu: Any) -> Callable[..., None]:
-        asked: tuple[Any, int] = None, 0  # the block whose free was requested last, and where: mostly its free is complete at once
+        """Return the function that notes the events of a GPU's allocator."""
+        # The block whose free was requested last, and the stack of the request. Usually the free is
+        # completed at once, by the same call.
+        asked: tuple[Any, int] = None, 0
 
         def listen(action: str, block: Any, size: int) -> None:
+            """Note an event of the allocator."""
             nonlocal asked
             number = ACTION_OF[action]
             known, stack = asked
             if number != FREE_COMPLETED or known is not block:
                 stack = self._table.of_frame(sys._getframe(1))
-            asked = (block, stack) if number == FREE_REQUESTED else (None, 0)
+            asked = (None, 0)
+            if number == FREE_REQUESTED:
+                asked = (block, stack)
             if number == OOM:
                 address, taken, stream = gpu.allocator.free_bytes(), 0, gpu.stream.stream_id
             else:
@@ -117,29 +142,36 @@ class VirtualSource:
                 taken = size
                 self._note_used(gpu)
             next(self._count)
-            self._events.append(MemoryEvent(self.now(), gpu.index, stream, number, address, taken, size, stack))
+            where = gpu.index, stream, number, address
+            self._events.append(MemoryEvent(self.now(), *where, taken, size, stack))
 
         return listen
 
     def _note_used(self, gpu: Any) -> None:
-        self._used.append((self.now(), gpu.index, gpu.allocator.total - gpu.allocator.free_bytes()))
+        """Note the memory of a GPU that is in use."""
+        nbytes = gpu.allocator.total - gpu.allocator.free_bytes()
+        self._used.append((self.now(), gpu.index, nbytes))
 
 
 class _History:
-    """PyTorch's memory history, while at least one recording relies on it.
+    """PyTorch's memory history, which is on while at least one recording relies on it.
 
-    It is switched in a thread of its own. PyTorch notes every `record_function` of the thread that switches the history on, such as an
-    optimizer's, which takes time, and can end that only there (torch/csrc/cuda/memory_snapshot.cpp, setRecordFunctionCallbacks).
+    A thread of its own switches it. PyTorch notes every `record_function`, such as that of an
+    optimizer, of the thread that switches the history on. This takes time, and only the same thread
+    can end it (setRecordFunctionCallbacks in torch/csrc/cuda/memory_snapshot.cpp).
     """
 
     def __init__(self) -> None:
         self.recordings = 0
-        self.has_frees = True  # whether it takes stacks of frees
+        self.has_frees = True  # whether it records the stacks of frees
         self._lock = threading.RLock()
         self._thread: Any = None
 
     def join(self, most: int, frees: bool) -> bool:
-        """Have it on for one more recording; returns whether a recording switched it on."""
+        """Keep the history on for one more recording.
+
+        Return False if it was on already, but not because of a recording.
+        """
         with self._lock:
             first = self.recordings == 0
             if first and torch._C._cuda_isHistoryEnabled():
@@ -147,21 +179,26 @@ class _History:
             self.recordings += 1
             if first:
                 self._thread, self.has_frees = ThreadPoolExecutor(1, "labkit history"), frees
+                context = "all" if frees else "alloc"
                 try:
-                    self._switch("all", context="all" if frees else "alloc", stacks="python", max_entries=most).result()
+                    self._switch("all", context=context, stacks="python", max_entries=most).result()
                 except BaseException:
                     self.leave()
                     raise
             return True
 
     def leave(self) -> None:
+        """End the reliance of one recording. The last one switches the history off."""
         with self._lock:
             self.recordings -= 1
-            if self.recordings or torch.cuda._is_in_bad_fork():  # a forked child has neither CUDA nor the thread
+            # A forked process has neither CUDA nor the thread.
+            if self.recordings or torch.cuda._is_in_bad_fork():
                 return
             try:
                 switching = self._switch(None)
-            except RuntimeError:  # the interpreter ends, which takes no more work, and the history with it
+            except (
+                RuntimeError
+            ):  # the interpreter exits, accepts no more work, and ends the history
                 return
             try:
                 switching.result()
@@ -169,6 +206,7 @@ class _History:
                 self._thread.shutdown()
 
     def _switch(self, enabled: str | None, **options: Any) -> Future[None]:
+        """Switch the history on ("all") or off (None) in its thread."""
         return self._thread.submit(torch.cuda.memory._record_memory_history, enabled, **options)
 
 
@@ -176,10 +214,14 @@ _history = _History()
 
 
 class CudaSource:
-    """Reads PyTorch's memory history, which it switches on unless somebody else has, and off again with the last recording.
+    """Source that reads PyTorch's memory history.
 
-    The history holds the last `max_events` events of each device. A thread looks at the memory in use on each device. Without
-    `frees` the history takes no stacks of frees, which are half of what it costs; nor has a recording inside such a one any.
+    It switches the history on unless somebody else has done so. It keeps the newest `max_events`
+    events of each device. A thread measures the memory in use on each device.
+
+    Args:
+        frees: whether to record the stacks of frees, which are half of the history's cost. Without
+            them, a recording inside this one has none either.
     """
 
     def __init__(self, table: StackTable, max_events: int, frees: bool = True) -> None:
@@ -187,11 +229,12 @@ class CudaSource:
         self._most = max_events
         self._wants_frees = frees
         self._used: list[tuple[float, int, int]] = []
-        self._relies = False  # on the history that a recording switched on
+        self._relies = False  # whether it needs the history that a recording has switched on
         self._ended = threading.Event()
-        self._watching = ExitStack()  # what ends the thread and its session with NVML
+        self._watching = ExitStack()  # ends the thread, and its session with NVML
 
     def start(self) -> None:
+        """Start to record."""
         torch.cuda.init()
         self._relies = _history.join(self._most, self._wants_frees)
         before = torch.cuda.memory._snapshot()
@@ -203,9 +246,11 @@ class CudaSource:
         self._watch_used()
 
     def now(self) -> float:
+        """Return the seconds since the start of the recording."""
         return (time.time_ns() - self._start) * 1e-9
 
     def finish(self) -> Recorded:
+        """Return what was recorded."""
         self._watching.close()
         counts = self._counted()
         snapshot = torch.cuda.memory._snapshot()
@@ -217,6 +262,7 @@ class CudaSource:
             happened = sum(counts[device][key] - self._counts[device][key] for key in _COUNTS)
             lost += max(0, happened - sum(event.action != OOM for event in mine))
         devices = range(len(snapshot["device_traces"]))
+        properties = torch.cuda.get_device_properties
         return Recorded(
             events,
             self._segments,
@@ -224,59 +270,77 @@ class CudaSource:
             self._used,
             {device: torch.cuda.memory_allocated(device) for device in devices},
             {device: torch.cuda.memory_reserved(device) for device in devices},
-            {device: torch.cuda.get_device_properties(device).total_memory for device in devices},
+            {device: properties(device).total_memory for device in devices},
             torch.cuda.get_device_capability(0)[0],
             lost,
         )
 
     def stop(self) -> None:
-        """Leave nothing switched on, however far `start` came."""
+        """Switch off everything, even if `start` was interrupted."""
         self._watching.close()
         if self._relies:
             self._relies = False
             _history.leave()
 
     def _since_start(self, device: int, entries: list[dict]) -> list[MemoryEvent]:
-        """The device's events since the snapshot that began this recording, which the history itself notes."""
+        """Return a device's events since the start of this recording.
+
+        The start took a snapshot, which is an entry of the history. If that entry was dropped, the
+        times of the entries decide.
+        """
         kept = self._kept[device]
-        whole = kept < len(entries) and entries[kept]["action"] == "snapshot"
-        chosen = entries[kept + 1 :] if whole else [entry for entry in entries if entry["time_us"] * 1000 >= self._start]
-        return [self._event(device, entry) for entry in chosen if entry["action"] in ACTION_OF and entry["action"] != "snapshot"]
+        if kept < len(entries) and entries[kept]["action"] == "snapshot":
+            chosen = entries[kept + 1 :]
+        else:
+            chosen = [entry for entry in entries if entry["time_us"] * 1000 >= self._start]
+        wanted = ACTION_OF.keys() - {"snapshot"}
+        return [self._event(device, entry) for entry in chosen if entry["action"] in wanted]
 
     def _event(self, device: int, entry: dict) -> MemoryEvent:
+        """Convert an entry of the history."""
         action = ACTION_OF[entry["action"]]
         address = entry["device_free"] if action == OOM else entry["addr"]
         seconds = max(0.0, entry["time_us"] * 1e-6 - self._start * 1e-9)
-        # Where the history takes no stacks of frees, PyTorch gives a free the stack of the allocation.
-        known = action in _TAKING or not self._relies or _history.has_frees
-        stack = self._stack(entry.get("frames") or []) if known else 0
-        return MemoryEvent(seconds, device, entry["stream"], action, address, 0, entry["size"], stack)
+        # If the history has no stacks of frees, PyTorch gives a free the stack of the allocation.
+        stack = 0
+        if action in _TAKING or not self._relies or _history.has_frees:
+            stack = self._stack(entry.get("frames") or [])
+        return MemoryEvent(
+            seconds, device, entry["stream"], action, address, 0, entry["size"], stack
+        )
 
     def _stack(self, frames: list[dict]) -> int:
-        """The number of a stack in PyTorch's format."""
-        return self._table.of_lines(tuple(_source_line(frame["filename"], frame["line"], frame["name"]) for frame in frames))
+        """Return the number of a stack in PyTorch's format."""
+        lines = (_source_line(frame["filename"], frame["line"], frame["name"]) for frame in frames)
+        return self._table.of_lines(tuple(lines))
 
     def _counted(self) -> list[dict[str, int]]:
+        """Return the counts of events of each device."""
         return [torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())]
 
     def _watch_used(self) -> None:
-        """Look at the bytes in use on each device from a thread; where NVML does not answer there is nothing to see."""
+        """Start a thread that measures the memory in use on each device, if NVML can do that."""
         try:
             import pynvml
 
             pynvml.nvmlInit()
             self._watching.callback(_shut_nvml_down)
-            devices = range(torch.cuda.device_count())
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(device)) for device in devices]
-        except Exception:  # no NVML, or one that does not know this GPU: the recording goes without
+            handles = []
+            for device in range(torch.cuda.device_count()):
+                index = torch.cuda._get_nvml_device_index(device)
+                handles.append(pynvml.nvmlDeviceGetHandleByIndex(index))
+        except Exception:  # there is no NVML, or it does not know this GPU
             return
 
         def look() -> None:
+            """Measure the memory in use on each device."""
             for device, handle in enumerate(handles):
                 with suppress(pynvml.NVMLError):
-                    self._used.append((self.now(), device, pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+                    used = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+                    self._used.append((self.now(), device, used))
 
         def watch() -> None:
+            """Measure until the recording ends."""
             while not self._ended.wait(PERIOD):
                 look()
             look()
@@ -289,7 +353,7 @@ class CudaSource:
 
 
 def _shut_nvml_down() -> None:
-    """A driver that has gone away by now has nothing to shut down."""
+    """Shut NVML down, unless the driver has been removed in the meantime."""
     import pynvml
 
     with suppress(pynvml.NVMLError):
@@ -300,6 +364,7 @@ _lines: dict[tuple[str, int, str], SourceLine] = {}
 
 
 def _source_line(*key: Any) -> SourceLine:
+    """Return the source line (file, line, function), which is read once."""
     line = _lines.get(key)
     if line is None:
         line = _lines[key] = SourceLine.read(*key)
@@ -307,12 +372,14 @@ def _source_line(*key: Any) -> SourceLine:
 
 
 def _settings(settings: dict[str, Any]) -> Settings:
-    """The allocator's settings, from those of a snapshot."""
+    """Return the allocator's settings from those in a snapshot."""
     most = settings.get("max_split_size", -1)
     divisions = settings.get("roundup_power2_divisions") or {}
-    rising = tuple(value for _, value in sorted(((int(size), value) for size, value in divisions.items())))
+    rising = sorted((int(size), value) for size, value in divisions.items())
+    if most in (-1, None) or most >= 1 << 62:
+        most = UNLIMITED
     return Settings(
-        max_split_size=UNLIMITED if most in (-1, None) or most >= 1 << 62 else most,
-        divisions=rising or Settings().divisions,
+        max_split_size=most,
+        divisions=tuple(value for _, value in rising) or Settings().divisions,
         expandable_segments=bool(settings.get("expandable_segments")),
     )
