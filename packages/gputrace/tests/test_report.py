@@ -153,13 +153,13 @@ def test_lost_events_are_told(card, target):
 def test_many_survivors_are_folded(card, target):
     kept = []
     page, _ = written(target, lambda: kept.extend(torch.zeros(1000 + 128 * index, device="cuda") for index in range(15)))
-    assert "15 tensors with 112.5 KiB: what" in page.text and "5 more rows" in page.text
+    assert "15 tensors with 112.5 KiB: the" in page.text and "5 more rows" in page.text
 
 
 def test_survivors_that_are_alike_have_one_row(card, target):
     kept = []
     page, _ = written(target, lambda: kept.extend(torch.zeros(1000, device="cuda") for _ in range(15)))
-    assert "15 tensors with 60 KiB: what" in page.text and "15 × 4 KiB" in page.text and "14 more like this" in page.text
+    assert "15 tensors with 60 KiB: the" in page.text and "15 × 4 KiB" in page.text and "14 more like this" in page.text
     assert "more row" not in page.text
 
 

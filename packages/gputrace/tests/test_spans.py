@@ -144,7 +144,7 @@ def test_what_is_under_way_when_the_block_begins_is_work_too(machine, cycles):
 def test_a_kind_that_is_none_is_named(machine, kind):
     with gputrace.record() as trace:
         pass
-    with pytest.raises(ValueError, match="choose 'kernel', 'copy', 'h2d', 'd2h', 'p2p', or None"):
+    with pytest.raises(ValueError, match="expected 'kernel', 'copy', 'h2d', 'd2h', 'p2p', or None"):
         trace.busy(0, kind)
 
 

@@ -266,14 +266,12 @@ class TraceData:
             return at
         if isinstance(at, float) and at >= 0:
             return int(np.searchsorted(self.events.time, at, side="right"))
-        reason = ""
-        if at == "oom":
-            reason = "memory did not run out in this recording. "
         moments = ", ".join(map(repr, named))
-        raise ValueError(
-            f"at={at!r}: {reason}Expected {moments}, a time in seconds such as 0.5, or a number of "
-            f"events from 0 to {len(self.events)}"
-        )
+        expected = f"expected {moments}, a time in seconds such as 0.5, or a number of events"
+        message = f"at={at!r}: {expected} from 0 to {len(self.events)}"
+        if at == "oom":
+            message += ". Memory did not run out in this recording"
+        raise ValueError(message)
 
     def stream_names(self, device: "Device") -> dict[int, str]:
         """Return the names of a device's streams by their handles.
