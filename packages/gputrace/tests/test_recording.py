@@ -302,7 +302,7 @@ def test_a_child_that_is_forked_in_the_block_leaves_it_quietly(machine):
         if pid:
             status = os.waitpid(pid, 0)[1]
     if not pid:
-        os._exit(0 if phases._notes == [] and "under way" in repr(trace) else 1)
+        os._exit(0 if phases._notes == [] and "is not finished" in repr(trace) else 1)
     assert status == 0 and trace.peak == 4 * MiB
 
 
@@ -315,7 +315,7 @@ def test_an_out_of_memory_error_is_kept():
 
 def test_figures_before_the_end_are_refused(machine):
     with gputrace.record() as trace:
-        assert "under way" in repr(trace)
+        assert "is not finished" in repr(trace)
         with pytest.raises(RuntimeError, match="is not finished"):
             print(trace.peak)
         with pytest.raises(RuntimeError, match="is not finished"):
