@@ -38,7 +38,9 @@ def nothing_hidden(monkeypatch):
 TIMES = "Times in the script are this computer's, not the model's."
 WHERE = f"labkit run: 1 virtual GPU, modelled on NVIDIA Tesla T4, 14.6 GiB each. {TIMES}\n"
 TWO = f"labkit run: 2 virtual GPUs, modelled on NVIDIA H200, 16.0 GiB each. {TIMES}\n"
-TRACED = WHERE.replace("run", "trace").replace(TIMES, "The page's times are the model's, the script's own this computer's.").strip()
+TRACED = (
+    WHERE.replace("run", "trace").replace(TIMES, "Times on the page are modelled. The script itself runs at this computer's speed.").strip()
+)
 
 
 def python(*arguments: object) -> subprocess.CompletedProcess:

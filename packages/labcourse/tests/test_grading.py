@@ -239,7 +239,7 @@ def test_killed_half_way_it_goes_on(graded, tmp_path):
     assert len(os.listdir(temporary)) == 1  # it could not tidy up
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
     assert os.listdir(temporary) == []
-    assert "1 of 6 were graded before" in done.stderr and "5 graded, 1 kept" in done.stdout
+    assert "1 of 6 were graded before" in done.stderr and "5 graded now, 1 graded before" in done.stdout
     assert graded_files(tmp_path / "out") == graded_files(graded / "out")
 
 
