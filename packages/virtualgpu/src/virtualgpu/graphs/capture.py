@@ -288,7 +288,7 @@ def _home(x: torch.Tensor, homes: dict[int, Any]) -> torch.Tensor:
         return x
     storage = x.untyped_storage()
     memory = storage.memory
-    if memory.kept is None or memory.block is None or memory.block.segment.shelf.pool_id == NO_POOL:
+    if memory.kept is None or memory.block is None or memory.block.segment.free_blocks.pool_id == NO_POOL:
         return x
     base = homes.get(storage._cdata)
     if base is None:
