@@ -166,7 +166,7 @@ def _read(key: str, value: str) -> tuple[str, object]:
         case "backend":
             if value == "cudaMallocAsync":
                 raise NotImplementedError(
-                    "the virtual GPU supports backend:native, but not backend:cudaMallocAsync"
+                    f"the virtual GPU does not support backend:{value}. Use backend:native."
                 )
             if value != "native":
                 raise ValueError(f"backend must be native or cudaMallocAsync, got {value!r}")
