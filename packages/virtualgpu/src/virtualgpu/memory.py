@@ -33,7 +33,7 @@ class Memory:
         "gpu",
         "kept",
         "switched_off",
-        "touched",
+        "access_log",
         "writer",
         "written",
     )
@@ -46,7 +46,7 @@ class Memory:
         self.kept = kept
         self.switched_off = False
         self.export: ExportedBlock | None = None  # to other processes
-        self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
+        self.access_log: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
         # Of a stream whose work nobody looks at: the number of the piece that wrote here last, now of the one that makes this.
         self.writer = unwatched(gpu) if machine.several_streams else gpu.default_stream
         self.written = 0 if self.writer is None else self.writer.count + 1
@@ -61,8 +61,8 @@ class Memory:
         else:
             self.gpu.machine.kept_bytes -= self.kept
         if self.block is not None:
-            if self.touched is not None and self.gpu.machine.several_streams:
-                self.gpu.machine.races.freed(self.gpu, self.block, self.touched)
+            if self.access_log is not None and self.gpu.machine.several_streams:
+                self.gpu.machine.races.freed(self.gpu, self.block, self.access_log)
             if self.export is not None:
                 self.gpu.machine.pending_frees.add(self.gpu.allocator, self.block, self.export)
             else:
