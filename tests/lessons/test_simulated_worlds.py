@@ -60,7 +60,7 @@ def test_each_world_has_its_own_result_in_the_order_asked(script):
     [
         ({"world": 16, "nodes": 2, "arguments": ["fail"]}, "rank 0 of 16 simulated ranks: ValueError: no such model"),
         ({"world": 1024, "nodes": 128, "arguments": ["end"]}, "rank 0 of 1,024 simulated ranks: its process ended without a word"),
-        ({"world": 64, "arguments": []}, "rank 0 of 64 simulated ranks: ValueError: --nodes 1: 64 ranks do not divide"),
+        ({"world": 64, "arguments": []}, "rank 0 of 64 simulated ranks: ValueError: --nodes 1: 64 ranks need a number of nodes"),
     ],
 )
 def test_a_world_that_fails_says_which_and_what_it_raised(script, world, said):

@@ -144,7 +144,7 @@ def _matmul_seconds(
     ones. Without tensor cores, a tile takes as long as if it had some more terms, because its first
     factors have to arrive and its results have to be written.
     """
-    fill = 0
+    fill = 0.0
     if _computed_as(profile, format) == "float32":
         fill = profile.fill_terms
     rate = profile.peak_flops[format] * profile.matmul_efficiency[format] / profile.multiprocessors

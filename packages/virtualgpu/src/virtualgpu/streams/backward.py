@@ -58,11 +58,12 @@ def arrive(machine: Machine, node: Any, gpu: Gpu) -> None:
     if selected.arrived != here:
         selected.arrived = here
         if leaf is None:
-            wanted = machine.forward_streams.get((gpu.index, number), gpu.default_stream)
-        else:
-            wanted = machine.leaf_streams.get(memory_of(leaf))
-        if wanted is not None:
-            _switch(selected, gpu, wanted)
+            forward_stream = machine.forward_streams.get((gpu.index, number), gpu.default_stream)
+            _switch(selected, gpu, forward_stream)
+            return
+        leaf_stream = machine.leaf_streams.get(memory_of(leaf))
+        if leaf_stream is not None:
+            _switch(selected, gpu, leaf_stream)
 
 
 def _note(machine: Machine, args: tuple) -> None:
