@@ -204,8 +204,9 @@ def kernels() -> list[tuple[str, Callable[..., Any]]]:
     for names, maker in makers:
         for name in names:
             operator = overload(name)
-            key_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEY)
-            if operator is not None and key_has_kernel:
+            if operator is None:
+                continue
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEY):
                 found.append((name, maker(operator)))
     return found
 
