@@ -39,8 +39,8 @@ def set_up(
         raise ValueError(f"--simulate {world}: choose a whole number from 1 to {LARGEST}")
     if nodes < 1 or world % nodes or world // nodes > MAXIMUM:
         raise ValueError(
-            f"--nodes {nodes}: {world} ranks need a number of nodes that divides {world}, with at most "
-            f"{MAXIMUM} GPUs each"
+            f"--nodes {nodes}: {world} ranks need a number of nodes that divides {world}, "
+            f"with at most {MAXIMUM} GPUs each"
         )
     if not 0 <= rank < world:
         raise ValueError(f"--rank {rank}: choose a whole number from 0 to {world - 1}")

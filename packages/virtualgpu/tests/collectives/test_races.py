@@ -68,7 +68,8 @@ def test_a_collective_on_another_group_does_not_wait_either():
 def test_a_collective_from_a_stream_that_did_not_wait_sends_too_early():
     x, side = torch.ones(3, device="cuda"), torch.cuda.Stream()
     x.mul_(2)
-    with torch.cuda.stream(side), pytest.warns(RaceWarning, match="A collective waits only for the stream that is current when it is called"):
+    message = "A collective waits only for the stream that is current when it is called"
+    with torch.cuda.stream(side), pytest.warns(RaceWarning, match=message):
         work = dist.all_reduce(x, async_op=True)
     work.wait()
     assert found() == [("stale read", "mul_", "all_reduce")]
