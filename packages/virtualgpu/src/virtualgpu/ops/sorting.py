@@ -366,10 +366,9 @@ def isin(call: Call) -> torch.Tensor:
     result = elements.new_empty(elements.shape, dtype=torch.bool)
     if tests.numel() < int(10 * elements.numel() ** 0.145):
         alike = elements.unsqueeze(-1) == tests.reshape(-1)
-        found = alike.any(-1)
         if invert:
-            found = found.logical_not_()
-        return result.copy_(found)
+            return result.copy_(alike.any(-1).logical_not_())
+        return result.copy_(alike.any(-1))
     order = None
     if unique:
         first, second = elements.reshape(-1), tests.reshape(-1)
