@@ -1,5 +1,5 @@
-"""Experiments with DistributedDataParallel on real GPUs, whose recordings lesson 10 shows: the same training step in one process with
-threads, and in a process for each of four GPUs; how long a step takes on two in each of several runs, and how much memory."""
+"""Experiments with DistributedDataParallel on real GPUs, whose recordings lessons show: the same training step in one process with
+threads, and in a process for each of four GPUs; how long a step takes on two in each of several runs."""
 
 import json
 from collections.abc import Iterator
@@ -54,25 +54,3 @@ def ddp_seconds(repeats: int = RUNS) -> Run:
         for _ in range(repeats)
     )
     return Run("ddp_seconds", parameters, SECONDS_COLUMNS, badge(), len(WIDTHS) * len(RANKS) * repeats, points)
-
-
-POINTS = [f"{step} {part}" for step in ("first", "second") for part in ("forward", "backward", "step")] + ["twelfth step"]
-KINDS = ("allocated", "reserved", "peak")
-MEMORY_COLUMNS = {"point": "", "kind": "", "bytes": "bytes"}
-
-
-def ddp_memory(repeats: int = RUNS) -> Run:
-    """The bytes of rank 0 of two at points of its first twelve steps: every value that so many runs show, once each.
-
-    The program trains four blocks of a transformer (`ddp_memory_points.py`).
-    """
-    parameters = {"points": POINTS, "width": 1024, "layers": 4, "heads": 16, "batch": 4, "tokens": 512, "repeats": repeats}
-    return Run("ddp_memory", parameters, MEMORY_COLUMNS, badge(), len(POINTS) * len(KINDS), _memory_points(repeats))
-
-
-def _memory_points(repeats: int) -> Iterator[Row]:
-    program = Path(__file__).with_name("ddp_memory_points.py")
-    runs = [torchrun(program, ranks=2, devices="cuda", timeout=300, quiet=True).results[0] for _ in range(repeats)]
-    for place, point in enumerate(POINTS):
-        for column, kind in enumerate(KINDS):
-            yield from ({"point": point, "kind": kind, "bytes": seen} for seen in sorted({run[place][column] for run in runs}))

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import measured_report
-from benchmarks.ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
+from benchmarks.articles import articles_on_trial
+from benchmarks.ddp import ddp_beside_data_parallel, ddp_seconds
 from benchmarks.origin import model, origin, recording
 from benchmarks.training_memory import training_memory
 from gpulessons.lesson_01.labs import copy_speed
 from gpulessons.lesson_03.labs import data_parallel_step
 from gpulessons.lesson_04.labs import pipeline_step
 from gpulessons.lesson_08.labs import shared_model
-from gpulessons.lesson_13.labs import articles_on_trial
 from labkit import machine
 from labkit.labs import Run, collect
 
@@ -41,7 +41,6 @@ EXPERIMENTS = {
     "copy_speed": Recorded(copy_speed),
     "data_parallel_step": Recorded(data_parallel_step, gpus=4),
     "ddp_beside_data_parallel": Recorded(ddp_beside_data_parallel, gpus=4),
-    "ddp_memory": Recorded(ddp_memory, gpus=2),
     "ddp_seconds": Recorded(ddp_seconds, gpus=2),
     "pipeline_step": Recorded(pipeline_step, gpus=4),
     "shared_model": Recorded(shared_model),

@@ -19,7 +19,6 @@ COMPARED = ("seconds", "bytes")  # units of the columns whose figures are compar
 TOLD = 90  # characters of an error
 NOT_VIRTUAL = {  # experiments, and why only real GPUs can do them
     "ddp_beside_data_parallel": "its ranks are timed on real GPUs",
-    "ddp_memory": "virtual GPUs give the same answer in each run",
     "ddp_seconds": "its ranks are timed on real GPUs",
 }
 

@@ -18,15 +18,6 @@ import nbformat
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 INTRODUCTION = "00"  # it is shorter, and has one exercise
 
-# Lessons that do not follow the anatomy in CONTRIBUTING yet. Remove a lesson when you rewrite it.
-# This list only becomes shorter, and a new lesson never joins it.
-OLD_FORM = (
-    "10",
-    "11",
-    "12",
-    "13",
-)
-
 BOUNDS = {
     "words": (0, 1400),
     "predictions": (6, 10),
@@ -38,20 +29,6 @@ BOUNDS = {
     "first exercise": (0, 10),
 }
 INTRODUCTION_BOUNDS = BOUNDS | {"predictions": (1, 3), "cells": (1, 6), "exercises": (1, 1)}
-ANY_TIME = (0, 240)  # minutes; the old form does not limit them
-OLD_BOUNDS = BOUNDS | {
-    "words": (1200, 1400),
-    "cells": (8, 15),
-    "exercises": (5, 6),
-    "minutes": ANY_TIME,
-    "first exercise": ANY_TIME,
-}
-OLD_INTRODUCTION_BOUNDS = OLD_BOUNDS | {
-    "words": (400, 700),
-    "predictions": (1, 3),
-    "cells": (1, 6),
-    "exercises": (1, 1),
-}
 
 # An estimate of a reader's time, in minutes. For the old form of lessons 1 to 4 it gives 81 to 96 minutes.
 # Two readers estimated 100 to 150 minutes for them.
@@ -63,7 +40,8 @@ SOLUTION_LINE_MINUTES = 1
 
 MEMORY_LIMIT = 1 << 30  # bytes of a kernel and its processes; with a server this is well within Binder
 SECONDS_LIMIT = 180  # of all lessons, one after the other
-BREAK = "## A break"
+BREAK, FURTHER_BREAK = "## A break", "## Another break"
+MORE = {"cells": 5, "predictions": 8, "exercises": 2}  # what a third sitting may add to a lesson
 
 Cells = list[nbformat.NotebookNode]
 
@@ -71,11 +49,6 @@ Cells = list[nbformat.NotebookNode]
 def lessons() -> list[Path]:
     """Return the notebooks of the lessons, in order."""
     return sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
-
-
-def has_old_form(path: Path) -> bool:
-    """Return whether the lesson is still to be rewritten."""
-    return path.name[:2] in OLD_FORM
 
 
 def cells(path: Path) -> Cells:
@@ -140,10 +113,10 @@ def minutes(some_cells: Cells) -> float:
 
 
 def sittings(some_cells: Cells) -> list[Cells]:
-    """Split a lesson at its break. A lesson without a break is one sitting."""
+    """Split a lesson at its breaks. A lesson without a break is one sitting."""
     parts: list[Cells] = [[]]
     for cell in some_cells:
-        if cell.cell_type == "markdown" and cell.source.startswith(BREAK):
+        if cell.cell_type == "markdown" and cell.source.startswith((BREAK, FURTHER_BREAK)):
             parts.append([])
         parts[-1].append(cell)
     return parts
@@ -178,10 +151,11 @@ def style(path: Path) -> dict[str, float]:
 
 def bounds(path: Path) -> dict[str, tuple[int, int]]:
     """Return the lowest and the highest value of each figure of this lesson."""
-    introduction = path.name[:2] == INTRODUCTION
-    if has_old_form(path):
-        return OLD_INTRODUCTION_BOUNDS if introduction else OLD_BOUNDS
-    return INTRODUCTION_BOUNDS if introduction else BOUNDS
+    if path.name[:2] == INTRODUCTION:
+        return INTRODUCTION_BOUNDS
+    further = sum(cell.source.startswith(FURTHER_BREAK) for cell in cells(path))
+    more = {name: (BOUNDS[name][0], BOUNDS[name][1] + number * further) for name, number in MORE.items()}
+    return BOUNDS | more
 
 
 def run(path: Path, folder: Path = FOLDER, kernel: str = "python3") -> tuple[float, int]:

@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+# DTensors use functional collectives, whose last argument is the name of the group. An operator that has no such argument sends nothing.
+FUNCTIONAL = "_c10d_functional"
 GIVE_NOTHING = ("c10d::barrier", "c10d::recv_", "c10d::recv_any_source_")  # their tensors are not values of this rank
 
 
@@ -30,6 +32,12 @@ class SentBytes(TorchDispatchMode):
             if groups:
                 nbytes = sum(leaf.nbytes for leaf in given if isinstance(leaf, torch.Tensor))
                 self.calls.append((function._schema.name, dist.get_process_group_ranks(groups[0]), nbytes))
+        if function.namespace == FUNCTIONAL and isinstance(args[-1], str):
+            given = [leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)]
+            name: Any = args[-1]
+            group = dist.distributed_c10d._resolve_process_group(name)
+            nbytes = sum(tensor.nbytes for tensor in given)
+            self.calls.append((function._schema.name, dist.get_process_group_ranks(group), nbytes))
         return function(*args, **(kwargs or {}))
 
 
@@ -42,6 +50,8 @@ class MessageNames(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function.namespace == FUNCTIONAL and isinstance(args[-1], str):
+            self.names.append(function._schema.name)
         if function.namespace == "c10d":
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if function != torch.ops.c10d.barrier.default and any(tensor.dtype != torch.int32 for tensor in tensors):

@@ -44,7 +44,7 @@ def _parser() -> CommandParser:
         "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour.",
     )
     torchrun_options.add_job(torchrun, timeout=None)
-    torchrun.add(*torchrun_options.SIMULATION, torchrun_options.IN_ORDER)
+    torchrun.add(torchrun_options.SIMULATE, torchrun_options.RANK, torchrun_options.IN_ORDER)
     torchrun.add_script()
     lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
     lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")

@@ -18,7 +18,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 
 from gputrace.magics import MagicParser, documented, unreadable
 from labkit.ranks import cell_request, torchrun_cell
-from labkit.torchrun_options import CELL_TIMEOUT, LIVE, OUTPUT, add_job
+from labkit.torchrun_options import CELL_TIMEOUT, LIVE, OUTPUT, SIMULATE, TRACE, add_job
 from virtualgpu.commands import checked_host
 
 _SPAWNED, _FORKSERVER = "from multiprocessing.spawn import", "from multiprocessing.forkserver import"  # in their command lines
@@ -84,7 +84,7 @@ _PARSER = MagicParser(
 )
 _PARSER.add(OUTPUT)
 add_job(_PARSER, timeout=CELL_TIMEOUT)
-_PARSER.add(LIVE)
+_PARSER.add(LIVE, SIMULATE, TRACE)
 
 
 @magics_class

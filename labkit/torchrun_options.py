@@ -46,15 +46,13 @@ OF_THE_JOB = (
     ),
 )
 VIRTUAL = (MEMORY, NO_VALUES, VIRTUAL_TIME, HOST)
-SIMULATION = (
-    option(
-        "--simulate",
-        type=int,
-        metavar="N",
-        help="run one rank of a world of N ranks in this process, without values",
-    ),
-    option("--rank", type=int, metavar="R", help="the rank that --simulate runs (default: 0)"),
+SIMULATE = option(
+    "--simulate",
+    type=int,
+    metavar="N",
+    help="run one rank of a world of N ranks alone, on a virtual GPU without values",
 )
+RANK = option("--rank", type=int, metavar="R", help="the rank that --simulate runs (default: 0)")
 IN_ORDER = option(
     "--in-order",
     action="store_true",
@@ -64,6 +62,11 @@ LIVE = option(
     "--live",
     action="store_true",
     help="show lines as they come (default: one rank after the other)",
+)
+TRACE = option(
+    "--trace",
+    action="store_true",
+    help="record what the virtual GPUs do, as the result's `trace`",
 )
 OUTPUT = option(
     "-o",

@@ -188,7 +188,7 @@ def test_a_job_that_cannot_be_started_gets_one_message(shell, line, said):
 
 def test_the_command_and_the_magic_have_the_same_options(shell):
     words = shell.find_cell_magic("torchrun").__doc__.split()
-    in_terminals = {"--simulate", "--rank", "--in-order", "--module"}
+    in_terminals = {"--rank", "--in-order", "--module"}
     names = {name for name in PARSERS["torchrun"]._option_string_actions if name.startswith("--")}
     assert names - in_terminals <= {word.strip(",") for word in words}
 

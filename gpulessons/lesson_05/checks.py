@@ -196,8 +196,9 @@ def draw_scattered(generator: random.Random) -> Plain:
     sizes = sorted(generator.sample(range(4300, 4900), k=4), reverse=True)
     orders = [[0, 1, 2, 3], [3, 2, 1, 0], generator.sample(range(4), k=4)]
     values = generator.sample(range(1, 250), k=4)
-    dtype = generator.choice(SCATTERED_DTYPES)
-    return {"sizes": [size * KIB for size in sizes], "values": values, "orders": orders, "dtype": dtype}
+    dtypes = generator.sample(SCATTERED_DTYPES, k=len(orders))  # each list has its own format
+    drawn = {"values": values, "orders": orders, "dtypes": dtypes}
+    return {"sizes": [size * KIB for size in sizes], **drawn}
 
 
 def observe_scattered(compact: Any, inputs: Plain) -> Plain:
@@ -205,23 +206,24 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
 
     With one list alone, moving one tensor at a time can be enough by luck.
     """
-    found = [_scattered(compact, inputs, order) for order in inputs["orders"]]
+    found = []
+    for order, dtype in zip(inputs["orders"], inputs["dtypes"], strict=True):
+        found.append(_scattered(compact, inputs["sizes"], inputs["values"], order, dtype))
     return max(
         found,
-        key=lambda each: (bool(each["difference"]), "cpu" in each["devices"], each["after"]),
+        key=lambda each: (bool(each["difference"]), bool(each["elsewhere"]), each["after"]),
     )
 
 
-def _scattered(compact: Any, inputs: Plain, order: list[int]) -> dict[str, Plain]:
-    """Return the difference to the expected values, the devices, and the reserved bytes."""
-    sizes, dtype = inputs["sizes"], getattr(torch, inputs["dtype"])
+def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[int], dtype: str) -> dict[str, Plain]:
+    """Return the difference to the expected values, the other devices, and the reserved bytes."""
     with _tidy():
         base = torch.cuda.memory_reserved()
         # Four blocks fill a segment, and the second of them stays.
         parts = [part for size in sizes for part in (BEFORE, size, size, size)]
-        blocks = [_empty(part).view(-1, KIB).view(dtype) for part in parts]
+        blocks = [_empty(part).view(-1, KIB).view(getattr(torch, dtype)) for part in parts]
         kept = [blocks[4 * place + 1] for place in order]
-        for block, value in zip(kept, inputs["values"], strict=True):
+        for block, value in zip(kept, values, strict=True):
             block.fill_(value)
             block[-1, -1] = 255  # shows a block that was filled with its first number
         due = [block.cpu() for block in kept]
@@ -235,18 +237,35 @@ def _scattered(compact: Any, inputs: Plain, order: list[int]) -> dict[str, Plain
         torch.cuda.empty_cache()
         least = torch.cuda.memory_reserved() - base
         difference = first_difference(kept, due)
-        devices = [tensor.device.type for tensor in kept if isinstance(tensor, torch.Tensor)]
+        elsewhere = _elsewhere(kept)
         kept.clear()
     sizes_reserved = {"before": before, "after": after, "least": least}
-    return {**sizes_reserved, "difference": difference, "devices": devices}
+    return {**sizes_reserved, "difference": difference, "elsewhere": elsewhere}
+
+
+def _elsewhere(tensors: Any) -> str:
+    """Return the device of the first tensor that is not on the current GPU. Empty if all are."""
+    here = torch.device("cuda", torch.cuda.current_device())
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.device != here:
+            return str(tensor.device)
+    return ""
+
+
+def _place(device: str) -> str:
+    """Return the words for a device in a message."""
+    if device == "cpu":
+        return "the CPU"
+    return device
 
 
 def judge_scattered(observed: Plain, inputs: Plain) -> Verdict:
     if observed["difference"]:
         difference = observed["difference"]
         return not_yet(f"the list must hold the same tensors in the same order. {difference}.")
-    if "cpu" in observed["devices"]:
-        return not_yet("the new tensors should be on the GPU. Some are on the CPU.")
+    if observed["elsewhere"]:
+        place = _place(observed["elsewhere"])
+        return not_yet(f"the new tensors should be on the GPU of the old ones. Some are on {place}.")
     before, after = byte_text(observed["before"]), byte_text(observed["after"])
     if observed["after"] > SEGMENT:
         measured = f"{before} were reserved before and {after} afterwards"
@@ -284,11 +303,10 @@ def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
         kept = first_rows(batches, count)
     del batches
     held = _requested() - before
-    if not isinstance(kept, list | tuple):
+    if not isinstance(kept, list):
         return {"type": type(kept).__name__}
-    devices = [part.device.type for part in kept if isinstance(part, torch.Tensor)]
     difference = first_difference(kept, [batch[:count] for batch in due])
-    return {"type": "list", "held": held, "difference": difference, "devices": devices}
+    return {"type": "list", "held": held, "difference": difference, "elsewhere": _elsewhere(kept)}
 
 
 def _requested() -> int:
@@ -305,8 +323,9 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
             f"expected the first {count} rows of each of the {len(inputs['rows'])} batches, "
             f"with all columns and the same dtype. {observed['difference']}."
         )
-    if "cpu" in observed["devices"]:
-        return not_yet("the rows should stay on the GPU. Yours are on the CPU.")
+    if observed["elsewhere"]:
+        place = _place(observed["elsewhere"])
+        return not_yet(f"the rows should stay on the GPU of the batches. Yours are on {place}.")
     needed = len(inputs["rows"]) * DTYPES[inputs["dtype"]] * count * inputs["columns"]
     if observed["held"] > needed + 512 * len(inputs["rows"]):
         taken = f"the rows take {byte_text(needed)}"

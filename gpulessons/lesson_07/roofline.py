@@ -155,5 +155,5 @@ def _in_words(speeds: Result) -> list[str]:
     for operation in (SUM, PRODUCT):
         sizes = sorted(set(speeds.column("size", operation=operation)))
         gains = [f"{gain(speeds, operation, size):.2g} at {size}²" for size in sizes]
-        sentences.append(f"In float16, a {operation} is so many times as fast: {', '.join(gains)}.")
+        sentences.append(f"A {operation} in float16 is faster by these factors: {', '.join(gains)}.")
     return sentences

@@ -165,9 +165,9 @@ def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
         return not_yet(f"{len(seen)} micro-batches, where {least} of {rows} rows would do. Is {rows} a size, or a number?")
     if observed["kept"] > rows * HIDDEN * 4 / 2:  # half of what one layer keeps of a full part
         kept = units.byte_text(observed["kept"])
-        return not_yet(f"when a forward began, {kept} of earlier micro-batches were still there. What keeps their graphs?")
+        return not_yet(f"when a forward pass began, {kept} of earlier micro-batches were still there. What keeps their graphs?")
     if observed["graphs"] > 1:  # that of the one before goes with the next loss
-        return not_yet(f"when a forward began, {observed['graphs']} graphs were still there, if without their tensors. What keeps them?")
+        return not_yet(f"when a forward pass began, {observed['graphs']} graphs were still there, without their tensors. What keeps them?")
     if not observed["unchanged"]:
         return not_yet("the parameters have changed. Only the gradients should change.")
     return right(f"{len(seen)} micro-batches, the gradients of one batch.")
@@ -253,8 +253,9 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
             less = f"{len(due)} checkpoints need less than {units.byte_text(allowed)}"
             return not_yet(f"{kept} were kept (without checkpoints {without}); {less}.")
         if answer["again"] != [index for part in due for index in part]:
-            wanted = f"with a checkpoint for every {every} of {inputs['blocks']} blocks, the backward computes {due} again, part by part"
-            return not_yet(f"{wanted}; it computed {answer['again']}, and kept {kept}. The longest part decides about the peak.")
+            groups = f"a checkpoint for every {every} of {inputs['blocks']} blocks"
+            wanted = f"with {groups}, the backward pass computes {due} again, part by part"
+            return not_yet(f"{wanted}. Yours computed {answer['again']}, and {kept} were kept. The longest part decides about the peak.")
     return right(f"{kept} kept instead of {without}.")
 
 

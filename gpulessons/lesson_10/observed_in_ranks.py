@@ -39,15 +39,23 @@ class _LateCollective(TorchDispatchMode):
 
 
 def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
-    """In a rank: a model with these gradients, its last parameter frozen, and what its gradients and parameters are afterwards."""
-    model = nn.ParameterList(nn.Parameter(torch.ones(2 if values is None else len(values))) for values in gradients)
+    """Let the answer average these gradients in a rank. Return the gradients and the parameters as plain lists.
+
+    A parameter of four numbers is a matrix. A last parameter, which is frozen, is added.
+    """
+    model = nn.ParameterList(nn.Parameter(torch.ones(2)) for _ in gradients)
     for parameter, values in zip(model, gradients, strict=True):
-        parameter.grad = None if values is None else torch.tensor([float(value) for value in values])
+        if values is not None:
+            gradient = torch.tensor([float(value) for value in values])
+            if len(values) == 4:
+                gradient = gradient.view(2, 2)
+            parameter.data = torch.ones_like(gradient)
+            parameter.grad = gradient
     model.append(nn.Parameter(torch.ones(2), requires_grad=False))
     with _LateCollective(LATE if dist.get_rank() else 0.0):
         average_gradients(model)
-    found = [None if parameter.grad is None else parameter.grad.tolist() for parameter in model]
-    return {"gradients": found, "parameters": [parameter.tolist() for parameter in model]}
+    found = [None if parameter.grad is None else parameter.grad.flatten().tolist() for parameter in model]
+    return {"gradients": found, "parameters": [parameter.flatten().tolist() for parameter in model]}
 
 
 def rows_of(my_rows: Any, case: Plain) -> Plain:

@@ -1,15 +1,226 @@
 """Checks of lesson 11, sharding."""
 
+import math
 import random
+import tempfile
 from typing import Any
 
-from gpulessons.lesson_11.observed_in_ranks import RIGHT, adam_steps, cut_layers, due_groups, groups_of, layer_backward
+from gpulessons.lesson_11.continued_training import UNCHANGED, go_on_in_rank
+from gpulessons.lesson_11.observed_in_ranks import (
+    RIGHT,
+    adam_steps,
+    cut_layers,
+    due_groups,
+    groups_of,
+    layer_backward,
+    mean_of_ranks,
+)
 from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number_or_type, right, wrong_type
 from labkit.checks.comparing import apart, near
 from labkit.checks.in_ranks import in_ranks
 
-# 11.1: two layers cut among the ranks
+LIKE = "T4"  # the virtual GPUs of the ranks
+
+# 11.1: a mean made of a reduce_scatter and an all_gather
+
+MEAN_RANKS = 3
+HALVES = ("reduce_scatter", "allgather")  # parts of the names that PyTorch gives to the two halves
+
+
+def draw_tensors(generator: random.Random) -> Plain:
+    """Draw a tensor for each rank, in four shapes. Three ranks cannot share two of them evenly."""
+    columns = generator.choice((4, 5, 7))
+    shapes = [[MEAN_RANKS * generator.randint(2, 4)], [generator.choice((5, 7)), columns], [1], [3, columns]]
+    generator.shuffle(shapes)
+    cases = []
+    for shape in shapes:
+        count = math.prod(shape)
+        values = [[generator.randint(-9, 9) for _ in range(count)] for _ in range(MEAN_RANKS)]
+        cases.append({"shape": shape, "values": values})
+    return cases
+
+
+def observe_mean(averaged: Any, cases: Plain) -> Plain:
+    return in_ranks(mean_of_ranks, averaged, [cases] * MEAN_RANKS)
+
+
+def judge_mean(told: Plain, cases: Plain) -> Verdict:
+    for number, case in enumerate(cases):
+        shape, numbers = case["shape"], case["values"]
+        expected = [sum(column) / MEAN_RANKS for column in zip(*numbers, strict=True)]
+        for rank in range(MEAN_RANKS):
+            verdict = _judge_mean(told[rank][number], f"with tensors of {shape}, rank {rank} of {MEAN_RANKS}", shape, expected)
+            if verdict is not None:
+                return verdict
+    return right("The two halves give the same mean as an all_reduce.")
+
+
+def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float]) -> Verdict | None:
+    """Return what is wrong with one answer of one rank, or None."""
+    answer = found["answer"]
+    if answer["type"] != "Tensor":
+        return not_yet(f"{who} returned {answer['type']}, not a tensor.")
+    if answer["shape"] != shape:
+        return not_yet(f"{who} returned a tensor of {answer['shape']}. Return the shape of x.")
+    if not near(answer["values"], expected):
+        return not_yet(f"{who} has {apart(answer['values'], expected, 'the mean is')}.")
+    if found["changed"]:
+        return not_yet(f"{who} has changed x. Work on a copy.")
+    others = [name for name, _ in found["calls"] if not any(half in name for half in HALVES)]
+    if others:
+        name = others[0].removeprefix("c10d::").strip("_")
+        return not_yet(f"the mean is right, but {who} called another collective, {name}. Use the two halves only.")
+    scattered = sum(nbytes for name, nbytes in found["calls"] if "reduce_scatter" in name)
+    gathered = sum(nbytes for name, nbytes in found["calls"] if "reduce_scatter" not in name)
+    count = math.prod(shape)
+    padded = 4 * MEAN_RANKS * math.ceil(count / MEAN_RANKS)
+    if scattered < 4 * count:
+        return not_yet(f"the mean is right, but {who} gave only {scattered} bytes of x to a reduce_scatter. Who adds the rest?")
+    if gathered > padded // MEAN_RANKS + 4:  # an answer may pad a number more
+        return not_yet(
+            f"the mean is right, but {who} gave {gathered} bytes to an all_gather. After the reduce_scatter, a rank has one part "
+            f"of {MEAN_RANKS}, so {padded // MEAN_RANKS} bytes are enough."
+        )
+    return None
+
+
+# 11.2: ZeRO's first stage
+
+SHARERS = 3  # ranks
+KEPT, TOGETHER = 0.6, 1.2  # of the whole state, which whole layers cannot divide exactly: a rank's share, and that of all ranks
+
+
+def draw_adam(generator: random.Random) -> Plain:
+    return {
+        "width": 16 * generator.randint(6, 9),
+        "layers": (layers := 2 * SHARERS),
+        "idle": generator.randrange(1, layers),  # who numbers only parameters with a gradient finds others behind it
+        "lr": generator.choice((0.01, 0.02, 0.05)),
+        "steps": 3,
+        "seed": generator.randrange(1 << 20),
+    }
+
+
+def observe_adam(sharded_adam: Any, case: Plain) -> Plain:
+    return in_ranks(adam_steps, sharded_adam, [case] * SHARERS, like=LIKE)
+
+
+def judge_adam(told: Plain, case: Plain) -> Verdict:
+    count = case["layers"] + 2
+    if returned := next((found["returned"] for found in told if "returned" in found), None):
+        return not_yet(f"your function returned {returned}; it is to return `step`, a function.")
+    for step in range(case["steps"]):
+        for rank, found in enumerate(told):
+            if still := found["still"][step]:
+                return not_yet(
+                    f"in step {step + 1}, {still} of {count - 1} parameters with a gradient did not move on rank {rank}. Who sends them?"
+                )
+            if wrong := found["wrong"][step]:
+                return not_yet(
+                    f"after step {step + 1}, {wrong} of {count} parameters on rank {rank} are not those of Adam with lr={case['lr']}."
+                )
+            if altered := found["altered"][step]:
+                return not_yet(
+                    f"step {step + 1} has changed the gradient of {altered} of {count} parameters on rank {rank}. "
+                    "A step of Adam leaves them alone."
+                )
+    for rank, found in enumerate(told):
+        if not found["kept"] < KEPT * found["whole"]:
+            kept, whole = units.byte_text(found["kept"]), units.byte_text(found["whole"])
+            return not_yet(
+                f"the steps are right, but rank {rank} keeps {kept}; Adam's whole state is {whole}, which {SHARERS} ranks share."
+            )
+    together, whole = sum(found["kept"] for found in told), told[0]["whole"]
+    if not together < TOGETHER * whole:
+        return not_yet(
+            f"the steps are right, but all {SHARERS} ranks together keep {units.byte_text(together)}; Adam's whole state is "
+            f"{units.byte_text(whole)}. What does more than one rank keep?"
+        )
+    return right(f"No rank keeps more than {units.byte_text(max(found['kept'] for found in told))} of {units.byte_text(told[0]['whole'])}.")
+
+
+# 11.3: how many GPUs a model needs
+
+HELD = 16  # bytes of a parameter that the ranks share: weight, gradient and Adam's two
+WHOLE = 8  # of a parameter of the largest layer, in its backward: weight and gradient
+
+
+def draw_budgets(generator: random.Random) -> Plain:
+    """Models whose largest layer matters: one that fits one GPU, some that need several, one of which leaves not a byte.
+
+    The second needs a little more than a whole number of GPUs, so that who rounds is told.
+    """
+    cases = []
+    for ranks, rest in ((1, 0.5), (generator.randint(2, 4), 0.4), (generator.randint(5, 9), 0), (generator.randint(20, 60), 1)):
+        parameters = generator.randint(50, 900) * ranks * 10**6
+        layer = parameters // generator.randint(8, 30)
+        needed = ranks - 1 + generator.uniform(rest / 8, rest) if rest else ranks  # of such GPUs, before it is rounded up
+        cases.append([parameters, layer, WHOLE * layer + round(HELD * parameters / needed)])
+    generator.shuffle(cases)
+    return cases
+
+
+def observe_budgets(ranks_needed: Any, cases: Plain) -> Plain:
+    answers = []
+    for parameters, layer, memory in cases:
+        with during(f"{parameters} parameters, the largest layer with {layer}, and {memory} bytes"):
+            answer = ranks_needed(parameters, layer, memory)
+        answers.append(number_or_type(answer))
+    return answers
+
+
+def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
+    for answer, (parameters, layer, memory) in zip(answers, cases, strict=True):
+        due = -(-HELD * parameters // (memory - WHOLE * layer))
+        if isinstance(answer, str):
+            return wrong_type(answer, "a whole number")
+        if answer != due:
+            enough = "1 GPU is enough" if due == 1 else f"{due} GPUs are enough and fewer are not"
+            return not_yet(
+                f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} bytes a GPU: {enough}; "
+                f"you say {answer}. What does a rank hold, and what while a layer's backward computes?"
+            )
+    return right("Sixteen bytes a parameter, shared, and one layer whole.")
+
+
+# 11.4: the backward of a layer under FSDP
+
+HOLDERS = 3  # ranks: with two, a share that is divided takes as much as half of a second whole matrix
+MOST = 1.9  # whole weights at a time: one, the share that is returned, and another in its making
+
+
+def draw_layer(generator: random.Random) -> Plain:
+    outputs, inputs = 64 * HOLDERS * generator.randint(3, 4), 64 * generator.randint(4, 6)
+    return {"outputs": outputs, "inputs": inputs, "rows": 4, "seed": generator.randrange(1 << 20)}
+
+
+def observe_backward(backward: Any, case: Plain) -> Plain:
+    return in_ranks(layer_backward, backward, [case] * HOLDERS, like=LIKE)
+
+
+def judge_backward(told: Plain, case: Plain) -> Verdict:
+    for rank, found in enumerate(told):
+        if "returned" in found:
+            return not_yet(f"rank {rank} returned {found['returned']}; two tensors are due: the gradients of x and of this rank's rows.")
+        for name, of in (("x", "x"), ("part", "this rank's rows of the weight")):
+            if found[name] != RIGHT:
+                return not_yet(f"on rank {rank}, the gradient of {of} is {found[name]}.")
+        if found["changed"]:
+            return not_yet(f"rank {rank} has changed {', '.join(found['changed'])}, which others may still need.")
+        if found["all_reduce"]:
+            return not_yet(
+                "the gradients are right, but all of them were sent to every rank. Which collective leaves a rank its part alone?"
+            )
+        if not found["peak"] < MOST:
+            return not_yet(
+                f"the gradients are right, but rank {rank} held {found['peak']:.1f} times the weight's bytes at its peak. What need not be "
+                "whole at the same time?"
+            )
+    return right("Never more than one matrix whole.")
+
+
+# 11.5: two layers cut among the ranks
 
 HIDDEN = 64  # neurons of a rank: its part of either weight has more bytes than a rank may send
 OBJECT = 1024  # bytes: more than a pickled tensor has beside its numbers
@@ -71,143 +282,7 @@ def _layer(case: Plain, name: str) -> list[tuple[list[int], int]]:
     return list(zip(case[name], case[f"{name}_bias"], strict=True))
 
 
-# 11.2: how many GPUs a model needs
-
-HELD = 16  # bytes of a parameter that the ranks share: weight, gradient and Adam's two
-WHOLE = 8  # of a parameter of the largest layer, in its backward: weight and gradient
-
-
-def draw_budgets(generator: random.Random) -> Plain:
-    """Models whose largest layer matters: one that fits one GPU, some that need several, one of which leaves not a byte.
-
-    The second needs a little more than a whole number of GPUs, so that who rounds is told.
-    """
-    cases = []
-    for ranks, rest in ((1, 0.5), (generator.randint(2, 4), 0.4), (generator.randint(5, 9), 0), (generator.randint(20, 60), 1)):
-        parameters = generator.randint(50, 900) * ranks * 10**6
-        layer = parameters // generator.randint(8, 30)
-        needed = ranks - 1 + generator.uniform(rest / 8, rest) if rest else ranks  # of such GPUs, before it is rounded up
-        cases.append([parameters, layer, WHOLE * layer + round(HELD * parameters / needed)])
-    generator.shuffle(cases)
-    return cases
-
-
-def observe_budgets(ranks_needed: Any, cases: Plain) -> Plain:
-    answers = []
-    for parameters, layer, memory in cases:
-        with during(f"{parameters} parameters, the largest layer with {layer}, and {memory} bytes"):
-            answer = ranks_needed(parameters, layer, memory)
-        answers.append(number_or_type(answer))
-    return answers
-
-
-def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
-    for answer, (parameters, layer, memory) in zip(answers, cases, strict=True):
-        due = -(-HELD * parameters // (memory - WHOLE * layer))
-        if isinstance(answer, str):
-            return wrong_type(answer, "a whole number")
-        if answer != due:
-            enough = "1 GPU is enough" if due == 1 else f"{due} GPUs are enough and fewer are not"
-            return not_yet(
-                f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} bytes a GPU: {enough}; "
-                f"you say {answer}. What does a rank hold, and what while a layer's backward computes?"
-            )
-    return right("Sixteen bytes a parameter, shared, and one layer whole.")
-
-
-# 11.3: the backward of a layer under FSDP
-
-LIKE = "T4"
-HOLDERS = 3  # ranks: with two, a share that is divided takes as much as half of a second whole matrix
-MOST = 1.9  # whole weights at a time: one, the share that is returned, and another in its making
-
-
-def draw_layer(generator: random.Random) -> Plain:
-    outputs, inputs = 64 * HOLDERS * generator.randint(3, 4), 64 * generator.randint(4, 6)
-    return {"outputs": outputs, "inputs": inputs, "rows": 4, "seed": generator.randrange(1 << 20)}
-
-
-def observe_backward(backward: Any, case: Plain) -> Plain:
-    return in_ranks(layer_backward, backward, [case] * HOLDERS, like=LIKE)
-
-
-def judge_backward(told: Plain, case: Plain) -> Verdict:
-    for rank, found in enumerate(told):
-        if "returned" in found:
-            return not_yet(f"rank {rank} returned {found['returned']}; two tensors are due: the gradients of x and of this rank's rows.")
-        for name, of in (("x", "x"), ("part", "this rank's rows of the weight")):
-            if found[name] != RIGHT:
-                return not_yet(f"on rank {rank}, the gradient of {of} is {found[name]}.")
-        if found["changed"]:
-            return not_yet(f"rank {rank} has changed {', '.join(found['changed'])}, which others may still need.")
-        if found["all_reduce"]:
-            return not_yet(
-                "the gradients are right, but all of them were sent to every rank. Which collective leaves a rank its part alone?"
-            )
-        if not found["peak"] < MOST:
-            return not_yet(
-                f"the gradients are right, but rank {rank} held {found['peak']:.1f} times the weight's bytes at its peak. What need not be "
-                "whole at the same time?"
-            )
-    return right("Never more than one matrix whole.")
-
-
-# 11.4: ZeRO's first stage
-
-SHARERS = 3  # ranks
-KEPT, TOGETHER = 0.6, 1.2  # of the whole state, which whole layers cannot divide exactly: a rank's share, and that of all ranks
-
-
-def draw_adam(generator: random.Random) -> Plain:
-    return {
-        "width": 16 * generator.randint(6, 9),
-        "layers": (layers := 2 * SHARERS),
-        "idle": generator.randrange(1, layers),  # who numbers only parameters with a gradient finds others behind it
-        "lr": generator.choice((0.01, 0.02, 0.05)),
-        "steps": 3,
-        "seed": generator.randrange(1 << 20),
-    }
-
-
-def observe_adam(sharded_adam: Any, case: Plain) -> Plain:
-    return in_ranks(adam_steps, sharded_adam, [case] * SHARERS, like=LIKE)
-
-
-def judge_adam(told: Plain, case: Plain) -> Verdict:
-    count = case["layers"] + 2
-    if returned := next((found["returned"] for found in told if "returned" in found), None):
-        return not_yet(f"your function returned {returned}; it is to return `step`, a function.")
-    for step in range(case["steps"]):
-        for rank, found in enumerate(told):
-            if still := found["still"][step]:
-                return not_yet(
-                    f"in step {step + 1}, {still} of {count - 1} parameters with a gradient did not move on rank {rank}. Who sends them?"
-                )
-            if wrong := found["wrong"][step]:
-                return not_yet(
-                    f"after step {step + 1}, {wrong} of {count} parameters on rank {rank} are not those of Adam with lr={case['lr']}."
-                )
-            if altered := found["altered"][step]:
-                return not_yet(
-                    f"step {step + 1} has changed the gradient of {altered} of {count} parameters on rank {rank}. "
-                    "A step of Adam leaves them alone."
-                )
-    for rank, found in enumerate(told):
-        if not found["kept"] < KEPT * found["whole"]:
-            kept, whole = units.byte_text(found["kept"]), units.byte_text(found["whole"])
-            return not_yet(
-                f"the steps are right, but rank {rank} keeps {kept}; Adam's whole state is {whole}, which {SHARERS} ranks share."
-            )
-    together, whole = sum(found["kept"] for found in told), told[0]["whole"]
-    if not together < TOGETHER * whole:
-        return not_yet(
-            f"the steps are right, but all {SHARERS} ranks together keep {units.byte_text(together)}; Adam's whole state is "
-            f"{units.byte_text(whole)}. What does more than one rank keep?"
-        )
-    return right(f"No rank keeps more than {units.byte_text(max(found['kept'] for found in told))} of {units.byte_text(told[0]['whole'])}.")
-
-
-# 11.5: the groups of a mesh
+# 11.6: the groups of a mesh
 
 
 def draw_meshes(generator: random.Random) -> Plain:
@@ -246,10 +321,62 @@ def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
     return None
 
 
+# 11.7: training that goes on under FSDP
+
+CONTINUED_BY = 3  # ranks
+
+
+def draw_training(generator: random.Random) -> Plain:
+    return {
+        "width": 4 * generator.randint(4, 6),
+        "layers": 3,
+        "rows": 4 * CONTINUED_BY,
+        "steps": 3,
+        "lr": generator.choice((0.01, 0.02, 0.03)),
+        "seed": generator.randrange(1 << 20),
+        "ranks": CONTINUED_BY,
+    }
+
+
+def observe_training(go_on: Any, case: Plain) -> Plain:
+    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
+        return in_ranks(go_on_in_rank, go_on, [case | {"folder": folder}] * CONTINUED_BY, like=LIKE)
+
+
+def judge_training(told: Plain, case: Plain) -> Verdict:
+    for rank, found in enumerate(told):
+        who = f"rank {rank} of {case['ranks']}"
+        if "returned" in found:
+            return not_yet(f"{who} returned {found['returned']}, not the model.")
+        if not found["built"]:
+            return not_yet(f"{who} did not call build().")
+        elsewhere = sorted({device for device in found["built"] if device != "meta"})
+        if elsewhere:
+            return not_yet(f"{who} built the whole model on {elsewhere[0]}, where it would not fit. Which device needs no memory?")
+        if found["whole"]:
+            return not_yet(
+                f"on {who}, {found['whole']} of {found['parameters']} parameters are not divided by rows among all ranks. "
+                "Does `fully_shard` cover the whole model?"
+            )
+        if found["apart"] < found["layers"]:
+            return not_yet(
+                f"the model is divided, but only {found['apart']} of {found['layers']} layers with parameters have their own call of "
+                "`fully_shard`. The others are gathered together, so all of them are whole at the same time."
+            )
+    saved = told[0]["saved"]
+    if saved == UNCHANGED:
+        return not_yet("the folder still has the checkpoint from before the training. Save the new one there.")
+    if saved != RIGHT:
+        return not_yet(f"the weights and averages that you saved are not those of the whole batches. They are {saved}.")
+    return right(f"{case['ranks']} ranks went on where one had stopped.")
+
+
 CHECKS = [
-    Check("11.1", draw_layers, observe_layers, judge_layers, children=True, section="Tensor parallelism"),
-    Check("11.2", draw_budgets, observe_budgets, judge_budgets, section="FSDP by hand"),
-    Check("11.3", draw_layer, observe_backward, judge_backward, children=True, section="FSDP by hand"),
-    Check("11.4", draw_adam, observe_adam, judge_adam, children=True, section="Who holds what", alters=("values",)),
-    Check("11.5", draw_meshes, observe_meshes, judge_meshes, children=True, section="Two at once: a mesh"),
+    Check("11.1", draw_tensors, observe_mean, judge_mean, children=True, section="Two halves of an all_reduce"),
+    Check("11.2", draw_adam, observe_adam, judge_adam, children=True, section="Bytes per parameter", alters=("values",)),
+    Check("11.3", draw_budgets, observe_budgets, judge_budgets, section="When is a layer whole?"),
+    Check("11.4", draw_layer, observe_backward, judge_backward, children=True, section="FSDP by hand"),
+    Check("11.5", draw_layers, observe_layers, judge_layers, children=True, section="Cut a layer"),
+    Check("11.6", draw_meshes, observe_meshes, judge_meshes, children=True, section="Rows and columns of ranks"),
+    Check("11.7", draw_training, observe_training, judge_training, children=True, section="A checkpoint of shares"),
 ]

@@ -10,6 +10,19 @@ from gpulessons.watched_collectives import MessageNames, SentBytes
 from labkit.checks.checking import Plain, describe
 
 
+def mean_of_ranks(averaged: Any, cases: Plain) -> Plain:
+    """In a rank, for each case: the answer for this rank's tensor, whether it has changed, and the collectives with their bytes."""
+    found = []
+    for case in cases:
+        x = torch.tensor(case["values"][dist.get_rank()], dtype=torch.float32).reshape(case["shape"])
+        given = x.clone()
+        with SentBytes() as sent:
+            answer = averaged(x)
+        calls = [[name, nbytes] for name, _, nbytes in sent.calls]
+        found.append({"answer": describe(answer), "changed": not torch.equal(x, given), "calls": calls})
+    return found
+
+
 def cut_layers(two_layers: Any, case: Plain) -> Plain:
     """Return what the answer gives for this rank's rows of the first layer and columns of the second, what it changed, and what it sent."""
     tensors = {name: torch.tensor(case[name], dtype=torch.float32) for name in ("x", "first", "first_bias", "second", "second_bias")}
@@ -50,7 +63,7 @@ def layer_backward(backward: Any, case: Plain) -> Plain:
         torch.cuda.synchronize()
     peak = (torch.cuda.max_memory_allocated() - base) / weight.nbytes
     changed = [not torch.equal(now, before) for now, before in zip((x, shard, upstream), given, strict=True)]
-    names = [name for name, other in zip(("x", "shard", "upstream"), changed, strict=True) if other]
+    names = [name for name, other in zip(("x", "share", "upstream"), changed, strict=True) if other]
     if not isinstance(answer, tuple | list) or [isinstance(part, torch.Tensor) for part in answer] != [True, True]:
         return {"returned": describe(answer)["type"]}
     xs[rank], _, upstreams[rank] = given
@@ -68,7 +81,7 @@ def layer_backward(backward: Any, case: Plain) -> Plain:
         parts[f"that of rank {other}'s rows of the weight"] = mean.chunk(ranks)[other]
     of_x = {RIGHT: all_x[rank], "the mean over the ranks": all_x.mean(0), "the sum over the ranks": all_x.sum(0)}
     found = {"x": _which(answer[0], of_x), "part": _which(answer[1], parts)}
-    return found | {"peak": peak, "all_reduce": any("allreduce" in name for name in messages.names), "changed": names}
+    return found | {"peak": peak, "all_reduce": any("allreduce" in name.replace("_", "") for name in messages.names), "changed": names}
 
 
 def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:

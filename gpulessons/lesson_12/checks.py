@@ -1,12 +1,13 @@
 """Checks of lesson 12, more than one machine."""
 
+import math
 import random
 import tempfile
 from typing import Any
 
-from gpulessons.lesson_12.observed_in_ranks import checked_sums, newest_of, node_work, summed_by_nodes, uneven_gradient
+from gpulessons.lesson_12.observed_in_ranks import newest_of, node_work, summed_by_nodes, uneven_gradient
 from gputrace import units
-from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, not_yet, number_or_type, right, wrong_type
 from labkit.checks.comparing import apart, near, shown
 from labkit.checks.in_ranks import in_ranks
 
@@ -72,17 +73,182 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
         if not near(found["values"], due):
             return not_yet(f"rank {rank} has, in `x`, {apart(found['values'], due, 'the sum over all ranks is')}.")
     for rank, found in enumerate(told):
-        share, given = found["bytes"] / case["per_node"], sum(found["between"])
-        if not (given <= TWICE * share and all(nbytes <= share for nbytes in found["between"])):
-            calls, whole = ", ".join(units.byte_text(nbytes) for nbytes in found["between"]), units.byte_text(found["bytes"])
+        share = found["bytes"] // case["per_node"]
+        given = found["between"]
+        if max(given, default=0) > share or sum(given) > TWICE * share:
+            whole, allowed = units.byte_text(found["bytes"]), units.byte_text(share)
+            gave = " and ".join(units.byte_text(nbytes) for nbytes in given)
             return not_yet(
-                f"the sums are right, but of its {whole} rank {rank} may give each collective between nodes {units.byte_text(int(share))}, "
-                f"because a node has {case['per_node']} ranks. It gave {calls}. Which part is its share, and which group is `far`?"
+                f"The sums are right. The tensor of rank {rank} has {whole}, and a node has {case['per_node']} ranks, so a collective "
+                f"between nodes may get {allowed} from this rank. It got {gave}. First sum inside the node, in the group `near`."
             )
     return right("Each rank takes its share from node to node.")
 
 
-# 12.3: the newest checkpoint that all ranks find
+# 12.3: the tokens from which computing hides sending
+
+
+def draw_trainings(generator: random.Random) -> Plain:
+    """Trainings whose threshold lies between two whole numbers, far enough from both."""
+    cases = []
+    for keep in (False, True, False, True):
+        gather_bytes, reduce_bytes = generator.choice(((2, 4), (1, 2), (4, 4), (2, 8)))
+        while True:
+            case = {"parameters": generator.randint(10**8, 10**10), "flops": generator.uniform(1e14, 9e14)}
+            case |= {"bandwidth": generator.uniform(1e10, 4e11), "keep": keep}
+            case |= {"gather_bytes": gather_bytes, "reduce_bytes": reduce_bytes}
+            if 0.1 < _threshold(case) % 1 < 0.4:
+                break
+        cases.append(case)
+    return cases
+
+
+def _threshold(case: Plain) -> float:
+    """Return the tokens per GPU at which computing takes as long as sending."""
+    gathers = 1 if case["keep"] else 2
+    sent = gathers * case["gather_bytes"] + case["reduce_bytes"]
+    return sent * case["flops"] / (6 * case["bandwidth"])
+
+
+def observe_trainings(tokens_to_hide: Any, cases: Plain) -> Plain:
+    return [number_or_type(tokens_to_hide(**case)) for case in cases]
+
+
+def judge_trainings(answers: Plain, cases: Plain) -> Verdict:
+    for answer, case in zip(answers, cases, strict=True):
+        if isinstance(answer, str):
+            return wrong_type(answer, "a whole number")
+        expected = math.ceil(_threshold(case))
+        given = ", ".join(f"{name}={value:.4g}" for name, value in case.items() if name != "keep")
+        given += f", keep={case['keep']}"
+        if isinstance(answer, float) and not answer.is_integer():
+            return not_yet(f"With {given}, you return {answer:,.2f}. Return the smallest whole number of tokens that is enough.")
+        if answer != expected:
+            return not_yet(f"With {given}, {expected:,} tokens are needed. You return {answer:,.0f}. {_hint(answer, case)}".rstrip())
+    return right("From this number on, sending is hidden.")
+
+
+def _hint(answer: float, case: Plain) -> str:
+    """Name the mistake that explains a wrong number of tokens, if one does."""
+    if abs(answer - _threshold(case)) < 1:
+        return "Below the threshold, sending takes longer."
+    if abs(answer - _threshold(case | {"keep": not case["keep"]})) <= 1:
+        return "How often are the parameters gathered?"
+    if abs(answer - 3 * _threshold(case)) <= 3:
+        return "The backward pass computes, too."
+    return ""
+
+
+# 12.4: the rank for which the others wait
+
+
+def draw_entries(generator: random.Random) -> Plain:
+    """For each plausible wrong way to find the late rank, a case in which it finds another rank.
+
+    A case has a list for each rank: pairs of the number of a collective and the time.
+    """
+    cases = [_entries(generator, 2)]
+    for misled in (_most_often, _longest_once, _over_all, _latest_in_the_first, _latest_in_the_last, _latest_on_average, _behind_the_first):
+        case = _entries(generator, generator.randint(3, 4))
+        while misled(case) == _late_rank(case):
+            case = _entries(generator, generator.randint(3, 4))
+        cases.append(case)
+    return cases
+
+
+def _entries(generator: random.Random, ranks: int) -> Plain:
+    """Draw the times at which ranks enter collectives. Some ranks lack the first ones, others the last one."""
+    first, count = generator.randint(1, 900), generator.randint(5, 7)
+    entered: Plain = [[] for _ in range(ranks)]
+    for number in range(first, first + count):
+        times = generator.sample(range(1000), ranks)
+        for of_rank, time in zip(entered, times, strict=True):
+            of_rank.append([number, number + time / 1000])
+    short, ahead = generator.sample(range(ranks), 2)
+    entered[short] = entered[short][1:]
+    entered[ahead] = entered[ahead][:-1]
+    for of_rank in entered:
+        generator.shuffle(of_rank)
+    return entered
+
+
+def _common(case: Plain) -> list[list[float]]:
+    """Return the ranks' times for each collective that all ranks have, in order."""
+    found = [{number: time for number, time in of_rank} for of_rank in case]
+    numbers = sorted(set.intersection(*map(set, found)))
+    return [[of_rank[number] for of_rank in found] for number in numbers]
+
+
+def _waits(rows: list[list[float]], behind: int = -2) -> list[list[float]]:
+    """Return for each rank the times for which others waited for it. `behind` counts from the last."""
+    waits: list[list[float]] = [[] for _ in rows[0]]
+    for times in rows:
+        waits[times.index(max(times))].append(max(times) - sorted(times)[behind])
+    return waits
+
+
+def _largest(sums: list[float]) -> int:
+    return sums.index(max(sums))
+
+
+def _late_rank(case: Plain) -> int:
+    return _largest([sum(waits) for waits in _waits(_common(case))])
+
+
+def _most_often(case: Plain) -> int:
+    return _largest([len(waits) for waits in _waits(_common(case))])
+
+
+def _longest_once(case: Plain) -> int:
+    return _largest([max(waits, default=0) for waits in _waits(_common(case))])
+
+
+def _behind_the_first(case: Plain) -> int:
+    return _largest([sum(waits) for waits in _waits(_common(case), behind=0)])
+
+
+def _latest_in_the_first(case: Plain) -> int:
+    return _largest(_common(case)[0])
+
+
+def _latest_in_the_last(case: Plain) -> int:
+    return _largest(_common(case)[-1])
+
+
+def _latest_on_average(case: Plain) -> int:
+    """Return the rank with the latest times on average."""
+    sums = [sum(times) for times in zip(*_common(case), strict=True)]
+    return sums.index(max(sums))
+
+
+def _over_all(case: Plain) -> int:
+    """Return the late rank if collectives that some ranks lack count, too."""
+    found = [{number: time for number, time in of_rank} for of_rank in case]
+    waits = [0.0] * len(case)
+    for number in set.union(*map(set, found)):
+        there = [(of_rank[number], rank) for rank, of_rank in enumerate(found) if number in of_rank]
+        (second, _), (last, rank) = sorted(there)[-2:] if len(there) > 1 else [(0.0, 0), (0.0, 0)]
+        waits[rank] += last - second
+    return _largest(waits)
+
+
+def observe_entries(late_rank: Any, cases: Plain) -> Plain:
+    return [number_or_type(late_rank([{number: time for number, time in of_rank} for of_rank in case])) for case in cases]
+
+
+def judge_entries(answers: Plain, cases: Plain) -> Verdict:
+    for answer, case in zip(answers, cases, strict=True):
+        if isinstance(answer, str):
+            return wrong_type(answer, "the number of a rank")
+        expected = _late_rank(case)
+        if answer != expected:
+            sums = ", ".join(f"{sum(waits):.3f} s" for waits in _waits(_common(case)))
+            listed = f"Of {len(case)} ranks, the others waited {sums}, in the collectives that every rank has"
+            return not_yet(f"{listed}. So rank {expected} is late. You return {answer}.")
+    return right("The rank is found.")
+
+
+# 12.5: the newest checkpoint that all ranks find
 
 
 def draw_steps(generator: random.Random) -> Plain:
@@ -129,67 +295,7 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
     return right("All ranks go on from the same step.")
 
 
-# 12.4: a sum that refuses what does not fit
-
-SUMMERS = 3
-DESCRIBED = 8192  # bytes: more than shape and type take, whatever way they are told, and less than the large tensors have
-
-
-def draw_tensors(generator: random.Random) -> Plain:
-    """Tensors that agree, also of one dimension and none; then one rank whose shape, layout, or type is another; then large ones.
-
-    The values of these are one number throughout.
-    """
-
-    def tensor(shape: list[int], dtype: str = "float32") -> Plain:
-        count = 1
-        for size in shape:
-            count *= size
-        return {"values": [float(generator.randint(1, 40)) for _ in range(count)], "shape": shape, "dtype": dtype}
-
-    rows, columns = generator.sample((2, 3, 4), 2)
-    cases = [
-        [tensor(shape, dtype) for _ in range(SUMMERS)]
-        for shape, dtype in (([rows, columns], "float32"), ([columns], "float64"), ([], "int32"))
-    ]
-    odd_types = [tensor([rows, columns], dtype) for dtype in ("float64", "int32")]  # int32 is as large as float32
-    for odd in (tensor([columns, rows]), tensor([rows * columns]), *odd_types, tensor([rows, columns + 1])):
-        case = [tensor([rows, columns]) for _ in range(SUMMERS)]
-        case[generator.randrange(SUMMERS)] = odd
-        cases.append(case)
-    large = [tensor([1]) | {"shape": [60 * (rank + 1), 100]} for rank in range(SUMMERS)]
-    return [*cases, [tensor([rows, columns]) for _ in range(SUMMERS)], large]
-
-
-def observe_tensors(checked_all_reduce: Any, cases: Plain) -> Plain:
-    return in_ranks(checked_sums, checked_all_reduce, [cases] * SUMMERS)
-
-
-def judge_tensors(told: Plain, cases: Plain) -> Verdict:
-    for number_of_case, case in enumerate(cases):
-        kinds = [f"{each['dtype']} of {each['shape']}" for each in case]
-        ranks = "the ranks have " + ", ".join(kinds)
-        for rank, answers in enumerate(told):
-            found = answers[number_of_case]
-            if len(set(kinds)) > 1:
-                if found["raised"] != "ValueError":
-                    did = f"raised {found['raised']}" if found["raised"] else "raised nothing"
-                    return not_yet(f"{ranks}; rank {rank} {did}, where a ValueError was due on every rank.")
-                if found["given"] > DESCRIBED:
-                    gave = units.byte_text(found["given"])
-                    return not_yet(
-                        f"{ranks}; rank {rank} gave {gave} to collectives before it raised a ValueError. What has to be compared?"
-                    )
-                if found["changed"]:
-                    return not_yet(f"{ranks}; rank {rank} raised a ValueError, but its tensor was changed before.")
-            elif found["raised"]:
-                return not_yet(f"all ranks have {kinds[0]}, and rank {rank} raised {found['raised']}.")
-            elif not near(found["values"], due := [float(sum(values)) for values in zip(*(each["values"] for each in case), strict=True)]):
-                return not_yet(f"all ranks have {kinds[0]}: rank {rank} has {apart(found['values'], due, 'the sum is')}.")
-    return right("Refused on every rank, before a value is sent.")
-
-
-# 12.5: the gradient of a batch that ranks share unevenly
+# 12.6: the gradient of a batch that ranks share unevenly
 
 
 def draw_shares(generator: random.Random) -> Plain:
@@ -229,8 +335,9 @@ def judge_shares(observations: Plain, cases: Plain) -> Verdict:
 
 CHECKS = [
     Check("12.1", draw_nodes, observe_nodes, judge_nodes, children=True, section="Two machines, one command"),
-    Check("12.2", draw_sums, observe_sums, judge_sums, children=True, section="What the network costs", alters=("values",)),
-    Check("12.3", draw_steps, observe_steps, judge_steps, children=True, section="A rank that dies"),
-    Check("12.4", draw_tensors, observe_tensors, judge_tensors, children=True, section="A hang", alters=("values",)),
-    Check("12.5", draw_shares, observe_shares, judge_shares, children=True, section="A rank that dies"),
+    Check("12.2", draw_sums, observe_sums, judge_sums, children=True, section="What the network carries", alters=("values",)),
+    Check("12.3", draw_trainings, observe_trainings, judge_trainings, section="When computing hides sending"),
+    Check("12.4", draw_entries, observe_entries, judge_entries, section="The flight recorder"),
+    Check("12.5", draw_steps, observe_steps, judge_steps, children=True, section="A rank that dies"),
+    Check("12.6", draw_shares, observe_shares, judge_shares, children=True, section="A rank that dies"),
 ]

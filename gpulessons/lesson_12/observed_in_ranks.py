@@ -1,6 +1,5 @@
 """What the checks of lesson 12 have each rank do with an answer. Ranks import no other program of the lessons."""
 
-import math
 import os
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gpulessons.watched_collectives import SentBytes
-from labkit.checks.checking import Plain, describe, number_or_type
+from labkit.checks.checking import Plain, number_or_type
 
 PATIENCE = 1.0  # seconds in which a rank that does not wait for another is back
 
@@ -65,31 +64,6 @@ def newest_of(newest_common: Any, cases: Plain) -> Plain:
         steps = list(case[dist.get_rank()])
         answer = newest_common(steps)
         told.append([None if answer is None else number_or_type(answer), steps != case[dist.get_rank()]])
-        dist.barrier()
-    return told
-
-
-def checked_sums(checked_all_reduce: Any, cases: Plain) -> Plain:
-    """In a rank: what becomes of its tensor, case by case: the values, or what was raised, and whether they were touched then.
-
-    Beside it, how many bytes this rank gave to collectives.
-    """
-    told: list[Plain] = []
-    for case in cases:
-        mine = case[dist.get_rank()]
-        values = torch.tensor(mine["values"], dtype=getattr(torch, mine["dtype"]))
-        x = values.repeat(math.prod(mine["shape"]) // len(values)).reshape(mine["shape"])
-        before, raised, sent = x.clone(), "", SentBytes()
-        try:
-            with sent:
-                checked_all_reduce(x)
-        except ValueError:
-            raised = "ValueError"
-        except Exception as error:
-            raised = type(error).__name__
-            if "gloo" in str(error).lower() or isinstance(error, dist.DistError):
-                raise
-        told.append({"raised": raised, "changed": not torch.equal(x, before), "given": sent.total, **describe(x)})
         dist.barrier()
     return told
 

@@ -1,26 +1,24 @@
 """Checks of lesson 13, the articles on trial."""
 
-import calendar
 import contextlib
-import io
 import random
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from gpulessons.autograd_graphs import Graphs
+from gpulessons.lesson_13.defence import is_example, misjudged, refused, try_on
+from gpulessons.lesson_13.defence import observe as observe_defence
 from gpulessons.lesson_13.deprecated import deprecated_calls
+from gpulessons.lesson_13.stand_ins import ALLOCATED
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, number_or_type, right, wrong_type
-from labkit.checks.comparing import near
 
 # 13.1: a tensor like another
 
 DTYPES = {"torch.float32": torch.float32, "torch.float16": torch.float16, "torch.int64": torch.int64}
 PLACES = ("cuda:0", "cuda:1", "cpu")
-CLOSE = 1e-5  # closer than float16 rounds
 
 
 def draw_tensors(generator: random.Random) -> Plain:
@@ -164,7 +162,7 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
 
 
 def train(model, batches):  # what the exercise hands out
-    """Train a model from the CPU on the GPU, a step a batch of CPU tensors; returns the mean loss as a number."""
+    """Train a model from the CPU on the GPU, one step per batch. Return the mean loss."""
     criterion = nn.MSELoss().to("cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01).to("cuda")
     model.to("cuda")
@@ -276,153 +274,76 @@ def _furthest(found: list[float], expected: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(found, expected, strict=True))
 
 
-# 13.4: a trial of one's own
+# 13.4: an experiment that decides
 
-SNIPPETS = {
-    "{name} = {number}": "ok",
-    "y = {name} + 1": "NameError",  # unless a snippet before has left its name
-    "import colorsys": "ok",
-    "colorsys.rgb_to_hsv({number}, 0, 0)": "NameError",
-    "for i in range({number}) print(i)": "SyntaxError",
-    "torch.cuda.empy_cache()": "AttributeError",
-    "torch.ones({number}, device='cuda') + torch.ones({number})": "RuntimeError",
-    "torch.ones({number}, device='cuda').numpy()": "TypeError",
-    "nn.Linear(2, {number}).cuda()(torch.ones(1, 2).cuda())": "ok",
-    "def half(n):\n    return n / 2\n\ndef quarter(n):\n    return half(half(n))\n\nquarter({number})": "ok",  # one uses another
-    "try:\n    {number} / 0\nexcept ZeroDivisionError:\n    pass": "ok",
-    "class {name}Error(ValueError):\n    pass\n\nraise {name}Error({number})": "{name}Error",
-    "numbers = []; numbers[{number}]": "IndexError",
-    "raise NotImplementedError({number})": "NotImplementedError",  # a RuntimeError too
-    "try:\n    [].pop()\nexcept IndexError as error:\n    raise KeyError({number}) from error": "KeyError",
-    "import calendar as n\nn.runs = getattr(n, 'runs', 0) + 1\nif n.runs == 1:\n    raise LookupError({number})": "LookupError",  # once
-    "for name in list(globals()):\n    assert name in ('torch', 'nn', 'name') or name.startswith('__')": "ok",
-}
+CACHED = (0, 64)  # MiB that lie in the cache of each GPU while the experiment runs
 
 
-def draw_snippets(generator: random.Random) -> Plain:
-    """Text and outcome of each, of one twice; what needs a name of another comes after it."""
-    drawn: dict[str, Any] = {"name": f"left_{generator.randint(10, 99)}", "number": generator.randint(3, 90)}
-    order = generator.sample(range(len(SNIPPETS)), len(SNIPPETS))
-    for leaves in (0, 2):
-        first, second = sorted((order.index(leaves), order.index(leaves + 1)))
-        order[first], order[second] = leaves, leaves + 1
-    order.insert(generator.randrange(len(order)), list(SNIPPETS).index("torch.cuda.empy_cache()"))
-    return [[text.format(**drawn) for text in list(SNIPPETS.items())[index]] for index in order]
+def draw_memory(generator: random.Random) -> Plain:
+    """Draw the MiB of tensors that stay on each GPU, and the GPU that is the current one."""
+    return {"kept": [generator.randint(2, 9), generator.randint(10, 17)], "current": generator.randrange(2)}
 
 
-def observe_outcomes(outcomes: Any, snippets: Plain) -> Plain:
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            found = outcomes([text for text, _ in snippets])
-    finally:
-        vars(calendar).pop("runs", None)
-    return [str(outcome) for outcome in found] if isinstance(found, list | tuple) else type(found).__name__
+def observe_memory(experiment: Any, inputs: Plain) -> Plain:
+    """Try the experiment on all stand-ins, with an empty cache and with a full one."""
+    kept = [_take(gpu, mebibytes) for gpu, mebibytes in enumerate(inputs["kept"])]
+    tried = []
+    with mock.patch.object(torch.cuda, "memory_allocated", _not_this_one), torch.cuda.device(inputs["current"]):
+        for cached in CACHED:
+            for gpu in range(len(kept)):
+                torch.cuda.synchronize(gpu)
+            torch.cuda.empty_cache()
+            for gpu in range(len(kept)):
+                _take(gpu, cached + 1)  # and let go of it at once
+            tried += try_on(experiment, ALLOCATED)
+    return tried
 
 
-def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
-    if isinstance(found, str):
-        return wrong_type(found, "a list")
-    if len(found) != len(snippets):
-        return not_yet(f"you gave the outcomes of {len(found)} programs; there were {len(snippets)}.")
-    for outcome, (text, due) in zip(found, snippets, strict=True):
-        if outcome != due:
-            unseen = {"NameError", "AssertionError"} & {outcome, due} and due not in outcome
-            hint = "Whose names does it see?" if unseen else "The class's name is asked for."
-            return not_yet(f"the snippet that begins with `{text.splitlines()[0]}` comes to {due!r}; you said {outcome!r}. {hint}")
-    return right("Every snippet in a world of its own, and none that stops the trial.")
+def _not_this_one(*_: Any) -> int:
+    raise RuntimeError("call the function that the experiment is given, not torch.cuda.memory_allocated")
 
 
-# 13.5: a network on two GPUs
-
-HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both halves belong
-
-
-class _CopiesToHost(TorchFunctionMode):
-    """Notice whether a function that moves tensors makes one on the CPU from one on a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-        # Virtual GPUs put functions of their own in the places of these, so they are looked up now.
-        self._moves = {torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.type, torch.Tensor.copy_}
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        moved = function in self._moves and isinstance(made, torch.Tensor)
-        if moved and made.device.type == "cpu":
-            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-            self.seen |= any(tensor.is_cuda for tensor in tensors)
-        return made
+def judge_memory(tried: Plain, inputs: Plain) -> Verdict:
+    for run in tried:
+        if not run["raised"] and run["result"] not in ("True", "False"):
+            return not_yet(f"your experiment returned {run['result']}. It must return True or False.")
+    results = {run["result"] for run in tried}
+    if len(results) == 1 and not any(run["raised"] for run in tried):
+        told = f"your experiment gives {results.pop()} for every function. So it decides nothing."
+        if tried[0]["result"] == "False":
+            told += " Other tensors may lie on the GPUs already, and PyTorch rounds sizes up."
+        return not_yet(told)
+    told = misjudged(tried)
+    return not_yet(told) if told else right("It tells what the sentence says from nine other things.")
 
 
-def draw_halves(generator: random.Random) -> Plain:
-    return {"seed": generator.randrange(1 << 30), "sizes": [generator.randint(2, 9) for _ in range(3)], "inputs": list(PLACES)}
+# 13.5: a verdict of one's own
 
 
-def observe_halves(two_halves: Any, inputs: Plain) -> Plain:
-    """Where parameters, outputs of halves and of all, and gradients lie, and the outputs and gradients beside those due."""
-    torch.manual_seed(inputs["seed"])
-    a, b, c = inputs["sizes"]
-    first, second = nn.Sequential(nn.Linear(a, b), nn.Tanh()), nn.Sequential(nn.Linear(b, c), nn.Softplus())
-    x = torch.randn(5, a, requires_grad=True)
-    due = second(first(x))
-    leaves = [*first.parameters(), *second.parameters(), x]
-    due_gradients = [g.flatten().tolist() for g in torch.autograd.grad(due.square().sum(), leaves)]
-    values = [parameter.flatten().tolist() for half in (first, second) for parameter in half.parameters()]
-    computed: list[list[str]] = []
-    for index, half in enumerate((first, second)):
-        half.register_forward_hook(lambda half, given, output, index=index: computed.append([str(index), str(output.device)]))
-    with torch.cuda.device(1), during("two modules on the CPU"):
-        network = two_halves(first, second)
-    if not isinstance(network, nn.Module):
-        return {"type": type(network).__name__}
-    found = {tuple(parameter.detach().cpu().flatten().tolist()): parameter for parameter in network.parameters()}
-    parameters = [found.get(tuple(numbers)) for numbers in values]
-    places = ["nowhere" if parameter is None else str(parameter.device) for parameter in parameters]
-    runs = []
-    for index, place in enumerate(inputs["inputs"] if places == HALVES else []):
-        network.zero_grad()
-        x.grad = None
-        computed.clear()
-        with torch.cuda.device(1 - index % 2), during(f"an input on {place}"):
-            given = x.to(place)
-            with _CopiesToHost() as copies:
-                y = network(given)
-            if isinstance(y, torch.Tensor) and y.requires_grad:
-                y.square().sum().backward()
-        gradients = [None if p is None or p.grad is None else p.grad.cpu().flatten().tolist() for p in [*parameters, x]]
-        runs.append({"output": describe(y), "computed": list(computed), "gradients": gradients, "by_host": copies.seen})
-    return {"type": "Module", "places": places, "runs": runs, "due": due.flatten().tolist(), "due_gradients": due_gradients}
+def draw_nothing(generator: random.Random) -> Plain:
+    return {}
 
 
-def judge_halves(observed: Plain, inputs: Plain) -> Verdict:
-    if observed["type"] != "Module":
-        return wrong_type(observed["type"], "a module: an optimizer must find the parameters")
-    if observed["places"] != HALVES:
-        return not_yet(
-            f"weight and bias of the first half belong on cuda:0, of the second on cuda:1; yours: {', '.join(observed['places'])}."
-        )
-    for run, place in zip(observed["runs"], inputs["inputs"], strict=True):
-        output = run["output"]
-        if output["type"] != "Tensor" or output["device"] != "cuda:1":
-            return not_yet(f"for an input on {place} the output belongs on cuda:1; yours is on {output.get('device', output['type'])}.")
-        if not near(output["values"], observed["due"], CLOSE, CLOSE):
-            return not_yet(f"for an input on {place} the output is not what both halves make of it, one after the other.")
-        if run["computed"] != [["0", "cuda:0"], ["1", "cuda:1"]]:
-            calls = ", ".join(f"the {('first', 'second')[int(half)]} on {device}" for half, device in run["computed"]) or "none"
-            return not_yet(f"each half should be called once, on its own GPU; you called {calls}.")
-        if run["by_host"]:
-            return not_yet(f"for an input on {place} the outputs are right, but a tensor went through the CPU. Copy it from GPU to GPU.")
-        for gradient, due in zip(run["gradients"], observed["due_gradients"], strict=True):
-            if gradient is None or not near(gradient, due, CLOSE, CLOSE):
-                found = "no" if gradient is None else "another"
-                return not_yet(f"for an input on {place} it, or a parameter, has {found} gradient. Who cut the graph?")
-    return right("Copies between GPUs have gradients.")
+def observe_verdict(answer: Any, inputs: Plain) -> Plain:
+    """Run the experiment of the verdict that the answer returns. GPU 0 is the current one, as in the lesson."""
+    with torch.cuda.device(0):
+        with during("it was called"):
+            given = answer()
+        return observe_defence(given) if isinstance(given, dict) else type(given).__name__
+
+
+def judge_verdict(observed: Plain, inputs: Plain) -> Verdict:
+    if isinstance(observed, str):
+        return wrong_type(observed, "a dict")
+    told = refused(observed)
+    if not told and is_example(observed):
+        told = "the experiment decides, but this is the sentence that the lesson defends. Choose one of your own."
+    return not_yet(told) if told else right(f"The experiment decides, and the verdict is: {observed['verdict']}.")
 
 
 CHECKS = [
-    Check("13.1", draw_tensors, observe_zeros, judge_zeros, gpus=2, section="Code that nobody ran"),
-    Check("13.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="What is deprecated or outdated"),
+    Check("13.1", draw_tensors, observe_zeros, judge_zeros, gpus=2, section="A tensor beside another"),
+    Check("13.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="Old lines"),
     Check(
         "13.3",
         draw_training,
@@ -433,6 +354,6 @@ CHECKS = [
         alters=("values",),
         section="Names that never existed",
     ),
-    Check("13.4", draw_snippets, observe_outcomes, judge_outcomes, section="A claim, its code, its verdict"),
-    Check("13.5", draw_halves, observe_halves, judge_halves, gpus=2, alters=("values", "hooks"), section="What holds, with surprises"),
+    Check("13.4", draw_memory, observe_memory, judge_memory, gpus=2, section="An experiment that can fail"),
+    Check("13.5", draw_nothing, observe_verdict, judge_verdict, gpus=2, section="An experiment that can fail"),
 ]

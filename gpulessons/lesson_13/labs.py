@@ -1,29 +1,19 @@
-"""Articles on trial: run the code of a claim as it stands, and compare what happens with what is expected."""
+"""Articles on trial: run a claim's code unchanged, and browse the claims in a panel."""
 
 import signal
-import textwrap
-from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from html import escape
-from typing import Any
 
 import ipywidgets as widgets
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
-from matplotlib.patches import Patch
 
 from gpulessons.lesson_13 import articles
 from gpulessons.lesson_13.articles import VERDICTS, Claim
-from gpulessons.lesson_13.articles.trial import UNTRIED, ClaimOutcome, outcomes, require
-from gputrace import Table
-from gputrace.figures.figure import BLACK, BLUE, GREEN, ORANGE, SIZE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, Figure, add_title
-from labkit import machine
-from labkit.labs.experiment import Result, Row, Run, badge
-from labkit.labs.figures import badged, in_style
+from gpulessons.lesson_13.articles.trial import ClaimOutcome, outcomes
+from gpulessons.lesson_13.defence import defend
+from gpulessons.lesson_13.figure import draw_verdicts
 from labkit.labs.panel import WRAP, Panel, interrupted_by
 
-COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
+__all__ = ["ClaimsPanel", "defend", "draw_verdicts", "try_claim"]
 
 
 def try_claim(name: str) -> ClaimOutcome:
@@ -35,116 +25,6 @@ def try_claim(name: str) -> ClaimOutcome:
     """
     [(_, outcome)] = outcomes([articles.find(name)])
     return outcome
-
-
-def claims_table(article: str | None = None, verdict: str | None = None) -> Table:
-    """The claims of one article and with one verdict, or all: what each says, and why the verdict. Prints as text and as HTML.
-
-    Raises ValueError, naming the choices, for an article or a verdict that there is not.
-    """
-    chosen = articles.claims(article, verdict)
-    rows = tuple((claim.name, claim.says, claim.verdict, claim.changed, claim.why) for claim in chosen)
-    told = f"{len(chosen)} claims" + (f" of “{chosen[0].article.title}”" if article and chosen else "")
-    return Table(("claim", "says", "verdict", "changed in", "why"), rows, told)
-
-
-def articles_on_trial(names: Sequence[str] | None = None) -> Run:
-    """Runs claims, by default all that need no more GPUs than are in use, and compares each with what is expected. One row a claim.
-
-    `names` are some of `articles.claims()`. `as_expected` is "yes", "no" or, for one that cannot be run, "not tried"; `peak` is in
-    bytes, on the first GPU. The claims that need a process of their own share one, at the end.
-
-    Raises ValueError for a name that there is not, RuntimeError when too few GPUs are in use.
-    """
-    told, used = badge(), machine.in_use()
-    if names is None:
-        chosen = [claim for claim in articles.claims() if claim.gpus <= used.count]
-    else:
-        chosen = [articles.find(name) for name in names]
-    for claim in chosen:
-        require(claim)
-    parameters = {"names": [claim.name for claim in chosen]}
-    return Run("articles_on_trial", parameters, COLUMNS, told, len(chosen), (_row(*tried, used.virtual) for tried in outcomes(chosen)))
-
-
-def _row(claim: Claim, outcome: ClaimOutcome, virtual: bool) -> Row:
-    fits = UNTRIED if outcome.untried else "yes" if outcome.fits(claim.expected(virtual)) else "no"
-    row = {"claim": claim.name, "article": claim.article.name, "verdict": claim.verdict}
-    return row | {"outcome": outcome.short, "as_expected": fits, "peak": outcome.peak}
-
-
-# The figure
-
-
-LOOKS = {  # fill, digits, hatch
-    "holds": (BLUE, "white", ""),
-    "deprecated": (SKY_BLUE, BLACK, "...."),
-    "outdated": (GREEN, BLACK, ""),
-    "typo": (YELLOW, BLACK, ""),
-    "invented": (ORANGE, BLACK, "////"),
-    "false": (VERMILLION, BLACK, ""),
-}
-NAMES = 34  # characters in a line of an article's title
-
-
-@in_style
-def plot_articles_on_trial(result: Result, recorded: Result | None = None) -> Figure:
-    """The verdicts on the claims of a trial, article by article; the badges say how many came to what was expected, and where."""
-    there = [article for article in articles.articles() if article.name in result.column("article")]
-    counts = {article.name: Counter(result.column("verdict", article=article.name)) for article in there}
-    canvas = Canvas(figsize=SIZE, facecolor="white")
-    axes = canvas.add_axes((0.4, 0.22, 0.56, 0.62))
-    add_title(canvas, _finding(result))
-    for row, article in enumerate(there):
-        _bar(axes, row, counts[article.name], first=row == 0)
-    titles = ["\n".join([*textwrap.wrap(article.title, NAMES), article.date[:4] or "no date"]) for article in there]
-    axes.set_yticks(range(len(there)), titles, fontsize=TEXT_POINTS)
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("claims")
-    told = [_agreement(some) for some in (result, recorded) if some is not None]
-    spoken = (_spoken(article.title, counts[article.name]) for article in there)
-    return badged(canvas, told[-1], *spoken, *told[:-1], shown="\n".join(told))
-
-
-def _finding(result: Result) -> str:
-    if not result.rows:
-        return "Not tried yet: not even one claim"
-    found = Counter(result.column("verdict"))
-    old = found["deprecated"] + found["outdated"]
-    wrong = f"{found['typo']} have typos, {found['invented']} invent names, {found['false']} are false"
-    return f"Of {len(result.rows)} claims {found['holds']} hold, {old} are too old, {wrong}"
-
-
-def _bar(axes: Axes, row: int, counts: Counter, first: bool) -> None:
-    left = 0
-    for verdict in VERDICTS:
-        count = counts[verdict]
-        fill, ink, hatch = LOOKS[verdict]
-        axes.barh(row, count, left=left, height=0.6, color=fill, hatch=hatch, edgecolor="white", linewidth=1)
-        if count:
-            look = {"boxstyle": "round,pad=0.15", "facecolor": fill, "edgecolor": "none"}
-            axes.text(left + count / 2, row, str(count), ha="center", va="center", color=ink, fontweight="bold", bbox=look)
-        left += count
-    if first:
-        entries = [Patch(facecolor=fill, hatch=hatch, edgecolor="white", label=verdict) for verdict, (fill, _, hatch) in LOOKS.items()]
-        legend: dict[str, Any] = {"frameon": False, "fontsize": TEXT_POINTS, "handlelength": 1.2, "columnspacing": 1.0}
-        axes.legend(
-            handles=entries, ncols=len(entries), loc="lower right", bbox_to_anchor=(1.02, 1.0), borderaxespad=0, handletextpad=0.4, **legend
-        )
-
-
-def _agreement(result: Result) -> str:
-    """Where the claims were tried, and how many of them came to what was expected."""
-    expected = Counter(result.column("as_expected"))
-    tried = f"{expected['yes'] + expected['no']} tried"
-    untried = f", {expected[UNTRIED]} {UNTRIED}" if expected[UNTRIED] else ""
-    return f"{tried}, {expected['no']} unlike expected{untried}: {result.badge}"
-
-
-def _spoken(title: str, counts: Counter) -> str:
-    return f"{title}: {', '.join(f'{counts[verdict]} {verdict}' for verdict in VERDICTS)}"
 
 
 # The widget

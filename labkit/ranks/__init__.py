@@ -39,6 +39,7 @@ def torchrun(
     host: float = 1.0,
     network: str = NETWORK,
     trace: bool = False,
+    simulate: int | None = None,
     live: bool = False,
     quiet: bool = False,
 ) -> Ranks:
@@ -66,6 +67,8 @@ def torchrun(
         host: how many times as long the CPU takes as the recorded one, for the times of virtual GPUs.
         network: what the adapter of a virtual GPU carries to other nodes, such as "400Gb/s" or "25GB/s".
         trace: record what the ranks' virtual GPUs do; the trace of all, in which cuda:2 is the GPU of rank 2, is the result's `trace`.
+        simulate: run only rank 0 of a world of this many ranks, on `nodes` machines. The other ranks are taken to do the same at the
+            same time. The rank has a virtual GPU without values (the default is an H100), and Python's `time` tells virtual times.
         live: print lines as they come. Otherwise in the order of the ranks: the same text whatever the timing.
         quiet: print nothing.
 
@@ -89,15 +92,14 @@ def torchrun(
         virtual_time=virtual_time,
         host=host,
         network=network,
+        trace=trace,
+        simulate=simulate,
     )
-    if trace and request["virtual"] is None:
-        raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
     request |= {
         "arguments": [str(argument) for argument in arguments],
         "script": os.path.abspath(path),
         "name": str(path),
         "module": str(script) if module else None,
-        "trace": trace,
     }
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
@@ -115,6 +117,8 @@ def cell_request(
     virtual_time: bool,
     host: float,
     network: str,
+    trace: bool,
+    simulate: int | None = None,
 ) -> dict[str, Any]:
     """Return what agents and ranks need to know to run a notebook's cell.
 
@@ -122,6 +126,15 @@ def cell_request(
     """
     if os.name != "posix":
         raise NotImplementedError("labkit.torchrun works on Linux and macOS, not on this system")
+    simulated = None
+    if simulate is not None:
+        _check_alone(ranks=(ranks, RANKS), max_restarts=(max_restarts, MAX_RESTARTS), devices=(devices, None))
+        from virtualgpu import simulated_world  # torch comes with it, for which other calls do not wait
+
+        simulated_world.check(simulate, nodes)
+        simulated = {"world": simulate, "nodes": nodes, "network": network, "host": host}
+        ranks, nodes, like = 1, 1, like or simulated_world.LIKE
+        virtual_time, values = True, False
     _check_number("nodes", nodes, 1, MAXIMUM)
     _check_number("ranks", ranks, nodes, MAXIMUM * nodes)
     _check_number("max_restarts", max_restarts, 0, 100)
@@ -148,6 +161,8 @@ def cell_request(
         virtual = asdict(asked) | {"name": name, "time": virtual_time, "network": rate}
     elif memory is not None or values is not True or virtual_time or host != 1:
         raise ValueError("memory=, values=, virtual_time= and host= are those of virtual GPUs: name their model too, such as like='H200'")
+    elif trace:
+        raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
     return {
         "arguments": [],
         "nodes": nodes,
@@ -155,11 +170,19 @@ def cell_request(
         "max_restarts": max_restarts,
         "devices": "cpu" if devices is None and virtual_by_default() else devices,
         "virtual": virtual,
+        "simulated": simulated,
         "script": None,
         "name": "cell.py",
         "module": None,
-        "trace": False,
+        "trace": trace,
     }
+
+
+def _check_alone(**chosen: tuple[Any, Any]) -> None:
+    """Raise ValueError if an argument of several ranks, a pair of its value and its default, was chosen."""
+    unfit = [f"{name}=" for name, (value, default) in chosen.items() if value != default]
+    if unfit:
+        raise ValueError(f"simulate= starts no other rank: leave out {', '.join(unfit)}")
 
 
 def torchrun_cell(source: str, request: dict[str, Any], timeout: float | None, live: bool) -> Ranks:

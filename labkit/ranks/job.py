@@ -264,6 +264,11 @@ class TorchrunJob:
                     self._note_failures([process] if code else [])
 
     def _banner(self) -> str:
+        world = self.request["simulated"]
+        if world is not None:
+            from virtualgpu import simulated_world  # loaded when the request was made
+
+            return f"labkit: {simulated_world.described(0, world['world'], world['nodes'], self.request['virtual']['name'])}"
         on = "one GPU each, NCCL" if self.devices == "cuda" else "CPU tensors, gloo"
         if virtual := self.request["virtual"]:
             on = f"one virtual GPU each, modelled on {with_maker(virtual['name'])}, virtual NCCL"

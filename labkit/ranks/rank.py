@@ -47,7 +47,9 @@ def main(folder: str) -> None:
     faulthandler.register(signal.SIGUSR1, stacks)  # it stays open for the signal
     request = json.loads(Path(folder, "request.json").read_text())
     script, module, virtual = request["script"], request["module"], request["virtual"]
-    if virtual is not None:
+    if request["simulated"] is not None:
+        _simulate(folder, request["simulated"], virtual)
+    elif virtual is not None:
         before, tempfile.tempdir = tempfile.tempdir, folder  # its nvidia-smi goes with the job, even if this process is killed
         gpus = use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"], host=virtual["host"])
         tempfile.tempdir = before
@@ -69,6 +71,16 @@ def main(folder: str) -> None:
     else:
         messages.send(reports, **_returned())
         leave(0)
+
+
+def _simulate(folder: str, world: dict[str, Any], virtual: dict[str, Any]) -> None:
+    """Make this process rank 0 of the simulated world that the request describes."""
+    from virtualgpu import simulated_world
+
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    like, memory = virtual["like"], virtual["memory"]
+    simulated_world.set_up(**world, rank=0, like=like, memory=memory, tell=lambda sentence: None)
+    tempfile.tempdir = before
 
 
 @contextmanager

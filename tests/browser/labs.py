@@ -15,8 +15,6 @@ from gpulessons.lesson_06.labs import LeakLab
 from gpulessons.lesson_07.labs import FormatLab
 from gpulessons.lesson_08.labs import SharingLab
 from gpulessons.lesson_10.labs import BucketsLab
-from gpulessons.lesson_11.labs import StrategiesLab
-from gpulessons.lesson_12.labs import LayoutsLab
 from gpulessons.lesson_13.labs import ClaimsPanel
 """
 # Each lab that predicts and runs, as a cell makes it, and the panels that are used in other ways.
@@ -25,8 +23,6 @@ LABS = {
     "DataParallelLab": "DataParallelLab()",
     "PipelineLab": "PipelineLab(micro_batches=4)",
     "BucketsLab": "BucketsLab(width=1024)",
-    "LayoutsLab": "LayoutsLab(tensor=8)",
-    "StrategiesLab": "StrategiesLab(model='1.6 billion')",
     "LeakLab": "LeakLab()",
     "SharingLab": "SharingLab()",
     "FormatLab": "FormatLab()",

@@ -1,4 +1,4 @@
-"""The anatomy of a rewritten lesson, as CONTRIBUTING describes it.
+"""The anatomy of a lesson, as CONTRIBUTING describes it.
 
 A puzzle comes first. Each section has one idea, one prediction, one cell and a folded explanation. An
 exercise follows its section. The lesson ends with something to build and five lines to remember.
@@ -13,7 +13,7 @@ from benchmarks import notebooks as figures
 from benchmarks.notebooks import cells, prose, tags, teaching_cells
 from gpulessons.lesson_13 import articles
 
-REWRITTEN = [path for path in figures.lessons() if not figures.has_old_form(path)]
+LESSONS = figures.lessons()
 PUZZLE, BUILD, REMEMBER, REFERENCES = "A puzzle", "Build it", "What to remember", "References"
 FOLD = "<details><summary>After you have run it</summary>\n\n"
 LESSON_ABOUT_THE_ARTICLES = "13"
@@ -26,8 +26,8 @@ def is_introduction(path):
     return path.name[:2] == figures.INTRODUCTION
 
 
-rewritten = pytest.mark.parametrize("path", REWRITTEN, ids=lambda path: path.stem)
-full_lessons = pytest.mark.parametrize("path", [path for path in REWRITTEN if not is_introduction(path)], ids=lambda path: path.stem)
+lessons = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+full_lessons = pytest.mark.parametrize("path", [path for path in LESSONS if not is_introduction(path)], ids=lambda path: path.stem)
 
 
 def sections(path):
@@ -47,12 +47,12 @@ def ideas(path):
     for title, inside in sections(path)[1:]:
         if title.startswith(BUILD) or title == REMEMBER:
             return found
-        if f"## {title}" != figures.BREAK:
+        if f"## {title}" not in (figures.BREAK, figures.FURTHER_BREAK):
             found.append((title, inside))
     return found
 
 
-@rewritten
+@lessons
 def test_a_heading_begins_its_cell(path):
     """The tests, the site and the table of contents can then find the sections."""
     for cell in cells(path):
@@ -60,7 +60,7 @@ def test_a_heading_begins_its_cell(path):
             assert "\n## " not in cell.source
 
 
-@rewritten
+@lessons
 def test_sections_are_in_the_order_of_the_anatomy(path):
     titles = [title for title, _ in sections(path)]
     built = [title for title in titles if title.startswith(BUILD)]
@@ -71,7 +71,7 @@ def test_sections_are_in_the_order_of_the_anatomy(path):
     assert len(set(titles)) == len(titles)
 
 
-@rewritten
+@lessons
 def test_the_lesson_begins_with_a_puzzle_that_runs(path):
     """Only the title and the puzzle's own text come before the first cell."""
     _, inside = sections(path)[0]
@@ -80,7 +80,7 @@ def test_the_lesson_begins_with_a_puzzle_that_runs(path):
     assert figures.exercises(inside) == 0
 
 
-@rewritten
+@lessons
 def test_each_section_has_one_prediction_and_an_exercise_only_after_it(path):
     for title, inside in ideas(path):
         assert figures.predictions(inside) == 1, title
@@ -89,7 +89,7 @@ def test_each_section_has_one_prediction_and_an_exercise_only_after_it(path):
         assert not stubs or taught[0] < stubs[0], title
 
 
-@rewritten
+@lessons
 def test_what_happened_is_folded(path):
     """A prediction, the cell that answers it and the folded explanation follow each other."""
     lesson = cells(path)
@@ -109,14 +109,14 @@ def test_the_last_exercise_is_built_at_the_end(path):
     assert figures.exercises(cells(path)) > 1
 
 
-@rewritten
+@lessons
 def test_experiments_are_in_the_cells(path):
     """A call such as `collect(labs.copy_speed())` hides the network, the loop and the measurement."""
     for cell in teaching_cells(cells(path)):
         assert not re.search(r"(?<!gc\.)\bcollect\(", cell.source), cell.source
 
 
-@rewritten
+@lessons
 def test_the_same_work_is_shown_once_without_the_kit(path):
     showing = [c for c in cells(path) if c.cell_type == "markdown" and WITHOUT in c.source]
     assert len(showing) == 1
@@ -125,13 +125,13 @@ def test_the_same_work_is_shown_once_without_the_kit(path):
     assert "labkit" not in code
 
 
-@rewritten
+@lessons
 def test_there_are_five_lines_to_remember(path):
     [inside] = [inside for title, inside in sections(path) if title == REMEMBER]
     assert len(re.findall(r"^- ", prose(inside), re.MULTILINE)) == 5
 
 
-@rewritten
+@lessons
 def test_articles_are_quoted_at_most_twice(path):
     titles = {claim.article.title for claim in articles.claims()}
     quotations = sum(prose(cells(path)).count(title) for title in titles)

@@ -25,7 +25,7 @@ STARTING = {
     "10_ddp_from_the_inside": ("hello", "buckets", "overlap"),
     "11_sharding": ("pipelining",),
     "12_several_machines": ("hello", "dies"),
-    "13_articles_on_trial": ("trial",),
+    "13_articles_on_trial": ("all",),
 }
 LATER = 0.3  # seconds
 # Bytes of the GPU that are not this process's cache: contexts, and what others hold.

@@ -1,7 +1,4 @@
-"""The form of all lessons, and the form of the lessons that are not rewritten yet.
-
-`test_anatomy.py` has the rules of the rewritten lessons.
-"""
+"""The form of all lessons. `test_anatomy.py` has the rules of their anatomy."""
 
 import ast
 import re
@@ -13,29 +10,10 @@ from benchmarks import notebooks as figures
 from benchmarks.notebooks import cells, prose, tags, teaching_cells
 
 LESSONS = figures.lessons()
-OLD_LESSONS = [path for path in LESSONS if figures.has_old_form(path)]
-FIRST = ["What you will be able to do", "Set-up"]
-LAST = ["Exercises", "What to remember", "References"]
 LONGEST_NAME = 28  # characters, with its ending, that JupyterLab's file browser shows at its usual width
 AVOIDED = re.compile(r"\b(simply|just|obviously)\b", re.IGNORECASE)
 
 lessons = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-old_lessons = pytest.mark.parametrize("path", OLD_LESSONS, ids=lambda path: path.stem)
-
-
-@old_lessons
-def test_an_old_lesson_has_its_exercises_at_the_end(path):
-    sections = re.findall(r"^## (.+)$", prose(cells(path)), re.MULTILINE)
-    assert sections[:2] == FIRST
-    assert sections[-3:] == LAST
-    assert len(sections) > len(FIRST + LAST)
-
-
-def test_the_lessons_with_the_old_form_only_become_fewer():
-    """A rewritten lesson leaves the list for good, and a new lesson never joins it."""
-    old = [path.name[:2] for path in OLD_LESSONS]
-    assert old == list(figures.OLD_FORM)
-    assert set(old) <= {f"{number:02}" for number in range(14)}
 
 
 @lessons

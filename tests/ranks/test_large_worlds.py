@@ -93,3 +93,35 @@ def test_what_does_not_fit_is_refused_in_one_line(script, capsys, options, messa
     assert cli.main(["torchrun", *options.split(), str(script(SHARDED))]) == 2
     assert message in capsys.readouterr().err
     assert machines._current is None
+
+
+def test_a_notebook_has_the_same_rank_alone(simulate, script):
+    told, _ = simulate(64, "--nodes", "8")
+    found = labkit.torchrun(script(SHARDED), simulate=64, nodes=8, quiet=True, timeout=280)
+    assert found.results == [told]
+    alone = labkit.torchrun(script("import os\nresult = os.environ['WORLD_SIZE']"), simulate=1024, nodes=128)
+    assert alone.results == ["1024"]
+
+
+def test_a_notebook_is_told_which_rank_is_simulated(script, capsys):
+    labkit.torchrun(script("print('here')"), simulate=16, nodes=2, like="H200")
+    assert capsys.readouterr().out.splitlines() == [
+        "labkit: rank 0 of 16 simulated, on 2 nodes of 8 virtual NVIDIA H200.",
+        "[rank 0] here",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"simulate": 0}, "choose a whole number from 1 to"),
+        ({"simulate": 64}, "64 ranks do not divide into so many machines"),
+        ({"simulate": 8, "ranks": 4}, "simulate= starts no other rank: leave out ranks="),
+        ({"simulate": 8, "devices": "cpu", "max_restarts": 1}, "leave out max_restarts=, devices="),
+        ({"simulate": 8, "like": "H999"}, "H999"),
+        ({"simulate": 8, "trace": True, "devices": "cpu"}, "leave out devices="),
+    ],
+)
+def test_a_notebook_is_refused_what_does_not_fit(script, options, message):
+    with pytest.raises(ValueError, match=message):
+        labkit.torchrun(script("pass"), **options)

@@ -5,10 +5,14 @@ import re
 
 import numpy as np
 import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 import labkit
 from gputrace.events import ALLOC, CATEGORIES
 from labkit import cli
+from labkit.ipython import TorchrunMagic
 
 pytestmark = [pytest.mark.usefixtures("nothing_left", "on_cpus"), pytest.mark.slow]
 
@@ -398,6 +402,19 @@ def test_one_trace_of_all_ranks(script, tmp_path):
     ends = [{round(e["ts"] + e["dur"], 3) for e in events if e["name"] == "nccl all_reduce" and e["pid"] == process} for process in (2, 3)]
     assert ends[0] == ends[1] != set()  # a collective ends on all ranks at once
     assert "NCCL stream" in [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+
+
+def test_a_cell_of_ranks_is_recorded():
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    try:
+        shell.register_magics(TorchrunMagic)
+        cell = "import os, torch\ntorch.cuda.set_device(int(os.environ['LOCAL_RANK']))\ntorch.ones(4).cuda()"
+        shell.run_cell_magic("torchrun", "--like T4 --trace -o ranks", cell)
+        assert shell.user_ns["ranks"].trace.devices == [0, 1]
+        with pytest.raises(UsageError, match="trace=True records virtual GPUs"):
+            shell.run_cell_magic("torchrun", "--trace", cell)
+    finally:
+        InteractiveShell.clear_instance()
 
 
 def test_the_buckets_of_ddp_hold_gradients(script):

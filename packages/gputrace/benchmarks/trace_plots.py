@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 
 from gputrace import Trace, figures
+from gputrace.attribution import with_marks
 from gputrace.events import ACTIVATIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, GRADIENTS, OTHER, SEGMENT_ALLOC, Events, SourceLine
 from gputrace.phases import Phase
 from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Execution, Spans, Waits
@@ -109,12 +110,13 @@ def make_trace(count: int) -> Trace:
         category=category.astype(np.uint8),
     )
     starts = [(SEGMENTS + step * len(rows)) * EVENT for step in range(steps)]
+    every_phase = [Phase(p.name, start + p.start * EVENT, start + p.end * EVENT, p.stack) for start in starts for p in phases]
     return Trace(
         events=events,
         stacks=[(), (SourceLine("train.py", 11, "train", "loss = model(x)"),), (SourceLine("train.py", 12, "train", "loss.backward()"),)],
         start=[],
         settings=Settings(),
-        phases=[Phase(p.name, start + p.start * EVENT, start + p.end * EVENT, p.stack) for start in starts for p in phases],
+        phases=every_phase,
         used=[(0.0, 0, 3 * GIB)],
         allocated_at_end={0: 0},
         reserved_at_end={0: SEGMENTS * LARGE},
@@ -124,7 +126,7 @@ def make_trace(count: int) -> Trace:
         error="",
         badge="made up",
         origin={},
-        execution=make_work(count),
+        execution=with_marks(make_work(count), every_phase, [], number * EVENT),
         census=None,
     )
 

@@ -19,7 +19,8 @@ def recorded(device, size, stays):
     """What a rank does on its own GPU: a kernel, and memory of which a part stays."""
     with record() as trace:
         x = torch.ones(size, device=device)
-        y = x * 2
+        with torch.profiler.record_function("doubling"):
+            y = x * 2
         if not stays:
             del y
         torch.cuda.synchronize(device)
@@ -57,6 +58,22 @@ def test_a_rank_of_another_node_has_its_own_number(two):
     whole = together({0: two[0], 3: two[1]}, per_node=2)
     assert whole.devices == [0, 3]
     assert whole.peaks[3] == two[1].peaks[1]
+
+
+def test_marks_are_those_of_the_ranks_own_gpus(two, tmp_path):
+    whole = together({0: two[0], 3: two[1]}, per_node=2)
+    assert [(mark.name, mark.device) for mark in whole.marks] == [("doubling", 0), ("doubling", 3)]
+    whole.save(tmp_path / "ranks.npz")
+    assert type(whole).load(tmp_path / "ranks.npz").marks == whole.marks
+
+
+def test_what_a_backward_pass_launched_is_known(machine):
+    with record() as trace:
+        torch.ones(4, device="cuda", requires_grad=True).exp().sum().backward()
+    whole = together({0: trace}, per_node=1)
+    ran = trace.spans.device != HOST
+    assert whole.spans.backward.tolist() == trace.spans.backward[ran].tolist()
+    assert 0 < whole.spans.backward.sum() < len(whole.spans)
 
 
 def test_races_are_those_of_the_ranks_own_gpus(two):

@@ -218,13 +218,37 @@ def test_peaks_and_history_of_the_user_stay(machine):
 
 
 def test_nothing_is_left_patched(machine):
-    before = torch.autograd._engine_run_backward, torch.autograd.graph._engine_run_backward
+    mark = torch.profiler.record_function
+    before = torch.autograd._engine_run_backward, torch.autograd.graph._engine_run_backward, mark.__enter__, mark.__exit__
     with pytest.raises(ZeroDivisionError), gputrace.record() as trace:
         torch.zeros(1, device="cuda")
         raise ZeroDivisionError
-    assert (torch.autograd._engine_run_backward, torch.autograd.graph._engine_run_backward) == before
-    assert phases._notes == [] and phases._undo is None
+    assert (torch.autograd._engine_run_backward, torch.autograd.graph._engine_run_backward, mark.__enter__, mark.__exit__) == before
+    assert phases._notes == phases._mark_notes == [] and phases._undo is None
     assert trace.peak == 512 and trace.error == ""
+
+
+def test_parts_named_with_record_function_are_marks(machine):
+    @torch.profiler.record_function("evaluation")
+    def evaluate(model, x):
+        return model(x)
+
+    model, x = torch.nn.Linear(64, 64, device="cuda"), torch.zeros(8, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # its own record_function is not a mark of the user's
+    with torch.profiler.record_function("before"), gputrace.record(timeline=True) as trace:
+        for step in range(2):
+            with torch.profiler.record_function(f"step {step}"):
+                model(x).sum().backward()
+                optimizer.step()
+        evaluate(model, x)
+        with torch.profiler.record_function("nothing"):
+            pass
+        torch.cuda.synchronize()
+    assert [mark.name for mark in trace.marks] == ["step 0", "step 1", "evaluation"]
+    ends = [trace.marks[0].start, *(mark.end for mark in trace.marks)]
+    assert ends == sorted(ends) and ends[-1] == pytest.approx(trace.spans.end[trace.spans.device == 0].max())
+    backward = [trace.line(stack).text for stack in trace.spans.stack[trace.spans.backward]]
+    assert set(backward) == {"model(x).sum().backward()"}
 
 
 def test_what_is_lost_is_counted(machine):

@@ -26,6 +26,50 @@ def allocated(index: int = 0) -> int:
     return torch.cuda.memory_allocated(index)
 
 
+# What it says of itself
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("apply_", (abs,)),
+        ("const_data_ptr", ()),
+        ("data_ptr", ()),
+        ("get_device", ()),
+        ("is_pinned", ()),
+        ("is_shared", ()),
+        ("new", (2,)),
+        ("numpy", ()),
+        ("pin_memory", ()),
+        ("tolist", ()),
+        ("type", ()),
+        ("type", ("torch.cuda.HalfTensor",)),
+        ("type_as", (torch.ones(1),)),
+    ],
+)
+def test_a_method_of_torch_tensor_answers_for_the_gpu_as_the_tensors_own_method_does(name, arguments):
+    tensor = torch.ones(2, 2, device="cuda:1")
+    assert outcome(getattr(torch.Tensor, name), tensor, *arguments) == outcome(getattr(tensor, name), *arguments)
+
+
+def test_a_method_of_torch_tensor_answers_for_the_host_as_without_virtual_gpus():
+    tensor = torch.ones(2, 2)
+    assert torch.Tensor.data_ptr(tensor) == tensor.data_ptr() == tensor.untyped_storage().data_ptr()
+    assert (torch.Tensor.get_device(tensor), torch.Tensor.type(tensor)) == (-1, "torch.FloatTensor")
+    assert torch.Tensor.numpy(tensor).sum() == 4
+
+
+def outcome(method, *arguments):
+    """The text, device and type of what a method returns, or its error."""
+    try:
+        answer = method(*arguments)
+    except (TypeError, RuntimeError) as error:
+        return type(error), str(error)
+    if isinstance(answer, torch.Tensor):
+        return answer.shape, answer.dtype, answer.device
+    return answer
+
+
 # Memory
 
 

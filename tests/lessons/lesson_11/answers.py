@@ -13,7 +13,7 @@ def ranks(number: str) -> str:
 
 
 WRONG = {
-    "11.1": {
+    "11.5": {
         "its own part": (LAYERS.format(lines="return hidden @ second.T + second_bias"), "What is summed"),
         "the mean": (
             LAYERS.format(lines="y = hidden @ second.T; dist.all_reduce(y); return y / dist.get_world_size() + second_bias"),
@@ -80,7 +80,7 @@ def two_layers(x, first, first_bias, second, second_bias):
         ),
         "nothing returned": (LAYERS.format(lines="y = hidden @ second.T; dist.all_reduce(y); y += second_bias"), "returned NoneType"),
     },
-    "11.2": {
+    "11.3": {
         "without the whole layer": (ranks("-(-16 * parameters // memory)"), "and what while a layer"),
         "the parameters of the layer alone": (ranks("-(-16 * parameters // (memory - 4 * largest_layer))"), "enough"),
         "all of the layer": (ranks("-(-16 * parameters // (memory - 16 * largest_layer))"), "enough"),
@@ -104,7 +104,7 @@ def two_layers(x, first, first_bias, second, second_bias):
 }
 
 RIGHT = {
-    "11.1": {
+    "11.5": {
         "outputs gathered as objects": (
             LAYERS.format(
                 lines="parts = [None] * dist.get_world_size(); dist.all_gather_object(parts, hidden @ second.T); "
@@ -130,7 +130,7 @@ def two_layers(x, first, first_bias, second, second_bias):
             lines="y = hidden @ second.T; dist.reduce(y, 0); y += second_bias; dist.broadcast(y, 0); return y"
         ),
     },
-    "11.2": {
+    "11.3": {
         "math.ceil": "import math\n" + ranks("math.ceil(16 * parameters / (memory - 8 * largest_layer))"),
         "NumPy's": "import numpy\n" + ranks("numpy.ceil(16 * parameters / (memory - 8 * largest_layer))"),
         "counted up": """
@@ -195,7 +195,7 @@ def meshed(line: str) -> str:
 
 LATER = "What need not be"
 WRONG |= {
-    "11.3": {
+    "11.4": {
         "both whole": (
             changed(FREED, (SHARE, "gradient = upstream.T @ x"), (END, f"{SHARE.replace('upstream.T @ x', 'gradient')}; {END}")),
             LATER,
@@ -312,7 +312,7 @@ def backward(x, shard, upstream):
             "waited for one another in vain|do not agree on collective",
         ),
     },
-    "11.4": {
+    "11.2": {
         "whole on each rank": (changed(ADAM, ("parameters[rank::ranks]", "parameters")), "Adam's whole state is"),
         "nobody sends": (changed(ADAM, (SEND, "pass")), "did not move on rank"),
         "rank 0 sends": (changed(ADAM, ("src=number % ranks", "src=0")), "did not move on rank"),
@@ -371,7 +371,7 @@ def backward(x, shard, upstream):
             "did not move on rank|are not those of Adam",
         ),
     },
-    "11.5": {
+    "11.6": {
         "column and row": (changed(MESH, ("return mine", "return mine[::-1]")), r"the row of rank 0 is \[0, 1"),
         "the mesh's first dimension first": (
             meshed("mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(0), mesh.get_group(1)"),
@@ -421,7 +421,7 @@ def my_groups(rows, columns):
     },
 }
 RIGHT |= {
-    "11.3": {
+    "11.4": {
         "divided by hand": changed(FREED, (", op=dist.ReduceOp.AVG", ""), (END, "return upstream @ weight, part / dist.get_world_size()")),
         "upstream divided before": changed(FREED, (SHARE, "dist.reduce_scatter_tensor(part, (upstream / dist.get_world_size()).T @ x)")),
         "the weight first, and let go of": """
@@ -448,7 +448,7 @@ def backward(x, shard, upstream):
     return of_x, mine
 """,
     },
-    "11.4": {
+    "11.2": {
         "PyTorch's": """
 def sharded_adam(model, lr):
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -492,7 +492,7 @@ def sharded_adam(model, lr):
     return step
 """,
     },
-    "11.5": {
+    "11.6": {
         "a device mesh": meshed("mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(1), mesh.get_group(0)"),
         "a mesh with names": meshed(
             "mesh = init_device_mesh('cpu', (rows, columns), mesh_dim_names=('data', 'tensor')); "
@@ -515,3 +515,184 @@ def my_groups(rows, columns):
 """,
     },
 }
+
+AVERAGED = """
+def averaged(x):
+    ranks = dist.get_world_size()
+    padded = nn.functional.pad(x.flatten(), (0, -x.numel() % ranks))
+    part = padded.new_empty(len(padded) // ranks)
+    dist.reduce_scatter_tensor(part, padded)
+    whole = torch.empty_like(padded)
+    dist.all_gather_into_tensor(whole, part / ranks)
+    return whole[: x.numel()].reshape(x.shape)
+"""
+SCATTER = "dist.reduce_scatter_tensor(part, padded)"
+GATHER_PARTS = "dist.all_gather_into_tensor(whole, part / ranks)"
+WHOLE_SHAPE = "return whole[: x.numel()].reshape(x.shape)"
+PAD = "nn.functional.pad(x.flatten(), (0, -x.numel() % ranks))"
+WRONG["11.1"] = {
+    "all_reduce": (
+        "def averaged(x):\n    y = x.clone(); dist.all_reduce(y); return y / dist.get_world_size()\n",
+        "another collective, allreduce",
+    ),
+    "the sum": (changed(AVERAGED, ("part / ranks", "part")), "where the mean is"),
+    "divided twice": (changed(AVERAGED, (WHOLE_SHAPE, "return whole[: x.numel()].reshape(x.shape) / ranks")), "where the mean is"),
+    "flat": (changed(AVERAGED, (WHOLE_SHAPE, "return whole[: x.numel()]")), "Return the shape of x"),
+    "with the padding": (changed(AVERAGED, (WHOLE_SHAPE, "return whole")), "Return the shape of x"),
+    "not padded": (changed(AVERAGED, (PAD, "x.flatten()")), "raised|waited|ended its process"),
+    "in place": (changed(AVERAGED, (WHOLE_SHAPE, "return x.copy_(whole[: x.numel()].reshape(x.shape))")), "has changed x"),
+    "its own part": (changed(AVERAGED, (WHOLE_SHAPE, "return part / ranks")), "Return the shape of x|where the mean is"),
+    "its own tensor": ("def averaged(x): return x.clone()\n", "where the mean is"),
+    "nothing": (changed(AVERAGED, (WHOLE_SHAPE, "whole")), "returned NoneType"),
+    "for two ranks": (changed(AVERAGED, ("ranks = dist.get_world_size()", "ranks = 2")), "raised|waited|ended its process"),
+    "gathered whole": (
+        "def averaged(x):\n    every = [torch.empty_like(x) for _ in range(dist.get_world_size())]\n"
+        "    dist.all_gather(every, x)\n    return sum(every) / len(every)\n",
+        "gave only 0 bytes of x to a reduce_scatter",
+    ),
+    "a reduce_scatter that is not used": (
+        changed(
+            AVERAGED,
+            ("whole = torch.empty_like(padded)", "whole = padded.new_empty(ranks * len(padded))"),
+            (GATHER_PARTS, "dist.all_gather_into_tensor(whole, padded)"),
+            (WHOLE_SHAPE, "return whole.view(ranks, -1).mean(0)[: x.numel()].reshape(x.shape)"),
+        ),
+        "bytes to an all_gather",
+    ),
+    "objects": (
+        "def averaged(x):\n    every = [None] * dist.get_world_size()\n"
+        "    dist.all_gather_object(every, x)\n    return sum(every) / len(every)\n",
+        "gave only 0 bytes of x to a reduce_scatter|another collective",
+    ),
+    "broadcasts": (
+        "def averaged(x):\n    total = torch.zeros_like(x)\n    for rank in range(dist.get_world_size()):\n"
+        "        y = x.clone()\n        dist.broadcast(y, rank)\n        total += y\n    return total / dist.get_world_size()\n",
+        "another collective, broadcast",
+    ),
+}
+RIGHT["11.1"] = {
+    "lists": """
+def averaged(x):
+    ranks = dist.get_world_size()
+    flat = torch.cat([x.reshape(-1), x.new_zeros(-x.numel() % ranks)]) / ranks
+    part = torch.empty_like(flat[: len(flat) // ranks])
+    dist.reduce_scatter(part, list(flat.chunk(ranks)))
+    parts = [torch.empty_like(part) for _ in range(ranks)]
+    dist.all_gather(parts, part)
+    return torch.cat(parts)[: x.numel()].view_as(x)
+""",
+    "always padded": changed(AVERAGED, ("-x.numel() % ranks", "ranks - x.numel() % ranks")),
+    "divided at the end": changed(
+        AVERAGED, ("part / ranks", "part"), (WHOLE_SHAPE, "return (whole / ranks)[: x.numel()].reshape(x.shape)")
+    ),
+    "new zeros": changed(AVERAGED, (PAD, "x.new_zeros(-(-x.numel() // ranks) * ranks); padded[: x.numel()] = x.flatten()")),
+}
+
+GO_ON = """
+def go_on(build, folder, batches):
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.device("meta"):
+        model = build()
+    for part in [*model, model]:
+        fully_shard(part)
+    model.to_empty(device="cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+    weights, moments = get_state_dict(model, optimizer)
+    checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    weights, moments = get_state_dict(model, optimizer)
+    checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    return model
+"""
+CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+SET = "set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)"
+SAVE = 'checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)'
+LOAD = 'checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)'
+WRONG["11.7"] = {
+    "built on the host": (changed(GO_ON, ('with torch.device("meta")', 'with torch.device("cpu")')), "on cpu, where it would not fit"),
+    "no clipping": (changed(GO_ON, (CLIP, "pass")), "without clipping"),
+    "another limit": (changed(GO_ON, ("model.parameters(), 1.0)", "model.parameters(), 0.5)")), "another training"),
+    "gradients add up": (changed(GO_ON, ("optimizer.zero_grad()", "pass")), "gradients add up"),
+    "not saved": (changed(GO_ON, (SAVE, "pass")), "from before the training"),
+    "saved before the training": (
+        changed(GO_ON, ("for x, y in batches", f"{SAVE}\n    for x, y in batches"), (f"    {SAVE}\n    return", "    return")),
+        "from before the training",
+    ),
+    "saved elsewhere": (changed(GO_ON, (SAVE, SAVE.replace("=folder", '=folder + "/new"'))), "from before the training"),
+    "the optimizer starts anew": (
+        changed(GO_ON, (SET, f"{SET}\n    optimizer = torch.optim.Adam(model.parameters(), lr=optimizer.param_groups[0]['lr'])")),
+        "Adam starts anew",
+    ),
+    "Adam's own rate": (
+        changed(GO_ON, (SET, f"{SET}\n    optimizer.param_groups[0]['lr'] = 1e-3")),
+        "another learning rate",
+    ),
+    "the model alone is set": (
+        changed(GO_ON, (SET, "model.load_state_dict(weights)")),
+        "another training|another learning rate|Adam starts anew",
+    ),
+    "the whole model at once": (changed(GO_ON, ("for part in [*model, model]", "for part in [model]")), "0 of 3 layers"),
+    "some layers alone": (changed(GO_ON, ("[*model, model]", "[model[0], model]")), "1 of 3 layers"),
+    "not divided": (
+        changed(GO_ON, ("    for part in [*model, model]:\n        fully_shard(part)\n", "")),
+        "are not divided by rows|raised|waited|another training",
+    ),
+    "nothing returned": (changed(GO_ON, ("return model", "return None")), "returned NoneType, not the model"),
+    "the optimizer returned": (changed(GO_ON, ("return model", "return optimizer")), "returned Adam, not the model"),
+    "the sum of squares": (
+        changed(GO_ON, ("nn.functional.mse_loss(model(x), y)", "((model(x) - y).square().sum() * 1e-6)")),
+        "another training|without clipping",
+    ),
+    "one step": (changed(GO_ON, ("for x, y in batches", "for x, y in batches[:1]")), "another training"),
+    "one rank saves": (
+        changed(GO_ON, (SAVE, f"if dist.get_rank() == 0: {SAVE}")),
+        "waited for one another in vain|raised|took longer",
+    ),
+}
+RIGHT["11.7"] = {
+    "layers with parameters alone": changed(
+        GO_ON,
+        (
+            "for part in [*model, model]:\n        fully_shard(part)",
+            "for part in model:\n        if list(part.parameters()):\n            fully_shard(part)\n    fully_shard(model)",
+        ),
+    ),
+    "layers without the model": changed(GO_ON, ("[*model, model]", "[part for part in model if list(part.parameters())]")),
+    "gradients cleared afterwards": changed(
+        GO_ON, ("        optimizer.zero_grad()\n", ""), ("optimizer.step()", "optimizer.step()\n        model.zero_grad()")
+    ),
+    "no resharding": changed(GO_ON, ("fully_shard(part)", "fully_shard(part, reshard_after_forward=False)")),
+    "two state dicts": changed(
+        GO_ON,
+        (
+            "import get_state_dict, set_state_dict",
+            "import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict",
+        ),
+        (SET, "set_model_state_dict(model, weights); set_optimizer_state_dict(model, optimizer, moments)"),
+        (
+            "weights, moments = get_state_dict(model, optimizer)",
+            "weights, moments = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)",
+        ),
+    ),
+}
+
+WRONG["11.5"]["gathered as DTensors"] = (
+    """
+def two_layers(x, first, first_bias, second, second_bias):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    rows = [DTensor.from_local(part, mesh, [Shard(0)]).full_tensor() for part in (first, first_bias)]
+    columns = DTensor.from_local(second.contiguous(), mesh, [Shard(1)]).full_tensor()
+    return torch.relu(x @ rows[0].T + rows[1]) @ columns.T + second_bias
+""",
+    "Leave the weights where they are",
+)

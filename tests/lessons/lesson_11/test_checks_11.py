@@ -6,7 +6,16 @@ import pytest
 
 from gpulessons.lesson_11 import checks as lesson_11
 from gpulessons.lesson_11 import observed_in_ranks
-from gpulessons.lesson_11.checks import judge_adam, judge_backward, judge_budgets, judge_layers, judge_meshes
+from gpulessons.lesson_11.checks import (
+    judge_adam,
+    judge_backward,
+    judge_budgets,
+    judge_layers,
+    judge_mean,
+    judge_meshes,
+    judge_training,
+)
+from gpulessons.lesson_11.continued_training import UNCHANGED
 from gpulessons.lesson_11.observed_in_ranks import RIGHT, due_groups
 
 LAYERS = {"ranks": 2, "x": [[1, 2]], "first": [[1, 1], [-1, 0]], "first_bias": [1, 0], "second": [[2, 5]], "second_bias": [3]}
@@ -114,3 +123,48 @@ def test_groups_are_judged_by_who_is_in_them_and_whom_they_reach(answer, hint):
 
 def test_the_groups_that_are_due_are_rows_and_columns():
     assert due_groups(4, 2, 3) == [[3, 4, 5], [1, 4]] and due_groups(4, 3, 2) == [[4, 5], [0, 2, 4]]
+
+
+TENSORS = {"shape": [2], "values": [[1, 4], [2, 4], [3, 4]]}
+MEAN = {"type": "Tensor", "shape": [2], "values": [2.0, 4.0]}
+TWO_HALVES = [["c10d::_reduce_scatter_base_", 12], ["c10d::_allgather_base_", 4]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        ({}, None),
+        ({"answer": {"type": "list"}}, "rank 2 of 3 returned list, not a tensor"),
+        ({"answer": MEAN | {"shape": [1, 2]}}, "returned a tensor of [1, 2]. Return the shape of x."),
+        ({"answer": MEAN | {"values": [6.0, 12.0]}}, "has [6, 12] from element 0 on, where the mean is [2, 4]"),
+        ({"changed": True}, "has changed x"),
+        ({"calls": [["c10d::allreduce_", 8]]}, "called another collective, allreduce"),
+        ({"calls": [["c10d::_allgather_base_", 8]]}, "gave only 0 bytes of x to a reduce_scatter"),
+        ({"calls": [TWO_HALVES[0], ["c10d::_allgather_base_", 12]]}, "gave 12 bytes to an all_gather"),
+    ],
+)
+def test_a_mean_is_judged_by_its_values_and_by_the_collectives(answer, hint):
+    good = {"answer": MEAN, "changed": False, "calls": TWO_HALVES}
+    verdict = judge_mean([[good], [good], [good | answer]], [TENSORS])
+    assert verdict.passed == (hint is None), verdict
+    assert hint is None or hint in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        ({}, None),
+        ({"returned": "Adam"}, "rank 0 of 2 returned Adam, not the model"),
+        ({"built": []}, "did not call build()"),
+        ({"built": ["cuda"]}, "built the whole model on cuda"),
+        ({"whole": 2}, "2 of 6 parameters are not divided"),
+        ({"apart": 1}, "only 1 of 3 layers"),
+        ({"saved": UNCHANGED}, "the checkpoint from before the training"),
+        ({"saved": "those of a training without clipping"}, "They are those of a training without clipping."),
+    ],
+)
+def test_a_continued_training_is_judged_by_how_it_is_divided_and_by_what_it_saved(answer, hint):
+    good = {"built": ["meta"], "whole": 0, "parameters": 6, "apart": 3, "layers": 3, "saved": RIGHT}
+    verdict = judge_training([good | answer, good], {"ranks": 2})
+    assert verdict.passed == (hint is None), verdict
+    assert hint is None or hint in verdict.message

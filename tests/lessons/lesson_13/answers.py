@@ -22,29 +22,6 @@ def train(model, batches):
         total_loss += loss.item()
     return total_loss / len(batches)
 """
-OUTCOMES = """
-def outcomes(snippets):
-    found = []
-    for snippet in snippets:
-        try:
-            exec(snippet, {"torch": torch, "nn": nn})
-            found.append("ok")
-        except Exception as error:
-            found.append(type(error).__name__)
-    return found
-"""
-HALVES = """
-def two_halves(first, second):
-    class Halves(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = first.to("cuda:0"), second.to("cuda:1")
-
-        def forward(self, x):
-            return self.second(self.first(x.to("cuda:0")).to("cuda:1"))
-
-    return Halves()
-"""
 
 
 def without(source: str, part: str, instead: str = "") -> str:
@@ -199,95 +176,6 @@ WRONG = {
         "data left on the CPU": (without(TRAIN, 'model(x.to("cuda"))', "model(x)"), "Expected all tensors to be on the same device"),
         "another rate": (without(TRAIN, "lr=0.01", "lr=0.1"), "off by up to"),
     },
-    "13.4": {
-        "two namespaces for each": (without(OUTCOMES, '"nn": nn})', '"nn": nn}, {})'), "def half"),
-        "the message": (without(OUTCOMES, "type(error).__name__", "str(error)"), "you said"),
-        "misprints stop the trial": (
-            without(
-                OUTCOMES,
-                "        try:\n            exec(snippet,",
-                '        code = compile(snippet, "s", "exec")\n        try:\n            exec(code,',
-            ),
-            "raised SyntaxError",
-        ),
-        "all names of the notebook": (without(OUTCOMES, '{"torch": torch, "nn": nn}', "dict(globals())"), "Whose names does it see"),
-        "nothing at hand": (without(OUTCOMES, '{"torch": torch, "nn": nn}', "{}"), "Whose names does it see"),
-        "the first failure ends it": (without(OUTCOMES, "__name__)\n", "__name__)\n            break\n"), "gave the outcomes of"),
-        "runtime errors alone": (without(OUTCOMES, "except Exception", "except RuntimeError"), "raised"),
-        "the class": (without(OUTCOMES, "type(error).__name__", "str(type(error))"), "you said"),
-        "the name of a family": (without(OUTCOMES, "type(error).__name__", "type(error).__mro__[1].__name__"), "you said"),
-        "True for ok": (without(OUTCOMES, '"ok"', '"True"'), "comes to 'ok'"),
-        "values": (without(OUTCOMES, "exec(", "eval("), "comes to|raised"),
-        "parsed": (without(OUTCOMES, 'exec(snippet, {"torch": torch, "nn": nn})', 'compile(snippet, "snippet", "exec")'), "you said"),
-        "in the function's own names": (without(OUTCOMES, ', {"torch": torch, "nn": nn}'), "Whose names|The class's name"),
-        "a module for all": (
-            without(OUTCOMES, '{"torch": torch, "nn": nn}', "globals()"),
-            "Whose names does it see",
-        ),
-        "what failed alone": (without(OUTCOMES, '            found.append("ok")\n', ""), "gave the outcomes of"),
-        "all fail": ("def outcomes(snippets): return ['NameError'] * len(snippets)", "you said"),
-    },
-    "13.5": {
-        "through the CPU": (
-            without(HALVES, 'self.first(x.to("cuda:0")).to("cuda:1")', 'self.first(x.to("cuda:0")).cpu().to("cuda:1")'),
-            "a tensor went through the CPU",
-        ),
-        "no move between": (without(HALVES, '.to("cuda:1"))\n\n', ")\n\n"), "Expected all tensors to be on the same device"),
-        "no move of the input": (without(HALVES, 'x.to("cuda:0")', "x"), "Expected all tensors to be on the same device"),
-        "both computed on GPU 1": (
-            without(
-                HALVES,
-                'self.second(self.first(x.to("cuda:0")).to("cuda:1"))',
-                "self.second(torch.func.functional_call(\n"
-                "    self.first, {name: p.to('cuda:1') for name, p in self.first.named_parameters()}, x.to('cuda:1')))",
-            ),
-            "each half should be called once, on its own GPU",
-        ),
-        "the weights alone": (
-            without(HALVES, 'self.first(x.to("cuda:0"))', 'nn.functional.linear(x.to("cuda:0"), self.first[0].weight, self.first[0].bias)'),
-            "is not what both halves make of it|should be called once",
-        ),
-        "data": (without(HALVES, 'self.first(x.to("cuda:0"))', 'self.first(x.to("cuda:0")).data'), "no gradient"),
-        "no gradients": (without(HALVES, "return self.second(self", "with torch.no_grad(): return self.second(self"), "no gradient"),
-        "the first without a graph": (
-            without(
-                HALVES,
-                "            return self.second",
-                "            with torch.no_grad(): x = self.first(x.to('cuda:0'))\n            return self.second",
-            ).replace('self.first(x.to("cuda:0")).to', "x.to"),
-            "no gradient",
-        ),
-        "halves in a list": (
-            without(
-                HALVES,
-                'self.first, self.second = first.to("cuda:0"), second.to("cuda:1")',
-                'self.halves = [first.to("cuda:0"), second.to("cuda:1")]',
-            )
-            .replace("self.second", "self.halves[1]")
-            .replace("self.first", "self.halves[0]"),
-            "yours: nowhere",
-        ),
-        "the current GPU": (HALVES.replace('"cuda:0"', '"cuda"'), "belong on cuda:0"),
-        "replicas": ("def two_halves(first, second): return nn.DataParallel(nn.Sequential(first, second).cuda(0))", "belong on cuda:0"),
-        "the first alone": (
-            without(HALVES, 'self.second(self.first(x.to("cuda:0")).to("cuda:1"))', 'self.first(x.to("cuda:0")).to("cuda:1")'),
-            "is not what both",
-        ),
-        "a function": (
-            'def two_halves(first, second):\n    first.to("cuda:0"), second.to("cuda:1")\n'
-            '    return lambda x: second(first(x.to("cuda:0")).to("cuda:1"))',
-            "returned function, not a module",
-        ),
-        "both on one GPU": (
-            'def two_halves(first, second):\n    return nn.Sequential(first, second).to("cuda:0")',
-            "belong on cuda:0",
-        ),
-        "the output brought back": (without(HALVES, '.to("cuda:1"))\n\n', '.to("cuda:1")).to("cuda:0")\n\n'), "belongs on cuda:1"),
-        "the halves the wrong way round": (
-            without(HALVES, 'first.to("cuda:0"), second.to("cuda:1")', 'first.to("cuda:1"), second.to("cuda:0")'),
-            "belong on cuda:0|same device",
-        ),
-    },
 }
 
 RIGHT = {
@@ -340,69 +228,5 @@ def memory_report(device):
         "moved ahead": without(
             TRAIN, "    total_loss = 0.0", "    batches = [(x.cuda(), y.cuda()) for x, y in batches]\n    total_loss = 0.0"
         ),
-    },
-    "13.4": {
-        "a function": """
-def outcomes(snippets):
-    def outcome(snippet):
-        try:
-            exec(compile(snippet, "<snippet>", "exec"), dict(torch=torch, nn=nn))
-        except BaseException as error:
-            return error.__class__.__name__
-        return "ok"
-    return list(map(outcome, snippets))
-""",
-        "with its traceback": "import sys\n"
-        + without(OUTCOMES, "except Exception as error", "except Exception").replace("type(error).__name__", "sys.exc_info()[0].__name__"),
-        "a module each": """
-def outcomes(snippets):
-    import types
-    found = ["ok"] * len(snippets)
-    for index, snippet in enumerate(snippets):
-        module = types.ModuleType(f"snippet_{index}")
-        module.torch, module.nn = torch, nn
-        try:
-            exec(snippet, vars(module))
-        except Exception as error:
-            found[index] = type(error).__name__
-    return tuple(found)
-""",
-    },
-    "13.5": {
-        "registered the other way round": without(
-            HALVES,
-            'self.first, self.second = first.to("cuda:0"), second.to("cuda:1")',
-            'self.second, self.first = second.to("cuda:1"), first.to("cuda:0")',
-        ),
-        "hooks": """
-def two_halves(first, second):
-    first.to("cuda:0").register_forward_pre_hook(lambda module, given: given[0].to("cuda:0"))
-    second.to("cuda:1").register_forward_pre_hook(lambda module, given: given[0].to("cuda:1"))
-    return nn.Sequential(first, second)
-""",
-        "copies of them": "import copy\n"
-        + without(
-            HALVES, 'first.to("cuda:0"), second.to("cuda:1")', 'copy.deepcopy(first).to("cuda:0"), copy.deepcopy(second).to("cuda:1")'
-        ),
-        "a module that moves": """
-class Move(nn.Module):
-    def __init__(self, device):
-        super().__init__()
-        self.device = device
-
-    def forward(self, x):
-        return x.to(self.device, non_blocking=True)
-
-def two_halves(first, second):
-    return nn.Sequential(Move(0), first.cuda(0), Move(1), second.cuda(1))
-""",
-        "by index": HALVES.replace('"cuda:0"', "0").replace('.to("cuda:1")', ".cuda(1)"),
-        "a list of modules": without(
-            HALVES,
-            'self.first, self.second = first.to("cuda:0"), second.to("cuda:1")',
-            'self.halves = nn.ModuleList([first.to("cuda:0"), second.to("cuda:1")])',
-        )
-        .replace("self.second(", "self.halves[1](")
-        .replace("self.first(", "self.halves[0]("),
     },
 }

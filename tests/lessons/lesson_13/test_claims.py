@@ -1,19 +1,19 @@
-"""Articles on trial: each claim comes to what is expected, the figure counts them, and the panel runs one."""
+"""Articles on trial: each claim comes to what is expected, and the panel runs one."""
 
 import os
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 
 import labkit
+from benchmarks.articles import articles_on_trial
 from gpulessons.lesson_13 import articles
 from gpulessons.lesson_13.articles import Expected
 from gpulessons.lesson_13.articles.trial import ClaimOutcome, outcomes, run
-from gpulessons.lesson_13.labs import COLUMNS, ClaimsPanel, articles_on_trial, plot_articles_on_trial, try_claim
+from gpulessons.lesson_13.labs import ClaimsPanel, try_claim
 from labkit import progress_file
-from labkit.labs import Result, collect
+from labkit.labs import collect
 
 CLAIMS = articles.claims()
 HERE = [claim for claim in CLAIMS if not claim.alone]
@@ -165,45 +165,6 @@ def test_claims_that_need_more_gpus_are_left_out_or_refused():
             try_claim("set_device(2)")
     with pytest.raises(RuntimeError, match="0 are in use"):
         try_claim("empy_cache")
-
-
-VERDICTS = {"shared_gpu_memory": ["invented", "invented", "false"], "speed_up_pytorch": ["holds", "holds", "outdated"]}
-
-
-@pytest.fixture
-def small_trial() -> Result:
-    """Of two articles; one claim came to something else, and one was not tried."""
-    rows = [
-        {"claim": f"{article} {index}", "article": article, "verdict": verdict, "outcome": "9", "as_expected": "yes", "peak": 0}
-        for article, verdicts in VERDICTS.items()
-        for index, verdict in enumerate(verdicts)
-    ]
-    rows[0]["as_expected"], rows[1]["as_expected"] = "no", "not tried"
-    return Result("articles_on_trial", {"names": [row["claim"] for row in rows]}, COLUMNS, rows, "virtual GPU, modelled on NVIDIA T4")
-
-
-def test_the_title_counts_the_verdicts(small_trial):
-    assert plot_articles_on_trial(small_trial).title == "Of 6 claims 2 hold, 1 are too old, 0 have typos, 2 invent names, 1 are false"
-
-
-def test_the_words_say_the_same_article_by_article_and_where_it_was_tried(small_trial):
-    alt = plot_articles_on_trial(small_trial).alt
-    assert "Using Shared GPU Memory with PyTorch: 0 holds, 0 deprecated, 0 outdated, 0 typo, 2 invented, 1 false." in alt
-    assert "Speed Up your Algorithms Part 1 — PyTorch: 2 holds, 0 deprecated, 1 outdated, 0 typo, 0 invented, 0 false." in alt
-    assert "5 tried, 1 unlike expected, 1 not tried: virtual GPU, modelled on NVIDIA T4." in alt
-    assert "Overview" not in alt  # no claim of it was tried
-
-
-def test_a_recording_stands_beside_it(small_trial):
-    recorded = replace(small_trial, badge="recorded on NVIDIA H200", rows=[row | {"as_expected": "yes"} for row in small_trial.rows])
-    assert (
-        "1 not tried: virtual GPU, modelled on NVIDIA T4. 6 tried, 0 unlike expected: recorded on NVIDIA H200."
-        in plot_articles_on_trial(small_trial, recorded).alt
-    )
-
-
-def test_a_trial_of_nothing_says_so(small_trial):
-    assert plot_articles_on_trial(replace(small_trial, rows=[])).title == "Not tried yet: not even one claim"
 
 
 @pytest.fixture

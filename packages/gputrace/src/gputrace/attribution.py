@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from gputrace.events import ALLOC, Events, MemoryEvent, Stack
-from gputrace.phases import NotedPhase, Phase, broken_off, phase_of, with_forwards
-from gputrace.spans import Execution
+from gputrace.phases import NotedMark, NotedPhase, Phase, broken_off, phase_of, with_forwards
+from gputrace.spans import HOST, Execution, Mark, Spans
 from virtualgpu.source_lines import is_users
 
 
@@ -82,7 +82,7 @@ def with_lines(execution: Execution, events: Events, phases: list[Phase], stacks
     spans, waits = execution.spans, execution.waits
     if not len(spans) and not len(waits):
         return execution
-    launched = np.where(spans.launch >= 0, spans.start[spans.launch], spans.start)
+    launched = _launched(spans)
     known = np.flatnonzero(events.stack)
     users = np.array([any(is_users(line.filename) for line in stack) for stack in stacks], dtype=bool)
 
@@ -100,3 +100,27 @@ def with_lines(execution: Execution, events: Events, phases: list[Phase], stacks
         spans=replace(spans, stack=better(spans.stack, launched)),
         waits=replace(waits, stack=better(waits.stack, waits.until)),
     )
+
+
+def with_marks(execution: Execution, phases: list[Phase], noted: list[NotedMark], end: float) -> Execution:
+    """The execution with what the program's phases and marks say: which spans a backward pass launched, and what its author has named.
+
+    A mark that has not ended lasts until `end`. It is left out for a device for which nothing was launched in it.
+    """
+    spans = execution.spans
+    launched = _launched(spans)
+    in_backward = np.array([False, *(phase.name == "backward" for phase in phases)])
+    marks = []
+    for one in list(noted):  # another thread may add to it
+        until = end if one.end is None else one.end
+        inside = (spans.device != HOST) & (launched >= one.start) & (launched <= until)
+        for device in np.unique(spans.device[inside]).tolist():
+            mine = inside & (spans.device == device)
+            marks.append(Mark(one.name, device, float(spans.start[mine].min()), float(spans.end[mine].max())))
+    spans = replace(spans, backward=in_backward[phase_of(phases, launched) + 1])
+    return replace(execution, spans=spans, marks=marks)
+
+
+def _launched(spans: Spans) -> np.ndarray:
+    """When each span was launched; its start where the launch is not known."""
+    return np.where(spans.launch >= 0, spans.start[spans.launch], spans.start)

@@ -4,6 +4,7 @@ Backward passes and optimizer steps are noted as they happen. A forward pass is 
 inside a module's call to the backward pass that follows.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -15,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.profiler import record_function
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gputrace.events import Events, Stack
+from virtualgpu.source_lines import is_users
 
 _MODULE_CALLS = ("_call_impl", "_wrapped_call_impl")  # torch.nn.Module.__call__
 
@@ -42,19 +45,34 @@ class NotedPhase:
     end: float | None = None
 
 
+@dataclass(slots=True)
+class NotedMark:
+    """A part of the program that its author has named; `end` is None until it ends."""
+
+    name: str
+    start: float
+    end: float | None = None
+
+
 Note = Callable[[str, FrameType | None], Callable[[], None]]  # called when a phase starts; returns what to call when it ends
 
 _notes: list[Note] = []  # of the recordings under way
+_mark_notes: list[Note] = []  # the same, for the parts that the user has named
 _lock = threading.Lock()
 _undo: Callable[[], None] | None = None
 
 
 @contextmanager
-def noted(note: Note) -> Iterator[None]:
-    """Call `note` at every backward pass and optimizer step, in any thread, until the block ends."""
+def noted(note: Note, note_mark: Note | None = None) -> Iterator[None]:
+    """Call `note` at every backward pass and optimizer step, in any thread, until the block ends.
+
+    Call `note_mark` where a user's own line enters `torch.profiler.record_function`.
+    """
     global _undo
     with _lock:
         _notes.append(note)
+        if note_mark is not None:
+            _mark_notes.append(note_mark)
         if _undo is None:
             _undo = _watch()
     try:
@@ -62,13 +80,15 @@ def noted(note: Note) -> Iterator[None]:
     finally:
         with _lock:
             _notes.remove(note)
+            if note_mark is not None:
+                _mark_notes.remove(note_mark)
             if not _notes:
                 _undo()
                 _undo = None
 
 
 def _watch() -> Callable[[], None]:
-    """Watch backward passes and steps; returns what ends it. PyTorch has hooks for optimizers' steps, and none for backward."""
+    """Watch backward passes, steps and marks; returns what ends it. PyTorch has hooks for optimizers' steps, and none for the rest."""
     # What ends the steps of each thread and optimizer, the innermost last: a class's step may call its base class's.
     steps: dict[tuple[int, int], list[list[Callable[[], None]]]] = {}
 
@@ -82,8 +102,10 @@ def _watch() -> Callable[[], None]:
 
     wrapped_in: dict[Any, tuple[Any, Any]] = {module: _wrap(module) for module in (torch.autograd, torch.autograd.graph)}
     hooks = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
+    undo_marks = _watch_marks()
 
     def undo() -> None:
+        undo_marks()
         for module, (original, wrapped) in wrapped_in.items():
             if module._engine_run_backward is wrapped:  # else somebody has wrapped ours
                 module._engine_run_backward = original
@@ -108,6 +130,34 @@ def _wrap(module: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
     module._engine_run_backward = run_backward
     return original, run_backward
+
+
+def _watch_marks() -> Callable[[], None]:
+    """Watch `record_function`; returns what ends it. PyTorch's own uses of it, in optimizers and DDP, are not the user's marks."""
+    enter, leave = record_function.__enter__, record_function.__exit__
+    under_way: dict[int, list[Callable[[], None]]] = {}
+
+    @functools.wraps(enter)
+    def marked_enter(mark: record_function) -> record_function:
+        frame = frame_at(1)
+        while frame.f_back is not None and frame.f_code.co_filename == contextlib.__file__:
+            frame = frame.f_back  # `record_function` is used as a decorator
+        if is_users(frame.f_code.co_filename):
+            under_way[id(mark)] = [note(mark.name, frame) for note in list(_mark_notes)]
+        return enter(mark)
+
+    @functools.wraps(leave)
+    def marked_leave(mark: record_function, *error: Any) -> None:
+        leave(mark, *error)
+        for end in under_way.pop(id(mark), ()):
+            end()
+
+    record_function.__enter__, record_function.__exit__ = marked_enter, marked_leave  # type: ignore[method-assign]
+
+    def undo() -> None:
+        record_function.__enter__, record_function.__exit__ = enter, leave  # type: ignore[method-assign]
+
+    return undo
 
 
 def _begin(name: str, frame: FrameType | None) -> list[Callable[[], None]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gputrace.events import Events
 from gputrace.files.archive import BY_DEVICE
-from gputrace.spans import HOST, SPAN_COLUMNS, WAIT_COLUMNS, Execution, RacingSpan, RecordedRace, Spans, Waits
+from gputrace.spans import HOST, SPAN_COLUMNS, WAIT_COLUMNS, Execution, Mark, RacingSpan, RecordedRace, Spans, Waits
 from gputrace.trace import Trace
 
 
@@ -41,6 +41,7 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
             [race for part in parts for race in part.races()],
             sum(trace.lost_spans for trace in traces),
             first.no_timeline,
+            [mark for part in parts for mark in part.marks()],
         ),
     )
 
@@ -89,6 +90,9 @@ class _Part:
 
     def races(self) -> list[RecordedRace]:
         return [replace(race, first=self._moved(race.first), second=self._moved(race.second)) for race in self._trace.races]
+
+    def marks(self) -> list[Mark]:
+        return [replace(mark, device=mark.device + self._first) for mark in self._trace.marks]
 
     def _moved(self, side: RacingSpan) -> RacingSpan:
         return side if side.device == HOST else replace(side, device=side.device + self._first)

@@ -10,12 +10,12 @@ from types import FrameType
 import torch
 
 import virtualgpu
-from gputrace.attribution import with_allocators_streams, with_lines, with_phases
+from gputrace.attribution import with_allocators_streams, with_lines, with_marks, with_phases
 from gputrace.categories import categorised, held, workspace_sizes
 from gputrace.events import StackTable
 from gputrace.holders.tensors import Census, alive, relevant_objects
 from gputrace.options import MAX_EVENTS
-from gputrace.phases import NotedPhase, noted
+from gputrace.phases import NotedMark, NotedPhase, noted
 from gputrace.replay import complete, complete_without_start
 from gputrace.sources.clock import ClockSource
 from gputrace.sources.kineto import KinetoSource
@@ -59,7 +59,7 @@ def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
     with ExitStack() as undo:
         undo.callback(recording.stop)
         recording.start()
-        undo.enter_context(noted(recording.note))
+        undo.enter_context(noted(recording.note, recording.note_mark))
         try:
             yield trace
         except BaseException as raised:
@@ -88,6 +88,7 @@ class _Recorder:
             self._source = CudaSource(self._table, max_events, frees=not timeline)
             self._clock = KinetoSource() if timeline else None
         self._phases: list[NotedPhase] = []
+        self._marks: list[NotedMark] = []
         self._badge, self._origin = _badge(), _origin()  # now, for the block may take the machine away
 
     def start(self) -> None:
@@ -111,6 +112,16 @@ class _Recorder:
 
         def end() -> None:
             phase.end = self._source.now()
+
+        return end
+
+    def note_mark(self, name: str, frame: FrameType | None) -> Callable[[], None]:
+        """Note that a part which the user has named starts; returns what to call when it ends."""
+        mark = NotedMark(name, self._source.now())
+        self._marks.append(mark)
+
+        def end() -> None:
+            mark.end = self._source.now()
 
         return end
 
@@ -149,7 +160,7 @@ class _Recorder:
             badge=self._badge,
             origin=self._origin,
             census=census,
-            execution=with_lines(execution, events, phases, stacks),
+            execution=with_marks(with_lines(execution, events, phases, stacks), phases, self._marks, seconds),
         )
 
 

@@ -22,7 +22,7 @@ class Spans:
     """Columns of equal length, in order of `start`, in seconds from the start of the recording.
 
     `kind` indexes KINDS, `name` the list `names`, `stack` the trace's stacks. `launch` is, of a device's span, the index of the host's
-    span that launched it, -1 if that is not known.
+    span that launched it, -1 if that is not known. `backward` marks the spans that a backward pass launched.
     """
 
     start: np.ndarray
@@ -33,6 +33,7 @@ class Spans:
     name: np.ndarray
     stack: np.ndarray
     launch: np.ndarray
+    backward: np.ndarray
     names: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -45,11 +46,12 @@ class Spans:
     @classmethod
     def of(cls, rows: Iterable[tuple]) -> "Spans":
         """The columns of rows (start, duration, device, stream, kind, name, stack, launch), where `name` is a text and `launch` the
-        position of a row, or -1."""
-        unordered: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(_SPAN_TYPES)
+        position of a row, or -1. The phases, which come later, say what a backward pass launched."""
+        unordered: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * (len(_SPAN_TYPES) - 1)
+        unordered.append([False] * len(unordered[0]))
         names = {name: index for index, name in enumerate(dict.fromkeys(unordered[5]))}
         unordered[5] = [names[name] for name in unordered[5]]
-        columns = {name: np.array(unordered[index], kind) for index, (name, kind) in enumerate(_SPAN_TYPES.items())}
+        columns: dict[str, Any] = {name: np.array(unordered[index], kind) for index, (name, kind) in enumerate(_SPAN_TYPES.items())}
         order = np.argsort(columns["start"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
         position = np.empty(len(order) + 1, np.int32)
@@ -109,6 +111,19 @@ class RecordedRace:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A part of the program that its author has named with `torch.profiler.record_function`, as a device ran it.
+
+    `start` is when the first span that was launched in this part began, `end` when the last one ended, in seconds of the recording.
+    """
+
+    name: str
+    device: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """What ran during a recording. `lost` counts the oldest spans that were dropped; `missing` is the reason why there are none."""
 
@@ -117,6 +132,7 @@ class Execution:
     races: list[RecordedRace]
     lost: int = 0
     missing: str = ""
+    marks: list[Mark] = field(default_factory=list)
 
     @classmethod
     def none(cls, why: str) -> "Execution":
@@ -132,6 +148,7 @@ _SPAN_TYPES = {
     "name": np.int32,
     "stack": np.int32,
     "launch": np.int32,
+    "backward": np.bool_,
 }
 _WAIT_TYPES = {
     "time": np.float64,

@@ -72,6 +72,7 @@ class TraceData:
     def __post_init__(self) -> None:
         work = self.execution
         self.spans, self.waits, self.races, self.lost_spans, self.no_timeline = work.spans, work.waits, work.races, work.lost, work.missing
+        self.marks = work.marks
         self.named_streams: dict[int, str] = {}
         self._timelines: dict[int, MemoryTimeline] = {}
 

@@ -7,8 +7,9 @@ import pytest
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
 
-from gputrace.figures.lanes import BACKWARD, LOOKS, RACE
-from gputrace.phases import Phase
+from gputrace.attribution import with_marks
+from gputrace.figures.lanes import BACKWARD, COLLECTIVE, LOOKS, RACE
+from gputrace.phases import NotedMark, Phase
 from gputrace.spans import D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, Execution, RacingSpan, RecordedRace, Spans, Waits
 
 MIB = 1 << 20
@@ -29,6 +30,7 @@ def timeline(trace_of):
 
     def make(rows=BASE, waits=(), races=(), devices=(0,), **more):
         work = Execution(Spans.of(rows), Waits.of(waits), list(races), more.pop("lost_spans", 0), more.pop("missing", ""))
+        work = with_marks(work, more.get("phases", []), more.pop("marks", []), 10.0)
         memory = [
             (0.5, "segment_alloc", 100, 200),
             (1.0, "alloc", 100, 60, 0, 1),
@@ -166,6 +168,70 @@ def test_kernels_that_a_backward_launched_are_told_apart_however_late_they_run(t
     timeline(phases=[Phase("backward", 0.0, 0.3, 1)]).plot_timeline()
     (box,) = [path.get_extents() for shown in of_colour(drawn[-1].axes[0], LOOKS[BACKWARD]["facecolor"]) for path in shown.get_paths()]
     assert (box.x0, box.x1) == pytest.approx((0.2, 4.2))
+
+
+def test_collectives_have_a_colour_of_their_own_also_in_a_backward_pass(timeline, drawn, texts):
+    rows = [(0.0, 2.0, 0, 0, KERNEL, "mm", 1, -1), (2.0, 3.0, 0, 1, KERNEL, "nccl all_reduce", 1, -1)]
+    timeline(rows, phases=[Phase("backward", 0.0, 9.0, 1)]).plot_timeline()
+    (box,) = [path.get_extents() for shown in of_colour(drawn[-1].axes[0], LOOKS[COLLECTIVE]["facecolor"]) for path in shown.get_paths()]
+    assert (box.x0, box.x1) == (2.0, 5.0)
+    assert {"kernel, backward", "collective"} < set(texts(drawn[-1])) and "kernel" not in texts(drawn[-1])
+
+
+STEPS = [NotedMark("step 0", 0.0, 0.3), NotedMark("step 1", 4.9, 6.5)]
+
+
+def test_marked_parts_are_brackets_over_what_they_launched_however_late_it_ran(timeline, drawn, texts):
+    figure = timeline(marks=STEPS).plot_timeline()
+    assert {"step 0", "step 1"} < set(texts(drawn[-1]))
+    assert "Marked: step 0 from 200 ms to 4.2 s, step 1 from 5 s to 8 s. Measured on paper." in figure.alt
+    edges = [line.get_xdata()[0] for line in drawn[-1].axes[0].lines if line.is_dashed()]
+    assert edges == pytest.approx([0.2, 4.2, 5.0, 8.0])
+    alone = timeline(marks=STEPS).plot_timeline(start=4.5)
+    assert "step 0" not in texts(drawn[-1]) and "Marked: step 1" in alone.alt
+    assert "Marked" not in timeline().plot_timeline().alt
+
+
+def test_the_title_compares_the_collectives_of_the_marked_parts(timeline):
+    rows = [
+        (0.0, 1.0, 0, 0, KERNEL, "mm", 1, -1),
+        (1.0, 1.0, 0, 1, KERNEL, "nccl all_reduce", 1, -1),
+        (2.0, 2.0, 0, 0, KERNEL, "mm", 1, -1),
+        (3.0, 2.0, 0, 1, KERNEL, "nccl all_reduce", 1, -1),
+    ]
+    marks = [NotedMark("step 0", 0.0, 1.5), NotedMark("step 1", 1.8, 3.5)]
+    assert timeline(rows, marks=marks).plot_timeline().title == "Hidden behind kernels: 0% of the collectives in step 0, 50% in step 1"
+    alone = timeline(rows, marks=marks[:1]).plot_timeline()
+    assert alone.title == "Of the time in collectives, 33% is hidden behind other kernels"
+    without = timeline([*rows, (6.0, 1.0, 0, 0, KERNEL, "mm", 1, -1)], marks=[*marks, NotedMark("end", 5.5, 6.5)]).plot_timeline()
+    assert without.title == alone.title
+
+
+def test_the_legend_has_no_kind_that_is_narrower_than_a_pixel(timeline, texts, drawn):
+    rows = [(0.0, 9.0, 0, 0, KERNEL, "mm", 1, -1), (9.0, 0.001, 0, 0, H2D, "copy", 1, -1)]
+    timeline(rows).plot_timeline()
+    assert "kernel" in texts(drawn[-1]) and "copy host to GPU" not in texts(drawn[-1])
+
+
+def test_a_marked_part_inside_another_is_left_out(timeline, drawn, texts):
+    inner, outer = NotedMark("inner", 4.9, 5.5), NotedMark("outer", 0.0, 9.0)
+    timeline(marks=[inner, outer]).plot_timeline()
+    assert "outer" in texts(drawn[-1]) and "inner" not in texts(drawn[-1])
+
+
+def test_a_marked_part_of_several_devices_is_one_bracket(timeline, drawn, texts):
+    rows = [(0.0 + device, 4.0, device, 0, KERNEL, "mm", 1, -1) for device in range(2)]
+    figure = timeline(rows, devices=range(2), marks=[NotedMark("step", 0.0, 9.0)]).plot_timeline()
+    assert "Marked: step from 0 µs to 5 s" in figure.alt and texts(drawn[-1]).count("step") == 1
+
+
+def test_marks_stand_between_the_lanes_and_the_memory(timeline, drawn, legible):
+    timeline(marks=STEPS).plot_timeline(memory=True)
+    lanes, memory = drawn[-1].axes[0], drawn[-1].axes[-1]
+    [text] = [text for text in lanes.texts if text.get_text() == "step 0"]
+    box = text.get_window_extent()
+    assert lanes.get_window_extent().y1 <= box.y0 and box.y1 <= memory.get_window_extent().y0
+    legible(drawn[-1])
 
 
 def test_of_very_many_waits_only_those_are_drawn_that_held_a_stream_up(timeline, drawn):

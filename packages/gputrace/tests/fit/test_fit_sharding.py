@@ -72,18 +72,17 @@ def sharded(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(sharded, tmp_path, ranks):
-    worlds = pytest.importorskip("gpulessons.simulated_worlds", reason="the lessons simulate the rank to compare with")
+    labkit = pytest.importorskip("labkit", reason="labkit simulates the rank to compare with")
     outside = sharded(ranks, SCRIPT, between=CLIP)
     written = tmp_path / "written.py"
     lines = {"before": BY_HAND, "parameters": "model.parameters()", "between": CLIP}
     written.write_text(
         SCRIPT.format(**lines).replace("    print(loss.item())", "    loss.item()\n    ends.append(time.perf_counter())") + TOLD
     )
-    (inside,) = worlds.results(
-        written, [{"world": ranks, "nodes": 1, "network": "400Gb/s", "like": "A100", "memory": None, "arguments": []}]
-    )
+    simulated = labkit.torchrun(written, simulate=ranks, network="400Gb/s", like="A100", quiet=True)
+    (inside,) = simulated.results
     assert (outside.failed, outside.changed, outside.steps) == ("", True, 4)
-    assert (outside.allocated, outside.reserved) == inside[:2]
+    assert [outside.allocated, outside.reserved] == inside[:2]
     assert outside.step == pytest.approx(inside[2], rel=0.05)
 
 

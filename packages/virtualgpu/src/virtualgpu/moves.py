@@ -14,7 +14,7 @@ from torch._C import _DisableTorchDispatch
 from torch.autograd import forward_ad
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from virtualgpu import errors, hardware
+from virtualgpu import errors, hardware, pinned
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.copies import move
@@ -26,13 +26,13 @@ from virtualgpu.tensor import (
     empty_without_values,
     new_storage,
     plain_set,
+    plain_type,
     send_to,
 )
 
 _to = torch.Tensor.to
 _copy: Any = torch.Tensor.copy_
 _data: Any = torch.Tensor.data
-_type = torch.Tensor.type
 _parse_to = torch._C._nn._parse_to
 _swap = torch._C._swap_tensor_impl
 
@@ -51,13 +51,22 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
             "grad": Attribute(
                 "grad", grad.__get__, errors.assign_gradient(grad.__set__), grad.__delete__
             ),
-            "numpy": read_on_host(torch.Tensor.numpy),
-            "tolist": read_on_host(torch.Tensor.tolist),
-            "new": with_own_type(torch.Tensor.new),
+            **unbound_methods(
+                {
+                    "apply_": torch.Tensor.apply_,
+                    "const_data_ptr": torch.Tensor.const_data_ptr,  # type: ignore[attr-defined]
+                    "data_ptr": torch.Tensor.data_ptr,
+                    "get_device": torch.Tensor.get_device,
+                    "new": with_own_type(torch.Tensor.new),
+                    "numpy": read_on_host(torch.Tensor.numpy),
+                    "pin_memory": pinned.pin_memory,
+                    "tolist": read_on_host(torch.Tensor.tolist),
+                    "type": type_,
+                }
+            ),
             "map_": on_host_alone(torch.Tensor.map_, "'other'"),
             "map2_": on_host_alone(torch.Tensor.map2_, "argument 'x'", "argument 'y'"),
             "set_": set_,
-            "type": type_,
             "type_as": type_as,
         },
     )
@@ -317,6 +326,31 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     return _copy(self, src, non_blocking)
 
 
+def unbound_methods(of_host: dict[str, Any]) -> dict[str, Any]:
+    """Return methods of `torch.Tensor` that answer for the host's tensors and for a GPU's.
+
+    `torch.Tensor.data_ptr(tensor)` and `map(torch.Tensor.data_ptr, tensors)` do not ask the
+    tensor's class. The tensor that C++ would answer for is on the CPU.
+    """
+    answers = {}
+    for name, method in of_host.items():
+        answers[name] = _for_both(method, getattr(VirtualTensor, name))
+    return answers
+
+
+def _for_both(of_host: Any, of_gpu: Any) -> Any:
+    """Return a method that calls one of two methods, by the tensor's class."""
+
+    @wraps(of_host)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call the method for a GPU's tensor or the one for the host's."""
+        if type(self) is VirtualTensor:
+            return of_gpu(self, *args, **kwargs)
+        return of_host(self, *args, **kwargs)
+
+    return method
+
+
 # Methods with which C++ reads a tensor on the host without an operator
 
 
@@ -558,11 +592,11 @@ def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
     else:
         name = f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
     if name.startswith("torch.cuda."):
-        example = _type(torch.empty(0, device="cpu"), name.replace(".cuda", ""))
+        example = plain_type(torch.empty(0, device="cpu"), name.replace(".cuda", ""))
         return to(self, "cuda", example.dtype, non_blocking)
     if isinstance(dtype, type):
         dtype = name
-    return _type(self, dtype, non_blocking, **kwargs)
+    return plain_type(self, dtype, non_blocking, **kwargs)
 
 
 # torch.load

@@ -18,8 +18,7 @@ registered: dict[int, int] = {}  # bytes that `cudaHostRegister` has locked, by 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield (owner, replaced names) for what this module replaces in PyTorch."""
-    names = {"pin_memory": pin_memory, "is_pinned": lambda self, device=None: is_pinned(self)}
-    yield torch.Tensor, names
+    yield torch.Tensor, {"is_pinned": lambda self, device=None: is_pinned(self)}
 
 
 def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:

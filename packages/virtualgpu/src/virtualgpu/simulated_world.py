@@ -17,7 +17,24 @@ from virtualgpu.machines import MAXIMUM, VirtualGPUs, gibibytes, use, with_maker
 from virtualgpu.script import run_script
 
 LARGEST = 1 << 20  # the most ranks of a world
+LIKE = "H100"  # the model of GPUs, unless a program says otherwise
 Tell = Callable[[str], object]  # receives a sentence about the world
+
+
+def check(world: int, nodes: int) -> None:
+    """Raise ValueError if `world` ranks cannot be divided among `nodes` machines."""
+    if not 1 <= world <= LARGEST:
+        raise ValueError(f"--simulate {world}: choose a whole number from 1 to {LARGEST}")
+    if nodes < 1 or world % nodes or world // nodes > MAXIMUM:
+        parts = f"{world} ranks do not divide into so many machines of 1 to {MAXIMUM} GPUs each"
+        raise ValueError(f"--nodes {nodes}: {parts}")
+
+
+def described(rank: int, world: int, nodes: int, name: str) -> str:
+    """Return a sentence that says which rank of which world is simulated."""
+    several = "s" * (nodes > 1)
+    gpus = f"{world // nodes} virtual {with_maker(name)}"
+    return f"rank {rank} of {world:,} simulated, on {nodes:,} node{several} of {gpus}."
 
 
 def set_up(
@@ -35,33 +52,19 @@ def set_up(
     The world has `nodes` machines, and one virtual GPU per rank. Raises ValueError for an argument
     that is not possible, and changes nothing then.
     """
-    if not 1 <= world <= LARGEST:
-        raise ValueError(f"--simulate {world}: choose a whole number from 1 to {LARGEST}")
-    if nodes < 1 or world % nodes or world // nodes > MAXIMUM:
-        raise ValueError(
-            f"--nodes {nodes}: {world} ranks need a number of nodes that divides {world}, "
-            f"with at most {MAXIMUM} GPUs each"
-        )
+    check(world, nodes)
     if not 0 <= rank < world:
         raise ValueError(f"--rank {rank}: choose a whole number from 0 to {world - 1}")
     per_node = world // nodes
     cluster = Cluster(per_node, parse_rate(network))
-    gpus = use(per_node, like or "H100", memory, values=False, host=host)
+    gpus = use(per_node, like or LIKE, memory, values=False, host=host)
     gpus.machine.cluster = cluster
     os.environ.update(_environment(world, rank, per_node))
     set_up_for_times(gpus, virtual_time=True)
     simulated.put_in_place()
-    model = with_maker(gpus.name)
-    machines = "1 machine" if nodes == 1 else f"{nodes:,} machines"
-    tell(
-        f"simulating rank {rank} of {world:,}, on {machines} with {per_node} virtual {model} each."
-    )
-    network_rate = ""
-    if nodes > 1:
-        network_rate = f"each GPU has {network} to other machines, "
-    tell(
-        f"assumptions: {network_rate}all ranks are alike, and none is late. No values are computed."
-    )
+    tell(described(rank, world, nodes, gpus.name))
+    between = f" {network} from each GPU to other nodes," if nodes > 1 else ""
+    tell(f"assumed:{between} all ranks alike, and none late. No values are computed.")
     return gpus
 
 

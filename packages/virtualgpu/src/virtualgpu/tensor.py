@@ -23,6 +23,8 @@ _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 _storage_of: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage
 _empty_strided = torch.empty_strided
 plain_set: Any = torch.Tensor.set_  # without the check that `moves` adds
+plain_type: Any = torch.Tensor.type  # of the tensor that C++ sees, and so with the next one
+host_address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 attributes_of: Any = torch.Tensor.__dict__["__dict__"]  # all attributes, also the kit's own
 _CPU, _STRIDED = torch.device("cpu"), torch.strided
 
@@ -226,7 +228,7 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         """Return the legacy name, such as "torch.cuda.FloatTensor", or a copy of type `dtype`."""
         if dtype is None:
-            return torch.Tensor.type(self).replace("torch.", "torch.cuda.", 1)
+            return plain_type(self).replace("torch.", "torch.cuda.", 1)
         if isinstance(dtype, torch.dtype):
             return self.to(dtype, non_blocking=non_blocking)
         name = dtype

@@ -95,3 +95,62 @@ def test_the_bias_of_a_layer_whose_input_has_gaps_is_added_in_place():
         y.sum().backward()
         torch.testing.assert_close(y.detach().cpu(), expected)
         torch.testing.assert_close(layer.bias.grad.cpu(), torch.full((8,), 20.0))
+
+
+# Products of 8-bit matrices
+
+
+def bytes_(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, dtype=torch.int8, device="cuda")
+
+
+def float8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
+    return torch.ones(*shape, device="cuda").to(dtype)
+
+
+def scaled(left: torch.Tensor, right: torch.Tensor, **options: object) -> torch.Tensor:
+    one = torch.ones((), device="cuda")
+    return torch._scaled_mm(left, right, scale_a=one, scale_b=one, **options)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "message"),
+    [
+        ((16, 8), (8, 8), r"self.size\(0\) needs to be greater than 16, but got 16"),
+        ((17, 12), (12, 8), r"self.size\(1\) needs to be greater than 0 and a multiple of 8, but got 12"),
+        ((17, 8), (8, 9), r"mat2.size\(1\) needs to be greater than 0 and a multiple of 8, but got 9"),
+    ],
+)
+def test_cublaslt_multiplies_no_small_or_odd_matrices_of_int8(left, right, message):
+    with virtualgpu.use(gpus=1, like="T4"):
+        with pytest.raises(RuntimeError, match=message):
+            torch._int_mm(bytes_(*left), bytes_(*right))
+        assert torch._int_mm(bytes_(17, 8), bytes_(8, 16)).eq(8).all()
+
+
+def test_a_gpu_without_float8_multiplies_none():
+    with virtualgpu.use(gpus=1, like="A100"), pytest.raises(RuntimeError, match="compute capability >= 9.0 or 8.9"):
+        scaled(float8(16, 16), float8(16, 16).t())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: scaled(float8(16, 8), float8(16, 8).t()), r"divisible by 16 but got mat1 shape: \(16x8\)"),
+        (lambda: scaled(float8(16, 16), float8(8, 16).t()), r"mat2 shape \(16x8\) must be divisible by 16"),
+        (lambda: scaled(float8(16, 16), float8(16, 16)), "Only multiplication of row-major and column-major"),
+        (
+            lambda: scaled(*(float8(16, 16, dtype=torch.float8_e5m2).t() for _ in range(2))),
+            "Multiplication of two Float8_e5m2 matrices is not supported",
+        ),
+        (
+            lambda: scaled(float8(16, 16), float8(16, 16).t(), bias=torch.ones(16, device="cuda"), out_dtype=torch.half),
+            "Bias must be BFloat16 or Half, but got Float",
+        ),
+    ],
+)
+def test_cublaslt_multiplies_float8_in_one_form(make, message):
+    with virtualgpu.use(gpus=1, like="H200"):
+        with pytest.raises(RuntimeError, match=message):
+            make()
+        assert scaled(float8(16, 32), float8(48, 32).t(), out_dtype=torch.bfloat16).eq(32).all()

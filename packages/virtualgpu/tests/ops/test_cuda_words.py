@@ -94,3 +94,47 @@ def test_cuda_stores_formats_and_computes_with_few_of_them(dtype):
     for kernel, work in {"mul_cuda": lambda: x * x, "ufunc_add_CUDA": lambda: x + x, "abs_cuda": x.abs}.items():
         assert words(work, NotImplementedError) == f"\"{kernel}\" not implemented for '{name}'"
     assert (x == x).all() and x.float().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "work"),
+    [
+        ("avg_pool2d_out_cuda_frame", lambda x: F.avg_pool2d(x, 2)),
+        ("avg_pool2d_out_cuda_frame", lambda x: F.avg_pool1d(x[0], 2)),
+        ("avg_pool3d_out_cuda", lambda x: F.avg_pool3d(x, 2)),
+        ("max_pool2d_with_indices_out_cuda_frame", lambda x: F.max_pool2d(x, 2)),
+        ("max_pool3d_with_indices_out_frame", lambda x: F.max_pool3d(x, 2)),
+        ("GeluCUDAKernelImpl", F.gelu),
+        ("addmm_cuda", lambda x: x[0, 0] @ x[0, 0]),
+    ],
+)
+def test_cuda_has_no_kernel_of_integers(kernel, work):
+    """The CPU pools them."""
+    x = torch.ones(1, 2, 4, 4, dtype=torch.int64, device="cuda")
+    assert words(partial(work, x), NotImplementedError) == f"\"{kernel}\" not implemented for 'Long'"
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_cuda_resamples_no_bytes(mode, antialias):
+    x = torch.ones(1, 3, 4, 4, dtype=torch.uint8, device="cuda")
+    said = words(lambda: F.interpolate(x, scale_factor=2, mode=mode, antialias=antialias), NotImplementedError)
+    assert said == f"\"upsample_{mode}2d_out_frame\" not implemented for 'Byte'"
+    assert F.interpolate(x, scale_factor=2, mode="nearest").sum() == 192
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "work"),
+    [
+        ("addmm_cuda", torch.complex32, lambda x: x @ x),
+        ("baddbmm_cuda", torch.complex32, lambda x: torch.bmm(x[None], x[None])),
+        ("max_all_cuda", torch.complex64, torch.max),
+        ("cdist_cuda", torch.float16, lambda x: torch.cdist(x, x)),
+        ("lu_factor_cusolver", torch.float16, torch.det),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_an_error_names_cudas_kernel(kernel, dtype, work):
+    names = {torch.complex32: "ComplexHalf", torch.complex64: "ComplexFloat", torch.float16: "Half"}
+    x = torch.ones(2, 2, dtype=dtype, device="cuda")
+    assert words(partial(work, x), NotImplementedError) == f"\"{kernel}\" not implemented for '{names[dtype]}'"

@@ -58,6 +58,33 @@ def test_an_assert_of_the_catalogue_surfaces_and_stays(name, capsys):
         torch.zeros(1, device="cuda").item()
 
 
+@pytest.mark.parametrize(
+    ("assertion", "work"),
+    [
+        ("0 <= p4 && p4 <= 1", lambda: torch.bernoulli(torch.tensor([1.5], device="cuda"))),
+        (
+            "0 <= p4 && p4 <= 1",
+            lambda: torch.empty(1, device="cuda").bernoulli_(torch.tensor([-1.0], device="cuda")),
+        ),
+        ("lambda >= 0", lambda: torch.poisson(torch.tensor([-1.0], device="cuda"))),
+        (
+            "input[emb] < numRows",
+            lambda: nn.EmbeddingBag(3, 2).cuda()(torch.tensor([[9]], device="cuda")),
+        ),
+        (
+            "maxind >= 0 && maxind < outputImageSize",
+            lambda: F.max_unpool2d(torch.ones(1, 1, 1, 1, device="cuda"), torch.full((1, 1, 1, 1), 9, device="cuda"), 2),
+        ),
+    ],
+)
+def test_a_value_that_the_cpu_refuses_at_once_stops_the_gpu_later(assertion, work, capsys):
+    """The assertions are those of PyTorch's kernels (ATen/native/cuda)."""
+    work()
+    with pytest.raises(AcceleratorError, match="device-side assert"):
+        torch.cuda.synchronize()
+    assert f"`{assertion}" in capsys.readouterr().err
+
+
 def test_the_call_itself_returns():
     result = fail()
     assert result.shape == (1,)

@@ -7,13 +7,13 @@ import numpy as np
 from gputrace.events import ALLOC, CATEGORIES, FREE_REQUESTED
 from gputrace.explorer.places import Places
 from gputrace.figures.figure import CATEGORY_COLOURS, CATEGORY_HATCHES, GREY
-from gputrace.figures.lanes import BACKWARD, LOOKS, NAMES, Lane, kinds_of, lanes_of
+from gputrace.figures.lanes import COLLECTIVE, LOOKS, NAMES, Lane, kinds_of, lanes_of
 from gputrace.spans import LAUNCH, WAIT
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
-PHASE = BACKWARD + 1  # a look beside those of spans: forward, backward and step
+PHASE = COLLECTIVE + 1  # a look beside those of spans: forward, backward and step
 Column = list[int]
 
 

@@ -25,6 +25,7 @@ from gputrace import units
 
 BLACK, BLUE, VERMILLION = "#000000", "#0072B2", "#D55E00"
 SKY_BLUE, ORANGE, GREEN, YELLOW, GREY = "#56B4E9", "#E69F00", "#009E73", "#F0E442", "#C8C8C8"
+PURPLE = "#CC79A7"
 # In the order of a stack, from the bottom up: what stays through a step, then what comes and goes. Neighbours differ in lightness too, or
 # in hatching, so that they can be told apart without colour.
 CATEGORY_COLOURS = {

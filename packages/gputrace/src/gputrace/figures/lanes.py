@@ -7,17 +7,31 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, drawable, text_width
-from gputrace.phases import phase_of
-from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT
+from gputrace.figures.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    TEXT_POINTS,
+    VERMILLION,
+    YELLOW,
+    drawable,
+    text_width,
+)
+from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, is_collective
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
 BACKWARD = len(KINDS)  # a kernel that was launched in a backward pass
+COLLECTIVE = BACKWARD + 1  # a kernel of NCCL's
 NAMES = {
     KERNEL: "kernel",
     BACKWARD: "kernel, backward",
+    COLLECTIVE: "collective",
     H2D: "copy host to GPU",
     D2H: "copy GPU to host",
     P2P: "copy GPU to GPU",
@@ -28,6 +42,7 @@ NAMES = {
 LOOKS: dict[int, dict[str, Any]] = {
     KERNEL: {"facecolor": BLUE},
     BACKWARD: {"facecolor": SKY_BLUE},
+    COLLECTIVE: {"facecolor": PURPLE},
     H2D: {"facecolor": ORANGE, "hatch": "////"},
     D2H: {"facecolor": GREEN, "hatch": "\\\\\\\\"},
     P2P: {"facecolor": YELLOW, "hatch": "xxxx"},
@@ -64,11 +79,10 @@ class Lane:
 
 
 def kinds_of(trace: "TraceData") -> np.ndarray:
-    """The kind of each span, BACKWARD where a backward pass launched a kernel."""
+    """The kind of each span: COLLECTIVE for a kernel of NCCL's, BACKWARD for another that a backward pass launched."""
     spans = trace.spans
-    launched = np.where(spans.launch >= 0, spans.start[spans.launch], spans.start)
-    names = np.array(["", *(phase.name for phase in trace.phases)])[phase_of(trace.phases, launched) + 1]
-    return np.where((spans.kind == KERNEL) & (names == "backward"), BACKWARD, spans.kind)
+    kinds = np.where((spans.kind == KERNEL) & spans.backward, BACKWARD, spans.kind)
+    return np.where(is_collective(spans), COLLECTIVE, kinds)
 
 
 def lanes_of(trace: "TraceData", devices: list[int]) -> list[Lane]:
@@ -116,7 +130,7 @@ def draw_lane(axes: Axes, trace: "TraceData", kinds: np.ndarray, lane: Lane, row
             crowded |= bool((drawn[:, 2] < 1).any())
             _draw_boxes(axes, drawn, row, pixel, LOOKS[kind], zorder=2 if kind == WAIT else 3)
     if not lane.is_host:
-        for kind, colour in ((KERNEL, "white"), (BACKWARD, BLACK)):
+        for kind, colour in ((KERNEL, "white"), (BACKWARD, BLACK), (COLLECTIVE, BLACK)):
             _write_names(axes, trace, np.flatnonzero(seen & (kinds == kind)), row, window, pixels, colour)
     return crowded
 

@@ -30,9 +30,22 @@ from gputrace.figures.figure import (
     words,
 )
 from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, kinds_of, lanes_of, shade
+from gputrace.figures.marks import add_marks, shown_marks
 from gputrace.figures.phases import add_phases
 from gputrace.figures.relations import draw_collectives, draw_races, draw_waits, race_text
-from gputrace.spans import HOST, KIND_GROUPS, RecordedRace, Spans, Waits, chosen, is_collective, seconds_of, seconds_of_both
+from gputrace.spans import (
+    HOST,
+    KIND_GROUPS,
+    SPAN_COLUMNS,
+    Mark,
+    RecordedRace,
+    Spans,
+    Waits,
+    chosen,
+    is_collective,
+    seconds_of,
+    seconds_of_both,
+)
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -46,6 +59,7 @@ LOWEST, HIGHEST = 0.19, 0.42  # inches: a lane
 MEMORY = 1.2  # inches: the memory above the lanes
 GAP = 0.12  # inches between the two
 MOST_RACES = 3  # that are listed in the picture
+MOST_COMPARED = 3  # marked parts that the title compares
 
 
 def trace_timeline(
@@ -67,30 +81,37 @@ def trace_timeline(
         entries = _entries(part, kinds[seen], [lane.within(seen) for lane in lanes], races)
         rows = 1 if sum(text_width(entry.get_label()) + 36 for entry in entries) <= WIDTH else 2
         listed = min(len(races), MOST_RACES)
-        top = TITLE + (rows * LINE + 0.06 if entries else 0) + listed * LINE  # inches above the lanes, or the memory
+        marks = shown_marks(trace.marks, devices, window)
+        above = TITLE + (rows * LINE + 0.06 if entries else 0) + listed * LINE  # inches: the texts
+        brackets = LINE if marks else 0.0  # inches: the row of marks, right above the lanes
+        top = above + brackets
         under = 0.94 if phases else 0.72  # inches for the phases, the axis and the badge
         room = SIZE[1] - top - under - (MEMORY + GAP if memory else 0)
         shown = fitting(lanes, [seconds_of(part.spans, lane.mask[seen]) for lane in lanes], int(room / LOWEST))
         page = _Page(top, MEMORY if memory else 0.0, min(room, HIGHEST * len(shown)), under)
         canvas = Canvas(figsize=(SIZE[0], page.height), facecolor="white")
-        add_title(canvas, shortened(_finding(part, devices, races), WIDTH, TITLE_POINTS, bold=True))
+        add_title(canvas, shortened(_finding(trace, part, devices, races, marks), WIDTH, TITLE_POINTS, bold=True))
         _add_legend(canvas, entries, rows, page)
-        _list_races(canvas, races, page, top - listed * LINE)
+        _list_races(canvas, races, page, above - listed * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
         crowded = _draw(axes, trace, kinds, shown, races, window)
         _add_shares(axes, part, [lane.within(seen) for lane in shown], page.lanes / len(shown))
+        add_marks(axes, marks, window, LINE / page.lanes)
         add_phases(axes, phases, window[1], start=window[0])
         if memory:
-            box = page.box(under + page.lanes + GAP, MEMORY)
+            box = page.box(under + page.lanes + brackets + GAP, MEMORY)
             memory_figure.add_memory(canvas, box, trace, trace.device_index(device), window)
         _add_note(canvas, trace, crowded, len(lanes) - len(shown))
         add_badge(canvas, trace.badge)
-        return Figure(canvas, words(canvas, *_proof(part, devices, races)))
+        return Figure(canvas, words(canvas, *_proof(part, devices, races), *_marked(marks), trace.badge))
 
 
 @dataclass(frozen=True)
 class _Page:
-    """How the height of the picture is divided, in inches, from the top down; a gap lies between memory and lanes."""
+    """How the height of the picture is divided, in inches, from the top down; a gap lies between memory and lanes.
+
+    `top` includes the row of marks, which lies between memory and lanes, too.
+    """
 
     top: float
     memory: float
@@ -137,7 +158,7 @@ def _part(trace: "TraceData", window: tuple[float, float]) -> tuple[np.ndarray, 
         return np.ones(len(spans), dtype=bool), trace
     part = copy.copy(trace)
     seen = (spans.start < end) & (spans.end > start)
-    columns = {name: getattr(spans, name)[seen] for name in ("device", "stream", "kind", "name", "stack", "launch")}
+    columns = {name: getattr(spans, name)[seen] for name in SPAN_COLUMNS if name not in ("start", "duration")}
     begin, finish = spans.start[seen].clip(start, end), spans.end[seen].clip(start, end)
     part.spans = Spans(begin - start, finish - begin, **columns, names=spans.names)
     shown = (trace.waits.until >= start) & (trace.waits.until <= end)
@@ -197,8 +218,11 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _entries(trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: list) -> list:
-    """The legend's entries: the kinds that occur in the part that is drawn."""
-    there = set(kinds[np.logical_or.reduce([lane.mask for lane in lanes])].tolist())
+    """The legend's entries: the kinds in the part that is drawn that take a pixel of its width or more."""
+    shown = np.logical_or.reduce([lane.mask for lane in lanes])
+    found = set(kinds[shown].tolist())
+    wide = {kind for kind in found if trace.spans.duration[shown & (kinds == kind)].sum() * PIXELS >= trace.end}
+    there = wide or found
     look = {"edgecolor": "white", "linewidth": 0.3}
     entries: list = [Patch(**{**look, **LOOKS[kind]}, label=NAMES[kind]) for kind in NAMES if kind in there]
     if len(trace.waits):
@@ -244,7 +268,8 @@ def _add_note(canvas: Canvas, trace: "TraceData", crowded: bool, left_out: int) 
 # What it finds
 
 
-def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
+def _finding(whole: "TraceData", trace: "TraceData", devices: list[int], races: list, marks: list[Mark]) -> str:
+    """The title. `trace` is the part of the whole recording that is drawn."""
     if races:
         first, second = races[0].first, races[0].second
         count = "A race" if len(races) == 1 else f"{len(races)} races"
@@ -253,6 +278,10 @@ def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
     if not any(map(trace.busy, devices)):
         return f"Nothing ran on {' or '.join(f'cuda:{device}' for device in devices)} in {end}"
     in_collectives = [trace.collectives(device) for device in devices]
+    hidden = _hidden_shares(whole, devices, marks)
+    if hidden:
+        in_first, *in_others = hidden
+        return f"Hidden behind kernels: {in_first.replace(' in', ' of the collectives in', 1)}, {', '.join(in_others)}"
     if taken := sum(seconds for seconds, _ in in_collectives):
         return f"Of the time in collectives, {_percent(sum(both for _, both in in_collectives), taken)} is hidden behind other kernels"
     shares = {device: _percent(trace.busy(device), trace.end) for device in devices}
@@ -263,10 +292,22 @@ def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
         first, second = devices
         both = seconds_of_both(trace.spans, trace.spans.device == first, trace.spans.device == second)
         return f"cuda:{first} worked {shares[first]}, cuda:{second} {shares[second]} of {end}, both at once {_percent(both, trace.end)}"
-    copied, hidden = trace.busy(devices[0], "copy"), trace.overlap(devices[0])
+    copied, overlapped = trace.busy(devices[0], "copy"), trace.overlap(devices[0])
     where = f"cuda:{devices[0]}" if len(trace.devices) > 1 else "The GPU"
     most = f"{where} worked {shares[devices[0]]} of {end}"
-    return f"{most}; kernels overlap {_percent(hidden, copied)} of its copying" if copied else most
+    return f"{most}; kernels overlap {_percent(overlapped, copied)} of its copying" if copied else most
+
+
+def _hidden_shares(trace: "TraceData", devices: list[int], marks: list[Mark]) -> list[str]:
+    """How much of the collectives is hidden in each of a few marked parts; nothing if a part has no collective."""
+    texts = []
+    for mark in marks:
+        _, part = _part(trace, (mark.start, mark.end))
+        in_collectives = [part.collectives(device) for device in devices]
+        taken = sum(seconds for seconds, _ in in_collectives)
+        if taken:
+            texts.append(f"{_percent(sum(both for _, both in in_collectives), taken)} in {mark.name}")
+    return texts if len(texts) == len(marks) and 2 <= len(marks) <= MOST_COMPARED else []
 
 
 def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
@@ -287,4 +328,12 @@ def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
     texts.append(f"{int((trace.spans.device != HOST).sum())} kernels and copies")
     if trace.lost_spans:
         texts.append(f"The oldest {trace.lost_spans} spans and waits were lost")
-    return [*texts, trace.badge]
+    return texts
+
+
+def _marked(marks: list[Mark]) -> list[str]:
+    """The marked parts as a sentence."""
+    if not marks:
+        return []
+    parts = [f"{mark.name} from {units.time_text(mark.start)} to {units.time_text(mark.end)}" for mark in marks]
+    return [f"Marked: {', '.join(parts)}"]

@@ -15,7 +15,7 @@ import numpy as np
 from gputrace.events import Events, SourceLine
 from gputrace.phases import Phase
 from gputrace.replay import RecordedBlock, RecordedSegment
-from gputrace.spans import SPAN_COLUMNS, WAIT_COLUMNS, Execution, RacingSpan, RecordedRace, Spans, Waits
+from gputrace.spans import SPAN_COLUMNS, WAIT_COLUMNS, Execution, Mark, RacingSpan, RecordedRace, Spans, Waits
 from virtualgpu.allocator import Settings
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def write(trace: "TraceData", path: str | Path) -> None:
         "work": {
             "names": execution.spans.names,
             "races": [asdict(race) for race in execution.races],
+            "marks": [asdict(mark) for mark in execution.marks],
             "lost": execution.lost,
             "missing": execution.missing,
         },
@@ -80,7 +81,8 @@ def _execution(header: dict[str, Any], stored: Any) -> Execution:
     spans = Spans(**{name: stored[f"span_{name}"] for name in SPAN_COLUMNS}, names=work["names"])
     waits = Waits(**{name: stored[f"wait_{name}"] for name in WAIT_COLUMNS})
     races = [RecordedRace(RacingSpan(**race["first"]), RacingSpan(**race["second"]), race["kind"]) for race in work["races"]]
-    return Execution(spans, waits, races, work["lost"], work["missing"])
+    marks = [Mark(**mark) for mark in work["marks"]]
+    return Execution(spans, waits, races, work["lost"], work["missing"], marks)
 
 
 @contextmanager

@@ -22,7 +22,14 @@ from virtualgpu.ops.call import Call
 from virtualgpu.ops.faults import survive
 from virtualgpu.ops.without_values import forget
 from virtualgpu.streams.accesses import Region, mapped
-from virtualgpu.tensor import VirtualTensor, attributes_of, empty_without_values, memory_of, tensors
+from virtualgpu.tensor import (
+    VirtualTensor,
+    attributes_of,
+    empty_without_values,
+    host_address,
+    memory_of,
+    tensors,
+)
 
 # Tensors that stand for the memory of private pools. Graphs that share a pool race for its tensor,
 # which holds the nodes of the last graph. The keys are machine, GPU and pool.
@@ -291,7 +298,7 @@ def _run(node: Node) -> None:
             continue
         if memory_of(x).kept is None:
             forget(target)
-        elif torch.Tensor.data_ptr(x) != torch.Tensor.data_ptr(target):
+        elif host_address(x) != host_address(target):
             with _DisableTorchDispatch():
                 target.copy_(x)
 

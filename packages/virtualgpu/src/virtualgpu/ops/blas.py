@@ -243,7 +243,7 @@ def product(call: Call) -> Any:
     """Compute a matrix product.
 
     Raises:
-        NotImplementedError: The dtype is an integer or float8, of which CUDA has no product.
+        NotImplementedError: CUDA has no product of this dtype: an integer, float8 or complex32.
         RuntimeError: The operands differ in dtype or GPU.
     """
     call.common_gpu()
@@ -251,7 +251,8 @@ def product(call: Call) -> Any:
     if _is_deterministic() and not by_cublas_lt:
         require_fixed_workspaces()
     dtype = call.args[0].dtype
-    if not (dtype.is_floating_point or dtype.is_complex) or dtype.itemsize == 1:
+    multiplied = dtype.is_floating_point or dtype.is_complex
+    if not multiplied or dtype.itemsize == 1 or dtype is torch.complex32:
         raise not_implemented(INTEGER_PRODUCT.get(call.op.name, "addmm_cuda"), dtype)
     for x in call.args[1:3]:
         if isinstance(x, torch.Tensor) and x.dtype is not dtype:
@@ -259,6 +260,88 @@ def product(call: Call) -> Any:
     if call.op.outs:
         return operators.into_given(call)
     return operators.run(call)
+
+
+@handles_operators("_int_mm")
+def product_of_bytes(call: Call) -> Any:
+    """Compute a product of int8 matrices.
+
+    Source: `_int_mm_out_cuda` in ATen/native/cuda/Blas.cpp.
+
+    Raises:
+        RuntimeError: cuBLASLt does not multiply matrices of these sizes.
+    """
+    call.common_gpu()
+    left, right = call.args[0], call.args[1]
+    if left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]:
+        (rows, terms), columns = left.shape, right.shape[1]
+        if rows <= 16:
+            raise RuntimeError(f"self.size(0) needs to be greater than 16, but got {rows}")
+        for name, size in (("self", terms), ("mat2", columns)):
+            if size == 0 or size % 8:
+                raise RuntimeError(
+                    f"{name}.size(1) needs to be greater than 0 and a multiple of 8, but got {size}"
+                )
+    if call.op.outs:
+        return operators.into_given(call)
+    return operators.run(call)
+
+
+@handles_operators("_scaled_mm")
+def scaled_product(call: Call) -> Any:
+    """Compute a product of float8 matrices with scales.
+
+    Source: `_scaled_mm_out_cuda` in ATen/native/cuda.
+
+    Raises:
+        RuntimeError: The GPU or cuBLASLt does not multiply matrices of these forms.
+    """
+    gpu = call.common_gpu()
+    if (gpu.profile.major, gpu.profile.minor) < (8, 9):
+        raise RuntimeError(
+            "torch._scaled_mm is only supported on CUDA devices with compute capability "
+            ">= 9.0 or 8.9, or ROCm MI300+"
+        )
+    left, right = call.args[0], call.args[1]
+    if left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]:
+        (rows, terms), columns = left.shape, right.shape[1]
+        if terms % 16:
+            raise RuntimeError(
+                "Expected trailing dimension of mat1 to be divisible by 16 "
+                f"but got mat1 shape: ({rows}x{terms})."
+            )
+        if columns % 16:
+            raise RuntimeError(f"mat2 shape ({terms}x{columns}) must be divisible by 16")
+        if left.dtype == right.dtype == torch.float8_e5m2:
+            raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
+        if left.stride(1) != 1 or right.stride(0) != 1:
+            raise RuntimeError(
+                "Only multiplication of row-major and column-major matrices "
+                "is supported by cuBLASLt"
+            )
+    bias = call.argument("bias")
+    if bias is not None:
+        _require_bias_of_half_precision(bias.dtype, call.argument("out_dtype") or left.dtype)
+    if call.op.outs:
+        return operators.into_given(call)
+    return operators.run(call)
+
+
+def _require_bias_of_half_precision(bias: torch.dtype, out: torch.dtype) -> None:
+    """Refuse a bias that cuBLASLt does not add to an output of dtype `out`.
+
+    Raises:
+        RuntimeError: The bias has such a dtype.
+    """
+    name = scalar_name(bias)
+    if out is torch.float32:
+        raise RuntimeError("Bias is not supported when out_dtype is set to Float32")
+    if bias not in (torch.bfloat16, torch.float16):
+        raise RuntimeError(f"Bias must be BFloat16 or Half, but got {name}")
+    if out is torch.bfloat16 and bias is not torch.bfloat16:
+        raise RuntimeError(f"Bias must be BFloat16 to compute BFloat16 output, but got {name}")
+    if out is torch.float16 and bias is not torch.float16:
+        raise RuntimeError(f"Bias must be Float16 to compute Half output, but got {name}")
 
 
 def _require_one_dtype(call: Call) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, handles, refuses_half
+from virtualgpu.ops.call import Call, cuda_kernel, handles, refuses_half
 from virtualgpu.ops.sequence import Out, Plan, perform
 
 Tensor = torch.Tensor
 
 refuses_half("_cdist", "_pdist")
+cuda_kernel("cdist_cuda", "_cdist_forward", "_euclidean_dist")
+cuda_kernel("pdist_cuda", "_pdist_forward")
 
 
 @handles("dist")

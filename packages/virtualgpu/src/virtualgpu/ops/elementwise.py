@@ -58,6 +58,9 @@ cuda_kernel("min_elementwise_cuda", "minimum")
 cuda_kernel("neg_cuda", "neg", "neg_")
 cuda_kernel("exp_cuda", "exp", "exp_")
 cuda_kernel("sum_cuda", "sum")
+cuda_kernel("max_all_cuda", "max")
+cuda_kernel("min_all_cuda", "min")
+cuda_kernel("GeluCUDAKernelImpl", "gelu", "gelu_")
 
 
 @device_time("fill_", "zero_")

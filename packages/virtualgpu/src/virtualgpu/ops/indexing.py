@@ -68,7 +68,9 @@ asserts(_GATHER, "gather", "scatter_add", "scatter_add_")
 _SCATTER = 'idx_dim >= 0 && idx_dim < index_size && "index out of bounds"'
 asserts(_SCATTER, "scatter", "scatter_", "scatter_reduce", "scatter_reduce_")
 _SELECT = "srcIndex < srcSelectDimSize"
-asserts(_SELECT, "index_select", "embedding", "embedding_renorm_", "_embedding_bag")
+asserts(_SELECT, "index_select", "embedding", "embedding_renorm_")
+_BAG, _BAG_BEYOND = "input[emb] < numRows", "which is not in the valid range"
+asserts(_BAG, "_embedding_bag", "_embedding_bag_forward_only", cpu=_BAG_BEYOND)
 _ADD = "dstIndex < dstAddDimSize"
 asserts(_ADD, "index_add", "index_add_", "index_reduce", "index_reduce_")
 _COPY = 'idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"'

@@ -17,6 +17,7 @@ from virtualgpu.ops.call import CPU_KERNELS
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _to, _vector_norm = torch.Tensor.to, torch.linalg.vector_norm
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 UNSIGNED = 2**32  # non-negative int64 numbers below this are divided in 32 bits
 
 

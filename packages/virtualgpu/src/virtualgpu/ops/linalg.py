@@ -53,6 +53,14 @@ TALL_SVD = 3 << 20  # of a matrix that is not square, and a little by its column
 cuda_kernel("cholesky_cusolver", "linalg_cholesky_ex", "cholesky")
 cuda_kernel("linalg_eigh_cuda", "_linalg_eigh")
 cuda_kernel("geqrf_cuda", "geqrf", "linalg_qr")
+cuda_kernel(
+    "lu_factor_cusolver",
+    "_linalg_det",
+    "_linalg_slogdet",
+    "linalg_lu_factor_ex",
+    "_linalg_solve_ex",
+    "linalg_inv_ex",
+)
 refuses_half(
     "linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "orgqr", "lu_", "triangular_solve", "ldl_"
 )

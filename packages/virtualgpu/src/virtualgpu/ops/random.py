@@ -54,6 +54,12 @@ asserts(
     "multinomial",
     cpu="^probability tensor|^invalid multinomial",
 )
+# ATen/native/cuda/Distributions.cu. Of a number of elements that is no multiple of four, the last
+# ones are p3, p2 and p1.
+_PROBABILITY = "^Expected p_in >= 0 && p_in <= 1"
+asserts("0 <= p4 && p4 <= 1", "bernoulli", "bernoulli_", cpu=_PROBABILITY)
+_RATE = 'lambda >= 0 && "invalid Poisson rate, expected rate to be non-negative"'
+asserts(_RATE, "poisson", cpu="^invalid Poisson rate")
 
 
 @device_time(*IN_PLACE)

@@ -10,9 +10,18 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, Work, device_time, handles, temporaries
+from virtualgpu.ops.call import (
+    Call,
+    Work,
+    asserts,
+    cuda_kernel,
+    device_time,
+    handles,
+    temporaries,
+)
 from virtualgpu.ops.elementwise import contiguous_copies, contiguous_gradient
-from virtualgpu.ops.half import sums_in_float32
+from virtualgpu.ops.half import lacks, sums_in_float32
+from virtualgpu.ops.integers import INTEGERS
 from virtualgpu.ops.sequence import OUT, perform
 
 POOLED, POOLED_BACKWARD = 0.3, 2.3  # clocks an element of the larger image (ATen/native/cuda/DilatedMaxPool2d.cu)
@@ -26,6 +35,25 @@ AVERAGED_BACKWARD = 4.4  # clocks of an element of the image (ATen/native/cuda/A
 
 aten = torch.ops.aten
 sums_in_float32(aten.grid_sampler_2d, aten.grid_sampler_3d, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward)
+
+# The CPU has no kernels in half precision of these.
+sums_in_float32(aten.avg_pool3d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa)
+# The names and the types of CUDA's kernels stand in ATen/native/cuda: AveragePool2d.cu,
+# AveragePool3d.cu, DilatedMaxPool2d.cu, DilatedMaxPool3d.cu, UpSampleBilinear2d.cu (antialiased
+# kernels too), UpSampleBicubic2d.cu, GridSampler.cpp and MaxUnpooling.cu.
+for _kernel, *_operators in (
+    ("avg_pool2d_out_cuda_frame", aten.avg_pool2d),
+    ("avg_pool3d_out_cuda", aten.avg_pool3d),
+    ("max_pool2d_with_indices_out_cuda_frame", aten.max_pool2d_with_indices),
+    ("max_pool3d_with_indices_out_frame", aten.max_pool3d_with_indices),
+    ("upsample_bilinear2d_out_frame", aten.upsample_bilinear2d, aten._upsample_bilinear2d_aa),
+    ("upsample_bicubic2d_out_frame", aten.upsample_bicubic2d, aten._upsample_bicubic2d_aa),
+):
+    for _operator in _operators:
+        lacks(_kernel, _operator, INTEGERS)
+cuda_kernel("grid_sampler_2d_cuda", "grid_sampler_2d")
+cuda_kernel("grid_sampler_3d_cuda", "grid_sampler_3d")
+asserts("maxind >= 0 && maxind < outputImageSize", "max_unpool2d", cpu="^Found an invalid max index")
 
 RESAMPLED = tuple(
     f"{prefix}upsample_{mode}_backward"

@@ -1,1 +1,0 @@
-"""Programs that torchrun runs, once for every rank."""

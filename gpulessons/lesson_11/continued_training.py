@@ -1,0 +1,154 @@
+"""What the check of 11.7 has each rank do: save a checkpoint, continue with the learner's function, and compare."""
+
+import itertools
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+from labkit.checks.checking import Plain
+
+RIGHT = "right"
+UNCHANGED = "as before the training"
+FIRST, ANSWER = "first", "answer"  # folders with the same checkpoint, of which the answer gets one
+
+
+def network(case: Plain) -> nn.Sequential:
+    """Return a network on the current device, in which some layers have no parameters."""
+    width = case["width"]
+    layers = [[nn.Linear(width, width), nn.Tanh()] for _ in range(case["layers"])]
+    return nn.Sequential(*itertools.chain.from_iterable(layers))
+
+
+def batches(case: Plain, rank: int, ranks: int, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the rows of each batch that belong to a rank."""
+    generator = torch.Generator().manual_seed(case["seed"])
+    drawn = []
+    for _ in range(case["steps"]):
+        x = torch.randn(case["rows"], case["width"], generator=generator)
+        y = 20 * torch.randn(case["rows"], case["width"], generator=generator)
+        drawn.append((x.chunk(ranks)[rank].to(device), y.chunk(ranks)[rank].to(device)))
+    return drawn
+
+
+def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
+    """In a rank: let the answer continue from a checkpoint.
+
+    Report where it built the model, how it divided the model, and to which training belongs what it saved.
+    """
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)  # of a checkpoint that replaces another
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        _save_first(case)
+    dist.barrier()
+    built = []
+
+    def build() -> nn.Sequential:
+        model = network(case)
+        built.append(str(next(model.parameters()).device.type))
+        return model
+
+    model = go_on(build, str(Path(case["folder"], ANSWER)), batches(case, rank, ranks, "cuda"))
+    dist.barrier()
+    if not isinstance(model, nn.Module):
+        return {"returned": type(model).__name__}
+    parameters = list(model.parameters())
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return {
+        "built": built,
+        "whole": sum(not isinstance(p, DTensor) or p.placements != (Shard(0),) for p in parameters),
+        "parameters": len(parameters),
+        "apart": sum(isinstance(layer, FSDPModule) for layer in layers),
+        "layers": len(layers),
+        "saved": _training_of(case) if rank == 0 else "",
+    }
+
+
+def _save_first(case: Plain) -> None:
+    """Train two steps on this rank alone and save the model and its optimizer twice."""
+    torch.manual_seed(case["seed"])
+    model = network(case)
+    optimizer = torch.optim.Adam(model.parameters(), lr=case["lr"])
+    for x, y in batches(case, 0, 1, "cpu")[:2]:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), -y).backward()
+        optimizer.step()
+    weights, moments = get_state_dict(model, optimizer)
+    for name in (FIRST, ANSWER):
+        folder = Path(case["folder"], name)
+        checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder, no_dist=True)
+
+
+def _training_of(case: Plain) -> str:
+    """Return the name of the training to which the weights and averages in the answer's folder belong."""
+    answer = _weights_and_averages(*_loaded(case, ANSWER))
+    trainings: dict[str, dict[str, Any]] = {
+        RIGHT: {},
+        UNCHANGED: {"steps": 0},
+        "those of a training without clipping": {"limit": 1e9},
+        "those of a training whose Adam starts anew": {"state": False},
+        "those of a training whose Adam has another learning rate": {"lr": 1e-3},
+        "those of a training whose gradients add up over the batches": {"clear": False},
+        "those of a training on the rows of rank 0 alone": {"part": 0},
+    }
+    for name, options in trainings.items():
+        if _near(answer, _trained(case, **options)):
+            return name
+    return "those of another training"
+
+
+def _trained(
+    case: Plain,
+    limit: float = 1.0,
+    state: bool = True,
+    lr: float | None = None,
+    clear: bool = True,
+    part: int | None = None,
+    steps: int | None = None,
+) -> list[torch.Tensor]:
+    model, optimizer = _loaded(case, FIRST)
+    if not state:
+        optimizer = torch.optim.Adam(model.parameters(), lr=case["lr"])
+    if lr is not None:
+        optimizer.param_groups[0]["lr"] = lr
+    whole = batches(case, 0, 1, "cpu")
+    if part is not None:
+        whole = batches(case, part, case["ranks"], "cpu")
+    for x, y in whole[:steps]:
+        if clear:
+            optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), limit)
+        optimizer.step()
+    return _weights_and_averages(model, optimizer)
+
+
+def _loaded(case: Plain, name: str) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = network(case)
+    optimizer = torch.optim.Adam(model.parameters())
+    weights, moments = get_state_dict(model, optimizer)
+    folder = Path(case["folder"], name)
+    checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=folder, no_dist=True)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    return model, optimizer
+
+
+def _weights_and_averages(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    parameters = list(model.parameters())
+    averages = [optimizer.state[parameter]["exp_avg"] for parameter in parameters if parameter in optimizer.state]
+    return [tensor.detach() for tensor in (*parameters, *averages)]
+
+
+def _near(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    if len(found) != len(expected):
+        return False
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(found, expected, strict=True))

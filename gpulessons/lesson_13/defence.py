@@ -1,0 +1,207 @@
+"""A verdict of a learner's own: run its experiment, and refuse an experiment that decides nothing.
+
+An experiment is a function. It gets what the sentence is about, the *subject*, and returns whether the
+sentence holds of it. It decides something only if it can come out otherwise. So it also gets a stand-in
+that does the *opposite* of what it finds for the subject.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from gpulessons.lesson_13 import articles
+from gpulessons.lesson_13.articles import Claim
+from gpulessons.lesson_13.articles.trial import ClaimOutcome
+from gpulessons.lesson_13.figure import draw_verdicts
+from gpulessons.lesson_13.stand_ins import SENTENCES, StandIns
+from gputrace.figures.figure import Figure
+
+PARTS = ("quote", "verdict", "experiment", "subject", "opposite")
+VERDICTS = {"holds": True, "false": False, "outdated": False}  # what the experiment then returns
+FEWEST_WORDS = 5
+EXAMPLE = "Returned Tensor shares the same storage with the original one."  # which the lesson defends
+ORDER = ("subject", "opposite", "opposite", "subject")  # each twice, and each is once the last
+WHOSE = {"subject": "the subject", "opposite": "the opposite"}
+
+
+def defend(
+    quote: str,
+    verdict: str,
+    experiment: Callable[[Any], bool],
+    subject: Callable[..., Any],
+    opposite: Callable[..., Any],
+    among: Mapping[Claim, ClaimOutcome],
+) -> Figure | None:
+    """Run the experiment on the subject and on the opposite, and draw the verdict among the others.
+
+    If the experiment decides nothing, say why and return None.
+    """
+    observed = observe({"quote": quote, "verdict": verdict, "experiment": experiment, "subject": subject, "opposite": opposite})
+    refusal = refused(observed)
+    if refusal:
+        print(f"Refused: {refusal}")
+        return None
+    first, second = observed["runs"][:2]
+    print(f"{verdict}: {quote}")
+    print(f"the experiment returns {first['result']} for the subject, {second['result']} for the opposite")
+    return draw_verdicts(among, [verdict])
+
+
+def observe(given: Mapping[str, Any]) -> Any:
+    """Run a learner's experiment four times, and return what happened as plain data.
+
+    If the kit knows the sentence, the experiment also runs on the kit's own stand-ins.
+    """
+    observed: dict[str, Any] = {
+        "missing": [part for part in PARTS if part not in given],
+        "quote": _text(given.get("quote")),
+        "verdict": _text(given.get("verdict")),
+        "not callable": [part for part in PARTS[2:] if part in given and not callable(given[part])],
+        "runs": [],
+    }
+    if observed["missing"] or observed["not callable"]:
+        return observed
+    observed["same"] = given["subject"] is given["opposite"]
+    for of in ORDER:
+        run = _run(given["experiment"], given[of])
+        observed["runs"].append({"of": of, **run})
+    known = {_words(sentence): stand_ins for sentence, stand_ins in SENTENCES.items()}
+    if _words(observed["quote"]) in known:
+        observed["stand-ins"] = try_on(given["experiment"], known[_words(observed["quote"])])
+    return observed
+
+
+def try_on(experiment: Callable[[Any], Any], stand_ins: StandIns) -> Any:
+    """Run an experiment on stand-ins. Return what each does, what is expected of it, and what came out."""
+    tried = []
+    for expected, functions in ((True, stand_ins.holds), (False, stand_ins.fails)):
+        for does, function in functions.items():
+            run = _run(experiment, function)
+            tried.append({"does": does, "expected": str(expected), "result": run["result"], "raised": run["raised"]})
+    return tried
+
+
+def misjudged(tried: Any) -> str:
+    """Name the first stand-in that the experiment misjudges, or return "" if there is none.
+
+    An error counts as False for a stand-in of which the sentence does not hold.
+    """
+    for run in tried:
+        found = run["result"]
+        if run["raised"]:
+            found = f"the error {run['raised']}"
+            if run["expected"] == "False":
+                continue
+        if found != run["expected"]:
+            return f"for a function that {run['does']}, your experiment gives {found}. Expected {run['expected']}."
+    return ""
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _run(experiment: Callable[[Any], Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Run the experiment once on a function whose name it cannot see."""
+    answers: list[str] = []
+
+    def given(*arguments: Any, **named: Any) -> Any:
+        answers.append("raised")
+        answer = function(*arguments, **named)
+        answers[-1] = str(answer) if isinstance(answer, bool) else "other"
+        return answer
+
+    before = _allocations()
+    raised, result = "", None
+    try:
+        result = experiment(given)
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}".splitlines()[0]
+    told = str(result) if isinstance(result, bool) else type(result).__name__
+    return {"result": told, "raised": raised, "answers": answers, "allocated": _allocations() - before}
+
+
+def _allocations() -> int:
+    """Count how often memory was given out on all GPUs so far."""
+    gpus = range(torch.cuda.device_count())
+    return sum(torch.cuda.memory_stats(gpu).get("allocation.all.allocated", 0) for gpu in gpus)
+
+
+def refused(observed: Any) -> str:
+    """Return why the experiment does not decide, or "" if it does."""
+    return _badly_stated(observed) or _badly_run(observed["runs"]) or _not_decided(observed) or misjudged(observed.get("stand-ins", []))
+
+
+def is_example(observed: Any) -> bool:
+    """Return whether the sentence is the one that the lesson defends."""
+    return _words(observed["quote"]) == _words(EXAMPLE)
+
+
+def _badly_stated(observed: Any) -> str:
+    if observed["missing"]:
+        return f"{', '.join(observed['missing'])} is missing. A verdict has {', '.join(PARTS)}."
+    if observed["not callable"]:
+        return f"{', '.join(observed['not callable'])} must be a function."
+    quote = observed["quote"]
+    if len(quote.split()) < FEWEST_WORDS or "…" in quote or "..." in quote:
+        return "quote one whole sentence, without leaving words out. A cut sentence can mean something else."
+    if _words(quote) in {_words(claim.says) for claim in articles.claims()}:
+        return "the articles' trial has a verdict on this sentence already. Choose another one."
+    if observed["verdict"] not in VERDICTS:
+        return (
+            f"the verdict must be one of {', '.join(VERDICTS)}. A typo, an invented or a deprecated name "
+            "shows in one call and needs no experiment."
+        )
+    if observed["same"]:
+        return "subject and opposite are the same function. The opposite must behave otherwise."
+    return ""
+
+
+def _words(sentence: str) -> str:
+    """Return the letters and digits of a sentence, to compare it with others."""
+    return "".join(letter for letter in sentence.casefold() if letter.isalnum())
+
+
+def _badly_run(runs: Any) -> str:
+    for run in runs:
+        whose = WHOSE[run["of"]]
+        if run["raised"]:
+            return (
+                f"with {whose}, the experiment raised {run['raised']}. If an error is what you look for, catch it and return True or False."
+            )
+        if run["result"] not in ("True", "False"):
+            return f"with {whose}, the experiment returned {run['result']}. It must return True or False."
+        if not run["answers"]:
+            return f"with {whose}, the experiment never calls what it is given. So its result cannot depend on it."
+    if not any(run["allocated"] for run in runs if run["of"] == "subject"):
+        return "with the subject, the experiment makes nothing on a GPU. Try the sentence with a tensor on a GPU."
+    if all(set(run["answers"]) == {run["result"]} for run in runs):
+        return (
+            "subject and opposite answer True and False themselves, and the experiment only passes it on. "
+            "The subject must be what the sentence is about. The experiment measures what it does."
+        )
+    return ""
+
+
+def _not_decided(observed: Any) -> str:
+    results: dict[str, list[str]] = {"subject": [], "opposite": []}
+    for run in observed["runs"]:
+        results[run["of"]].append(run["result"])
+    for of, whose in WHOSE.items():
+        first, second = results[of]
+        if first != second:
+            return f"with {whose}, the experiment returned {first} and then {second}. It must not depend on what ran before."
+    found, otherwise = results["subject"][0], results["opposite"][0]
+    if found == otherwise:
+        return (
+            f"the experiment returns {found} for the subject and for its opposite. So it does not decide. "
+            "What would you see if the sentence were the other way round?"
+        )
+    expected = str(VERDICTS[observed["verdict"]])
+    if found != expected:
+        return (
+            f"the experiment returns {found} for the subject, and the verdict {observed['verdict']} needs {expected}. "
+            "Return True if the sentence holds of what the experiment is given."
+        )
+    return ""
