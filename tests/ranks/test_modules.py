@@ -78,8 +78,8 @@ def test_the_commands(folder):
     [
         ("absent", "no module named absent"),
         ("no name", "no module named no name"),
-        ("lessons.absent", "lessons.absent is no module that can be run"),
-        ("sys", "sys is no module that can be run"),
+        ("lessons.absent", "lessons.absent is not a module that can be run"),
+        ("sys", "sys is not a module that can be run"),
     ],
 )
 def test_a_module_that_is_not_there_is_refused(folder, capsys, name, why):

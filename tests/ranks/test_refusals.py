@@ -17,7 +17,7 @@ def test_collectives_answer_as_on_real_gpus():
     answers = ranks.results[0]
     premultiplied = {name for name in recorded if name.endswith("PREMUL_SUM") and recorded[name] == "accepted"}
     for name in premultiplied:  # PyTorch does not hand the factor to Python, so virtual GPUs refuse these
-        recorded[name] = "NotImplementedError: a reduction by PREMUL_SUM is not served by the virtual GPU. It works on a real one"
+        recorded[name] = "NotImplementedError: a reduction by PREMUL_SUM is not supported by the virtual GPU. It works on a real one"
     assert answers == recorded
 
 

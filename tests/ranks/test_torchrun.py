@@ -293,7 +293,7 @@ def test_arguments_that_are_refused(script, options, message):
 def test_a_script_that_is_not_there_or_no_python(script, tmp_path):
     with pytest.raises(ValueError, match="^no such script: .*missing.py"):
         labkit.torchrun(tmp_path / "missing.py")
-    with pytest.raises(ValueError, match="is a folder: give the script in it that shall run$"):
+    with pytest.raises(ValueError, match="is a folder. Give the script in it that should run$"):
         labkit.torchrun(tmp_path)
     path = script("x = 1\nif x\n    pass\n")
     with pytest.raises(SyntaxError) as caught:

@@ -127,7 +127,7 @@ def test_what_a_virtual_gpu_cannot_do_is_a_skip_that_says_so(suite, monkeypatch)
     monkeypatch.setenv("LABKIT_HOST_BUDGET", "1000000")
     result = suite(text, "--virtual-gpus", "1", "-rs")
     result.assert_outcomes(skipped=2, failed=1)
-    result.stdout.fnmatch_lines(["SKIPPED * __cuda_array_interface__ * is not served by the virtual GPU*", "SKIPPED * were not kept*"])
+    result.stdout.fnmatch_lines(["SKIPPED * __cuda_array_interface__ * is not supported by the virtual GPU*", "SKIPPED * were not kept*"])
 
 
 def test_an_error_that_a_refusal_led_to_is_a_skip_too(suite):
@@ -157,13 +157,13 @@ def test_an_error_that_a_refusal_led_to_is_a_skip_too(suite):
     """
     result = suite(text, "--virtual-gpus", "1", "-rs")
     result.assert_outcomes(skipped=4, failed=1)
-    assert all("is not served by the virtual GPU" in line for line in result.outlines if line.startswith("SKIPPED"))
+    assert all("is not supported by the virtual GPU" in line for line in result.outlines if line.startswith("SKIPPED"))
 
 
 def test_a_module_that_a_refusal_keeps_from_being_imported_is_skipped(suite):
     result = suite("import torch\ntorch.ones(2, device='cuda').__cuda_array_interface__", "--virtual-gpus", "1", "-rs")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED * is not served by the virtual GPU*"])
+    result.stdout.fnmatch_lines(["SKIPPED * is not supported by the virtual GPU*"])
 
 
 def test_budgets_of_memory_and_time(suite):

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-REFUSED = "is not served by the virtual GPU"
+REFUSED = "is not supported by the virtual GPU"
 APART = {
     "nvcc": r"nvcc|CUDA_HOME|\bninja\b|libcudart|nvrtc|cuda_runtime|C\+\+ compiler",
     "Triton": r"[Tt]riton",

@@ -24,7 +24,7 @@ def used():
 
 def test_a_compiled_model_is_pytorchs_own_and_runs_eagerly_which_is_said_once(used):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).cuda()
-    with pytest.warns(UserWarning, match="^torch.compile compiles nothing .* times are those of eager code$") as said:
+    with pytest.warns(UserWarning, match="^torch.compile does not compile .* times are those of eager code$") as said:
         compiled = torch.compile(model, mode="max-autotune", fullgraph=True)
         torch.compile(torch.sin)
     assert len(said) == 1 and said[0].filename == __file__
@@ -34,7 +34,7 @@ def test_a_compiled_model_is_pytorchs_own_and_runs_eagerly_which_is_said_once(us
     assert torch.equal(compiled(x), model(x)) and model[0].weight.grad.device.type == "cuda"
 
 
-@pytest.mark.filterwarnings("ignore:torch.compile compiles nothing")
+@pytest.mark.filterwarnings("ignore:torch.compile does not compile")
 def test_functions_decorators_and_modules_are_compiled_alike(used):
     @torch.compile(dynamic=True)
     def double(x):
@@ -67,7 +67,7 @@ def test_a_script_with_a_compiled_model_is_not_told_of_packages_that_it_does_not
     assert SAID in ran.stderr and "virtualgpu.use" not in ran.stderr
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:torch.compile compiles nothing")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:torch.compile does not compile")
 @pytest.mark.parametrize("values", [True, False])
 def test_flex_attention_runs_operator_by_operator(values):
     with virtualgpu.use(1, values=values):
@@ -98,7 +98,7 @@ class Traced(HigherOrderOperator):
 
 
 def test_an_operator_on_functions_without_an_eager_form_is_refused_by_name(used):
-    with pytest.raises(NotImplementedError, match="higher_order.traced is not served by the virtual GPU"):
+    with pytest.raises(NotImplementedError, match="higher_order.traced is not supported by the virtual GPU"):
         traced = Traced("traced")
         traced.fallthrough(torch._C.DispatchKey.AutogradCPU)
         traced(torch.ones(2, device="cuda"))

@@ -111,7 +111,7 @@ def test_every_name_of_the_driver_is_served_or_refused_by_name():
         answers = {name: getattr(torch._C, name, None) for name in names_in_source() | cuda.names_in_torch()}
         asked = {name: answer.__new__ if isinstance(answer, type) else answer for name, answer in answers.items()}
         assert not [name for name, function in asked.items() if not getattr(function, "__module__", "").startswith("virtualgpu.")]
-        with pytest.raises(NotImplementedError, match="_cuda_tunableop_get_results is not served by the virtual GPU"):
+        with pytest.raises(NotImplementedError, match="_cuda_tunableop_get_results is not supported by the virtual GPU"):
             torch.cuda.tunable.get_results()
 
 

@@ -439,9 +439,9 @@ def test_numpy_needs_a_copy_on_the_cpu(read):
 
 
 def test_other_libraries_are_refused_by_name():
-    with pytest.raises(NotImplementedError, match="DLPack .* is not served by the virtual GPU"):
+    with pytest.raises(NotImplementedError, match="DLPack .* is not supported by the virtual GPU"):
         torch.from_dlpack(torch.ones(2, device="cuda"))
-    with pytest.raises(NotImplementedError, match="DLPack .* is not served by the virtual GPU"):
+    with pytest.raises(NotImplementedError, match="DLPack .* is not supported by the virtual GPU"):
         torch.utils.dlpack.to_dlpack(torch.ones(2, device="cuda"))
     assert torch.from_dlpack(torch.utils.dlpack.to_dlpack(torch.ones(2))).tolist() == [1, 1]
     with pytest.raises(NotImplementedError, match="__cuda_array_interface__"):

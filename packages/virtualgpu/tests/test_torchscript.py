@@ -56,7 +56,7 @@ def test_a_trace_is_made_on_the_cpu_alone():
     traced = torch.jit.trace(network(), x)
     assert traced(x).shape == (3, 2)
     for module, example in ((network().cuda(), x.cuda()), (network().cuda(), x), (torch.tanh, x.cuda()), (torch.tanh, (x.cuda(),))):
-        with pytest.raises(NotImplementedError, match="torch.jit.trace of CUDA tensors .* is not served by the virtual GPU"):
+        with pytest.raises(NotImplementedError, match="torch.jit.trace of CUDA tensors .* is not supported by the virtual GPU"):
             torch.jit.trace(module, example)
 
 
@@ -99,5 +99,5 @@ def test_a_copy_to_a_gpu_inside_a_script_is_refused_where_there_is_none(used, mo
         x = unit.moved(torch.ones(2))
         assert (type(x), x.device, x.tolist()) == (VirtualTensor, torch.device("cuda:0"), [1.0, 1.0])
         return
-    with pytest.raises(NotImplementedError, match=r"a copy to a GPU inside torch.jit.script is not served by the virtual GPU"):
+    with pytest.raises(NotImplementedError, match=r"a copy to a GPU inside torch.jit.script is not supported by the virtual GPU"):
         unit.moved(torch.ones(2))

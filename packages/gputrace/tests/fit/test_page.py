@@ -132,7 +132,7 @@ def test_bad_wishes_are_refused_before_anything_runs(runs):
         next(answer(WISH, ["T4", "T5"]))
     with pytest.raises(ValueError, match="2 steps: expected 3 or more"):
         next(answer(Wish("train.py", [], False, "T4", 2), ["T4"]))
-    with pytest.raises(ValueError, match=r"host=0: give how many times as long"):
+    with pytest.raises(ValueError, match=r"host=0: give the time of the host"):
         next(answer(Wish("train.py", [], False, "T4", 4, host=0), ["T4"]))
     assert not runs
 

@@ -1,13 +1,15 @@
-"""`torch.cuda` on a computer without a GPU: real numbers, computed on the CPU; CUDA's allocator, errors and order.
+"""`torch.cuda` on a computer without a GPU.
 
-Times are those of a model, the same on each run.
+Numbers are real, because they are computed on the CPU. Memory, errors and the order of work follow
+the rules of PyTorch and CUDA. Times come from a model and are the same in every run.
 
     import virtualgpu
 
     with virtualgpu.use(2, like="H200"):
         ...                             # ordinary PyTorch: torch.ones(3, device="cuda:1")
 
-`python -m virtualgpu run script.py` does the same for a script. The names below are imported when first used.
+`python -m virtualgpu run script.py` does the same for a script. The public names are imported when
+they are first used.
 """
 
 from typing import TYPE_CHECKING

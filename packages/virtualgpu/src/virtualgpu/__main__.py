@@ -1,4 +1,4 @@
-"""`python -m virtualgpu`."""
+"""The command `python -m virtualgpu`."""
 
 import sys
 

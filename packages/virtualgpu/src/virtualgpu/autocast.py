@@ -1,11 +1,13 @@
-"""`torch.autocast("cuda")` on virtual GPUs: which operator runs in which precision, and the cache of cast weights.
+"""`torch.autocast("cuda")` on virtual GPUs: each operator's precision, and a cache of weights.
 
-PyTorch's own autocast state serves as it is: enabled or not, dtype, nesting. Only the kernels of its CUDA key do not: they ask C++
-whether a tensor is on CUDA, and C++ sees a CPU tensor; nor does such a tensor carry the key. So, while autocast is enabled, the key is
-added to the thread's own set, and these kernels stand in for PyTorch's. The CPU's autocast kernels stay PyTorch's, for CPU tensors: those
-of a GPU carry the CPU's key too, and have to be kept from them.
+PyTorch's own autocast state is used: enabled or not, dtype, nesting. Only the kernels of its CUDA
+dispatch key are replaced. PyTorch's kernels ask C++ whether a tensor is on CUDA, but C++ sees a CPU
+tensor, which does not have the key either. While autocast is enabled, the key is therefore added to
+the thread's own set of keys. The CPU's autocast kernels are PyTorch's, but they must skip the
+tensors of virtual GPUs, which also have the CPU's key.
 
-The lists are those of CUDA: aten/src/ATen/autocast_mode.h and .cpp of PyTorch 2.11, and the table in the documentation of torch.amp.
+The lists of operators are CUDA's (aten/src/ATen/autocast_mode.h and .cpp of PyTorch 2.11, and the
+table in the documentation of torch.amp).
 """
 
 import functools
@@ -27,44 +29,57 @@ _set_enabled, _clear_cache = torch.set_autocast_enabled, torch.clear_autocast_ca
 
 
 def words(text: str) -> tuple[str, ...]:
+    """Return the words of a text."""
     return tuple(text.split())
 
 
-# In the region's lower precision: matrix products, convolutions, recurrent cells, attention.
+# Operators in the region's lower precision: matrix products, convolutions, recurrent cells,
+# attention.
 LOWER_PRECISION = words("""
-    _convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input
-    convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
-    baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-    _scaled_dot_product_flash_attention scaled_dot_product_attention
+    _convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d
+    conv_transpose2d.input conv_transpose3d.input convolution cudnn_convolution
+    cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear
+    addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell
+    lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
+    scaled_dot_product_attention
 """)
-# In float32: what overflows or loses too much in half precision.
+# Operators in float32, because they overflow or lose too much precision otherwise.
 FLOAT32 = words("""
-    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus
-    layer_norm native_layer_norm rms_norm group_norm frobenius_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
-    poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
-    margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits
-    dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d
-    upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
-    upsample_bicubic2d _upsample_bicubic2d_aa linalg_matrix_sqrth
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm
+    group_norm frobenius_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
+    poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss
+    smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
+    triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm
+    logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
+    upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
+    _upsample_bicubic2d_aa linalg_matrix_sqrth
 """)
-# Told to give float32, unless the caller names a dtype.
+# Operators that return float32, unless the caller names a dtype.
 FLOAT32_RESULT = words("""
-    prod prod.dim_int prod.dim_Dimname softmax.int softmax.Dimname log_softmax.int log_softmax.Dimname cumprod cumprod.dimname cumsum
-    cumsum.dimname linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList sum.dim_DimnameList
+    prod prod.dim_int prod.dim_Dimname softmax.int softmax.Dimname log_softmax.int
+    log_softmax.Dimname cumprod cumprod.dimname cumsum cumsum.dimname linalg_vector_norm
+    linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList sum.dim_DimnameList
 """)
-# The overload that takes a dtype, in place of one that does not.
+# Overloads without a dtype, each with the overload that takes one and is called instead.
 APPEND_FLOAT32 = {
-    "norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype", "norm.names_ScalarOpt_dim": "names_ScalarOpt_dim_dtype",
-}  # fmt: skip
-# In the widest type among the arguments.
-PROMOTE = words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
+    "norm.Scalar": "ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype",
+    "norm.names_ScalarOpt_dim": "names_ScalarOpt_dim_dtype",
+}
+# Operators in the widest dtype of their arguments.
+PROMOTE = words(
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+)
 
 
 def _casts_have_gradients() -> bool:
-    """Return whether the installed torch records the cast of a weight for autograd even in a block without gradients.
+    """Return whether the installed torch records the cast of a weight without gradient mode.
 
-    Older versions do not: a weight that was first used under `no_grad` gets no gradient until the region ends. The cache is the same
-    on all devices, so that of the CPU answers. Versions that record the cast do not cache it in inference mode, where they cannot.
+    Older versions do not. A weight that was first used under `no_grad` then gets no gradient until
+    the region ends. The cache is the same on all devices, so the CPU is asked. Versions that record
+    the cast do not cache it in inference mode, where they cannot record it.
     """
     weight = torch.ones(1, 1, device="cpu", requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
@@ -78,12 +93,16 @@ CASTS_HAVE_GRADIENTS = _casts_have_gradients()
 
 
 class WeightCache:
-    """Lower-precision copies of float32 leaves that need gradients: made once, alive until the outermost region ends."""
+    """Lower-precision copies of float32 leaves that need gradients.
+
+    Each copy is made once and lives until the outermost autocast region ends.
+    """
 
     def __init__(self) -> None:
         self._casts: dict[int, tuple[weakref.ref, torch.Tensor]] = {}
 
     def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight's copy in this dtype."""
         found = self._casts.get(id(weight))
         if found is not None and found[0]() is weight:
             return found[1]
@@ -93,37 +112,48 @@ class WeightCache:
         return cast
 
     def clear(self) -> None:
+        """Delete all copies, the newest first, as on an H200."""
         while self._casts:
-            self._casts.popitem()  # the youngest first, as on an H200
+            self._casts.popitem()
 
 
 cache = WeightCache()
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
-    yield torch, {"set_autocast_enabled": set_autocast_enabled, "clear_autocast_cache": clear_autocast_cache}
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    yield (
+        torch,
+        {
+            "set_autocast_enabled": set_autocast_enabled,
+            "clear_autocast_cache": clear_autocast_cache,
+        },
+    )
 
 
 def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
-    """`torch.set_autocast_enabled(device_type, enabled)`, or (enabled) for CUDA."""
+    """Set whether autocast is enabled. It replaces `torch.set_autocast_enabled`.
+
+    The arguments are (device_type, enabled), or (enabled) for CUDA.
+    """
     _set_enabled(*args, **kwargs)
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, torch.is_autocast_enabled("cuda"))
 
 
 def clear_autocast_cache() -> None:
+    """Delete the cached casts. It replaces `torch.clear_autocast_cache`."""
     cache.clear()
     _clear_cache()
 
 
 def remove() -> None:
-    """Leave nothing behind in the calling thread."""
+    """Delete the cached casts, and remove the key from the calling thread's keys."""
     cache.clear()
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, False)
 
 
 def register(library: torch.library.Library) -> None:
-    """Put the kernels of both keys in place, until the library object goes."""
+    """Register the kernels of both dispatch keys, until the library object is destroyed."""
     for name, kernel in kernels():
         library.impl(name, kernel, KEY)
     for name, kernel in cpu_kernels():
@@ -132,9 +162,9 @@ def register(library: torch.library.Library) -> None:
 
 @functools.cache
 def cpu_kernels() -> list[tuple[str, Callable[..., Any]]]:
-    """Return names and kernels of the operators that PyTorch casts for the CPU.
+    """Return names and kernels of the operators that PyTorch casts on the CPU.
 
-    The first call must find PyTorch's own kernels in place.
+    PyTorch's own kernels must be registered at the first call.
     """
     found = []
     for name in torch._C._dispatch_get_registrations_for_dispatch_key(CPU_KEY):
@@ -147,10 +177,11 @@ def cpu_kernels() -> list[tuple[str, Callable[..., Any]]]:
 
 
 def for_cpu_tensors(operator: Any, original: Any) -> Callable[..., Any]:
-    """The CPU's kernel, which leaves device tensors as they are."""
+    """Return a kernel for the CPU's key that does not cast device tensors."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if any(type(x) is VirtualTensor for x in torch.utils._pytree.tree_leaves((args, kwargs))):
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        if any(type(x) is VirtualTensor for x in leaves):
             with _guard(_cpu_key_set):
                 return operator(*args, **kwargs)
         return original.call_boxed(_cpu_key_set, *args, **kwargs)
@@ -160,7 +191,7 @@ def for_cpu_tensors(operator: Any, original: Any) -> Callable[..., Any]:
 
 @functools.cache
 def kernels() -> list[tuple[str, Callable[..., Any]]]:
-    """Return names and kernels of the operators of the lists that PyTorch casts on CUDA."""
+    """Return names and kernels of the operators that PyTorch casts on CUDA."""
     found = []
     makers: list[tuple[Iterable[str], Callable[[Any], Callable[..., Any]]]] = [
         (LOWER_PRECISION, casting(lambda lower, *arguments: lower)),
@@ -173,13 +204,15 @@ def kernels() -> list[tuple[str, Callable[..., Any]]]:
     for names, maker in makers:
         for name in names:
             operator = overload(name)
-            if operator is not None and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEY):
+            if operator is None:
+                continue
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEY):
                 found.append((name, maker(operator)))
     return found
 
 
 def overload(name: str) -> Any:
-    """The operator of a name such as "prod" or "prod.dim_int"; None where the installed torch has none of that name."""
+    """Return the operator named "prod" or "prod.dim_int", or None if torch does not have it."""
     packet, _, variant = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), variant or "default", None)
 
@@ -188,38 +221,56 @@ def overload(name: str) -> Any:
 
 
 def eligible(x: Any) -> bool:
+    """Return whether autocast may cast `x`: device tensors of 16 or 32 bit floats."""
     return type(x) is VirtualTensor and x.dtype.is_floating_point and x.dtype is not torch.float64
 
 
 def cast(x: Any, dtype: torch.dtype, lower: torch.dtype) -> Any:
-    """A device tensor in this dtype; anything else as it is. `lower` is the region's dtype, whose casts are cached."""
+    """Return a device tensor in this dtype, and anything else unchanged.
+
+    Tensors in lists are cast, too. Casts to `lower`, the region's dtype, are cached for weights.
+    """
     if isinstance(x, (list, tuple)):
         return type(x)(cast(y, dtype, lower) for y in x)
     if not eligible(x) or x.dtype is dtype:
         return x
-    is_weight = dtype is lower and x.dtype is torch.float32 and x.requires_grad and x.is_leaf and not x._is_view()
-    if is_weight and torch.is_autocast_cache_enabled() and not (CASTS_HAVE_GRADIENTS and torch.is_inference_mode_enabled()):
-        return cache.cast(x, dtype)
+    is_leaf = dtype is lower and x.dtype is torch.float32 and x.requires_grad and x.is_leaf
+    is_weight = is_leaf and not x._is_view()
+    if is_weight and torch.is_autocast_cache_enabled():
+        can_be_recorded = not (CASTS_HAVE_GRADIENTS and torch.is_inference_mode_enabled())
+        if can_be_recorded:
+            return cache.cast(x, dtype)
     return _to(x, dtype)
 
 
-def cast_all(args: tuple, kwargs: dict, dtype: torch.dtype, lower: torch.dtype) -> tuple[tuple, dict]:
-    """The arguments cast, the last one first, as PyTorch's compiled code does it: the copies' order in memory and in a backward."""
+def cast_all(
+    args: tuple, kwargs: dict, dtype: torch.dtype, lower: torch.dtype
+) -> tuple[tuple, dict]:
+    """Return the arguments after casting them, the last one first.
+
+    PyTorch's compiled code has this order, which decides the order of the copies in memory and in a
+    backward pass.
+    """
     named = {name: cast(kwargs[name], dtype, lower) for name in reversed(kwargs)}
-    return tuple(reversed([cast(x, dtype, lower) for x in reversed(args)])), named
+    backwards = [cast(x, dtype, lower) for x in reversed(args)]
+    return tuple(reversed(backwards)), named
 
 
-# One kernel an operator
+# One kernel per operator
 
 
 def casting(choose: Callable[..., torch.dtype]) -> Callable[[Any], Callable[..., Any]]:
-    """What makes kernels that cast their arguments to `choose(lower, *arguments)`, where `lower` is the region's dtype."""
+    """Return a maker of kernels that cast their arguments to `choose(lower, *arguments)`.
+
+    `lower` is the region's dtype.
+    """
 
     def of(operator: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             lower = torch.get_autocast_dtype("cuda")
             with _guard(_key_set):
-                args, kwargs = cast_all(args, kwargs, choose(lower, *args, *kwargs.values()), lower)
+                dtype = choose(lower, *args, *kwargs.values())
+                args, kwargs = cast_all(args, kwargs, dtype, lower)
                 return operator(*args, **kwargs)
 
         return kernel
@@ -228,14 +279,19 @@ def casting(choose: Callable[..., torch.dtype]) -> Callable[[Any], Callable[...,
 
 
 def with_float32_result(operator: Any) -> Callable[..., Any]:
-    position = next(index for index, argument in enumerate(operator._schema.arguments) if argument.name == "dtype")
+    """Return a kernel that asks the operator for a float32 result."""
+    names = [argument.name for argument in operator._schema.arguments]
+    position = names.index("dtype")
     keyword_only = operator._schema.arguments[position].kwarg_only
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _guard(_key_set):
-            given = args[position] if not keyword_only and position < len(args) else kwargs.get("dtype")
+            given = kwargs.get("dtype")
+            if not keyword_only and position < len(args):
+                given = args[position]
             if given is None and eligible(args[0]):
-                args = args if keyword_only else args[:position]
+                if not keyword_only:
+                    args = args[:position]
                 kwargs = kwargs | {"dtype": torch.float32}
             return operator(*args, **kwargs)
 
@@ -243,6 +299,7 @@ def with_float32_result(operator: Any) -> Callable[..., Any]:
 
 
 def with_float32_appended(operator: Any) -> Callable[..., Any]:
+    """Return a kernel that calls the overload with a dtype, and asks it for float32."""
     name, variant = operator._schema.name[6:], operator._schema.overload_name
     wider = overload(f"{name}.{APPEND_FLOAT32[f'{name}.{variant}']}")
     arguments = operator._schema.arguments
@@ -251,14 +308,18 @@ def with_float32_appended(operator: Any) -> Callable[..., Any]:
         with _guard(_key_set):
             if not eligible(args[0]):
                 return operator(*args, **kwargs)
-            rest = (kwargs.get(argument.name, argument.default_value) for argument in arguments[len(args) :])
+            missing = arguments[len(args) :]
+            rest = [kwargs.get(argument.name, argument.default_value) for argument in missing]
             return wider(*args, *rest, dtype=torch.float32)
 
     return kernel
 
 
 def widest(dtype: torch.dtype, *arguments: Any) -> torch.dtype:
-    """float32 if one of the device tensors has it, else `dtype`. Raises RuntimeError for a mixture of half precisions."""
+    """Return float32 if one of the device tensors has it, and `dtype` otherwise.
+
+    Raises RuntimeError if the tensors have different half precisions.
+    """
     for x in arguments:
         if isinstance(x, (list, tuple)):
             dtype = widest(dtype, *x)
@@ -271,13 +332,18 @@ def widest(dtype: torch.dtype, *arguments: Any) -> torch.dtype:
 
 
 def banned(operator: Any) -> Callable[..., Any]:
+    """Return a kernel that raises RuntimeError for device tensors."""
+
     def kernel(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if type(input) is VirtualTensor:
             raise RuntimeError(
-                "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+                "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
+                "autocast.\n"
                 "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
-                "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
-                "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
+                "In this case, combine the two layers using "
+                "torch.nn.functional.binary_cross_entropy_with_logits\n"
+                "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and "
+                "BCEWithLogits are\n"
                 "safe to autocast."
             )
         with _guard(_key_set):

@@ -1,4 +1,7 @@
-"""Copies and sums over several virtual GPUs: what torch.nn.parallel asks of C++ (torch/csrc/cuda/comm.cpp)."""
+"""Copies and sums over several virtual GPUs, as torch.nn.parallel requests them from C++.
+
+They replace the functions of torch/csrc/cuda/comm.cpp.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -12,20 +15,28 @@ from virtualgpu.errors import unsupported
 from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.tensor import VirtualTensor, memory_of
 
-BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors are sent together until a group reaches this
+BUFFER_BYTES = 10 << 20  # broadcast_coalesced sends tensors together until they reach this size
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change; the driver's names are in `ANSWERS`."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch.
+
+    The functions that replace C++'s are in `ANSWERS`.
+    """
     functions = torch.nn.parallel._functions
-    yield functions, {"_streams": None}  # DataParallel remembers a stream of each GPU
+    yield functions, {"_streams": None}  # DataParallel keeps streams of an earlier machine here
     for function in (functions.Broadcast, functions.Scatter):
         forward, backward = placed(function.forward, function.backward)
         yield function, {"forward": staticmethod(forward), "backward": staticmethod(backward)}
 
 
-def placed(forward: Callable[..., Any], backward: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A function to several GPUs, whose backward gets zeros where no gradient comes back: C++ cannot know on which GPU they belong."""
+def placed(
+    forward: Callable[..., Any], backward: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the passes of a function to several GPUs, with missing gradients on the right GPU.
+
+    Where no gradient arrives, autograd's C++ makes zeros. It cannot know on which GPU they belong.
+    """
 
     def remember(ctx: Any, target_gpus: Sequence[Any], *args: Any) -> Any:
         outputs = forward(ctx, target_gpus, *args)
@@ -39,25 +50,33 @@ def placed(forward: Callable[..., Any], backward: Callable[..., Any]) -> tuple[C
 
 
 def _at_home(gradient: torch.Tensor | None, gpu: hardware.Gpu | None) -> torch.Tensor | None:
+    """Return the gradient, or zeros on `gpu` if the gradient is elsewhere."""
     if gradient is None or gpu is None or gpu_of(gradient) is gpu:
         return gradient
     return torch.zeros_like(gradient, device=gpu.device)
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
-    """The tensor on each device; on its own device the tensor itself. Autograd does not follow: NCCL writes the copies."""
+    """Return the tensor on each device. On its own device it is the tensor itself.
+
+    Autograd does not record the copies, because NCCL writes them.
+    """
     _take_time(tensors=len(devices))
     source = gpu_of(tensor)
     with torch.no_grad(), nullcontext() if source is None else source.broadcast():
-        return [to_device(tensor, hardware.machine().gpu(index), non_blocking=True) for index in devices]
+        return [
+            to_device(tensor, hardware.machine().gpu(index), non_blocking=True) for index in devices
+        ]
 
 
 def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy the tensor to existing tensors. Raises RuntimeError for other devices or shapes."""
     for index, target in enumerate(out):
         _require_on_gpu("output", index, target)
         if target.shape != tensor.shape:
             raise RuntimeError(
-                f"Expected all output tensors to have same shape as the source tensor {list(tensor.shape)}, "
+                "Expected all output tensors to have same shape as the source tensor "
+                f"{list(tensor.shape)}, "
                 f"but output tensor at index {index} has shape {list(target.shape)}"
             )
     for target in out:
@@ -68,8 +87,13 @@ def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[tor
 def broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int = BUFFER_BYTES
 ) -> list[list[torch.Tensor]]:
-    """Every tensor on every device. Small ones are sent in one flat buffer, of which the receivers keep views."""
-    if any(tensor.device != hardware.machine().gpus[devices[0]].device for tensor in tensors):
+    """Return copies of all tensors on every device.
+
+    Small tensors are sent in one flat buffer, and the receivers get views of it. Raises
+    RuntimeError unless all tensors are on the first device.
+    """
+    first_device = hardware.machine().gpus[devices[0]].device
+    if any(tensor.device != first_device for tensor in tensors):
         raise RuntimeError("All tensors must be on devices[0]: " + str(devices[0]))
     received: list[dict[int, torch.Tensor]] = [{} for _ in devices]
     _take_time(tensors=len(tensors) * len(devices))
@@ -77,23 +101,35 @@ def broadcast_coalesced(
     with torch.no_grad():
         for group in _groups(tensors, buffer_size):
             members = [tensors[position] for position in group]
-            flat = torch._utils._flatten_dense_tensors(members) if len(members) > 1 else members[0]
+            flat = members[0]
+            if len(members) > 1:
+                flat = torch._utils._flatten_dense_tensors(members)
             with gpus[devices[0]].broadcast():
                 for row, index in zip(received, devices, strict=True):
                     if index == devices[0]:
                         row.update(zip(group, members, strict=True))
                         continue
                     there = to_device(flat.detach(), gpus[index], non_blocking=True)
-                    parts = torch._utils._unflatten_dense_tensors(there, members) if len(members) > 1 else [there]
-                    row.update(zip(group, (part.data for part in parts), strict=True))  # each with a version of its own
+                    parts: Sequence[torch.Tensor] = [there]
+                    if len(members) > 1:
+                        parts = torch._utils._unflatten_dense_tensors(there, members)
+                    # `data` gives each part its own version counter.
+                    row.update(zip(group, (part.data for part in parts), strict=True))
             del flat
     return [[row[position] for position in range(len(tensors))] for row in received]
 
 
 def scatter(
-    tensor: torch.Tensor, devices: Sequence[int], chunk_sizes: Sequence[int] | None = None, dim: int = 0, streams: Any = None
+    tensor: torch.Tensor,
+    devices: Sequence[int],
+    chunk_sizes: Sequence[int] | None = None,
+    dim: int = 0,
+    streams: Any = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Parts of the tensor along `dim`, one a device; a part that stays on its device is a view."""
+    """Split the tensor along `dim`, and return one part on each device.
+
+    A part that stays on its device is a view. Raises RuntimeError for wrong `chunk_sizes`.
+    """
     if not devices:
         raise RuntimeError("Expected at least one device to scatter to")
     if chunk_sizes and len(chunk_sizes) != len(devices):
@@ -102,17 +138,25 @@ def scatter(
             f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
         )
     _take_time(tensors=len(devices))
-    chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    if chunk_sizes:
+        chunks = tensor.split(list(chunk_sizes), dim)
+    else:
+        chunks = tensor.chunk(len(devices), dim)
     parts = []
     for position, (chunk, index) in enumerate(zip(chunks, devices, strict=False)):
-        # A batch from the host is copied on a stream of its own, and so lies in that stream's memory.
+        # A batch from the host is copied on a stream of its own, whose memory it then uses.
         with torch.cuda.stream(streams[position] if streams else None):
             parts.append(to_device(chunk, hardware.machine().gpu(index), non_blocking=True))
     return tuple(parts)
 
 
-def scatter_out(tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int = 0, streams: Any = None) -> list[torch.Tensor]:
-    """Parts of the tensor along `dim`, in tensors that are given."""
+def scatter_out(
+    tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int = 0, streams: Any = None
+) -> list[torch.Tensor]:
+    """Copy parts of the tensor along `dim` to existing tensors.
+
+    Raises RuntimeError if their shapes do not fit.
+    """
     if not out:
         raise RuntimeError("Expected at least one output tensor to scatter to")
     dim %= tensor.dim()
@@ -120,14 +164,16 @@ def scatter_out(tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int = 0,
         _require_on_gpu("output", index, target)
         if not _same_but_for(dim, target.shape, tensor.shape):
             raise RuntimeError(
-                f"Output tensor at index {index} has incorrect shape: {list(target.shape)}. Expected same shape except for scatter dim "
-                f"{dim} as the source tensor: {list(tensor.shape)}"
+                f"Output tensor at index {index} has incorrect shape: {list(target.shape)}. "
+                f"Expected same shape except for scatter dim {dim} as the source tensor: "
+                f"{list(tensor.shape)}"
             )
     sizes = [target.shape[dim] for target in out]
     if sum(sizes) != tensor.shape[dim]:
         raise RuntimeError(
-            f"Total size for output tensors along scatter dim {dim} does not match the source tensor size at dim {dim}. "
-            f"Expected {tensor.shape[dim]}, but got total size {sum(sizes)}"
+            f"Total size for output tensors along scatter dim {dim} does not match the source "
+            f"tensor size at dim {dim}. Expected {tensor.shape[dim]}, but got total size "
+            f"{sum(sizes)}"
         )
     for position, (chunk, target) in enumerate(zip(tensor.split(sizes, dim), out, strict=True)):
         with torch.cuda.stream(streams[position] if streams else None):
@@ -135,31 +181,51 @@ def scatter_out(tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int = 0,
     return list(out)
 
 
-def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
-    """All tensors, one after the other along `dim`, on one device (None: the current one, -1: the CPU)."""
+def gather(
+    tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None
+) -> torch.Tensor:
+    """Concatenate the tensors along `dim` on one device.
+
+    `destination` is a GPU's index, None for the current GPU or -1 for the CPU. Raises RuntimeError
+    if the shapes do not fit.
+    """
     shape = _gathered(tensors, dim)
     _take_time(tensors=len(tensors))
-    gpu = None if destination == -1 else hardware.machine().gpu(destination)
-    device = torch.device("cpu") if gpu is None else gpu.device
+    device = torch.device("cpu")
+    if destination != -1:
+        gpu = hardware.machine().gpu(destination)
+        if gpu is not None:
+            device = gpu.device
     form = _format(tensors[0])
-    form = form if all(_format(tensor) is form for tensor in tensors) else torch.contiguous_format
-    return _gather_into(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=device, memory_format=form), dim)
+    if any(_format(tensor) is not form for tensor in tensors):
+        form = torch.contiguous_format
+    out = torch.empty(shape, dtype=tensors[0].dtype, device=device, memory_format=form)
+    return _gather_into(tensors, out, dim)
 
 
 def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
-    if (shape := _gathered(tensors, dim)) != list(out.shape):
+    """Concatenate the tensors along `dim` in `out`. Raises RuntimeError for a wrong shape."""
+    shape = _gathered(tensors, dim)
+    if shape != list(out.shape):
         raise RuntimeError(f"Expected out tensor to have shape {shape}, but got {list(out.shape)}")
     return _gather_into(tensors, out, dim)
 
 
 def _gather_into(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
-    for part, tensor in zip(out.split([tensor.shape[dim] for tensor in tensors], dim), tensors, strict=True):
+    """Copy the tensors, one after the other along `dim`, to `out`."""
+    sizes = [tensor.shape[dim] for tensor in tensors]
+    for part, tensor in zip(out.split(sizes, dim), tensors, strict=True):
         part.copy_(tensor, non_blocking=out.is_cuda)
     return out
 
 
-def reduce(inputs: Sequence[VirtualTensor], output: VirtualTensor, root: int = 0, op: int = 0, *rest: Any) -> None:
-    """NCCL's sum of one tensor a device into `output`, which lies on the root's device."""
+def reduce(
+    inputs: Sequence[VirtualTensor], output: VirtualTensor, root: int = 0, op: int = 0, *rest: Any
+) -> None:
+    """Sum one tensor of each device into `output` on the root's device, as NCCL does.
+
+    Raises NotImplementedError for operations other than the sum.
+    """
     if op != 0:
         raise unsupported("a reduction other than the sum, in torch.cuda.nccl.reduce,")
     output.copy_(inputs[root])
@@ -170,13 +236,14 @@ def reduce(inputs: Sequence[VirtualTensor], output: VirtualTensor, root: int = 0
 
 
 def _take_time(tensors: int) -> None:
-    """The host time of Python's own work around one of these calls."""
+    """Take the host time of Python's own work around one of these calls."""
     machine = hardware.machine()
-    machine.clock.advance_host(machine.profile.function_seconds + tensors * machine.profile.attribute_seconds)
+    profile = machine.profile
+    machine.clock.advance_host(profile.function_seconds + tensors * profile.attribute_seconds)
 
 
 def _gathered(tensors: Sequence[torch.Tensor], dim: int) -> list[int]:
-    """The shape of all together. Raises RuntimeError for tensors that do not fit together."""
+    """Return the shape of the concatenated tensors. Raises RuntimeError if they do not fit."""
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
     first = tensors[0]
@@ -185,35 +252,51 @@ def _gathered(tensors: Sequence[torch.Tensor], dim: int) -> list[int]:
         _require_on_gpu("input", index, tensor)
         if tensor.dim() != first.dim():
             raise RuntimeError(
-                f"Expected all input tensors to have the same number of dimensions, but tensor at index {index}has {tensor.dim()} "
-                f"dimensions, (expected {first.dim()})"
+                "Expected all input tensors to have the same number of dimensions, but tensor at "
+                f"index {index}has {tensor.dim()} dimensions, (expected {first.dim()})"
             )
         expected = [*first.shape[:dim], tensor.shape[dim], *first.shape[dim + 1 :]]
         if expected != list(tensor.shape):
-            raise RuntimeError(f"Input tensor at index {index} has invalid shape {list(tensor.shape)}, but expected {expected}")
-    return [*first.shape[:dim], sum(tensor.shape[dim] for tensor in tensors), *first.shape[dim + 1 :]]
+            raise RuntimeError(
+                f"Input tensor at index {index} has invalid shape {list(tensor.shape)}, "
+                f"but expected {expected}"
+            )
+    length = sum(tensor.shape[dim] for tensor in tensors)
+    return [*first.shape[:dim], length, *first.shape[dim + 1 :]]
 
 
 def _require_on_gpu(which: str, index: int, tensor: torch.Tensor) -> None:
+    """Raise RuntimeError unless the tensor is on a GPU. `which` is "input" or "output"."""
     if gpu_of(tensor) is None:
         whose = "" if which == "input" else f"{which} "
         raise RuntimeError(
-            f"Expected all {which} tensors to be CUDA tensors, but {whose}tensor at index {index} has device '{tensor.device}'"
+            f"Expected all {which} tensors to be CUDA tensors, "
+            f"but {whose}tensor at index {index} has device '{tensor.device}'"
         )
 
 
 def _same_but_for(dim: int, one: torch.Size, other: torch.Size) -> bool:
-    return len(one) == len(other) and all(a == b for at, (a, b) in enumerate(zip(one, other, strict=True)) if at != dim)
+    """Return whether two shapes are equal except in dimension `dim`."""
+    if len(one) != len(other):
+        return False
+    return (*one[:dim], *one[dim + 1 :]) == (*other[:dim], *other[dim + 1 :])
 
 
 def _format(tensor: torch.Tensor) -> torch.memory_format:
-    """The order of a tensor's channels in memory."""
-    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
-    return form if not tensor.is_contiguous() and tensor.is_contiguous(memory_format=form) else torch.contiguous_format
+    """Return the tensor's memory format: channels last, or contiguous."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    form = formats.get(tensor.dim(), torch.contiguous_format)
+    if not tensor.is_contiguous() and tensor.is_contiguous(memory_format=form):
+        return form
+    return torch.contiguous_format
 
 
 def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]]:
-    """Positions of the tensors that are sent together: of one dtype, until a group reaches `buffer_size` bytes. Sparse ones go alone."""
+    """Return groups of indices of the tensors that are sent together.
+
+    A group has one dtype and grows until it reaches `buffer_size` bytes. Sparse tensors are sent
+    alone.
+    """
     groups: list[list[int]] = []
     open_groups: dict[torch.dtype, tuple[list[int], int]] = {}
     for position, tensor in enumerate(tensors):
@@ -231,7 +314,10 @@ def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]
 
 
 def _add_from(output: VirtualTensor, tensor: VirtualTensor) -> None:
-    """Add a tensor of another device in place: NCCL reads it over the link, into no memory of PyTorch's."""
+    """Add a tensor of another device in place.
+
+    NCCL reads it over the link and uses no memory of PyTorch.
+    """
     there, here, clock = tensor._gpu, output._gpu, output._gpu.machine.clock
     clock.wait(there.stream, clock.record(here.stream))
     there.copy("p2p", tensor.numel() * tensor.itemsize, blocking=False)
@@ -250,6 +336,6 @@ ANSWERS: dict[str, Any] = {
     "_gather": gather,
     "_gather_out": gather_out,
     "_nccl_reduce": reduce,
-    "_nccl_version": lambda: 2 << 32 | 28 << 16 | 9,  # of the recordings: 2.28.9
+    "_nccl_version": lambda: 2 << 32 | 28 << 16 | 9,  # 2.28.9, the version of the recordings
     "_nccl_version_suffix": lambda: b"",
 }

@@ -1,4 +1,4 @@
-"""The command `run`, of `python -m virtualgpu` and of packages that build on it."""
+"""The command `run` of `python -m virtualgpu` and of the packages that build on it."""
 
 import argparse
 import json
@@ -16,9 +16,12 @@ from virtualgpu.script import check_script, run_script
 if TYPE_CHECKING:
     from virtualgpu.machines import VirtualGPUs
 
-RUN = "Run an unmodified PyTorch script on virtual GPUs, as `python SCRIPT ARGUMENTS` would run it on real ones."
-LONG = 60  # seconds of the CPU, after which a script is told that it need not compute
-REFUSED = 2  # the exit status, as argparse has it for an argument that it refuses
+RUN = (
+    "Run an unmodified PyTorch script on virtual GPUs, as `python SCRIPT ARGUMENTS` would run it "
+    "on real ones."
+)
+LONG = 60  # seconds of CPU time after which the run suggests --no-values
+REFUSED = 2  # the exit status that argparse uses for a refused argument
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,7 +46,7 @@ def run_command(parser: CommandParser, arguments: list[str] | None) -> int:
 
 
 def add_run(parser: CommandParser, name: str) -> None:
-    """Add the options of `run`, and what it does. Its messages begin with `name`."""
+    """Add the options and the action of `run`. Its messages begin with `name`."""
     parser.add(VIRTUAL_TIME)
     add_machine(parser)
     parser.add_script()
@@ -58,14 +61,18 @@ def add_machine(parser: CommandParser) -> None:
 
 
 def checked_gpus(options: argparse.Namespace) -> int:
-    """How many GPUs are asked for. Raises ValueError for a number that no machine has."""
-    if options.gpus is not None and not 1 <= options.gpus <= machines.MAXIMUM:
-        raise ValueError(f"--gpus {options.gpus}: choose a whole number from 1 to {machines.MAXIMUM}")
-    return 1 if options.gpus is None else options.gpus
+    """Return the number of GPUs asked for. Raises ValueError for a number that no machine has."""
+    if options.gpus is None:
+        return 1
+    if not 1 <= options.gpus <= machines.MAXIMUM:
+        raise ValueError(
+            f"--gpus {options.gpus}: choose a whole number from 1 to {machines.MAXIMUM}"
+        )
+    return options.gpus
 
 
 def checked_host(text: str) -> float:
-    """Return the number that `--host` gives, of which "here" measures this computer.
+    """Return the number given with `--host`. "here" measures this computer.
 
     Raises ValueError for anything else.
     """
@@ -80,10 +87,14 @@ def checked_host(text: str) -> float:
 
 
 def _run(options: argparse.Namespace, name: str) -> int:
-    """The machine stays in place until the process ends: the script's threads and atexit functions may outlive its last line."""
+    """Run a script. The messages begin with `name`.
+
+    The machine stays in use until the process ends, because threads and atexit functions of the
+    script can run after its last line.
+    """
     whose = "Times in the script are this computer's, not the model's."
     if options.virtual_time:
-        whose = "Python's time tells the model's."
+        whose = "Python's `time` shows the model's time."
     try:
         check_script(options.script, options.module)
         gpus = use_machine(options, name, whose)
@@ -97,9 +108,9 @@ def _run(options: argparse.Namespace, name: str) -> int:
 
 
 def use_machine(options: argparse.Namespace, name: str, whose: str) -> "VirtualGPUs":
-    """Put the virtual GPUs that the options of `add_machine` ask for in use, and say so.
+    """Use the virtual GPUs that the options of `add_machine` ask for, and describe them.
 
-    Raises what `machines.use` raises.
+    Raises the errors of `machines.use`.
     """
     gpus = machines.use(
         checked_gpus(options),
@@ -114,23 +125,29 @@ def use_machine(options: argparse.Namespace, name: str, whose: str) -> "VirtualG
 
 
 def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
-    """Say on standard error where a script runs, and whose its times are; and later, once, how it would take less long."""
+    """Describe on standard error the machine of a script, and whose times it sees.
+
+    Once, after a minute of CPU time, suggest --no-values.
+    """
     where = f"{gpus.description}."
     if gpus.request.host != 1:
         where += f" Their host takes {gpus.request.host:g} times as long as the recorded one."
     print(f"{name}: {where} {whose}", file=sys.stderr)
     if gpus.request.values:
-        due = monotonic()  # the real clock: Python's `time` may tell the model's soon
+        next_check = monotonic()  # the real clock, which `time` may not show later
 
         def tell_once(*event: object) -> None:
-            nonlocal due
-            if (now := monotonic()) < due:
+            nonlocal next_check
+            now = monotonic()
+            if now < next_check:
                 return
-            due = now + 1  # to ask for a process's time takes the system long where it has many threads
+            next_check = now + 1  # reading a process's time is slow if it has many threads
             if process_time() > LONG:
-                due = inf
+                next_check = inf
                 print(
-                    f"{name}: this computes every value on the CPU; --no-values keeps memory and times alone, in less time", file=sys.stderr
+                    f"{name}: the run computes every value on the CPU, which is slow. With "
+                    "--no-values it keeps only memory and times.",
+                    file=sys.stderr,
                 )
 
         for gpu in gpus.machine.gpus:
@@ -138,17 +155,22 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
 
 
 def _hand_down(gpus: "VirtualGPUs") -> None:
-    """Python programs that the script starts have its GPUs too."""
-    request = {name: getattr(gpus.request, name) for name in ("gpus", "like", "memory", "values", "host")}
-    os.environ[sitecustomize.REQUEST] = json.dumps(request | {"front": front_end.name(), "places": front_end.places()})
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(sitecustomize.HERE.parent), os.environ.get("PYTHONPATH")]))
+    """Give the virtual GPUs also to the Python programs that the script starts."""
+    names = ("gpus", "like", "memory", "values", "host")
+    request = {name: getattr(gpus.request, name) for name in names}
+    request |= {"front": front_end.name(), "places": front_end.import_folders()}
+    os.environ[sitecustomize.REQUEST] = json.dumps(request)
+    folders = [str(sitecustomize.HERE.parent), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
 
 
 def set_up_for_times(gpus: "VirtualGPUs", virtual_time: bool) -> None:
-    """What a script that measures needs."""
+    """Prepare the machine for a script that measures times."""
     from virtualgpu.host import time_module
 
     machine = gpus.machine
-    machine.blanks_host = not gpus.request.values  # a script times copies to the host too
+    machine.blanks_host = not gpus.request.values  # a script also times copies to the host
     if virtual_time:
-        time_module.put_in_place(machine.clock, lambda seconds: machine.scheduler.sleep(seconds, machine.clock))
+        time_module.put_in_place(
+            machine.clock, lambda seconds: machine.scheduler.sleep(seconds, machine.clock)
+        )

@@ -1,4 +1,4 @@
-"""Refusal of CUDA code in `torch.utils.cpp_extension`, because nothing here can run it."""
+"""Refusal of CUDA code in `torch.utils.cpp_extension`, because a virtual GPU cannot run it."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ def refusals(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _without_cuda(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with a refusal of CUDA code. C++ code for the host is compiled."""
+    """Return `load`, changed so that it refuses CUDA code. C++ code for the host is compiled."""
     signature = inspect.signature(load)
 
     @outermost
@@ -27,7 +27,8 @@ def _without_cuda(load: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs).arguments
         sources = given.get("sources") or ()
         files = [sources] if isinstance(sources, str) else list(sources)
-        if given.get("cuda_sources") or given.get("with_cuda") or any(str(file).endswith((".cu", ".cuh")) for file in files):
+        has_cuda_file = any(str(file).endswith((".cu", ".cuh")) for file in files)
+        if given.get("cuda_sources") or given.get("with_cuda") or has_cuda_file:
             raise unsupported(f"{MODULE}.{load.__name__} of CUDA code")
         return load(*args, **kwargs)
 

@@ -1,9 +1,12 @@
-"""What CUDA says when something is wrong: one place for the classes and the words, which follow the installed torch.
+"""CUDA's errors: their classes and texts, which follow the installed torch.
 
-The words are those that an H200 with torch 2.11 gave, recorded in benchmarks/fidelity/h200/probe.json; in which version they changed was
-read off the libraries of torch 2.10 to 2.15 (`strings libtorch_cpu.so libc10_cuda.so`), and the tests look there again. PyTorch's
-generated code checks devices argument by argument for most operators, and names the argument; elementwise ones (TensorIterator) check by
-themselves. Which operator does what stands in PyTorch's own native_functions.yaml, which comes with torch.
+The texts were recorded on an H200 with torch 2.11 (benchmarks/fidelity/h200/probe.json). The
+versions in which they changed were read from the libraries of torch 2.10 to 2.15 (`strings
+libtorch_cpu.so libc10_cuda.so`), and the tests look there again.
+
+For most operators, PyTorch's generated code checks the devices argument by argument and names the
+argument. Elementwise operators (TensorIterator) check devices themselves. PyTorch's own
+native_functions.yaml, which is part of torch, tells which operator does what.
 """
 
 import re
@@ -22,20 +25,22 @@ AcceleratorError: type[Exception] = torch.AcceleratorError
 
 
 def leave_out_the_kit(error: Exception) -> None:
-    """Take the calls inside the kit that the error came through out of its traceback: CUDA's has none, and they would hold tensors.
+    """Remove the kit's calls from an error's traceback.
 
-    They stay where code of the user's is among them, and in Python's development mode (`python -X dev`), for the kit's own makers.
+    CUDA's errors have no such calls, and they would keep tensors alive. The calls stay if code of
+    the user is among them, and in Python's development mode (`python -X dev`), which is for those
+    who develop the kit.
     """
     call = error.__traceback__
     while call is not None:
         if sys.flags.dev_mode or is_users(call.tb_frame.f_code.co_filename):
             return
         call = call.tb_next
-    error.__traceback__ = None  # a bare `raise` adds no line of its own to it
+    error.__traceback__ = None  # a plain `raise` adds no line of its own
 
 
 def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that users call: its errors leave out the kit."""
+    """Return `function`, which users call, with errors that do not show the kit's calls."""
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -52,10 +57,12 @@ def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cuda_error(what: str, advice: str) -> Exception:
+    """Return CUDA's error with its name in words and a line of advice."""
     lines = [
         f"CUDA error: {what}",
         advice,
-        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.",
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the "
+        "stacktrace below might be incorrect.",
         "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
         "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
     ]
@@ -63,50 +70,61 @@ def cuda_error(what: str, advice: str) -> Exception:
 
 
 def invalid_ordinal() -> Exception:
-    """There is no GPU of that number."""
-    return cuda_error("invalid device ordinal", "GPU device may be out of range, do you have enough GPUs?")
+    """Return the error for the index of a GPU that does not exist."""
+    advice = "GPU device may be out of range, do you have enough GPUs?"
+    return cuda_error("invalid device ordinal", advice)
 
 
 def device_side_assert() -> Exception:
-    """A kernel found a value that it cannot work with, such as an index out of range."""
+    """Return the error of a kernel that found an invalid value, such as an index out of range."""
     return cuda_error("device-side assert triggered", _search_for("cudaErrorAssert"))
 
 
 def invalid_device_context() -> Exception:
-    """Memory or an event that is opened in the process that sent it."""
+    """Return the error for memory or an event that is opened in the process that exported it."""
     return cuda_error("invalid device context", _search_for("cudaErrorDeviceUninitialized"))
 
 
 def invalid_resource_handle() -> Exception:
-    """Memory or an event of a process that has ended, or an event that is not for other processes."""
+    """Return the error for memory or an event that cannot be opened.
+
+    Its process has ended, or the event is not for other processes.
+    """
     return cuda_error("invalid resource handle", _search_for("cudaErrorInvalidResourceHandle"))
 
 
 def invalid_argument() -> Exception:
-    """For what the driver does not accept together, such as an event's flags."""
+    """Return the error for arguments that the driver does not accept together."""
     return cuda_error("invalid argument", _search_for("cudaErrorInvalidValue"))
 
 
 def stream_capture(what: str, kind: str, name: str = "StreamCapture") -> Exception:
-    """What a capture does not admit, or is no graph: `kind` ends the error's name."""
+    """Return the error of a graph capture. `kind` is the end of the error's name."""
     return cuda_error(what, _search_for(f"cudaError{name}{kind}"))
 
 
 def _search_for(name: str) -> str:
+    """Return CUDA's sentence about where an error is documented."""
     page = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
     return f"Search for `{name}' in {page} for more information."
 
 
 @dataclass
 class Fault:
-    """An assert that failed on a GPU at `time` (seconds on the machine's clock). `known` once the host has heard of it."""
+    """A failed assert of a kernel, at `time` seconds on the machine's clock.
+
+    `known` says whether the host has learned of it.
+    """
 
     assertion: str
     time: float
     known: bool = False
 
     def surface(self) -> None:
-        """Raises AcceleratorError. The first time, what the kernel printed is printed too, without its thread's number."""
+        """Raise AcceleratorError. The first time, also print what the kernel prints.
+
+        The printed text lacks the number of the kernel's thread.
+        """
         if not self.known:
             self.known = True
             print(f"device-side assertion `{self.assertion}` failed.", file=sys.stderr)
@@ -117,33 +135,43 @@ class Fault:
 
 
 class DifferentDevicesError(RuntimeError):
-    """Arguments on several devices, before anybody has looked at which operator has them."""
+    """Error about arguments on several devices, before the operator is known."""
 
 
 def at_least_two(given: list[tuple[str, torch.Tensor]]) -> str:
-    """The first two devices, CUDA ones first. CPU tensors without dimensions do not count."""
+    """Return the message that names the first two devices, CUDA devices first.
+
+    CPU tensors without dimensions do not count.
+    """
     found = dict.fromkeys(str(x.device) for _, x in given if x.dim() or x.device.type != "cpu")
-    if len(found) < 2:  # a CPU scalar stood where it is not admitted
+    if len(found) < 2:  # a CPU tensor without dimensions is not allowed here
         found = dict.fromkeys(str(x.device) for _, x in given)
     first, second = sorted(found, key=lambda device: device == "cpu")[:2]
-    return f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
+    return (
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"{first} and {second}!"
+    )
 
 
 def argument_differs(given: list[tuple[str, torch.Tensor]], method: str) -> str:
-    """The first argument whose device is not that of the first one."""
+    """Return the message that names the first argument on another device than the first one."""
     common = given[0][1].device
     argument, other = next((argument, x.device) for argument, x in given if x.device != common)
     return (
-        f"Expected all tensors to be on the same device, but got {argument} is on {other}, different from other tensors on {common} "
+        f"Expected all tensors to be on the same device, but got {argument} is on {other}, "
+        f"different from other tensors on {common} "
         f"(when checking argument in method {method})"
     )
 
 
-# Kernels that CUDA lacks
+# Kernels that CUDA does not have
 
 
 def _class_of_unimplemented() -> type[RuntimeError]:
-    """With what the installed torch says that a kernel lacks a type, on any device: NotImplementedError in newer versions."""
+    """Return the class of torch's error for a dtype that a kernel lacks.
+
+    It is NotImplementedError in newer versions.
+    """
     try:
         torch.empty(1, dtype=torch.int, device="cpu").softmax(0)
     except RuntimeError as error:
@@ -155,39 +183,52 @@ _Unimplemented = _class_of_unimplemented()
 
 
 def not_implemented(kernel: str, dtype: torch.dtype) -> RuntimeError:
-    """CUDA's kernel of this name lacks the type."""
+    """Return the error of a CUDA kernel that does not support this dtype."""
     return _Unimplemented(f"\"{kernel}\" not implemented for '{scalar_name(dtype)}'")
 
 
 def scalar_name(dtype: torch.dtype) -> str:
-    """PyTorch's C++ name of a type: "Long" for int64."""
-    return torch.empty(0, dtype=dtype, device="meta").type().rpartition(".")[2].removesuffix("Tensor")
+    """Return PyTorch's C++ name of a dtype: "Long" for int64."""
+    legacy_name = torch.empty(0, dtype=dtype, device="meta").type()
+    return legacy_name.rpartition(".")[2].removesuffix("Tensor")
 
 
 def cpp_name(dtype: torch.dtype) -> str:
-    """The C++ type of an element, as PyTorch's messages print it: "c10::Half" for float16."""
-    known = {torch.float32: "float", torch.float64: "double", torch.int64: "long", torch.int32: "int", torch.bool: "bool"}
+    """Return the C++ type of an element in PyTorch's messages: "c10::Half" for float16."""
+    known = {
+        torch.float32: "float",
+        torch.float64: "double",
+        torch.int64: "long",
+        torch.int32: "int",
+        torch.bool: "bool",
+    }
     return known.get(dtype, f"c10::{scalar_name(dtype)}")
 
 
 def tensor_type(dtype: torch.dtype) -> str:
-    """The type of a CUDA tensor, as PyTorch's messages print it: bfloat16 has no legacy name."""
-    return "CUDABFloat16Type" if dtype is torch.bfloat16 else f"torch.cuda.{scalar_name(dtype)}Tensor"
+    """Return the type of a CUDA tensor in PyTorch's messages. bfloat16 has no legacy name."""
+    if dtype is torch.bfloat16:
+        return "CUDABFloat16Type"
+    return f"torch.cuda.{scalar_name(dtype)}Tensor"
 
 
 def type_of(x: torch.Tensor) -> str:
-    """The type of a tensor, as PyTorch's messages print it."""
+    """Return the type of a tensor in PyTorch's messages."""
     if x.device.type == "cuda":
         return tensor_type(x.dtype)
-    return "CPUBFloat16Type" if x.dtype is torch.bfloat16 else f"torch.{scalar_name(x.dtype)}Tensor"
+    if x.dtype is torch.bfloat16:
+        return "CPUBFloat16Type"
+    return f"torch.{scalar_name(x.dtype)}Tensor"
 
 
 def refuse_legacy_conversion(dtype: torch.dtype, device: Any, given: torch.Tensor) -> None:
-    """Raise TypeError for a tensor of another type, which a legacy constructor does not convert."""
+    """Raise TypeError for a tensor that a legacy constructor does not convert."""
 
     def options(dtype: torch.dtype, device: Any) -> str:
-        rest = "requires_grad=false (default), pinned_memory=false (default), memory_format=(nullopt)"
-        return f"TensorOptions(dtype={cpp_name(dtype)}, device={device}, layout=Strided, {rest})"
+        return (
+            f"TensorOptions(dtype={cpp_name(dtype)}, device={device}, layout=Strided, "
+            "requires_grad=false (default), pinned_memory=false (default), memory_format=(nullopt))"
+        )
 
     raise TypeError(f"expected {options(dtype, device)} (got {options(given.dtype, given.device)})")
 
@@ -196,32 +237,47 @@ _CPU_TYPE = re.compile(r"\btorch\.(?=(sparse\.)?[A-Z]\w*Tensor\b)")
 
 
 def with_cuda_types(words: str) -> str:
-    """The words of an error about GPU tensors, which C++ calls by the types of CPU tensors: `torch.FloatTensor`."""
+    """Return the text of an error about GPU tensors, which C++ took for CPU tensors."""
     return _CPU_TYPE.sub("torch.cuda.", words).replace("CPUBFloat16Type", "CUDABFloat16Type")
 
 
-_NOT_SERVED = "is not served by the virtual GPU"
+_NOT_SUPPORTED = "is not supported by the virtual GPU"
 NOT_KEPT = "were not kept"
 
 
 def unsupported(what: str) -> Exception:
-    return NotImplementedError(f"{what} {_NOT_SERVED}. It works on a real one")
+    """Return the error for something that a virtual GPU cannot do. `what` begins the sentence."""
+    return NotImplementedError(f"{what} {_NOT_SUPPORTED}. It works on a real one")
 
 
 def refusal_behind(error: BaseException | None) -> str | None:
-    """What a virtual GPU cannot do, in its words, if that led to this exception. Another process's errors come as text."""
+    """Return what a virtual GPU cannot do, in its own words, if that led to this exception.
+
+    Returns None otherwise. Errors of another process come as text, which is searched, too.
+    """
     if error is None:
         return None
-    said = next((line for line in str(error).splitlines() if _NOT_SERVED in line), None)
-    if said is not None or asks_for_values(error):
-        return str(error) if said is None else said.removeprefix("NotImplementedError: ")
-    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    led_to_it = (*(error.exceptions if isinstance(error, BaseExceptionGroup) else ()), before)
-    return next((found for each in led_to_it if (found := refusal_behind(each)) is not None), None)
+    for line in str(error).splitlines():
+        if _NOT_SUPPORTED in line:
+            return line.removeprefix("NotImplementedError: ")
+    if asks_for_values(error):
+        return str(error)
+    causes: list[BaseException | None] = []
+    if isinstance(error, BaseExceptionGroup):
+        causes += error.exceptions
+    if error.__cause__ is not None:
+        causes.append(error.__cause__)
+    elif not error.__suppress_context__:
+        causes.append(error.__context__)
+    for cause in causes:
+        found = refusal_behind(cause)
+        if found is not None:
+            return found
+    return None
 
 
 def asks_for_values(error: BaseException) -> bool:
-    """Whether an exception says that something needs values which were not kept."""
+    """Return whether an exception says that something needs values that were not kept."""
     return isinstance(error, RuntimeError) and NOT_KEPT in str(error)
 
 
@@ -229,13 +285,19 @@ def asks_for_values(error: BaseException) -> bool:
 
 
 def assign_gradient(set_gradient: Callable[..., None]) -> Callable[[torch.Tensor, Any], None]:
-    """The setter of `Tensor.grad`: C++ sees only CPU tensors, and would take a gradient from anywhere."""
+    """Return a setter of `Tensor.grad` that checks devices.
+
+    PyTorch's setter `set_gradient` sees only CPU tensors and would accept any device.
+    """
 
     def assign(self: torch.Tensor, gradient: Any) -> None:
         if isinstance(gradient, torch.Tensor) and gradient.device != self.device:
-            by_index = gradient.device.type == self.device.type
-            what = "located on device with index" if by_index else "with device type"
-            there, here = (x.device.index if by_index else x.device.type for x in (gradient, self))
+            if gradient.device.type == self.device.type:
+                what = "located on device with index"
+                there, here = str(gradient.device.index), str(self.device.index)
+            else:
+                what = "with device type"
+                there, here = gradient.device.type, self.device.type
             raise RuntimeError(
                 f"attempting to assign a gradient {what} '{there}' to a tensor {what} '{here}'. "
                 "Please ensure that the gradient and the tensor are on the same device"
@@ -246,20 +308,26 @@ def assign_gradient(set_gradient: Callable[..., None]) -> Callable[[torch.Tensor
 
 
 def is_wrapped(x: torch.Tensor) -> bool:
-    """Is this the wrapper of a function transform? C++ tells its device, which is the CPU."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
+    """Return whether this is the wrapper of a function transform, which C++ puts on the CPU."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)
 
 
 def make_gradients(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.autograd._make_grads`, which also looks at the devices of the gradients given to `backward`."""
+    """Return `torch.autograd._make_grads` with a check of the devices of given gradients."""
 
     def checked(outputs: Any, gradients: Any, is_grads_batched: bool) -> Any:
         made = make(outputs, gradients, is_grads_batched=is_grads_batched)
         for index, (output, gradient) in enumerate(zip(outputs, made, strict=False)):
-            if not isinstance(output, torch.Tensor) or gradient is None or is_wrapped(output) or is_wrapped(gradient):
+            if not isinstance(output, torch.Tensor) or gradient is None:
+                continue
+            if is_wrapped(output) or is_wrapped(gradient):
                 continue
             if gradient.device != output.device:
-                raise RuntimeError(f"invalid gradient at index {index} - expected device {output.device} but got {gradient.device}")
+                raise RuntimeError(
+                    f"invalid gradient at index {index} - expected device {output.device} "
+                    f"but got {gradient.device}"
+                )
         return made
 
     return checked

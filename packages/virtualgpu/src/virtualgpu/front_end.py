@@ -1,6 +1,7 @@
-"""The packages that build on the virtual GPU register here: their source lines are not the user's, and messages name the one imported.
+"""Registration of the packages that build on the virtual GPU.
 
-Their public names are imported when first used.
+The lines of registered packages do not count as the user's lines, and messages name the package
+that the user imported. The public names of these packages are imported when first used.
 """
 
 import ast
@@ -11,16 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # where this package lies
-CALLS_OPERATORS = os.path.join("torch", "_ops.py")  # called by our operators; on a GPU no Python runs there
-_WAIT = ("torch.distributed", "torch.multiprocessing")  # modules that wait for real processes, as the tools do
+HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # the folder of this package
+# Our operators call this file of PyTorch. On a real GPU no Python code runs there.
+CALLS_OPERATORS = os.path.join("torch", "_ops.py")
+_WAIT = ("torch.distributed", "torch.multiprocessing")  # modules that wait for real processes
 _packages: tuple[str, ...] = ()
 _folders: tuple[str, ...] = ()
 _name = "virtualgpu"
 
 
 def register(package: str, file: str, offers_use: bool = False) -> None:
-    """Register a package, `file` being its `__init__.py`. Messages name the one that offers `use` under its own name."""
+    """Register a package, whose `__init__.py` is `file`.
+
+    With `offers_use`, the package has a function `use` of its own, and messages name this package.
+    """
     global _name, _packages, _folders
     if package not in _packages:
         _packages += (package,)
@@ -30,45 +35,47 @@ def register(package: str, file: str, offers_use: bool = False) -> None:
 
 
 def name() -> str:
-    """The package whose `use` messages name."""
+    """Return the name of the package whose `use` messages name."""
     return _name
 
 
 def packages() -> tuple[str, ...]:
-    """The names of all registered packages, this one first."""
+    """Return the names of all registered packages, this one first."""
     return _packages
 
 
 def folders() -> tuple[str, ...]:
-    """Their folders, each with a separator at the end."""
+    """Return the folders of all registered packages, each with a separator at the end."""
     return _folders
 
 
-def places() -> list[str]:
-    """Return the folders in which Python finds the registered packages, each once."""
+def import_folders() -> list[str]:
+    """Return the folders from which Python imports the registered packages, each once."""
     return list(dict.fromkeys(os.path.dirname(folder.rstrip(os.sep)) for folder in _folders))
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a call in this file is one of the tools' own, which on a real GPU would not be there."""
+    """Return whether a call in this file belongs to the tools and would not exist on a real GPU."""
     return filename.startswith(_folders) or filename.endswith(CALLS_OPERATORS)
 
 
 def is_of_the_tools(module: str) -> bool:
+    """Return whether a module belongs to a registered package."""
     return _is_in(module, _packages)
 
 
 def keeps_real_time(module: str) -> bool:
-    """Whether a module waits for real processes, so that its deadlines need real time."""
+    """Return whether a module waits for real processes, so that its deadlines need real time."""
     return _is_in(module, (*_packages, *_WAIT))
 
 
 def _is_in(module: str, packages: tuple[str, ...]) -> bool:
+    """Return whether a module belongs to one of these packages."""
     return any(module == known or module.startswith(f"{known}.") for known in packages)
 
 
 def ipython_shell() -> Any:
-    """Return the shell of IPython that runs this program, in a notebook or a terminal, or None."""
+    """Return IPython's shell that runs this program in a notebook or terminal, or None."""
     ipython = sys.modules.get("IPython")
     if ipython is None:
         return None
@@ -76,12 +83,19 @@ def ipython_shell() -> Any:
 
 
 def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """A package's `__getattr__`, `__dir__` and `__all__`: its `__init__.py` imports each public name `if TYPE_CHECKING`, and so it stands
-    there once."""
+    """Return `__getattr__`, `__dir__` and `__all__` for a package.
+
+    The package's `__init__.py` imports each public name under `if TYPE_CHECKING`. The names are
+    read from there, so that each name is written only once.
+    """
     module = sys.modules[package]
     tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
-    imports = (node for branch in tree.body if isinstance(branch, ast.If) for node in branch.body if isinstance(node, ast.ImportFrom))
-    homes = {name.name: str(node.module) for node in imports for name in node.names}
+    homes = {}  # the module of each public name
+    for branch in tree.body:
+        if isinstance(branch, ast.If):
+            for node in branch.body:
+                if isinstance(node, ast.ImportFrom):
+                    homes.update({name.name: str(node.module) for name in node.names})
 
     def get(name: str) -> object:
         if name not in homes:

@@ -1,8 +1,7 @@
 """Checks of the devices of gradients that a program's own code returns.
 
-PyTorch makes these checks in C++, which sees only CPU tensors here.
-
-A `torch.autograd.Function` must return each gradient on the device of its input, and a hook must return a tensor of the same type.
+A `torch.autograd.Function` must return each gradient on the device of its input, and a hook must
+return a tensor of the same type. PyTorch checks this in C++, which sees only CPU tensors here.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,15 +19,16 @@ _PLAIN = frozenset({torch.Tensor, VirtualTensor, torch.nn.Parameter})
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     yield Function, {"apply": classmethod(noting_devices(vars(Function)["apply"].__func__))}
-    checked = (name for name in ("apply", "apply_boxed") if name in vars(BackwardCFunction))
-    yield BackwardCFunction, {name: checking_devices(vars(BackwardCFunction)[name]) for name in checked}
+    names = [name for name in ("apply", "apply_boxed") if name in vars(BackwardCFunction)]
+    checked = {name: checking_devices(vars(BackwardCFunction)[name]) for name in names}
+    yield BackwardCFunction, checked
     yield torch.Tensor, {"register_hook": with_checked_hook(torch.Tensor.register_hook)}
 
 
 def noting_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`Function.apply`, which also notes at the node where the inputs are."""
+    """Return `Function.apply`, which also notes the inputs' devices at the node."""
 
     def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
         result = apply(cls, *args, **kwargs)
@@ -39,36 +39,38 @@ def noting_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
             node = output.grad_fn
             if isinstance(node, BackwardCFunction):
                 noted: Any = node
-                noted._input_devices = [x.device if isinstance(x, torch.Tensor) else None for x in args]
+                devices = [x.device if isinstance(x, torch.Tensor) else None for x in args]
+                noted._input_devices = devices
         return result
 
     return wraps(apply)(noting)
 
 
 def checking_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`BackwardCFunction.apply`, which raises RuntimeError for a gradient on a wrong device."""
+    """Return `BackwardCFunction.apply`, which raises RuntimeError for a wrong device."""
 
     def checking(self: Any, *args: Any) -> Any:
         gradients = apply(self, *args)
-        # One device for each argument of the Function, None for those that are no tensors.
+        # One device for each argument of the Function, or None if it is not a tensor.
         devices = getattr(self, "_input_devices", None)
         if devices is None:
             return gradients
-        given = gradients if isinstance(gradients, tuple) else (gradients,)
-        placed = _placed(self, given, devices)
-        return placed if isinstance(gradients, tuple) else placed[0]
+        if not isinstance(gradients, tuple):
+            return _placed(self, (gradients,), devices)[0]
+        return _placed(self, gradients, devices)
 
     return wraps(apply)(checking)
 
 
 def _placed(node: Any, gradients: tuple, devices: list) -> tuple:
-    """The gradients. A number on another device is moved, as the engine does."""
+    """Return the gradients. Numbers on another device are moved, as PyTorch's engine does."""
     placed = list(gradients)
-    index = 0  # among the inputs that are tensors
+    index = 0  # counts the inputs that are tensors
     for position, (gradient, device) in enumerate(zip(gradients, devices, strict=False)):
         if device is None:
             continue
-        elsewhere = type(gradient) in _PLAIN and gradient.device != device and not is_wrapped(gradient)
+        elsewhere = type(gradient) in _PLAIN and gradient.device != device
+        elsewhere = elsewhere and not is_wrapped(gradient)
         if elsewhere and node.next_functions[index][0] is not None:
             if gradient.dim():
                 error = RuntimeError(
@@ -83,7 +85,7 @@ def _placed(node: Any, gradients: tuple, devices: list) -> tuple:
 
 
 def with_checked_hook(register: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.register_hook`, whose hooks must return a gradient of the same kind of device."""
+    """Return `Tensor.register_hook`, whose hooks must return a gradient on the same device type."""
 
     @wraps(register)
     def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
@@ -93,9 +95,12 @@ def with_checked_hook(register: Callable[..., Any]) -> Callable[..., Any]:
         def checked(gradient: torch.Tensor) -> Any:
             result = hook(gradient)
             plain = type(result) in _PLAIN and type(gradient) in _PLAIN
-            if plain and result.is_cuda != gradient.is_cuda and not (is_wrapped(result) or is_wrapped(gradient)):
+            if not plain or result.is_cuda == gradient.is_cuda:
+                return result
+            if not is_wrapped(result) and not is_wrapped(gradient):
                 was, got = gradient.type(), result.type()
-                raise RuntimeError(f"hook '{name}' has changed the type of value (was {was} got {got})")
+                changed = f"hook '{name}' has changed the type of value"
+                raise RuntimeError(f"{changed} (was {was} got {got})")
             return result
 
         return register(self, checked)

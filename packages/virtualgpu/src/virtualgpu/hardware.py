@@ -26,61 +26,82 @@ from virtualgpu.sync_debug import SyncDebug
 from virtualgpu.tf32_guard import is_guarded
 from virtualgpu.threads.scheduler import Scheduler
 
-# Kept even with values=False: one number, which a script may print, and what programs count, index and mask with.
-NUMBER_BYTES = 8  # of one tensor of floats that were drawn at random or come from the host: parameters and data
-CONSTANTS_BYTES = 1 << 16  # of other floats
-INTEGERS_BYTES = 1 << 20  # of integers or truth values
-OPERATIONS = ("matmul", "conv", "rnn")  # that torch.backends has a precision for
+# With values=False, small tensors still keep their values. These are single numbers, which a script
+# may print, and what programs count, index and mask with.
+NUMBER_BYTES = 8  # floats drawn at random or from the host, which are parameters and data
+CONSTANTS_BYTES = 1 << 16  # other floats
+INTEGERS_BYTES = 1 << 20  # integers and truth values
+OPERATIONS = ("matmul", "conv", "rnn")  # those for which torch.backends has a precision
 AMPERE = 8  # the first major compute capability with TF32
 # Unlike `allow_tf32`, the getter raises no error if a program uses PyTorch's old and new settings.
 _float32_precision = torch._C._get_fp32_precision_getter
-_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
+_graph_task = torch._C._current_graph_task_id  # -1 outside a backward pass
 
 
 class Selected(threading.local):
-    """What one thread has selected: the current device, and the current stream of each device."""
+    """The state of one thread: its current device and streams, and its place in a backward pass."""
 
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, StreamTime] = {}
-        self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
-        self.call: tuple | None = None  # and which call it belonged to: see virtualgpu.host.cpu_operators
-        self.frames = 0  # of Python in which operators ran
+        # The GPU of the last operator on a device tensor, and the call that the operator belonged
+        # to (see virtualgpu.host.cpu_operators).
+        self.gpu: Gpu | None = None
+        self.call: tuple | None = None
+        self.frames = 0  # the number of Python frames in which operators ran
         self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
-        self.task = -1  # the backward under way,
-        self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
-        self.root: Gpu | None = None  # where the next backward starts
-        self.untimed = False  # takes what the thread does none of the host's time?
-        self.made_on: Gpu | None = None  # where that is to be which C++ makes on the CPU, for it believes its tensors to lie there
-        self.nodes = 0  # nodes of autograd that this thread has made so far
-        self.recorded: int | None = None  # of these, those that have taken their time
-        self.node: tuple | None = None  # the node of a backward that took its time last,
-        self.node_number = 0  # and the number of the last one that is no leaf
-        self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
-        self.arrived: tuple | None = None  # the node of a backward whose stream has been chosen
-        self.in_operator = False  # an operator is running of which the race detector knows: those that it is made of are part of it
-        self.full_masks = False  # masks whose values were not kept are taken to be true everywhere
-        self.product: Callable[[], Any] | None = None  # what the last matrix product was written to
+        # The running backward pass, and the GPUs of its operators so far. None means the CPU.
+        self.task = -1
+        self.places: set[Gpu | None] = set()
+        self.root: Gpu | None = None  # the GPU on which the next backward pass starts
+        self.untimed = False  # whether this thread's work takes no host time
+        # The GPU for tensors that C++ makes on the CPU because it believes its inputs to be there.
+        self.made_on: Gpu | None = None
+        self.nodes = 0  # the number of autograd nodes that this thread has made
+        self.recorded: int | None = None  # the number of these whose time is counted
+        # The node of a backward pass whose time was counted last, and the number of the last such
+        # node that is not a leaf.
+        self.node: tuple | None = None
+        self.node_number = 0
+        # The streams, by device, that are current again after the backward pass.
+        self.ambient: dict[int, StreamTime] = {}
+        self.arrived: tuple | None = None  # the node of a backward pass whose stream is chosen
+        # An operator is running that the race detector has noted. Nested operators are not noted.
+        self.in_operator = False
+        self.full_masks = False  # whether masks without values count as true everywhere
+        self.product: Callable[[], Any] | None = None  # a reference to the last product's output
 
     def visit(self, task: int, *places: "Gpu | None") -> None:
-        """Note that the backward `task` has operators in these places."""
+        """Note that the backward pass `task` has operators on these GPUs (None is the CPU)."""
         if self.task != task:
-            self.task, self.places = task, set() if self.root is None else {self.root}
+            self.task = task
+            self.places = set() if self.root is None else {self.root}
         self.places.update(places)
 
 
 class Gpu:
-    """One virtual GPU."""
+    """One virtual GPU: its allocator, streams, random generator and times.
+
+    number: its index among all GPUs of the computer, some of which CUDA_VISIBLE_DEVICES can hide
+    received: bytes of addresses used for memory of other processes
+    context: whether this process has a CUDA context here
+    passed_on: in a broadcast, whether the bytes have been sent once; None outside
+    fault: the device-side assert that stopped the GPU
+    generator: the random generator, which virtualgpu.generators sets
+    libraries: what CUDA's libraries keep on this GPU, by library (see virtualgpu.ops.blas)
+    """
 
     def __init__(self, machine: "Machine", index: int) -> None:
         self.machine = machine
         self.index = index
-        self.number = index  # among all of the computer, of which CUDA_VISIBLE_DEVICES may hide some
-        self.received = 0  # bytes of addresses that memory of other processes has been given here
-        self.context = False  # has this process a CUDA context here?
+        self.number = index
+        self.received = 0
+        self.context = False
         self.device = torch.device("cuda", index)
         self.profile = machine.profile
-        self._product_seconds = lru_cache(maxsize=4096)(partial(costs.kernel_seconds, machine.profile))
+        self._product_seconds = lru_cache(maxsize=4096)(
+            partial(costs.kernel_seconds, machine.profile)
+        )
         self._share = lru_cache(maxsize=4096)(partial(costs.share, machine.profile))
         self.default_stream = StreamTime(index, 0)
         self.streams = {0: self.default_stream}
@@ -97,14 +118,14 @@ class Gpu:
             collect=machine.pending_frees.collect,
         )
         self._pool = StreamPool()
-        self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
-        self.fault: errors.Fault | None = None  # the device-side assert that stopped it
-        self.generator: Any = None  # set by virtualgpu.install
-        self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (virtualgpu.ops.blas)
+        self.passed_on: bool | None = None
+        self.fault: errors.Fault | None = None
+        self.generator: Any = None
+        self.libraries: dict[str, Any] = {}
 
     @cached_property
     def _has_tf32(self) -> bool:
-        """Whether the GPU has TF32 and NVIDIA's libraries use it.
+        """Whether the GPU has TF32, and the environment lets NVIDIA's libraries use it.
 
         The libraries read the variable at their first use.
         """
@@ -113,8 +134,8 @@ class Gpu:
     def multiplies_in_tf32(self, operation: str) -> bool:
         """Return whether float32 products use TF32 now.
 
-        `operation` is "matmul" for products by cuBLAS, "conv" for cuDNN's convolutions and "rnn"
-        for its recurrent layers. torch.backends has a setting for each.
+        `operation` is "matmul" for cuBLAS's products, "conv" for cuDNN's convolutions or "rnn" for
+        its recurrent layers. torch.backends has a setting for each.
         """
         if not self._has_tf32 or _float32_precision("cuda", operation) != "tf32":
             return False
@@ -126,15 +147,18 @@ class Gpu:
         return self.machine.selected.streams.get(self.index, self.default_stream)
 
     def pool_stream(self, priority: int) -> StreamTime:
-        """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
+        """Return the device's next stream, in turn, as `torch.cuda.Stream()` takes them."""
         self.machine.several_streams = True
         identity = self._pool.take(priority)
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
 
-    # memory
+    # Memory
 
     def allocate(self, nbytes: int) -> Block | None:
-        """A block for the calling thread's current stream; None for no bytes. Raises torch.OutOfMemoryError."""
+        """Return a block for the calling thread's current stream, or None for 0 bytes.
+
+        Raises torch.OutOfMemoryError.
+        """
         machine = self.machine
         if machine.forked or not machine.alive:
             machine.require_alive()
@@ -144,31 +168,38 @@ class Gpu:
             self.open_context()
         machine.clock.advance_host(self.profile.allocate_seconds)
         try:
-            return self.allocator.malloc(nbytes, self.stream.stream_id if machine.several_streams else 0)
+            return self.allocator.malloc(
+                nbytes, self.stream.stream_id if machine.several_streams else 0
+            )
         except OutOfMemory as error:
             for observer in self.machine.oom_observers:
                 observer(self.index, nbytes, self.machine.total_memory, self.allocator.free_bytes())
             raise torch.OutOfMemoryError(error.message) from None
 
     def scratch(self, sizes: Iterable[int]) -> None:
-        """Allocate these many bytes one after the other, and give them back in reverse: what a kernel needs while it is launched."""
+        """Allocate blocks of these sizes in bytes, and free them in reverse order.
+
+        This is the memory that a kernel needs only while it is launched.
+        """
         blocks = [self.allocate(nbytes) for nbytes in sizes]
         for block in reversed(blocks):
             if block is not None:
                 self.allocator.free(block)
 
     def open_context(self) -> None:
-        """What the first use of a device does: its CUDA context takes memory there."""
+        """Create the CUDA context, which takes memory, at the first use of the device."""
         if not self.context:
             self.context = True
             self._hold()
 
     def _hold(self) -> None:
-        if not self.machine.forked:  # what a fork inherits is its parent's
-            self.machine.usage.hold(self.number, self.profile.context_bytes + self.allocator.reserved)
+        """Record the bytes of this process in the table of all processes."""
+        if not self.machine.forked:  # the table of a forked child is its parent's
+            held = self.profile.context_bytes + self.allocator.reserved
+            self.machine.usage.hold(self.number, held)
 
     def _driver_call(self, action: str, stream: int) -> None:
-        """What the allocator asks of the driver takes host time, and freeing waits for the device. All processes are to know of it."""
+        """Take the host time of the allocator's driver call. Freeing also waits for the device."""
         self._hold()
         clock = self.machine.clock
         if action in ("segment_alloc", "segment_map"):
@@ -178,7 +209,7 @@ class Gpu:
         elif action == "segment_unmap":
             clock.synchronize_stream(self.streams[stream], self.profile.free_seconds)
 
-    # time
+    # Time
 
     def launch(
         self,
@@ -195,44 +226,74 @@ class Gpu:
         split_terms: int = costs.SPLIT_TERMS,
         name: str = "kernel",
     ) -> None:
-        """Queue a kernel, which does what `ops.call.Work` says, on the calling thread's current stream; `name` is the operator's."""
+        """Queue a kernel on the calling thread's current stream.
+
+        `ops.call.Work` describes the arguments. `name` is the operator's name.
+        """
         if self.fault is not None:
             self.notice()
         profile, machine = self.profile, self.machine
-        overhead = cudnn * profile.cudnn_seconds if cudnn else profile.launch_seconds + (profile.product_seconds if flops else 0.0)
+        if cudnn:
+            overhead = cudnn * profile.cudnn_seconds
+        elif flops:
+            overhead = profile.launch_seconds + profile.product_seconds
+        else:
+            overhead = profile.launch_seconds
         overhead += (launches + profile.further_launches.get(name, 0)) * profile.launch_seconds
         if machine.scheduler.several and _graph_task() == -1:
-            overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
+            # The interpreter's lock is free during the launch.
+            overhead = max(overhead, machine.handing_over())
         product: dict[str, Any] = {}
         if flops:
-            product = {"flops": flops, "format": format, "outputs": outputs, "matrix": matrix, "split_terms": split_terms}
+            product = {
+                "flops": flops,
+                "format": format,
+                "outputs": outputs,
+                "matrix": matrix,
+                "split_terms": split_terms,
+            }
             seconds = self._product_seconds(bytes_moved=bytes_moved, matmul=True, **product)
         else:
             seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved)
         if clocks or serial or around:
             seconds += costs.further_seconds(profile, clocks, serial, around)
-        several = len(self.streams) > 1  # whom should a program with one stream make room for?
-        share = self._share(bytes_moved=bytes_moved, **product) if several else 1.0
+        share = 1.0  # with a single stream, no other kernel needs part of the GPU
+        if len(self.streams) > 1:
+            share = self._share(bytes_moved=bytes_moved, **product)
         stream = self.stream if machine.several_streams else self.default_stream
         machine.clock.launch(stream, seconds, overhead, name, share)
 
-    def copy(self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True) -> None:
-        """Queue a copy on the calling thread's current stream."""
+    def copy(
+        self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True
+    ) -> None:
+        """Queue a copy of `nbytes` bytes on the calling thread's current stream."""
         if self.fault is not None:
             self.notice(waits=blocking and kind != "d2d")
         profile = self.profile
         seconds = costs.copy_seconds(profile, kind, nbytes, pinned)
+        clock, overhead = self.machine.clock, profile.launch_seconds
         if kind == "d2d":
-            self.machine.clock.launch(self.stream, seconds, profile.launch_seconds, "copy", costs.share(profile, bytes_moved=2 * nbytes))
+            share = costs.share(profile, bytes_moved=2 * nbytes)
+            clock.launch(self.stream, seconds, overhead, "copy", share)
+            return
+        if kind == "p2p":
+            name = "copy"
+            if self.passed_on is not None:
+                if self.passed_on:
+                    seconds = 0.0
+                self.passed_on = True
+        elif pinned:
+            name = "copy, pinned"
         else:
-            if kind == "p2p" and self.passed_on is not None:
-                seconds, self.passed_on = (0.0 if self.passed_on else seconds), True
-            name = "copy" if kind == "p2p" else "copy, pinned" if pinned else "copy, pageable"
-            self.machine.clock.copy(self.stream, kind, seconds, profile.launch_seconds, blocking, name)
+            name = "copy, pageable"
+        clock.copy(self.stream, kind, seconds, overhead, blocking, name)
 
     @contextmanager
     def broadcast(self) -> Iterator[None]:
-        """In the block copies from this GPU to others are one broadcast of NCCL's: GPUs pass on what they receive, all at once."""
+        """Count the block's copies from this GPU to others as one broadcast of NCCL.
+
+        The GPUs pass on what they receive, all at the same time.
+        """
         self.passed_on = False
         try:
             yield
@@ -240,16 +301,17 @@ class Gpu:
             self.passed_on = None
 
     def read(self, nbytes: int) -> None:
-        """The host waits for a few numbers that a kernel has found."""
+        """Let the host wait for a few numbers that a kernel has computed."""
         self.machine.sync_debug.notice()
         self.copy("d2h", nbytes, pinned=True)
 
     def send(self, nbytes: int) -> None:
-        """The host waits while what lies in its pageable memory goes to the GPU."""
+        """Let the host wait while its pageable memory is copied to the GPU."""
         self.machine.sync_debug.notice()
         self.copy("h2d", nbytes)
 
     def synchronize(self) -> None:
+        """Let the host wait for all work on this GPU. Raises AcceleratorError after a fault."""
         if self.fault is not None:
             self.notice(waits=True)
         while self.machine.under_way:
@@ -257,14 +319,20 @@ class Gpu:
         self.machine.clock.synchronize_device(self.index, self.profile.synchronize_seconds)
 
     def notice(self, waits: bool = False) -> None:
-        """Raises AcceleratorError if an assert has failed on this GPU, once the GPU has got there or the host waits for it."""
+        """Raise AcceleratorError if an assert has failed on this GPU.
+
+        The host notices it if it `waits` for the GPU, or when the GPU has reached the assert.
+        """
         fault = self.fault
-        if fault is not None and (waits or fault.known or fault.time <= self.machine.clock.host + self.profile.launch_seconds):
+        if fault is None:
+            return
+        now = self.machine.clock.host + self.profile.launch_seconds
+        if waits or fault.known or fault.time <= now:
             fault.surface()
 
 
 class Machine:
-    """Several virtual GPUs of one model, their host, and one clock."""
+    """Several virtual GPUs of one model, their host and one clock."""
 
     def __init__(
         self,
@@ -280,13 +348,13 @@ class Machine:
         self.usage = usage or UsageTable(profile.name, count, self.total_memory)
         self.pending_frees = PendingFrees()
         self.values = values
-        self.was_without_values = not values  # at any time so far
+        self.was_without_values = not values  # whether values were switched off at any time
         self.alive = True
-        self.initialised = False  # what torch.cuda.init() does has been done
+        self.initialised = False  # whether torch.cuda.init() has run
         # Numbers of the GPUs that CUDA has seen since its driver was initialised.
         self._seen: list[int] | None = None
         self._settings_are_read = False
-        self.forked = False  # this is a child process that was forked after that
+        self.forked = False  # whether this process was forked after CUDA's initialisation
         self.heeds_environment = heeds_environment
         self.clock = Clock()
         self.scheduler = Scheduler()
@@ -295,41 +363,53 @@ class Machine:
         self.selected = Selected()
         self.kept_bytes = 0
         self.host_budget, self.largest_kept = host_budget()
-        self.valueless_storages = 0  # that are alive
-        self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
-        # Called with the dtype when the host reads a value that nothing computed. The host gets what
-        # it returns. Without it the host gets an error, or NaN if `blanks_host`.
+        self.valueless_storages = 0  # the number of live storages without values
+        # Whether a copy to the host may happen without values. It then writes NaN if the dtype has
+        # NaN.
+        self.blanks_host = False
+        # Called with the dtype when the host reads a value that was not computed. The host gets the
+        # returned value. Without it the host gets an error, or NaN with `blanks_host`.
         self.makes_up: Callable[[torch.dtype], bool | int | float] | None = None
         self._count = count
         self.gpus = [Gpu(self, index) for index in range(count)]
-        self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
-        self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
-        self.under_way: list[Any] = []  # collectives that this rank has entered, and nobody has waited for
-        self.cluster = Cluster()  # on which this machine is a node
-        self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
-        self.oom_observers: list[Callable[[int, int, int, int], object]] = []  # device, bytes asked for, all of its bytes, free ones
-        self.leaf_streams: weakref.WeakKeyDictionary[Any, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
-        self.forward_streams: OrderedDict[tuple[int, int], StreamTime] = OrderedDict()  # by device and node: see `streams.backward`
+        self.host_operators: Any = None  # the mode that sees every operator, HostOperators
+        self.races: Any = None  # the RaceDetector, which `host_operators` creates
+        self.under_way: list[Any] = []  # collectives that this rank entered and has not waited for
+        self.cluster = Cluster()  # the cluster in which this machine is a node
+        # Without a second stream a program cannot race, so the race detector is off until then.
+        self.several_streams = False
+        # Called with (device, requested bytes, total bytes, free bytes).
+        self.oom_observers: list[Callable[[int, int, int, int], object]] = []
+        # The stream of a leaf's first use, by the leaf's memory.
+        self.leaf_streams: weakref.WeakKeyDictionary[Any, StreamTime] = weakref.WeakKeyDictionary()
+        # The streams of autograd's nodes, by device and node (see `streams.backward`).
+        self.forward_streams: OrderedDict[tuple[int, int], StreamTime] = OrderedDict()
 
     def handing_over(self) -> float:
-        """Host seconds until this thread has the interpreter's lock, if another one launched last.
+        """Return the host seconds until this thread gets the interpreter's lock.
 
-        PyTorch lets the lock go in every operator; a thread that waits for it has to be woken.
+        They are 0 unless another thread launched last. PyTorch releases the lock in every operator,
+        and a thread that waits for the lock has to be woken up.
         """
-        before, self.launcher = self.launcher, self.scheduler.running  # by its state: the system gives a thread's number to the next one
-        return self.profile.handoff_seconds if before is not self.launcher else 0.0
+        before = self.launcher
+        # The thread's state, because the system reuses the numbers of threads.
+        self.launcher = self.scheduler.running
+        if before is self.launcher:
+            return 0.0
+        return self.profile.handoff_seconds
 
     def take_turn(self) -> None:
-        """What takes host time, or memory, begins here: where there are other threads, the caller waits for its turn."""
+        """Wait for the calling thread's turn, before anything that takes host time or memory."""
         if self.scheduler.several:
             self.scheduler.take_turn()
 
     @property
     def current(self) -> Gpu:
+        """The calling thread's current GPU."""
         return self.gpus[self.selected.device]
 
     def visible(self) -> list[int]:
-        """Return the numbers of the GPUs that CUDA sees, fixed once its driver is initialised."""
+        """Return the numbers of the GPUs that CUDA sees. They are fixed once the driver starts."""
         if self._seen is None:
             return self.named_visible()
         return self._seen
@@ -337,25 +417,28 @@ class Machine:
     def named_visible(self) -> list[int]:
         """Return the numbers of the GPUs that CUDA_VISIBLE_DEVICES names at this moment.
 
-        A lesson's machine does not read the variable, which there means the computer's real GPUs.
+        A lesson's machine ignores the variable, which refers to the computer's real GPUs there.
         """
         if not self.heeds_environment or "CUDA_VISIBLE_DEVICES" not in os.environ:
             return list(range(self._count))
-        # As CUDA does: what follows the first invalid entry is ignored.
+        # As in CUDA, everything after the first invalid entry is ignored.
         named: Any = torch.cuda._parse_visible_devices()  # numbers, or UUIDs
         return list(takewhile(range(self._count).__contains__, named))
 
     def start_driver(self) -> None:
-        """Do what `cuInit` does: read CUDA_VISIBLE_DEVICES, once. Forked children cannot use CUDA."""
+        """Start the driver as `cuInit` does: read CUDA_VISIBLE_DEVICES once."""
         if self._seen is None:
             self._seen = self.named_visible()
 
     def stop_driver(self) -> None:
-        """Forget that the driver was initialised, before the program runs."""
+        """Forget that the driver was started, before the program runs."""
         self._seen = None
 
     def read_settings(self) -> None:
-        """Give the allocators the settings of the environment, at the first use of CUDA."""
+        """Give the allocators the settings of the environment, at the first use of CUDA.
+
+        Raises RuntimeError for invalid settings.
+        """
         if self._settings_are_read:
             return
         try:
@@ -368,14 +451,18 @@ class Machine:
             gpu.allocator.set_memory_fraction(settings.per_process_memory_fraction)
 
     def nvml_index(self, device: "torch.device | int | str | None") -> int:
-        """NVML's number of what the program calls so: NVML counts all GPUs of the computer. Raises RuntimeError for one not visible."""
-        index, numbers = torch.cuda._utils._get_device_index(device, optional=True), self.visible()
+        """Return NVML's number of a visible device. NVML counts all GPUs of the computer.
+
+        Raises RuntimeError for a device that is not visible.
+        """
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        numbers = self.visible()
         if not 0 <= index < len(numbers):
             raise RuntimeError(f"device {index} is not visible (CUDA_VISIBLE_DEVICES={numbers})")
         return numbers[index]
 
     def initialise(self) -> None:
-        """Do what `torch.cuda.init` does. Raises RuntimeError if no GPU is visible."""
+        """Initialise CUDA as `torch.cuda.init` does. Raises RuntimeError if no GPU is visible."""
         self.start_driver()
         numbers = self.visible()
         if not numbers:
@@ -388,18 +475,23 @@ class Machine:
         self.current.open_context()
 
     def gpu(self, device: "torch.device | int | str | None") -> Gpu | None:
-        """The GPU that a device names, the current one for "cuda"; None for the CPU. Raises RuntimeError for a bad ordinal."""
+        """Return the GPU that `device` names, the current one for "cuda", or None for the CPU.
+
+        Raises AcceleratorError for a GPU that does not exist, and RuntimeError for a device of
+        another type.
+        """
         if isinstance(device, str):
             device = torch.device(device)
         if isinstance(device, torch.device) and device.type == "cpu":
             return None
         if not self.initialised or self.forked:
-            torch.cuda._lazy_init()  # so that the first tensor initialises CUDA, and a forked child gets CUDA's error
+            # The first tensor initialises CUDA, and a forked child gets CUDA's error.
+            torch.cuda._lazy_init()
         if device is None:
             return self.current
         if not isinstance(device, int):
             if device.type != "cuda":
-                raise RuntimeError(f"the virtual machine has the devices cpu and cuda, not {device.type!r}")
+                raise RuntimeError(f"expected a device of type cpu or cuda, got {device.type!r}")
             if device.index is None:
                 return self.current
             device = device.index
@@ -408,28 +500,43 @@ class Machine:
         return self.gpus[device]
 
     def may_keep(self, nbytes: int, dtype: torch.dtype, data: bool = False) -> bool:
-        """Is there room on the host for the values of one more tensor? Of `data`, drawn or from the host, values=False keeps less."""
-        largest = self.largest_kept if self.selected.made_on is None else self.host_budget  # a bucket is as large as what lies in it
+        """Return whether the host has memory for the values of one more tensor.
+
+        With values=False, less is kept of `data`, which is drawn at random or comes from the host.
+        """
+        largest = self.largest_kept
+        if self.selected.made_on is not None:  # a bucket of DDP is as large as all its gradients
+            largest = self.host_budget
         if not self.values:
-            floats = NUMBER_BYTES if data else CONSTANTS_BYTES
-            largest = min(largest, floats if dtype.is_floating_point or dtype.is_complex else INTEGERS_BYTES)
+            if not (dtype.is_floating_point or dtype.is_complex):
+                limit = INTEGERS_BYTES
+            elif data:
+                limit = NUMBER_BYTES
+            else:
+                limit = CONSTANTS_BYTES
+            largest = min(largest, limit)
         return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
 
     def may_fill(self, nbytes: int, dtype: torch.dtype) -> bool:
-        """May memory whose values were kept so far keep those of data that arrive there?"""
+        """Return whether memory with values keeps them when data arrive there."""
         return self.values or self.may_keep(nbytes, dtype, data=True)
 
     def require_alive(self) -> None:
+        """Raise RuntimeError if this machine was taken away, or CUDA's error in a forked child."""
         if self.forked:
             torch.cuda._lazy_init()
         if not self.alive:
-            raise RuntimeError(f"this virtual GPU is gone: {front_end.name()}.use(None) or the end of a `with` block took it away")
+            raise RuntimeError(
+                f"this virtual GPU is gone. {front_end.name()}.use(None) or the end of a `with` "
+                "block took it away"
+            )
 
 
 _in_place: Machine | None = None
 
 
 def _mark_forked() -> None:
+    """Note in a forked child that CUDA cannot be used if it was initialised before the fork."""
     if _in_place is not None:
         _in_place.scheduler.after_fork()
         _in_place.usage.after_fork()
@@ -440,15 +547,15 @@ os.register_at_fork(after_in_child=_mark_forked)
 
 
 def put_in_place(machine: Machine | None) -> None:
-    """Make this the machine that "cuda" means."""
+    """Make this the machine that "cuda" refers to. None removes the machine."""
     global _in_place
     if _in_place is not None:
-        _in_place.several_streams = False  # what is freed from now on races with nothing
+        _in_place.several_streams = False  # memory that is freed from now on cannot race
     _in_place = machine
 
 
 def machine() -> Machine:
-    """The machine in place. Raises RuntimeError when there is none."""
+    """Return the machine in use. Raises RuntimeError if there is none."""
     if _in_place is None:
-        raise RuntimeError(f"no virtual GPU is in use: {front_end.name()}.use(gpus=1) puts one in place")
+        raise RuntimeError(f"no virtual GPU is in use. Call {front_end.name()}.use(gpus=1) first")
     return _in_place

@@ -1,4 +1,4 @@
-"""The memory of this computer that the process may use, and how much of it the values of device tensors may take."""
+"""The memory of this computer, and the share of it that the values of device tensors may take."""
 
 import os
 import re
@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-# A lesson that fills 16 GiB of GPU must run in 1 GiB of RAM: values of device tensors are kept within these bounds.
-HOST_SHARE = 0.25  # of the memory that this process may use, for the values of all device tensors together
-LARGEST_KEPT = 256 << 20  # bytes of one tensor: ten of those would fill a laptop
+# A lesson that fills 16 GiB of GPU memory must run in 1 GiB of RAM, so these bounds are low.
+HOST_SHARE = 0.25  # share of the process's memory for the values of all device tensors together
+LARGEST_KEPT = 256 << 20  # bytes of one tensor; ten larger ones would fill a laptop
 
 
 def host_budget() -> tuple[int, int]:
-    """Bytes of host memory for the values of all device tensors, and of one of them.
+    """Return the bytes of host memory for the values of all device tensors, and of one tensor.
 
-    LABKIT_HOST_BUDGET in the environment sets both; else they follow from the memory of this machine, or of its container.
+    LABKIT_HOST_BUDGET in the environment sets both. Without it they depend on the memory of this
+    computer or container. Raises ValueError unless the variable is a whole number.
     """
-    if text := os.environ.get("LABKIT_HOST_BUDGET"):
+    text = os.environ.get("LABKIT_HOST_BUDGET")
+    if text:
         if not text.isdigit():
             raise ValueError(f"LABKIT_HOST_BUDGET={text!r}: give a whole number of bytes")
         return int(text), int(text)
@@ -25,7 +27,7 @@ def host_budget() -> tuple[int, int]:
 
 
 def host_memory(root: Path = Path("/")) -> tuple[int, int, bool]:
-    """Bytes that this process may use, bytes of these that are free, and whether a container's limit is what holds.
+    """Return (usable bytes, free bytes of these, whether a container sets the limit).
 
     Raises ImportError on Windows where psutil is missing.
     """
@@ -37,13 +39,14 @@ def host_memory(root: Path = Path("/")) -> tuple[int, int, bool]:
 
 
 def _whole_machine() -> tuple[int, int]:
-    """Bytes of this computer's memory, and of it what a program could get."""
+    """Return (bytes of this computer's memory, bytes that a program could still get)."""
     with suppress(OSError, KeyError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        total, available = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+        sizes = [int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable")]
+        total, available = sizes
         return total, available
     try:
-        import psutil  # other systems say it in ways of their own
+        import psutil  # for other systems
     except ImportError:
         if not hasattr(os, "sysconf"):
             raise
@@ -54,24 +57,37 @@ def _whole_machine() -> tuple[int, int]:
 
 
 def container_memory(root: Path = Path("/")) -> tuple[int | None, int]:
-    """The memory limit in bytes (None: no limit) that leaves this process the least, and what is used of it now without page cache.
+    """Return (memory limit in bytes or None, bytes in use without the page cache).
 
-    A limit is set for a control group: a container, a batch job, a service. It holds in the groups inside that group too. Both versions
-    of Linux's control groups (the kernel's Documentation/admin-guide, cgroup-v2.rst and cgroup-v1/memory.rst).
+    A limit belongs to a control group, such as a container, a batch job or a service, and holds in
+    the groups inside it, too. Of all limits, the one that leaves the least memory is returned. Both
+    versions of Linux's control groups are read (the kernel's Documentation/admin-guide,
+    cgroup-v2.rst and cgroup-v1/memory.rst).
     """
     groups = root / "sys/fs/cgroup"
+    version_1 = groups / "memory"
     found = [
         *_limits(groups, _own_group(root, ""), "memory.max", "memory.current"),
-        *_limits(groups / "memory", _own_group(root, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        *_limits(
+            version_1,
+            _own_group(root, "memory"),
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+        ),
     ]
     limited = [(limit, used) for limit, used in found if limit is not None]
     if limited:
         return min(limited, key=lambda group: group[0] - group[1])
-    return found[-1] if found else (None, 0)
+    if found:
+        return found[-1]
+    return None, 0
 
 
 def _own_group(root: Path, controller: str) -> PurePosixPath:
-    """The path of this process's control group below the folder of all groups that `controller` manages; "" is version 2."""
+    """Return the path of this process's control group below the folder of all groups.
+
+    `controller` names the groups' controller. "" means version 2.
+    """
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -80,15 +96,20 @@ def _own_group(root: Path, controller: str) -> PurePosixPath:
     return PurePosixPath()
 
 
-def _limits(top: Path, group: PurePosixPath, limit_file: str, usage_file: str) -> Iterator[tuple[int | None, int]]:
-    """The limit and the use of a control group and of each one around it, as far as they can be seen from here."""
+def _limits(
+    top: Path, group: PurePosixPath, limit_file: str, usage_file: str
+) -> Iterator[tuple[int | None, int]]:
+    """Yield (limit, bytes in use) of a control group and the groups around it, if readable."""
     for path in (group, *group.parents):
         try:
             folder = top / path
             limit = (folder / limit_file).read_text().strip()
             used = int((folder / usage_file).read_text())
-            cache = re.findall(r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE)
-            reclaimable = int(cache[-1]) if cache else 0  # version 1 lists the group alone, then in total
+            statistics = (folder / "memory.stat").read_text()
+            cache = re.findall(r"^(?:total_)?inactive_file (\d+)", statistics, re.MULTILINE)
+            reclaimable = 0
+            if cache:
+                reclaimable = int(cache[-1])  # version 1 lists the group itself first, then totals
             yield None if limit == "max" else int(limit), used - reclaimable
         except (OSError, ValueError):
             continue

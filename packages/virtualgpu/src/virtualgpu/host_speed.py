@@ -1,4 +1,4 @@
-"""How fast this computer is beside the one that the virtual GPUs' times take for their host."""
+"""Measurement of this computer's speed relative to the modelled host of virtual GPUs."""
 
 import subprocess
 import sys
@@ -13,35 +13,44 @@ from torch import nn
 from virtualgpu import profiles
 
 ROUNDS = 5
-STEPS, OPERATORS = 5, 1000  # in a round
+STEPS, OPERATORS = 5, 1000  # repetitions per round
 RECORDED = profiles.load("H200")
+# A program that prints the modelled seconds. Every modelled step takes the same time.
 MODELLED = """
 import virtualgpu, virtualgpu.host_speed as host
-host.ROUNDS = host.STEPS = 1  # each takes as long
+host.ROUNDS = host.STEPS = 1
 virtualgpu.use(1, like="H200", values=False)
 print(host.step_seconds(virtualgpu.host_time))
 """
 
 
 def measure_host(clock: Callable[[], float] = time.perf_counter) -> float:
-    """How many times as long it takes as the recorded H200s' host: for a small training step, where there is a CUDA GPU.
+    """Return the time of this host's work relative to the recorded H200s' host.
 
-    Without a GPU, for a small operator on the CPU. One operator launched again and again would not do for a GPU: beside its launches, the
-    forward, the backward and the optimizer of a network take other shares of one host's time than of another's.
+    With a CUDA GPU, a small training step is measured, and without one a small operator on the CPU.
+    Launching one operator repeatedly would not be enough for a GPU. The forward pass, the backward
+    pass and the optimizer take different shares of the time on different hosts.
     """
     if torch.cuda.is_available():
         return step_seconds(clock) / modelled_step_seconds()
     x = torch.zeros(16, 16)
-    return _seconds(lambda: x + x, OPERATORS, lambda: None, clock) / RECORDED.cpu_launch_seconds  # as fidelity/host_costs.py
+    # As benchmarks/fidelity/host_costs.py measures it.
+    seconds = _seconds(lambda: x + x, OPERATORS, lambda: None, clock)
+    return seconds / RECORDED.cpu_launch_seconds
 
 
 def modelled_step_seconds() -> float:
-    """What the same step takes of the virtual GPUs' host: in a process of its own, for this one may have a real GPU in use."""
-    return float(subprocess.run([sys.executable, "-c", MODELLED], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    """Return the seconds of the same step on the modelled host.
+
+    They are computed in a process of its own, because this process may use a real GPU.
+    """
+    command = [sys.executable, "-c", MODELLED]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return float(run.stdout)
 
 
 class Convolved(nn.Module):
-    """One of several convolutions, norms and activations, added to its input."""
+    """A convolution with a norm and an activation, added to its input. `number` varies them."""
 
     ACTIVATIONS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Hardswish)
 
@@ -57,6 +66,7 @@ class Convolved(nn.Module):
         self.squeeze, self.excite = nn.Conv2d(width, 4, 1), nn.Conv2d(4, width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block's output for pictures of shape (count, width, rows, columns)."""
         y = self.activation(self.norm(self.convolution(x)))
         if self.number % 3 == 1:
             means = y.mean((2, 3), keepdim=True)
@@ -72,7 +82,7 @@ class Convolved(nn.Module):
 
 
 class Attended(nn.Module):
-    """A block of a transformer: every second one has fused attention."""
+    """A block of a transformer. Every second one uses fused attention."""
 
     def __init__(self, number: int, width: int = 64, heads: int = 4) -> None:
         super().__init__()
@@ -83,9 +93,11 @@ class Attended(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block's output for `x` of shape (count, length, width)."""
         count, length, width = x.shape
         parts = self.queries_keys_values(self.before(x)).split(width, 2)
-        queries, keys, values = (part.view(count, length, self.heads, -1).transpose(1, 2) for part in parts)
+        heads = [part.view(count, length, self.heads, -1).transpose(1, 2) for part in parts]
+        queries, keys, values = heads
         if self.fused:
             y = F.scaled_dot_product_attention(queries, keys, values)
         else:
@@ -98,11 +110,11 @@ class Attended(nn.Module):
 class Reference(nn.Module):
     """The network whose training step measures a host.
 
-    Its tensors are so small that the GPU waits for the host. It calls many different operators,
-    as networks do: a step of one block that is repeated takes a smaller share of a real host's
-    time, because the processor finds its code in its caches. The network has as many layers as
-    networks have that wait for the host. In a shorter step, what a host does once per step would
-    be too large a share.
+    Its tensors are so small that the GPU waits for the host. It calls many different operators, as
+    real networks do. A network of one repeated block would take a smaller share of a real host's
+    time, because its code would stay in the processor's caches. The network has as many layers as
+    real networks that wait for the host. In a shorter step, the work that a host does once per step
+    would be too large a share.
     """
 
     def __init__(self) -> None:
@@ -112,6 +124,7 @@ class Reference(nn.Module):
         self.head = nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the classes' scores for pictures of shape (count, 16, rows, columns)."""
         return self.head(self.attended(self.convolved(x).flatten(2)).mean(1))
 
 
@@ -119,7 +132,8 @@ def step_seconds(clock: Callable[[], float]) -> float:
     """Return the host seconds of a training step of the reference network."""
     network = Reference().cuda()
     optimizer = torch.optim.AdamW(network.parameters())
-    pictures, classes = torch.randn(2, 16, 8, 8, device="cuda"), torch.zeros(2, dtype=torch.int64, device="cuda")
+    pictures = torch.randn(2, 16, 8, 8, device="cuda")
+    classes = torch.zeros(2, dtype=torch.int64, device="cuda")
 
     def step() -> None:
         optimizer.zero_grad()
@@ -129,8 +143,13 @@ def step_seconds(clock: Callable[[], float]) -> float:
     return _seconds(step, STEPS, torch.cuda.synchronize, clock)
 
 
-def _seconds(work: Callable[[], object], count: int, wait: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Host time of one piece of work, a median: the first round warms up."""
+def _seconds(
+    work: Callable[[], object],
+    count: int,
+    wait: Callable[[], None],
+    clock: Callable[[], float],
+) -> float:
+    """Return the median host time of `work` over several rounds, after a round that warms up."""
     found = []
     for _ in range(ROUNDS + 1):
         wait()

@@ -1,4 +1,4 @@
-"""Puts a virtual machine in place of CUDA, and takes it away again without a trace."""
+"""Installation of a virtual machine in place of CUDA, and its complete removal."""
 
 import gc
 import multiprocessing.spawn
@@ -42,12 +42,12 @@ from virtualgpu.processes import usage_table
 from virtualgpu.streams import backward, cuda_streams
 from virtualgpu.tensor import VirtualTensor, tensors
 
-# Each has `replacements(machine)`: by owner, the names that change.
+# Each module has `replacements(machine)`, which yields (owner, replaced names).
 _PARTS = (
     reducer, wrappers, profiled,
-    generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward,
-    gradient_devices, comm, torchscript, python_costs, time_module, data_loading, eager, profiler,
-    attention_backends, convolution, synchronized_norm, fourier,
+    generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing,
+    autocast, backward, gradient_devices, comm, torchscript, python_costs, time_module,
+    data_loading, eager, profiler, attention_backends, convolution, synchronized_norm, fourier,
 )  # fmt: skip
 _ABSENT = object()
 
@@ -55,16 +55,18 @@ dispatch.RANKS.update(namespaces.FUNCTIONS)
 
 
 class Installation:
-    """All that is changed in the process while a machine is in place. `remove` undoes it, in reverse order.
+    """All changes in the process while a machine is in use. `remove` undoes them in reverse order.
 
-    `in_child` is unpickled in every process that multiprocessing starts afresh; a child that is forked has the machine already.
-    A process that `joins` the machine of another one has that one's nvidia-smi.
+    `in_child` is unpickled in every process that multiprocessing spawns. A forked child has the
+    machine already. A process that `joins` the machine of another process uses its nvidia-smi.
     """
 
     def __init__(self, machine: Machine, in_child: Any = None, joins: bool = False) -> None:
         self.machine = machine
         self._in_child, self._joins = in_child, joins
-        self.real_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        self.real_gpus = 0
+        if torch.cuda.is_available():
+            self.real_gpus = torch.cuda.device_count()
         self._originals: list[tuple[Any, bool, Any, Any]] = []
         self._smi: smi.Server | None = None
         self._library: torch.library.Library | None = None
@@ -84,13 +86,14 @@ class Installation:
             self._register_kernels()
             self._late_modules.begin()
             self._mode.__enter__()
-            machine.stop_driver()  # some of PyTorch's modules ask `is_available()` at their import
+            # Some of PyTorch's modules have asked `is_available()` during their import.
+            machine.stop_driver()
         except BaseException:
             self.remove()
             raise
 
     def remove(self) -> None:
-        """Take the machine away. What still lies on its GPUs raises an error when it is used."""
+        """Remove the machine. Tensors that are still on its GPUs raise an error when used."""
         self.machine.races.end()
         self.machine.alive = False
         self.machine.scheduler.close()
@@ -110,10 +113,10 @@ class Installation:
         self.machine.pending_frees.close()
         self.machine.usage.close()
         if self.machine.kept_bytes or self.machine.valueless_storages:
-            gc.collect()  # what only cycles hold is freed with its machine
+            gc.collect()  # tensors in reference cycles are freed together with the machine
 
     def _replacements(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
-        """By owner, a mapping or an object, the items or attributes that change."""
+        """Yield (owner, replacements): items of a mapping, or attributes of another object."""
         if hasattr(socket, "AF_UNIX") and not (self._joins and smi.ADDRESS in os.environ):
             self._smi = smi.Server(lambda: nvml.report(self.machine).plain())
             yield os.environ, self._smi.environment()
@@ -125,11 +128,16 @@ class Installation:
         yield torch.backends.cudnn.rnn, {"get_cudnn_mode": recurrent.MODES.__getitem__}
         if self._in_child is not None:
             prepare = multiprocessing.spawn.get_preparation_data
-            yield multiprocessing.spawn, {"get_preparation_data": lambda name: prepare(name) | {"virtualgpu": self._in_child}}
+
+            def prepare_with_machine(name: str) -> dict[str, Any]:
+                return prepare(name) | {"virtualgpu": self._in_child}
+
+            yield multiprocessing.spawn, {"get_preparation_data": prepare_with_machine}
 
     def _replace(self, owner: Any, names: dict[Any, Any]) -> None:
+        """Replace items or attributes of `owner`, and remember the originals."""
         is_mapping = isinstance(owner, MutableMapping)
-        # vars, not getattr: an inherited attribute is visible again once ours is deleted
+        # vars, not getattr: an inherited attribute reappears when ours is deleted
         known = owner if is_mapping else vars(owner)
         for name, value in names.items():
             self._originals.append((owner, is_mapping, name, known.get(name, _ABSENT)))
@@ -139,9 +147,11 @@ class Installation:
                 setattr(owner, name, value)
 
     def _register_kernels(self) -> None:
+        """Register the kernels of virtual GPUs with PyTorch's dispatcher."""
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on a build with CUDA: that these kernels override its own
+            # A build with CUDA warns that these kernels override its own.
+            warnings.simplefilter("ignore")
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
             autocast.register(self._library)
@@ -151,7 +161,7 @@ class Installation:
 
 
 def _put_back(owner: Any, is_mapping: bool, name: Any, original: Any) -> None:
-    """Give an item or an attribute the value that it had, or delete it if it had none."""
+    """Restore an item or attribute, or delete it if it did not exist."""
     if is_mapping and original is _ABSENT:
         del owner[name]
     elif is_mapping:
@@ -164,20 +174,25 @@ def _put_back(owner: Any, is_mapping: bool, name: Any, original: Any) -> None:
 
 @cache
 def _composites() -> list[tuple[str, Callable[..., Any]]]:
-    """Return names and kernels of the composite operators that virtual GPUs change."""
+    """Return names and kernels of the composite operators that virtual GPUs replace."""
     names = sorted(call.CHECKS.keys() | call.COMPOSITES.keys())
     return [(name, _above_autograd(name, call.COMPOSITES.get(name))) for name in names]
 
 
 def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The kernel of a composite operator: as on CUDA if a device tensor is among the arguments, PyTorch's own otherwise."""
+    """Return the kernel of a composite operator.
+
+    It behaves as on CUDA if a device tensor is among the arguments, and as PyTorch's own otherwise.
+    """
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     check, of_dtensors = call.CHECKS.get(name), call.DTENSOR_COMPOSITES.get(name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if of_dtensors is not None and any(hasattr(x, "_local_tensor") and x.device.type == "cuda" for x in tensors(args)):
-            return of_dtensors(*args, **kwargs)
+        if of_dtensors is not None:
+            for x in tensors(args):
+                if hasattr(x, "_local_tensor") and x.device.type == "cuda":
+                    return of_dtensors(*args, **kwargs)
         if any(type(x) is VirtualTensor for x in tensors(args, kwargs)):
             if check is not None:
                 check(args, kwargs)
@@ -189,7 +204,7 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
 
 
 def _composed(function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """The function's result. An error of several devices has the class that it has on CUDA."""
+    """Return the function's result. An error about several devices has CUDA's exception class."""
     try:
         return function(*args, **kwargs)
     except DifferentDevicesError as error:

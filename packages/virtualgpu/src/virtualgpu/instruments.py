@@ -1,5 +1,9 @@
-"""For recorders of virtual GPUs: the machine in place, whose clock and allocators they listen to, and the types of what they hear; and
-which errors come of refusals, or ask for values that were not kept."""
+"""The names that recorders of virtual GPUs need.
+
+`machine()` returns the machine in use, whose clock and allocators accept listeners. `Span` and
+`Memory` are what these report. Two functions tell which errors come from refusals, or from a
+request for values that were not kept.
+"""
 
 from virtualgpu.clock.machine_clock import Span as Span
 from virtualgpu.errors import asks_for_values as asks_for_values

@@ -1,4 +1,4 @@
-"""Modules of PyTorch that are changed when the program imports them, because they take long to import."""
+"""Changes to slow modules of PyTorch, which are made when the program imports the modules."""
 
 import importlib.abc
 import importlib.machinery
@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-Replacements = Iterable[tuple[Any, dict[str, Any]]]  # by module or class, the names that change
+Replacements = Iterable[tuple[Any, dict[str, Any]]]  # pairs (module or class, replaced names)
 Change = Callable[[ModuleType], Replacements]
 
 
 class LateModules(importlib.abc.MetaPathFinder):
-    """Changes modules, by name, from `begin` to `end`."""
+    """Finder that changes modules, given by name, from `begin` to `end`."""
 
     def __init__(self, changes: dict[str, Change]) -> None:
         self._changes = changes
         self._originals: list[tuple[Any, str, Any]] = []
 
     def begin(self) -> None:
-        """Change the modules that are imported already, and wait for the others."""
+        """Change the modules that are already imported, and start to watch imports."""
         for name in self._changes:
             module = sys.modules.get(name)
             if module is not None:
@@ -49,6 +49,7 @@ class LateModules(importlib.abc.MetaPathFinder):
         return spec
 
     def _change(self, module: ModuleType) -> None:
+        """Replace the names of one module, and remember the originals."""
         for owner, names in self._changes[module.__name__](module):
             for name, value in names.items():
                 self._originals.append((owner, name, vars(owner)[name]))

@@ -1,7 +1,7 @@
-"""`torch.FloatTensor` and the other legacy types of CPU tensors, of which a GPU's tensor is no instance.
+"""`torch.FloatTensor` and the other legacy types of CPU tensors.
 
-C++ makes these types, and takes a virtual GPU's tensor for one of the CPU's. Python cannot change
-them, so others are put in their places.
+A tensor on a GPU is no instance of these types. PyTorch's C++ defines the types, and takes a tensor
+on a virtual GPU for a CPU tensor. Python cannot change the types, so it replaces them.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from virtualgpu.tensor import VirtualTensor
 
 
 class LegacyHostType(type):
-    """Metaclass of the stand-ins. Each stand-in is equal to the `original` type, which C++ has made."""
+    """Metaclass of the replacements. Each is equal to the `original` type, which C++ defines."""
 
     original: Any
 
@@ -42,16 +42,20 @@ class LegacyHostType(type):
 
 
 def replacements(names: tuple[str, ...]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the types that change, by owner."""
+    """Yield (owner, replaced names) for the types with these names."""
     for owner in (torch, torch.sparse):
         originals = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
         yield owner, {name: _standing_for(original) for name, original in originals.items()}
 
 
 def _standing_for(original: Any) -> LegacyHostType:
-    return LegacyHostType(original.__name__, (), {"original": original, "__module__": original.__module__})
+    """Return the replacement of a type."""
+    attributes = {"original": original, "__module__": original.__module__}
+    return LegacyHostType(original.__name__, (), attributes)
 
 
 def made_in_cpp(kind: Any) -> Any:
-    """Return the type that C++ knows for a stand-in."""
-    return kind.original if isinstance(kind, LegacyHostType) else kind
+    """Return the type that C++ defines, for a replacement or a type itself."""
+    if isinstance(kind, LegacyHostType):
+        return kind.original
+    return kind

@@ -1,4 +1,7 @@
-"""`use()` puts virtual GPUs in place, in this process and in the children that multiprocessing starts for it."""
+"""The function `use()`, which puts virtual GPUs in use.
+
+The GPUs belong to this process and to the children that multiprocessing starts for it.
+"""
 
 import importlib
 import os
@@ -15,19 +18,31 @@ from virtualgpu import front_end, profiles
 if TYPE_CHECKING:
     from virtualgpu.streams.race_reports import Race
 
-MAXIMUM = 16  # GPUs of one machine
-LEAST_MEMORY = 1 << 30  # bytes of a virtual GPU
-DEFAULT_MODEL = "T4"  # what Colab gives
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_IN_USE = "a machine is already in use ({}). Take it away first with {}.use(None), or leave its `with` block."
+MAXIMUM = 16  # the most GPUs of one machine
+LEAST_MEMORY = 1 << 30  # the least memory of a virtual GPU, in bytes
+DEFAULT_MODEL = "T4"  # the GPU that Colab offers
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+}
+_IN_USE = (
+    "a machine is already in use ({}). Take it away first with {}.use(None), or leave its `with` "
+    "block."
+)
 
 _current: "GPUsInUse | None" = None
-_shared: list[Any] = []  # what keeps machines of other processes
+_shared: list[Any] = []  # the tables of machines that other processes share
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `use` was asked for, checked. `memory` in bytes."""
+    """The checked arguments of `use`. `memory` is in bytes."""
 
     gpus: int
     like: str | None
@@ -40,45 +55,45 @@ class Request:
 class GPUsInUse:
     """The GPUs that this process uses, real or virtual ones.
 
-    They are also a context manager. At the end of a `with` block they are taken away. A `with` block
-    raises RuntimeError if they are not in use any more, or if another block has them already.
+    They are also a context manager, and are taken away at the end of a `with` block. A `with` block
+    raises RuntimeError if they are not in use any more, or if another block uses them already.
 
     Attributes:
-        request: what was asked for.
-        name: the model's name, as `torch.cuda.get_device_name` has it.
-        virtual: whether the GPUs are virtual.
-        memory: the bytes that the process may use on each GPU.
+        request: the checked arguments of `use`
+        name: the model's name, as `torch.cuda.get_device_name` returns it
+        virtual: whether the GPUs are virtual
+        memory: the bytes that the process may use on each GPU
     """
 
     request: Request
     name: str
     virtual: bool
     memory: int
-    told_in = 0  # number of the notebook's cell that printed last what these GPUs are
+    told_in = 0  # number of the notebook's cell that last printed a description of these GPUs
     _entered = False
-    _kept = ""  # why they may not be taken away now
+    _kept = ""  # the reason why they may not be taken away now
 
     def __init__(self, request: Request) -> None:
-        """Put GPUs as requested in use."""
+        """Put the requested GPUs in use."""
         self.request = request
 
     @property
     def count(self) -> int:
-        """How many GPUs there are."""
+        """The number of GPUs."""
         return self.request.gpus
 
     @property
     def badge(self) -> str:
-        """Where a figure made on these GPUs comes from."""
+        """The origin of a figure made on these GPUs, such as "measured on NVIDIA H200"."""
         return badge(self.name, self.virtual)
 
     @property
     def description(self) -> str:
-        """How many GPUs of which model they are, and their memory."""
+        """The number of GPUs, their model and their memory."""
         return described(self.count, self.name, self.memory, self.virtual)
 
     def check_same(self, request: Request, virtual: bool) -> None:
-        """Raise RuntimeError unless these GPUs are what is asked for."""
+        """Raise RuntimeError unless these GPUs are the requested ones."""
         if self.request == request and self.virtual == virtual:
             return
         if self._kept:
@@ -86,37 +101,37 @@ class GPUsInUse:
         raise RuntimeError(_IN_USE.format(self.description, front_end.name()))
 
     def host_time(self) -> float:
-        """Return the seconds on the clock that the kernels run on."""
+        """Return the seconds on the clock that the kernels use."""
         raise NotImplementedError
 
     def races(self) -> "list[Race]":
         """Return the races found so far, each pair of lines once.
 
-        Raises RuntimeError on real GPUs, where races cannot be seen.
+        Raises RuntimeError on real GPUs, where races cannot be observed.
         """
         raise NotImplementedError
 
     def without_values(self) -> AbstractContextManager[None]:
-        """Let virtual GPUs compute nothing in the block, as with `values=False`.
+        """Let virtual GPUs compute no values in the block, as with `values=False`.
 
-        What is made in the block must not outlive it. Real GPUs compute.
+        Tensors made in the block must not be used after it. Real GPUs compute anyway.
         """
         raise NotImplementedError
 
     def with_values(self) -> AbstractContextManager[None]:
-        """Let virtual GPUs compute values in the block, also with `values=False`.
+        """Let virtual GPUs compute values in the block, even with `values=False`.
 
-        Tensors from before the block still lack their values. Real GPUs compute anyway.
+        Tensors from before the block still have no values. Real GPUs compute anyway.
         """
         raise NotImplementedError
 
     def new_workspaces_freed(self) -> AbstractContextManager[None]:
-        """Free the workspaces that CUDA's libraries take in the block, and no others."""
+        """Free the workspaces that CUDA's libraries allocate in the block, and no others."""
         raise NotImplementedError
 
     @contextmanager
     def kept(self, why: str) -> Iterator[None]:
-        """Refuse in the block to take the GPUs away or to use others. The error says `why`."""
+        """Refuse to take the GPUs away or to use others in the block. The error's text is `why`."""
         before, self._kept = self._kept, why
         try:
             yield
@@ -124,7 +139,7 @@ class GPUsInUse:
             self._kept = before
 
     def take_away(self) -> None:
-        """Do what `use(None)` does. Doing it again changes nothing.
+        """Take the GPUs away, as `use(None)` does. A second call changes nothing.
 
         Raises RuntimeError in a block of `kept`.
         """
@@ -136,7 +151,7 @@ class GPUsInUse:
             _current = None
 
     def _remove(self) -> None:
-        """Make PyTorch as it was before."""
+        """Restore PyTorch's original state."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -160,19 +175,23 @@ class GPUsInUse:
         return f"<{self.description}>"
 
     def _ipython_display_(self) -> None:
-        """Show nothing in the cell that has printed already what these GPUs are."""
+        """Show nothing in a cell that has already printed a description of these GPUs."""
         shell = front_end.ipython_shell()
         if shell is None or self.told_in != shell.execution_count:
-            raise NotImplementedError  # which asks IPython to show the repr
+            raise NotImplementedError  # asks IPython to show the repr
 
 
 class VirtualGPUs(GPUsInUse):
-    """Virtual GPUs in use. At the end of a `with` block they are taken away."""
+    """Virtual GPUs in use. They are taken away at the end of a `with` block."""
 
     virtual = True
 
     def __init__(self, request: Request) -> None:
-        """Where the environment names an equal machine of another process, the GPUs are the same (`processes.usage_table`)."""
+        """Put virtual GPUs in use.
+
+        If the environment names an equal machine of another process, both share the GPUs (see
+        `processes.usage_table`).
+        """
         from virtualgpu import hardware
         from virtualgpu.install import Installation
         from virtualgpu.processes import usage_table
@@ -181,33 +200,47 @@ class VirtualGPUs(GPUsInUse):
         self.profile = profiles.load(request.like or DEFAULT_MODEL, request.host)
         self.name = self.profile.name
         self.memory = request.memory or self.profile.total_memory
-        shared = usage_table.join(self.name, request.gpus, self.memory, os.environ.get(usage_table.ADDRESS))
-        self.machine = hardware.Machine(self.profile, request.gpus, request.memory, request.values, request.heeds_environment, shared)
-        self._installation: Any = Installation(self.machine, in_child=_InChild(request), joins=shared is not None)
-        self.real_gpus: int = self._installation.real_gpus  # those that PyTorch would see without these
+        address = os.environ.get(usage_table.ADDRESS)
+        shared = usage_table.join(self.name, request.gpus, self.memory, address)
+        self.machine = hardware.Machine(
+            self.profile,
+            request.gpus,
+            request.memory,
+            request.values,
+            request.heeds_environment,
+            shared,
+        )
+        self._installation: Any = Installation(
+            self.machine, in_child=_InChild(request), joins=shared is not None
+        )
+        self.real_gpus: int = self._installation.real_gpus  # the real GPUs, which are hidden
 
     def host_time(self) -> float:
+        """Return the seconds on the machine's clock."""
         return self.machine.clock.host
 
     def races(self) -> "list[Race]":
+        """Return the races found so far, each pair of lines once."""
         return list(self.machine.races.races)
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
-        """Compute nothing in the block. What is made in the block must not outlive it.
+        """Compute no values in the block. Tensors made in the block must not be used after it.
 
-        A copy into a tensor on the host takes its time. It brings NaN if the dtype has NaN.
+        A copy to a tensor on the host takes its time and writes NaN if the dtype has NaN.
         """
         with self._computing(values=False, blanks_host=True):
             yield
 
     @contextmanager
     def with_values(self) -> Iterator[None]:
+        """Compute values in the block, even with `values=False`."""
         with self._computing(values=True, blanks_host=False):
             yield
 
     @contextmanager
     def _computing(self, values: bool, blanks_host: bool) -> Iterator[None]:
+        """Switch the computing of values on or off in the block."""
         machine = self.machine
         before = machine.values, machine.blanks_host
         machine.values, machine.blanks_host = values, blanks_host
@@ -220,19 +253,24 @@ class VirtualGPUs(GPUsInUse):
 
     @contextmanager
     def new_workspaces_freed(self) -> Iterator[None]:
+        """Free the workspaces that CUDA's libraries allocate in the block, and no others."""
         from virtualgpu import workspaces
 
         with workspaces.freed_afterwards(self.machine.gpus):
             yield
 
     def _remove(self) -> None:
+        """Restore PyTorch's original state."""
         if self._installation is not None:
             self._installation.remove()
         self._installation = None
 
 
 class _InChild:
-    """Puts the machine of this process in place where it is unpickled: the first thing in a process that multiprocessing starts afresh."""
+    """Object that puts this process's machine in use in the process where it is unpickled.
+
+    It is the first object that a process spawned by multiprocessing unpickles.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -241,8 +279,9 @@ class _InChild:
         from virtualgpu.driver import smi
         from virtualgpu.processes import usage_table
 
-        # A server of forks may be older than the machine: its children do not have this process's environment.
-        environment = {name: os.environ[name] for name in (usage_table.ADDRESS, smi.ADDRESS, "PATH") if name in os.environ}
+        # A fork server may be older than the machine. Its children then lack this environment.
+        names = (usage_table.ADDRESS, smi.ADDRESS, "PATH")
+        environment = {name: os.environ[name] for name in names if name in os.environ}
         virtual = current()
         blanks_host = virtual is not None and virtual.machine.blanks_host
         return inherit, (self._request, front_end.name(), environment, blanks_host)
@@ -276,20 +315,23 @@ def use(
     heeds_environment: bool = False,
     host: float = 1.0,
 ) -> VirtualGPUs | None:
-    """Give this process virtual GPUs, which `torch.cuda` takes for real ones; `with virtualgpu.use(2, like="H200"):` for a block.
+    """Give this process virtual GPUs, which `torch.cuda` treats as real ones.
+
+    `with virtualgpu.use(2, like="H200"):` uses them only in the block. The same arguments again
+    return the GPUs in use.
 
     Args:
-        gpus: how many, 1 to 16. None takes those in use away.
-        like: the GPU model, such as "T4" or "H200"; `virtualgpu.profiles.names()` has all. The default is "T4".
-        memory: of each GPU, in bytes or as "16GiB". The default is the model's.
-        values: False keeps shapes, memory, order and time, but computes nothing.
-        heeds_environment: let CUDA_VISIBLE_DEVICES hide virtual GPUs, as it hides real ones.
-        host: how many times as long the host takes for all that it does as the host of the recorded H200s.
-
-    The same request again returns what is in use.
+        gpus: the number of GPUs, 1 to 16. None takes those in use away.
+        like: the GPU model, such as "T4" (the default) or "H200". `virtualgpu.profiles.names()`
+            lists all models.
+        memory: the memory of each GPU, in bytes or as text such as "16GiB". The default is the
+            model's memory.
+        values: with False, shapes, memory, order and time are kept, but no values are computed.
+        heeds_environment: whether CUDA_VISIBLE_DEVICES hides virtual GPUs, as it hides real ones.
+        host: the time that the host takes for its work, relative to the recorded H200s' host.
 
     Raises:
-        ValueError: an argument is not one of the choices, which the message names.
+        ValueError: an argument is not one of the choices, which the message lists.
         RuntimeError: other GPUs are in use. Nothing is changed then.
     """
     if gpus is None:
@@ -303,7 +345,7 @@ def use(
 
 
 def put_in_use(request: Request, kind: type[AnyGPUs]) -> AnyGPUs:
-    """Return GPUs of this kind that are as requested: those in use, or new ones if there are none.
+    """Return GPUs of this class for the request: those in use, or new ones if there are none.
 
     Raises RuntimeError if other GPUs are in use.
     """
@@ -323,30 +365,38 @@ def checked_request(
     heeds_environment: bool = False,
     host: float = 1.0,
 ) -> Request:
-    """Check what `use` is asked for.
+    """Check the arguments of `use` and return them as a Request.
 
-    The memory may still be less than that of a virtual GPU. See `check_memory`.
-
-    Raises ValueError for an argument that is not one of the choices, which the message names.
+    The memory can still be less than the least memory of a virtual GPU (see `check_memory`). Raises
+    ValueError for an argument that is not one of the choices, which the message lists.
     """
     check_count(gpus)
     if not (values is True or values is False):
         raise ValueError(f"values={values!r}: choose one of True, False")
     if like is not None:
         profiles.load(like)
-    limit = None if memory is None else parse_bytes(memory)
+    limit = None
+    if memory is not None:
+        limit = parse_bytes(memory)
     check_host(host)
     return Request(gpus, like, limit, values, heeds_environment, float(host))
 
 
 def check_host(host: float) -> None:
-    """Raises ValueError for a speed that no host has."""
-    if isinstance(host, bool) or not isinstance(host, int | float) or not 0.01 <= host <= 100:
-        raise ValueError(f"host={host!r}: give how many times as long it takes as the recorded one, from 0.01 to 100")
+    """Raise ValueError unless `host` is a number from 0.01 to 100."""
+    is_number = isinstance(host, int | float) and not isinstance(host, bool)
+    if not is_number or not 0.01 <= host <= 100:
+        raise ValueError(
+            f"host={host!r}: give the time of the host's work relative to the recorded host, "
+            "from 0.01 to 100"
+        )
 
 
 def share(gpus: int, like: str, memory: int | None) -> None:
-    """Let processes that this one starts, each of which calls `use` alike, have one machine, as long as this process lives."""
+    """Let processes that this one starts share one machine, as long as this process lives.
+
+    Each of them must call `use` with the same arguments.
+    """
     from virtualgpu.processes import usage_table
 
     profile = profiles.load(like)
@@ -355,89 +405,110 @@ def share(gpus: int, like: str, memory: int | None) -> None:
 
 
 def inherit(request: Request, front: str, environment: dict[str, str], blanks_host: bool) -> None:
-    """Put the machine of the parent in place, in a process that multiprocessing starts.
+    """Put the parent's machine in use, in a process that multiprocessing starts.
 
     This happens before the process imports the main module.
 
     Args:
-        request: what the parent's machine was asked for.
-        front: the package that the parent's messages name.
-        environment: the variables by which the parent's machine is found.
-        blanks_host: whether copies to the host of values that were not kept bring NaN.
+        request: the arguments of the parent's `use`
+        front: the package that the parent's messages name
+        environment: the variables that lead to the parent's machine
+        blanks_host: whether copies to the host write NaN if the values were not kept
     """
-    importlib.import_module(front)  # it registers itself
+    importlib.import_module(front)  # the import registers the package
     if _current is None:
         os.environ.update(environment)
         put_in_use(request, VirtualGPUs).machine.blanks_host = blanks_host
 
 
 def real_or_virtual() -> GPUsInUse | None:
-    """Return the GPUs in use, real or virtual ones. None if there are none."""
+    """Return the GPUs in use, real or virtual ones, or None."""
     return _current
 
 
 def current() -> VirtualGPUs | None:
-    """Return the virtual GPUs in use. None if there are none."""
+    """Return the virtual GPUs in use, or None."""
     if isinstance(_current, VirtualGPUs):
         return _current
     return None
 
 
 def host_time() -> float:
-    """Return the seconds on the clock that kernels run on. Without virtual GPUs it is the real clock."""
+    """Return the seconds on the clock that kernels use. Without GPUs it is the real clock."""
     if _current is None:
         return time.perf_counter()
     return _current.host_time()
 
 
 def races() -> "list[Race]":
-    """Pairs of launches on the same memory that nothing orders, as found so far on the virtual GPUs in use.
+    """Return the races found so far on the virtual GPUs in use.
 
-    Each has a `kind` ("stale read", "overwritten too early", "two writers") and two sides, `first` and `second`, in the order of their
-    launch; printed, it says what happens and how to put it in order. Raises RuntimeError without virtual GPUs.
+    A race is a pair of launches on the same memory without an order between them. It has a `kind`
+    ("stale read", "overwritten too early" or "two writers") and the two launches `first` and
+    `second`, in the order of their launch. Its text says what can happen and how to order the two.
+
+    Raises RuntimeError without virtual GPUs.
     """
     virtual = current()
     if virtual is None:
-        raise RuntimeError(f"races are found on virtual GPUs, and none is in use: {front_end.name()}.use(gpus=1) puts one in place")
+        raise RuntimeError(
+            "races can only be found on virtual GPUs, and none are in use. "
+            f"Call {front_end.name()}.use(gpus=1) first."
+        )
     return virtual.races()
 
 
 def check_count(gpus: Any) -> None:
-    """Raises ValueError unless it is a number of GPUs that a machine can have."""
+    """Raise ValueError unless `gpus` is a number of GPUs that a machine can have."""
     if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MAXIMUM:
-        raise ValueError(f"gpus={gpus!r}: choose a whole number from 1 to {MAXIMUM}, or None to take the machine away")
+        raise ValueError(
+            f"gpus={gpus!r}: choose a whole number from 1 to {MAXIMUM}, or None to take the "
+            "machine away"
+        )
 
 
 def check_memory(limit: int) -> None:
-    """Raises ValueError for less memory than a virtual GPU has."""
+    """Raise ValueError if this is less memory than a virtual GPU must have."""
     if limit < LEAST_MEMORY:
         least = gibibytes(LEAST_MEMORY)
-        raise ValueError(f"memory={limit} bytes: a virtual GPU has at least {least}, of which its CUDA context takes some")
+        raise ValueError(
+            f"memory={limit} bytes: a virtual GPU needs at least {least}, because its CUDA context "
+            "takes some of it"
+        )
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes of "16GiB", "500 MB" or a plain number. Raises ValueError naming the units."""
+    """Return the bytes of "16GiB", "500 MB" or a plain number.
+
+    Raises ValueError for anything else. The message lists the units.
+    """
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text) if isinstance(text, str) else None
+    match = None
+    if isinstance(text, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
-        raise ValueError(f"memory={text!r}: give a positive number of bytes, or a size such as '16GiB' (units: KiB, MiB, GiB, KB, MB, GB)")
+        raise ValueError(
+            f"memory={text!r}: give a positive number of bytes, or a size such as '16GiB' (units: "
+            "KiB, MiB, GiB, KB, MB, GB)"
+        )
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def gibibytes(nbytes: int) -> str:
+    """Return a number of bytes as text, such as "16.0 GiB"."""
     return f"{nbytes / (1 << 30):.1f} GiB"
 
 
 def badge(name: str, virtual: bool) -> str:
-    """Return where a figure made on GPUs of that name comes from."""
+    """Return the origin of a figure made on such GPUs, such as "measured on NVIDIA H200"."""
     if virtual:
         return f"virtual GPU, modelled on {with_maker(name)}"
     return f"measured on {with_maker(name)}"
 
 
 def described(count: int, name: str, memory: int, virtual: bool) -> str:
-    """Return how many GPUs of which model there are, and the memory of each."""
+    """Return the number of GPUs, their model, and the memory of each as text."""
     gpus = "GPU" if count == 1 else "GPUs"
     each = f"{with_maker(name)}, {gibibytes(memory)} each"
     if virtual:
@@ -446,5 +517,7 @@ def described(count: int, name: str, memory: int, virtual: bool) -> str:
 
 
 def with_maker(name: str) -> str:
-    """A GPU's name with that of its maker: not all have it, such as "Tesla T4"."""
-    return name if name.startswith("NVIDIA") else f"NVIDIA {name}"
+    """Return a GPU's name with its maker, which some names such as "Tesla T4" lack."""
+    if name.startswith("NVIDIA"):
+        return name
+    return f"NVIDIA {name}"

@@ -1,6 +1,7 @@
-"""Tensor methods that change the device, with autograd: `to`, `cuda`, `cpu`, `copy_`, `data`, `pin_memory`.
+"""Methods that move tensors between devices, with autograd: `to`, `cuda`, `cpu`, `copy_`, `data`.
 
-C++ takes every copy here for CPU to CPU, and would leave the gradient where it is; so a copy is an autograd Function of its own.
+C++ takes every such copy for a copy between CPU tensors, and would leave the gradient on the wrong
+device. A copy is therefore an autograd Function of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ _swap = torch._C._swap_tensor_impl
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     grad: Any = torch.Tensor.grad
     yield (
         torch.Tensor,
@@ -47,7 +48,9 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
             "cuda": cuda,
             "cpu": cpu,
             "data": Attribute("data", get_data, set_data, _data.__delete__),
-            "grad": Attribute("grad", grad.__get__, errors.assign_gradient(grad.__set__), grad.__delete__),
+            "grad": Attribute(
+                "grad", grad.__get__, errors.assign_gradient(grad.__set__), grad.__delete__
+            ),
             **unbound_methods(
                 {
                     "apply_": torch.Tensor.apply_,
@@ -71,40 +74,61 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
     yield torch._C._nn, {"_parse_to": parse_to}
     device = property(lambda self: getattr(self, "_destination", torch.device("cpu")))
     yield UninitializedTensorMixin, {"materialize": materialize, "device": device}
-    yield torch.UntypedStorage, {"to": storage_to, "cuda": storage_cuda, "__new__": staticmethod(new_storage)}
+    yield (
+        torch.UntypedStorage,
+        {"to": storage_to, "cuda": storage_cuda, "__new__": staticmethod(new_storage)},
+    )
     yield torch.TypedStorage, {"_new_wrapped_storage": wrapped_storage}
-    yield torch.serialization, {"_package_registry": [(0, lambda storage: None, restore), *torch.serialization._package_registry]}
+    registry = [(0, lambda storage: None, restore), *torch.serialization._package_registry]
+    yield torch.serialization, {"_package_registry": registry}
 
 
 class Move(torch.autograd.Function):
-    """A copy to another device, and the gradient back."""
+    """Copy of a tensor to another device. Its gradient is copied back."""
 
     @staticmethod
-    def forward(ctx: Any, source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        source: torch.Tensor,
+        gpu: Gpu | None,
+        dtype: Any,
+        non_blocking: bool,
+        memory_format: Any,
+    ) -> torch.Tensor:
+        """Return the copy on `gpu`, or on the CPU for None."""
         ctx.back = gpu_of(source), source.dtype
         return move(source, gpu, dtype, non_blocking, memory_format)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Return the gradient on the source's device, and None for the other arguments."""
         gpu, dtype = ctx.back
         hardware.machine().selected.visit(torch._C._current_graph_task_id(), gpu, gpu_of(gradient))
         return to_device(gradient, gpu, dtype), None, None, None, None
 
 
-# `Function.apply` without its preparations for function transforms, and without the notes of
-# `gradient_devices`: the gradient of a move is always on the right device.
+# `Function.apply` without its preparations for function transforms and without the notes of
+# `gradient_devices`. The gradient of a move is always on the right device.
 _apply_move: Any = super(torch.autograd.Function, Move).apply
 
 
 class TransformedMove(torch.autograd.Function):
-    """The same under vmap, grad and jvp, and of dual tensors, in the form that PyTorch asks for there, of which each call takes longer."""
+    """The same copy for vmap, grad, jvp and dual tensors, which need a slower form of Function."""
 
     @staticmethod
-    def forward(source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
+    def forward(
+        source: torch.Tensor,
+        gpu: Gpu | None,
+        dtype: Any,
+        non_blocking: bool,
+        memory_format: Any,
+    ) -> torch.Tensor:
+        """Return the copy on `gpu`, or on the CPU for None."""
         return move(source, gpu, dtype, non_blocking, memory_format)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+        """Note the arguments of the copy."""
         source, *ctx.there = inputs
         ctx.back = gpu_of(source), source.dtype
 
@@ -112,18 +136,23 @@ class TransformedMove(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
+        """Return the tangent on the same device as the copy."""
         return TransformedMove.apply(tangent, *ctx.there)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *given: Any) -> tuple[torch.Tensor, int]:
+        """Return the copy of a whole batch, and the batch's dimension."""
         return TransformedMove.apply(*given), in_dims[0]
 
 
 class MoveInto(torch.autograd.Function):
-    """A copy into a tensor on another device, and the gradient back."""
+    """Copy of a tensor into a tensor on another device. Its gradient is copied back."""
 
     @staticmethod
-    def forward(ctx: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool
+    ) -> torch.Tensor:
+        """Copy `source` into `target` and return the target."""
         ctx.back = gpu_of(source), source.dtype
         ctx.shape = source.shape
         ctx.mark_dirty(target)
@@ -131,35 +160,53 @@ class MoveInto(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        own = torch.zeros_like(gradient) if ctx.needs_input_grad[0] else None
+        """Return zeros for the target and the copied gradient for the source."""
+        own = None
+        if ctx.needs_input_grad[0]:
+            own = torch.zeros_like(gradient)
         return own, Move.backward(ctx, gradient.sum_to_size(ctx.shape))[0], None
 
 
 def gpu_of(tensor: torch.Tensor) -> Gpu | None:
-    """The virtual GPU a tensor is on, or says that it is on (DTensors, FakeTensors); None for the CPU."""
+    """Return the virtual GPU of a tensor, or None for the CPU.
+
+    DTensors and FakeTensors count as being on the device that they report.
+    """
     if type(tensor) is VirtualTensor:
         return tensor._gpu
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # its own device is that of the values here, the CPU
-        return gpu_of(torch._C._functorch.get_unwrapped(tensor))
-    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(tensor):  # its own device is always the CPU
+        return gpu_of(functorch.get_unwrapped(tensor))
+    if functorch.is_legacy_batchedtensor(tensor):
         return gpu_of(_whole_batch(tensor)[0])
-    return hardware.machine().gpu(tensor.device) if tensor.device.type == "cuda" else None
+    if tensor.device.type == "cuda":
+        return hardware.machine().gpu(tensor.device)
+    return None
 
 
 def _whole_batch(gradient: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """All of a gradient that `torch.autograd.grad(…, is_grads_batched=True)` shows as one, the batch first; and that batch's level."""
+    """Return a batched gradient as a whole, with the batch as first dimension, and its level.
+
+    `torch.autograd.grad(…, is_grads_batched=True)` makes such gradients.
+    """
     level = torch._C._vmapmode_increment_nesting()
     torch._C._vmapmode_decrement_nesting()
     while True:
         level -= 1
         whole = torch._remove_batch_dim(gradient, level, 0, 0)
-        if whole.size(0):  # else it has no batch of this level: a dimension of the size given, 0, stands for it
+        if whole.size(0):  # without a batch of this level, PyTorch adds a dimension of size 0
             return whole, level
 
 
 def to_device(
-    tensor: torch.Tensor, gpu: Gpu | None, dtype: Any = None, non_blocking: bool = False, copy: bool = False, memory_format: Any = None
+    tensor: torch.Tensor,
+    gpu: Gpu | None,
+    dtype: Any = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: Any = None,
 ) -> torch.Tensor:
+    """Return the tensor on `gpu`, or on the CPU for None, with autograd."""
     if isinstance(tensor, UninitializedTensorMixin):
         tensor._destination = torch.device("cpu") if gpu is None else gpu.device
         if dtype is not None:
@@ -168,8 +215,12 @@ def to_device(
     if gpu is gpu_of(tensor):
         if gpu is not None:
             gpu.machine.require_alive()
-        form = {} if memory_format is None else {"memory_format": memory_format}
-        return _to(tensor, tensor.dtype if dtype is None else dtype, non_blocking, copy, **form)
+        form = {}
+        if memory_format is not None:
+            form["memory_format"] = memory_format
+        if dtype is None:
+            dtype = tensor.dtype
+        return _to(tensor, dtype, non_blocking, copy, **form)
     hardware.machine().take_turn()
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or _has_tangent(tensor):
         return TransformedMove.apply(tensor, gpu, dtype, non_blocking, memory_format)
@@ -182,45 +233,73 @@ def to_device(
 
 
 def _has_tangent(tensor: torch.Tensor) -> bool:
-    """Is it a dual tensor of forward-mode differentiation, above autograd? What autograd itself calls sees none."""
-    if forward_ad._current_level < 0 or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
+    """Return whether this is a dual tensor of forward-mode differentiation, outside autograd.
+
+    Code that autograd itself calls does not see tangents.
+    """
+    if forward_ad._current_level < 0:
+        return False
+    autograd_key = torch._C.DispatchKey.AutogradFunctionality
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(autograd_key):
         return False
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 @outermost
 def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`Tensor.to` in all its forms: (dtype), (device), (device, dtype), (other), each with non_blocking, copy and memory_format."""
+    """Move or convert a tensor. It replaces `Tensor.to` in all its forms.
+
+    The forms are (dtype), (device), (device, dtype) and (other), each with `non_blocking`, `copy`
+    and `memory_format`.
+    """
     machine = hardware.machine()
     kwargs = dict(kwargs)
-    other = args[0] if args and isinstance(args[0], torch.Tensor) else kwargs.pop("other", None)
+    if args and isinstance(args[0], torch.Tensor):
+        other = args[0]
+    else:
+        other = kwargs.pop("other", None)
     if other is not None:
         device, dtype, rest = other.device, other.dtype, args[1:]
     else:
         device, dtype, rest = kwargs.pop("device", None), kwargs.pop("dtype", None), args
-        if rest and (rest[0] is None or (isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool))):
+        if rest and _may_be_device(rest[0]):
             device, rest = rest[0], rest[1:]
         if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
             dtype, rest = rest[0] or dtype, rest[1:]
     if isinstance(device, (str, int)):
         device = torch.device(device)
     if device is not None and device.type == "meta":
-        return torch.empty_strided(self.size(), self.stride(), dtype=dtype or self.dtype, device="meta")
+        dtype = dtype or self.dtype
+        return torch.empty_strided(self.size(), self.stride(), dtype=dtype, device="meta")
     if device is not None and device.type not in ("cpu", "cuda"):
-        return _to(self, *args, **kwargs | ({"device": device} if "device" in kwargs else {}))
+        if "device" in kwargs:
+            kwargs["device"] = device
+        return _to(self, *args, **kwargs)
     options = dict(zip(("non_blocking", "copy"), rest, strict=False)) | kwargs
     unknown = set(options) - {"non_blocking", "copy", "memory_format"}
     if unknown or len(rest) > 2:
-        return _to(self, *args, **kwargs)  # let PyTorch say what is wrong
-    return to_device(self, gpu_of(self) if device is None else machine.gpu(device), dtype, **options)
+        return _to(self, *args, **kwargs)  # PyTorch reports what is wrong
+    gpu = gpu_of(self) if device is None else machine.gpu(device)
+    return to_device(self, gpu, dtype, **options)
+
+
+def _may_be_device(argument: Any) -> bool:
+    """Return whether the first argument of `to` is a device, or None in place of one."""
+    if isinstance(argument, bool):
+        return False
+    return argument is None or isinstance(argument, (str, int, torch.device))
 
 
 def get_device(tensor: torch.Tensor) -> int:
+    """Return the index of a tensor's GPU. It replaces `torch.get_device`."""
     return tensor.get_device()
 
 
 @outermost
-def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> torch.Tensor:
+def cuda(
+    self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+) -> torch.Tensor:
+    """Copy a tensor to a GPU. It replaces `Tensor.cuda`."""
     gpu = hardware.machine().gpu(device)
     if gpu is None:
         raise RuntimeError("Invalid device, must be cuda device")
@@ -229,32 +308,42 @@ def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, mem
 
 @outermost
 def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
+    """Copy a tensor to the host. It replaces `Tensor.cpu`."""
     return to_device(self, None, memory_format=memory_format)
 
 
 @outermost
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    if isinstance(src, (bool, int, float, complex)):  # C++ would hand the bare number on
+    """Copy `src` into a tensor. It replaces `Tensor.copy_`."""
+    if isinstance(src, (bool, int, float, complex)):  # C++ would pass the number on as it is
         src = torch.scalar_tensor(src, dtype=self.dtype, device="cpu")
-    if isinstance(src, torch.Tensor) and src.requires_grad and torch.is_grad_enabled() and gpu_of(src) is not gpu_of(self):
-        return MoveInto.apply(self, src, non_blocking)
-    if isinstance(src, torch.Tensor) and _has_tangent(src):
-        src = to_device(src, gpu_of(self))
+    if isinstance(src, torch.Tensor):
+        records = src.requires_grad and torch.is_grad_enabled()
+        if records and gpu_of(src) is not gpu_of(self):
+            return MoveInto.apply(self, src, non_blocking)
+        if _has_tangent(src):
+            src = to_device(src, gpu_of(self))
     return _copy(self, src, non_blocking)
 
 
 def unbound_methods(of_host: dict[str, Any]) -> dict[str, Any]:
-    """Give methods of `torch.Tensor` that a GPU's tensor has of its own an answer for both.
+    """Return methods of `torch.Tensor` that answer for the host's tensors and for a GPU's.
 
-    `torch.Tensor.data_ptr(tensor)` and `map(torch.Tensor.data_ptr, tensors)` do not ask the tensor's
-    class. The tensor that C++ would answer for is on the CPU.
+    `torch.Tensor.data_ptr(tensor)` and `map(torch.Tensor.data_ptr, tensors)` do not ask the
+    tensor's class. The tensor that C++ would answer for is on the CPU.
     """
-    return {name: _for_both(method, getattr(VirtualTensor, name)) for name, method in of_host.items()}
+    answers = {}
+    for name, method in of_host.items():
+        answers[name] = _for_both(method, getattr(VirtualTensor, name))
+    return answers
 
 
 def _for_both(of_host: Any, of_gpu: Any) -> Any:
+    """Return a method that calls one of two methods, by the tensor's class."""
+
     @wraps(of_host)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call the method for a GPU's tensor or the one for the host's."""
         if type(self) is VirtualTensor:
             return of_gpu(self, *args, **kwargs)
         return of_host(self, *args, **kwargs)
@@ -262,11 +351,11 @@ def _for_both(of_host: Any, of_gpu: Any) -> Any:
     return method
 
 
-# What C++ reads of a tensor on the host without calling an operator
+# Methods with which C++ reads a tensor on the host without an operator
 
 
 def read_on_host(read: Any) -> Any:
-    """`Tensor.numpy` or `tolist` of a tensor on the host, into which a copy may be under way."""
+    """Return `Tensor.numpy` or `tolist` with a check for races with a pending copy to the host."""
 
     def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         races = hardware.machine().races
@@ -277,11 +366,11 @@ def read_on_host(read: Any) -> Any:
     return checked
 
 
-# Methods of the CPU's tensors that C++ would let device tensors into
+# Methods of CPU tensors that C++ would also run on device tensors
 
 
 def with_own_type(new: Any) -> Any:
-    """`Tensor.new` of a CPU tensor, which takes no tensor of another type."""
+    """Return `Tensor.new` of CPU tensors, which raises TypeError for a tensor of another type."""
 
     @outermost
     @wraps(new)
@@ -294,7 +383,7 @@ def with_own_type(new: Any) -> Any:
 
 
 def on_host_alone(method: Any, *names: str) -> Any:
-    """`Tensor.map_` or `map2_`, which call Python for each element of tensors on the CPU."""
+    """Return `Tensor.map_` or `map2_`, which raise TypeError unless all tensors are on the CPU."""
 
     @outermost
     @wraps(method)
@@ -313,7 +402,7 @@ def on_host_alone(method: Any, *names: str) -> Any:
 
 @outermost
 def set_(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`Tensor.set_`, which gives a CPU tensor no storage of a GPU."""
+    """Replace a tensor's storage. It raises RuntimeError for a GPU's storage in a CPU tensor."""
     source = args[0] if args else kwargs.get("source")
     storage = getattr(source, "_untyped_storage", source)
     if type(storage) is VirtualStorage and type(self) is not VirtualTensor:
@@ -325,11 +414,12 @@ def set_(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def get_data(self: torch.Tensor) -> torch.Tensor:
+    """Return `Tensor.data`."""
     return _data.__get__(self)
 
 
 class Attribute(property):
-    """A property with the owner and the name that torch looks up on attributes made in C."""
+    """Property with the owner and the name that torch expects of attributes made in C."""
 
     __objclass__ = torch._C.TensorBase
 
@@ -339,14 +429,18 @@ class Attribute(property):
 
 
 def set_data(self: Any, value: Any) -> None:
-    """`parameter.data = …`, which `Module.to` uses: the tensor object stays the same, its content may change device."""
+    """Set `tensor.data`, which `Module.to` uses. The content can move to another device.
+
+    The tensor's Python object stays the same.
+    """
     if (type(self) is VirtualTensor) == (type(value) is VirtualTensor):
         _data.__set__(self, value)
     else:
         _exchange(self, value)
     if type(value) is VirtualTensor:
         self._gpu = value._gpu
-    if (replaced := attributes_of.__get__(self).pop("_stands_for", None)) is not None:
+    replaced = attributes_of.__get__(self).pop("_stands_for", None)
+    if replaced is not None:
         _swap(self, replaced)
         self.__class__, replaced.__class__ = replaced.__class__, self.__class__
         own, others = attributes_of.__get__(self), attributes_of.__get__(replaced)
@@ -355,14 +449,18 @@ def set_data(self: Any, value: Any) -> None:
 
 
 def _exchange(tensor: Any, value: torch.Tensor) -> None:
-    """Give a plain tensor's object a virtual content, or the other way round.
+    """Exchange the content of a CPU tensor's object for a virtual one, or the other way round.
 
-    C++ marks what is virtual on the content, so the contents of two objects are exchanged. Graphs that hold the old content keep it.
+    C++ marks contents as virtual, so the contents of two objects are exchanged. Graphs that refer
+    to the old content keep it.
     """
     content: Any = value.detach()
     if content.dtype.is_floating_point or content.dtype.is_complex:
         content.requires_grad_(tensor.requires_grad)
-    gradient, hooks = tensor.grad if tensor.is_leaf else None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
+    gradient = None
+    if tensor.is_leaf:
+        gradient = tensor.grad
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     _swap(tensor, content)
     if type(value) is VirtualTensor:
@@ -371,13 +469,14 @@ def _exchange(tensor: Any, value: torch.Tensor) -> None:
         if is_parameter:
             tensor._is_param = True
     else:
-        content.__class__, tensor.__class__ = VirtualTensor, torch.nn.Parameter if is_parameter else torch.Tensor
+        content.__class__ = VirtualTensor
+        tensor.__class__ = torch.nn.Parameter if is_parameter else torch.Tensor
         attributes = attributes_of.__get__(tensor)
         content._gpu = attributes.pop("_gpu")
         attributes.pop("_is_param", None)
     if gradient is not None:
         shell = _shell(gradient, value)
-        if shell.size() != tensor.size():  # FSDP moves a parameter whose gradient is that of its own shard
+        if shell.size() != tensor.size():  # FSDP moves parameters whose gradient is only a shard
             _data.__set__(tensor, shell)
         tensor.grad = shell
         _data.__set__(tensor, value)
@@ -386,91 +485,129 @@ def _exchange(tensor: Any, value: torch.Tensor) -> None:
     if hooks[1]:
         tensor._post_accumulate_grad_hooks = hooks[1]
     if content.requires_grad and content.is_leaf:
-        # A graph that was made before would accumulate into the old content, which no object has any more.
-        with _DisableTorchDispatch():  # the edge is found by a view, which is nobody's operator
-            torch.autograd.graph.get_gradient_edge(content).node.register_prehook(_refuse_gradient)
+        # A graph made earlier would accumulate into the old content, which no object refers to.
+        with _DisableTorchDispatch():  # getting the edge makes a view, which is not an operator
+            edge = torch.autograd.graph.get_gradient_edge(content)
+            edge.node.register_prehook(_refuse_gradient)
 
 
 def _refuse_gradient(gradients: Any) -> None:
+    """Raise RuntimeError for a gradient of a parameter that has moved since the forward pass."""
     raise RuntimeError(
-        "Expected all tensors to be on the same device, but the parameter of this gradient has been moved to another one since the forward."
+        "Expected all tensors to be on the same device, but the parameter of this gradient has "
+        "been moved to another one since the forward pass."
     )
 
 
 def _shell(gradient: torch.Tensor, value: torch.Tensor) -> Any:
-    """A gradient of its parameter's new type, without memory of its own.
+    """Return a gradient of the parameter's new type, without memory.
 
-    `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its type then.
+    `Module.to` moves the gradient next, with `parameter.grad.data = …`. C++ also holds the
+    gradient, so its object cannot change its type then.
     """
     shell: Any = getattr(gradient, "_stands_for", None)
-    if shell is not None and shell.device == value.device:  # the parameter has come back without it
+    if shell is not None and shell.device == value.device:  # the parameter returned without it
         return shell
     if type(value) is VirtualTensor:
-        shell = empty_without_values(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
+        shell = empty_without_values(
+            value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False
+        )
     else:
-        shell = torch.empty_strided(gradient.size(), gradient.stride(), dtype=gradient.dtype, device="cpu")
-    shell._stands_for = gradient  # it replaces the shell once the shell has got its content
+        shape, stride = gradient.size(), gradient.stride()
+        shell = torch.empty_strided(shape, stride, dtype=gradient.dtype, device="cpu")
+    shell._stands_for = gradient  # it replaces the shell when the shell gets its content
     return shell
 
 
-def materialize(self: UninitializedTensorMixin, shape: Any, device: Any = None, dtype: Any = None) -> None:
-    """A lazy module's parameter gets its shape, where the module has been moved meanwhile."""
+def materialize(
+    self: UninitializedTensorMixin, shape: Any, device: Any = None, dtype: Any = None
+) -> None:
+    """Give a lazy module's parameter its shape, on the device to which the module was moved."""
     data = torch.empty(shape, device=device or self.device, dtype=dtype or self.data.dtype)
     self.__class__ = self.cls_to_become
     self.data = data
 
 
 def parse_to(*args: Any, **kwargs: Any) -> Any:
-    """What `Module.to` makes of its arguments: a device may be a bare number, or another tensor's."""
+    """Parse the arguments of `Module.to`. A device may be a number, or another tensor's."""
     if args and isinstance(args[0], int) and not isinstance(args[0], bool):
         args = (torch.device(args[0]), *args[1:])
     if isinstance(kwargs.get("device"), int):
         kwargs["device"] = torch.device(kwargs["device"])
-    other = args[0] if args and isinstance(args[0], torch.Tensor) else kwargs.pop("tensor", None)
+    if args and isinstance(args[0], torch.Tensor):
+        other = args[0]
+    else:
+        other = kwargs.pop("tensor", None)
     if other is not None:
         return other.device, other.dtype, *_parse_to(*args[1:], **kwargs)[2:]
     return _parse_to(*args, **kwargs)
 
 
 def type_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Convert a tensor to the dtype and device of another. It replaces `Tensor.type_as`."""
     return to(self, other)
 
 
 # Legacy conversions
 
 
-def storage_to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
-    """`UntypedStorage.to` and, through it, `cuda`: checkpoints are mapped by them."""
+def storage_to(
+    self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False
+) -> torch.UntypedStorage:
+    """Move a storage. It replaces `UntypedStorage.to`, with which checkpoints are mapped."""
     gpu = hardware.machine().gpu(device)
     if gpu is None:
         return self.cpu()
-    return self if gpu.device == self.device else new_storage(VirtualStorage, self.nbytes(), device=gpu.device).copy_(self)
+    if gpu.device == self.device:
+        return self
+    return new_storage(VirtualStorage, self.nbytes(), device=gpu.device).copy_(self)
 
 
-def storage_cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:
-    return storage_to(self, device="cuda" if device is None else device)
+def storage_cuda(
+    self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False
+) -> torch.UntypedStorage:
+    """Move a storage to a GPU. It replaces `UntypedStorage.cuda`."""
+    if device is None:
+        device = "cuda"
+    return storage_to(self, device=device)
 
 
 def wrapped_storage(self: torch.TypedStorage, untyped: torch.UntypedStorage) -> torch.TypedStorage:
-    """`TypedStorage._new_wrapped_storage`, which asks for exactly PyTorch's own class."""
+    """Return a typed storage around `untyped`.
+
+    It replaces `TypedStorage._new_wrapped_storage`, which accepts only PyTorch's own class.
+    """
     if type(self) is torch.TypedStorage:
         return torch.TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
     return type(self)(wrap_storage=untyped)
 
 
 def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-    """`Tensor.type`: the name of a CUDA type moves a CPU tensor to the GPU."""
-    name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
+    """Return or change a tensor's type. The name of a CUDA type moves a CPU tensor to the GPU.
+
+    It replaces `Tensor.type`.
+    """
+    if isinstance(dtype, str):
+        name = dtype
+    else:
+        name = f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
     if name.startswith("torch.cuda."):
-        return to(self, "cuda", plain_type(torch.empty(0, device="cpu"), name.replace(".cuda", "")).dtype, non_blocking)
-    return plain_type(self, name if isinstance(dtype, type) else dtype, non_blocking, **kwargs)
+        example = plain_type(torch.empty(0, device="cpu"), name.replace(".cuda", ""))
+        return to(self, "cuda", example.dtype, non_blocking)
+    if isinstance(dtype, type):
+        dtype = name
+    return plain_type(self, dtype, non_blocking, **kwargs)
 
 
 # torch.load
 
 
 def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """`torch.load`: what was saved on a GPU goes to the virtual one of that number. None for other locations."""
+    """Move a loaded storage to the virtual GPU of the number under which it was saved.
+
+    Returns None for other locations, as `torch.load` expects. Raises RuntimeError for a GPU that
+    does not exist.
+    """
     if not location.startswith("cuda"):
         return None
     torch.serialization._validate_device(location, "cuda")
@@ -481,5 +618,5 @@ def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
 
 
 def _is_storage(known: Callable[[Any], bool], value: Any) -> bool:
-    """`torch.is_storage`, which looks classes up by identity."""
+    """Return whether `value` is a storage, for `torch.is_storage`, which compares classes."""
     return type(value) is VirtualStorage or known(value)

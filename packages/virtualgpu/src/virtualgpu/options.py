@@ -1,7 +1,7 @@
-"""Options of commands that run a script on virtual GPUs, and the parser that reads them.
+"""Options of commands that run a script on virtual GPUs, and their parser.
 
-The parser reads only what comes before the script's name. Everything after it belongs to the script.
-Packages that build on this one declare their own options in the same way.
+The parser reads only what precedes the script's name. Everything after the name belongs to the
+script. Packages that build on this one declare their own options in the same way.
 """
 
 import argparse
@@ -13,18 +13,18 @@ from virtualgpu import profiles
 
 
 class Option(NamedTuple):
-    """Declaration of one option: its names, and the keywords of `add_argument`."""
+    """Declaration of one option: its names and the keyword arguments of `add_argument`."""
 
     names: tuple[str, ...]
     settings: dict[str, Any]
 
     def changed(self, **changes: Any) -> "Option":
-        """Return the same option with other keywords."""
+        """Return the same option with other keyword arguments."""
         return Option(self.names, {**self.settings, **changes})
 
 
 def option(*names: str, **settings: Any) -> Option:
-    """Declare an option, with the arguments of `add_argument`."""
+    """Declare an option. The arguments are those of `add_argument`."""
     return Option(names, settings)
 
 
@@ -43,19 +43,19 @@ NO_VALUES = option(
     "--no-values",
     dest="values",
     action="store_false",
-    help="keep the shapes, memory, order and time of virtual GPUs, and compute nothing",
+    help="keep the shapes, memory, order and time of virtual GPUs, but compute no values",
 )
 HOST = option(
     "--host",
     default="1",
     metavar="X",
-    help="how many times as long the CPU takes for an operator as the recorded H200s', such as 0.5; "
-    "'here' measures this computer (default: 1)",
+    help="time that the CPU takes for an operator, relative to the recorded H200s' host, such as "
+    "0.5; 'here' measures this computer (default: 1)",
 )
 VIRTUAL_TIME = option(
     "--virtual-time",
     action="store_true",
-    help="let Python's `time` show the model's times, which are the same on every computer",
+    help="let Python's `time` show the model's time, which is the same on every computer",
 )
 MODULE = option(
     "-m",
@@ -66,10 +66,10 @@ MODULE = option(
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser of a command's options. It accepts no abbreviations.
+    """Parser of a command's options. It does not accept abbreviations.
 
-    After `add_script` it reads the options before the script's name, and nothing behind it.
-    A `--` in front of the name ends the options, as it does for `python` and `torchrun`.
+    After `add_script` it reads only the options that precede the script's name. A `--` in front of
+    the name ends the options, as it does for `python` and `torchrun`.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -77,23 +77,25 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def add(self, *options: Option, **changes: Any) -> None:
-        """Add declared options. `changes` replace keywords of all of them, such as the default."""
+        """Add declared options. `changes` replace keyword arguments of all of them."""
         for each in options:
             names, settings = each.changed(**changes)
             self.add_argument(*names, **settings)
 
     def add_script(self) -> None:
-        """Add a script or module, and the script's own arguments."""
+        """Add the script or module, and the script's own arguments."""
         self.add(MODULE)
         self.add_argument("script", help="the Python script")
-        own = self.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-        own.required = False  # argparse would name them where the script is missing
+        own = self.add_argument(
+            "arguments", nargs=argparse.REMAINDER, help="the script's own arguments"
+        )
+        own.required = False  # otherwise argparse would name them if the script is missing
         self._runs_script = True
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the options. The arguments of a script are kept away from argparse."""
+        """Parse the options. argparse does not see the script's arguments."""
         given = sys.argv[1:] if args is None else list(args)
         if not self._runs_script:
             return super().parse_known_args(given, namespace)
@@ -101,13 +103,15 @@ class CommandParser(argparse.ArgumentParser):
         options, rest = given[:end], given[end:]
         if rest[:1] == ["--"]:
             rest = rest[1:]
-        script = ["--", rest[0]] if rest else []
+        script = []
+        if rest:
+            script = ["--", rest[0]]
         found, unknown = super().parse_known_args([*options, *script], namespace)
         found.arguments = rest[1:]
         return found, unknown
 
     def _end_of_options(self, given: list[str]) -> int:
-        """Return the index of the first argument that is neither an option nor an option's value."""
+        """Return the index of the first argument that is no option and no option's value."""
         index = 0
         while index < len(given):
             argument = given[index]
@@ -115,5 +119,7 @@ class CommandParser(argparse.ArgumentParser):
                 break
             declared = self._option_string_actions.get(argument)
             takes_value = declared is not None and declared.nargs != 0
-            index += 2 if takes_value else 1
+            index += 1
+            if takes_value:
+                index += 1
         return index

@@ -1,7 +1,8 @@
-"""Imported by the fork server of Python's multiprocessing, once for all the children that it forks: torch, and what virtual GPUs need.
+"""Imports for the fork server of Python's multiprocessing, made once for all its children.
 
-The children ignore interrupts, which Jupyter sends to them too, and leave them to their parent, which ends them. A child that was
-interrupted just when it has got the lock of a pool's queue would keep it, and the pool would wait for that lock when it ends.
+The children ignore interrupts, which Jupyter sends to them, too. Their parent ends them instead. A
+child that was interrupted while it holds the lock of a pool's queue would keep the lock, and the
+pool would wait for it forever.
 """
 
 import contextlib
@@ -9,8 +10,8 @@ import signal
 
 import virtualgpu.install  # noqa: F401
 
-with contextlib.suppress(ImportError):  # a torch that was built without it
-    import torch._dynamo  # torch itself imports it for the first optimizer, and for DistributedDataParallel
-    import torch.distributed.tensor  # noqa: F401 - torch itself imports it at the first operator on a virtual GPU
+with contextlib.suppress(ImportError):  # a torch that was built without these modules
+    import torch._dynamo  # torch imports it for the first optimizer, and for DDP
+    import torch.distributed.tensor  # noqa: F401 - torch imports it at the first operator
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ignores it anyway
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server itself ignores interrupts anyway

@@ -1,4 +1,4 @@
-"""What a virtual GPU cannot do: it raises NotImplementedError by name, at its first use."""
+"""Refusal of what a virtual GPU cannot do: NotImplementedError with the name, at the first use."""
 
 from typing import Any
 
@@ -6,16 +6,20 @@ from virtualgpu.errors import unsupported
 
 
 def refuse(name: str, original: Any = None) -> Any:
-    """A function that raises NotImplementedError, in place of a function, or of a class where `original` is one.
+    """Return a function that raises NotImplementedError, as a replacement of `original`.
 
-    A class may stand in annotations and `isinstance` without harm. torch's compiler unwraps decorated functions when it is imported.
+    If `original` is a class, return a class, which can be used in annotations and `isinstance`.
+    torch's compiler unwraps decorated functions when it is imported, so the function keeps
+    `__wrapped__`.
     """
 
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise unsupported(name)
 
     if isinstance(original, type):
-        return type(original.__name__, (), {"__new__": refused, "__module__": original.__module__})
-    if wrapped := getattr(original, "__wrapped__", None):
+        members = {"__new__": refused, "__module__": original.__module__}
+        return type(original.__name__, (), members)
+    wrapped = getattr(original, "__wrapped__", None)
+    if wrapped is not None:
         refused.__wrapped__ = wrapped  # type: ignore[attr-defined]
     return refused

@@ -1,4 +1,4 @@
-"""A script run in this process, as Python would run it."""
+"""Running a script in this process, as Python would run it."""
 
 import importlib.util
 import os
@@ -11,18 +11,22 @@ from virtualgpu import front_end
 
 
 def check_script(script: str | os.PathLike, module: bool = False) -> None:
-    """Raises ValueError unless it is a file, or the name of a module or package that Python finds."""
+    """Raise ValueError unless `script` is a file, or with `module` a module that Python finds."""
     if module:
-        if not all(part.isidentifier() for part in str(script).split(".")) or _top(str(script)) is None:
+        valid = all(part.isidentifier() for part in str(script).split("."))
+        if not valid or _top(str(script)) is None:
             raise ValueError(f"no module named {script}")
     elif os.path.isdir(script):
-        raise ValueError(f"{script} is a folder: give the script in it that shall run")
+        raise ValueError(f"{script} is a folder. Give the script in it that should run")
     elif not os.path.isfile(script):
         raise ValueError(f"no such script: {script}")
 
 
 def module_file(name: str) -> str:
-    """The file that `python -m name` would run, found without running any code of its packages. Raises ValueError where there is none."""
+    """Return the file that `python -m name` would run, without running code of its packages.
+
+    Raises ValueError if there is none.
+    """
     check_script(name, module=True)
     spec, parts = _top(name), name.split(".")
     for end in range(2, len(parts) + 1):
@@ -30,27 +34,34 @@ def module_file(name: str) -> str:
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _part(spec, f"{name}.__main__")
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        raise ValueError(f"{name} is no module that can be run")
+        raise ValueError(f"{name} is not a module that can be run")
     return spec.origin
 
 
 def _top(name: str) -> ModuleSpec | None:
-    """The module's first part, looked for in the current folder first, as `python -m` does."""
+    """Return the spec of the module's first part.
+
+    The current folder is searched first, as `python -m` does.
+    """
     first = name.split(".")[0]
     here = [] if sys.flags.safe_path else [os.getcwd()]
     return PathFinder.find_spec(first, here + sys.path) or importlib.util.find_spec(first)
 
 
 def _part(package: ModuleSpec, name: str) -> ModuleSpec | None:
+    """Return the spec of a module in a package."""
     return PathFinder.find_spec(name, package.submodule_search_locations or [])
 
 
 def run_script(script: str, arguments: list[str], module: bool = False) -> None:
-    """Run `script` in this process as `python script arguments` would: `sys.argv`, `sys.path[0]`, `__main__`, `__file__`. With `module` it
-    is a name, and runs as after `python -m`.
+    """Run `script` in this process as `python script arguments` would.
 
-    Whatever the script raises goes up, SystemExit included; a traceback printed for it begins at the script's own first line.
-    The module `__main__` stays in place afterwards: threads, pickle and multiprocessing's spawned children look it up.
+    This sets `sys.argv`, `sys.path[0]`, `__main__` and `__file__`. With `module`, `script` is a
+    name and runs as with `python -m`.
+
+    Every exception of the script is raised, also SystemExit. A printed traceback begins at the
+    script's first line. The module `__main__` stays in place afterwards, because threads, pickle
+    and the children that multiprocessing spawns look it up.
     """
     main, code = types.ModuleType("__main__"), None
     sys.modules["__main__"] = main
@@ -64,6 +75,7 @@ def run_script(script: str, arguments: list[str], module: bool = False) -> None:
 
 
 def _file_code(script: str, main: types.ModuleType) -> types.CodeType:
+    """Return the code of a file, and prepare the module `main` to run it."""
     path = os.path.abspath(script)
     main.__file__ = path
     main.__loader__ = SourceFileLoader("__main__", path)
@@ -74,9 +86,12 @@ def _file_code(script: str, main: types.ModuleType) -> types.CodeType:
 
 
 def _module_code(name: str, main: types.ModuleType) -> types.CodeType:
-    """The code of a module, or of a package's `__main__`. Raises SystemExit, as Python does, where there is none."""
+    """Return the code of a module, or of a package's `__main__`, and prepare `main` to run it.
+
+    Raises SystemExit, as Python does, if there is none.
+    """
     if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()  # the installed command does not look here
+        sys.path[0] = os.getcwd()  # a command that pip installed does not search this folder
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -85,25 +100,35 @@ def _module_code(name: str, main: types.ModuleType) -> types.CodeType:
         raise SystemExit(str(error)) from None
     loader: Any = spec and spec.loader
     if spec is None or spec.origin is None or not hasattr(loader, "get_code"):
-        raise SystemExit(f"{name} is no module that can be run")
+        raise SystemExit(f"{name} is not a module that can be run")
     main.__file__ = sys.argv[0] = spec.origin
     main.__loader__, main.__spec__, main.__package__ = loader, spec, spec.parent
     return loader.get_code(spec.name)
 
 
 def _leave_out_the_kit(call: types.TracebackType | None) -> None:
-    """Take the kit's calls out of a script's traceback: an interrupt lands in any of them, and a backward comes through some."""
+    """Remove the kit's calls from a script's traceback.
+
+    An interrupt can happen in any of them, and a backward pass runs through some.
+    """
     while call is not None and not sys.flags.dev_mode:
-        while call.tb_next is not None and call.tb_next.tb_frame.f_code.co_filename.startswith(front_end.folders()):
+        while call.tb_next is not None and _is_of_the_kit(call.tb_next):
             call.tb_next = call.tb_next.tb_next
         call = call.tb_next
 
 
+def _is_of_the_kit(call: types.TracebackType) -> bool:
+    """Return whether this entry of a traceback is in a file of the kit."""
+    return call.tb_frame.f_code.co_filename.startswith(front_end.folders())
+
+
 def _hide_frames_before(code: types.CodeType | None) -> None:
-    """Let sys.excepthook, the script's or Python's, get a traceback that begins at `code` (an empty one if it never ran)."""
+    """Give sys.excepthook a traceback that begins at `code`, or an empty one if it never ran."""
     show = sys.excepthook
 
-    def from_the_script(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+    def from_the_script(
+        kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None
+    ) -> None:
         while traceback is not None and traceback.tb_frame.f_code is not code:
             traceback = traceback.tb_next
         _leave_out_the_kit(traceback)

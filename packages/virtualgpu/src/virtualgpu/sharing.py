@@ -1,14 +1,18 @@
-"""Tensors sent to another process, which maps the same memory; the sender stays its owner.
+"""Sending tensors to another process, which maps the same memory. The sender remains the owner.
 
-`torch.multiprocessing` does the work (torch/multiprocessing/reductions.py). Here are the three functions of C++ that it calls for CUDA
-tensors (torch/csrc/StorageSharing.cpp), and the names by which it sends our classes. On a real GPU a receiver opens the sender's memory
-by a handle of the driver's. Here the values go into memory that both processes map, the way in which `torch.multiprocessing` shares CPU
-tensors (`set_sharing_strategy`): with file descriptors nothing has a name, so nothing is left however a process ends; with file names
-PyTorch's own torch_shm_manager clears up.
+`torch.multiprocessing` does the work (torch/multiprocessing/reductions.py). This module has the
+three C++ functions that it calls for CUDA tensors (torch/csrc/StorageSharing.cpp), and the names by
+which it sends our classes.
 
-A process's clock is its own: no moment of one is before or after a moment of another. What is received is ready, and the receiver's
-streams wait for nothing. On CUDA they wait for an event that the sender has recorded, whose moment hangs on the two processes' real speed.
-Events that a program sends itself are `shared_events`.
+On a real GPU a receiver opens the sender's memory by a handle of the driver. Here the values are
+put into memory that both processes map, as `torch.multiprocessing` shares CPU tensors
+(`set_sharing_strategy`). With file descriptors the memory has no name, so nothing is left behind
+however a process ends. With file names, PyTorch's own torch_shm_manager cleans up.
+
+Each process has its own clock, and their times cannot be compared. A received tensor is ready, and
+the receiver's streams wait for nothing. On CUDA they wait for an event of the sender, whose time
+depends on the real speed of the two processes. Events that a program sends itself are in
+`shared_events`.
 """
 
 import itertools
@@ -32,33 +36,39 @@ from virtualgpu.processes.shared_file import address_of, has_proc, open_address
 from virtualgpu.streams.cuda_streams import Event
 from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, hang, plain_set
 
-FIRST_ADDRESS, GRANULE = 0x7D0000000000, 2 << 20  # where a GPU's received memory begins, and what the driver rounds it up to
-NO_VALUES, FILE, NAME = (
-    "no values",
-    "file",
-    "name",
-)  # how values are reached: not at all, for there are none; by a file; by PyTorch's manager
+# The first address of memory received on a GPU, and the driver's granularity in bytes.
+FIRST_ADDRESS, GRANULE = 0x7D0000000000, 2 << 20
+# How a receiver gets the values: there are none, by a file, or by PyTorch's manager.
+NO_VALUES, FILE, NAME = "no values", "file", "name"
 _storage_class: Any = torch.UntypedStorage
 _open_file, _open_name = _storage_class._new_shared_fd_cpu, _storage_class._new_shared_filename_cpu
 _received: "weakref.WeakSet[ReceivedMemory]" = weakref.WeakSet()
-_serials = itertools.count()  # descriptor numbers are reused, and a receiver knows a storage by its handle
+# A receiver knows a storage by its handle, and the numbers of descriptors are reused.
+_serials = itertools.count()
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     storage = torch.UntypedStorage
-    yield storage, {"_new_shared": new_shared(storage._new_shared), "_share_cuda_": share_cuda}
-    yield storage, {"_new_shared_cuda": staticmethod(new_shared_cuda), "_release_ipc_counter_cuda": staticmethod(release_ipc_counter)}
+    yield (
+        storage,
+        {
+            "_new_shared": new_shared(storage._new_shared),
+            "_share_cuda_": share_cuda,
+            "_new_shared_cuda": staticmethod(new_shared_cuda),
+            "_release_ipc_counter_cuda": staticmethod(release_ipc_counter),
+        },
+    )
 
 
 class ReceivedMemory(Memory):
-    """A storage's memory that another process owns: the allocator of this process knows nothing of it."""
+    """Memory of a storage that another process owns. This process's allocator does not know it."""
 
     __slots__ = ("_address", "_counter", "_nbytes", "_process")
 
     def __init__(self, gpu: Gpu, nbytes: int, kept: bool, counter: tuple[str, int]) -> None:
-        """`counter` is the address of the counter's file, and its index there."""
-        super().__init__(gpu, None, 0 if kept else None)  # its values count in their owner's budget
+        """Note the memory. `counter` is the address of a counter's file and an index in it."""
+        super().__init__(gpu, None, 0 if kept else None)  # the owner's budget counts the values
         self._nbytes = nbytes
         self._counter: tuple[str, int] | None = counter
         self._address = FIRST_ADDRESS + (gpu.index << 40) + gpu.received
@@ -70,19 +80,26 @@ class ReceivedMemory(Memory):
 
     @property
     def address(self) -> int:
+        """The address on this process's virtual GPU."""
         return self._address
 
     @property
     def requested(self) -> int:
+        """The size of the storage in bytes."""
         return self._nbytes
 
     def release(self) -> None:
-        if self._counter is not None and self._process == os.getpid():  # not in a child that was forked
+        """Tell the owner that this process does not use the memory any more."""
+        # A forked child must not do this for its parent.
+        if self._counter is not None and self._process == os.getpid():
             decrement(*self._counter)
         self._counter = None
 
     def __del__(self) -> None:
-        """As CUDA does it: the host waits for the current stream first, because the owner may reuse the memory then."""
+        """Release the memory. As on CUDA, the host first waits for the current stream.
+
+        The owner may reuse the memory afterwards.
+        """
         super().__del__()
         if self.gpu.machine.alive:
             self.gpu.machine.clock.synchronize_stream(self.gpu.stream, 0.0)
@@ -90,6 +107,8 @@ class ReceivedMemory(Memory):
 
 
 def _release_at_exit(received: "weakref.WeakSet[ReceivedMemory]") -> None:
+    """Release all received memory when this process ends."""
+
     def release_all() -> None:
         for memory in list(received):
             memory.release()
@@ -98,41 +117,53 @@ def _release_at_exit(received: "weakref.WeakSet[ReceivedMemory]") -> None:
 
 
 _release_at_exit(_received)
-multiprocessing.util.register_after_fork(_received, _release_at_exit)  # a child process starts without its parent's finalizers
+# A child process starts without its parent's finalizers.
+multiprocessing.util.register_after_fork(_received, _release_at_exit)
 
 
-# The functions that PyTorch has in C++
+# Replacements of PyTorch's C++ functions
 
 
-def share_cuda(storage: VirtualStorage) -> tuple[int, bytes | None, int, int, bytes | None, int, bytes | None, bool | None]:
-    """`storage._share_cuda_()`: what a receiver needs, in PyTorch's order. Every call counts for one receiver.
+def share_cuda(
+    storage: VirtualStorage,
+) -> tuple[int, bytes | None, int, int, bytes | None, int, bytes | None, bool | None]:
+    """Return what a receiver needs, in PyTorch's order. It replaces `storage._share_cuda_`.
 
-    Raises RuntimeError for memory that was itself received.
+    Every call counts one more receiver. Raises RuntimeError for memory that was itself received.
     """
     if not isinstance(storage, VirtualStorage):
         raise RuntimeError("_share_cuda_: only available on CUDA")
     memory = storage.memory
     if isinstance(memory, ReceivedMemory):
         raise RuntimeError(
-            "Attempted to send CUDA tensor received from another process; this is not currently supported. Consider cloning before sending."
+            "Attempted to send CUDA tensor received from another process; this is not currently "
+            "supported. Consider cloning before sending."
         )
     machine, device = memory.gpu.machine, memory.gpu.index
     machine.require_alive()
     if memory.block is None:
         return device, None, storage.nbytes(), 0, None, 0, None, None
-    machine.take_turn()  # another thread may be using the values, which move
+    machine.take_turn()  # another thread may be using the values, which are moved now
     if memory.export is None:
         memory.export = ExportedBlock(*_export(storage))
     counter = machine.pending_frees.count(memory.export)
-    return device, memory.export.handle, storage.nbytes(), 0, counter.file.address.encode(), counter.index, b"", False
+    file = counter.file.address.encode()
+    return device, memory.export.handle, storage.nbytes(), 0, file, counter.index, b"", False
 
 
 def new_shared_cuda(
-    device: int, handle: bytes, nbytes: int, offset: int, counter: bytes, index: int, event: bytes, waits: bool
+    device: int,
+    handle: bytes,
+    nbytes: int,
+    offset: int,
+    counter: bytes,
+    index: int,
+    event: bytes,
+    waits: bool,
 ) -> torch.UntypedStorage:
-    """`UntypedStorage._new_shared_cuda`: the storage in this process.
+    """Return the storage in this process. It replaces `UntypedStorage._new_shared_cuda`.
 
-    Raises AcceleratorError, as CUDA does, if the sender has ended, or is this very process.
+    Raises AcceleratorError, as CUDA does, if the sender has ended or is this process.
     """
     gpu = hardware.machine().gpu(device)
     assert gpu is not None
@@ -144,29 +175,36 @@ def new_shared_cuda(
         storage = _reach(kind, where, nbytes, gpu)
     except (OSError, RuntimeError):
         raise errors.invalid_resource_handle() from None
-    hang(ReceivedMemory(gpu, nbytes, kind != NO_VALUES, (counter.decode(), index)), storage)
+    memory = ReceivedMemory(gpu, nbytes, kind != NO_VALUES, (counter.decode(), index))
+    hang(memory, storage)
     return storage
 
 
 def release_ipc_counter(counter: bytes, index: int) -> None:
-    """`UntypedStorage._release_ipc_counter_cuda`: for a storage that this process has received before."""
+    """Count one receiver less, for a storage that this process has received before."""
     decrement(counter.decode(), index)
 
 
 def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
-    """`UntypedStorage._new_shared`: DataLoader's workers gather a batch in it."""
+    """Return `UntypedStorage._new_shared`, in which DataLoader's workers collect a batch."""
 
     def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
-        return torch.UntypedStorage(size, device=device) if torch.device(device).type == "cuda" else make(size, device=device)
+        if torch.device(device).type == "cuda":
+            return torch.UntypedStorage(size, device=device)
+        return make(size, device=device)
 
     return classmethod(_new_shared)
 
 
 def _export(storage: VirtualStorage) -> tuple[bytes, Any]:
-    """Moves the values to memory that other processes can map. Returns its handle, and the object that keeps the handle valid."""
+    """Move the values to memory that other processes can map.
+
+    Returns its handle, and the object that keeps the handle valid.
+    """
     serial = next(_serials)
     if not storage.memory.gpu.machine.values:
-        storage.memory.forget()  # values=False keeps single numbers, which the next operator may change
+        # values=False keeps single numbers, which the next operator may change.
+        storage.memory.forget()
     if storage.memory.kept is None:
         return _handle(NO_VALUES, serial), None
     with _DisableTorchDispatch():
@@ -174,16 +212,20 @@ def _export(storage: VirtualStorage) -> tuple[bytes, Any]:
             keeper: Any = Descriptor(os.dup(storage._share_fd_cpu_()[0]))
             return _handle(FILE, serial, address_of(keeper.number)), keeper
         manager, name, nbytes = storage._share_filename_cpu_()
-        return _handle(NAME, serial, manager.decode(), name.decode()), _open_name(manager, name, nbytes)
+        handle = _handle(NAME, serial, manager.decode(), name.decode())
+        return handle, _open_name(manager, name, nbytes)
 
 
 def _handle(kind: str, serial: int, *where: str) -> bytes:
+    """Return a handle, with which another process reaches the values."""
     return json.dumps([kind, os.getpid(), serial, *where]).encode()
 
 
 def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedStorage:
+    """Return the storage to which a handle refers. Raises OSError or RuntimeError if it is gone."""
     if kind == NO_VALUES:
-        return empty_without_values(gpu, (nbytes,), (1,), torch.uint8, allocated=False).untyped_storage()
+        empty = empty_without_values(gpu, (nbytes,), (1,), torch.uint8, allocated=False)
+        return empty.untyped_storage()
     if kind == NAME:
         return _own_object(_open_name(where[0].encode(), where[1].encode(), nbytes))
     file = open_address(where[0])
@@ -194,13 +236,16 @@ def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedS
 
 
 def _own_object(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """The object that tensors give as their storage: older versions of PyTorch open a file into another one, which C++ does not know."""
+    """Return the object that tensors return as their storage.
+
+    Older versions of PyTorch open a file into another object, which C++ does not know.
+    """
     with _DisableTorchDispatch():
         return plain_set(torch.empty(0, dtype=torch.uint8), storage).untyped_storage()
 
 
 class Descriptor:
-    """A file that is open as long as this object lives."""
+    """A file descriptor that is open as long as this object lives."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -213,27 +258,51 @@ class Descriptor:
 
 
 def reduce_tensor(tensor: VirtualTensor) -> tuple[Callable[..., torch.Tensor], tuple]:
-    """PyTorch's own reduction, with torch.Tensor or Parameter in place of our class."""
-    kind = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
+    """Return PyTorch's own reduction, with torch.Tensor or Parameter instead of our class."""
+    kind: type = torch.Tensor
+    if isinstance(tensor, torch.nn.Parameter):
+        kind = torch.nn.Parameter
     rebuild, arguments = reductions.reduce_tensor(tensor)
     if rebuild is reductions.rebuild_cuda_tensor and arguments[8] == 0:
-        return _rebuild_empty, (kind, tensor.size(), tensor.stride(), tensor.dtype, tensor.get_device(), tensor.requires_grad)
+        size, stride = tensor.size(), tensor.stride()
+        device, requires_grad = tensor.get_device(), tensor.requires_grad
+        return _rebuild_empty, (kind, size, stride, tensor.dtype, device, requires_grad)
     return rebuild, _by_name(arguments, kind)
 
 
 def _by_name(arguments: tuple, kind: type) -> tuple:
-    """A sparse tensor's are those of its parts."""
-    return tuple(kind if x is VirtualTensor else _by_name(x, kind) if type(x) is tuple else x for x in arguments)
+    """Return the arguments with `kind` instead of our class, also for parts of sparse tensors."""
+    found: list[Any] = []
+    for x in arguments:
+        if x is VirtualTensor:
+            found.append(kind)
+        elif type(x) is tuple:
+            found.append(_by_name(x, kind))
+        else:
+            found.append(x)
+    return tuple(found)
 
 
-def _rebuild_empty(kind: type, size: torch.Size, stride: tuple, dtype: torch.dtype, device: int, requires_grad: bool) -> torch.Tensor:
-    """A tensor without elements: PyTorch would make its storage in C++, which has no CUDA."""
+def _rebuild_empty(
+    kind: type,
+    size: torch.Size,
+    stride: tuple,
+    dtype: torch.dtype,
+    device: int,
+    requires_grad: bool,
+) -> torch.Tensor:
+    """Return a tensor without elements.
+
+    PyTorch would create its storage in C++, which does not have CUDA.
+    """
     tensor = torch.empty_strided(size, stride, dtype=dtype, device=f"cuda:{device}")
-    return torch.nn.Parameter(tensor, requires_grad) if kind is torch.nn.Parameter else tensor.requires_grad_(requires_grad)
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
 
 
 def reduce_event(event: Event) -> tuple[Callable[..., Event], tuple]:
-    """PyTorch's own reduction, which each version keeps under another name."""
+    """Return how to rebuild an event. Every version of PyTorch has another name for this."""
     return reductions.rebuild_event, (event.device, event.ipc_handle())
 
 

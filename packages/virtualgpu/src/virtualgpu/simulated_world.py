@@ -1,6 +1,6 @@
-"""This process as one rank of a large world, on virtual GPUs without values.
+"""Simulation of one rank of a large world in this process, on virtual GPUs without values.
 
-The other ranks are not there. See `virtualgpu.collectives.simulated` for what stands in for them.
+The other ranks do not exist. `virtualgpu.collectives.simulated` describes what replaces them.
 """
 
 import os
@@ -16,9 +16,9 @@ from virtualgpu.instruments import Span
 from virtualgpu.machines import MAXIMUM, VirtualGPUs, gibibytes, use, with_maker
 from virtualgpu.script import run_script
 
-LARGEST = 1 << 20  # ranks of a world
+LARGEST = 1 << 20  # the most ranks of a world
 LIKE = "H100"  # the model of GPUs, unless a program says otherwise
-Tell = Callable[[str], object]  # takes a sentence about the world
+Tell = Callable[[str], object]  # receives a sentence about the world
 
 
 def check(world: int, nodes: int) -> None:
@@ -33,8 +33,8 @@ def check(world: int, nodes: int) -> None:
 def described(rank: int, world: int, nodes: int, name: str) -> str:
     """Return a sentence that says which rank of which world is simulated."""
     several = "s" * (nodes > 1)
-    per_node, model = world // nodes, with_maker(name)
-    return f"rank {rank} of {world:,} simulated, on {nodes:,} node{several} of {per_node} virtual {model}."
+    gpus = f"{world // nodes} virtual {with_maker(name)}"
+    return f"rank {rank} of {world:,} simulated, on {nodes:,} node{several} of {gpus}."
 
 
 def set_up(
@@ -47,15 +47,14 @@ def set_up(
     tell: Tell,
     host: float = 1.0,
 ) -> VirtualGPUs:
-    """Make this process rank `rank` of `world`, until it ends.
+    """Make this process rank `rank` of `world` ranks, until it ends.
 
-    The world has `nodes` machines, and a virtual GPU for each rank.
-
-    Raises ValueError for an argument that is not one of the choices. Nothing is changed then.
+    The world has `nodes` machines, and one virtual GPU per rank. Raises ValueError for an argument
+    that is not possible, and changes nothing then.
     """
     check(world, nodes)
     if not 0 <= rank < world:
-        raise ValueError(f"--rank {rank}: choose one from 0 to {world - 1}")
+        raise ValueError(f"--rank {rank}: choose a whole number from 0 to {world - 1}")
     per_node = world // nodes
     cluster = Cluster(per_node, parse_rate(network))
     gpus = use(per_node, like or LIKE, memory, values=False, host=host)
@@ -70,7 +69,7 @@ def set_up(
 
 
 def run(gpus: VirtualGPUs, script: str, arguments: list[str], module: bool, tell: Tell) -> None:
-    """Run the script, and tell what it took. An error of the script is raised."""
+    """Run the script and report its memory, time and collectives. Raise the script's errors."""
     sent: Counter[str] = Counter()
     gpus.machine.clock.listen(lambda work: sent.update(_collective(work)))
     try:
@@ -80,14 +79,14 @@ def run(gpus: VirtualGPUs, script: str, arguments: list[str], module: bool, tell
 
 
 def names_rank_variable(text: str) -> bool:
-    """Whether an error's text names a variable that torchrun gives each rank."""
+    """Return whether an error's text names a variable that torchrun gives each rank."""
     names = set(_environment(1, 0, 1))
     return not names.isdisjoint(re.findall(r"\w+", text))
 
 
 def _environment(world: int, rank: int, per_node: int) -> dict[str, str]:
-    """Return the variables that torchrun gives a rank."""
-    told: dict[str, Any] = {
+    """Return the environment variables that torchrun gives a rank."""
+    variables: dict[str, Any] = {
         "RANK": rank,
         "LOCAL_RANK": rank % per_node,
         "WORLD_SIZE": world,
@@ -102,21 +101,23 @@ def _environment(world: int, rank: int, per_node: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 29400,
     }
-    return {name: str(value) for name, value in told.items()}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def _collective(work: Any) -> list[str]:
-    """Return the kind of a collective, if `work` is its time on a stream."""
-    is_collective = isinstance(work, Span) and work.name.startswith("nccl ")
-    return [work.name.removeprefix("nccl ")] if is_collective else []
+    """Return [kind] if `work` is a collective on a stream, and [] otherwise."""
+    if isinstance(work, Span) and work.name.startswith("nccl "):
+        return [work.name.removeprefix("nccl ")]
+    return []
 
 
 def _sum_up(machine: Any, sent: Counter[str], tell: Tell) -> None:
+    """Report the memory of each GPU that was used, the time and the collectives."""
     for gpu in machine.gpus:
         reserved = gpu.allocator.peak_reserved
         if reserved:
             total = gibibytes(machine.total_memory)
             allocated = gibibytes(gpu.allocator.peak_allocated)
-            tell(f"peak {allocated} allocated, {gibibytes(reserved)} reserved, of {total}.")
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(sent.items())) or "none"
-    tell(f"{machine.clock.host:.3g} s of virtual time; collectives: {kinds}.")
+            tell(f"peak of {allocated} allocated and {gibibytes(reserved)} reserved, of {total}.")
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(sent.items()))
+    tell(f"{machine.clock.host:.3g} s of virtual time. Collectives: {kinds or 'none'}.")

@@ -1,4 +1,4 @@
-"""Lines of source code: where they are, and whether they are the user's or a library's."""
+"""Lines of source code: where they are, and whether they belong to the user or to a library."""
 
 import importlib.util
 import linecache
@@ -14,12 +14,16 @@ from typing import Any
 from virtualgpu import front_end
 
 _STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
-_CELL = ("<ipython-input", "<python-input", "<stdin>", "<string>")  # code that was typed, not read from a file
+_CELL = ("<ipython-input", "<python-input", "<stdin>", "<string>")  # code without a file
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of Python: `filename`, `line` (from 1), the `function` it is in, and its `text`, known only of the user's own lines."""
+    """A line of Python code.
+
+    `line` counts from 1, and `function` contains the line. `text` is known only for the user's
+    own lines.
+    """
 
     filename: str
     line: int
@@ -28,46 +32,62 @@ class SourceLine:
 
     @classmethod
     def read(cls, filename: str, line: int, function: str) -> "SourceLine":
-        """The line with its text, empty where the file cannot be read."""
-        text = linecache.getline(filename, line).strip() if is_users(filename) else ""
+        """Return the line with its text, which is empty if the file cannot be read."""
+        text = ""
+        if is_users(filename):
+            text = linecache.getline(filename, line).strip()
         return cls(filename, line, function, text)
 
     @property
     def location(self) -> str:
-        """ "train.py:12"; in a notebook, where nobody knows a cell's file, "line 3", or "line 3 of cell [2]" if another cell runs."""
-        cell = self.filename.startswith("<") or f"{os.sep}ipykernel_" in self.filename
-        return f"line {self.line}{_other_cell(self.filename)}" if cell else f"{os.path.basename(self.filename)}:{self.line}"
+        """Where the line is, such as "train.py:12".
+
+        In a notebook it is "line 3", or "line 3 of cell [2]" if another cell is running.
+        """
+        if self.filename.startswith("<") or f"{os.sep}ipykernel_" in self.filename:
+            return f"line {self.line}{_other_cell(self.filename)}"
+        return f"{os.path.basename(self.filename)}:{self.line}"
 
 
 def _other_cell(filename: str) -> str:
-    """Which cell it is, if not the one that runs; IPython 7 does not tell."""
-    ipython = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
-    told = shell.compile.format_code_name(filename) if hasattr(getattr(shell, "compile", None), "format_code_name") else None
-    cell = told[1].removeprefix("In") if told is not None else ""
-    return f" of cell {cell}" if cell and cell != f"[{len(shell.user_ns['In']) - 1}]" else ""
+    """Return which cell this is, or "" for the running one. IPython 7 does not know the cell."""
+    shell = front_end.ipython_shell()
+    format_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    if format_name is None:
+        return ""
+    described = format_name(filename)
+    if described is None:
+        return ""
+    cell = described[1].removeprefix("In")
+    running = f"[{len(shell.user_ns['In']) - 1}]"
+    if cell in ("", running):
+        return ""
+    return f" of cell {cell}"
 
 
 def is_users(filename: str) -> bool:
-    """Whether this source is neither PyTorch's, nor the kit's, nor of any other library."""
+    """Return whether this file belongs neither to PyTorch, nor to the kit, nor to a library."""
     return _is_users(filename, front_end.folders())
 
 
 @lru_cache(maxsize=4096)
 def _is_users(filename: str, tools: tuple[str, ...]) -> bool:
+    """Return whether this file is in none of the libraries' folders. `tools` are the kit's."""
     if filename.startswith("<"):
         return filename.startswith(_CELL)
     path = os.path.realpath(filename)
     if {"site-packages", "dist-packages"} & set(Path(path).parts):
         return False
     torch = importlib.util.find_spec("torch")
-    roots = [_STANDARD_LIBRARY, *(os.path.realpath(folder) + os.sep for folder in tools)]
-    roots += [os.path.realpath(folder) + os.sep for folder in (torch and torch.submodule_search_locations) or ()]
+    folders = list(tools)
+    if torch is not None:
+        folders += torch.submodule_search_locations or []
+    roots = [_STANDARD_LIBRARY, *(os.path.realpath(folder) + os.sep for folder in folders)]
     return not path.startswith(tuple(roots))
 
 
 def caller() -> SourceLine | None:
-    """Return the user's line that calls this, without its text; None if there is none."""
+    """Return the user's line that calls this function, without its text, or None."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename):
@@ -77,13 +97,15 @@ def caller() -> SourceLine | None:
 
 
 def caller_line() -> str:
-    """Return the location of the user's line that calls this, such as "train.py:12"; "" if there is none."""
+    """Return where the user's line that calls this function is, such as "train.py:12", or ""."""
     line = caller()
-    return "" if line is None else line.location
+    if line is None:
+        return ""
+    return line.location
 
 
 def warn_as_cpp(message: str) -> None:
-    """Warn as PyTorch's C++ does: at the innermost line of Python that is not the kit's own."""
+    """Warn as PyTorch's C++ does, at the innermost line of Python that is not the kit's."""
     frame: Any = sys._getframe(1)
     level = 2
     while frame.f_back is not None and front_end.is_ours(frame.f_code.co_filename):

@@ -1,37 +1,52 @@
-"""The numbers of a GPU's streams: which streams there are to have, what a number says, and what the stream is called."""
+"""The ids of a GPU's streams: how PyTorch assigns them, and the names of the streams."""
 
-PRIORITIES = 4  # of streams, from 0 down; this one and the next are PyTorch's own limits
-POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
-_KIND_BITS = 5  # of a stream's id
+PRIORITIES = 4  # stream priorities, from 0 down to -3; this is PyTorch's own limit
+# A device has this many streams per priority. More Stream objects share them
+# (c10/cuda/CUDAStream.h).
+POOL_STREAMS = 32
+_KIND_BITS = 5  # the low bits of a stream's id, which encode the priority and the origin
 
 
 class StreamPool:
-    """The streams of one device that `torch.cuda.Stream()` takes, round robin."""
+    """The streams that `torch.cuda.Stream()` assigns on one device, in turn."""
 
     def __init__(self) -> None:
         self._next = [0] * PRIORITIES
 
     def take(self, priority: int) -> int:
-        """The id of the next one of this priority."""
+        """Return the id of the next stream of this priority."""
         kind = min(max(0, -priority), PRIORITIES - 1)
         number = self._next[kind]
         self._next[kind] = (number + 1) % POOL_STREAMS
-        return number << _KIND_BITS | (kind + 1) << 1 | 1  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
+        # c10/cuda/CUDAStream.cpp packs number, kind and origin in this way.
+        return number << _KIND_BITS | (kind + 1) << 1 | 1
 
 
 def priority_of(stream_id: int) -> int:
-    """From 0 down; 0 for the default stream and for streams that CUDA made."""
-    return -max(0, (stream_id >> 1 & 15) - 1) if stream_id & 1 else 0
+    """Return a stream's priority. It is 0 for the default stream and for streams made by CUDA."""
+    if stream_id & 1:
+        return -max(0, (stream_id >> 1 & 15) - 1)
+    return 0
 
 
 def stream_name(stream_id: int) -> str:
-    """What to call a stream of a virtual GPU: "stream 1" is the first that `torch.cuda.Stream()` gave. Empty for another id."""
+    """Return the name of a stream, or "" for an id that `torch.cuda.Stream()` does not assign.
+
+    "stream 1" is the first one that `torch.cuda.Stream()` assigns.
+    """
     number, kind = stream_id >> _KIND_BITS, stream_id % (1 << _KIND_BITS)
     if number >= POOL_STREAMS or kind not in range(3, 3 + 2 * PRIORITIES, 2):
         return ""
-    return f"stream {number + 1}{f' of priority {priority_of(stream_id)}' if kind > 3 else ''}"
+    if kind == 3:
+        return f"stream {number + 1}"
+    return f"stream {number + 1} of priority {priority_of(stream_id)}"
 
 
 def raw_stream(device: int, stream_id: int) -> int:
-    """The `cudaStream_t` by which CUDA and a snapshot of memory know a stream: 0 for the default stream, else an address."""
-    return 0x5600_0000_0000 + (device << 24 | stream_id << 6) if stream_id & 1 else stream_id  # those that cudaStreamCreate made go by it
+    """Return a stream's `cudaStream_t`, which CUDA and snapshots of memory use.
+
+    It is 0 for the default stream. For a stream made by cudaStreamCreate it is the id.
+    """
+    if stream_id & 1:
+        return 0x5600_0000_0000 + (device << 24 | stream_id << 6)
+    return stream_id

@@ -1,10 +1,14 @@
-"""`torch.cuda.set_sync_debug_mode`: PyTorch reports where a program makes the host wait for a GPU implicitly.
+"""`torch.cuda.set_sync_debug_mode`: reports of where a program makes the host wait implicitly.
 
-PyTorch looks at the mode in two functions alone, before they do anything (c10/cuda/CUDAFunctions.h): `memcpy_and_sync`, through which
-every copy with the host goes that is not `non_blocking`, and every read of a few numbers; and `stream_synchronize`. So nothing is reported
-of `torch.cuda.synchronize()` and `Event.synchronize()`, nor of a `non_blocking` copy from or to pageable memory, for which the driver
-waits. Which operators read numbers stands in `test_sync_warning` of PyTorch's test/test_torch.py; the words are those of
-`warn_or_error_on_sync` (c10/cuda/CUDAFunctions.cpp) and `THCPModule_cudaSetSyncDebugMode` (torch/csrc/cuda/Module.cpp).
+PyTorch checks the mode at the start of two functions only (c10/cuda/CUDAFunctions.h). They are
+`memcpy_and_sync`, which every copy with the host uses that is not `non_blocking` and every read of
+a few numbers, and `stream_synchronize`. PyTorch therefore does not report
+`torch.cuda.synchronize()` and `Event.synchronize()`. It also does not report `non_blocking` copies
+from or to pageable memory, although the driver waits for them.
+
+`test_sync_warning` of PyTorch's test/test_torch.py lists the operators that read numbers. The words
+are those of `warn_or_error_on_sync` (c10/cuda/CUDAFunctions.cpp) and
+`THCPModule_cudaSetSyncDebugMode` (torch/csrc/cuda/Module.cpp).
 """
 
 import sys
@@ -16,20 +20,24 @@ from typing import Any
 from virtualgpu.front_end import HERE
 
 WAITS = "called a synchronizing CUDA operation"
-PROTOTYPE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+PROTOTYPE = (
+    "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing "
+    "operations"
+)
 SILENT, WARN, RAISE = range(3)
-_APPLY = str(Path("torch", "autograd", "function.py"))  # its frame lies between a copy that autograd records and the caller
+# The frame of this file is between a copy that autograd records and the copy's caller.
+_APPLY = str(Path("torch", "autograd", "function.py"))
 
 
 class SyncDebug:
-    """The mode of one machine: of all its GPUs and threads, as in PyTorch."""
+    """The mode of one machine. As in PyTorch, it applies to all GPUs and threads."""
 
     def __init__(self) -> None:
         self.mode = SILENT
         self._warned = False
 
     def set(self, mode: Any) -> None:
-        """Raises RuntimeError for what is not 0 (say nothing), 1 (warn) or 2 (raise)."""
+        """Set the mode: 0 is silent, 1 warns and 2 raises. Raises RuntimeError for others."""
         if not self._warned:
             self._warned = True
             _warn(PROTOTYPE)
@@ -40,7 +48,7 @@ class SyncDebug:
         self.mode = mode
 
     def notice(self) -> None:
-        """The host is about to wait. Warns or raises RuntimeError, as the mode says."""
+        """Report that the host is about to wait: warn, or raise RuntimeError, as the mode says."""
         if self.mode == RAISE:
             raise RuntimeError(WAITS)
         if self.mode == WARN:
@@ -48,9 +56,13 @@ class SyncDebug:
 
 
 def _warn(text: str) -> None:
-    """A warning at the line of Python that called PyTorch."""
+    """Warn at the line of Python code that called PyTorch."""
     level = 2
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename.startswith(HERE) or frame.f_code.co_filename.endswith(_APPLY)):
-        level, frame = level + 1, frame.f_back
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(HERE) and not file.endswith(_APPLY):
+            break
+        level += 1
+        frame = frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)

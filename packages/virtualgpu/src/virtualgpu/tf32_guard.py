@@ -1,7 +1,7 @@
-"""Guard with which PyTorch's C++ turns TF32 off in some functions, such as the gradient of an SVD.
+"""The guard with which PyTorch's C++ switches TF32 off, for example in the gradient of an SVD.
 
-It is `NoTF32Guard` of ATen/Context.h. Python has no name for it, so this module looks it up in
-PyTorch's libraries.
+The guard is `NoTF32Guard` of ATen/Context.h. Python has no name for it, so this module looks it up
+in PyTorch's libraries.
 """
 
 import ctypes
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-# A PyDLL keeps Python's lock during a call, so no other thread runs meanwhile.
+# A PyDLL holds Python's lock during a call, so no other thread runs in the meantime.
 _library = ctypes.PyDLL(torch._C.__file__)
 
 
 def _function(name: str, answer: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return a function of the guard.
+    """Return a function of the guard, given its compiled name.
 
-    If the compiler has given it another name, return a function that does nothing.
+    If the compiler gave it another name, return a function that does nothing.
     """
     try:
         function = getattr(_library, f"_ZN2at11NoTF32Guard{name}")
@@ -35,8 +35,8 @@ _destroy = _function("D1Ev", None, ctypes.c_void_p)
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """In the block, matrix products of the calling thread use no TF32."""
-    guard = ctypes.create_string_buffer(16)  # the object has one byte
+    """Switch TF32 off in the block for matrix products of the calling thread."""
+    guard = ctypes.create_string_buffer(16)  # large enough: the object has one byte
     _construct(guard)
     try:
         yield

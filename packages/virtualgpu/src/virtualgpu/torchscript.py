@@ -1,6 +1,7 @@
-"""TorchScript on virtual GPUs: C++ runs it on tensors that it takes for the CPU's, so moving and loading is done from Python.
+"""TorchScript on virtual GPUs.
 
-Inside a script `x.device` is cpu.
+C++ runs scripts on tensors that it takes for CPU tensors, so Python moves and loads them. Inside a
+script `x.device` is cpu.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from virtualgpu import hardware
 from virtualgpu.errors import unsupported
 from virtualgpu.tensor import VirtualTensor, tensors
 
-# What C++ says where a script names a GPU: built without CUDA, and built for CUDA on a machine without a driver or a GPU in sight.
+# The errors of C++ if a script names a GPU: of a build without CUDA, and of a build with CUDA on a
+# machine without a driver or a visible GPU.
 _WITHOUT_CUDA = (
     "Cannot initialize CUDA without ATen_cuda library",
     "PyTorch is not linked with support for cuda devices",
@@ -28,7 +30,7 @@ _COPY = "a copy to a GPU inside torch.jit.script"
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
         yield kind, {"__call__": refusing(kind.__call__)}
     yield torch.jit.RecursiveScriptModule, {"_apply": apply}
@@ -37,9 +39,10 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
 
 
 def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of a script, which says by name that it cannot move a tensor to a GPU.
+    """Return the call of a script, with a clear error if the script copies a tensor to a GPU.
 
-    C++ asks the real driver before it copies. Where that knows a GPU, the copy goes on as any other, to the virtual one.
+    C++ asks the real driver before it copies. If the driver knows a GPU, the copy goes to the
+    virtual GPU.
     """
 
     @wraps(call)
@@ -55,11 +58,16 @@ def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.jit.trace` and `trace_module`, on the CPU only: the virtual GPU's own calls on a tensor would be recorded in the graph."""
+    """Return `torch.jit.trace` or `trace_module`, which refuse tensors on GPUs.
+
+    The virtual GPU's own calls on a tensor would be recorded in the graph.
+    """
 
     @wraps(trace)
     def traced(module: Any, *args: Any, **kwargs: Any) -> Any:
-        state = list(module.state_dict().values()) if isinstance(module, torch.nn.Module) else []
+        state = []
+        if isinstance(module, torch.nn.Module):
+            state = list(module.state_dict().values())
         if any(type(x) is VirtualTensor for x in tensors(state, args, kwargs)):
             raise unsupported("torch.jit.trace of CUDA tensors (torch.jit.script takes them)")
         with _disable_current_modes():
@@ -68,14 +76,24 @@ def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
-def apply(self: torch.jit.ScriptModule, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.jit.ScriptModule:
-    """`Module._apply`, through which a module moves: C++ holds a script's tensors, so these are exchanged there."""
-    for child in self.children() if recurse else ():
-        child._apply(change)
+def apply(
+    self: torch.jit.ScriptModule,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    recurse: bool = True,
+) -> torch.jit.ScriptModule:
+    """Apply `change` to all tensors of a module. It replaces `Module._apply`.
+
+    C++ holds the tensors of a script, so they are exchanged there.
+    """
+    if recurse:
+        for child in self.children():
+            child._apply(change)
     with torch.no_grad():
         for name, parameter in self._parameters.items():
             if parameter is not None:
-                self._c.setattr(name, torch.nn.Parameter(change(parameter), parameter.requires_grad))
+                self._c.setattr(
+                    name, torch.nn.Parameter(change(parameter), parameter.requires_grad)
+                )
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 self._c.setattr(name, change(buffer))
@@ -83,11 +101,13 @@ def apply(self: torch.jit.ScriptModule, change: Callable[[torch.Tensor], torch.T
 
 
 def loading(load: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.jit.load`, also to a GPU: the script is read to the CPU, and moved."""
+    """Return `torch.jit.load`, which reads a script on the CPU and can move it to a GPU."""
 
     @wraps(load)
     def load_to(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        gpu = None if map_location is None else hardware.machine().gpu(map_location)
+        gpu = None
+        if map_location is not None:
+            gpu = hardware.machine().gpu(map_location)
         if gpu is None:
             return load(file, map_location, *args, **kwargs)
         return load(file, "cpu", *args, **kwargs).to(gpu.device)

@@ -1,4 +1,4 @@
-"""The GPU memory that CUDA's libraries take besides a program's tensors."""
+"""The GPU memory that CUDA's libraries use in addition to a program's tensors."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ __all__ = ["cublas_bytes", "cublaslt_bytes", "freed_afterwards"]
 
 @contextmanager
 def freed_afterwards(gpus: Sequence[Gpu]) -> Iterator[None]:
-    """Free the workspaces that cuBLAS and cuDNN take in the block, and no others."""
+    """Free the workspaces that cuBLAS and cuDNN allocate in the block, and no others."""
     before = [(gpu, held_by_cublas(gpu), has_dropout_state(gpu)) for gpu in gpus]
     try:
         yield

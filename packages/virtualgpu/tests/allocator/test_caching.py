@@ -23,7 +23,7 @@ def test_misuse_is_refused():
         memory.malloc(1)
 
     memory.listen(allocating)
-    with pytest.raises(RuntimeError, match="while it was at work"):
+    with pytest.raises(RuntimeError, match="during another call"):
         memory.malloc(1)
     memory.unlisten(allocating)
     memory.malloc(1)

@@ -34,7 +34,7 @@ def test_bad_settings_are_named(text, message):
 
 @pytest.mark.parametrize("text", ["backend:cudaMallocAsync", "throw_on_cudamalloc_oom:True"])
 def test_settings_that_are_not_served_say_so(text):
-    with pytest.raises(NotImplementedError, match="not serve"):
+    with pytest.raises(NotImplementedError, match="not support"):
         Settings.parse(text)
 
 

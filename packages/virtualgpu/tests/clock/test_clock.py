@@ -251,7 +251,7 @@ def test_impossible_durations_are_refused_and_change_nothing(wrong):
         lambda: clock.synchronize_event(event, wrong),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match=f"0 or more, not {wrong!r}"):
+        with pytest.raises(ValueError, match=f"from 0 on, got {wrong!r}"):
             call()
     assert (clock.host, stream.ready) == (0.0, 0.0)
 

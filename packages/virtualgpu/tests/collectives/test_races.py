@@ -48,7 +48,7 @@ def test_a_result_that_nobody_waited_for_is_read_too_early():
 def test_what_is_sent_is_overwritten_too_early():
     x, result = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
     work = dist.all_gather([result], x, async_op=True)
-    with pytest.warns(RaceWarning, match=r"call `wait\(\)` of the collective's work while the later stream is current"):
+    with pytest.warns(RaceWarning, match=r"Call `wait\(\)` of the collective's work while the later stream is current"):
         x.zero_()
     work.wait()
     assert found() == [("overwritten too early", "all_gather", "zero_")]
@@ -68,7 +68,8 @@ def test_a_collective_on_another_group_does_not_wait_either():
 def test_a_collective_from_a_stream_that_did_not_wait_sends_too_early():
     x, side = torch.ones(3, device="cuda"), torch.cuda.Stream()
     x.mul_(2)
-    with torch.cuda.stream(side), pytest.warns(RaceWarning, match="a collective comes after the stream that is current when it is called"):
+    message = "A collective waits only for the stream that is current when it is called"
+    with torch.cuda.stream(side), pytest.warns(RaceWarning, match=message):
         work = dist.all_reduce(x, async_op=True)
     work.wait()
     assert found() == [("stale read", "mul_", "all_reduce")]

@@ -92,7 +92,7 @@ def test_buckets_of_a_model_on_several_gpus_lie_on_one_each():
 
 @pytest.mark.parametrize("missing", ["find_unused_parameters=True", "join"])
 def test_what_a_model_on_several_gpus_cannot_have_is_refused_by_name(missing):
-    with pytest.raises(NotImplementedError, match=f"{missing}.* of a model on several GPUs is not served"):
+    with pytest.raises(NotImplementedError, match=f"{missing}.* of a model on several GPUs is not supported"):
         if missing == "join":
             parallel = DistributedDataParallel(Parts())
             with parallel.join():

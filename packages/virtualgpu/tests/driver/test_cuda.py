@@ -105,7 +105,7 @@ def test_the_current_device_in_its_three_ways(used):
         (lambda: torch.cuda.current_stream(9), RuntimeError, "9"),
         (lambda: torch.cuda.set_per_process_memory_fraction(1.5), ValueError, "Invalid fraction value: 1.5. Allowed range: 0~1"),
         (lambda: torch.cuda.memory_allocated("cpu"), ValueError, "Expected a cuda device, but got: cpu"),
-        (lambda: torch.cuda.MemPool(object()), NotImplementedError, "not served by the virtual GPU"),
+        (lambda: torch.cuda.MemPool(object()), NotImplementedError, "not supported by the virtual GPU"),
     ],
 )
 def test_mistakes(used, mistake, error, text):
@@ -266,9 +266,9 @@ def test_fake_cuda_tensors_are_refused(used):
     """With them autograd would end the process, in a build without CUDA."""
     with torch._subclasses.FakeTensorMode() as fake:
         assert torch.ones(2).device.type == "cpu"
-        with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not served by the virtual GPU"):
+        with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not supported by the virtual GPU"):
             torch.ones(2, device="cuda")
-    with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not served by the virtual GPU"):
+    with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not supported by the virtual GPU"):
         fake.from_tensor(torch.ones(2, device="cuda"))
 
 

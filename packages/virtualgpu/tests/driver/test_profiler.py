@@ -123,10 +123,10 @@ def test_of_the_host_alone_it_tells_this_computers_times(step):
 
 @pytest.mark.parametrize("options", [{"profile_memory": True}])
 def test_what_is_not_there_raises_an_error_that_says_so(options, step):
-    with pytest.raises(NotImplementedError, match="profile_memory of torch.profiler .* is not served by the virtual GPU"):
+    with pytest.raises(NotImplementedError, match="profile_memory of torch.profiler .* is not supported by the virtual GPU"):
         profiled(step, **options)
     found = profiled(step)
-    with pytest.raises(NotImplementedError, match="experimental_event_tree of torch.profiler's results is not served"):
+    with pytest.raises(NotImplementedError, match="experimental_event_tree of torch.profiler's results is not supported"):
         found.profiler.kineto_results.experimental_event_tree()
 
 

@@ -76,8 +76,8 @@ def test_memory_and_process_of_the_asking_program_are_shown(one):
         ("nvidia-smi --query-gpu=foo --format=csv", 2, 'Field "foo" is not a valid field to query.'),
         ("nvidia-smi --query-gpu=name", 2, '"--format=" switch is missing'),
         ("nvidia-smi --query-gpu=name --format=csv,nohead", 2, 'Unknown format option "nohead"'),
-        ("nvidia-smi -q", 1, "nvidia-smi -q is not served for virtual GPUs. Served: the table"),
-        ("nvidia-smi topo -p2p r", 1, "not served"),
+        ("nvidia-smi -q", 1, "nvidia-smi -q is not supported for virtual GPUs. Supported: the table"),
+        ("nvidia-smi topo -p2p r", 1, "not supported"),
         ("nvidia-smi -i 7", 6, "No devices were found"),
     ],
 )

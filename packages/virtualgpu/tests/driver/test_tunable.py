@@ -37,7 +37,7 @@ def test_the_file_of_results_has_the_number_of_its_gpu(name, found):
 
 
 def test_switching_it_on_is_refused_by_name(monkeypatch):
-    with pytest.raises(NotImplementedError, match="torch.cuda.tunable, which times cuBLAS's kernels one against another, is not served"):
+    with pytest.raises(NotImplementedError, match="torch.cuda.tunable, which times cuBLAS's kernels one against another, is not supported"):
         tunable.enable()
     monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
     with pytest.raises(NotImplementedError, match="torch.cuda.tunable"):
@@ -46,5 +46,5 @@ def test_switching_it_on_is_refused_by_name(monkeypatch):
 
 def test_the_jiterator_is_refused_for_its_compiler():
     fn = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }")
-    with pytest.raises(NotImplementedError, match="which compiles CUDA code with nvrtc, is not served by the virtual GPU"):
+    with pytest.raises(NotImplementedError, match="which compiles CUDA code with nvrtc, is not supported by the virtual GPU"):
         fn(torch.ones(2, device="cuda"))

@@ -114,7 +114,7 @@ def test_memory_that_is_gone_is_told() -> None:
     x, made = [torch.ones(3, device="cuda")], []
     graph = captured(lambda: made.append(x[0] + 1))
     x.clear()
-    with pytest.warns(UserWarning, match=r"a tensor of size \[3\] that is gone"):
+    with pytest.warns(UserWarning, match=r"a tensor of size \[3\] that was freed"):
         graph.replay()
 
 

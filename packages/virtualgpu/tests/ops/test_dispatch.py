@@ -57,7 +57,7 @@ def test_a_group_of_one_rank(backend, tmp_path):
         x = torch.ones(2, device="cuda")
         distributed.all_reduce(x)
         assert distributed.is_nccl_available() and x.tolist() == [1.0, 1.0]
-        with pytest.raises(NotImplementedError, match="a reduction by PREMUL_SUM is not served by the virtual GPU"):
+        with pytest.raises(NotImplementedError, match="a reduction by PREMUL_SUM is not supported by the virtual GPU"):
             distributed.all_reduce(x, op=distributed._make_nccl_premul_sum(2.0))
     finally:
         distributed.destroy_process_group()
@@ -73,7 +73,7 @@ def test_quantized_layers_have_no_kernels():
 
 def test_an_operator_for_cuda_alone_is_refused_by_name():
     q = torch.ones(1, 2, 1, 8, device="cuda")
-    with pytest.raises(NotImplementedError, match=r"^torch.ops.aten._efficient_attention_forward is not served by the virtual GPU"):
+    with pytest.raises(NotImplementedError, match=r"^torch.ops.aten._efficient_attention_forward is not supported by the virtual GPU"):
         torch.ops.aten._efficient_attention_forward(q, q, q, None, None, None, None, None, 0.0, 0)
 
 

@@ -346,11 +346,11 @@ def test_nested_tensors_are_refused(layout):
     moved = [part.cuda() for part in parts]
     assert torch.nested.nested_tensor(parts, layout=layout).is_nested
     for make in (torch.nested.nested_tensor, torch.nested.as_nested_tensor):
-        with pytest.raises(NotImplementedError, match=r"torch.nested.\w+ of CUDA tensors is not served by the virtual GPU"):
+        with pytest.raises(NotImplementedError, match=r"torch.nested.\w+ of CUDA tensors is not supported by the virtual GPU"):
             make(parts, device="cuda", layout=layout)
-        with pytest.raises(NotImplementedError, match=r"torch.nested.\w+ of CUDA tensors is not served by the virtual GPU"):
+        with pytest.raises(NotImplementedError, match=r"torch.nested.\w+ of CUDA tensors is not supported by the virtual GPU"):
             make(moved, layout=layout)
-    with pytest.raises(NotImplementedError, match="a nested tensor between devices is not served by the virtual GPU"):
+    with pytest.raises(NotImplementedError, match="a nested tensor between devices is not supported by the virtual GPU"):
         torch.nested.nested_tensor(parts, layout=layout).cuda()
 
 

@@ -401,7 +401,7 @@ def test_a_sparse_gradient_is_refused_by_name():
     with virtualgpu.use(gpus=1, values=False):
         bag = nn.EmbeddingBag(5000, 80, mode="sum", sparse=True, device="cuda")
         bags = bag(torch.arange(2000, device="cuda"), torch.arange(1000, device="cuda"))
-        with pytest.raises(NotImplementedError, match="a sparse result of tensors whose values were not kept is not served"):
+        with pytest.raises(NotImplementedError, match="a sparse result of tensors whose values were not kept is not supported"):
             bags.sum().backward()
 
 

@@ -198,7 +198,7 @@ WITH_FEW_VALUES = """
         try:
             x.add_(large.sum())
         except NotImplementedError as error:
-            end.send(str(error).partition(" is not served")[0])
+            end.send(str(error).partition(" is not supported")[0])
         end.recv()
     if __name__ == "__main__":
         context = mp.get_context("fork")  # CUDA is not up yet

@@ -158,7 +158,7 @@ def test_an_event_may_be_waited_for_on_a_stream():
         (lambda e, t: torch.cuda.Stream(device=9), errors.AcceleratorError, "invalid device ordinal"),
         (lambda e, t: torch.cuda.Event(bogus=1), TypeError, "bogus"),
         (lambda e, t: e.record() or e.record(torch.cuda.Stream(1)), RuntimeError, "does not match recording stream's device"),
-        (lambda e, t: torch.cuda.ExternalStream(1), NotImplementedError, "not served by the virtual GPU"),
+        (lambda e, t: torch.cuda.ExternalStream(1), NotImplementedError, "not supported by the virtual GPU"),
     ],
 )
 def test_mistakes(mistake, error, text):

@@ -1,4 +1,7 @@
-"""PyTorch's CUDA caching allocator in plain Python, without torch."""
+"""PyTorch's CUDA caching allocator in plain Python, without torch.
+
+`CachingAllocator` is the allocator of one device.
+"""
 
 from virtualgpu.allocator.caching import CachingAllocator
 from virtualgpu.allocator.events import EventSource

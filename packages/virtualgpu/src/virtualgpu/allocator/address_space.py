@@ -1,45 +1,50 @@
-"""Addresses of a device's segments, chosen as the CUDA driver was seen to choose them.
+"""The virtual addresses of a device's segments, chosen as the CUDA driver chooses them.
 
-Addresses decide ties between free blocks of one size, so figures of the allocator hang on them. The rules were read off the
-addresses that cudaMalloc returned for 14 programs on an NVIDIA H200 under CUDA 13.0 (tests/virtualgpu/recordings/allocator_random.json);
-NVIDIA documents none of them.
+Addresses decide which of several equally large free blocks serves a request, so the allocator's
+figures depend on them. NVIDIA does not document the driver's rules. They were derived from the
+addresses that cudaMalloc returned to 14 programs on an NVIDIA H200 under CUDA 13.0
+(tests/recordings/allocator_random.json).
 """
 
 from bisect import bisect_left, insort
 
 from .settings import MiB
 
-CHUNK = 32 * MiB  # the driver reserves addresses in multiples of it
-GRANULE = 2 * MiB
-CONTEXT = 6 * MiB  # at the start of the first chunk, taken by the CUDA context
-FAR_BELOW = 1 << 39  # bytes from the first chunk down to where ranges rise
+CHUNK = 32 * MiB  # the driver reserves addresses in multiples of this size
+GRANULE = 2 * MiB  # every range is a multiple of this size
+CONTEXT = 6 * MiB  # bytes that the CUDA context occupies at the start of the first chunk
+FAR_BELOW = 1 << 39  # bytes between the first chunk and the lowest address after `rise`
 
 
 class AddressSpace:
-    """Hands out ranges of addresses below `end` and takes them back.
+    """Address ranges below the address `end`, in chunks that are reserved as needed.
 
-    A range goes to the lowest gap that fits in the chunks there are. Otherwise a new chunk is reserved: at the top of the highest
-    hole between chunks that is longer than the chunk, or below all of them. A chunk without ranges is given up.
+    A range is placed in the lowest gap that fits inside the reserved chunks. If none fits, a new
+    chunk is reserved. The chunk goes to the top of the highest hole between chunks that is longer
+    than the chunk, or below all chunks. A chunk without ranges is given up.
 
-    After `rise` ranges have no chunks: each goes to the lowest hole that fits, from an address on that lies below all others. This was
-    read off no addresses, but off the figures of 24 programs on two H100s (benchmarks/fidelity/ranks_further.py, driver 580.159.04), once
-    NCCL had connected them. Twelve runs on two H200s speak against it there: the profile says which machine does it.
+    After `rise` there are no chunks. Each range then goes to the lowest hole that fits, counted
+    from an address below all others. This rule was derived from the memory figures, not the
+    addresses, of 24 programs on two H100s after NCCL had connected them
+    (benchmarks/fidelity/ranks_further.py, driver 580.159.04). Twelve runs on two H200s did not
+    follow this rule. A profile says whether its machine does.
     """
 
     def __init__(self, end: int) -> None:
         first = end - CHUNK
-        self._chunks: list[tuple[int, int]] = [(first, end)]  # start and end, ascending
-        self._gaps: list[tuple[int, int]] = [(first + CONTEXT, end)]  # start and end, ascending, within chunks
+        # Each list holds pairs (start, end) in ascending order.
+        self._chunks: list[tuple[int, int]] = [(first, end)]
+        self._gaps: list[tuple[int, int]] = [(first + CONTEXT, end)]
         self._bottom = end - FAR_BELOW
-        self._rising: list[tuple[int, int]] | None = None  # start and end, ascending, of the ranges taken since `rise`
+        self._rising: list[tuple[int, int]] | None = None  # ranges taken since `rise`
 
     def rise(self) -> None:
-        """From now on ranges rise."""
+        """Place all later ranges at rising addresses."""
         if self._rising is None:
             self._rising = []
 
     def take(self, size: int) -> int:
-        """The address of a range of `size` bytes."""
+        """Reserve a range of `size` bytes and return its address."""
         size = -(-size // GRANULE) * GRANULE
         if self._rising is not None:
             start = self._bottom
@@ -49,17 +54,20 @@ class AddressSpace:
                 start = end
             insort(self._rising, (start, start + size))
             return start
-        index = next((i for i, (start, end) in enumerate(self._gaps) if end - start >= size), None)
+        index = next((i for i, (low, high) in enumerate(self._gaps) if high - low >= size), None)
         if index is None:
             gap = self._reserve(-(-size // CHUNK) * CHUNK)
             index = bisect_left(self._gaps, gap)
             self._gaps.insert(index, gap)
         start, end = self._gaps[index]
-        self._gaps[index : index + 1] = [(start + size, end)] if end - start > size else []
+        if end - start > size:
+            self._gaps[index] = (start + size, end)
+        else:
+            del self._gaps[index]
         return start
 
     def give_back(self, address: int, size: int) -> None:
-        """Takes back a range that `take` gave."""
+        """Release a range that `take` returned."""
         start, end = address, address + -(-size // GRANULE) * GRANULE
         if self._rising and start <= self._rising[-1][0]:
             self._rising.remove((start, end))
@@ -76,9 +84,11 @@ class AddressSpace:
             insort(self._gaps, (start, end))
 
     def _reserve(self, size: int) -> tuple[int, int]:
-        """A new chunk of `size` bytes."""
+        """Reserve a new chunk of `size` bytes and return its start and end."""
         end = self._chunks[0][0]
-        for (_, below), (above, _) in zip(reversed(self._chunks[:-1]), reversed(self._chunks), strict=False):
+        from_the_top = reversed(self._chunks)
+        lower_neighbours = reversed(self._chunks[:-1])
+        for (_, below), (above, _) in zip(lower_neighbours, from_the_top, strict=False):
             if above - below > size:
                 end = above
                 break

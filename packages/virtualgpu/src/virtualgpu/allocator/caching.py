@@ -1,7 +1,10 @@
-"""PyTorch's CUDA caching allocator for one virtual device: the calls that a program makes, any thread's, one at a time."""
+"""PyTorch's CUDA caching allocator for one virtual device.
+
+`CachingAllocator` has the calls that a program makes, and serves one call at a time.
+"""
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 
@@ -11,18 +14,26 @@ from .pool import ALLOCATED, NO_POOL, Block, PrivatePool
 from .rules import AllocatorRules, BlockListener
 from .settings import UNLIMITED, Settings
 
-_REENTERED = "the allocator was called from a finalizer or a listener while it was at work"
+_REENTERED = "a finalizer or a listener called the allocator during another call"
 
 
 class CachingAllocator(AllocatorRules):
-    """The memory of device `index`, of `total` bytes. May be called from any thread.
+    """The memory of one device. Any thread may call it.
 
-    `others()` gives the bytes of the device that are held outside this allocator. `events` says when streams are done;
-    without it they always are. `processes()` lists (pid, bytes) of the processes on the device, for the text of an
-    out-of-memory error, which is worded as PyTorch `version` words it. `driver(action, stream)` is called at every `segment_*`:
-    on a real GPU these take time, `segment_free` waits for the device and `segment_unmap` for the stream. `claiming()` is a context in
-    which no other process takes memory of the device. `collect()` frees exported blocks that other processes have released; it returns
-    whether there was one.
+    Args:
+        index: the device's index
+        total: the device's memory in bytes
+        settings: as in PYTORCH_CUDA_ALLOC_CONF
+        others: returns the bytes of the device that are held outside this allocator
+        events: tells when streams have finished. Without it they have always finished
+        processes: lists (pid, bytes) of the device's processes, for out-of-memory errors
+        version: the PyTorch version whose rules and error texts apply
+        first_address: the address below which the segments lie
+        driver: called as `driver(action, stream)` for every `segment_*` action. On a real GPU these
+            take time, `segment_free` waits for the device and `segment_unmap` for the stream
+        claiming: returns a context in which no other process takes memory of the device
+        collect: frees exported blocks that other processes have released, and returns whether there
+            were any
     """
 
     def __init__(
@@ -42,16 +53,30 @@ class CachingAllocator(AllocatorRules):
     ) -> None:
         if first_address is None:
             first_address = 0x7F0000000000 + index * (1 << 40)
-        super().__init__(index, total, settings or Settings(), others, events, processes, version, first_address, driver, claiming)
+        super().__init__(
+            index,
+            total,
+            settings or Settings(),
+            others,
+            events,
+            processes,
+            version,
+            first_address,
+            driver,
+            claiming,
+        )
         self._collect = collect
         self._lock = RLock()
-        self._busy = False  # a call is under way
-        self._late: list[Block] = []  # freed by a finalizer that ran during a call
+        self._busy = False  # a call is running
+        self._late: list[Block] = []  # blocks that finalizers freed during a call
 
-    # What a program asks for
+    # Allocate and free
 
     def malloc(self, nbytes: int, stream: int = 0) -> Block:
-        """A block of at least `nbytes` bytes (more than 0), to be used on `stream`. Raises OutOfMemory."""
+        """Return a block of at least `nbytes` bytes for use on `stream`.
+
+        Raises OutOfMemory if the device is full, and ValueError unless `nbytes` is positive.
+        """
         if nbytes <= 0:
             raise ValueError(f"an allocation needs at least 1 byte, got {nbytes}")
         with self._lock:
@@ -66,9 +91,12 @@ class CachingAllocator(AllocatorRules):
                     self._free_late()
 
     def free(self, block: Block) -> None:
-        """Gives a block back. It is free at once, or when the other streams that use it have done what they were asked so far."""
+        """Free a block, now or when the other streams that use it have done their current work.
+
+        Raises ValueError if the block is not allocated.
+        """
         with self._lock:
-            if self._busy:  # a finalizer that ran during a call
+            if self._busy:  # a finalizer runs during another call
                 self._late.append(block)
                 return
             if block.state != ALLOCATED:
@@ -82,7 +110,11 @@ class CachingAllocator(AllocatorRules):
                     self._free_late()
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Notes that `stream` uses the block too: once freed, the block waits for the work that the stream then has."""
+        """Note that `stream` uses the block, too.
+
+        After `free`, the block waits for the work that `stream` has then. Raises ValueError if the
+        block is not allocated.
+        """
         with self._lock:
             if block.state != ALLOCATED:
                 raise ValueError(f"record_stream needs an allocated block, got {block}")
@@ -90,25 +122,33 @@ class CachingAllocator(AllocatorRules):
                 block.streams = {*(block.streams or ()), stream}
 
     def empty_cache(self) -> None:
-        """Waits for the frees under way and returns every wholly free segment to the device."""
+        """Wait for the deferred frees and release every completely free segment to the device."""
         with self._alone():
             self._release_cached()
 
     def raise_addresses(self) -> None:
-        """New segments have rising addresses from now on."""
+        """Place new segments at rising addresses from now on."""
         with self._lock:
             self._addresses.rise()
 
     # Private pools
 
     def make_pool(self, pool_id: tuple[int, int], on_oom: bool, splits: bool) -> None:
-        """A private pool with one user; `on_oom` it serves all. Its segments are cut into blocks, if it `splits`."""
+        """Create a private pool with one user.
+
+        With `on_oom`, all requests may use the pool when memory runs out. `splits` says whether its
+        segments may be cut into blocks.
+        """
         with self._lock:
-            private = self._private[pool_id] = PrivatePool(self._small, self._large, pool_id, on_oom, splits)
+            private = PrivatePool(self._small, self._large, pool_id, on_oom, splits)
+            self._private[pool_id] = private
             private.users = 1
 
     def begin_pool(self, pool_id: tuple[int, int], takes: Callable[[int], bool]) -> None:
-        """This private pool has a user more: from now on requests for a stream that it `takes` go there."""
+        """Serve requests from a private pool if `takes(stream)` is true, and add a user to it.
+
+        The pool is created if it does not exist. Raises RuntimeError if it serves requests already.
+        """
         with self._lock:
             private = self._private.get(pool_id)
             if private is None:
@@ -119,86 +159,110 @@ class CachingAllocator(AllocatorRules):
             self._routes.append((private, takes))
 
     def end_pool(self, pool_id: tuple[int, int]) -> None:
-        """Requests go where they went before."""
+        """Stop serving requests from a private pool."""
         with self._lock:
-            self._routes = [route for route in self._routes if route[0] is not self._private[pool_id]]
+            ending = self._private.get(pool_id)
+            self._routes = [route for route in self._routes if route[0] is not ending]
 
     def release_pool(self, pool_id: tuple[int, int]) -> None:
-        """A user of the pool is gone: after the last, `empty_cache` returns its free segments too."""
+        """Remove a user of a private pool.
+
+        Without users, `empty_cache` releases the pool's free segments, too.
+        """
         with self._lock:
             self._private[pool_id].users -= 1
 
     def pool_users(self, pool_id: tuple[int, int]) -> int:
+        """Return the number of users of a private pool."""
         return self._private[pool_id].users
 
     def empty_pool(self, pool_id: tuple[int, int]) -> None:
-        """Returns what is free of a private pool to the device, if nobody uses the pool."""
+        """Release the free segments of a private pool to the device, if the pool has no users."""
         with self._alone():
-            self._release_free([shelf for shelf in self._releasable() if shelf.pool_id == pool_id])
+            pools = [pool for pool in self._releasable() if pool.pool_id == pool_id]
+            self._release_free(pools)
 
     # Limits and settings
 
     def configure(self, settings: Settings) -> None:
-        """Takes new settings for all later requests. The memory fraction stays as it is."""
+        """Use new settings for all later requests. The memory fraction does not change."""
         with self._lock:
             self._configure(settings)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Lets this allocator reserve at most that share of the device's memory; 1 removes the limit."""
+        """Limit the reserved memory to this share of the device's memory. 1 removes the limit.
+
+        Raises ValueError unless the share is between 0 and 1.
+        """
         with self._lock:
             self._limit(fraction)
 
-    # Figures
+    # Statistics
 
     @property
     def peak_allocated(self) -> int:
+        """The largest number of bytes allocated so far."""
         return self._stats.peak("allocated_bytes")
 
     @property
     def peak_reserved(self) -> int:
+        """The largest number of bytes reserved so far."""
         return self._stats.peak("reserved_bytes")
 
     def stats(self) -> dict:
-        """All statistics, nested as torch.cuda.memory_stats_as_nested_dict returns them; sizes in bytes."""
+        """Return all statistics, nested as in torch.cuda.memory_stats_as_nested_dict."""
         with self._lock:
-            return self._stats.nested(-1 if self._max_split == UNLIMITED else self._max_split)
+            if self._max_split == UNLIMITED:
+                return self._stats.nested(-1)
+            return self._stats.nested(self._max_split)
 
     def reset_peak_stats(self) -> None:
+        """Set all peaks to the current values."""
         with self._lock:
             self._stats.reset_peaks()
 
     def reset_accumulated_stats(self) -> None:
+        """Set all counts of past events to 0."""
         with self._lock:
             self._stats.reset_accumulated()
 
     def segments(self, pool_id: tuple[int, int] = NO_POOL) -> list[dict]:
-        """The segments and their blocks, by address, as in `torch.cuda.memory_snapshot()`; of a private pool alone, where one is named."""
+        """Return the segments with their blocks, as `torch.cuda.memory_snapshot()` does.
+
+        With a `pool_id`, only the segments of this private pool are returned.
+        """
         with self._lock:
-            chosen = [x for x in self._segments.values() if pool_id in (NO_POOL, x.shelf.pool_id)]
+            chosen = list(self._segments.values())
+            if pool_id != NO_POOL:
+                chosen = [x for x in chosen if x.free_blocks.pool_id == pool_id]
             listed = snapshot(self.index, chosen)
             if self._history is not None:
-                self._history.add("snapshot", 0, sum(segment["active_size"] for segment in listed), 0)
+                active = sum(segment["active_size"] for segment in listed)
+                self._history.add("snapshot", 0, active, 0)
             return listed
 
     # Watching
 
     def listen(self, listener: BlockListener) -> None:
-        """Calls `listener(action, block, size)` at every `alloc`, `free_requested`, `free_completed`, `segment_*` and `oom` (which has no
-        block), after those that listen already.
+        """Call `listener(action, block, size)` at every action, after the other listeners.
 
-        The listener runs during the call: it must not allocate, and what it frees is freed when the call is over.
+        The actions are `alloc`, `free_requested`, `free_completed`, `segment_*` and `oom`. An `oom`
+        has no block. The listener runs during the call and must not allocate. What it frees is
+        freed at the end of the call.
         """
         with self._lock:
-            self._hear((*self._listeners, listener))
+            self._set_listeners((*self._listeners, listener))
 
     def unlisten(self, listener: BlockListener) -> None:
-        """Calls `listener` no more. Raises ValueError if it does not listen."""
+        """Stop calling `listener`. Raises ValueError if it does not listen."""
         with self._lock:
             if listener not in self._listeners:
                 raise ValueError(f"{listener} does not listen to this allocator")
-            self._hear(tuple(other for other in self._listeners if other != listener))
+            others = tuple(other for other in self._listeners if other != listener)
+            self._set_listeners(others)
 
-    def _hear(self, listeners: tuple[BlockListener, ...]) -> None:
+    def _set_listeners(self, listeners: tuple[BlockListener, ...]) -> None:
+        """Replace all listeners."""
         self._listeners = listeners
         self._watched = bool(listeners) or self._history is not None
 
@@ -214,26 +278,46 @@ class CachingAllocator(AllocatorRules):
         metadata: Callable[[], str] = str,
         skipped: Collection[str] = (),
     ) -> None:
-        """Starts or (None) ends a history, as `torch.cuda.memory._record_memory_history` asks for it.
+        """Start a history, or end it if `enabled` is None.
 
-        `enabled` "all" keeps the last `max_entries` events, "state" only where the blocks in use were allocated. `frames()`
-        gives the stack of the caller, `context` ("state", "alloc", "all" or None) what it is kept for; `clock()` gives
-        microseconds, `metadata()` the program's own words; `skipped` actions are not kept.
+        `torch.cuda.memory._record_memory_history` calls this method.
+
+        Args:
+            enabled: "all" keeps the last events, "state" only the stacks of the blocks in use
+            max_entries: the number of events to keep
+            frames: returns the stack of the caller
+            context: "state", "alloc", "all" or None, the actions whose stacks are kept
+            clock: returns the time in microseconds
+            clear: whether to delete the events so far
+            metadata: returns the program's own description
+            skipped: actions that are not kept
+
+        Raises ValueError for another `enabled` or `context`.
         """
         with self._lock:
-            entries = () if self._history is None or clear or enabled is None else self._history.entries
-            self._history = None if enabled is None else History(enabled, max_entries, frames, context, clock, entries, metadata, skipped)
-            self._hear(self._listeners)
+            if enabled is None:
+                self._history = None
+            else:
+                kept: Iterable[dict] = ()
+                if self._history is not None and not clear:
+                    kept = self._history.entries
+                self._history = History(
+                    enabled, max_entries, frames, context, clock, kept, metadata, skipped
+                )
+            self._set_listeners(self._listeners)
 
     def history(self) -> list[dict]:
-        """The events kept so far, oldest first, as in a snapshot's `device_traces`."""
+        """Return the events kept so far, oldest first, as in a snapshot's `device_traces`."""
         with self._lock:
-            return [] if self._history is None else list(self._history.entries)
+            if self._history is None:
+                return []
+            return list(self._history.entries)
 
     # One call at a time
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        """Run the block of a `with` statement as one call. Raises RuntimeError within another."""
         with self._lock:
             if self._busy:
                 raise RuntimeError(_REENTERED)
@@ -245,14 +329,15 @@ class CachingAllocator(AllocatorRules):
                 self._free_late()
 
     def _reclaim(self) -> bool:
+        """Free exported blocks that other processes have released, and return whether any was."""
         if not self._collect():
             return False
-        while self._late:  # by finalizers during this call
+        while self._late:  # blocks that finalizers freed during this call
             self._free(self._late.pop(0))
         return True
 
     def _free_late(self) -> None:
-        """Frees what finalizers gave back during the call that now ends."""
+        """Free the blocks that finalizers freed during the call that ends now."""
         while self._late:
             self._busy = True
             try:

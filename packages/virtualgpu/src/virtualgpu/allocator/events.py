@@ -1,4 +1,8 @@
-"""Frees of blocks that other streams still use: each waits for one event per stream, recorded when it was freed."""
+"""Frees that wait for other streams.
+
+A block that several streams use is free once each of them has passed an event. The events are
+recorded when the program frees the block.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,28 +12,37 @@ from .pool import PENDING, Block
 
 
 class EventSource(Protocol):
-    """Says when streams are done. `wait` returns when the work is done; none of the three may need the allocator."""
+    """Interface to the streams' events. None of its methods may call the allocator."""
 
-    def record(self, stream: int) -> object: ...
-    def done(self, event: Any) -> bool: ...
-    def wait(self, event: Any) -> None: ...
+    def record(self, stream: int) -> object:
+        """Return an event that is done when all work queued so far on `stream` is done."""
+
+    def done(self, event: Any) -> bool:
+        """Return whether the work before the event is done."""
+
+    def wait(self, event: Any) -> None:
+        """Block the host until the work before the event is done."""
 
 
 class NoEvents:
-    """For streams whose work is always done."""
+    """Events of streams whose work is always done."""
 
     def record(self, stream: int) -> None:
-        return None
+        """Return no event."""
 
     def done(self, event: object) -> bool:
+        """Return True."""
         return True
 
     def wait(self, event: object) -> None:
-        return None
+        """Return at once."""
 
 
 class DeferredFrees:
-    """`waiting` holds (event, block) by the stream that a block waits for, oldest first."""
+    """Freed blocks that other streams still use.
+
+    `waiting` maps a stream to its queue of (event, block), oldest first.
+    """
 
     __slots__ = ("_events", "waiting")
 
@@ -38,7 +51,7 @@ class DeferredFrees:
         self.waiting: dict[int, deque[tuple[object, Block]]] = {}
 
     def add(self, block: Block) -> None:
-        """Lets a freed block wait for what its other streams have to do by now."""
+        """Queue a freed block until its other streams have done the work that they have now."""
         block.state = PENDING
         streams = sorted(block.streams or ())
         block.events = len(streams)
@@ -47,8 +60,11 @@ class DeferredFrees:
         block.streams = None
 
     def completed(self, wait: bool) -> Iterator[Block]:
-        """Blocks that wait for nothing any more. Each stream is asked in order, up to its first event that is not done; with
-        `wait` the host waits for it instead."""
+        """Yield the blocks that no stream uses any more.
+
+        Each stream's events are checked in order, up to the first one that is not done. With `wait`
+        the host waits for every event instead.
+        """
         for stream, queue in list(self.waiting.items()):
             while queue:
                 event, block = queue[0]

@@ -1,20 +1,23 @@
-"""Expandable segments: one long range of addresses a pool and stream, with memory mapped behind it page by page."""
+"""Expandable segments: one long address range per pool and stream.
+
+Memory is mapped into the range page by page, as requests need it.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Protocol
 
 from .address_space import AddressSpace
-from .pool import FREE, UNMAPPED, Block, Pool, Segment, Shelf
+from .pool import FREE, UNMAPPED, Block, FreeBlocks, Pool, Segment
 from .settings import SMALL_SEGMENT, Settings
 from .stats import Stats
 
-_FIRST_ADDRESS = 1 << 50  # out of the way of ordinary segments, which lie below 2**48
-_STRIDE = 1 << 44  # between devices
+_FIRST_ADDRESS = 1 << 50  # ordinary segments lie below 2**48
+_STRIDE = 1 << 44  # address distance between two devices
 
 
 class Allocator(Protocol):
-    """What expandable segments use of their allocator (`rules.AllocatorRules`)."""
+    """The members of `rules.AllocatorRules` that expandable segments use."""
 
     index: int
     total: int
@@ -37,10 +40,12 @@ class ExpandableSegments:
         self._addresses = AddressSpace(_FIRST_ADDRESS + allocator.index * _STRIDE)
 
     def choose(self, free: list[tuple[int, int, Block]], i: int) -> int:
-        """The index of the best fit among the sorted free blocks, all of which suffice from `i` on; len(free) if there is none.
+        """Return the index of the best fit in `free`, or len(free) if no block fits.
 
-        A block at the growing end of its range counts as large as it can become, so a larger block may fit better. Where
-        expandable segments were switched off again, their blocks are passed over.
+        `free` is sorted by size, and the blocks from index `i` on are large enough. A block at the
+        growing end of its range counts with the size that it can grow to, so a block that is larger
+        now can be the better fit. Blocks of expandable segments are skipped if the setting has been
+        switched off since.
         """
         if not free[i][2].segment.page:
             return i
@@ -48,59 +53,73 @@ class ExpandableSegments:
             while i < len(free) and free[i][2].segment.page:
                 i += 1
             return i
-        while i + 1 < len(free) and free[i][2].segment.page and _growable(free[i + 1][2]) < _growable(free[i][2]):
+        while i + 1 < len(free) and free[i][2].segment.page:
+            if _growable(free[i + 1][2]) >= _growable(free[i][2]):
+                break
             i += 1
         return i
 
-    def obtain(self, shelf: Shelf, size: int, stream: int) -> Block | None:
-        """A free block of at least `size` bytes, out of its shelf, with memory mapped as needed; None where the device has no more.
+    def obtain(self, free_blocks: FreeBlocks, size: int, stream: int) -> Block | None:
+        """Take a free block of at least `size` bytes and map memory into it as needed.
 
-        What was mapped before the device ran out stays, as free blocks.
+        Returns None if the device runs out of memory. Memory that was mapped until then stays
+        mapped, as free blocks.
         """
-        block: Block | None = self._room(shelf, size, stream)
+        block: Block | None = self._find_run(free_blocks, size, stream)
         assert block is not None
         if block.state == UNMAPPED:
             block = self._map(block, min(block.size, size))
         while block is not None and block.size < size:
             following = block.next
-            assert following is not None  # `_room` has found enough
+            assert following is not None  # `_find_run` found enough addresses
             block = self._map(following, min(size - block.size, following.size))
         if block is not None:
-            shelf.remove(block)
+            free_blocks.remove(block)
         return block
 
-    def release(self, shelves: list[Shelf]) -> None:
-        """Unmaps every page that lies wholly in a free block, and gives back ranges that are then empty."""
-        for shelf in shelves:
-            for stream in sorted(shelf.free):
-                for _, _, block in list(shelf.free[stream]):
+    def release(self, pools: list[FreeBlocks]) -> None:
+        """Unmap all pages that lie completely in a free block, and give back empty ranges."""
+        for free_blocks in pools:
+            for stream in sorted(free_blocks.by_stream):
+                for _, _, block in list(free_blocks.by_stream[stream]):
                     if block.segment.page:
                         self._unmap(block)
 
-    def _room(self, shelf: Shelf, size: int, stream: int) -> Block:
-        """The first of a run of unused neighbours, mapped or not, with room for `size` bytes; the lowest that ends a mapped part."""
-        for _, block in shelf.unmapped.get(stream, ()):
-            start = block.previous if block.previous is not None and block.previous.state == FREE else block
-            run: Block | None = start
-            room = 0
-            while run is not None and run.state in (FREE, UNMAPPED) and room < size:
-                room += run.size
-                run = run.next
-            if room >= size:
-                return start
-        return self._new_range(shelf, stream)
+    def _find_run(self, free_blocks: FreeBlocks, size: int, stream: int) -> Block:
+        """Return the first block of a run of unused neighbours that hold `size` bytes together.
 
-    def _new_range(self, shelf: Shelf, stream: int) -> Block:
-        """Reserves addresses for 1 1/8 of the device's memory, with nothing behind them yet."""
-        page = SMALL_SEGMENT if shelf.pool.small else self._allocator.settings.large_segment_size
+        The neighbours may be mapped or not. Of several runs, the one with the lowest unmapped block
+        is taken. A new range is reserved if there is none.
+        """
+        for _, block in free_blocks.unmapped.get(stream, ()):
+            start = block
+            if block.previous is not None and block.previous.state == FREE:
+                start = block.previous
+            run: Block | None = start
+            available = 0
+            while run is not None and run.state in (FREE, UNMAPPED) and available < size:
+                available += run.size
+                run = run.next
+            if available >= size:
+                return start
+        return self._new_range(free_blocks, stream)
+
+    def _new_range(self, free_blocks: FreeBlocks, stream: int) -> Block:
+        """Reserve addresses for 1 1/8 of the device's memory, without memory behind them."""
+        page = self._allocator.settings.large_segment_size
+        if free_blocks.pool.small:
+            page = SMALL_SEGMENT
         size = -(-(self._allocator.total + self._allocator.total // 8) // page) * page
-        segment = Segment(self._addresses.take(size), size, stream, shelf, page)
+        segment = Segment(self._addresses.take(size), size, stream, free_blocks, page)
         self._allocator._segments[segment.address] = segment
         _add_unmapped(segment.first)
         return segment.first
 
     def _map(self, block: Block, size: int) -> Block | None:
-        """Puts memory behind the first `size` bytes of an unmapped block, rounded up to pages, and returns the free block it is in."""
+        """Map memory into the first `size` bytes of an unmapped block, rounded up to pages.
+
+        Returns the free block that contains this memory, or None if the device has too little.
+        """
         allocator, segment, pool = self._allocator, block.segment, block.segment.pool
         size = -(-size // segment.page) * segment.page
         if size > allocator.free_bytes():
@@ -112,26 +131,28 @@ class ExpandableSegments:
         block.state = FREE
         allocator._count_reserved(pool, size)
         allocator._driver("segment_map", block.stream)
-        if allocator._watched:  # before it is merged with its neighbours: listeners get what was mapped
+        if allocator._watched:  # before the merge, so that listeners get only the new memory
             allocator._notify("segment_map", block, address, size)
         block = _merge(block)
-        segment.shelf.add(block)
+        segment.free_blocks.add(block)
         return block
 
     def _unmap(self, block: Block) -> None:
-        """Takes the memory from the whole pages of a free block; what sticks out at its ends stays free."""
+        """Unmap the whole pages of a free block. Its incomplete pages at both ends stay free."""
         allocator, segment, pool = self._allocator, block.segment, block.segment.pool
-        start = -(-(block.address - segment.address) // segment.page) * segment.page + segment.address
-        end = (block.address + block.size - segment.address) // segment.page * segment.page + segment.address
+        page = segment.page
+        offset = block.address - segment.address
+        start = segment.address + -(-offset // page) * page
+        end = segment.address + (offset + block.size) // page * page
         if start >= end:
             return
-        segment.shelf.remove(block)
+        segment.free_blocks.remove(block)
         if start > block.address:
             tail = block.split(start - block.address)
-            segment.shelf.add(block)
+            segment.free_blocks.add(block)
             block = tail
         if end < block.address + block.size:
-            segment.shelf.add(block.split(end - block.address))
+            segment.free_blocks.add(block.split(end - block.address))
         block.state = UNMAPPED
         pool.released_bytes += end - start
         allocator._stats.num_device_free += 1
@@ -147,29 +168,36 @@ class ExpandableSegments:
 
 
 def _growable(block: Block) -> int:
-    """The size of a block together with the unmapped addresses after it."""
+    """Return the bytes of a block plus those of the unmapped addresses directly after it."""
     following = block.next
-    return block.size + (following.size if following is not None and following.state == UNMAPPED else 0)
+    if following is not None and following.state == UNMAPPED:
+        return block.size + following.size
+    return block.size
 
 
 def _merge(block: Block) -> Block:
-    """Makes the block one with its neighbours of the same state, which leave their lists; returns the whole."""
-    take_out = _remove_unmapped if block.state == UNMAPPED else block.segment.shelf.remove
+    """Merge the block with its neighbours of the same state and return the merged block.
+
+    The neighbours leave the lists that they were in.
+    """
+    remove = block.segment.free_blocks.remove
+    if block.state == UNMAPPED:
+        remove = _remove_unmapped
     previous, following = block.previous, block.next
     if previous is not None and previous.state == block.state:
-        take_out(previous)
+        remove(previous)
         previous.absorb_next()
         block = previous
     if following is not None and following.state == block.state:
-        take_out(following)
+        remove(following)
         block.absorb_next()
     return block
 
 
 def _add_unmapped(block: Block) -> None:
-    insort(block.segment.shelf.unmapped.setdefault(block.stream, []), (block.address, block))
+    insort(block.segment.free_blocks.unmapped.setdefault(block.stream, []), (block.address, block))
 
 
 def _remove_unmapped(block: Block) -> None:
-    unmapped = block.segment.shelf.unmapped[block.stream]
+    unmapped = block.segment.free_blocks.unmapped[block.stream]
     del unmapped[bisect_left(unmapped, (block.address,))]

@@ -1,6 +1,7 @@
-"""The snapshot of an allocator's segments and the history of its events, in PyTorch's own schema.
+"""The snapshot of an allocator's segments and the history of its events.
 
-The schema is that of `torch.cuda.memory._snapshot`, so that PyTorch's viewer (`torch.cuda._memory_viz`) opens what is written here.
+Both have the schema of `torch.cuda.memory._snapshot`, so PyTorch's viewer
+(`torch.cuda._memory_viz`) can open them.
 """
 
 from collections import deque
@@ -9,12 +10,15 @@ from collections.abc import Callable, Collection, Iterable
 from .pool import ALLOCATED, NO_POOL, PENDING, UNMAPPED, Block, Segment
 
 Frames = Callable[[], list[dict]]  # the caller's stack, innermost first: filename, line, name
-_LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
+_LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}  # from which context level on stacks are kept
 _STATES = {ALLOCATED: "active_allocated", PENDING: "active_pending_free"}
 
 
 class History:
-    """A ring of the last `max_entries` events; with `enabled` "state" only of the last one, as in PyTorch."""
+    """The last `max_entries` events of an allocator, or only the last one if `enabled` is "state".
+
+    PyTorch keeps the same number of events.
+    """
 
     def __init__(
         self,
@@ -31,22 +35,39 @@ class History:
             raise ValueError(f"enabled must be 'state', 'all' or None, got {enabled!r}")
         if context not in _LEVELS:
             raise ValueError(f"context must be 'state', 'alloc', 'all' or None, got {context!r}")
-        self.entries: deque[dict] = deque(entries, maxlen=max_entries if enabled == "all" else 1)
+        if enabled != "all":
+            max_entries = 1
+        self.entries: deque[dict] = deque(entries, maxlen=max_entries)
         self._frames = frames
-        self._level = _LEVELS[context] if frames is not None else 0
+        self._level = 0
+        if frames is not None:
+            self._level = _LEVELS[context]
         self._clock = clock
         self._metadata = metadata
         self._skipped = skipped
 
     def stack(self, action: str) -> list[dict]:
-        """The caller's stack if it is to be kept for this action."""
-        allocates = action in ("alloc", "segment_alloc", "segment_map", "oom")
-        return self._frames() if self._frames is not None and self._level >= (1 if allocates else 3) else []
+        """Return the caller's stack, or [] if the context level does not keep it for `action`."""
+        needed = _LEVELS["all"]
+        if action in ("alloc", "segment_alloc", "segment_map", "oom"):
+            needed = _LEVELS["state"]
+        if self._frames is None or self._level < needed:
+            return []
+        return self._frames()
 
     def add(
-        self, action: str, address: int, size: int, stream: int, frames: list[dict] | None = None, pool_id: tuple[int, int] = NO_POOL
+        self,
+        action: str,
+        address: int,
+        size: int,
+        stream: int,
+        frames: list[dict] | None = None,
+        pool_id: tuple[int, int] = NO_POOL,
     ) -> None:
-        """Notes an event, unless its kind is skipped; of an `oom` the address is the device's free bytes."""
+        """Add an event, unless its kind is skipped.
+
+        For an `oom` event, `address` is the number of free bytes of the device.
+        """
         if action in self._skipped:
             return
         entry = {
@@ -65,7 +86,10 @@ class History:
 
 
 def snapshot(device: int, segments: Iterable[Segment]) -> list[dict]:
-    """Segments by address. Of an expandable segment, each stretch that has memory behind it counts as one."""
+    """Return one dictionary per segment, in the order of addresses.
+
+    Each mapped part of an expandable segment counts as a segment.
+    """
     listed = []
     for segment in segments:
         blocks: list[Block] = []
@@ -81,6 +105,7 @@ def snapshot(device: int, segments: Iterable[Segment]) -> list[dict]:
 
 
 def _segment(device: int, segment: Segment, blocks: list[Block]) -> dict:
+    """Return PyTorch's dictionary for a segment, or the mapped part of one, made of `blocks`."""
     active = [block for block in blocks if block.state in _STATES]
     return {
         "device": device,
@@ -91,7 +116,7 @@ def _segment(device: int, segment: Segment, blocks: list[Block]) -> dict:
         "requested_size": sum(block.requested for block in active),
         "stream": segment.stream,
         "segment_type": "small" if segment.pool.small else "large",
-        "segment_pool_id": segment.shelf.pool_id,
+        "segment_pool_id": segment.free_blocks.pool_id,
         "is_expandable": segment.page > 0,
         "frames": segment.frames or [],
         "blocks": [

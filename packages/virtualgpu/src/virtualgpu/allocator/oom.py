@@ -1,18 +1,29 @@
-"""The text of an out-of-memory error, as PyTorch words it (c10/cuda/CUDACachingAllocator.cpp, `malloc` and `format_size`)."""
+"""The text of an out-of-memory error, in PyTorch's words.
+
+The words are those of `malloc` and `format_size` in c10/cuda/CUDACachingAllocator.cpp.
+"""
 
 from dataclasses import dataclass
 
-_DOCUMENTATION = "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
+_DOCUMENTATION = (
+    "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+    "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
+)
 _OLD_DOCUMENTATION = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
 
 
 @dataclass(eq=False)
-class OutOfMemory(Exception):  # noqa: N818 - the driver raises torch.OutOfMemoryError from it, PyTorch's own name
-    """A request that the device cannot serve. `message` is PyTorch's text; the other attributes are bytes.
+class OutOfMemory(Exception):  # noqa: N818 - the driver raises torch.OutOfMemoryError from it
+    """Error for a request that the device cannot serve.
 
-    `requested` is what the program asked for, `segment_size` what the allocator asked the driver for, `total` and `free` the
-    device's memory, `allowed` the limit that a memory fraction sets (None without one), `allocated` and `reserved` the
-    allocator's own figures.
+    Attributes (`message` is PyTorch's text, all others are bytes):
+        requested: what the program asked for
+        segment_size: what the allocator asked the driver for
+        total: the device's memory
+        free: the device's memory that no process holds
+        allowed: the limit that a memory fraction sets, or None
+        allocated: bytes in blocks that tensors hold
+        reserved: bytes that the allocator holds from the device
     """
 
     message: str
@@ -29,7 +40,10 @@ class OutOfMemory(Exception):  # noqa: N818 - the driver raises torch.OutOfMemor
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes as PyTorch's error prints them: `2.00 MiB`. The bound of a unit still belongs to the unit below."""
+    """Return a number of bytes as PyTorch's error prints it, such as `2.00 MiB`.
+
+    Exactly 1024 of a unit are still printed in that unit, as PyTorch does.
+    """
     if nbytes <= 1 << 10:
         return f"{nbytes} bytes"
     for power, unit in ((1, "KiB"), (2, "MiB")):
@@ -54,35 +68,45 @@ def oom_text(
     own_pid: int,
     version: str,
 ) -> str:
-    """The message for device `index`; sizes in bytes, `processes` as (pid, bytes) in NVML's order.
+    """Return the message for device `index`.
 
-    The request is given by the size of the segment that could not be had, which may be more than the tensor's.
+    All sizes are bytes, and `processes` lists (pid, bytes) in NVML's order. The message names the
+    size of the segment that the driver refused, which can be larger than the tensor.
     """
-    others = "".join(
-        f"Including non-PyTorch memory, this process has {size_text(nbytes)} memory in use. "
-        if pid == own_pid
-        else f"Process {pid} has {size_text(nbytes)} memory in use. "
-        for pid, nbytes in processes
-    )
-    limit = "" if allowed is None else f"{size_text(allowed)} allowed; "
+    others = ""
+    for pid, nbytes in processes:
+        owner = f"Process {pid}"
+        if pid == own_pid:
+            owner = "Including non-PyTorch memory, this process"
+        others += f"{owner} has {size_text(nbytes)} memory in use. "
+    limit = ""
+    if allowed is not None:
+        limit = f"{size_text(allowed)} allowed; "
     variable, documentation = _wording(version)
     return (
-        f"CUDA out of memory. Tried to allocate {size_text(segment_size)}. GPU {index} has a total capacity of {size_text(total)} "
-        f"of which {size_text(free)} is free. {others}{limit}Of the allocated memory {size_text(allocated)} is allocated by PyTorch, "
-        f"and {size_text(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large "
-        f"try setting {variable}=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  "
-        f"({documentation})"
+        f"CUDA out of memory. Tried to allocate {size_text(segment_size)}. "
+        f"GPU {index} has a total capacity of {size_text(total)} "
+        f"of which {size_text(free)} is free. {others}{limit}"
+        f"Of the allocated memory {size_text(allocated)} is allocated by PyTorch, "
+        f"and {size_text(reserved - allocated)} is reserved by PyTorch but unallocated. "
+        "If reserved but unallocated memory is large try setting "
+        f"{variable}=expandable_segments:True to avoid fragmentation.  "
+        f"See documentation for Memory Management  ({documentation})"
     )
 
 
 def minor_version(version: str) -> tuple[int, int]:
-    """(2, 13) of "2.13.0+cpu"."""
+    """Return the major and minor number of a version: (2, 13) for "2.13.0+cpu"."""
     major, minor = version.split("+")[0].split(".")[:2]
     return int(major), int(minor)
 
 
 def _wording(version: str) -> tuple[str, str]:
-    """The variable and the page that a PyTorch version's message names: 2.10 from published logs, 2.11 recorded, 2.13 in its library."""
+    """Return the variable and the page that the message of a PyTorch version names.
+
+    The words of 2.10 come from published logs, those of 2.11 from a recording, and those of 2.13
+    from its library.
+    """
     if minor_version(version) < (2, 11):
         return "PYTORCH_ALLOC_CONF", _OLD_DOCUMENTATION
     return "PYTORCH_CUDA_ALLOC_CONF", _DOCUMENTATION

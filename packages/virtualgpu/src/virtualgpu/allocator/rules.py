@@ -1,7 +1,8 @@
-"""The rules by which PyTorch's caching allocator finds, splits, merges and releases blocks.
+"""The rules of PyTorch's caching allocator: how it finds, splits, merges and releases blocks.
 
-They follow c10/cuda/CUDACachingAllocator.cpp: best fit within a stream's pool, segments of 2 MiB, 20 MiB or more, frees that wait
-for other streams, and the retries before an out-of-memory error. There is no memory behind it: blocks are addresses and sizes.
+The rules follow c10/cuda/CUDACachingAllocator.cpp. They cover the best fit within a stream's pool,
+segments of 2 MiB, 20 MiB or more, frees that wait for other streams, and the retries before an
+out-of-memory error. Blocks are only addresses and sizes. No memory is behind them.
 """
 
 import os
@@ -16,16 +17,19 @@ from .events import DeferredFrees, EventSource
 from .expandable import ExpandableSegments
 from .history import History
 from .oom import TOO_LARGE, OutOfMemory, minor_version, oom_text
-from .pool import ALLOCATED, FREE, Block, Pool, PrivatePool, Segment, Shelf
+from .pool import ALLOCATED, FREE, Block, FreeBlocks, Pool, PrivatePool, Segment
 from .settings import SMALL_SIZE, UNLIMITED, Settings
 from .stats import Stats
 
 BlockListener = Callable[[str, Block | None, int], None]
-_LARGEST = 1 << 60  # bytes; a request of this size or more is refused without a look
+_LARGEST = 1 << 60  # bytes; PyTorch refuses a request of this size or more without a search
 
 
 class AllocatorRules:
-    """What one device's allocator holds and how it changes, one call at a time. `CachingAllocator` is the public class."""
+    """State and rules of one device's allocator, for one call at a time.
+
+    `CachingAllocator` is the public class. It adds the lock and the public methods.
+    """
 
     def __init__(
         self,
@@ -52,11 +56,12 @@ class AllocatorRules:
         self._stats = Stats(self._small, self._large)
         self._segments: dict[int, Segment] = {}  # by address
         self._private: dict[tuple[int, int], PrivatePool] = {}
-        self._routes: list[tuple[PrivatePool, Callable[[int], bool]]] = []  # pools that requests of certain streams go to now
+        # Pools that serve requests now, each with a test of the streams that it serves.
+        self._routes: list[tuple[PrivatePool, Callable[[int], bool]]] = []
         self._addresses = AddressSpace(first_address)
-        self._expandable: ExpandableSegments | None = None  # made when they are first switched on
+        self._expandable: ExpandableSegments | None = None  # created when first switched on
         self._deferred = DeferredFrees(events)
-        self._risen = False  # a peak may have been passed since peaks were last noted
+        self._risen = False  # a peak may have risen since the peaks were last noted
         self._listeners: tuple[BlockListener, ...] = ()
         self._history: History | None = None
         self._watched = False  # there are listeners or a history
@@ -72,14 +77,15 @@ class AllocatorRules:
 
     @property
     def reserved(self) -> int:
-        """Bytes held from the device."""
+        """Bytes that the allocator holds from the device."""
         return self._stats.reserved
 
     def free_bytes(self) -> int:
-        """Bytes of the device that no process holds."""
+        """Return the bytes of the device that no process holds."""
         return max(self.total - self.reserved - self._others(), 0)
 
     def _configure(self, settings: Settings) -> None:
+        """Use these settings for all later requests."""
         self.settings = settings
         self._rounds_to_512 = not any(settings.divisions)
         self._max_split = settings.max_split_size
@@ -90,39 +96,52 @@ class AllocatorRules:
             self._expandable = ExpandableSegments(self)
 
     def _limit(self, fraction: float) -> None:
-        """PyTorch rounds the limit to whole bytes from 2.12 on; before, it cut it off."""
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"the memory fraction must lie between 0 and 1, got {fraction}")
-        self.memory_fraction = fraction
-        self.allowed = None if fraction == 1 else floor(fraction * self.total + (0.5 if minor_version(self.version) >= (2, 12) else 0))
+        """Allow this share of the device's memory, from 0 to 1. 1 removes the limit.
 
-    # A request: search, split, hand out
+        PyTorch rounds the limit to the nearest byte from version 2.12 on, and down before.
+        """
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"the memory fraction must be between 0 and 1, got {fraction}")
+        self.memory_fraction = fraction
+        self.allowed = None
+        if fraction < 1:
+            limit = fraction * self.total
+            if minor_version(self.version) >= (2, 12):
+                limit += 0.5
+            self.allowed = floor(limit)
+
+    # Allocate
 
     def _malloc(self, nbytes: int, stream: int) -> Block:
-        if self._deferred.waiting and not self._routes:  # CUDA admits no question about events during a capture
+        """Return a block for a request of `nbytes` bytes on `stream`."""
+        if self._deferred.waiting and not self._routes:  # CUDA forbids event queries in a capture
             self._complete_deferred(wait=False)
         size = (nbytes + 511) & -512 if self._rounds_to_512 else self.settings.round_size(nbytes)
         pool = self._small if size <= SMALL_SIZE else self._large
-        shelf = self._shelf(pool, stream) if self._routes else pool.shelf
+        free_blocks = self._free_blocks(pool, stream) if self._routes else pool.free_blocks
         if self._collects:
-            shelf.searches += 1
-        block = self._best_fit(shelf, size, stream)
+            free_blocks.searches += 1
+        block = self._best_fit(free_blocks, size, stream)
         if block is None and self._reclaim():
-            block = self._best_fit(shelf, size, stream)
+            block = self._best_fit(free_blocks, size, stream)
         if block is None:
-            block = self._obtain(shelf, size, stream, nbytes)
-        self._hand_out(block, pool, size, nbytes)
+            block = self._obtain(free_blocks, size, stream, nbytes)
+        self._mark_allocated(block, pool, size, nbytes)
         return block
 
-    def _shelf(self, pool: Pool, stream: int) -> Shelf:
+    def _free_blocks(self, pool: Pool, stream: int) -> FreeBlocks:
+        """Return the free blocks that serve `stream` now, of a private pool if one takes it."""
         for private, takes in reversed(self._routes):
             if takes(stream):
                 return private.small if pool.small else private.large
-        return pool.shelf
+        return pool.free_blocks
 
-    def _best_fit(self, shelf: Shelf, size: int, stream: int) -> Block | None:
-        """The smallest free block of the stream that suffices, the lowest address among equals, off its shelf."""
-        free = shelf.free.get(stream)
+    def _best_fit(self, free_blocks: FreeBlocks, size: int, stream: int) -> Block | None:
+        """Take the smallest free block of `stream` that holds `size` bytes, or return None.
+
+        Of several equally large blocks, the one at the lowest address is taken.
+        """
+        free = free_blocks.by_stream.get(stream)
         if not free:
             return None
         i = bisect_left(free, (size,))
@@ -131,49 +150,63 @@ class AllocatorRules:
         if i == len(free):
             return None
         block = free[i][2]
+        # An oversize block serves no small request, and no large request that would waste more
+        # than max_non_split_rounding.
         if block.size >= self._max_split and (
             size < self._max_split or block.size >= size + self.settings.max_non_split_rounding
-        ):  # an oversize block serves no small request, and no large one that would waste too much of it
+        ):
             return None
         del free[i]
         return block
 
-    def _obtain(self, shelf: Shelf, size: int, stream: int, nbytes: int) -> Block:
-        """A block from the device, if need be after giving it back what is cached. The shelf is not searched again."""
+    def _obtain(self, free_blocks: FreeBlocks, size: int, stream: int, nbytes: int) -> Block:
+        """Return a block of new memory, after releasing cached memory if that is necessary.
+
+        Raises OutOfMemory. PyTorch does not search the free blocks again after a release.
+        """
         if nbytes >= _LARGEST:
             raise self._out_of_memory(TOO_LARGE, nbytes, nbytes)
         wanted = self.settings.segment_size(size)
         if self._collects and self.allowed is not None:
             self._collect_garbage(self.settings.garbage_collection_threshold * self.allowed)
-        block = self._grow(shelf, size, wanted, stream)
-        if block is None and self._release_oversize(shelf, size, stream):
-            block = self._grow(shelf, size, wanted, stream)
+        block = self._grow(free_blocks, size, wanted, stream)
+        if block is None and self._release_oversize(free_blocks, size, stream):
+            block = self._grow(free_blocks, size, wanted, stream)
         if block is None:
             if not self._routes:
                 self._release_cached()
             self._stats.num_alloc_retries += 1
-            block = self._grow(shelf, size, wanted, stream) or self._last_resort(shelf, size, stream)
+            block = self._grow(free_blocks, size, wanted, stream)
+        if block is None:
+            block = self._best_fit_of_oom_pools(free_blocks, size, stream)
         if block is None:
             self._stats.num_ooms += 1
             if self._history is not None:
-                self._history.add("oom", self.free_bytes(), size, stream, self._history.stack("oom"))
+                frames = self._history.stack("oom")
+                self._history.add("oom", self.free_bytes(), size, stream, frames)
             for listener in self._listeners:
                 listener("oom", None, nbytes)
             raise self._out_of_memory(None, nbytes, wanted)
         return block
 
-    def _grow(self, shelf: Shelf, size: int, wanted: int, stream: int) -> Block | None:
-        """A block of at least `size` bytes in memory got from the device, or None where the device or the limit has no room."""
+    def _grow(self, free_blocks: FreeBlocks, size: int, wanted: int, stream: int) -> Block | None:
+        """Return a block of at least `size` bytes of new memory.
+
+        Returns None if `wanted` bytes exceed the limit or the device's free memory.
+        """
         if self.allowed is not None and self.reserved + wanted > self.allowed:
             return None
         with self._claiming():
             if self.settings.expandable_segments and self._expandable is not None:
-                return self._expandable.obtain(shelf, size, stream)
-            return None if wanted > self.free_bytes() else self._new_segment(shelf, wanted, stream)
+                return self._expandable.obtain(free_blocks, size, stream)
+            if wanted > self.free_bytes():
+                return None
+            return self._new_segment(free_blocks, wanted, stream)
 
-    def _new_segment(self, shelf: Shelf, wanted: int, stream: int) -> Block:
-        pool = shelf.pool
-        segment = Segment(self._addresses.take(wanted), wanted, stream, shelf)
+    def _new_segment(self, free_blocks: FreeBlocks, wanted: int, stream: int) -> Block:
+        """Reserve a segment of `wanted` bytes and return its only block."""
+        pool = free_blocks.pool
+        segment = Segment(self._addresses.take(wanted), wanted, stream, free_blocks)
         self._segments[segment.address] = segment
         pool.segments += 1
         self._count_reserved(pool, wanted)
@@ -184,13 +217,15 @@ class AllocatorRules:
             self._notify("segment_alloc", segment.first, segment.address, wanted)
         return segment.first
 
-    def _hand_out(self, block: Block, pool: Pool, size: int, nbytes: int) -> None:
-        """Cuts the block to size if the rest is worth keeping, and counts it as allocated."""
-        counted = block.segment.page == 0  # inactive_split leaves expandable segments out
+    def _mark_allocated(self, block: Block, pool: Pool, size: int, nbytes: int) -> None:
+        """Cut the block to `size` bytes if the rest is worth keeping, and count it as allocated."""
+        counted = block.segment.page == 0  # inactive_split does not count expandable segments
         was_split = block.previous is not None or block.next is not None
-        if block.size - size >= pool.least_tail and size < pool.split_below and block.segment.shelf.splits:
+        remaining = block.size - size
+        free_blocks = block.segment.free_blocks
+        if remaining >= pool.least_tail and size < pool.split_below and free_blocks.splits:
             tail = block.split(size)
-            block.segment.shelf.add(tail)
+            free_blocks.add(tail)
             if counted and was_split:
                 pool.unsplit_bytes += size
             elif counted:
@@ -211,9 +246,10 @@ class AllocatorRules:
         if self._watched:
             self._notify("alloc", block, block.address, nbytes)
 
-    # A free
+    # Free
 
     def _free(self, block: Block) -> None:
+        """Free a block now, or after the other streams that use it have finished."""
         if self._risen:
             self._stats.note_use()
             self._risen = False
@@ -227,30 +263,30 @@ class AllocatorRules:
             self._complete_free(block)
 
     def _complete_free(self, block: Block) -> None:
-        """Puts the block back into its pool, as one with its free neighbours."""
+        """Mark the block as free and merge it with its free neighbours."""
         if self._watched:
             self._notify("free_completed", block, block.address, block.requested)
-        pool, shelf = block.segment.pool, block.segment.shelf
+        pool, free_blocks = block.segment.pool, block.segment.free_blocks
         pool.completed += 1
         pool.completed_bytes += block.size
         pool.completed_requested += block.requested
         block.state = FREE
         block.requested = 0
         block.frames = None
-        blocks = nbytes = 0  # by how much inactive_split changes
+        blocks = nbytes = 0  # changes of inactive_split
         previous = block.previous
         if previous is not None and previous.state == FREE:
-            shelf.remove(previous)
+            free_blocks.remove(previous)
             blocks, nbytes = -1, -previous.size
             previous.absorb_next()
             block = previous
         following = block.next
         if following is not None and following.state == FREE:
-            shelf.remove(following)
+            free_blocks.remove(following)
             blocks -= 1
             nbytes -= following.size
             block.absorb_next()
-        shelf.add(block)
+        free_blocks.add(block)
         if block.segment.page:
             return
         if block.previous is not None or block.next is not None:
@@ -267,7 +303,7 @@ class AllocatorRules:
             pool.unsplit_bytes -= nbytes
 
     def _defer(self, block: Block) -> None:
-        """Lets the block wait for all that the other streams have to do by now."""
+        """Keep the block until the other streams have done all work that they have now."""
         self._stats.note_deferred()
         pool = block.segment.pool
         pool.pending += 1
@@ -275,7 +311,7 @@ class AllocatorRules:
         self._deferred.add(block)
 
     def _complete_deferred(self, wait: bool) -> None:
-        """Completes the deferred frees whose streams are done, or with `wait` all of them."""
+        """Complete the frees whose streams have finished. With `wait`, wait for all of them."""
         if self._risen:
             self._stats.note_use()
             self._risen = False
@@ -285,41 +321,57 @@ class AllocatorRules:
             pool.pending_bytes -= block.size
             self._complete_free(block)
 
-    # Giving memory back to the device
+    # Release memory to the device
 
-    def _releasable(self) -> Iterator[Shelf]:
-        """Where free segments may go back to the device: not those of private pools in use, and during a capture no others."""
+    def _releasable(self) -> Iterator[FreeBlocks]:
+        """Yield the pools whose free segments may be released.
+
+        Private pools in use keep their segments. During a capture, the shared pools do, too.
+        """
         if not self._routes:
-            yield from (self._large.shelf, self._small.shelf)
+            yield from (self._large.free_blocks, self._small.free_blocks)
         for private in self._private.values():
             if not private.users:
                 yield from (private.small, private.large)
 
     def _release_cached(self) -> None:
-        """Returns every wholly free segment, after waiting for all deferred frees."""
+        """Release every completely free segment, after waiting for all deferred frees."""
         if not self._routes:
             self._stats.num_sync_all_streams += 1
             self._complete_deferred(wait=True)
         self._release_free(list(self._releasable()))
 
-    def _release_free(self, shelves: list[Shelf]) -> None:
-        """Returns the wholly free segments of these. Private pools without segments and users end."""
-        for shelf in shelves:
-            for stream in sorted(shelf.free):
-                for _, _, block in list(shelf.free[stream]):
+    def _release_free(self, pools: list[FreeBlocks]) -> None:
+        """Release the completely free segments of `pools`.
+
+        Private pools without segments and users are deleted.
+        """
+        for free_blocks in pools:
+            for stream in sorted(free_blocks.by_stream):
+                for _, _, block in list(free_blocks.by_stream[stream]):
                     if not block.segment.page and block.size == block.segment.size:
                         self._release(block)
         if self._expandable is not None:
-            self._expandable.release(shelves)
-        held = {segment.shelf.pool_id for segment in self._segments.values()} if self._private else ()
-        self._private = {key: private for key, private in self._private.items() if private.users or key in held}
+            self._expandable.release(pools)
+        if self._private:
+            held = {segment.free_blocks.pool_id for segment in self._segments.values()}
+            for pool_id, private in list(self._private.items()):
+                if not private.users and pool_id not in held:
+                    del self._private[pool_id]
 
-    def _release_oversize(self, shelf: Shelf, size: int, stream: int) -> bool:
-        """With a max_split_size: returns one sufficient free oversize block of the stream, or the largest until they suffice."""
+    def _release_oversize(self, free_blocks: FreeBlocks, size: int, stream: int) -> bool:
+        """Release free oversize blocks of `stream`, and return whether they are large enough.
+
+        Blocks are oversize if a max_split_size is set and they are at least this large. One block
+        is released if it is large enough alone. Otherwise the largest blocks are released.
+        """
         if self._max_split == UNLIMITED:
             return False
         wanted = max(size, self._max_split)
-        oversize = [block for _, _, block in shelf.free.get(stream, ()) if block.size >= self._max_split and not block.segment.page]
+        oversize = []
+        for _, _, block in free_blocks.by_stream.get(stream, ()):
+            if block.size >= self._max_split and not block.segment.page:
+                oversize.append(block)
         for block in oversize:
             if block.size >= wanted:
                 self._release(block)
@@ -331,22 +383,30 @@ class AllocatorRules:
         return released >= wanted
 
     def _collect_garbage(self, threshold: float) -> None:
-        """Returns large segments that were free for longest, in searches of their shelf, until at most `threshold` bytes are held."""
+        """Release the large segments that were free for longest, until `threshold` bytes are left.
+
+        The age of a free segment is the number of searches since it became free.
+        """
         excess = self.reserved - int(threshold)
-        shelf = self._large.shelf
-        free = [x for blocks in shelf.free.values() for _, _, x in blocks if x.size == x.segment.size and not x.segment.page]
+        free_blocks = self._large.free_blocks
+        free = []
+        for blocks in free_blocks.by_stream.values():
+            for _, _, block in blocks:
+                if block.size == block.segment.size and not block.segment.page:
+                    free.append(block)
         while excess > 0 and free:
-            average = sum(shelf.searches - block.shelved for block in free) / len(free)
-            for block in [block for block in free if shelf.searches - block.shelved >= average]:
+            average = sum(free_blocks.searches - block.freed_at for block in free) / len(free)
+            old = [block for block in free if free_blocks.searches - block.freed_at >= average]
+            for block in old:
                 self._release(block)
                 excess -= block.size
                 free.remove(block)
 
     def _release(self, block: Block) -> None:
-        """Returns the segment that the free block fills."""
+        """Release the segment that this free block fills."""
         segment = block.segment
         pool = segment.pool
-        segment.shelf.remove(block)
+        segment.free_blocks.remove(block)
         del self._segments[segment.address]
         self._addresses.give_back(segment.address, segment.size)
         pool.released_segments += 1
@@ -358,35 +418,52 @@ class AllocatorRules:
         if self._watched:
             self._notify("segment_free", block, segment.address, segment.size)
 
-    # Small parts
+    # Steps that several of the above use
 
     def _reclaim(self) -> bool:
-        """Frees exported blocks that other processes have released. Returns whether there was one."""
+        """Free exported blocks that other processes have released, and return whether any was."""
         return False
 
-    def _last_resort(self, shelf: Shelf, size: int, stream: int) -> Block | None:
-        """A free block of a private pool that serves all where memory runs out."""
-        others = [x.small if shelf.pool.small else x.large for x in self._private.values() if x.on_oom and shelf is shelf.pool.shelf]
-        return next(filter(None, (self._best_fit(other, size, stream) for other in others)), None)
+    def _best_fit_of_oom_pools(
+        self, free_blocks: FreeBlocks, size: int, stream: int
+    ) -> Block | None:
+        """Take a free block of a private pool that serves all requests when memory runs out."""
+        pool = free_blocks.pool
+        if free_blocks is not pool.free_blocks:  # the request belongs to a private pool itself
+            return None
+        for private in self._private.values():
+            if private.on_oom:
+                others = private.small if pool.small else private.large
+                block = self._best_fit(others, size, stream)
+                if block is not None:
+                    return block
+        return None
 
     def _count_reserved(self, pool: Pool, nbytes: int) -> None:
+        """Count `nbytes` bytes of new memory as reserved."""
         pool.reserved_bytes += nbytes
         self._stats.num_device_alloc += 1
         self._stats.note_reserved()
 
     def _notify(self, action: str, block: Block, address: int, size: int) -> None:
-        """Records an event in the history and calls the listeners."""
+        """Record an event in the history and call the listeners."""
         if self._history is not None:
             frames = self._history.stack(action)
             if action == "alloc":
                 block.frames = frames
             elif action == "segment_alloc":
                 block.segment.frames = frames
-            self._history.add(action, address, size, block.stream, frames, block.segment.shelf.pool_id)
+            self._history.add(
+                action, address, size, block.stream, frames, block.segment.free_blocks.pool_id
+            )
         for listener in self._listeners:
             listener(action, block, size)
 
     def _out_of_memory(self, message: str | None, nbytes: int, wanted: int) -> OutOfMemory:
+        """Return the error for a request of `nbytes` that needed a segment of `wanted` bytes.
+
+        Without a `message`, the error has the usual text.
+        """
         figures: dict[str, Any] = {
             "segment_size": wanted,
             "total": self.total,
@@ -396,5 +473,11 @@ class AllocatorRules:
             "reserved": self.reserved,
         }
         if message is None:
-            message = oom_text(index=self.index, processes=self._processes(), version=self.version, own_pid=os.getpid(), **figures)
+            message = oom_text(
+                index=self.index,
+                processes=self._processes(),
+                version=self.version,
+                own_pid=os.getpid(),
+                **figures,
+            )
         return OutOfMemory(message=message, requested=nbytes, **figures)

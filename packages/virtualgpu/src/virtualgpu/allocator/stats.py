@@ -1,12 +1,14 @@
-"""The allocator's statistics, as `torch.cuda.memory_stats` names and nests them.
+"""The allocator's statistics, with the names and the nesting of `torch.cuda.memory_stats`.
 
-A malloc adds to three counters of its pool and a completed free to three others. Everything else is worked out here when it is
-asked for; only peaks must be noted on the way, before a figure falls.
+An allocation adds to three counters of its pool, and a completed free to three others. All other
+values are computed from the counters when they are requested. Only the peaks must be noted on the
+way, before a value falls.
 """
 
 from .pool import Pool
 
-# Each statistic of a pool is a difference of lifetime sums: what rose, and what fell.
+# The current value of each statistic is the difference of two counters: what was added, and what
+# was removed.
 _SUMS = {
     "allocation": lambda pool: (pool.mallocs, pool.completed + pool.pending),
     "segment": lambda pool: (pool.segments, pool.released_segments),
@@ -21,7 +23,7 @@ _SUMS = {
 
 
 class Stat:
-    """One plain statistic; the attributes are PyTorch's four figures."""
+    """One statistic with PyTorch's four figures: current, peak, allocated and freed."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
 
@@ -29,6 +31,7 @@ class Stat:
         self.current = self.peak = self.allocated = self.freed = 0
 
     def change(self, amount: int) -> None:
+        """Add `amount`, which may be negative."""
         self.current += amount
         self.peak = max(self.peak, self.current)
         if amount > 0:
@@ -37,50 +40,75 @@ class Stat:
             self.freed -= amount
 
     def nested(self) -> dict[str, int]:
-        return {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": self.freed}
+        """Return the four figures as PyTorch names them."""
+        return {
+            "current": self.current,
+            "peak": self.peak,
+            "allocated": self.allocated,
+            "freed": self.freed,
+        }
 
 
 class Stats:
-    """The statistics of an allocator with two pools."""
+    """The statistics of an allocator with a small and a large pool."""
 
     def __init__(self, small: Pool, large: Pool) -> None:
         self._small = small
         self._large = large
         self._peaks = {key: [0, 0, 0] for key in _SUMS}  # all, large, small
-        self._forgotten = {key: ((0, 0), (0, 0)) for key in _SUMS}  # the sums when they were last reset: large, small
-        self._deferred = False
-        self._join()
+        # The counters (added, removed) at the last reset, of the large and of the small pool.
+        self._forgotten = {key: ((0, 0), (0, 0)) for key in _SUMS}
+        self._deferred = False  # a free waits for another stream
+        self._share_peaks()
         self.oversize_allocations = Stat()
         self.oversize_segments = Stat()
-        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = self.num_device_alloc = self.num_device_free = 0
+        self._reset_counts()
+
+    def _reset_counts(self) -> None:
+        """Set the counts of rare events to 0."""
+        self.num_alloc_retries = 0
+        self.num_ooms = 0
+        self.num_sync_all_streams = 0
+        self.num_device_alloc = 0
+        self.num_device_free = 0
 
     @property
     def reserved(self) -> int:
-        """Bytes held from the device."""
+        """Bytes that the allocator holds from the device."""
         small, large = self._small, self._large
-        return small.reserved_bytes - small.released_bytes + large.reserved_bytes - large.released_bytes
+        reserved = small.reserved_bytes + large.reserved_bytes
+        return reserved - small.released_bytes - large.released_bytes
 
     @property
     def allocated(self) -> int:
         """Bytes in blocks that tensors hold."""
-        return sum(pool.malloc_bytes - pool.completed_bytes - pool.pending_bytes for pool in (self._small, self._large))
+        small, large = self._small, self._large
+        completed = small.completed_bytes + large.completed_bytes
+        pending = small.pending_bytes + large.pending_bytes
+        return small.malloc_bytes + large.malloc_bytes - completed - pending
 
     def peak(self, key: str) -> int:
-        """The highest value so far, both pools together."""
+        """Return the highest value of a statistic so far, of both pools together."""
         self.note_use()
         return self._peaks[key][0]
 
     # Peaks
 
-    def _join(self) -> None:
-        """While no free waits for another stream, what is allocated is what is active."""
-        self._peaks["allocation"], self._peaks["allocated_bytes"] = self._peaks["active"], self._peaks["active_bytes"]
+    def _share_peaks(self) -> None:
+        """Use the same peaks for allocated and active memory.
+
+        Both are equal as long as no free waits for another stream.
+        """
+        self._peaks["allocation"] = self._peaks["active"]
+        self._peaks["allocated_bytes"] = self._peaks["active_bytes"]
 
     def note_use(self) -> None:
-        """Notes the peaks of what a malloc raises. To be called before any of it falls."""
+        """Note the peaks of what an allocation raises. Call this before any of it falls."""
         small, large, peaks = self._small, self._large, self._peaks
-        few, many = small.mallocs - small.completed, large.mallocs - large.completed
-        little, much = small.malloc_bytes - small.completed_bytes, large.malloc_bytes - large.completed_bytes
+        few = small.mallocs - small.completed
+        many = large.mallocs - large.completed
+        little = small.malloc_bytes - small.completed_bytes
+        much = large.malloc_bytes - large.completed_bytes
         _note(peaks["active"], few, many)
         _note(peaks["active_bytes"], little, much)
         _note(
@@ -90,25 +118,40 @@ class Stats:
         )
         if self._deferred:
             _note(peaks["allocation"], few - small.pending, many - large.pending)
-            _note(peaks["allocated_bytes"], little - small.pending_bytes, much - large.pending_bytes)
+            _note(
+                peaks["allocated_bytes"], little - small.pending_bytes, much - large.pending_bytes
+            )
 
     def note_deferred(self) -> None:
-        """From the first deferred free on, allocated and active are apart. To be called before it counts."""
+        """Note the peaks before a free is deferred. From then on, allocated and active differ."""
         self.note_use()
         if not self._deferred:
             self._deferred = True
-            self._peaks |= {key: list(self._peaks[key]) for key in ("allocation", "allocated_bytes")}
+            for key in ("allocation", "allocated_bytes"):
+                self._peaks[key] = list(self._peaks[key])
 
     def note_split(self) -> None:
-        """Notes the peaks of inactive split blocks, after they rose."""
+        """Note the peaks of inactive split blocks, after they rose."""
         small, large = self._small, self._large
-        _note(self._peaks["inactive_split"], small.split_blocks - small.unsplit_blocks, large.split_blocks - large.unsplit_blocks)
-        _note(self._peaks["inactive_split_bytes"], small.split_bytes - small.unsplit_bytes, large.split_bytes - large.unsplit_bytes)
+        _note(
+            self._peaks["inactive_split"],
+            small.split_blocks - small.unsplit_blocks,
+            large.split_blocks - large.unsplit_blocks,
+        )
+        _note(
+            self._peaks["inactive_split_bytes"],
+            small.split_bytes - small.unsplit_bytes,
+            large.split_bytes - large.unsplit_bytes,
+        )
 
     def note_reserved(self) -> None:
-        """Notes the peaks of segments and reserved bytes, after they rose."""
+        """Note the peaks of segments and reserved bytes, after they rose."""
         small, large = self._small, self._large
-        _note(self._peaks["segment"], small.segments - small.released_segments, large.segments - large.released_segments)
+        _note(
+            self._peaks["segment"],
+            small.segments - small.released_segments,
+            large.segments - large.released_segments,
+        )
         _note(
             self._peaks["reserved_bytes"],
             small.reserved_bytes - small.released_bytes,
@@ -116,25 +159,32 @@ class Stats:
         )
 
     def reset_peaks(self) -> None:
+        """Set all peaks to the current values."""
         for key, sums in _SUMS.items():
-            few, many = (rose - fell for rose, fell in (sums(self._small), sums(self._large)))
+            added, removed = sums(self._small)
+            few = added - removed
+            added, removed = sums(self._large)
+            many = added - removed
             self._peaks[key][:] = few + many, many, few
         if not (self._small.pending or self._large.pending):
             self._deferred = False
-            self._join()
+            self._share_peaks()
         for stat in (self.oversize_allocations, self.oversize_segments):
             stat.peak = stat.current
 
     def reset_accumulated(self) -> None:
-        self._forgotten = {key: (sums(self._large), sums(self._small)) for key, sums in _SUMS.items()}
+        """Set all counts of past events to 0."""
+        for key, sums in _SUMS.items():
+            self._forgotten[key] = sums(self._large), sums(self._small)
         for stat in (self.oversize_allocations, self.oversize_segments):
             stat.allocated = stat.freed = 0
-        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = self.num_device_alloc = self.num_device_free = 0
-
-    # All of them
+        self._reset_counts()
 
     def nested(self, max_split_size: int) -> dict:
-        """As torch.cuda.memory_stats_as_nested_dict. `max_split_size` is -1 for no limit."""
+        """Return all statistics as torch.cuda.memory_stats_as_nested_dict does.
+
+        `max_split_size` is in bytes, or -1 without a limit.
+        """
         self.note_use()
         return {
             "num_alloc_retries": self.num_alloc_retries,
@@ -142,26 +192,41 @@ class Stats:
             "num_sync_all_streams": self.num_sync_all_streams,
             "num_device_alloc": self.num_device_alloc,
             "num_device_free": self.num_device_free,
-            "num_oom_rejections": 0,  # only throw_on_cudamalloc_oom rejects, and that setting is refused
+            "num_oom_rejections": 0,  # the setting throw_on_cudamalloc_oom does not exist here
             "max_split_size": max_split_size,
             **{key: self._by_pool(key) for key in _SUMS},
             "oversize_allocations": self.oversize_allocations.nested(),
             "oversize_segments": self.oversize_segments.nested(),
-            "reserved_bytes_by_private_pools": {},  # they are not counted apart
+            "reserved_bytes_by_private_pools": {},  # the virtual GPU does not count them separately
         }
 
     def _by_pool(self, key: str) -> dict[str, dict[str, int]]:
-        nested = {}
-        for name, peak, pool, forgotten in zip(
-            ("large_pool", "small_pool"), self._peaks[key][1:], (self._large, self._small), self._forgotten[key], strict=True
-        ):
-            rose, fell = _SUMS[key](pool)
-            nested[name] = {"current": rose - fell, "peak": peak, "allocated": rose - forgotten[0], "freed": fell - forgotten[1]}
-        both = {figure: nested["large_pool"][figure] + nested["small_pool"][figure] for figure in ("current", "allocated", "freed")}
-        return {"all": {**both, "peak": self._peaks[key][0]}, **nested}
+        """Return the figures of a statistic for the large pool, the small pool and both."""
+        peak, large_peak, small_peak = self._peaks[key]
+        large_forgotten, small_forgotten = self._forgotten[key]
+        large = _figures(_SUMS[key](self._large), large_forgotten, large_peak)
+        small = _figures(_SUMS[key](self._small), small_forgotten, small_peak)
+        both = {figure: large[figure] + small[figure] for figure in large}
+        both["peak"] = peak
+        return {"all": both, "large_pool": large, "small_pool": small}
+
+
+def _figures(sums: tuple[int, int], forgotten: tuple[int, int], peak: int) -> dict[str, int]:
+    """Return PyTorch's four figures for a pair of counters (added, removed).
+
+    `forgotten` holds the counters at the last reset.
+    """
+    added, removed = sums
+    return {
+        "current": added - removed,
+        "peak": peak,
+        "allocated": added - forgotten[0],
+        "freed": removed - forgotten[1],
+    }
 
 
 def _note(peaks: list[int], few: int, many: int) -> None:
+    """Raise the peaks (of both pools, the large and the small one) to at least these values."""
     if few > peaks[2]:
         peaks[2] = few
     if many > peaks[1]:

@@ -1,1 +1,4 @@
-"""A machine's time, without torch: its clock, what a kernel or copy takes, how full a GPU is."""
+"""The time of a machine, without torch.
+
+Holds the clock, the seconds of kernels and copies, and the occupancy of a GPU.
+"""

@@ -1,7 +1,7 @@
-"""The clock of one machine: a host that queues work, and devices that work through their queues.
+"""The clock of one machine: a host that queues work, and devices that do it.
 
-Nothing here waits or reads a real clock. When a piece of work will end is known as soon as it is queued, so the same program has the
-same times everywhere.
+Nothing here waits or reads a real clock. The end of a launch is known as soon as it is queued, so
+the same program has the same times on every computer.
 """
 
 from collections import deque
@@ -14,21 +14,28 @@ from typing import Any, Protocol
 
 from virtualgpu.clock.occupancy import Occupancy
 
-# A vector clock: by stream, the number of its pieces of work that are done before something else.
+# A vector clock: for each stream, the number of its launches that are done before something else.
 Known = dict["StreamTime", int]
 
-# Launches of one stream that may be unfinished. Another launch holds the host until the oldest of
-# them has ended. Measured on an H100 (driver 580.159, CUDA 13.0) by benchmarks/timing/launch_queue.py:
-# kernels, memsets, asynchronous copies, timed events and graphs count one each. Other events and
-# waits count nothing. Each stream has a queue of its own.
+# The number of launches of one stream that may be unfinished. Another launch blocks the host until
+# the oldest of them has ended. Measured on an H100 (driver 580.159, CUDA 13.0) by
+# benchmarks/timing/launch_queue.py. Kernels, memsets, asynchronous copies, timed events and graphs
+# count as one launch each. Other events and waits do not count. Each stream has its own queue.
 QUEUE_LENGTH = 1022
 
 
 class StreamTime:
-    """The queue of one stream, as far as time is concerned: work queued now starts at `ready` or later.
+    """The queue of one stream, reduced to its times.
 
-    Streams order nothing among each other without an event. That is CUDA's rule for the streams that PyTorch makes: they are
-    created non-blocking, so even the legacy default stream (stream 0) neither waits for them nor makes them wait.
+    Work that is queued now starts at `ready` or later. Streams do not wait for each other without
+    an event. This is CUDA's rule for PyTorch's streams. They are created as non-blocking, so the
+    legacy default stream (stream 0) neither waits for them nor makes them wait.
+
+    count: the number of launches queued so far
+    ends: the times at which the last launches end, oldest first
+    known: for each other stream, how many of its launches are done before the next launch here
+    learned: the version of the host's `known` that `known` includes, -1 during a capture
+    capture: the capture that records the work queued here, or None
     """
 
     __slots__ = (
@@ -46,22 +53,25 @@ class StreamTime:
         self.device_index = device_index
         self.stream_id = stream_id
         self.ready = 0.0
-        # The times at which the last launches end, the oldest first.
         self.ends: deque[float] = deque(maxlen=QUEUE_LENGTH)
-        self.count = 0  # pieces of work queued so far
-        self.known: Known = {}  # of other streams: how many of their pieces are done before what is queued here next
-        self.learned = 0  # the version of the host's `known` that is included in this stream's; -1 while it is captured
-        self.capture: Recorder | None = None  # that takes what is queued here
+        self.count = 0
+        self.known: Known = {}
+        self.learned = 0
+        self.capture: Recorder | None = None
 
     def __repr__(self) -> str:
-        return f"StreamTime(device_index={self.device_index}, stream_id={self.stream_id}, ready={self.ready!r})"
+        return (
+            f"StreamTime(device_index={self.device_index}, stream_id={self.stream_id}, "
+            f"ready={self.ready!r})"
+        )
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class EventTime:
-    """The moment (seconds of the machine's clock) when all that was queued on a stream before the event is done.
+    """The time at which all work that was queued on a stream before the event is done.
 
-    `known` says of each stream how many pieces of its work are done then. One of a `capture` happens whenever that is replayed.
+    `time` is in seconds of the machine's clock. `known` tells for each stream how many of its
+    launches are done then. An event of a `capture` happens at every replay of the graph.
     """
 
     stream: StreamTime
@@ -75,9 +85,12 @@ class EventTime:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Span:
-    """A piece of work on a device: `kind` is "kernel" or the copy engine's name; `start` and `duration` are in seconds.
+    """One launch on a device.
 
-    The host went on at `launched`; `overhead` is what it had worked to launch it.
+    kind: "kernel" or the name of the copy engine
+    start, duration: in seconds
+    launched: the host's time after the launch
+    overhead: the seconds that the launch took on the host
     """
 
     device: int
@@ -91,18 +104,26 @@ class Span:
 
     @property
     def end(self) -> float:
+        """The time at which the launch ends, in seconds."""
         return self.start + self.duration
 
     def __repr__(self) -> str:
-        return f"Span({self.kind} {self.name!r} on cuda:{self.device} stream {self.stream}, {self.start!r} s + {self.duration!r} s)"
+        return (
+            f"Span({self.kind} {self.name!r} on cuda:{self.device} stream {self.stream}, "
+            f"{self.start!r} s + {self.duration!r} s)"
+        )
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Wait:
-    """The host or a stream waits for work of `device`, on `stream`, or on all its streams where that is None, that is done at `time`.
+    """A wait of the host or a stream for work of a device.
 
-    `waiter` is the stream that waits, None for the host, which waits by what is called `name`. The host asked at `asked`; the waiter
-    may go on at `until`.
+    device, stream: whose work is awaited; `stream` is None for all streams of the device
+    time: when this work is done
+    waiter: the stream that waits, or None for the host
+    name: the name of the call that waits
+    asked: the host's time at the call
+    until: when the waiter continues
     """
 
     device: int
@@ -114,54 +135,82 @@ class Wait:
     until: float
 
     def __repr__(self) -> str:
-        return f"Wait({self.waiter or 'the host'} for cuda:{self.device} stream {self.stream}, {self.asked!r} s to {self.until!r} s)"
+        waiter = self.waiter or "the host"
+        return (
+            f"Wait({waiter} for cuda:{self.device} stream {self.stream}, "
+            f"{self.asked!r} s to {self.until!r} s)"
+        )
 
 
 WorkListener = Callable[[Span | Wait], None]
 
 
 class Recorder(Protocol):
-    """A capture that is under way: it gets the work of its streams in the clock's place."""
+    """A running capture of a CUDA graph. It gets its streams' work instead of the clock."""
 
-    def launch(self, stream: StreamTime, seconds: float, name: str, share: float) -> Span: ...
-    def copy(self, stream: StreamTime, engine: str, seconds: float, blocking: bool, name: str) -> Span: ...
-    def record(self, stream: StreamTime) -> EventTime: ...
-    def wait(self, stream: StreamTime, event: EventTime) -> None: ...
-    def run(self, call: Any) -> Any: ...
-    def note(self, call: Any, do: Callable[[Any], Any]) -> Any: ...
-    def draw(self, generator: Any) -> None: ...
-    def made(self, tensor: Any) -> Any: ...
-    def happens(self, event: EventTime, of_program: Any) -> None: ...
+    def launch(self, stream: StreamTime, seconds: float, name: str, share: float) -> Span:
+        """Record a kernel."""
+
+    def copy(
+        self, stream: StreamTime, engine: str, seconds: float, blocking: bool, name: str
+    ) -> Span:
+        """Record a copy."""
+
+    def record(self, stream: StreamTime) -> EventTime:
+        """Record an event."""
+
+    def wait(self, stream: StreamTime, event: EventTime) -> None:
+        """Record a wait of a stream for an event."""
+
+    def run(self, call: Any) -> Any:
+        """Run and record an operator."""
+
+    def note(self, call: Any, do: Callable[[Any], Any]) -> Any:
+        """Run `do` with the call and record it as the call's computation."""
+
+    def draw(self, generator: Any) -> None:
+        """Record that random numbers are drawn."""
+
+    def made(self, tensor: Any) -> Any:
+        """Record that a tensor was made, and return it."""
+
+    def happens(self, event: EventTime, of_program: Any) -> None:
+        """Record that an external event of the program happens at every replay."""
 
     def check_wait(self, awaited: StreamTime | EventTime | int, asks: bool = False) -> None:
-        """Raises CUDA's error if nobody may wait for this stream, event or device now, or (`asks`) look whether it is done."""
+        """Raise CUDA's error if nobody may wait for this stream, event or device now.
+
+        With `asks`, raise it if nobody may ask whether the work is done.
+        """
 
 
 class Clock:
-    """Host time and device time of one machine. Every method may be called from any thread.
+    """The times of the host and of the devices of one machine. Any thread may call any method.
 
-    Copies of one engine run one after the other, and so do kernels of one stream. Kernels of several streams run at once while the GPU
-    has multiprocessors free: see `virtualgpu.clock.occupancy`.
+    Copies of one engine run one after the other, and so do kernels of one stream. Kernels of
+    several streams run at the same time while multiprocessors are free (see
+    `virtualgpu.clock.occupancy`).
 
-    `host` is the host's time in seconds since the machine was put in place. Durations and overheads are in seconds, finite and
-    not negative; anything else raises ValueError and changes nothing.
+    `host` is the host's time in seconds since the machine was created. All durations and overheads
+    are in seconds. A negative or infinite one raises ValueError and changes nothing.
 
-    Besides times it keeps vector clocks, which say what is ordered before what whatever the times: `known` is what the host has waited
-    for; all that it launches from then on comes after that.
+    The clock also keeps vector clocks, which tell which launches are ordered, independent of the
+    times. `known` holds the launches that the host has waited for. All later launches are ordered
+    after these.
     """
 
     __slots__ = (
-        "_devices", "_engines", "_learner", "_listeners", "_lock", "_occupancies", "_streams", "_version", "_watcher", "captures", "host",
-        "known",
+        "_devices", "_engines", "_learner", "_listeners", "_lock", "_occupancies", "_streams",
+        "_version", "_watcher", "captures", "host", "known",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.host = 0.0
-        self.captures: tuple[Recorder, ...] = ()  # those under way
-        self._devices: dict[int, float] = {}  # when the last work queued on a device ends
+        self.captures: tuple[Recorder, ...] = ()  # the running ones
+        self._devices: dict[int, float] = {}  # when the last launch on a device ends
         self._engines: dict[tuple[int, str], float] = {}  # when a copy engine is free again
         self._occupancies: dict[int, Occupancy] = {}
-        self._streams: dict[int, list[StreamTime]] = {}  # those of a device that have had work
+        self._streams: dict[int, list[StreamTime]] = {}  # a device's streams that have had work
         self.known: Known = {}
         self._version = 0
         self._learner: Callable[[], None] | None = None
@@ -170,33 +219,42 @@ class Clock:
         self._lock = Lock()
 
     def listen(self, listener: WorkListener) -> None:
-        """Call `listener` with every span and every wait from now on, outside the clock's lock, after those that listen already."""
+        """Call `listener` with every later span and wait, after the other listeners.
+
+        The listener is called outside the clock's lock.
+        """
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
     def unlisten(self, listener: WorkListener) -> None:
-        """Call `listener` no more. Raises ValueError if it does not listen."""
+        """Stop calling `listener`. Raises ValueError if it does not listen."""
         with self._lock:
             if listener not in self._listeners:
                 raise ValueError(f"{listener} does not listen to this clock")
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def call_when_learned(self, learner: Callable[[], None] | None) -> None:
-        """Call `learner` whenever the host gets to know that more work is done, outside the clock's lock; None ends it."""
+        """Call `learner` whenever the host learns that more work is done. None ends this.
+
+        The learner is called outside the clock's lock.
+        """
         self._learner = learner
 
     def call_when_host_works(self, watcher: Callable[[], None] | None) -> None:
-        """Call `watcher` whenever the host has worked by itself, outside the clock's lock; None ends it."""
+        """Call `watcher` whenever the host has worked by itself. None ends this.
+
+        The watcher is called outside the clock's lock.
+        """
         self._watcher = watcher
 
     def before(self, stream: StreamTime) -> Known:
-        """What is done before the work that is queued on the stream next: of each stream, so many pieces of work."""
+        """Return, for each stream, how many launches are done before the stream's next launch."""
         with self._lock:
             self._note_known(stream)
         return {**stream.known, stream: stream.count}
 
     def advance_host(self, seconds: float) -> None:
-        """Let the host work for `seconds` by itself."""
+        """Let the host work by itself for `seconds`. Raises ValueError if that is negative."""
         if not 0.0 <= seconds < inf:
             _check(seconds)
         with self._lock:
@@ -204,17 +262,25 @@ class Clock:
         if self._watcher is not None:
             self._watcher()
 
-    def launch(self, stream: StreamTime, seconds: float, overhead: float, name: str = "kernel", share: float = 1.0) -> Span:
-        """Queue a kernel on a stream; the host goes on after `overhead`.
+    def launch(
+        self,
+        stream: StreamTime,
+        seconds: float,
+        overhead: float,
+        name: str = "kernel",
+        share: float = 1.0,
+    ) -> Span:
+        """Queue a kernel on a stream. The host continues after `overhead` seconds.
 
-        It fills a `share` of the GPU, above 0 and at most 1, and takes `seconds` if that much is free. Raises ValueError for another
-        share.
+        The kernel uses a `share` of the GPU, above 0 and at most 1, and takes `seconds` if this
+        share is free. Raises ValueError for another share or a negative duration.
         """
-        # Written out, not through _queue: every operator comes here, and a call more costs a tenth of the whole.
+        # This method does not share code with `copy`. Every operator calls it, and one more
+        # function call would cost a tenth of it.
         if not (0.0 <= seconds < inf and 0.0 <= overhead < inf):
             _check(seconds, overhead)
         if not 0.0 < share <= 1.0:
-            raise ValueError(f"a kernel fills a share of the GPU above 0 and at most 1, not {share!r}")
+            raise ValueError(f"expected a share above 0 and at most 1, got {share!r}")
         device = stream.device_index
         full: Wait | None = None
         with self._lock:
@@ -238,17 +304,30 @@ class Clock:
             ends.append(end)
             if end > self._devices.get(device, 0.0):
                 self._devices[device] = end
-        span = Span(device, stream.stream_id, "kernel", name, start, seconds if end == start + seconds else end - start, launched, overhead)
+        duration = seconds
+        if end != start + seconds:
+            duration = end - start
+        number = stream.stream_id
+        span = Span(device, number, "kernel", name, start, duration, launched, overhead)
         for listener in self._listeners:
             if full is not None:
                 listener(full)
             listener(span)
         return span
 
-    def copy(self, stream: StreamTime, engine: str, seconds: float, overhead: float, blocking: bool, name: str = "copy") -> Span:
-        """Queue a copy on a stream and on a copy engine ("h2d", "d2h" or "p2p") of the stream's device.
+    def copy(
+        self,
+        stream: StreamTime,
+        engine: str,
+        seconds: float,
+        overhead: float,
+        blocking: bool,
+        name: str = "copy",
+    ) -> Span:
+        """Queue a copy on a stream and on a copy engine ("h2d", "d2h" or "p2p") of its device.
 
-        It starts when the stream and the engine are both free. A blocking copy keeps the host until its end.
+        The copy starts when the stream and the engine are both free. A blocking copy makes the host
+        wait until its end. Raises ValueError for a negative duration.
         """
         _check(seconds, overhead)
         if stream.capture is not None:
@@ -281,11 +360,15 @@ class Clock:
                 self._notify(Wait(device, stream.stream_id, end, None, name, launched, end))
         return span
 
-    def launch_together(self, stream: StreamTime, name: str, launched: float, start: float, seconds: float) -> EventTime:
-        """Queue a collective that was launched at `launched` and starts at `start`, when its last rank is there; returns its end.
+    def launch_together(
+        self, stream: StreamTime, name: str, launched: float, start: float, seconds: float
+    ) -> EventTime:
+        """Queue a collective and return its end.
 
-        What the stream was told to wait for after the launch is no matter. It fills no part of the GPU: NCCL's kernels have a few
-        multiprocessors.
+        It was launched at `launched` and starts at `start`, when its last rank has arrived. What
+        the stream was made to wait for after the launch does not delay it. The collective uses no
+        share of the GPU, because NCCL's kernels use only a few multiprocessors. Raises ValueError
+        for a negative time.
         """
         _check(launched, start, seconds)
         device = stream.device_index
@@ -302,7 +385,7 @@ class Clock:
 
     @contextmanager
     def one_launch(self, stream: StreamTime) -> Iterator[None]:
-        """Count everything that the block queues on the stream as one launch, as for a graph."""
+        """Count all work that a `with` block queues on the stream as one launch, as for a graph."""
         with self._lock:
             full = self._wait_for_place(stream)
         if full is not None:
@@ -316,9 +399,10 @@ class Clock:
             ends.append(stream.ready)
 
     def record(self, stream: StreamTime, overhead: float = 0.0, timed: bool = False) -> EventTime:
-        """Return an event at the end of what is queued on the stream; now, if the stream is idle.
+        """Return an event at the end of the work on the stream, or now if the stream is idle.
 
-        A `timed` event takes a place in the stream's queue of launches.
+        A `timed` event counts as a launch in the stream's queue. Raises ValueError for a negative
+        overhead.
         """
         _check(overhead)
         if stream.capture is not None:
@@ -329,7 +413,8 @@ class Clock:
             self._note_known(stream)
             if timed:
                 full = self._wait_for_place(stream)
-            event = EventTime(stream, max(self.host, stream.ready), {**stream.known, stream: stream.count})
+            time = max(self.host, stream.ready)
+            event = EventTime(stream, time, {**stream.known, stream: stream.count})
             if timed:
                 stream.ends.append(event.time)
             self.host += overhead
@@ -338,8 +423,9 @@ class Clock:
         return event
 
     def wait(self, stream: StreamTime, event: EventTime) -> None:
-        """Work queued on the stream from now on starts after the event. The host does not wait."""
-        if (capture := event.capture or stream.capture) is not None:
+        """Make all later work on the stream start after the event. The host does not wait."""
+        capture = event.capture or stream.capture
+        if capture is not None:
             return capture.wait(stream, event)
         with self._lock:
             self._note_known(stream)
@@ -350,10 +436,15 @@ class Clock:
             asked, until = self.host, max(self.host, stream.ready)
         if self._listeners:
             source = event.stream
-            self._notify(Wait(source.device_index, source.stream_id, event.time, stream, "wait", asked, until))
+            device, number = source.device_index, source.stream_id
+            self._notify(Wait(device, number, event.time, stream, "wait", asked, until))
 
     def query(self, event: EventTime, overhead: float = 1e-6) -> bool:
-        """Whether the event has happened. Asking takes host time, or a loop that asks until it has would never end."""
+        """Return whether the event has happened.
+
+        The question takes `overhead` seconds of the host's time. Otherwise a loop that asks until
+        the event has happened would never end. Raises ValueError for a negative overhead.
+        """
         _check(overhead)
         self._check_captures(event, asks=True)
         with self._lock:
@@ -364,25 +455,28 @@ class Clock:
         return done
 
     def synchronize_stream(self, stream: StreamTime, overhead: float) -> None:
-        """The host waits until all that is queued on the stream is done."""
+        """Let the host wait until all work queued on the stream is done."""
         self._check_captures(stream)
-        self._hold_host(stream.ready, overhead, "synchronize stream", stream.device_index, stream.stream_id)
+        device, number = stream.device_index, stream.stream_id
+        self._hold_host(stream.ready, overhead, "synchronize stream", device, number)
         self._learn({**stream.known, stream: stream.count})
 
     def synchronize_device(self, device_index: int, overhead: float) -> None:
-        """The host waits until all that is queued on any stream of the device is done."""
+        """Let the host wait until all work queued on any stream of the device is done."""
         self._check_captures(device_index)
-        self._hold_host(self._devices.get(device_index, 0.0), overhead, "synchronize device", device_index)
+        done = self._devices.get(device_index, 0.0)
+        self._hold_host(done, overhead, "synchronize device", device_index)
         self._learn({stream: stream.count for stream in self._streams.get(device_index, ())})
 
     def synchronize_event(self, event: EventTime, overhead: float) -> None:
-        """The host waits for the event."""
+        """Let the host wait for the event."""
         self._check_captures(event)
-        self._hold_host(event.time, overhead, "synchronize event", event.stream.device_index, event.stream.stream_id)
+        device, number = event.stream.device_index, event.stream.stream_id
+        self._hold_host(event.time, overhead, "synchronize event", device, number)
         self._learn(event.known)
 
     def _note_known(self, stream: StreamTime) -> None:
-        """Note on a stream what the host knows to be done: it is done before all that the host queues from now on."""
+        """Note on a stream what the host knows to be done. It precedes all that the host queues."""
         if not stream.count:
             mine = self._streams.setdefault(stream.device_index, [])
             if stream not in mine:
@@ -392,9 +486,9 @@ class Clock:
             _add(stream.known, self.known)
 
     def _wait_for_place(self, stream: StreamTime) -> Wait | None:
-        """Hold the host while the stream's queue of launches is full. Return the wait, if any.
+        """Let the host wait while the stream's queue of launches is full, and return the wait.
 
-        The caller holds the clock's lock.
+        Returns None if the queue is not full. The caller holds the clock's lock.
         """
         ends = stream.ends
         if len(ends) < QUEUE_LENGTH or ends[0] <= self.host:
@@ -404,18 +498,22 @@ class Clock:
         return Wait(device, number, ends[0], None, "full queue", asked, self.host)
 
     def _check_captures(self, awaited: StreamTime | EventTime | int, asks: bool = False) -> None:
+        """Raise CUDA's error if a running capture forbids a wait (or, with `asks`, a query)."""
         for capture in self.captures:
             capture.check_wait(awaited, asks)
 
     def _learn(self, known: Known) -> None:
+        """Note that the host knows these launches to be done."""
         with self._lock:
             more = _add(self.known, known)
             self._version += more
         if more and self._learner is not None:
             self._learner()
 
-    def _hold_host(self, done: float, overhead: float, name: str, device: int, stream: int | None = None) -> None:
-        """The host waits, by what is called `name`, for work that is done at `done`."""
+    def _hold_host(
+        self, done: float, overhead: float, name: str, device: int, stream: int | None = None
+    ) -> None:
+        """Let the host wait in the call `name` for work that is done at `done`."""
         _check(overhead)
         with self._lock:
             asked = self.host
@@ -424,12 +522,13 @@ class Clock:
             self._notify(Wait(device, stream, done, None, name, asked, until))
 
     def _notify(self, what: Span | Wait) -> None:
+        """Call all listeners."""
         for listener in self._listeners:
             listener(what)
 
 
 def _add(known: Known, more: Known) -> bool:
-    """Join the vector clock `more` into `known`; returns whether anything changed."""
+    """Merge the vector clock `more` into `known`, and return whether anything changed."""
     grown = False
     for stream, count in more.items():
         if count > known.get(stream, 0):
@@ -439,23 +538,27 @@ def _add(known: Known, more: Known) -> bool:
 
 
 def _check(*durations: float) -> None:
+    """Raise ValueError unless all durations are finite and not negative."""
     for seconds in durations:
         if not 0.0 <= seconds < inf:
-            raise ValueError(f"a duration is a finite number of seconds, 0 or more, not {seconds!r}")
+            raise ValueError(f"expected a finite number of seconds from 0 on, got {seconds!r}")
 
 
 class StreamEvents:
-    """Tells the allocator of a device when the work on the device's streams, given by their numbers, is done."""
+    """The events of a device's streams, for its allocator. Streams are given by their ids."""
 
     def __init__(self, clock: Clock, streams: dict[int, StreamTime]) -> None:
         self._clock = clock
         self._streams = streams
 
     def record(self, stream: int) -> EventTime:
+        """Return an event at the end of the work queued on the stream."""
         return self._clock.record(self._streams[stream])
 
     def done(self, event: EventTime) -> bool:
+        """Return whether the event has happened."""
         return self._clock.query(event, 0.0)
 
     def wait(self, event: EventTime) -> None:
+        """Let the host wait for the event."""
         self._clock.synchronize_event(event, 0.0)

@@ -1,31 +1,33 @@
-"""The occupancy of one GPU: what share of its multiprocessors is taken when."""
+"""The occupancy of one GPU: which share of its multiprocessors is in use at which time."""
 
 from bisect import bisect_right
 from math import inf
 
-FULL = 1.0 - 1e-9  # the rest is rounding
-MANY = 64  # moments that are kept before past ones are dropped
+FULL = 1.0 - 1e-9  # larger shares differ from 1 only by rounding
+MANY = 64  # number of times from which on past ones are dropped
 
 
 class Occupancy:
-    """The share of one GPU that the kernels queued so far take at every moment to come.
+    """The share of one GPU that the queued kernels use, at every time from now on.
 
-    A kernel fills a share of the GPU: all of it, if it is large. It takes what is free from its start on, and goes on more slowly
-    while that is less than its share, as its blocks wait for those of kernels that were queued before. So no share is ever above 1, and
-    no kernel queued later delays one queued before.
+    A kernel asks for a share of the GPU. A large kernel asks for all of it. From its start on the
+    kernel uses what is free. It runs more slowly while less than its share is free, because its
+    blocks wait for those of earlier kernels. No share is therefore above 1, and no kernel delays
+    one that was queued before it.
     """
 
     __slots__ = ("_taken", "_times")
 
     def __init__(self) -> None:
-        # From each of these moments to the next so much is taken. After the last one nothing is.
+        # taken[i] is the share in use from times[i] to times[i + 1]. After the last time it is 0.
         self._times = [0.0]
         self._taken = [0.0]
 
     def take(self, now: float, start: float, seconds: float, share: float) -> tuple[float, float]:
-        """When a kernel starts and ends that could start at `start` and takes `seconds` if its share (above 0, at most 1) is free.
+        """Return when a kernel starts and ends, and note the share that it uses.
 
-        `now` is the host's time: nothing will ever start before it.
+        The kernel can start at `start`. It takes `seconds` if its share (above 0, at most 1) is
+        free. `now` is the host's time. No later kernel starts before it.
         """
         times, taken = self._times, self._taken
         if not seconds:
@@ -38,43 +40,54 @@ class Occupancy:
             end = start + seconds
             if start == times[-1] and len(times) > 1 and taken[-2] == share:
                 times[-1] = end
+            elif start > times[-1]:
+                taken[-1:] = (0.0, share, 0.0)
+                times[-1:] = (times[-1], start, end)
             else:
-                taken[-1:] = (0.0, share, 0.0) if start > times[-1] else (share, 0.0)
-                times[-1:] = (times[-1], start, end) if start > times[-1] else (start, end)
+                taken[-1:] = (share, 0.0)
+                times[-1:] = (start, end)
             return start, end
         return self._fit_in(start, seconds, share)
 
     def _fit_in(self, start: float, seconds: float, share: float) -> tuple[float, float]:
+        """Return the start and end of a kernel that runs beside kernels queued before it."""
         times, taken = self._times, self._taken
         first = index = max(bisect_right(times, start) - 1, 0)
-        moments, shares = [times[index]], [taken[index]]  # what comes in place of those from `first` to `index`
-        begin, left, moment = inf, seconds * share, start
+        new_times, new_taken = [times[index]], [taken[index]]  # these replace first to index
+        begin = inf
+        left = seconds * share  # work that is not done yet, in seconds of the whole GPU
+        time = start
         while True:
-            until = times[index + 1] if index + 1 < len(times) else inf
-            free = 1.0 - taken[index]
-            got = 0.0 if taken[index] > FULL else min(share, free)
-            end = moment + left / got if got else inf
-            if got:
-                begin = min(begin, moment)
-            _append(moments, shares, moment, taken[index] + got)
+            until = inf
+            if index + 1 < len(times):
+                until = times[index + 1]
+            used = 0.0  # the share that the kernel gets from `time` to `until`
+            end = inf
+            if taken[index] <= FULL:
+                used = min(share, 1.0 - taken[index])
+                end = time + left / used
+                begin = min(begin, time)
+            _append(new_times, new_taken, time, taken[index] + used)
             if end <= until:
                 if end < until:
-                    _append(moments, shares, end, taken[index])
+                    _append(new_times, new_taken, end, taken[index])
                 break
-            left -= got * (until - moment)
-            moment = until
+            left -= used * (until - time)
+            time = until
             index += 1
-        if index + 1 < len(times) and shares[-1] == taken[index + 1]:
-            index += 1  # the two become one
-        times[first : index + 1], taken[first : index + 1] = moments, shares
+        if index + 1 < len(times) and new_taken[-1] == taken[index + 1]:
+            index += 1  # merge two neighbours with the same share
+        times[first : index + 1] = new_times
+        taken[first : index + 1] = new_taken
         return begin, end
 
 
-def _append(moments: list[float], shares: list[float], moment: float, share: float) -> None:
-    if moment == moments[-1]:
-        shares[-1] = share
-        if len(shares) > 1 and shares[-2] == share:
-            del moments[-1], shares[-1]
-    elif shares[-1] != share:
-        moments.append(moment)
-        shares.append(share)
+def _append(times: list[float], taken: list[float], time: float, share: float) -> None:
+    """Append the share in use from `time` on, and merge it with an equal share before it."""
+    if time == times[-1]:
+        taken[-1] = share
+        if len(taken) > 1 and taken[-2] == share:
+            del times[-1], taken[-1]
+    elif taken[-1] != share:
+        times.append(time)
+        taken.append(share)

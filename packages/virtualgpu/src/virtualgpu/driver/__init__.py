@@ -1,1 +1,1 @@
-"""What the CUDA driver, NVML and nvidia-smi say of virtual GPUs."""
+"""The answers of the CUDA driver, NVML and nvidia-smi about virtual GPUs."""

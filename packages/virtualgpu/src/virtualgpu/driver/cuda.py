@@ -1,7 +1,8 @@
 """Answers where torch.cuda and torch.accelerator ask the CUDA driver.
 
-torch.cuda is Python over some names in `torch._C`. Given these, its own code runs as it is: lazy initialisation, device contexts,
-memory_stats and its summary, snapshots, streams. A name that torch uses and that is not served here is refused by name.
+torch.cuda is Python over some names in `torch._C`. With answers to these, its own code runs as it
+is: lazy initialisation, device contexts, memory_stats and its summary, snapshots, streams. A name
+that torch uses and that has no answer here raises an error that names it.
 """
 
 import importlib
@@ -32,11 +33,12 @@ from virtualgpu.streams import backward
 from virtualgpu.streams.cuda_streams import CUDA, Stream
 from virtualgpu.tensor import VirtualTensor
 
-ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # what PyTorch's build for CUDA 13.0 holds kernels for
+# The architectures for which PyTorch's build for CUDA 13.0 holds kernels.
+ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 # Names of the driver in `torch._C`, and as they stand in the source of torch's own Python.
 NAME = re.compile(r"_(cuda|accelerator|nccl)_\w+")
 USES = re.compile(rf"\b_C\.({NAME.pattern})")
-# What torch.accelerator asks under a name of its own and torch.cuda asks too.
+# Names that torch.accelerator has of its own, for what torch.cuda asks too.
 SAME = {
     "_accelerator_deviceCount": "_cuda_getDeviceCount",
     "_accelerator_getDeviceIndex": "_cuda_getDevice",
@@ -53,7 +55,10 @@ CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)  # torch/backends/c
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """What torch.cuda asks of C++, and what it remembers of the answers; by owner, the names that change."""
+    """Yield each owner with its names that change, and their new values.
+
+    They are what torch.cuda asks of C++, and what it remembers of the answers.
+    """
     answered = answers(machine)
     yield torch._C, answered | {"_has_cuda": True}
     yield (
@@ -68,12 +73,15 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "_maybe_exchange_device": answered["_cuda_maybeExchangeDevice"],
             "_is_in_bad_fork": answered["_cuda_isInBadFork"],
             "_get_nvml_device_index": machine.nvml_index,
-            "_get_device_properties": lambda index: properties(machine.profile, machine.total_memory, index),
+            "_get_device_properties": lambda index: properties(
+                machine.profile, machine.total_memory, index
+            ),
             "ExternalStream": external_stream(machine),
         },
     )
     if hasattr(torch.cuda, "_compile_kernel"):
-        yield torch.cuda, {"_compile_kernel": refuse("torch.cuda._compile_kernel, which compiles CUDA code with nvrtc,")}
+        what = "torch.cuda._compile_kernel, which compiles CUDA code with nvrtc,"
+        yield torch.cuda, {"_compile_kernel": refuse(what)}
     yield torch.cuda.memory, {"_get_nvml_device_index": machine.nvml_index}
     yield torch.cuda.nvtx, {"_nvtx": nvtx()}
     yield torch.version, {"cuda": CUDA_VERSION}
@@ -83,60 +91,98 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         "is_acceptable": lambda tensor: tensor.is_cuda and tensor.dtype in CUDNN_DTYPES,
     }
     yield torch.backends.cudnn, cudnn
-    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
+    for name in (
+        "torch.optim.optimizer",
+        "torch.utils._foreach_utils",
+    ):  # each has a list of its own
         module = importlib.import_module(name)  # torch.optim hides its submodule
-        if types := getattr(module, "_foreach_supported_types", None):
+        types = getattr(module, "_foreach_supported_types", None)
+        if types:
             yield module, {"_foreach_supported_types": ForeachTypes(types)}
 
 
 class ForeachTypes(list):
-    """torch's list and virtual tensors. What is appended, as DTensor does when it is imported, stays with torch."""
+    """The types that foreach operators accept: torch's list, and virtual tensors.
+
+    What is appended, as DTensor does when it is imported, stays in torch's list too.
+    """
 
     def __init__(self, types: list[type]) -> None:
+        """Copy torch's list `types`, and add virtual tensors."""
         super().__init__([*types, VirtualTensor])
         self._types = types
 
     def append(self, added: type) -> None:
+        """Add a type here and to torch's own list."""
         super().append(added)
         self._types.append(added)
 
 
 @cache
 def names_in_torch() -> frozenset[str]:
-    """The driver's names that the installed torch has, if it is a build for CUDA, and those that its Python for GPUs uses."""
+    """Return the driver's names that torch may ask for.
+
+    They are those that the installed torch has, if it is a build for CUDA, and those that its
+    Python for GPUs uses.
+    """
     folder = Path(torch.__file__).parent
-    sources = [file for part in ("accelerator", "backends", "cuda") for file in (folder / part).rglob("*.py")]
-    sources.append(folder / "_dynamo/trace_rules.py")  # lists C functions that any other part calls
-    used = {found[0] for file in sources for found in USES.findall(file.read_text("utf-8"))}
+    sources: list[Path] = []
+    for part in ("accelerator", "backends", "cuda"):
+        sources += (folder / part).rglob("*.py")
+    sources.append(folder / "_dynamo/trace_rules.py")  # lists C functions that others call
+    used: set[str] = set()
+    for file in sources:
+        used.update(found[0] for found in USES.findall(file.read_text("utf-8")))
     trees = folder / "_inductor/cudagraph_trees.py"  # imports some by name
-    used.update(found[0] for found in re.finditer(rf"\b{NAME.pattern}", trees.read_text("utf-8")) if trees.is_file())
+    if trees.is_file():
+        text = trees.read_text("utf-8")
+        used.update(found[0] for found in re.finditer(rf"\b{NAME.pattern}", text))
     return frozenset(used.union(filter(NAME.fullmatch, dir(torch._C))))
 
 
 def answers(machine: Machine) -> dict[str, Any]:
-    """The driver's names in `torch._C` while the machine is in place: each is served or refused."""
+    """Return the values of the driver's names in `torch._C` while the machine is in place.
+
+    A name that has no answer refuses to be called.
+    """
     served = device_answers(machine) | build_answers(machine) | stream_answers(machine)
-    served |= memory_answers(machine) | raw_memory_answers(machine) | memory_history.answers(machine)
-    served |= tunable.answers(machine) | comm.ANSWERS
+    served |= memory_answers(machine) | raw_memory_answers(machine)
+    served |= memory_history.answers(machine) | tunable.answers(machine) | comm.ANSWERS
     served |= {name: served[same] for name, same in SAME.items()}
-    return {name: refuse(f"torch._C.{name}", getattr(torch._C, name, None)) for name in names_in_torch() - served.keys()} | served
+    refused = {}
+    for name in names_in_torch() - served.keys():
+        refused[name] = refuse(f"torch._C.{name}", getattr(torch._C, name, None))
+    return refused | served
 
 
 def one_gpu(machine: Machine, index: int) -> hardware.Gpu:
-    """The GPU of this number. Raises RuntimeError as the allocator does for a number that is not there."""
+    """Return the GPU of this number.
+
+    Raises:
+        RuntimeError: There is no such GPU; the words are those of CUDA's allocator.
+    """
     if not 0 <= index < len(machine.gpus):
         raise RuntimeError(f"Invalid device argument {index}: did you call init?")
     return machine.gpus[index]
 
 
-def group_tensors(lists: list[list[torch.Tensor | None]], with_indices: bool = False) -> dict[Any, Any]:
-    """Lists of tensors, one entry a parameter, cut up by the device and dtype of the first list's: foreach optimizers ask for it."""
+def group_tensors(
+    lists: list[list[torch.Tensor | None]], with_indices: bool = False
+) -> dict[Any, Any]:
+    """Return lists of tensors, grouped by the device and dtype of the first list's tensors.
+
+    Each list has one entry for each parameter. Foreach optimizers ask for this.
+
+    Raises:
+        RuntimeError: The lists differ in length.
+    """
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
     if any(x and len(x) != len(lists[0]) for x in lists):
         raise RuntimeError("the lists of tensors differ in length")
-    filled = [x or [None] * len(lists[0]) for x in lists]  # an empty list among the others means None for each
+    filled = [x or [None] * len(lists[0]) for x in lists]  # an empty list stands for None each
     for position, entry in enumerate(zip(*filled, strict=True)):
-        members, indices = groups.setdefault((entry[0].device, entry[0].dtype), ([[] for _ in lists], []))
+        key = (entry[0].device, entry[0].dtype)
+        members, indices = groups.setdefault(key, ([[] for _ in lists], []))
         for member, tensor, whole in zip(members, entry, lists, strict=True):
             if whole:
                 member.append(tensor)
@@ -146,9 +192,11 @@ def group_tensors(lists: list[list[torch.Tensor | None]], with_indices: bool = F
 
 
 def device_answers(machine: Machine) -> dict[str, Any]:
+    """Return what the driver answers about devices: which there are, and which is current."""
     selected = machine.selected
 
     def checked(index: int) -> int:
+        """Return `index`, or raise CUDA's error for a GPU that is not visible."""
         machine.require_alive()
         machine.start_driver()  # CUDA_VISIBLE_DEVICES may hide some of the machine's GPUs
         if not 0 <= index < len(machine.visible()):
@@ -156,15 +204,18 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         return index
 
     def set_device(index: int) -> None:
+        """Make a GPU the calling thread's current one."""
         selected.device = checked(index)
         if machine.initialised:
             machine.current.open_context()
 
     def device_count() -> int:
+        """Return the number of GPUs that CUDA sees."""
         machine.start_driver()  # so that `torch.cuda.is_available()` fixes which GPUs CUDA sees
         return len(machine.visible())
 
     def exchange(index: int) -> int:
+        """Make a GPU the current one and return the one before; for -1 change nothing."""
         before = selected.device
         if index >= 0:
             set_device(index)
@@ -172,18 +223,25 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         return -1
 
     def maybe_exchange(index: int) -> int:
-        return exchange(index)  # a function of its own: torch.compile's tables are keyed by function
+        """Do the same as `exchange`."""
+        # A function of its own: torch.compile's tables are keyed by function.
+        return exchange(index)
 
     def synchronize(index: int | None = None) -> None:
+        """Wait for all work of a GPU, by default the current one."""
         machine.require_alive()
         machine.take_turn()
-        machine.gpus[selected.device if index is None else checked(index)].synchronize()
+        chosen = selected.device if index is None else checked(index)
+        machine.gpus[chosen].synchronize()
 
     def sleep(cycles: int) -> None:
+        """Launch a kernel that waits for so many cycles (`torch.cuda._sleep`)."""
         machine.take_turn()
         gpu = machine.current
-        seconds = cycles / (gpu.profile.sm_clock_khz * 1e3)
-        gpu.machine.clock.launch(gpu.stream, seconds, gpu.profile.launch_seconds, "sleep", costs.share(gpu.profile, bytes_moved=0))
+        profile = gpu.profile
+        seconds = cycles / (profile.sm_clock_khz * 1e3)
+        share = costs.share(profile, bytes_moved=0)
+        gpu.machine.clock.launch(gpu.stream, seconds, profile.launch_seconds, "sleep", share)
 
     return {
         "_cuda_init": machine.initialise,
@@ -205,36 +263,48 @@ def device_answers(machine: Machine) -> dict[str, Any]:
 
 
 def build_answers(machine: Machine) -> dict[str, Any]:
-    """What PyTorch's build and the model of GPU say, whichever GPU is chosen."""
+    """Return what PyTorch's build and the GPU's model answer, whichever GPU is current."""
     profile = machine.profile
     benchmark = {"limit": 10}
+    jiterator = refuse("torch.cuda.jiterator, which compiles CUDA code with nvrtc,")
     return {
         "_cuda_canDeviceAccessPeer": lambda a, b: a != b and profile.peer_access,
         "_cuda_getArchFlags": lambda: ARCHITECTURES,
         "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.replace(".", "0")) * 10,
-        "_cuda_jiterator_compile_and_launch_kernel": refuse("torch.cuda.jiterator, which compiles CUDA code with nvrtc,"),
+        "_cuda_jiterator_compile_and_launch_kernel": jiterator,
         "_cuda_get_cudnn_benchmark_limit": lambda: benchmark["limit"],
         "_cuda_set_cudnn_benchmark_limit": lambda limit: benchmark.update(limit=limit),
         "_group_tensors_by_device_and_dtype": group_tensors,
         "_get_accelerator": lambda: torch.device("cuda"),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-        "_accelerator_getDeviceCapability": lambda index: {"supported_dtypes": set(), "major": profile.major, "minor": profile.minor},
+        "_accelerator_getDeviceCapability": lambda index: {
+            "supported_dtypes": set(),
+            "major": profile.major,
+            "minor": profile.minor,
+        },
     }
 
 
 def stream_answers(machine: Machine) -> dict[str, Any]:
+    """Return what the driver answers about streams."""
+
     def current(index: int) -> tuple[int, int, int]:
+        """Return the stream, GPU and kind of device that are current."""
         gpu = one_gpu(machine, index)
-        if machine.several_streams and (node := torch._C._current_autograd_node()) is not None:
-            backward.arrive(machine, node, gpu)
+        if machine.several_streams:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                backward.arrive(machine, node, gpu)
         return gpu.stream.stream_id, index, CUDA
 
     def set_stream(stream_id: int, device_index: int, device_type: int = CUDA) -> None:
+        """Make a stream the current one of its GPU, and that GPU the current one."""
         gpu = machine.gpus[device_index]
         machine.selected.device = device_index
         machine.selected.streams[device_index] = gpu.streams[stream_id]
 
     def accelerator_stream(index: int) -> Stream:
+        """Return a GPU's current stream as an object."""
         stream_id, device_index, _ = current(index)
         return Stream(stream_id=stream_id, device_index=device_index)
 
@@ -249,9 +319,11 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
 
 
 def memory_answers(machine: Machine) -> dict[str, Any]:
+    """Return what CUDA's caching allocator answers."""
     gpus = machine.gpus
 
     def empty_cache() -> None:
+        """Give every GPU's cached memory back to the driver."""
         machine.take_turn()
         machine.clock.advance_host(machine.profile.empty_cache_seconds)
         for gpu in gpus:
@@ -259,29 +331,38 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
             gpu.allocator.empty_cache()
 
     def of_one(method: str) -> Callable[[int], Any]:
+        """Return a function that calls this method of the numbered GPU's allocator."""
         return lambda index: getattr(one_gpu(machine, index).allocator, method)()
 
     def set_fraction(fraction: float, index: int) -> None:
+        """Limit a GPU's memory to a fraction of all its bytes."""
         one_gpu(machine, index).allocator.set_memory_fraction(fraction)
 
     def configure(text: str) -> None:
-        """Takes settings in the syntax of PYTORCH_CUDA_ALLOC_CONF; whether segments expand stays as it is where the text does not say."""
+        """Set what PYTORCH_CUDA_ALLOC_CONF could set, in the same syntax.
+
+        Whether segments expand stays as it is if the text does not name it.
+        """
         try:
             settings = Settings.parse(text)
         except ValueError as error:
             raise RuntimeError(str(error)) from None
         gpus[0].machine.read_settings()
         if "expandable_segments" not in text:
-            settings = replace(settings, expandable_segments=gpus[0].allocator.settings.expandable_segments)
+            expandable = gpus[0].allocator.settings.expandable_segments
+            settings = replace(settings, expandable_segments=expandable)
         for gpu in gpus:
             gpu.allocator.configure(settings)
 
     def clear_workspaces() -> None:
+        """Free cuBLAS's workspaces on every GPU."""
         for gpu in gpus:
             blas.clear_workspaces(gpu)
 
     return {
-        "_cuda_attach_out_of_memory_observer": lambda observer: machine.oom_observers.append(observer),
+        "_cuda_attach_out_of_memory_observer": lambda observer: machine.oom_observers.append(
+            observer
+        ),
         "_cuda_clearCublasWorkspaces": clear_workspaces,
         "_cuda_memoryStats": of_one("stats"),
         "_cuda_resetPeakMemoryStats": of_one("reset_peak_stats"),
@@ -299,10 +380,11 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
 
 
 def raw_memory_answers(machine: Machine) -> dict[str, Any]:
-    """`torch.cuda.caching_allocator_alloc` and its counterpart."""
+    """Return `torch.cuda.caching_allocator_alloc` and its counterpart, as the driver has them."""
     blocks: dict[int, tuple[Any, Any]] = {}  # by address, with their GPU
 
     def raw_allocate(size: int, stream: int) -> int:
+        """Allocate bytes on the current GPU and return their address."""
         machine.take_turn()
         gpu = machine.current
         block = gpu.allocate(size)
@@ -311,6 +393,7 @@ def raw_memory_answers(machine: Machine) -> dict[str, Any]:
         return block.address
 
     def raw_free(address: int) -> None:
+        """Free what was allocated at an address."""
         gpu, block = blocks.pop(address)
         gpu.allocator.free(block)
 
@@ -321,18 +404,24 @@ def raw_memory_answers(machine: Machine) -> dict[str, Any]:
 
 
 def nvtx() -> SimpleNamespace:
-    """`torch._C._nvtx`: names for a timeline, which a real GPU's profiler would show. Ranges count their depth, and that is all."""
+    """Return `torch._C._nvtx`: names for a timeline, which a real GPU's profiler would show.
+
+    Ranges count their depth; nothing else is kept.
+    """
     open_ranges = threading.local()
 
     def push(name: str) -> int:
+        """Begin a range and return its depth."""
         open_ranges.depth = getattr(open_ranges, "depth", 0) + 1
         return open_ranges.depth - 1
 
     def pop() -> int:
+        """End a range and return the depth that is left."""
         open_ranges.depth = getattr(open_ranges, "depth", 0) - 1
         return open_ranges.depth
 
     def nothing(*arguments: Any) -> int:
+        """Do nothing, and return 0."""
         return 0
 
     others = ("rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")

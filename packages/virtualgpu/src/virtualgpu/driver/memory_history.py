@@ -16,48 +16,71 @@ from virtualgpu.stream_numbers import raw_stream
 
 
 def python_frames() -> list[dict[str, Any]]:
-    """The caller's Python stack, innermost first, without the virtual GPU's own functions, nor what started the script."""
+    """Return the caller's Python stack, innermost frame first.
+
+    The virtual GPU's own functions are left out, and so is what started the script.
+    """
     frames = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not run_script.__code__:
         filename = frame.f_code.co_filename
         if not filename.startswith(HERE) and not filename.endswith(CALLS_OPERATORS):
-            frames.append({"name": frame.f_code.co_name, "filename": filename, "line": frame.f_lineno})
+            name, line = frame.f_code.co_name, frame.f_lineno
+            frames.append({"name": name, "filename": filename, "line": line})
         frame = frame.f_back
     return frames
 
 
 def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dict[str, Any]:
+    """Return a snapshot of the machine's memory, of all pools or of one, as PyTorch's C++ does."""
     settings = machine.gpus[0].allocator.settings
     divisions = settings.divisions
+    chosen = pool[:2] if pool else NO_POOL
+    segments: list[dict[str, Any]] = []
+    for gpu in machine.gpus:
+        segments += _raw(gpu, gpu.allocator.segments(chosen))
+    max_split_size = settings.max_split_size
+    if max_split_size == UNLIMITED:
+        max_split_size = -1
     return {
-        "segments": [segment for gpu in machine.gpus for segment in _raw(gpu, gpu.allocator.segments(pool[:2] if pool else NO_POOL))],
+        "segments": segments,
         "device_traces": [_raw(gpu, gpu.allocator.history()) for gpu in machine.gpus],
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-            "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
+            "max_split_size": max_split_size,
             "garbage_collection_threshold": settings.garbage_collection_threshold,
             "expandable_segments": settings.expandable_segments,
-            "roundup_power2_divisions": {str(1 << i): division for i, division in enumerate(divisions)},
+            "roundup_power2_divisions": {str(1 << i): count for i, count in enumerate(divisions)},
         },
         "external_annotations": [],
     }
 
 
 def _raw(gpu: Gpu, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries that name streams as CUDA does."""
+    """Return the entries, with CUDA's numbers for streams."""
     return [entry | {"stream": raw_stream(gpu.index, entry["stream"])} for entry in entries]
 
 
 def answers(machine: Machine) -> dict[str, Any]:
+    """Return the functions of `torch._C` that torch.cuda.memory calls for its histories."""
     metadata = {"text": ""}
 
     def record(
-        enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool = False,
-        compile_context: bool = False, annotations: bool = False, skip_actions: Collection[str] = (),
-        pinned_memory: bool = False, cuda: bool = True,
-    ) -> None:  # fmt: skip
-        """Stacks are of Python only: there is no C++ below a virtual GPU that anyone would look for. The last two are torch 2.14's."""
+        enabled: str | None,
+        context: str | None,
+        stacks: str,
+        max_entries: int,
+        clear_history: bool = False,
+        compile_context: bool = False,
+        annotations: bool = False,
+        skip_actions: Collection[str] = (),
+        pinned_memory: bool = False,
+        cuda: bool = True,
+    ) -> None:
+        """Start or end the history of every GPU; the last two arguments are torch 2.14's.
+
+        Stacks are of Python only: below a virtual GPU there is no C++ that anyone would look for.
+        """
         if pinned_memory:
             raise unsupported("a history of pinned memory")
         for gpu in machine.gpus:
@@ -73,12 +96,21 @@ def answers(machine: Machine) -> dict[str, Any]:
             )
 
     def record_legacy(
-        enabled: bool, record_context: bool = True, max_entries: int = 1, alloc_context: bool = False, cpp: bool = False, *rest: Any
+        enabled: bool,
+        record_context: bool = True,
+        max_entries: int = 1,
+        alloc_context: bool = False,
+        cpp: bool = False,
+        *rest: Any,
     ) -> None:
-        context = None if not record_context else "alloc" if alloc_context else "state"
+        """Start or end the history, with the arguments of older versions of torch."""
+        context = None
+        if record_context:
+            context = "alloc" if alloc_context else "state"
         record("all" if enabled else None, context, "python", max_entries, *rest)
 
     def traceback_of(address: int) -> list[dict[str, Any]] | None:
+        """Return the Python stack that allocated the block at an address; None if unknown."""
         for gpu in machine.gpus:
             for segment in gpu.allocator.segments():
                 for block in segment["blocks"]:

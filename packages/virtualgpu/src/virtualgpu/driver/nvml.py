@@ -1,7 +1,8 @@
-"""NVML on virtual GPUs: a report of each GPU, from which its Python module (`pynvml`) and nvidia-smi answer.
+"""NVML for virtual GPUs: a report of each GPU, and the Python module `pynvml` that reads it.
 
-NVML numbers all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says, and counts what every process holds. Memory, clocks, names and
-processes are the machine's. Temperature and power are not modelled: they are those of an idle H200.
+nvidia-smi answers from the same report. NVML numbers all GPUs of the machine, whatever
+CUDA_VISIBLE_DEVICES says, and counts what every process holds. Memory, clocks, names and processes
+are the machine's. Temperature and power are not modelled: they are those of an idle H200.
 """
 
 import importlib
@@ -16,16 +17,21 @@ from virtualgpu.driver.properties import CUDA_VERSION, properties
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.processes.usage_table import program
 
-IDLE_CELSIUS = 36  # recorded on an idle H200 in November 2026 (benchmarks/fidelity/h200/probe.json),
-IDLE_SHARE_OF_POWER = 125 / 700  # and so is this: 125 W of 700 W
-SAMPLE_SECONDS = 1 / 6  # NVML's utilization is that of its last sample, of 1/6 s to 1 s (nvml.h, nvmlDeviceGetUtilizationRates)
+# Recorded on an idle H200 in November 2026 (benchmarks/fidelity/h200/probe.json): 36 °C, and 125 W
+# of 700 W.
+IDLE_CELSIUS = 36
+IDLE_SHARE_OF_POWER = 125 / 700
+# NVML's utilization is that of its last sample, of 1/6 s to 1 s (nvml.h,
+# nvmlDeviceGetUtilizationRates).
+SAMPLE_SECONDS = 1 / 6
 
 
 @dataclass(frozen=True)
 class GpuReport:
-    """One virtual GPU at one moment. Sizes in bytes, clocks in MHz, power in watts.
+    """The state of one virtual GPU at one moment. Sizes in bytes, clocks in MHz, power in watts.
 
-    `busy`, from 0 to 1, is the share of a sample period for which work is queued: the host's clock stands still while it asks.
+    `busy`, from 0 to 1, is the share of a sample period for which work is queued: the host's clock
+    stands still while it asks.
     """
 
     index: int
@@ -47,7 +53,7 @@ class GpuReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a tool may ask of a machine."""
+    """The state of a machine at one moment: its versions, its processors and its GPUs."""
 
     driver: str
     cuda: str
@@ -55,23 +61,28 @@ class Report:
     gpus: tuple[GpuReport, ...]
 
     def plain(self) -> dict[str, Any]:
+        """Return the report as a dictionary that can become JSON."""
         return asdict(self)
 
 
 def report(machine: Machine) -> Report:
-    return Report(machine.profile.driver_version, CUDA_VERSION, os.cpu_count() or 1, tuple(map(gpu_report, machine.gpus)))
+    """Return the report of a machine at this moment."""
+    gpus = tuple(map(gpu_report, machine.gpus))
+    return Report(machine.profile.driver_version, CUDA_VERSION, os.cpu_count() or 1, gpus)
 
 
 def gpu_report(gpu: Gpu) -> GpuReport:
+    """Return the report of one GPU at this moment."""
     machine, profile = gpu.machine, gpu.profile
     figures = properties(profile, machine.total_memory, gpu.index)
     holders = machine.usage.holders(gpu.number)
     ends = max(stream.ready for stream in list(gpu.streams.values()))
+    bus, device = figures.pci_bus_id, figures.pci_device_id
     return GpuReport(
         index=gpu.index,
         name=profile.name,
         uuid=f"GPU-{figures.uuid}",
-        bus_id=f"{figures.pci_domain_id:08X}:{figures.pci_bus_id:02X}:{figures.pci_device_id:02X}.0",
+        bus_id=f"{figures.pci_domain_id:08X}:{bus:02X}:{device:02X}.0",
         capability=(profile.major, profile.minor),
         total=machine.total_memory,
         used=sum(nbytes for _, nbytes in holders),
@@ -86,13 +97,14 @@ def gpu_report(gpu: Gpu) -> GpuReport:
     )
 
 
-# The module pynvml
+# The module pynvml.
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Every function of `pynvml` that would ask the real library: served, or refused with NVML's own error.
+    """Yield `pynvml` with a replacement of every function that would ask the real library.
 
-    Nothing where the package nvidia-ml-py is not installed.
+    Each answers, or raises NVML's own error for what is not supported. Where the package
+    nvidia-ml-py is not installed, nothing is yielded.
     """
     try:
         pynvml = importlib.import_module("pynvml")
@@ -101,6 +113,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     served = System(pynvml, machine).functions()
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
+        """Raise NVML's error for a function that is not supported."""
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     yield pynvml, {name: served.get(_unversioned(name), refuse) for name in _asking(pynvml)}
@@ -120,22 +133,28 @@ def _asking(pynvml: ModuleType) -> list[str]:
 
 
 def _unversioned(name: str) -> str:
+    """Return a function's name without a version at its end, such as _v2."""
     stem, _, version = name.rpartition("_v")
-    return stem if stem and version.isdigit() else name
+    if stem and version.isdigit():
+        return stem
+    return name
 
 
 class System:
-    """NVML's functions for a machine. A handle is the `Gpu`; each call makes a new report."""
+    """The functions of NVML for a machine. A handle is the `Gpu`; each call makes a new report."""
 
     def __init__(self, pynvml: ModuleType, machine: Machine) -> None:
+        """Answer for `machine`, with the errors and constants of `pynvml`."""
         self._nvml = pynvml
         self._machine = machine
         self._started = 0
 
     def _error(self, code: str) -> Exception:
+        """Return NVML's error of this code."""
         return self._nvml.NVMLError(getattr(self._nvml, f"NVML_ERROR_{code}"))
 
     def functions(self) -> dict[str, Callable[..., Any]]:
+        """Return the functions by name, without versions."""
         answers: dict[str, Callable[..., Any]] = {
             "nvmlSystemGetDriverVersion": lambda: self._machine.profile.driver_version,
             "nvmlSystemGetNVMLVersion": lambda: f"13.{self._machine.profile.driver_version}",
@@ -145,19 +164,26 @@ class System:
             "nvmlDeviceGetHandleByUUID": lambda uuid: self._search("uuid", uuid),
             "nvmlDeviceGetHandleByPciBusId": lambda bus_id: self._search("bus_id", bus_id),
         }
-        answers |= {name: self._of_gpu(answer) for name, answer in self._device_answers().items()}
+        for name, answer in self._device_answers().items():
+            answers[name] = self._of_gpu(answer)
         started = {name: self._once_started(answer) for name, answer in answers.items()}
-        return started | {"nvmlInit": self._start, "nvmlInitWithFlags": self._start, "nvmlShutdown": self._stop}
+        switches = {"nvmlInit": self._start, "nvmlInitWithFlags": self._start}
+        return started | switches | {"nvmlShutdown": self._stop}
 
     def _device_answers(self) -> dict[str, Callable[..., Any]]:
-        """By name, what is answered from a report. Units are NVML's: bytes, per cent, °C, MHz, milliwatts."""
+        """Return the functions that answer from a GPU's report.
+
+        Units are NVML's: bytes, per cent, °C, MHz, milliwatts.
+        """
         return {
             "nvmlDeviceGetIndex": lambda gpu: gpu.index,
             "nvmlDeviceGetMinorNumber": lambda gpu: gpu.index,
             "nvmlDeviceGetName": lambda gpu: gpu.name,
             "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
             "nvmlDeviceGetMemoryInfo": _memory,
-            "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=round(100 * gpu.busy), memory=0),
+            "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(
+                gpu=round(100 * gpu.busy), memory=0
+            ),
             "nvmlDeviceGetTemperature": lambda gpu, sensor: gpu.celsius,
             "nvmlDeviceGetPowerUsage": lambda gpu: round(1000 * gpu.watts),
             "nvmlDeviceGetPowerManagementLimit": lambda gpu: round(1000 * gpu.watts_limit),
@@ -167,7 +193,9 @@ class System:
             "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu.capability,
             "nvmlDeviceGetComputeRunningProcesses": _processes,
             "nvmlDeviceGetGraphicsRunningProcesses": lambda gpu: [],
-            "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=gpu.bus_id, bus=gpu.index + 1, device=0, domain=0),
+            "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(
+                busId=gpu.bus_id, bus=gpu.index + 1, device=0, domain=0
+            ),
             "nvmlDeviceGetPerformanceState": lambda gpu: 0,
             "nvmlDeviceGetPersistenceMode": lambda gpu: 1,
             "nvmlDeviceGetDisplayActive": lambda gpu: 0,
@@ -175,7 +203,10 @@ class System:
         }
 
     def _of_gpu(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of a handle that calls `answer` with the GPU's report."""
+
         def call(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            """Answer, or raise NVML's error for what is no handle."""
             if not isinstance(handle, Gpu):
                 raise self._error("INVALID_ARGUMENT")
             return answer(gpu_report(handle), *args, **kwargs)
@@ -183,7 +214,10 @@ class System:
         return call
 
     def _once_started(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `answer`, which raises NVML's error before nvmlInit."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
+            """Answer, or raise NVML's error before nvmlInit."""
             if not self._started:
                 raise self._error("UNINITIALIZED")
             return answer(*args, **kwargs)
@@ -191,36 +225,51 @@ class System:
         return call
 
     def _start(self, flags: int = 0) -> None:
+        """Start NVML; each start needs a stop."""
         self._started += 1
 
     def _stop(self) -> None:
+        """Undo one start, or raise NVML's error if there was none."""
         if not self._started:
             raise self._error("UNINITIALIZED")
         self._started -= 1
 
     def _cuda_version(self) -> int:
+        """Return CUDA's version as NVML writes it: 13000 for 13.0."""
         major, minor = map(int, CUDA_VERSION.split("."))
         return 1000 * major + 10 * minor
 
     def _by_index(self, index: int) -> Gpu:
+        """Return the handle of the GPU with this number."""
         if not 0 <= index < len(self._machine.gpus):
             raise self._error("INVALID_ARGUMENT")
         return self._machine.gpus[index]
 
     def _search(self, field: str, value: str | bytes) -> Gpu:
-        value = value.decode() if isinstance(value, bytes) else value
+        """Return the handle of the GPU whose report has this value."""
+        if isinstance(value, bytes):
+            value = value.decode()
         for gpu in self._machine.gpus:
             if getattr(gpu_report(gpu), field) == value:
                 return gpu
         raise self._error("NOT_FOUND")
 
     def _clock(self, gpu: GpuReport, kind: int) -> int:
-        return gpu.memory_clock if kind == self._nvml.NVML_CLOCK_MEM else gpu.sm_clock
+        """Return a clock of a GPU, in MHz."""
+        if kind == self._nvml.NVML_CLOCK_MEM:
+            return gpu.memory_clock
+        return gpu.sm_clock
 
 
 def _memory(gpu: GpuReport, version: Any = None) -> SimpleNamespace:
-    return SimpleNamespace(total=gpu.total, free=gpu.total - gpu.used, used=gpu.used, reserved=0, version=version)
+    """Return a GPU's memory as NVML's structure."""
+    free = gpu.total - gpu.used
+    return SimpleNamespace(total=gpu.total, free=free, used=gpu.used, reserved=0, version=version)
 
 
 def _processes(gpu: GpuReport) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=pid, usedGpuMemory=nbytes, gpuInstanceId=None) for pid, _, nbytes in gpu.processes]
+    """Return the processes that hold memory of a GPU, as NVML's structures."""
+    found = []
+    for pid, _, nbytes in gpu.processes:
+        found.append(SimpleNamespace(pid=pid, usedGpuMemory=nbytes, gpuInstanceId=None))
+    return found

@@ -1,11 +1,13 @@
-"""`torch.profiler` on virtual GPUs: PyTorch's own, with the work of the GPUs beside it, and every time from the virtual clock.
+"""`torch.profiler` on virtual GPUs: PyTorch's own, with the GPUs' work and virtual times.
 
-PyTorch's profiler (Kineto) sees the operators, at the times that this computer takes. Each step of the virtual clock leaves a mark among
-its events. So the host's time at every event is known: it is that of the last mark before. The same mark says which operator launched
-a kernel. What Kineto saw within an operator's own Python is how a virtual GPU computes the values, and is left out.
+PyTorch's profiler (Kineto) sees the operators, at the times that this computer takes. Each step of
+the virtual clock leaves a mark among its events. So the host's time at every event is known: it is
+that of the last mark before. The same mark says which operator launched a kernel. What Kineto saw
+within an operator's own Python is how a virtual GPU computes the values, and is left out.
 
-Of CUDA's own calls only those that wait are among the events; a launch is part of its operator. `profile_memory`, the trees of events
-that PyTorch's memory timeline reads, and the choice of single kinds of activity are not there, and raise an error that says so.
+Of CUDA's own calls only those that wait are among the events; a launch is part of its operator.
+`profile_memory`, the trees of events that PyTorch's memory timeline reads, and the choice of single
+kinds of activity are not supported, and raise an error that names them.
 """
 
 import json
@@ -27,16 +29,20 @@ from virtualgpu.hardware import Machine
 CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
 DEFAULT_STREAM = 7  # the number that CUPTI gives a context's default stream
 _MARK = "[virtual clock]"
-_WITHIN = ("PythonDispatchMode", "PythonSubclass", _MARK + " within")  # what PyTorch calls the Python of an operator
+# The names that PyTorch gives to the Python of an operator.
+_WITHIN = ("PythonDispatchMode", "PythonSubclass", _MARK + " within")
 _COLLECTIVE = "nccl:"  # an event of NCCL's, which the Python of a collective's operator records
 _COPIES = {"h2d": "Memcpy HtoD", "d2h": "Memcpy DtoH", "p2p": "Memcpy PtoP"}
-_WAITS = {"synchronize device": "cudaDeviceSynchronize", "synchronize event": "cudaEventSynchronize"}
-_WAIT = "cudaStreamSynchronize"  # the others, a copy that the host waits for among them
-_MOVES = ("to", "cuda", "cpu")  # methods of tensors that the virtual GPU has its own of
+_WAITS = {
+    "synchronize device": "cudaDeviceSynchronize",
+    "synchronize event": "cudaEventSynchronize",
+}
+_WAIT = "cudaStreamSynchronize"  # all other waits, such as a copy that the host waits for
+_MOVES = ("to", "cuda", "cpu")  # methods of tensors that the virtual GPU replaces
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield each owner with its names that change, and their new values."""
     profiler = torch.autograd.profiler
     session = _Session(machine)
     names: dict[str, Any] = {"_supported_activities": lambda: {CPU, CUDA}}
@@ -55,13 +61,26 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _by_kineto(prepare: Callable[..., None]) -> Callable[..., None]:
-    """The older profiler, which measures each operator with two events of CUDA's, gives the same table as the one of today."""
+    """Return `prepare`, the `__init__` of the older profiler, made to measure as today's does.
+
+    The older profiler measures each operator with two events of CUDA's. The table is the same.
+    """
 
     @wraps(prepare)
-    def prepared(self: Any, *args: Any, use_cuda: bool = False, use_device: str | None = None, **options: Any) -> None:
+    def prepared(
+        self: Any,
+        *args: Any,
+        use_cuda: bool = False,
+        use_device: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Set the profiler up by Kineto where it measures a GPU."""
         if use_cuda or use_device == "cuda":
             if options.get("profile_memory"):
-                raise unsupported("profile_memory of torch.profiler (torch.cuda.memory._record_memory_history tells of its memory)")
+                raise unsupported(
+                    "profile_memory of torch.profiler "
+                    "(torch.cuda.memory._record_memory_history tells of its memory)"
+                )
             use_device, options["use_kineto"] = "cuda", True
         prepare(self, *args, use_device=use_device, **options)
 
@@ -69,7 +88,10 @@ def _by_kineto(prepare: Callable[..., None]) -> Callable[..., None]:
 
 
 def _begin_ranges(self: Any) -> Any:
-    """`emit_nvtx`: a range for each operator, for Nsight, which sees no virtual GPU. So it waits for the GPU, and that is all."""
+    """Begin `emit_nvtx`: wait for the GPU, as a real one does.
+
+    Its ranges, one for each operator, are for Nsight, which sees no virtual GPU.
+    """
     if not self.enabled:
         return None
     if self.entered:
@@ -80,20 +102,25 @@ def _begin_ranges(self: Any) -> Any:
 
 
 def _end_ranges(self: Any, *error: object) -> bool:
+    """End `emit_nvtx`: wait for the GPU, and let an error pass."""
     if self.enabled:
         torch.cuda.synchronize()
     return False
 
 
 class _Session:
-    """The one recording that can be under way in a process."""
+    """The profiler's functions, and the one recording that can be under way in a process."""
 
     def __init__(self, machine: Machine) -> None:
+        """Start without a recording."""
         self._machine = machine
         self._recording: _Recording | None = None
 
     def prepare(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Return `_prepare_profiler`, which asks the real profiler for the host's activities."""
+
         def prepare_profiler(config: Any, activities: set, *args: Any, **options: Any) -> None:
+            """Prepare the real profiler; refuse a choice among a GPU's activities."""
             if CUDA in (options.get("activity_filter") or {}):
                 raise unsupported("a choice among the activities of ProfilerActivity.CUDA")
             original(config, _of_host(activities), *args, **options)
@@ -101,7 +128,10 @@ class _Session:
         return prepare_profiler
 
     def enable(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Return `_enable_profiler`, which also starts a recording of the virtual clock."""
+
         def enable_profiler(config: Any, activities: set, *args: Any) -> None:
+            """Start the real profiler, and a recording where GPUs are asked for."""
             original(config, _of_host(activities), *args)
             if CUDA in activities:
                 self._recording = _Recording(self._machine, CPU in activities)
@@ -109,25 +139,31 @@ class _Session:
         return enable_profiler
 
     def disable(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        """Return `_disable_profiler`, which also stops the recording."""
+
         def disable_profiler() -> Any:
+            """Stop both, and return the result of both."""
             recording, self._recording = self._recording, None
             if recording is not None:
                 recording.stop()
             result = original()
-            return result if recording is None else _Result(result, recording)
+            if recording is None:
+                return result
+            return _Result(result, recording)
 
         return disable_profiler
 
 
 def _of_host(activities: set) -> set:
-    """What the real profiler is asked for: it sees no GPU."""
+    """Return the activities to ask of the real profiler, which sees no GPU."""
     return {CPU if activity is CUDA else activity for activity in activities}
 
 
 class _Recording:
-    """What the clock told while the profiler was on: each step, and the host's time after it."""
+    """The steps of the clock while the profiler is on, each with the host's time after it."""
 
     def __init__(self, machine: Machine, with_host: bool) -> None:
+        """Listen to the clock, and let moves of tensors be events of the real profiler."""
         self.with_host = with_host
         self.begin = machine.clock.host
         self.steps: list[tuple[Any, float]] = []
@@ -139,12 +175,14 @@ class _Recording:
             setattr(torch.Tensor, name, _as_operator("aten::to", move))
 
     def stop(self) -> None:
+        """Listen no more, and undo what the recording changed."""
         for name, move in self._moves.items():
             setattr(torch.Tensor, name, move)
         self._clock.call_when_host_works(None)
         self._clock.unlisten(self._step)
 
     def _step(self, what: Any = None) -> None:
+        """Keep a step of the clock, and leave its mark among the real profiler's events."""
         number = len(self.steps)
         self.steps.append((what, self._clock.host))
         with _profiler._RecordFunctionFast(f"{_MARK} {number}", [], {}):
@@ -152,18 +190,26 @@ class _Recording:
 
 
 def _as_operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the kit's that is an operator of PyTorch's elsewhere: one event, without what it calls."""
+    """Return a function of the kit's that the profiler shows as an operator of PyTorch's.
+
+    It is one event, without what it calls.
+    """
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        with _profiler._RecordFunctionFast(name, [], {}), _profiler._RecordFunctionFast(_WITHIN[-1], [], {}):
+        """Call the function within the two events."""
+        operator = _profiler._RecordFunctionFast(name, [], {})
+        with operator, _profiler._RecordFunctionFast(_WITHIN[-1], [], {}):
             return function(*args, **kwargs)
 
     return called
 
 
 class _Mark(NamedTuple):
-    """A step of the clock among Kineto's events: its time there, its number, its event and the event of the operator that it fell into."""
+    """A step of the clock among Kineto's events.
+
+    It holds its time there, its number, its event, and the event of the operator that it fell into.
+    """
 
     real: int
     number: int
@@ -172,96 +218,132 @@ class _Mark(NamedTuple):
 
 
 class _HostTimes:
-    """The virtual host's time, in nanoseconds from the start of the recording, at a time of Kineto's."""
+    """The virtual host's times, in nanoseconds from the start of the recording."""
 
     def __init__(self, recording: _Recording, marks: list[tuple[int, int]]) -> None:
+        """Take the marks' times of Kineto's and the numbers of their steps."""
         marks = sorted(marks)
         self._real = [real for real, _ in marks]
-        self._virtual = [0, *(_nanoseconds(recording.steps[number][1] - recording.begin) for _, number in marks)]
+        self._virtual = [0]
+        for _, number in marks:
+            self._virtual.append(_nanoseconds(recording.steps[number][1] - recording.begin))
 
     def at(self, real: int) -> int:
+        """Return the virtual time at a time of Kineto's."""
         return self._virtual[bisect_right(self._real, real)]
 
 
 def _nanoseconds(seconds: float) -> int:
+    """Return seconds as whole nanoseconds."""
     return round(seconds * 1e9)
 
 
 class _Event:
-    """An event of Kineto's at other times."""
+    """An event of Kineto's with other times."""
 
     def __init__(self, event: Any, start: int, end: int) -> None:
+        """Take the event's place, from `start` to `end` in nanoseconds."""
         self._event, self._start, self._end = event, start, end
 
     def __getattr__(self, name: str) -> Any:
+        """Let the event answer everything but its times."""
         return getattr(self._event, name)
 
     def start_ns(self) -> int:
+        """Return the start, in nanoseconds."""
         return self._start
 
     def end_ns(self) -> int:
+        """Return the end, in nanoseconds."""
         return self._end
 
     def duration_ns(self) -> int:
+        """Return the duration, in nanoseconds."""
         return self._end - self._start
 
 
 class _Step(_Event):
-    """A step of the clock as an event: work of a GPU, or a call of CUDA's that waits. The mark's own event answers the rest."""
+    """A step of the clock as an event: work of a GPU, or a call of CUDA's that waits.
+
+    The event of its mark answers what is not defined here.
+    """
 
     def __init__(self, mark: _Mark, what: Any, name: str, start: int, end: int) -> None:
+        """Take the place of the mark's event."""
         super().__init__(mark.event, start, end)
         self.what, self._name = what, name
         self._operator = 0 if mark.operator is None else mark.operator.correlation_id()
         self.on_device = isinstance(what, Span)
 
     def name(self) -> str:
+        """Return the name of the kernel, copy or call."""
         return self._name
 
     def linked_correlation_id(self) -> int:
+        """Return the number of the operator that launched it; 0 for none."""
         return self._operator
 
     def device_type(self) -> DeviceType:
+        """Return CUDA for work of a GPU, CPU for a call that waits."""
         return DeviceType.CUDA if self.on_device else DeviceType.CPU
 
     def device_index(self) -> int:
-        return self.what.device if self.on_device else self._event.device_index()
+        """Return the number of the GPU, or the host's process."""
+        if self.on_device:
+            return self.what.device
+        return self._event.device_index()
 
     def device_resource_id(self) -> int:
-        return (self.what.stream or DEFAULT_STREAM) if self.on_device else self._event.device_resource_id()
+        """Return the number of the stream, or the host's thread."""
+        if self.on_device:
+            return self.what.stream or DEFAULT_STREAM
+        return self._event.device_resource_id()
 
     def activity_type(self) -> str:
+        """Return Kineto's word for this kind of event."""
         if not self.on_device:
             return "cuda_runtime"
         return "kernel" if self.what.kind == "kernel" else "gpu_memcpy"
 
 
 class _Result:
-    """What the profiler found, as PyTorch's `_ProfilerResult`."""
+    """The result of the profiler, as PyTorch's `_ProfilerResult`."""
 
     def __init__(self, result: Any, recording: _Recording) -> None:
+        """Join the real profiler's result and the recording."""
         self._result, self._recording = result, recording
         self._events: list[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
+        """Refuse what a result of the virtual GPU does not have."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise unsupported(f"{name} of torch.profiler's results")
 
     def trace_start_ns(self) -> int:
+        """Return the time at which the recording starts, in nanoseconds."""
         return self._result.trace_start_ns()
 
     def events(self) -> list[Any]:
+        """Return the events of the host, at virtual times, and those of the GPUs."""
         if self._events is None:
             host, marks = _sorted_out(self._result.events())
             times = _HostTimes(self._recording, [(mark.real, mark.number) for mark in marks])
             origin = self.trace_start_ns()
-            placed = [_Event(event, origin + times.at(event.start_ns()), origin + times.at(event.end_ns())) for event in host]
-            steps = [step for mark in marks if (step := self._step(mark, origin)) is not None]
-            self._events = [*(placed if self._recording.with_host else ()), *steps]
+            events: list[Any] = []
+            if self._recording.with_host:
+                for event in host:
+                    start, end = times.at(event.start_ns()), times.at(event.end_ns())
+                    events.append(_Event(event, origin + start, origin + end))
+            for mark in marks:
+                step = self._step(mark, origin)
+                if step is not None:
+                    events.append(step)
+            self._events = events
         return self._events
 
     def _step(self, mark: _Mark, origin: int) -> _Step | None:
+        """Return the event of a step; None if neither a GPU works nor CUDA waits in it."""
         what = self._recording.steps[mark.number][0]
         if isinstance(what, Span):
             name, start, end = _COPIES.get(what.kind, what.name), what.start, what.end
@@ -269,53 +351,73 @@ class _Result:
             name, start, end = _WAITS.get(what.name, _WAIT), what.asked, what.until
         else:
             return None
-        start, end = (origin + _nanoseconds(seconds - self._recording.begin) for seconds in (start, end))
-        return _Step(mark, what, name, start, end)
+        first = origin + _nanoseconds(start - self._recording.begin)
+        last = origin + _nanoseconds(end - self._recording.begin)
+        return _Step(mark, what, name, first, last)
 
     def save(self, path: str) -> None:
         """Write Kineto's file for chrome://tracing and Perfetto, with the GPUs' work."""
         self._result.save(path)
         with open(path, encoding="utf-8") as file:
             trace = json.load(file)
-        trace["traceEvents"] = list(self._entries(trace["traceEvents"], int(trace.get("baseTimeNanoseconds", 0))))
+        base = int(trace.get("baseTimeNanoseconds", 0))
+        trace["traceEvents"] = list(self._entries(trace["traceEvents"], base))
         with open(path, "w", encoding="utf-8") as file:
             json.dump(trace, file)
 
     def _entries(self, entries: list[dict[str, Any]], base: int) -> Iterator[dict[str, Any]]:
-        """Entries of the file; `ts` and `dur` are µs, `ts` from `base`, in nanoseconds."""
-        marks = {int(number): entry for entry in entries if (number := _number(entry["name"])) is not None}
-        times = _HostTimes(self._recording, [(round(entry["ts"] * 1000), number) for number, entry in marks.items()])
+        """Yield the entries of the file.
+
+        `ts` and `dur` are µs; `ts` counts from `base`, which is in nanoseconds.
+        """
+        marks: dict[int, dict[str, Any]] = {}
+        for entry in entries:
+            number = _number(entry["name"])
+            if number is not None:
+                marks[int(number)] = entry
+        placed = [(round(entry["ts"] * 1000), number) for number, entry in marks.items()]
+        times = _HostTimes(self._recording, placed)
         kept = {event.correlation_id() for event in self.events()}
         origin = self.trace_start_ns() - base
         for entry in entries:
             if _number(entry["name"]) is not None or entry["name"] in _WITHIN:
                 continue
-            if entry.get("cat") in ("cpu_op", "user_annotation") and entry.get("args", {}).get("External id") not in kept:
+            is_operator = entry.get("cat") in ("cpu_op", "user_annotation")
+            if is_operator and entry.get("args", {}).get("External id") not in kept:
                 continue
             if "ts" in entry and entry["ph"] != "M":
-                start, end = (times.at(round(1000 * time)) for time in (entry["ts"], entry["ts"] + entry.get("dur", 0)))
+                start = times.at(round(1000 * entry["ts"]))
+                end = times.at(round(1000 * (entry["ts"] + entry.get("dur", 0))))
                 entry["ts"] = (origin + start) / 1000
                 if "dur" in entry:
                     entry["dur"] = (end - start) / 1000
             yield entry
-        yield from _of_steps([event for event in self.events() if isinstance(event, _Step)], marks, base)
+        steps = [event for event in self.events() if isinstance(event, _Step)]
+        yield from _of_steps(steps, marks, base)
 
 
 def _number(name: str) -> str | None:
-    """The number of the step that a mark of this name stands for."""
+    """Return the number of the step that a mark of this name stands for; None for no mark."""
     number = name.removeprefix(_MARK).strip()
-    return number if name.startswith(_MARK) and number.isdigit() else None
+    if name.startswith(_MARK) and number.isdigit():
+        return number
+    return None
 
 
-def _of_steps(steps: list[_Step], marks: dict[int, dict[str, Any]], base: int) -> Iterator[dict[str, Any]]:
-    """The entries of steps: a slice, and an arrow from the operator to what it launched."""
+def _of_steps(
+    steps: list[_Step], marks: dict[int, dict[str, Any]], base: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the entries of steps: a slice, and an arrow from the operator to what it launched."""
     for device in sorted({step.device_index() for step in steps if step.on_device}):
-        yield {"ph": "M", "name": "process_name", "pid": device, "tid": 0, "args": {"name": "python"}}
-        yield {"ph": "M", "name": "process_labels", "pid": device, "tid": 0, "args": {"labels": f"GPU {device}"}}
+        process = {"ph": "M", "pid": device, "tid": 0}
+        yield process | {"name": "process_name", "args": {"name": "python"}}
+        yield process | {"name": "process_labels", "args": {"labels": f"GPU {device}"}}
     for step in steps:
         number = int(_number(step._event.name()) or 0)
         host = {key: marks[number][key] for key in ("pid", "tid")}
-        lane = {"pid": step.device_index(), "tid": step.device_resource_id()} if step.on_device else host
+        lane = host
+        if step.on_device:
+            lane = {"pid": step.device_index(), "tid": step.device_resource_id()}
         at, category = (step.start_ns() - base) / 1000, step.activity_type()
         known = {"External id": step.linked_correlation_id(), "correlation": number}
         if step.on_device:
@@ -324,14 +426,19 @@ def _of_steps(steps: list[_Step], marks: dict[int, dict[str, Any]], base: int) -
             launched = at - (step.what.start - step.what.launched + step.what.overhead) * 1e6
             yield {"ph": "s", **arrow, **host, "ts": launched}
             yield {"ph": "f", "bp": "e", **arrow, **lane, "ts": at}
-        yield {"ph": "X", "cat": category, "name": step.name(), **lane, "ts": at, "dur": step.duration_ns() / 1000, "args": known}
+        work = {"ph": "X", "cat": category, "name": step.name(), **lane, "ts": at}
+        yield work | {"dur": step.duration_ns() / 1000, "args": known}
 
 
 def _sorted_out(events: list[Any]) -> tuple[list[Any], list[_Mark]]:
-    """The events without what is within an operator's own Python; and the marks, each with the innermost of these events around it."""
+    """Return the events outside of operators' own Python, and the marks.
+
+    Each mark comes with the innermost of these events around it.
+    """
     host: list[Any] = []
     marks: list[_Mark] = []
-    around: dict[int, list[tuple[int, Any]]] = {}  # by thread, the events that have begun, None for an operator's own Python
+    # The events that have begun, by thread: None for an operator's own Python.
+    around: dict[int, list[tuple[int, Any]]] = {}
     for event in sorted(events, key=lambda event: (event.start_ns(), -event.end_ns())):
         outer = around.setdefault(event.start_thread_id(), [])
         while outer and outer[-1][0] < event.end_ns():
@@ -340,7 +447,8 @@ def _sorted_out(events: list[Any]) -> tuple[list[Any], list[_Mark]]:
         number = _number(event.name())
         if number is not None:
             operators = [other for _, other in outer if other is not None]
-            marks.append(_Mark(event.start_ns(), int(number), event, operators[-1] if operators else None))
+            innermost = operators[-1] if operators else None
+            marks.append(_Mark(event.start_ns(), int(number), event, innermost))
             continue
         within = event.name() in _WITHIN
         if not (within or inside) or event.name().startswith(_COLLECTIVE):

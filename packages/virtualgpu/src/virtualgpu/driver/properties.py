@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from virtualgpu.profiles import Profile
 
 MIB = 1 << 20
-CUDA_VERSION, CUDNN_VERSION = "13.0", 91900  # of the recordings that the virtual GPU is compared with
+# The versions of the recordings that the virtual GPU is compared with.
+CUDA_VERSION, CUDNN_VERSION = "13.0", 91900
 
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What `torch.cuda.get_device_properties` returns. Sizes in bytes, clocks in kHz."""
+    """The properties of a virtual GPU, as `torch.cuda.get_device_properties` returns them.
+
+    Sizes are in bytes, clocks in kHz.
+    """
 
     name: str
     major: int
@@ -39,14 +43,18 @@ class DeviceProperties:
     is_multi_gpu_board: int = 0
 
     def __repr__(self) -> str:
+        """Return the properties in PyTorch's words."""
         return (
-            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, total_memory={self.total_memory // MIB}MB, "
-            f"multi_processor_count={self.multi_processor_count}, uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, "
-            f"pci_device_id={self.pci_device_id}, pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // MIB}MB)"
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // MIB}MB, "
+            f"multi_processor_count={self.multi_processor_count}, uuid={self.uuid}, "
+            f"pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
+            f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // MIB}MB)"
         )
 
 
 def properties(profile: Profile, total_memory: int, index: int) -> DeviceProperties:
+    """Return the properties of the GPU with this number, whose model is `profile`."""
     return DeviceProperties(
         name=profile.name,
         major=profile.major,

@@ -1,4 +1,7 @@
-"""`torch.cuda.cudart()`: the functions of the CUDA runtime that PyTorch binds for Python, and streams that are made with them."""
+"""The functions of the CUDA runtime that PyTorch binds for Python: `torch.cuda.cudart()`.
+
+Streams that are made with them are torch.cuda.ExternalStream.
+"""
 
 import ctypes
 import itertools
@@ -14,17 +17,25 @@ from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.stream_numbers import raw_stream
 from virtualgpu.streams.cuda_streams import Stream
 
-HANDLE = 0x5500_0000_0000  # the first of the streams that a program makes itself: even, as addresses are
+# The first handle of the streams that a program makes itself: even, as addresses are.
+HANDLE = 0x5500_0000_0000
 _handles = itertools.count(HANDLE, 0x100)
 # As cudaGetErrorString has them (CUDA Runtime API, "Data types used by CUDA Runtime").
 _TEXTS = {
-    0: "no error", 1: "invalid argument", 2: "out of memory", 3: "initialization error", 100: "no CUDA-capable device is detected",
-    101: "invalid device ordinal", 400: "invalid resource handle", 600: "device not ready", 710: "device-side assert triggered",
-}  # fmt: skip
+    0: "no error",
+    1: "invalid argument",
+    2: "out of memory",
+    3: "initialization error",
+    100: "no CUDA-capable device is detected",
+    101: "invalid device ordinal",
+    400: "invalid resource handle",
+    600: "device not ready",
+    710: "device-side assert triggered",
+}
 
 
 class CudaError(int):
-    """A number that a function of the runtime returns."""
+    """The number of an error that a function of the runtime returns; 0 for none."""
 
     success: "CudaError"
 
@@ -33,20 +44,22 @@ CudaError.success = CudaError(0)
 
 
 def free_and_total(gpu: Gpu) -> tuple[int, int]:
-    """Bytes that no process holds on this GPU, and all of its bytes."""
+    """Return the bytes that no process holds on this GPU, and all of its bytes."""
     gpu.open_context()
     return gpu.allocator.free_bytes(), gpu.machine.total_memory
 
 
 def runtime(machine: Machine) -> SimpleNamespace:
-    """The functions, for `torch.cuda.cudart()`; each answers with an error's number, 0 for none."""
+    """Return the functions of `torch.cuda.cudart()`; each returns the number of an error."""
 
     def memory_info(device: Any) -> tuple[int, int]:
+        """Return a GPU's free bytes and all of its bytes."""
         gpu = machine.gpu(device)
         assert gpu is not None
         return free_and_total(gpu)
 
     def create(where: int) -> CudaError:
+        """Create a stream on the current GPU and write its handle to an address."""
         handle, gpu = next(_handles), machine.current
         machine.several_streams = True
         gpu.streams[handle] = StreamTime(gpu.index, handle)
@@ -54,15 +67,23 @@ def runtime(machine: Machine) -> SimpleNamespace:
         return CudaError.success
 
     def destroy(handle: int) -> CudaError:
-        found = [gpu for gpu in machine.gpus if handle >= HANDLE and gpu.streams.pop(handle, None) is not None]
-        return CudaError.success if found else CudaError(400)
+        """Destroy a stream that `create` has made."""
+        if handle >= HANDLE:
+            for gpu in machine.gpus:
+                if gpu.streams.pop(handle, None) is not None:
+                    return CudaError.success
+        return CudaError(400)
 
     def register(address: int, nbytes: int, flags: int) -> CudaError:
+        """Count host memory at an address as page-locked."""
         pinned.registered[address] = nbytes
         return CudaError.success
 
     def unregister(address: int) -> CudaError:
-        return CudaError(1) if pinned.registered.pop(address, None) is None else CudaError.success
+        """Count host memory at an address as ordinary again."""
+        if pinned.registered.pop(address, None) is None:
+            return CudaError(1)
+        return CudaError.success
 
     return SimpleNamespace(
         cudaError=CudaError,
@@ -78,14 +99,17 @@ def runtime(machine: Machine) -> SimpleNamespace:
 
 
 def external_stream(machine: Machine) -> Any:
-    """`torch.cuda.ExternalStream`, for the streams of this machine."""
+    """Return `torch.cuda.ExternalStream` for the streams of this machine."""
 
     def make(stream_ptr: int, device: Any = None, **kwargs: Any) -> Stream:
+        """Return the stream with this handle, or refuse one that CUDA did not make here."""
         with torch.cuda.device(device):
             gpu = machine.current
             for stream_id in gpu.streams:
                 if stream_ptr == raw_stream(gpu.index, stream_id):
                     return Stream(stream_id=stream_id, device_index=gpu.index)
-            raise errors.invalid_resource_handle() if stream_ptr >= HANDLE else unsupported("a stream of another library's")
+            if stream_ptr >= HANDLE:
+                raise errors.invalid_resource_handle()
+            raise unsupported("a stream of another library's")
 
     return make

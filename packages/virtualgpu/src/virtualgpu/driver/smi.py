@@ -1,7 +1,8 @@
-"""`nvidia-smi` for virtual GPUs: a program that asks the process with the machine, and prints as NVIDIA's does (driver 580).
+"""`nvidia-smi` for virtual GPUs: a program that asks the process with the machine.
 
-This file is both sides. A process with a machine runs a `Server`: it listens on a local socket, and puts a folder with a program named
-nvidia-smi first on the PATH. That program is this file, run alone: so it imports nothing but Python's standard library.
+It prints as NVIDIA's does (driver 580). This file is both sides. A process with a machine runs a
+`Server`: it listens on a local socket, and puts a folder with a program named nvidia-smi first on
+the PATH. That program is this file, run alone: so it imports nothing but Python's standard library.
 """
 
 import contextlib
@@ -19,13 +20,17 @@ ROW = 91  # characters
 NOT_KNOWN = "[N/A]"
 
 
-# The process with the machine
+# The process with the machine.
 
 
 class Server:
-    """Serves nvidia-smi programs while a machine is in place: it sends `report()`, as JSON, to each that connects."""
+    """A server for nvidia-smi programs, while a machine is in place.
+
+    It sends `report()`, as JSON, to each program that connects.
+    """
 
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
+        """Write the program, and listen until `close` or the end of the process."""
         import atexit
         import tempfile
         import threading
@@ -34,7 +39,8 @@ class Server:
         self._report = report
         self._process = os.getpid()
         atexit.register(self.close)
-        # Computers of a cluster may share the folder, and none can tell whether another one's socket still answers.
+        # Computers of a cluster may share the folder, and none can tell whether another one's
+        # socket still answers.
         prefix = f"labkit-smi-{zlib.crc32(socket.gethostname().encode()):08x}-"
         _remove_abandoned(prefix)
         self.folder = tempfile.mkdtemp(prefix=prefix)
@@ -42,15 +48,18 @@ class Server:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(f"{self.address}~")
         self._socket.listen()
-        os.rename(f"{self.address}~", self.address)  # by this name it never refuses: another process would remove it
+        # By this name it never refuses: another process would remove it.
+        os.rename(f"{self.address}~", self.address)
         self._thread = threading.Thread(target=self._serve, name="nvidia-smi", daemon=True)
         self._thread.start()
         program = os.path.join(self.folder, "nvidia-smi")
         with open(program, "w") as file:
-            file.write(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{os.path.abspath(__file__)}" "$@"\n')
+            command = f'"{sys.executable}" -I -S "{os.path.abspath(__file__)}"'
+            file.write(f'#!/bin/sh\nexec {command} "$@"\n')
         os.chmod(program, 0o700)
 
     def _serve(self) -> None:
+        """Send the report to each program that connects, until the socket is closed."""
         while True:
             try:
                 connection, _ = self._socket.accept()
@@ -63,11 +72,15 @@ class Server:
                     continue  # the program did not wait
 
     def environment(self) -> dict[str, str]:
-        """The variables that let this process, and its children, find the program."""
-        return {"PATH": os.pathsep.join((self.folder, os.environ.get("PATH", os.defpath))), ADDRESS: self.address}
+        """Return the variables that let this process, and its children, find the program."""
+        path = os.pathsep.join((self.folder, os.environ.get("PATH", os.defpath)))
+        return {"PATH": path, ADDRESS: self.address}
 
     def close(self) -> None:
-        """Stop listening and remove the folder. A second call does nothing, nor does one in a child that was forked."""
+        """Stop listening and remove the folder.
+
+        A second call does nothing, nor does one in a child that was forked.
+        """
         import atexit
         import shutil
 
@@ -82,12 +95,16 @@ class Server:
 
 
 def _remove_abandoned(prefix: str) -> None:
-    """Remove this user's folders of processes that were killed: their sockets refuse connections."""
+    """Remove this user's folders of processes that were killed.
+
+    Their sockets refuse connections.
+    """
     import shutil
     import tempfile
 
     with os.scandir(tempfile.gettempdir()) as entries:
-        found = [entry for entry in entries if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)]
+        found = [entry for entry in entries if entry.name.startswith(prefix)]
+    found = [entry for entry in found if entry.is_dir(follow_symlinks=False)]
     for entry in found:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
             if entry.stat(follow_symlinks=False).st_uid != os.getuid():
@@ -99,18 +116,20 @@ def _remove_abandoned(prefix: str) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
-# The program
+# The program.
 
 
 class MistakeError(Exception):
-    """What the program says before it ends with a status other than 0."""
+    """A message that the program prints before it ends with a status other than 0."""
 
     def __init__(self, words: str, status: int = 1) -> None:
+        """Keep the words and the status."""
         super().__init__(words)
         self.status = status
 
 
 def main(arguments: list[str]) -> int:
+    """Print what nvidia-smi prints for these arguments, and return the program's status."""
     try:
         print(answer(arguments, ask(os.environ.get(ADDRESS, ""))), end="")
     except MistakeError as mistake:
@@ -120,35 +139,51 @@ def main(arguments: list[str]) -> int:
 
 
 def ask(address: str) -> dict[str, Any]:
-    """The report of the machine behind the socket. Raises MistakeError when there is none any more."""
+    """Return the report of the machine behind the socket.
+
+    Raises:
+        MistakeError: There is no such machine any more.
+    """
     text = b""
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(address)
-            while part := line.recv(1 << 16):
+            part = line.recv(1 << 16)
+            while part:
                 text += part
+                part = line.recv(1 << 16)
     except OSError:
-        raise MistakeError("NVIDIA-SMI has failed: the process with the virtual GPUs does not answer any more.", 9) from None
+        raise MistakeError(
+            "NVIDIA-SMI has failed: the process with the virtual GPUs does not answer any more.", 9
+        ) from None
     return json.loads(text)
 
 
 def answer(arguments: list[str], report: dict[str, Any]) -> str:
-    """What nvidia-smi prints for these arguments. Raises MistakeError for arguments that it refuses, and for those not served here."""
+    """Return what nvidia-smi prints for these arguments.
+
+    Raises:
+        MistakeError: nvidia-smi refuses the arguments, or virtual GPUs have no answer to them.
+    """
     options, words = _parse(arguments)
     gpus = _chosen(report["gpus"], options)
     if words == ["topo"] and "-m" in options:
         return topology(report, gpus)
     if words or "-m" in options:
-        raise _not_served(" ".join(arguments))
+        raise _not_supported(" ".join(arguments))
     if "-L" in options or "--list-gpus" in options:
-        return "".join(f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})\n" for gpu in gpus)
-    for query, fields, rows in (("--query-gpu", GPU_FIELDS, gpus), ("--query-compute-apps", APP_FIELDS, list(_apps(gpus)))):
-        if query in options:
-            return csv(options[query], options.get("--format", ""), fields, rows, report)
+        lines = (f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})\n" for gpu in gpus)
+        return "".join(lines)
+    format = options.get("--format", "")
+    if "--query-gpu" in options:
+        return csv(options["--query-gpu"], format, GPU_FIELDS, gpus, report)
+    if "--query-compute-apps" in options:
+        return csv(options["--query-compute-apps"], format, APP_FIELDS, list(_apps(gpus)), report)
     return table(report, gpus)
 
 
 def _parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options with their values, and the other words."""
     options: dict[str, str] = {}
     words: list[str] = []
     waiting = iter(arguments)
@@ -157,21 +192,26 @@ def _parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
         if not argument.startswith("-"):
             words.append(argument)
         elif name in ("-i", "--id", "--query-gpu", "--query-compute-apps", "--format"):
-            options["-i" if name == "--id" else name] = value if equals else next(waiting, "")
+            if not equals:
+                value = next(waiting, "")
+            options["-i" if name == "--id" else name] = value
         elif argument in ("-L", "--list-gpus", "-m"):
             options[argument] = ""
         else:
-            raise _not_served(argument)
+            raise _not_supported(argument)
     return options, words
 
 
-def _not_served(what: str) -> MistakeError:
+def _not_supported(what: str) -> MistakeError:
+    """Return the error for arguments that virtual GPUs have no answer to."""
     return MistakeError(
-        f"nvidia-smi {what} is not served for virtual GPUs. Served: the table, -L, -i, --query-gpu, --query-compute-apps, topo -m."
+        f"nvidia-smi {what} is not supported for virtual GPUs. "
+        "Supported: the table, -L, -i, --query-gpu, --query-compute-apps, topo -m."
     )
 
 
 def _chosen(gpus: list[dict], options: dict[str, str]) -> list[dict]:
+    """Return the GPUs that -i names, by number, UUID or bus; without -i, all of them."""
     if "-i" not in options:
         return gpus
     names = options["-i"].split(",")
@@ -181,20 +221,23 @@ def _chosen(gpus: list[dict], options: dict[str, str]) -> list[dict]:
     return found
 
 
-# --query-gpu and --query-compute-apps
+# --query-gpu and --query-compute-apps.
 
 Field = Callable[[dict, dict], tuple[str, str]]  # (GPU or process, report) -> figure and unit
 
 
 def _figure(key: str, unit: str = "", divisor: float = 1, digits: int = 0) -> Field:
+    """Return a field that holds a number of the report, in a unit."""
     return lambda row, report: (f"{row[key] / divisor:.{digits}f}", unit)
 
 
 def _text(key: str) -> Field:
+    """Return a field that holds a text of the report."""
     return lambda row, report: (str(row[key]), "")
 
 
 def _constant(text: str) -> Field:
+    """Return a field that is the same for every GPU."""
     return lambda row, report: (text, "")
 
 
@@ -243,25 +286,46 @@ APP_FIELDS: dict[str, Field] = {
 }
 # Other names of the same fields, and the units that a header shows.
 ALIASES = {
-    "gpu_name": "name", "gpu_uuid": "uuid", "gpu_bus_id": "pci.bus_id", "gpu_serial": "serial", "clocks.sm": "clocks.current.sm",
-    "clocks.gr": "clocks.current.graphics", "clocks.mem": "clocks.current.memory", "clocks.max.gr": "clocks.max.graphics",
-    "clocks.max.mem": "clocks.max.memory", "used_memory": "used_gpu_memory", "name": "process_name",
-}  # fmt: skip
+    "gpu_name": "name",
+    "gpu_uuid": "uuid",
+    "gpu_bus_id": "pci.bus_id",
+    "gpu_serial": "serial",
+    "clocks.sm": "clocks.current.sm",
+    "clocks.gr": "clocks.current.graphics",
+    "clocks.mem": "clocks.current.memory",
+    "clocks.max.gr": "clocks.max.graphics",
+    "clocks.max.mem": "clocks.max.memory",
+    "used_memory": "used_gpu_memory",
+    "name": "process_name",
+}
 
 
 def _apps(gpus: list[dict]) -> Iterator[dict]:
+    """Yield a row for each process that holds memory of a GPU: the GPU's, and the process's."""
     for gpu in gpus:
         for pid, program, held in gpu["processes"]:
             yield gpu | {"pid": pid, "program": program, "held": held}
 
 
-def csv(names: str, format: str, fields: dict[str, Field], rows: list[dict], report: dict[str, Any]) -> str:
-    """The fields of each row, as `--format=csv[,noheader][,nounits]` asks."""
+def csv(
+    names: str, format: str, fields: dict[str, Field], rows: list[dict], report: dict[str, Any]
+) -> str:
+    """Return the fields of each row, as `--format=csv[,noheader][,nounits]` asks.
+
+    Raises:
+        MistakeError: The format or a field is unknown; the words are nvidia-smi's.
+    """
     styles = format.split(",")
     if "csv" not in styles:
-        raise MistakeError("\"--format=\" switch is missing. Please specify output format. Run 'nvidia-smi -h' for more information.", 2)
-    if unknown := set(styles) - {"csv", "noheader", "nounits"}:
+        raise MistakeError(
+            '"--format=" switch is missing. Please specify output format. '
+            "Run 'nvidia-smi -h' for more information.",
+            2,
+        )
+    unknown = set(styles) - {"csv", "noheader", "nounits"}
+    if unknown:
         raise MistakeError(f'Error: Unknown format option "{min(unknown)}".', 2)
+    without_units = "nounits" in styles
     columns = []
     for name in (name.strip() for name in names.split(",")):
         known = name if name in fields else ALIASES.get(name, name)
@@ -270,87 +334,114 @@ def csv(names: str, format: str, fields: dict[str, Field], rows: list[dict], rep
         columns.append((known, fields[known]))
     lines = []
     if "noheader" not in styles:
-        lines.append(", ".join(_head(name, field, report, "nounits" in styles) for name, field in columns))
+        heads = (_head(name, field, report, without_units) for name, field in columns)
+        lines.append(", ".join(heads))
     for row in rows:
-        cells = (field(row, report) for _, field in columns)
-        lines.append(", ".join(f"{text} {unit}" if unit and "nounits" not in styles else text for text, unit in cells))
+        cells = []
+        for _, field in columns:
+            text, unit = field(row, report)
+            if unit and not without_units:
+                text = f"{text} {unit}"
+            cells.append(text)
+        lines.append(", ".join(cells))
     return "".join(f"{line}\n" for line in lines)
 
 
 def _head(name: str, field: Field, report: dict[str, Any], bare: bool) -> str:
+    """Return the head of a column: its name, and its unit in brackets if it has one."""
     example = report["gpus"][0] | {"pid": 0, "program": "", "held": 0}
     unit = field(example, report)[1]
-    return f"{name} [{unit}]" if unit else name
+    if unit:
+        return f"{name} [{unit}]"
+    return name
 
 
-# The table
+# The table.
+
+GPU_HEAD = (
+    "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",
+    "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
+    "|                                         |                        |               MIG M. |",
+)
+PROCESS_HEAD = (
+    "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |",
+    "|        ID   ID                                                               Usage      |",
+)
 
 
 def table(report: dict[str, Any], gpus: list[dict]) -> str:
+    """Return the table that nvidia-smi prints without arguments."""
     lines = [time.strftime("%a %b %e %H:%M:%S %Y       "), _rule("-")]
-    version = f"NVIDIA-SMI {report['driver']:<22} Driver Version: {report['driver']:<14} CUDA Version: {report['cuda']:<8}"
+    driver, cuda = report["driver"], report["cuda"]
+    version = f"NVIDIA-SMI {driver:<22} Driver Version: {driver:<14} CUDA Version: {cuda:<8}"
     lines += [f"| {version} |", _columns("-", "+")]
-    lines += [
-        "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",
-        "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
-        "|                                         |                        |               MIG M. |",
-        _columns("=", "|"),
-    ]
+    lines += [*GPU_HEAD, _columns("=", "|")]
     for gpu in gpus:
+        name, bus_id = gpu["name"][:27], gpu["bus_id"]
         power = f"{gpu['watts']:.0f}W / {gpu['watts_limit']:>4.0f}W"
         memory = f"{gpu['used'] / MIB:.0f}MiB / {gpu['total'] / MIB:>6.0f}MiB"
+        busy = f"{100 * gpu['busy']:>6.0f}% {'Default':>12}"
+        mig = "Disabled" if gpu["nvlinks"] else "N/A"  # the models with NVLink have it
         lines += [
-            f"| {gpu['index']:>3}  {gpu['name'][:27]:<27} {'On':>5}  | {gpu['bus_id']:>18} {'Off':>3} | {0:>20} |",
-            f"| N/A  {gpu['celsius']:>3}C    P0    {power:>20} | {memory:>22} | {100 * gpu['busy']:>6.0f}% {'Default':>12} |",
-            f"|{'':41}|{'':24}| {'Disabled' if gpu['nvlinks'] else 'N/A':>20} |",  # MIG: the models with NVLink have it
+            f"| {gpu['index']:>3}  {name:<27} {'On':>5}  | {bus_id:>18} {'Off':>3} | {0:>20} |",
+            f"| N/A  {gpu['celsius']:>3}C    P0    {power:>20} | {memory:>22} | {busy} |",
+            f"|{'':41}|{'':24}| {mig:>20} |",
             _columns("-", "+"),
         ]
     return "".join(f"{line}\n" for line in (*lines, "", *_processes(gpus)))
 
 
 def _rule(character: str, end: str = "+") -> str:
+    """Return a line across the whole table."""
     return end + character * (ROW - 2) + end
 
 
 def _columns(character: str, end: str) -> str:
+    """Return a line across the three columns."""
     return end + "+".join(character * width for width in (41, 24, 22)) + end
 
 
 def _processes(gpus: list[dict]) -> Iterator[str]:
+    """Yield the lines of the table of processes."""
     yield _rule("-")
     yield f"| {'Processes:':<87} |"
-    yield "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |"
-    yield "|        ID   ID                                                               Usage      |"
+    yield from PROCESS_HEAD
     yield _rule("=", "|")
     rows = list(_apps(gpus))
     if not rows:
         yield f"|  {'No running processes found':<86} |"
     for row in rows:
+        index, pid, program = row["index"], row["pid"], row["program"][-31:]
         held = f"{row['held'] / MIB:.0f}MiB"
-        yield f"| {row['index']:>4}   N/A  N/A {row['pid']:>16} {'C':>6}   {row['program'][-31:]:<31} {held:>14} |"
+        yield f"| {index:>4}   N/A  N/A {pid:>16} {'C':>6}   {program:<31} {held:>14} |"
     yield _rule("-")
 
 
-# topo -m
+# topo -m.
 
 
 def topology(report: dict[str, Any], gpus: list[dict]) -> str:
-    """How the GPUs are joined: NVLinks where the model has them, PCIe through the host otherwise."""
+    """Return how the GPUs are joined: by NVLinks if the model has them, else by PCIe."""
     names = [f"GPU{gpu['index']}" for gpu in gpus]
-    lines = ["\t\x1b[4m" + "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\x1b[0m"]
+    heads = "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
+    lines = [f"\t\x1b[4m{heads}\x1b[0m"]
     for name, gpu in zip(names, gpus, strict=True):
         link = f"NV{gpu['nvlinks']}" if gpu["nvlinks"] else "PHB"
-        cells = [" X " if other == name else link for other in names]
+        cells = [link] * len(names)
+        cells[names.index(name)] = " X "
         lines.append("\t".join([name, *cells, f"0-{report['processors'] - 1}", "0", "", "N/A"]))
     return "".join(f"{line}\n" for line in (*lines, "", "Legend:", "", *LEGEND))
 
 
 LEGEND = (
     "  X    = Self",
-    "  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)",
-    "  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node",
+    "  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes "
+    "(e.g., QPI/UPI)",
+    "  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges "
+    "within a NUMA node",
     "  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)",
-    "  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)",
+    "  PXB  = Connection traversing multiple PCIe bridges "
+    "(without traversing the PCIe Host Bridge)",
     "  PIX  = Connection traversing at most a single PCIe bridge",
     "  NV#  = Connection traversing a bonded set of # NVLinks",
 )

@@ -1,6 +1,7 @@
-"""`torch.cuda.tunable`, which times cuBLAS's kernels one against another: off, as on every GPU. Switching it on is refused.
+"""`torch.cuda.tunable`, which times cuBLAS's kernels and takes the fastest.
 
-What a program sets while it is off has no effect on a GPU either, and is answered (PyTorch's cuda/tunable/Tunable.cpp).
+It is off, as on every GPU; switching it on is refused. What a program sets while it is off has no
+effect on a GPU either, and can be read back (PyTorch's cuda/tunable/Tunable.cpp).
 """
 
 import os
@@ -13,38 +14,66 @@ _PREFIX = "PYTORCH_TUNABLEOP_"
 
 
 def answers(machine: Machine) -> dict[str, Any]:
-    kept: dict[str, Any] = {"tuning": True, "untuned": False, "duration": 30, "iterations": 100, "filename": ""}
+    """Return the functions of `torch._C` that torch.cuda.tunable calls."""
+    kept: dict[str, Any] = {
+        "tuning": True,
+        "untuned": False,
+        "duration": 30,
+        "iterations": 100,
+        "filename": "",
+    }
 
     def enable(on: bool) -> None:
+        """Refuse to switch it on; switching it off changes nothing."""
         if on:
-            raise unsupported("torch.cuda.tunable, which times cuBLAS's kernels one against another,")
+            raise unsupported(
+                "torch.cuda.tunable, which times cuBLAS's kernels one against another,"
+            )
 
     def is_enabled() -> bool:
+        """Return False; refuse if the environment switches it on."""
         enable(os.environ.get(f"{_PREFIX}ENABLED") == "1")
         return False
 
     def limit(variable: str, name: str) -> int:
-        """The variable of the environment goes before what the program has set."""
+        """Return a limit: the variable of the environment goes before what the program sets."""
         return max(int(os.environ.get(f"{_PREFIX}MAX_TUNING_{variable}", kept[name])), 0)
 
+    def tunes() -> bool:
+        """Return whether it would tune, if it were on."""
+        return kept["tuning"] and os.environ.get(f"{_PREFIX}TUNING") != "0"
+
+    def records() -> bool:
+        """Return whether it would record what is not tuned yet."""
+        return kept["untuned"] or os.environ.get(f"{_PREFIX}RECORD_UNTUNED") == "1"
+
     def set_filename(name: str, insert_device_ordinal: bool = False) -> None:
-        """Each GPU's file has its number in place of %d, or before the last dot, or at the end."""
+        """Set the name of the file of results.
+
+        With `insert_device_ordinal`, the number of the current GPU takes the place of %d, or is
+        put before the last dot, or at the end.
+        """
         if name and insert_device_ordinal:
             number = str(machine.selected.device)
             stem, dot, ending = name.rpartition(".")
-            name = name.replace("%d", number, 1) if "%d" in name else f"{stem}{number}{dot}{ending}" if dot else f"{name}{number}"
+            if "%d" in name:
+                name = name.replace("%d", number, 1)
+            elif dot:
+                name = f"{stem}{number}{dot}{ending}"
+            else:
+                name = f"{name}{number}"
         kept["filename"] = name
 
     return {
         "_cuda_tunableop_enable": enable,
         "_cuda_tunableop_is_enabled": is_enabled,
         "_cuda_tunableop_tuning_enable": lambda on: kept.update(tuning=on),
-        "_cuda_tunableop_tuning_is_enabled": lambda: kept["tuning"] and os.environ.get(f"{_PREFIX}TUNING") != "0",
+        "_cuda_tunableop_tuning_is_enabled": tunes,
         "_cuda_record_untuned_enable": lambda on: kept.update(untuned=on),
-        "_cuda_record_untuned_is_enabled": lambda: kept["untuned"] or os.environ.get(f"{_PREFIX}RECORD_UNTUNED") == "1",
-        "_cuda_tunableop_set_max_tuning_duration": lambda milliseconds: kept.update(duration=milliseconds),
+        "_cuda_record_untuned_is_enabled": records,
+        "_cuda_tunableop_set_max_tuning_duration": lambda limit_ms: kept.update(duration=limit_ms),
         "_cuda_tunableop_get_max_tuning_duration": lambda: limit("DURATION_MS", "duration"),
-        "_cuda_tunableop_set_max_tuning_iterations": lambda number: kept.update(iterations=number),
+        "_cuda_tunableop_set_max_tuning_iterations": lambda count: kept.update(iterations=count),
         "_cuda_tunableop_get_max_tuning_iterations": lambda: limit("ITERATIONS", "iterations"),
         "_cuda_tunableop_set_filename": set_filename,
         "_cuda_tunableop_get_filename": lambda: kept["filename"],

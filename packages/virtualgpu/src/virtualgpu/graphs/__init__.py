@@ -1,1 +1,1 @@
-"""CUDA graphs: work is recorded once, and then runs as often as the program asks for it."""
+"""CUDA graphs: work that is recorded once and then runs as often as the program asks for it."""

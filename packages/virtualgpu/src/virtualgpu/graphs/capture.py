@@ -1,8 +1,9 @@
-"""What one capture records: the operators with the memory that they work on, and the order of their kernels on streams.
+"""The capture of a CUDA graph: operators with their memory, and the order of kernels on streams.
 
-A real GPU computes nothing while it records; so what an operator writes is put back once it has told the shapes of its results. These lie
-in the capture's private pool. The values of a private pool lie in its segments, by address, as on a GPU: a graph finds them there though
-the tensor is gone, and two graphs that share the pool see what the other one leaves.
+A real GPU computes nothing during a capture. An operator's writes are therefore undone when the
+shapes of its results are known. The results are in the capture's private pool. The values of a
+private pool are in its segments, by address, as on a GPU. A graph finds them there even if the
+tensor is gone, and two graphs that share the pool see each other's values.
 """
 
 import mmap
@@ -26,28 +27,43 @@ from virtualgpu.ops.faults import survive
 from virtualgpu.streams.accesses import Region, has_region, mapped
 from virtualgpu.streams.launches import user_line
 from virtualgpu.streams.race_detector import copies_elsewhere
-from virtualgpu.tensor import VirtualTensor, empty_without_values, hang, memory_of, plain_set, tensors
+from virtualgpu.tensor import (
+    VirtualTensor,
+    empty_without_values,
+    hang,
+    memory_of,
+    plain_set,
+    tensors,
+)
 
 _make_subclass = torch.Tensor._make_subclass
-of_thread = threading.local()  # is it `replaying` a graph, and which operations use TF32 there?
+of_thread = threading.local()  # `replaying` a graph or not, and the operations that use TF32 there
 _PAGES = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 _GONE = (
-    "A CUDA graph works on a tensor of size {} that is gone since the capture: a GPU works on whatever lies there now. "
-    "Keep what a graph reads and writes as long as you replay it."
+    "A CUDA graph works on a tensor of size {} that was freed after the capture. A GPU works on "
+    "whatever is there now. Keep the tensors that a graph reads and writes while you replay it."
 )
 
 
 class ReplayingGpu(Gpu):
-    """A GPU on which a graph was captured: operators of a replay ask for no memory and no time, for the graph has them."""
+    """A GPU on which a graph was captured.
+
+    The operators of a replay take no memory and no time, because the graph has both.
+    """
 
     def allocate(self, nbytes: int) -> Any:
-        return None if _is_replaying() else super().allocate(nbytes)
+        """Return a block, or None in a replay."""
+        if _is_replaying():
+            return None
+        return super().allocate(nbytes)
 
     def launch(self, *work: Any, **more: Any) -> None:
+        """Queue a kernel, except in a replay."""
         if not _is_replaying():
             super().launch(*work, **more)
 
     def copy(self, *work: Any, **more: Any) -> None:
+        """Queue a copy, except in a replay."""
         if not _is_replaying():
             super().copy(*work, **more)
 
@@ -59,11 +75,15 @@ class ReplayingGpu(Gpu):
 
 
 def _is_replaying() -> bool:
+    """Return whether the calling thread replays a graph."""
     return getattr(of_thread, "replaying", False)
 
 
 class Outer:
-    """Stands among recorded arguments for memory that is not the graph's own: a replay works on what lies there then."""
+    """Placeholder among recorded arguments for memory outside the graph.
+
+    A replay uses what is there at its time.
+    """
 
     def __init__(self, x: torch.Tensor) -> None:
         storage: Any = x.untyped_storage()
@@ -71,18 +91,22 @@ class Outer:
         self.region = Region.of(x)
         self.bits = x.is_conj(), x.is_neg()
         self.gpu: Gpu = storage.memory.gpu
-        self.gone: Any = None  # what is there in its place, once the program has let it go
+        self.gone: Any = None  # a replacement for memory that the program has freed
 
     def tensor(self) -> VirtualTensor:
+        """Return the tensor for a replay. Warns if the program has freed its memory."""
         storage = self.storage()
         if storage is None:
             if self.gone is None:
                 nbytes = self.region.bytes()[1]
                 if nbytes:
                     filename, line, _ = user_line() or ("<unknown>", 0, "")
-                    warnings.warn_explicit(_GONE.format(list(self.region.size)), UserWarning, filename, line)
+                    text = _GONE.format(list(self.region.size))
+                    warnings.warn_explicit(text, UserWarning, filename, line)
                 with _DisableTorchDispatch():
-                    self.gone = torch.zeros(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
+                    self.gone = torch.zeros(
+                        nbytes, dtype=torch.uint8, device="cpu"
+                    ).untyped_storage()
                 hang(Memory(self.gpu, None, 0), self.gone)
             storage = self.gone
         return shown(storage, self.region, self.gpu, self.bits)
@@ -91,8 +115,8 @@ class Outer:
 class Node(NamedTuple):
     """An operator of a graph.
 
-    `draws` are generators with the state from which each drew. `tf32` are the operations that used
-    TF32 during the capture.
+    `draws` are generators, each with the state from which it drew. `tf32` are the operations that
+    used TF32 during the capture.
     """
 
     op: Operator
@@ -104,16 +128,17 @@ class Node(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """A storage that the program can reach, and that the graph works on."""
+    """A storage that the graph uses and that the program can reach."""
 
     storage: Callable[[], Any]
     writes: bool
 
 
 class Capture:
-    """A capture of the calling thread's current stream of a GPU, and of those that come to wait for it.
+    """A capture of the calling thread's current stream of a GPU, and of streams that wait for it.
 
-    `work` is what streams do, in order: a method of `Clock`, the stream, and what else the method takes.
+    `work` lists what the streams do, in order: a method of `Clock`, the stream, and the method's
+    other arguments.
     """
 
     def __init__(self, gpu: Gpu, mode: str) -> None:
@@ -125,23 +150,24 @@ class Capture:
         self.nodes: list[Node] = []
         self.touched: dict[int, Touched] = {}
         self.states: dict[Any, int] = {}
-        self.invalid = False  # something was done that no capture admits
-        self._known: dict[StreamTime, Known] = {}  # by stream: how many pieces of work of each come before what comes next
+        self.invalid = False  # whether something happened that a capture forbids
+        # For each stream, how many launches of every stream precede its next launch.
+        self._known: dict[StreamTime, Known] = {}
         self._draws: list[tuple[Any, Any]] = []
 
     def begin(self, states: dict[Any, int]) -> None:
-        """Capture. `states` are those of generators that may draw, and where they stand."""
+        """Start the capture. `states` are the states of generators that may draw, and offsets."""
         self.states = states
         self.join(self.origin, {})
 
     def join(self, stream: StreamTime, known: Known) -> None:
-        """From now on what is queued on the stream is recorded."""
+        """Record the stream's work from now on."""
         self._known[stream] = {stream: 0, **known}
         stream.capture, stream.learned = self, -1
         self.gpu.machine.gpus[stream.device_index].__class__ = ReplayingGpu
 
     def end(self) -> None:
-        """Raises CUDA's error if what was recorded is no graph."""
+        """End the capture. Raises CUDA's error if the recorded work is not a graph."""
         for stream in self._known:
             stream.capture = None
         for state, offset in self.states.items():
@@ -149,67 +175,100 @@ class Capture:
         if self.invalid:
             raise self._previous_error()
         last = self._known[self.origin]
-        if any(last.get(stream, 0) < known[stream] for stream, known in self._known.items()):
-            raise errors.stream_capture("capturing stream has unjoined work", "Unjoined")
+        for stream, known in self._known.items():
+            if last.get(stream, 0) < known[stream]:
+                raise errors.stream_capture("capturing stream has unjoined work", "Unjoined")
 
-    # What the clock hands over
+    # The clock calls these methods instead of doing the work itself
 
     def _add(self, method: str, stream: StreamTime, *rest: Any) -> None:
+        """Record a launch. Raises CUDA's error if the capture is invalid."""
         if self.invalid:
             raise self._previous_error()
         self._known[stream][stream] += 1
         self.work.append((method, stream, rest))
 
     def launch(self, stream: StreamTime, seconds: float, name: str, share: float) -> Span:
+        """Record a kernel."""
         self._add("launch", stream, seconds, 0.0, name, share)
-        return Span(stream.device_index, stream.stream_id, "kernel", name, self.gpu.machine.clock.host, 0.0)
+        now = self.gpu.machine.clock.host
+        return Span(stream.device_index, stream.stream_id, "kernel", name, now, 0.0)
 
-    def copy(self, stream: StreamTime, engine: str, seconds: float, blocking: bool, name: str) -> Span:
+    def copy(
+        self, stream: StreamTime, engine: str, seconds: float, blocking: bool, name: str
+    ) -> Span:
+        """Record a copy. Raises CUDA's error for a blocking one."""
         if blocking:
             raise self._not_permitted()
         self._add("copy", stream, engine, seconds, 0.0, False, name)
-        return Span(stream.device_index, stream.stream_id, engine, name, self.gpu.machine.clock.host, 0.0)
+        now = self.gpu.machine.clock.host
+        return Span(stream.device_index, stream.stream_id, engine, name, now, 0.0)
 
     def record(self, stream: StreamTime) -> EventTime:
+        """Record an event."""
         event = EventTime(stream, 0.0, dict(self._known[stream]), self)
         self.work.append(("record", stream, (event,)))
         return event
 
     def happens(self, event: EventTime, of_program: Any) -> None:
-        """At each replay the program's own event happens with this one, which was recorded last."""
+        """Let the program's own event happen in each replay, with the event recorded last."""
         self.work[-1] = ("record", event.stream, (event, of_program))
 
     def wait(self, stream: StreamTime, event: EventTime) -> None:
+        """Record that a stream waits for an event. A stream outside the capture joins it.
+
+        Raises CUDA's error for an event outside the capture.
+        """
         if stream.capture is None and event.capture in self.gpu.machine.clock.captures:
             self.join(stream, event.known)
         elif stream.capture is not event.capture:
             if stream.capture is None:
-                return  # the capture is over: the event happens in replays alone
+                return  # the capture has ended, so the event happens only in replays
             self.invalid = True
-            raise errors.stream_capture("dependency created on uncaptured work in another stream", "Isolation")
+            raise errors.stream_capture(
+                "dependency created on uncaptured work in another stream", "Isolation"
+            )
         known = self._known[stream]
-        known.update({other: max(count, known.get(other, 0)) for other, count in event.known.items()})
+        for other, count in event.known.items():
+            known[other] = max(count, known.get(other, 0))
         self.work.append(("wait", stream, (event,)))
 
     def check_wait(self, awaited: StreamTime | EventTime | int, asks: bool = False) -> None:
+        """Raise CUDA's error for a wait (or, if `asks`, a query) that the capture forbids."""
         if isinstance(awaited, EventTime) and awaited.capture is self:
             self.invalid = True
-            raise errors.stream_capture("operation not permitted on an event last recorded in a capturing stream", "", "CapturedEvent")
-        heeds = self.mode == "global" or (self.mode == "thread_local" and threading.get_ident() == self.thread)
-        if awaited in self._known or awaited == self.gpu.index or (asks and heeds):
+            raise errors.stream_capture(
+                "operation not permitted on an event last recorded in a capturing stream",
+                "",
+                "CapturedEvent",
+            )
+        forbids_queries = self.mode == "global"
+        if self.mode == "thread_local":
+            forbids_queries = threading.get_ident() == self.thread
+        is_captured = awaited in self._known or awaited == self.gpu.index
+        if is_captured or (asks and forbids_queries):
             raise self._not_permitted()
 
     def _not_permitted(self) -> Exception:
+        """Return CUDA's error for a forbidden operation, and mark the capture as invalid."""
         self.invalid = True
-        return errors.stream_capture("operation not permitted when stream is capturing", "Unsupported")
+        return errors.stream_capture(
+            "operation not permitted when stream is capturing", "Unsupported"
+        )
 
     def _previous_error(self) -> Exception:
-        return errors.stream_capture("operation failed due to a previous error during capture", "Invalidated")
+        """Return CUDA's error for work after a forbidden operation."""
+        return errors.stream_capture(
+            "operation failed due to a previous error during capture", "Invalidated"
+        )
 
     # Operators
 
     def run(self, call: Call) -> Any:
-        """Record an operator on device tensors, which a captured stream is to run."""
+        """Record an operator on device tensors for a captured stream.
+
+        Raises NotImplementedError for collectives.
+        """
         op, handler = call.op, call.op.handler
         assert handler is not None
         if op.func.namespace in RANKS:
@@ -219,14 +278,18 @@ class Capture:
         return self.note(call, handler)
 
     def note(self, call: Call, do: Callable[[Call], Any]) -> Any:
-        """Let `do` make the results, without values, and record the call."""
+        """Record a call. `do` computes its results, but without values."""
         selected, op = self.gpu.machine.selected, call.op
         args, kwargs = mapped((call.args, call.kwargs), self.argument)
         written = [x for x in call.written() if has_region(x)]
         for x in written:
             self._touch(x, True)
-        before = [(x, memory_of(x).kept if type(x) is VirtualTensor else 0, _copy(x)) for x in written]
-        self._draws, selected.in_operator = [], True
+        before = []
+        for x in written:
+            kept = memory_of(x).kept if type(x) is VirtualTensor else 0
+            before.append((x, kept, _copy(x)))
+        self._draws = []
+        selected.in_operator = True
         try:
             result = do(call)
         except (IndexError, RuntimeError) as error:
@@ -243,26 +306,36 @@ class Capture:
         return result
 
     def made(self, x: torch.Tensor) -> torch.Tensor:
-        """Memory without values, which the program has made."""
-        return x if self.gpu.machine.selected.in_operator else homed(x)
+        """Move the program's new tensor without values to the private pool, and return it."""
+        if self.gpu.machine.selected.in_operator:
+            return x
+        return homed(x)
 
     def draw(self, generator: Any) -> None:
-        """The operator that is being recorded draws from a generator."""
+        """Note that the recorded operator draws from a generator.
+
+        Raises RuntimeError for a generator that is not registered.
+        """
         if generator.state not in self.states:
-            raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
+            raise RuntimeError(
+                "Attempt to increase offset for a CUDA generator not in capture mode."
+            )
         self._draws.append((generator, generator.state))
 
     def _touch(self, x: torch.Tensor, writes: bool) -> None:
+        """Note that the graph uses the storage of a tensor."""
         if type(x) is VirtualTensor and has_region(x):
             storage = x.untyped_storage()
             before = self.touched.get(storage._cdata)
-            writes = writes or (before is not None and before.storage() is not None and before.writes)
+            if before is not None and before.storage() is not None and before.writes:
+                writes = True
             self.touched[storage._cdata] = Touched(weakref.ref(storage), writes)
 
     def argument(self, x: torch.Tensor, writes: bool = False) -> Any:
-        """What stands for a tensor in the graph."""
+        """Return the placeholder of a tensor in the graph."""
         if type(x) is not VirtualTensor:
-            return x if x.dim() else x.clone()  # numbers are taken as they are now, page-locked memory as it will be
+            # A number keeps its present value. Page-locked memory is read at each replay.
+            return x if x.dim() else x.clone()
         if not has_region(x):
             return x
         self._touch(x, writes)
@@ -277,18 +350,23 @@ class Capture:
 
 
 def homed(result: Any) -> Any:
-    """What an operator returns, with its values at home."""
+    """Return an operator's result with its values in the segments of their private pools."""
     homes: dict[int, Any] = {}
     return mapped(result, lambda x: _home(x, homes))
 
 
 def _home(x: torch.Tensor, homes: dict[int, Any]) -> torch.Tensor:
-    """The same tensor with its values where they lie on a GPU: in the segment of its private pool. `homes` are by old storage."""
+    """Return a tensor with its values in the segment of its private pool, as on a GPU.
+
+    `homes` maps old storages to new ones.
+    """
     if type(x) is not VirtualTensor or not has_region(x) or _is_home(x):
         return x
     storage = x.untyped_storage()
     memory = storage.memory
-    if memory.kept is None or memory.block is None or memory.block.segment.shelf.pool_id == NO_POOL:
+    if memory.kept is None or memory.block is None:
+        return x
+    if memory.block.segment.free_blocks.pool_id == NO_POOL:
         return x
     base = homes.get(storage._cdata)
     if base is None:
@@ -298,44 +376,59 @@ def _home(x: torch.Tensor, homes: dict[int, Any]) -> torch.Tensor:
 
 
 def _is_home(x: torch.Tensor) -> bool:
+    """Return whether the tensor's values are in the segment of a private pool."""
     return "at_home" in x.untyped_storage().__dict__
 
 
 def _at_home(memory: Memory, nbytes: int) -> Any:
-    """A storage over bytes of a private pool's segment."""
+    """Return a storage of `nbytes` bytes in the segment of the memory's private pool."""
     block = memory.block
     assert block is not None
     segment = block.segment
-    if segment.content is None:  # pages that nobody touches take no memory of the host
+    if segment.content is None:  # unused pages take no memory of the host
         segment.content = mmap.mmap(-1, segment.size, _PAGES)
     with _DisableTorchDispatch():
-        there = torch.frombuffer(segment.content, dtype=torch.uint8, count=nbytes, offset=block.address - segment.address)
-        storage = there.untyped_storage()
+        offset = block.address - segment.address
+        content: Any = segment.content
+        values = torch.frombuffer(content, dtype=torch.uint8, count=nbytes, offset=offset)
+        storage = values.untyped_storage()
     storage.__dict__["at_home"] = True
     return storage
 
 
-def shown(storage: Any, region: Region, gpu: Gpu, bits: tuple[bool, bool] = (False, False)) -> VirtualTensor:
-    """The tensor that shows a region of a storage; `bits` say whether as its conjugate, and as its negative."""
+def shown(
+    storage: Any, region: Region, gpu: Gpu, bits: tuple[bool, bool] = (False, False)
+) -> VirtualTensor:
+    """Return the tensor that shows a region of a storage.
+
+    `bits` tell whether it shows the conjugate and whether it shows the negative.
+    """
     with _DisableTorchDispatch():
         plain = plain_set(torch.empty(0, dtype=region.dtype, device="cpu"), storage, *region[:3])
-        plain = torch._conj(plain) if bits[0] else plain
-        plain = torch._neg_view(plain) if bits[1] else plain
+        if bits[0]:
+            plain = torch._conj(plain)
+        if bits[1]:
+            plain = torch._neg_view(plain)
         tensor = _make_subclass(VirtualTensor, plain)
     tensor._gpu = gpu
     return tensor
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy of a tensor's values, or None if they were not kept."""
+    if type(x) is VirtualTensor and memory_of(x).kept is None:
+        return None
     with _DisableTorchDispatch():
-        return None if type(x) is VirtualTensor and memory_of(x).kept is None else x.detach().clone()
+        return x.detach().clone()
 
 
 def _put_back(x: torch.Tensor, kept: int | None, value: torch.Tensor | None) -> None:
-    """Undo what an operator has written."""
+    """Undo a write. `kept` and `value` are from before the write."""
     if value is None:
         return
-    if type(x) is VirtualTensor and (memory := memory_of(x)).kept is None:
-        memory.remember(kept)
+    if type(x) is VirtualTensor:
+        memory = memory_of(x)
+        if memory.kept is None:
+            memory.remember(kept)
     with _DisableTorchDispatch(), torch.inference_mode(x.is_inference()):
         x.detach().copy_(value)

@@ -1,4 +1,4 @@
-"""`torch.cuda.CUDAGraph` of a virtual machine; what torch.cuda builds on it in Python runs as it is."""
+"""`torch.cuda.CUDAGraph` of a virtual machine. torch.cuda works with it unchanged."""
 
 import warnings
 from collections.abc import Iterator
@@ -31,38 +31,54 @@ from virtualgpu.tensor import (
     tensors,
 )
 
-# Stands for the memory of a private pool, for which graphs that share it race; by machine, GPU and pool. It has the last one's nodes.
+# Tensors that stand for the memory of private pools. Graphs that share a pool race for its tensor,
+# which holds the nodes of the last graph. The keys are machine, GPU and pool.
 _pools: WeakValueDictionary[tuple[int, int, PoolId], VirtualTensor] = WeakValueDictionary()
 _MODES = ("global", "thread_local", "relaxed")
-_EMPTY = "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
+_EMPTY = (
+    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on "
+    "wrong device or stream."
+)
 
 
 class CUDAGraph:
-    """Work that is recorded on a stream, and runs again at each `replay`, for one launch of the host's."""
+    """Work that is recorded on a stream and runs again at each `replay`, with one host launch."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._keeps = keep_graph
         self._number = new_number()
         self._capture: Capture | None = None
         self._pool = NO_POOL
-        self._states: list[tuple[Gpu, Any]] = []  # of generators that its kernels draw from
+        self._states: list[tuple[Gpu, Any]] = []  # states from which its kernels draw
         self._ended = self._ready = False
         self._tracker: Any = None
         self._branches: dict[StreamTime, StreamTime] = {}
 
     def register_generator_state(self, generator: torch.Generator) -> None:
-        """Let what is captured draw from this generator too. The GPU's own is always known."""
+        """Allow the captured work to draw from this generator. The GPU's own is always allowed."""
         known = registered(generator)
         known.state.register(known._gpu, self._number)
         self._states.append((known._gpu, known.state))
 
-    def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", check_input_liveness: bool = False) -> None:
+    def capture_begin(
+        self,
+        pool: PoolId | None = None,
+        capture_error_mode: str = "global",
+        check_input_liveness: bool = False,
+    ) -> None:
+        """Start to capture the current stream. Raises RuntimeError as CUDA does."""
         machine = hardware.machine()
         machine.take_turn()
         if self._ready:
-            raise RuntimeError("This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance.")
+            raise RuntimeError(
+                "This CUDAGraph instance already owns a captured graph. To capture a new graph, "
+                "create a new instance."
+            )
         if capture_error_mode not in _MODES:
-            raise RuntimeError(f"Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got {capture_error_mode}")
+            raise RuntimeError(
+                "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, "
+                f"got {capture_error_mode}"
+            )
         gpu = machine.current
         self.register_generator_state(gpu.generator)
         stream = gpu.stream
@@ -71,15 +87,24 @@ class CUDAGraph:
                 "CUDA graphs must be captured on a non-default stream. "
                 "(However, after capture, it's ok to replay them on the default stream.)"
             )
-        self._pool = (pool[0], pool[1]) if pool and any(pool) else (new_number(), 0)
+        if pool and any(pool):
+            self._pool = (pool[0], pool[1])
+        else:
+            self._pool = (new_number(), 0)
         self._gpu = gpu
         key = id(machine), gpu.index, self._pool
-        if (shared := _pools.get(key)) is None:
-            shared = _pools[key] = empty_without_values(gpu, (1,), (1,), torch.uint8, allocated=False)
+        shared = _pools.get(key)
+        if shared is None:
+            shared = empty_without_values(gpu, (1,), (1,), torch.uint8, allocated=False)
+            _pools[key] = shared
         self._shared = shared
         streams = gpu.streams
         capture = Capture(gpu, capture_error_mode)
-        gpu.allocator.begin_pool(self._pool, lambda stream: stream in streams and streams[stream].capture is capture)
+
+        def takes(stream_id: int) -> bool:
+            return stream_id in streams and streams[stream_id].capture is capture
+
+        gpu.allocator.begin_pool(self._pool, takes)
         capture.begin({state: state.offset for _, state in self._states})
         machine.clock.captures += (capture,)
         self._capture = capture
@@ -90,6 +115,7 @@ class CUDAGraph:
             self._tracker.start()
 
     def capture_end(self) -> None:
+        """End the capture. Raises RuntimeError as CUDA does."""
         capture = self._capture
         if capture is None or self._ended:
             raise RuntimeError("capture_end() called before capture_begin().")
@@ -103,6 +129,7 @@ class CUDAGraph:
         self._ready = not self._keeps
 
     def _end_allocating(self) -> None:
+        """Stop the capture's use of its pool and of the clock."""
         capture, clock = self._capture, self._gpu.machine.clock
         if capture in clock.captures:
             clock.captures = tuple(other for other in clock.captures if other is not capture)
@@ -111,14 +138,17 @@ class CUDAGraph:
             self._tracker.stop()
 
     def instantiate(self) -> None:
+        """Prepare the graph for replays. Raises RuntimeError as CUDA does."""
         if not self._ended:
             raise RuntimeError("capture_end() must have been called before calling instantiate")
         if self._ready and not self._keeps:
-            raise RuntimeError("instantiate() is intended to be called by the user only when keep_graph=true")
+            raise RuntimeError(
+                "instantiate() is intended to be called by the user only when keep_graph=true"
+            )
         self._ready = True
 
     def replay(self) -> None:
-        """Run the graph on the current stream."""
+        """Run the graph on the current stream. Raises RuntimeError without a capture."""
         capture = self._capture
         if capture is None or not self._ended:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
@@ -131,8 +161,11 @@ class CUDAGraph:
         machine.take_turn()
         touched = []
         for storage_of, writes in capture.touched.values():
-            if (storage := storage_of()) is not None and (nbytes := storage.nbytes()):
-                touched.append((shown(storage, Region(0, (nbytes,), (1,), torch.uint8), gpu), writes))
+            storage = storage_of()
+            nbytes = 0 if storage is None else storage.nbytes()
+            if nbytes:
+                whole = Region(0, (nbytes,), (1,), torch.uint8)
+                touched.append((shown(storage, whole, gpu), writes))
 
         def run() -> None:
             self._take_time(capture, stream)
@@ -141,29 +174,35 @@ class CUDAGraph:
         if gpu.fault is not None:
             gpu.notice()
         raced = machine.races.replay([*touched, (self._shared, True)], stream, run)
-        if any(x is self._shared for x in raced):  # graphs of one pool at once: each finds what the other one leaves
+        # Graphs of one pool that run at the same time find each other's values.
+        if any(x is self._shared for x in raced):
             others = attributes_of.__get__(self._shared)["nodes"]
-            compute([node for pair in zip_longest(others, capture.nodes) for node in pair if node is not None], gpu)
+            both = []
+            for pair in zip_longest(others, capture.nodes):
+                both += [node for node in pair if node is not None]
+            compute(both, gpu)
         attributes_of.__get__(self._shared)["nodes"] = capture.nodes
 
     def _take_time(self, capture: Capture, stream: StreamTime) -> None:
-        """Queue what the graph does on its streams, of which `stream` stands for the first: one launch of the host's."""
+        """Queue the graph's work as one launch of the host. `stream` is the graph's first one."""
         clock = capture.gpu.machine.clock
         clock.advance_host(capture.gpu.profile.launch_seconds)
         with clock.one_launch(stream):
             self._queue_work(capture, stream)
 
     def _queue_work(self, capture: Capture, stream: StreamTime) -> None:
+        """Queue the graph's work on its streams."""
         clock = capture.gpu.machine.clock
         branches = self._branches
         branches[capture.origin] = stream
         events: dict[EventTime, EventTime] = {}
         for method, branch, rest in capture.work:
-            if (on := branches.get(branch)) is None:
+            on = branches.get(branch)
+            if on is None:
                 on = branches[branch] = StreamTime(branch.device_index, branch.stream_id)
             if method == "record":
                 events[rest[0]] = clock.record(on)
-                if len(rest) > 1:  # an event of the program's own
+                if len(rest) > 1:  # an event of the program
                     rest[1]._recorded = events[rest[0]]
             elif method == "wait":
                 clock.wait(on, events[rest[0]])
@@ -171,7 +210,7 @@ class CUDAGraph:
                 getattr(clock, method)(on, *rest)
 
     def reset(self) -> None:
-        """Forget what was captured. Its pool goes back to the device once nothing in it is used."""
+        """Delete the captured work. Its pool is released when nothing in it is used any more."""
         if self._tracker is not None:
             self._tracker.stop()
             self._tracker = None
@@ -189,35 +228,41 @@ class CUDAGraph:
             self.reset()
 
     def pool(self) -> PoolId:
-        """What another graph's `capture_begin` takes to share this one's memory."""
+        """Return the id of the pool, for another graph's `capture_begin`.
+
+        Raises RuntimeError without a capture.
+        """
         if self._pool == NO_POOL:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._pool
 
     def enable_debug_mode(self) -> None:
-        """Keep what `debug_dump` writes, which is kept here anyway."""
+        """Do nothing. What `debug_dump` writes is always kept here."""
 
     def debug_dump(self, debug_path: str) -> None:
-        """Write the graph in the language of Graphviz: a row of kernels for each stream."""
+        """Write the graph as a Graphviz file with one row of kernels per stream."""
         assert self._capture is not None
-        lines = [
-            f'"{i} {work[2][2] if work[0] == "launch" else work[0]} on stream {work[1].stream_id}"'
-            for i, work in enumerate(self._capture.work)
-        ]
+        lines = []
+        for index, (method, stream, rest) in enumerate(self._capture.work):
+            name = rest[2] if method == "launch" else method
+            lines.append(f'"{index} {name} on stream {stream.stream_id}"')
         with open(debug_path, "w") as file:
             file.write("digraph graph_1 {\n" + "\n".join(lines) + "\n}\n")
 
     def raw_cuda_graph(self) -> int:
-        raise unsupported("CUDAGraph.raw_cuda_graph (CUDA's own functions cannot read a graph of a virtual GPU)")
+        """Raise NotImplementedError."""
+        because = "CUDA's own functions cannot read a graph of a virtual GPU"
+        raise unsupported(f"CUDAGraph.raw_cuda_graph ({because})")
 
     raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
 
 
 def compute(nodes: list[Node], gpu: Gpu) -> None:
-    """Give the graph's memory the values that its operators make of what lies there now."""
+    """Compute the nodes of a graph again from the present contents of its memory."""
     selected, host = gpu.machine.selected, gpu.machine.clock.host
     before: dict[VirtualGenerator, Any] = {}
-    of_thread.replaying, in_operator, selected.in_operator = True, selected.in_operator, True
+    in_operator = selected.in_operator
+    of_thread.replaying = selected.in_operator = True
     try:
         with _disable_current_modes(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             for node in nodes:
@@ -227,13 +272,16 @@ def compute(nodes: list[Node], gpu: Gpu) -> None:
                 of_thread.tf32 = node.tf32
                 _run(node)
     finally:
-        gpu.machine.clock.host = host  # the operators are the graph's: the host has launched that alone
-        of_thread.replaying, selected.in_operator = False, in_operator
+        # The operators take no host time, because the host has launched only the graph.
+        gpu.machine.clock.host = host
+        of_thread.replaying = False
+        selected.in_operator = in_operator
         for generator, state in before.items():
             generator.state = state
 
 
 def _run(node: Node) -> None:
+    """Compute one node, and write its results to the graph's memory."""
     args, kwargs, targets = mapped((node.args, node.kwargs, node.results), Outer.tensor, Outer)
     call = Call(node.op, args, kwargs)
     handler = node.op.handler
@@ -242,8 +290,11 @@ def _run(node: Node) -> None:
         result = handler(call)
     except (IndexError, RuntimeError) as error:
         result = survive(call, error)
-    for x, target in zip(tensors(result), targets, strict=False):  # a copy's target is none of what was recorded
-        if type(x) is not VirtualTensor or x.layout is not torch.strided or memory_of(target).kept is None:
+    # A copy's target was not recorded as a result.
+    for x, target in zip(tensors(result), targets, strict=False):
+        if type(x) is not VirtualTensor or x.layout is not torch.strided:
+            continue
+        if memory_of(target).kept is None:
             continue
         if memory_of(x).kept is None:
             forget(target)
@@ -253,8 +304,7 @@ def _run(node: Node) -> None:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
-
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     yield torch.cuda, {"CUDAGraph": CUDAGraph}
     yield (
         torch.cuda.graphs,
@@ -264,4 +314,4 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "_cuda_isCurrentStreamCapturing": torch._C._cuda_isCurrentStreamCapturing,
         },
     )
-    yield torch.cuda.graph, {"default_capture_stream": None}  # it remembers the first program's
+    yield torch.cuda.graph, {"default_capture_stream": None}  # it keeps an earlier machine's stream

@@ -1,4 +1,4 @@
-"""Private pools of memory: `torch.cuda.MemPool`, and what torch.cuda asks of C++ to send requests to one."""
+"""Private pools of memory: `torch.cuda.MemPool`, and replacements of C++ functions for pools."""
 
 import itertools
 import threading
@@ -18,14 +18,19 @@ _numbers = itertools.count(1)
 
 
 def new_number() -> int:
-    """Of a pool or a graph. A pool that the program asked for has it in the second place, a graph's own in the first."""
+    """Return a new number for a pool or a graph.
+
+    The id of a pool that the program created is (0, number), and that of a graph is (number, 0).
+    """
     return next(_numbers)
 
 
 class MemPool:
-    """A pool of the current GPU, into which `torch.cuda.use_mem_pool` sends what a thread asks for."""
+    """A pool of the current GPU, which a thread's requests use under `torch.cuda.use_mem_pool`."""
 
-    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+    def __init__(
+        self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False
+    ) -> None:
         if allocator is not None:
             raise unsupported("torch.cuda.MemPool with an allocator")
         self._allocator = hardware.machine().current.allocator
@@ -34,17 +39,20 @@ class MemPool:
 
     @property
     def id(self) -> PoolId:
+        """The pool's id."""
         return self._id
 
     @property
     def device(self) -> int:
+        """The index of the GPU."""
         return self._allocator.index
 
     def use_count(self) -> int:
-        """How many use the pool now, this object among them."""
+        """Return the number of users of the pool, including this object."""
         return self._allocator.pool_users(self._id)
 
     def snapshot(self, include_traces: bool = True) -> list[dict]:
+        """Return the pool's segments, as `torch.cuda.memory_snapshot` does."""
         return self._allocator.segments(self._id)
 
     def __del__(self) -> None:
@@ -55,7 +63,7 @@ class MemPool:
 
 @contextmanager
 def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
-    """In the block what the calling thread asks for on the device comes from the pool."""
+    """Serve the calling thread's requests on the device from the pool in the block."""
     gpu = hardware.machine().gpu(device)
     assert gpu is not None
     gpu.allocator.begin_pool(pool.id, _of_thread())
@@ -67,12 +75,13 @@ def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
 
 
 def _of_thread() -> Callable[[int], bool]:
+    """Return a test that is true for requests of the calling thread, on any stream."""
     caller = threading.get_ident()
     return lambda stream: threading.get_ident() == caller
 
 
 def answers(machine: Machine) -> dict[str, Any]:
-    """What torch.cuda asks of C++."""
+    """Return the replacements of C++ functions for pools, by name."""
 
     def begin_for_thread(index: int, pool_id: PoolId) -> None:
         machine.gpus[index].allocator.begin_pool(pool_id, _of_thread())
@@ -85,9 +94,16 @@ def answers(machine: Machine) -> dict[str, Any]:
         machine.gpus[index].allocator.end_pool(pool_id)
 
     def has_alone(index: int, pool_id: PoolId, addresses: set[int]) -> bool:
-        """Are these the addresses of all blocks in use in the pool?"""
-        blocks = [block for segment in machine.gpus[index].allocator.segments(pool_id) for block in segment["blocks"]]
-        return {block["address"] for block in blocks if block["state"] == "active_allocated"} == addresses
+        """Return whether these are the addresses of all blocks in use in the pool."""
+        used = set()
+        for segment in machine.gpus[index].allocator.segments(pool_id):
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    used.add(block["address"])
+        return used == addresses
+
+    def release(index: int, pool_id: PoolId) -> None:
+        machine.gpus[index].allocator.release_pool(pool_id)
 
     return {
         "_cuda_beginAllocateToPool": begin_for_stream,
@@ -95,13 +111,13 @@ def answers(machine: Machine) -> dict[str, Any]:
         "_cuda_beginAllocateCurrentThreadToPool": begin_for_thread,
         "_cuda_endAllocateToPool": end,
         "_cuda_endAllocateCurrentStreamToPool": end,
-        "_cuda_releasePool": lambda index, pool_id: machine.gpus[index].allocator.release_pool(pool_id),
+        "_cuda_releasePool": release,
         "_cuda_checkPoolLiveAllocations": has_alone,
     }
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     yield torch._C, answers(machine)
     for module in (torch.cuda, torch.cuda.memory):
         yield module, {"MemPool": MemPool, "use_mem_pool": use_mem_pool}

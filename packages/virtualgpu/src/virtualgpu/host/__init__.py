@@ -1,1 +1,1 @@
-"""The host of a virtual machine: its operators, its clock, its memory."""
+"""The host of a virtual machine: CPU operators, Python's clocks and threads, data loading."""

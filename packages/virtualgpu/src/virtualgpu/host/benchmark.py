@@ -1,4 +1,7 @@
-"""`torch.utils.benchmark` on virtual time: its timer waits for the GPU and reads a clock, which here is the machine's."""
+"""`torch.utils.benchmark` on virtual time.
+
+Its timer waits for the GPU and reads the host's clock, which here is the machine's clock.
+"""
 
 import inspect
 from collections.abc import Iterator
@@ -11,11 +14,11 @@ import torch
 from virtualgpu.hardware import Machine
 from virtualgpu.host.time_module import READ_SECONDS
 
-MODULE = "torch.utils.benchmark.utils.timer"  # imports setuptools, which takes a third of a second
+MODULE = "torch.utils.benchmark.utils.timer"  # not imported early: its import takes 0.3 seconds
 
 
 def replacements(machine: Machine, timers: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change when the program imports the module."""
+    """Yield (owner, replaced names) when the program imports the module `timers`."""
     original, make = timers.timer, timers.Timer.__init__
     signature = inspect.signature(make)
 

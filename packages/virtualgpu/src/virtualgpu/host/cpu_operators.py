@@ -1,4 +1,4 @@
-"""The host of a virtual machine: its operators take time, its memory can be pinned."""
+"""The operators of the host: they take time, and their memory can be page-locked."""
 
 import sys
 from threading import get_ident
@@ -23,24 +23,33 @@ from virtualgpu.streams import backward
 from virtualgpu.streams.race_detector import RaceDetector
 from virtualgpu.tensor import VirtualTensor, tensors
 
-# PyTorch's own operators fail or crash on symbolic zeros where a mode is active: real zeros serve as well.
+# PyTorch's own operators fail or crash on symbolic zeros if a mode is active. Real zeros work.
 _SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
-_OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # such as a default device's: one line for all calls
-# The node of a leaf, and the Python function that calls autograd's engine: of operators that hooks call, another one is the caller.
-_LEAF, _ENGINE = "torch::autograd::AccumulateGrad", torch.autograd.graph._engine_run_backward.__code__
+# Functions of modes, such as that of a default device, which has one line for all calls.
+_OF_MODES = {"__torch_function__", "__torch_dispatch__"}
+# The name of a leaf's node, and the Python function that calls autograd's engine. If a hook calls
+# an operator, the caller is another function.
+_LEAF, _ENGINE = (
+    "torch::autograd::AccumulateGrad",
+    torch.autograd.graph._engine_run_backward.__code__,
+)
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
-_sequence = torch.autograd._get_sequence_nr  # how many nodes this thread has made so far
-MOST_NODES_WITHOUT_OPERATORS = 64  # assumed: that may follow one another in a network
+_sequence = torch.autograd._get_sequence_nr  # the number of nodes that this thread has made so far
+MOST_NODES_WITHOUT_OPERATORS = 64  # an assumption about successive nodes in a network
 
 
 class HostOperators(TorchDispatchMode):
-    """Sees every operator of the threads of a machine: those on CPU tensors take host time, and C++ may make tensors for a GPU.
+    """Mode that sees every operator of the machine's threads.
 
-    A composite operator in C++ makes its temporaries on the device that it believes its inputs to be on: the CPU. What Python
-    creates always says `pin_memory`; what C++ creates never does. So a factory without it belongs to the GPU of the operator that
-    ran before it in the same call: the same Python instruction, or the same node of a backward. Where none did yet, its results
-    wait on the CPU, and move to the GPU of the first device tensor that they meet in that call. In a backward that has been on one
-    GPU alone they need not wait.
+    Operators on CPU tensors take host time. The mode also finds the tensors that C++ makes on the
+    CPU but should make on a GPU. A composite operator in C++ makes its temporary tensors on the
+    device that it believes its inputs to be on, which is the CPU.
+
+    Python always passes `pin_memory` when it creates a tensor, and C++ never does. A factory
+    without `pin_memory` therefore belongs to the GPU of the operator that ran before it in the same
+    call. A call is one Python instruction or one node of a backward pass. If no operator ran
+    before, the new tensor waits on the CPU, and moves to the GPU of the first device tensor that it
+    meets in this call. It need not wait in a backward pass that has used only one GPU.
     """
 
     supports_higher_order_operators = True
@@ -50,17 +59,20 @@ class HostOperators(TorchDispatchMode):
         self.machine = machine
         self.scheduler = machine.scheduler
         self._maker = get_ident()
-        self._one_numbering = True  # has one thread made all nodes of autograd?
+        self._one_numbering = True  # whether one thread has made all of autograd's nodes
         self.races = machine.races = RaceDetector(machine)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would wrap __torch_dispatch__ against torch.compile, which costs and hides the calling frame
+        """Return False. Otherwise torch would wrap __torch_dispatch__, which hides the caller."""
+        return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         try:
             if self.machine.forked and not types and not kwargs:
-                return func(*args)  # a data loader's worker: its clock is nobody's, and no GPU can be meant
+                return func(*args)  # a data loader's worker has no clock and no GPU
             if self.scheduler.several:
                 self.scheduler.take_turn()
             if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
@@ -71,17 +83,21 @@ class HostOperators(TorchDispatchMode):
                 frame: Any = sys._getframe(1)
                 while frame.f_code.co_name in _OF_MODES:
                     frame = frame.f_back
-                if not frame.f_trace_opcodes:  # a mark that nobody else sets: Python gives the next frame the same place in memory
+                # Nobody else sets this mark. It is needed because Python may give the next frame
+                # the same address.
+                if not frame.f_trace_opcodes:
                     frame.f_trace_opcodes = True
                     selected.frames += 1
                 call: tuple = ((selected.frames, id(frame)), frame.f_lasti)
                 self._record(selected)
             else:
                 node = _node()
-                call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
+                call = (task,)  # without a node in a callback that ends the backward pass
+                if node is not None:
+                    call = (task, node._sequence_nr(), node.name())
                 if selected.task != task:
                     selected.visit(task)
-                    if VirtualTensor in types:  # the engine's thread of a GPU has to be woken
+                    if VirtualTensor in types:  # the engine's thread of a GPU has to be woken up
                         self._take(selected, self.machine.profile.backward_seconds)
                 if node is not None and selected.node != call:
                     self._run_node(selected, call)
@@ -101,13 +117,15 @@ class HostOperators(TorchDispatchMode):
                 return result
             if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
                 return self._wrapped(func, args, kwargs or {})
-            return self._on_host(_ZEROS if func is _SYMBOLIC_ZEROS else func, types, args, kwargs or {}, call)
+            return self._on_host(
+                _ZEROS if func is _SYMBOLIC_ZEROS else func, types, args, kwargs or {}, call
+            )
         except (IndexError, RuntimeError) as error:
             errors.leave_out_the_kit(error)
             raise
 
     def _record(self, selected: Selected) -> None:
-        """The nodes that autograd has made since the last operator of this thread take host time."""
+        """Take host time for the nodes that autograd made since this thread's last operator."""
         made = _sequence()
         before = selected.recorded
         if made > (before or 0) and get_ident() != self._maker:
@@ -117,15 +135,15 @@ class HostOperators(TorchDispatchMode):
         selected.recorded = made
 
     def _run_node(self, selected: Selected, call: tuple) -> None:
-        """A node of a backward pass takes host time, and so do those before it that called no operator.
+        """Take host time for a node of a backward pass, and for nodes before it without operators.
 
         A backward pass runs its nodes from the last one made to the first. A gap of a few numbers
-        is nodes that hand a gradient on, such as those of additions. A large gap is another part
-        of the graph. Leaves have no number of their own: they count from the largest. Each thread
-        counts its own nodes, so a gap says nothing where several threads have made some.
+        means nodes that only hand a gradient on, such as those of additions. A large gap means
+        another part of the graph. Leaves have no numbers of their own and count from the largest.
+        Each thread counts its own nodes, so a gap means nothing if several threads have made nodes.
         """
         nodes = 1
-        if torch.is_grad_enabled():  # create_graph: the engine's threads make nodes
+        if torch.is_grad_enabled():  # with create_graph, the engine's threads make nodes
             self._one_numbering = False
         if self._one_numbering and selected.node is not None and selected.node[0] == call[0]:
             nodes = selected.node_number - call[1]
@@ -141,11 +159,12 @@ class HostOperators(TorchDispatchMode):
         self._take(selected, seconds)
 
     def _take(self, selected: Selected, seconds: float) -> None:
+        """Advance the host's clock, unless this thread takes no time."""
         if not selected.untimed:
             self.machine.clock.advance_host(seconds)
 
     def _by_parts(self, func: HigherOrderOperator, args: tuple, kwargs: dict) -> Any:
-        """An operator that takes functions, such as flex attention: eagerly, as PyTorch's own Python for it calls ordinary operators."""
+        """Run an operator that takes functions, such as flex attention, operator by operator."""
         eager = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
         if eager is None:
             raise errors.unsupported(f"torch.ops.higher_order.{func.name()}")
@@ -153,19 +172,30 @@ class HostOperators(TorchDispatchMode):
             return eager(*args, **kwargs)
 
     def _wrapped(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """An operator on tensors of a subclass, such as DTensors, which sees it first."""
+        """Pass an operator on tensors of a subclass, such as DTensors, to the subclass."""
         wrapped = sum(hasattr(x, "__tensor_flatten__") for x in tensors(args))
         if wrapped:
             profile = self.machine.profile
-            self.machine.clock.advance_host(profile.wrapper_seconds + wrapped * profile.wrapped_seconds)
+            self.machine.clock.advance_host(
+                profile.wrapper_seconds + wrapped * profile.wrapped_seconds
+            )
         return func(*args, **kwargs)
 
     def _on_host(self, func: Any, types: Any, args: tuple, kwargs: dict, call: tuple) -> Any:
-        """An operator without device tensors: on the CPU, or a factory."""
+        """Run an operator without device tensors: on the CPU, or a factory."""
         selected = self.machine.selected
-        waits = selected.waiting == call and "pin_memory" not in kwargs and all(x.dim() == 0 or _waits(x, call) for x in tensors(args))
-        if "device" in kwargs and not types and "pin_memory" not in kwargs and kwargs["device"].type == "cpu":
-            gpu = selected.made_on or (selected.gpu if selected.call == call else self._only_place(call))
+        waits = selected.waiting == call and "pin_memory" not in kwargs
+        if waits:
+            waits = all(x.dim() == 0 or _waits(x, call) for x in tensors(args))
+        if (
+            "device" in kwargs
+            and not types
+            and "pin_memory" not in kwargs
+            and kwargs["device"].type == "cpu"
+        ):
+            gpu = selected.made_on
+            if gpu is None:
+                gpu = selected.gpu if selected.call == call else self._only_gpu(call)
             if gpu is not None:
                 return func(*args, **(kwargs | {"device": gpu.device}))
             selected.waiting = call
@@ -174,61 +204,77 @@ class HostOperators(TorchDispatchMode):
             selected.call = None
             if len(call) == 3 and types:
                 selected.places.add(None)
-        if kwargs.get("pin_memory") and (device := kwargs.get("device")) is not None and device.type == "cpu":
-            return pinned(func(*args, **(kwargs | {"pin_memory": False})))
-        if kwargs.get("generator") is not None and ("device" not in kwargs or kwargs["device"].type == "cpu"):
+        if kwargs.get("pin_memory"):
+            device = kwargs.get("device")
+            if device is not None and device.type == "cpu":
+                return pinned(func(*args, **(kwargs | {"pin_memory": False})))
+        draws = kwargs.get("generator") is not None
+        if draws and ("device" not in kwargs or kwargs["device"].type == "cpu"):
             refuse_device_generator(kwargs["generator"])
         op = operator(func)
         if len(call) == 3 and call[2] == _LEAF and args and sys._getframe(2).f_code is _ENGINE:
             require_gradient_on_host(_node(), args[0])
-        result = self.races.host_runs(op, args, kwargs) if self.races.host_copies else func(*args, **kwargs)
+        if self.races.host_copies:
+            result = self.races.host_runs(op, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
         if type(result) is VirtualTensor:
-            return result  # a factory on a GPU: its own operators have taken their time
+            return result  # from a factory on a GPU, whose own operators have taken their time
         if waits and type(result) is torch.Tensor and result.layout is torch.strided:
             result.untyped_storage().__dict__["waiting"] = call
         self._take_time(op, args, result)
         return result
 
-    def _only_place(self, call: tuple) -> Gpu | None:
-        """The one GPU that a backward has been on so far; None for several places, for the CPU, and outside a backward."""
+    def _only_gpu(self, call: tuple) -> Gpu | None:
+        """Return the only GPU that the backward pass has used so far.
+
+        Returns None outside a backward pass, and if it has used the CPU or several GPUs.
+        """
         places = self.machine.selected.places
-        return next(iter(places)) if len(call) == 3 and len(places) == 1 else None
+        if len(call) == 3 and len(places) == 1:
+            return next(iter(places))
+        return None
 
     def _take_time(self, op: Operator, args: tuple, result: Any) -> None:
+        """Take the host time of a CPU operator."""
         if self.machine.selected.untimed:
             return
         moved = 0
-        for x in () if op.returns_views else (*args, result):
-            if isinstance(x, torch.Tensor):
-                if x.is_meta or isinstance(x, FakeTensor):
-                    return  # shapes alone
-                moved += x.numel() * x.itemsize
+        if not op.returns_views:
+            for x in (*args, result):
+                if isinstance(x, torch.Tensor):
+                    if x.is_meta or isinstance(x, FakeTensor):
+                        return  # such tensors are only shapes
+                    moved += x.numel() * x.itemsize
         profile = self.machine.profile
         if op.name == "_local_scalar_dense":
             self.machine.clock.advance_host(profile.cpu_item_seconds)
             return
         work = matrix_work(op.name, args)
-        seconds = costs.cpu_seconds(profile, moved, 0 if work is None else work[0])
-        if op.name.startswith("_foreach_"):  # on the CPU, PyTorch goes through the list
+        flops = 0 if work is None else work[0]
+        seconds = costs.cpu_seconds(profile, moved, flops)
+        if op.name.startswith("_foreach_"):  # on the CPU, PyTorch goes through the list in a loop
             for x in args[0][1:]:
                 seconds += profile.cpu_listed_seconds + 2 * x.nbytes / profile.cpu_bytes_per_second
         self.machine.clock.advance_host(seconds)
 
 
 def _waits(x: torch.Tensor, call: tuple) -> bool:
-    """Return whether C++ made this tensor on the CPU in this call, perhaps for a GPU."""
+    """Return whether C++ made this tensor on the CPU in this call, possibly for a GPU."""
     return x.layout is torch.strided and getattr(x.untyped_storage(), "waiting", None) == call
 
 
 def adopt(args: tuple) -> tuple:
-    """The arguments with those that C++ made on the CPU for this call moved to the GPU of the others."""
+    """Return the arguments with those moved to the GPU that C++ made on the CPU in this call."""
     gpu = next(x._gpu for x in tensors(args) if type(x) is VirtualTensor)
     waiting = gpu.machine.selected.waiting
 
     def moved(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return type(x)(moved(y) for y in x)
-        if type(x) is torch.Tensor and x.dim() and getattr(x.untyped_storage(), "waiting", None) == waiting:
+        if type(x) is not torch.Tensor or not x.dim():
+            return x
+        if getattr(x.untyped_storage(), "waiting", None) == waiting:
             return move(x, gpu, None, True)
         return x
 
@@ -236,19 +282,22 @@ def adopt(args: tuple) -> tuple:
 
 
 def require_gradient_on_host(node: Any, gradient: torch.Tensor) -> None:
-    """Raise RuntimeError if a leaf on a GPU gets a gradient of the host.
+    """Raise RuntimeError if a leaf on a GPU gets a gradient on the CPU.
 
-    A hook of a node that C++ has made has put it there. Nothing sees such hooks when they run.
+    A hook of a node that C++ made has replaced the gradient. Such hooks cannot be observed.
     """
     leaf = node.variable
     if type(leaf) is not VirtualTensor or type(gradient) is not torch.Tensor:
         return
-    if (gradient.dtype, gradient.shape) == (leaf.dtype, leaf.shape):  # others are C++'s own, such as DDP's
+    if (gradient.dtype, gradient.shape) == (
+        leaf.dtype,
+        leaf.shape,
+    ):  # others are C++'s own, such as DDP's
         was, got = errors.type_of(leaf), errors.type_of(gradient)
         raise RuntimeError(f"hook '<unknown>' has changed the type of value (was {was} got {got})")
 
 
 def refuse_device_generator(generator: torch.Generator) -> None:
-    """Raises RuntimeError, as CUDA does, if a GPU's generator is to draw on the CPU."""
+    """Raise RuntimeError, as CUDA does, if a GPU's generator is used on the CPU."""
     if is_virtual(generator):
         raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")

@@ -1,4 +1,8 @@
-"""Data loaders with workers: what these do, and when, depends on other processes' real speed, and takes none of the host's time."""
+"""Data loaders with worker processes.
+
+The work of the workers takes none of the host's time, because it depends on the real speed of other
+processes.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -13,13 +17,17 @@ from virtualgpu.hardware import Machine
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
-    yield _MultiProcessingDataLoaderIter, {"_try_get_data": receiving(machine, _MultiProcessingDataLoaderIter._try_get_data)}
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    loader = _MultiProcessingDataLoaderIter
+    yield loader, {"_try_get_data": receiving(machine, loader._try_get_data)}
     yield worker, {"_worker_loop": working(machine, worker._worker_loop)}
 
 
 def receiving(machine: Machine, receive: Callable[..., Any]) -> Callable[..., Any]:
-    """What receives a worker's batch: it may come early, while another one is waited for."""
+    """Return `receive`, which gets a batch from a worker, without host time.
+
+    A batch can arrive early, while the loader waits for another one.
+    """
 
     def try_get_data(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, machine.selected.untimed = machine.selected.untimed, True
@@ -32,11 +40,15 @@ def receiving(machine: Machine, receive: Callable[..., Any]) -> Callable[..., An
 
 
 def working(machine: Machine, work: Callable[..., None]) -> Callable[..., None]:
-    """What a worker does. Forked, it has no GPU: nobody need look at its operators, which takes twice as long as they do."""
+    """Return `work`, the loop of a worker, without instrumented operators.
 
-    @functools.wraps(work)  # also to be found by its name in a worker that is started afresh
+    A forked worker has no GPU, and instrumenting its operators would double their cost.
+    """
+
+    @functools.wraps(work)  # a spawned worker looks the function up by its name
     def worker_loop(*args: Any, **kwargs: Any) -> None:
-        with _disable_current_modes() if machine.forked else nullcontext():
+        uninstrumented = _disable_current_modes() if machine.forked else nullcontext()
+        with uninstrumented:
             work(*args, **kwargs)
 
     return worker_loop

@@ -1,8 +1,8 @@
-"""The host time of PyTorch's own Python outside operators: modules, optimizers, nn.DataParallel.
+"""The host time of PyTorch's own Python code outside operators: modules, optimizers, DataParallel.
 
-Nothing is wrapped around a module's call, so hooks and tracebacks stay as they are. Every call asks
-C++ whether a trace is being made, before the module's own `forward`; its time is taken there. Every
-step of an optimizer calls a method that profilers replace; its time is taken there.
+No module's call is wrapped, so hooks and tracebacks stay as they are. Instead the time is taken in
+functions that PyTorch calls anyway. Every module's call asks C++ whether a trace is being made, and
+every step of an optimizer calls a method that profilers replace.
 """
 
 import functools
@@ -16,12 +16,14 @@ from virtualgpu.hardware import Machine
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     yield torch._C, asking_for_a_trace(machine)
     yield (
         nn.Module,
         {
-            "_replicate_for_data_parallel": replicating(machine, nn.Module._replicate_for_data_parallel),
+            "_replicate_for_data_parallel": replicating(
+                machine, nn.Module._replicate_for_data_parallel
+            ),
             "zero_grad": clearing(machine, nn.Module.zero_grad, nn.Module.parameters),
         },
     )
@@ -35,8 +37,13 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:
-    """What `Module.__call__` calls once of `torch._C`, by name: the tracing state; from PyTorch 2.15 on, whether there is one."""
-    name = "_is_tracing" if "_is_tracing" in torch.nn.Module._call_impl.__code__.co_names else "_get_tracing_state"
+    """Return the function of `torch._C` that `Module.__call__` calls once, by its name.
+
+    It returns the tracing state. From PyTorch 2.15 on it returns whether there is one.
+    """
+    name = "_get_tracing_state"
+    if "_is_tracing" in torch.nn.Module._call_impl.__code__.co_names:
+        name = "_is_tracing"
     ask, clock, seconds = getattr(torch._C, name), machine.clock, machine.profile.module_seconds
 
     def asked() -> Any:
@@ -47,8 +54,13 @@ def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:
     return {name: asked}
 
 
-def replicating(machine: Machine, replicate: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
-    """`Module._replicate_for_data_parallel`, which nn.DataParallel calls for every module of every replica, at every forward."""
+def replicating(
+    machine: Machine, replicate: Callable[[nn.Module], nn.Module]
+) -> Callable[[nn.Module], nn.Module]:
+    """Return `Module._replicate_for_data_parallel` with its host time.
+
+    nn.DataParallel calls it in every forward pass, for every module of every replica.
+    """
     clock, profile = machine.clock, machine.profile
 
     def replicate_for_data_parallel(self: nn.Module) -> nn.Module:
@@ -60,32 +72,38 @@ def replicating(machine: Machine, replicate: Callable[[nn.Module], nn.Module]) -
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Yield what the optimizer trains."""
+    """Yield the parameters that the optimizer trains."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def with_gradients(parameters: Iterable[torch.Tensor]) -> int:
-    """Return how many parameters have a gradient."""
+    """Return the number of parameters that have a gradient."""
     return sum(parameter.grad is not None for parameter in parameters)
 
 
 def stepping(machine: Machine, step_code: Callable[[Any], None]) -> Callable[[Any], None]:
-    """`Optimizer._optimizer_step_code`, which every `step()` calls once, whatever its class."""
+    """Return `Optimizer._optimizer_step_code`, which every `step()` calls once, with its time."""
     profile = machine.profile
 
     @functools.wraps(step_code)
     def _optimizer_step_code(self: torch.optim.Optimizer) -> None:
         if not machine.selected.untimed:
             count = with_gradients(parameters_of(self))
-            machine.clock.advance_host(profile.optimizer_seconds + count * profile.parameter_seconds)
+            machine.clock.advance_host(
+                profile.optimizer_seconds + count * profile.parameter_seconds
+            )
         step_code(self)
 
     return _optimizer_step_code
 
 
-def clearing(machine: Machine, zero_grad: Callable[..., None], parameters: Callable[[Any], Iterable[torch.Tensor]]) -> Callable[..., None]:
-    """`zero_grad` of modules or of optimizers."""
+def clearing(
+    machine: Machine,
+    zero_grad: Callable[..., None],
+    parameters: Callable[[Any], Iterable[torch.Tensor]],
+) -> Callable[..., None]:
+    """Return `zero_grad`, of modules or of optimizers, with its host time."""
     profile = machine.profile
 
     @functools.wraps(zero_grad)

@@ -1,4 +1,4 @@
-"""Replacements of Python's own threads, locks and queues while a machine is in place."""
+"""Replacements of Python's threads, locks and queues while a machine is in use."""
 
 import _thread
 import queue
@@ -18,35 +18,45 @@ from virtualgpu.threads.scheduler import Scheduler
 from virtualgpu.threads.thread_state import ThreadState
 
 
-def replacements(machine: Machine, mode: AbstractContextManager) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change. Threads run under `mode`, which belongs to one thread alone, and take turns."""
+def replacements(
+    machine: Machine, mode: AbstractContextManager
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield (owner, replaced names) for what this module replaces in Python's library.
+
+    Threads take turns and run under `mode`, which would otherwise apply to one thread only.
+    """
     scheduler, thread = machine.scheduler, threading.Thread
     started = outside_the_scheduler(machine, thread.start, starting(scheduler, thread.start, mode))
     yield thread, {"start": started, "join": joining(scheduler, thread.join)}
     yield threading, {"Lock": type("lock", (Lock,), {"scheduler": scheduler})}
     yield queue, {"SimpleQueue": type("SimpleQueue", (SimpleQueue,), {"scheduler": scheduler})}
-    if hasattr(threading, "_allocate_lock"):  # a private name: without it, a blocked thread is noticed a little later
+    # A private name. Without it, a blocked thread is noticed a little later.
+    if hasattr(threading, "_allocate_lock"):
         yield threading, {"_allocate_lock": lambda: _condition_lock(scheduler)}
 
 
 def starting(
     scheduler: Scheduler, start: Callable[[threading.Thread], None], mode: AbstractContextManager
 ) -> Callable[[threading.Thread], None]:
-    """`Thread.start` for a thread that takes turns, and runs under `mode`."""
+    """Return `Thread.start` for threads that take turns and run under `mode`."""
 
     def run_in_turns(thread: threading.Thread, state: ThreadState, run: Callable[[], None]) -> None:
         with scheduler.attached(state), mode if scheduler.has(state) else nullcontext():
             try:
                 run()
-            except BaseException as error:  # told here, as Python would a moment later, so that this line is not in the traceback
+            except BaseException as error:
+                # Python would report the error a moment later, with this line in the traceback.
                 call = error.__traceback__ and error.__traceback__.tb_next
-                threading.excepthook(threading.ExceptHookArgs((type(error), error.with_traceback(call), call, thread)))
+                report = threading.ExceptHookArgs(
+                    (type(error), error.with_traceback(call), call, thread)
+                )
+                threading.excepthook(report)
 
     def start_in_turns(thread: threading.Thread) -> None:
         state = scheduler.add()
         thread.run = partial(run_in_turns, thread, state, thread.run)  # type: ignore[method-assign]
         try:
-            with scheduler.keeping_turn():  # it waits until the thread is there, which needs no turn
+            with scheduler.keeping_turn():  # `start` waits for the new thread, which needs no turn
                 start(thread)
         except BaseException:
             scheduler.remove_unstarted(state)
@@ -57,11 +67,12 @@ def starting(
 
 
 def joining(scheduler: Scheduler, join: Callable[..., None]) -> Callable[..., None]:
-    """`Thread.join` that lets the others run."""
+    """Return `Thread.join`, which lets other threads run while it waits."""
 
     def join_in_turns(thread: threading.Thread, timeout: float | None = None) -> None:
         state: ThreadState | None = getattr(thread, "_scheduler_state", None)
-        if timeout == 0 or (state is not None and not scheduler.has(state)):  # it ends at once
+        over = state is not None and not scheduler.has(state)
+        if timeout == 0 or over:  # the call returns at once
             with scheduler.keeping_turn():
                 return join(thread, timeout)
         with scheduler.blocked() as wait:
@@ -77,13 +88,15 @@ def joining(scheduler: Scheduler, join: Callable[..., None]) -> Callable[..., No
 
 
 def outside_the_scheduler(
-    machine: Machine, start: Callable[[threading.Thread], None], in_turns: Callable[[threading.Thread], None]
+    machine: Machine,
+    start: Callable[[threading.Thread], None],
+    in_turns: Callable[[threading.Thread], None],
 ) -> Callable[[threading.Thread], None]:
-    """`Thread.start`, which leaves two kinds of threads out: they take none of the host's time, and no turns.
+    """Return `Thread.start`, which starts two kinds of threads without turns and host time.
 
-    How far ahead DataLoader's pinning thread gets depends on other processes' real speed, and on the computers that it is meant for it has
-    a processor of its own. Threads that the tools start would not be there on a real GPU; one that keeps a time limit must not wait for a
-    turn.
+    The progress of DataLoader's pinning thread depends on the real speed of other processes, and on
+    the modelled computers it has a processor of its own. Threads of the kit would not exist on a
+    real GPU, and a thread that watches a time limit must not wait for a turn.
     """
 
     def run_untimed(run: Callable[[], None]) -> None:
@@ -91,7 +104,9 @@ def outside_the_scheduler(
         run()
 
     def start_thread(thread: threading.Thread) -> None:
-        pins = getattr(thread, "_target", None) is torch.utils.data._utils.pin_memory._pin_memory_loop
+        pins = (
+            getattr(thread, "_target", None) is torch.utils.data._utils.pin_memory._pin_memory_loop
+        )
         if pins or front_end.is_of_the_tools(sys._getframe(1).f_globals.get("__name__", "")):
             thread.run = partial(run_untimed, thread.run)  # type: ignore[method-assign]
             return start(thread)
@@ -102,5 +117,10 @@ def outside_the_scheduler(
 
 
 def _condition_lock(scheduler: Scheduler) -> Any:
-    """The lock that `threading` makes for its own use. A condition makes one for each thread that waits on it."""
-    return Waiter(scheduler) if sys._getframe(2).f_code is threading.Condition.wait.__code__ else _thread.allocate_lock()
+    """Return the lock that `threading` creates for its own use.
+
+    A condition creates one for each thread that waits on it.
+    """
+    if sys._getframe(2).f_code is threading.Condition.wait.__code__:
+        return Waiter(scheduler)
+    return _thread.allocate_lock()

@@ -1,1 +1,1 @@
-"""A folder for the path of the Python programs that a script under `run` starts."""
+"""A folder on the path of the Python programs that a script started with `run` starts."""

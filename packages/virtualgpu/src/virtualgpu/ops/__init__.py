@@ -1,1 +1,1 @@
-"""What each operator does on a virtual GPU: one module a family of operators."""
+"""The operators on virtual GPUs. Each module holds one family of operators."""

@@ -1,9 +1,12 @@
-"""What matrix products ask for: the workspaces of cuBLAS and cuBLASLt, and copies of factors that cuBLAS cannot read.
+"""Memory and time of matrix products: workspaces of cuBLAS, copies of factors, and work.
 
-A library handle belongs to a thread, and a workspace to a handle on a stream. A workspace is allocated at its first use, after
-the operator's output, and stays. Rules from PyTorch's sources: aten/src/ATen/cuda/CublasHandlePool.cpp (sizes, handles),
-aten/src/ATen/cuda/detail/DeviceThreadHandles.h (who holds which handle), aten/src/ATen/native/cuda/Blas.cpp (which product takes
-which library). Held against recordings from an H200 (torch 2.11, CUDA 13.0).
+A library handle belongs to a thread, and a workspace to a handle on a stream. A workspace is
+allocated at its first use, after the operator's output, and stays. cuBLAS cannot read every
+factor as it lies: PyTorch copies the others first. Rules from PyTorch's sources:
+aten/src/ATen/cuda/CublasHandlePool.cpp (sizes, handles),
+aten/src/ATen/cuda/detail/DeviceThreadHandles.h (who holds which handle),
+aten/src/ATen/native/cuda/Blas.cpp (which product takes which library).
+Compared with recordings from an H200 (torch 2.11, CUDA 13.0).
 """
 
 import os
@@ -37,63 +40,86 @@ _PAIR = re.compile(r":(\d+):(\d+)")
 # Matrix products: the argument positions of the two factors.
 PRODUCTS = {
     "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "vdot": (0, 1),
-    "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmv": (1, 2), "addmv_": (1, 2),
-    "_addmm_activation": (1, 2),
+    "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2),
+    "addmv": (1, 2), "addmv_": (1, 2), "_addmm_activation": (1, 2),
 }  # fmt: skip
 # Products with a vector use no TF32. PyTorch turns it off for matrix times vector
 # (ATen/cuda/CUDABlas.cpp), and cuBLAS computes dot products without tensor cores.
 WITH_VECTORS = {"mv", "dot", "vdot", "addmv", "addmv_"}
 FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
-# The names that CUDA gives the kernels it does not have for integers.
-INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
-INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
+# The names that CUDA gives the kernels that it does not have for integers.
+INTEGER_PRODUCT = {
+    **dict.fromkeys(("bmm", "baddbmm", "baddbmm_"), "baddbmm_cuda"),
+    **dict.fromkeys(("mv", "addmv", "addmv_"), "addmv_impl_cuda"),
+    "dot": "dot",
+    "vdot": "vdot",
+}
 sums_in_float32(*(getattr(torch.ops.aten, name) for name in (*PRODUCTS, "addr", "addbmm")))
 _is_deterministic = torch._C._get_deterministic_algorithms
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 
 
 def workspace_bytes(major: int, environment: Mapping[str, str]) -> int:
-    """The size of cuBLAS's workspace: CUBLAS_WORKSPACE_CONFIG, pairs of ":KIBS:COUNT", or NVIDIA's advice for the architecture."""
+    """Return the bytes of cuBLAS's workspace on a GPU of compute capability `major`.
+
+    CUBLAS_WORKSPACE_CONFIG in the environment gives them, as pairs ":KIBS:COUNT"; otherwise
+    NVIDIA's advice for the architecture holds.
+    """
     default = WORKSPACE_HOPPER if major in (9, 10) else WORKSPACE
     config = environment.get("CUBLAS_WORKSPACE_CONFIG")
     if config is None:
         return default
     pairs = _PAIR.findall(config)
     if not pairs:
-        warnings.warn(f"Could not parse CUBLAS_WORKSPACE_CONFIG, using default workspace size of {default} bytes.", stacklevel=2)
+        warnings.warn(
+            "Could not parse CUBLAS_WORKSPACE_CONFIG, "
+            f"using default workspace size of {default} bytes.",
+            stacklevel=2,
+        )
         return default
     return sum(int(size) * int(count) for size, count in pairs) * KIB
 
 
 def workspace_lt_bytes(environment: Mapping[str, str]) -> int:
-    """The size of cuBLASLt's workspace: CUBLASLT_WORKSPACE_SIZE in KiB; none where it shares that of cuBLAS."""
+    """Return the bytes of cuBLASLt's workspace: 0 where it shares that of cuBLAS.
+
+    CUBLASLT_WORKSPACE_SIZE in the environment gives them in KiB.
+    """
     if environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
         return 0
     given = environment.get("CUBLASLT_WORKSPACE_SIZE", "")
-    return int(given) * KIB if given.isdigit() else WORKSPACE_LT
+    if given.isdigit():
+        return int(given) * KIB
+    return WORKSPACE_LT
 
 
 class Held:
-    """A handle in the hands of a thread. It goes back, workspaces and all, when the thread and its local variables end."""
+    """A cuBLAS handle that a thread holds. It goes back when the thread's local variables end."""
 
     def __init__(self, handles: "Handles") -> None:
+        """Take the handle that was given back last, or a new one."""
         self._free = handles.free
         self.number = handles.free.pop() if handles.free else handles.new()
-        self.ready: set[int] = set()  # streams whose workspaces are there: twice the stream, and one more for cuBLASLt's
+        # The streams whose workspaces are allocated: twice the stream's number for cuBLAS, and
+        # one more for cuBLASLt.
+        self.ready: set[int] = set()
         handles.held.add(self)
 
     def __del__(self) -> None:
+        """Give the handle back."""
         self._free.append(self.number)
 
 
 class Handles:
-    """The cuBLAS handles of one GPU, and the workspaces bound to them.
+    """The cuBLAS handles of one GPU, and the workspaces that belong to them.
 
-    The operators of a backward run on a thread of the GPU's own, which takes a handle like any other thread and keeps it.
+    The operators of a backward pass run on a thread of the GPU's own. It takes a handle like any
+    other thread, and keeps it.
     """
 
     def __init__(self, gpu: Gpu) -> None:
-        self.free: list[int] = []  # given back by threads that ended: the last one is taken first
+        """Start without handles; the sizes of workspaces come from the environment."""
+        self.free: list[int] = []  # given back by threads that ended: the last is taken first
         self.held: weakref.WeakSet[Held] = weakref.WeakSet()  # by threads, at present
         self._gpu = gpu
         self._count = 0
@@ -104,11 +130,15 @@ class Handles:
         self.lt = os.environ.get("DISABLE_ADDMM_CUDA_LT") != "1"
 
     def new(self) -> int:
+        """Return the number of a new handle."""
         self._count += 1
         return self._count
 
     def use(self, lt: bool = False) -> None:
-        """Have the workspaces of the calling thread's handle for its current stream, those of cuBLASLt too if that is meant."""
+        """Allocate the workspaces of the calling thread's handle for its current stream.
+
+        With `lt`, allocate that of cuBLASLt too. Workspaces that are there stay.
+        """
         if _current_graph_task() != -1:
             held = self._autograd = self._autograd or Held(self)
         else:
@@ -124,7 +154,7 @@ class Handles:
 
     @property
     def workspaces(self) -> set[tuple[int, int]]:
-        """The handle and the stream of each workspace that is allocated."""
+        """Return the handle and the stream of each workspace that is allocated."""
         return set(self._workspaces)
 
     def give_back(self, kept: Collection[tuple[int, int]] = ()) -> None:
@@ -138,12 +168,13 @@ class Handles:
                     held.ready.discard(key[1])
 
     def _take(self) -> Held:
+        """Let the calling thread hold a handle, and return it."""
         held = self._threads.held = Held(self)
         return held
 
 
 def handles(gpu: Gpu) -> Handles:
-    """The GPU's cuBLAS handles."""
+    """Return the GPU's cuBLAS handles, which come into being here."""
     found = gpu.libraries.get("cublas")
     if found is None:
         found = gpu.libraries["cublas"] = Handles(gpu)
@@ -151,9 +182,11 @@ def handles(gpu: Gpu) -> Handles:
 
 
 def held_workspaces(gpu: Gpu) -> set[tuple[int, int]]:
-    """The handle and the stream of each of cuBLAS's workspaces that is allocated on this GPU."""
+    """Return the handle and the stream of each workspace that is allocated on this GPU."""
     found = gpu.libraries.get("cublas")
-    return set() if found is None else found.workspaces
+    if found is None:
+        return set()
+    return found.workspaces
 
 
 def free_workspaces(gpu: Gpu, kept: Collection[tuple[int, int]]) -> None:
@@ -164,15 +197,20 @@ def free_workspaces(gpu: Gpu, kept: Collection[tuple[int, int]]) -> None:
 
 
 def clear_workspaces(gpu: Gpu) -> None:
-    """`torch._C._cuda_clearCublasWorkspaces`: each handle asks anew at its next use."""
-    if (found := gpu.libraries.pop("cublas", None)) is not None:
+    """Free cuBLAS's workspaces: each handle allocates them anew at its next use.
+
+    This is `torch._C._cuda_clearCublasWorkspaces`.
+    """
+    found = gpu.libraries.pop("cublas", None)
+    if found is not None:
         found.give_back()
 
 
 def copied_bytes(matrix: torch.Tensor) -> int:
-    """Bytes of the copy of a factor (its last two dimensions are the matrix) that cuBLAS cannot read as it lies; 0 for none.
+    """Return the bytes of the copy that PyTorch makes of a factor for cuBLAS; 0 for none.
 
-    cuBLAS reads a matrix whose rows or whose columns lie dense, at a distance of at least their length.
+    The last two dimensions of `matrix` are the matrix. cuBLAS reads one whose rows or columns lie
+    dense, at a distance of at least their length.
     """
     if matrix.layout is not torch.strided or matrix.is_contiguous():
         return 0
@@ -185,21 +223,32 @@ def copied_bytes(matrix: torch.Tensor) -> int:
     return matrix.numel() * matrix.itemsize
 
 
-def _product(left: torch.Tensor, right: torch.Tensor, result: VirtualTensor, lt: bool = False) -> Iterator[int]:
+def _product(
+    left: torch.Tensor, right: torch.Tensor, result: VirtualTensor, lt: bool = False
+) -> Iterator[int]:
+    """Yield the bytes of each factor's copy, then allocate the workspaces of a product."""
     if not result.numel() or not left.numel():
         return  # nothing to multiply: cuBLAS is not called
-    if copy := copied_bytes(left):
+    copy = copied_bytes(left)
+    if copy:
         yield copy
-    if copy := copied_bytes(right):
+    copy = copied_bytes(right)
+    if copy:
         yield copy
     handles(result._gpu).use(lt)
 
 
 @handles_operators(*PRODUCTS, "addbmm", "addbmm_")
 def product(call: Call) -> Any:
-    """A matrix product. CUDA has none of integers, float8 and complex numbers in half precision."""
+    """Compute a matrix product.
+
+    Raises:
+        NotImplementedError: CUDA has no product of this dtype: an integer, float8 or complex32.
+        RuntimeError: The operands differ in dtype or GPU.
+    """
     call.common_gpu()
-    if _is_deterministic() and not (call.op.name == "addmm" and call.args[0].dim() == 1):  # that is cuBLASLt's
+    by_cublas_lt = call.op.name == "addmm" and call.args[0].dim() == 1
+    if _is_deterministic() and not by_cublas_lt:
         require_fixed_workspaces()
     dtype = call.args[0].dtype
     multiplied = dtype.is_floating_point or dtype.is_complex
@@ -208,12 +257,20 @@ def product(call: Call) -> Any:
     for x in call.args[1:3]:
         if isinstance(x, torch.Tensor) and x.dtype is not dtype:
             _require_one_dtype(call)
-    return operators.into_given(call) if call.op.outs else operators.run(call)
+    if call.op.outs:
+        return operators.into_given(call)
+    return operators.run(call)
 
 
 @handles_operators("_int_mm")
 def product_of_bytes(call: Call) -> Any:
-    """A product of int8 matrices, of the sizes that cuBLASLt multiplies (`_int_mm_out_cuda`, ATen/native/cuda/Blas.cpp)."""
+    """Compute a product of int8 matrices.
+
+    Source: `_int_mm_out_cuda` in ATen/native/cuda/Blas.cpp.
+
+    Raises:
+        RuntimeError: cuBLASLt does not multiply matrices of these sizes.
+    """
     call.common_gpu()
     left, right = call.args[0], call.args[1]
     if left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]:
@@ -222,35 +279,60 @@ def product_of_bytes(call: Call) -> Any:
             raise RuntimeError(f"self.size(0) needs to be greater than 16, but got {rows}")
         for name, size in (("self", terms), ("mat2", columns)):
             if size == 0 or size % 8:
-                raise RuntimeError(f"{name}.size(1) needs to be greater than 0 and a multiple of 8, but got {size}")
-    return operators.into_given(call) if call.op.outs else operators.run(call)
+                raise RuntimeError(
+                    f"{name}.size(1) needs to be greater than 0 and a multiple of 8, but got {size}"
+                )
+    if call.op.outs:
+        return operators.into_given(call)
+    return operators.run(call)
 
 
 @handles_operators("_scaled_mm")
 def scaled_product(call: Call) -> Any:
-    """A product of float8 matrices with scales, of the forms that cuBLASLt multiplies (`_scaled_mm_out_cuda`, ATen/native/cuda)."""
+    """Compute a product of float8 matrices with scales.
+
+    Source: `_scaled_mm_out_cuda` in ATen/native/cuda.
+
+    Raises:
+        RuntimeError: The GPU or cuBLASLt does not multiply matrices of these forms.
+    """
     gpu = call.common_gpu()
     if (gpu.profile.major, gpu.profile.minor) < (8, 9):
-        raise RuntimeError("torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+")
+        raise RuntimeError(
+            "torch._scaled_mm is only supported on CUDA devices with compute capability "
+            ">= 9.0 or 8.9, or ROCm MI300+"
+        )
     left, right = call.args[0], call.args[1]
     if left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]:
         (rows, terms), columns = left.shape, right.shape[1]
         if terms % 16:
-            raise RuntimeError(f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({rows}x{terms}).")
+            raise RuntimeError(
+                "Expected trailing dimension of mat1 to be divisible by 16 "
+                f"but got mat1 shape: ({rows}x{terms})."
+            )
         if columns % 16:
             raise RuntimeError(f"mat2 shape ({terms}x{columns}) must be divisible by 16")
         if left.dtype == right.dtype == torch.float8_e5m2:
             raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
         if left.stride(1) != 1 or right.stride(0) != 1:
-            raise RuntimeError("Only multiplication of row-major and column-major matrices is supported by cuBLASLt")
+            raise RuntimeError(
+                "Only multiplication of row-major and column-major matrices "
+                "is supported by cuBLASLt"
+            )
     bias = call.argument("bias")
     if bias is not None:
         _require_bias_of_half_precision(bias.dtype, call.argument("out_dtype") or left.dtype)
-    return operators.into_given(call) if call.op.outs else operators.run(call)
+    if call.op.outs:
+        return operators.into_given(call)
+    return operators.run(call)
 
 
 def _require_bias_of_half_precision(bias: torch.dtype, out: torch.dtype) -> None:
-    """Raises RuntimeError for a bias of a dtype that cuBLASLt does not add to an output of that dtype."""
+    """Refuse a bias that cuBLASLt does not add to an output of dtype `out`.
+
+    Raises:
+        RuntimeError: The bias has such a dtype.
+    """
     name = scalar_name(bias)
     if out is torch.float32:
         raise RuntimeError("Bias is not supported when out_dtype is set to Float32")
@@ -263,17 +345,31 @@ def _require_bias_of_half_precision(bias: torch.dtype, out: torch.dtype) -> None
 
 
 def _require_one_dtype(call: Call) -> None:
-    """Raises RuntimeError for operands of two dtypes where CUDA's words are not the CPU's (benchmarks/fidelity/h200/mixed_dtypes.json)."""
-    name, kinds = call.op.name.removesuffix("_"), [x.dtype for x in call.args[:3] if isinstance(x, torch.Tensor)]
+    """Refuse operands of two dtypes in CUDA's words, where those are not the CPU's.
+
+    Source: benchmarks/fidelity/h200/mixed_dtypes.json.
+
+    Raises:
+        RuntimeError: The operands differ in dtype.
+    """
     if call.func._overloadname.startswith("dtype"):
         return
+    name = call.op.name.removesuffix("_")
+    kinds = [x.dtype for x in call.args[:3] if isinstance(x, torch.Tensor)]
     words = [scalar_name(kind) for kind in kinds]
     if name in ("addmm", "addbmm", "_addmm_activation"):
-        left, position = ("self", 0) if kinds[0] != kinds[2] else ("mat1", 1)
-        raise RuntimeError(f"{left} and mat2 must have the same dtype, but got {words[position]} and {words[2]}")
+        left, position = "self", 0
+        if kinds[0] == kinds[2]:
+            left, position = "mat1", 1
+        raise RuntimeError(
+            f"{left} and mat2 must have the same dtype, but got {words[position]} and {words[2]}"
+        )
     if name == "baddbmm":
         summand, first, second = map(cpp_name, kinds)
-        raise RuntimeError(f"Input dtypes must be the same, got: input {summand}, batch1: {first}, batch2: {second}")
+        raise RuntimeError(
+            f"Input dtypes must be the same, got: input {summand}, "
+            f"batch1: {first}, batch2: {second}"
+        )
     if name == "mv":
         raise RuntimeError(f"expected scalar type {words[0]} but found {words[1]}")
 
@@ -304,34 +400,45 @@ for _name in ("_grouped_mm", "conv_tbc"):
 
 
 def matrix_work(name: str, args: tuple) -> tuple[int, int] | None:
-    """Floating-point operations and output elements of a matrix product; None for another operator."""
+    """Return the floating-point operations and output elements of a matrix product.
+
+    For another operator, return None.
+    """
     positions = PRODUCTS.get(name)
     if positions is None:
         return None
     left, right = args[positions[0]], args[positions[1]]
     terms = left.shape[-1]
-    outputs = left.numel() // max(terms, 1) * (right.shape[-1] if right.dim() > 1 else 1)
+    outputs = left.numel() // max(terms, 1)
+    if right.dim() > 1:
+        outputs *= right.shape[-1]
     return 2 * outputs * terms, outputs
 
 
 @device_time(*PRODUCTS)
 def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Return the work of a matrix product, in the format in which cuBLAS multiplies."""
     flops, outputs = matrix_work(call.op.name, call.args) or (0, 0)
     left, right = (call.args[position] for position in PRODUCTS[call.op.name])
-    matrix = left.shape[-2] if left.dim() > 1 else 1, right.shape[-1] if right.dim() > 1 else 1
+    rows = left.shape[-2] if left.dim() > 1 else 1
+    columns = right.shape[-1] if right.dim() > 1 else 1
     dtype = call.args[0].dtype
     if call.op.name in WITH_VECTORS:
         format = FORMATS.get(dtype, "float32")
     else:
         format = product_format(dtype, call.gpu)
-    biased = call.op.name == "addmm" and call.args[0].dim() == 1  # that is cuBLASLt's
-    split_terms = BIASED_SPLIT_TERMS if biased and format == "float32" else SPLIT_TERMS
-    return Work(moved, flops, format, outputs, matrix=matrix, split_terms=split_terms)
+    split_terms = SPLIT_TERMS
+    if format == "float32" and call.op.name == "addmm" and call.args[0].dim() == 1:
+        split_terms = BIASED_SPLIT_TERMS  # a bias: cuBLASLt computes this
+    return Work(moved, flops, format, outputs, matrix=(rows, columns), split_terms=split_terms)
 
 
 @device_time("_grouped_mm")
 def grouped_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Of a batch, each matrix meets only its group of the other's columns."""
+    """Return the work of a grouped product.
+
+    Each matrix of a batch meets only its own group of the other factor's columns.
+    """
     left, right = call.args[:2]
     times = left.shape[0] if left.dim() > right.dim() else 1
     flops = 2 * left.numel() * right.shape[-1] // times
@@ -339,11 +446,24 @@ def grouped_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 @shapes_by("_grouped_mm")
-def grouped_shape(left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
-    """Rows begin at multiples of 16 bytes (aten/src/ATen/native/GroupedMMUtils.h)."""
+def grouped_shape(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offs: Any = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+) -> torch.Tensor:
+    """Return the meta tensor of a grouped product's result.
+
+    Rows begin at multiples of 16 bytes (aten/src/ATen/native/GroupedMMUtils.h).
+    """
     if left.dtype is torch.bfloat16:
         return torch.ops.aten._grouped_mm.default(left, right, offs, bias, out_dtype)
-    groups = left.shape[:1] if left.dim() == right.dim() == 3 else offs.shape if left.dim() == right.dim() else ()
+    groups: tuple[int, ...] = ()
+    if left.dim() == right.dim() == 3:
+        groups = left.shape[:1]
+    elif left.dim() == right.dim():
+        groups = offs.shape
     rows, columns = left.shape[-2], right.shape[-1]
     width = -(-columns * left.itemsize // 16) * 16 // left.itemsize
     strides = (rows * width, width, 1)[-2 - len(groups) :]
@@ -352,73 +472,106 @@ def grouped_shape(left: torch.Tensor, right: torch.Tensor, offs: Any = None, bia
 
 @temporaries("mm", "bmm")
 def multiply(call: Call, result: VirtualTensor) -> Iterator[int]:
-    result._gpu.machine.selected.product = weakref.ref(memory_of(result))  # a bias may follow: see virtualgpu.ops.gradients
+    """Return the copies of a product's factors."""
+    # A bias may be added next: see virtualgpu.ops.gradients.
+    result._gpu.machine.selected.product = weakref.ref(memory_of(result))
     return _product(call.args[0], call.args[1], result)
 
 
 @temporaries("baddbmm", "baddbmm_")
 def add_batched_product(call: Call, result: VirtualTensor) -> Iterator[int]:
+    """Return the copies of the factors of a batched product with a summand."""
     return _product(call.args[1], call.args[2], result)
 
 
 @temporaries("addmm", "addmm_", "_addmm_activation")
 def add_product(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """cuBLASLt adds a bias of one dimension as it multiplies; any other summand is copied into the result first."""
+    """Return the copies of the factors of a product with a summand.
+
+    cuBLASLt adds a bias of one dimension as it multiplies. Any other summand is copied into the
+    result first.
+    """
     bias, left, right = call.args[:3]
     rows, columns = right.shape
-    lt = bias.dim() == 1 and bias.shape[0] == columns and bias.is_contiguous() and rows > 1 and columns > 1 and result.is_contiguous()
+    lt = bias.dim() == 1 and bias.shape[0] == columns and bias.is_contiguous()
+    lt = lt and rows > 1 and columns > 1 and result.is_contiguous()
     lt = lt and call.argument("beta") == 1
     lt = lt and not result.dtype.is_complex and handles(result._gpu).lt
     return _product(left, right, result, lt)
 
 
-def _vector_product(matrix: torch.Tensor, vector: torch.Tensor, result: VirtualTensor) -> Iterator[int]:
+def _vector_product(
+    matrix: torch.Tensor, vector: torch.Tensor, result: VirtualTensor
+) -> Iterator[int]:
+    """Yield the bytes of each operand's copy, then allocate cuBLAS's workspace."""
     if not matrix.numel():
         return
     if vector.stride(0) == 0:
         yield vector.numel() * vector.itemsize
     rows, columns = matrix.shape
     down, along = matrix.stride()
-    if not ((down == 1 and along >= max(1, rows)) or (along == 1 and down >= max(1, columns))) and not matrix.is_contiguous():
+    dense_columns = down == 1 and along >= max(1, rows)
+    dense_rows = along == 1 and down >= max(1, columns)
+    if not dense_columns and not dense_rows and not matrix.is_contiguous():
         yield matrix.numel() * matrix.itemsize
     handles(result._gpu).use()
 
 
 @temporaries("mv")
 def matrix_vector(call: Call, result: VirtualTensor) -> Iterator[int]:
+    """Return the copies of the operands of a matrix times a vector."""
     return _vector_product(call.args[0], call.args[1], result)
 
 
 @temporaries("addmv", "addmv_")
 def add_matrix_vector(call: Call, result: VirtualTensor) -> Iterator[int]:
+    """Return the copies of the operands of a matrix times a vector, with a summand."""
     return _vector_product(call.args[1], call.args[2], result)
 
 
 @temporaries("addbmm", "addbmm_", "dot", "vdot", "triangular_solve")
 def with_cublas(call: Call, result: Any) -> tuple:
-    """Products of vectors, sums of products and triangular systems: cuBLAS works on the operands as they are."""
+    """Allocate cuBLAS's workspace for an operator whose operands cuBLAS reads as they lie.
+
+    Such are products of vectors, sums of products and triangular systems.
+    """
     handles(call.args[0]._gpu).use()
     return ()
 
 
 @handles_operators("_trilinear")
 def trilinear(call: Call) -> torch.Tensor:
-    """A bilinear layer, and its gradients: slice by slice along one dimension, as products of two (native/Linear.cpp)."""
-    factors, expanded, summed, along = list(call.args[:3]), call.args[3:6], set(call.args[6]), call.argument("unroll_dim")
+    """Compute `_trilinear`: a bilinear layer, or its gradients (native/Linear.cpp).
+
+    PyTorch computes it slice by slice along one dimension, each as products of two factors.
+    """
+    factors, expanded = list(call.args[:3]), call.args[3:6]
+    summed, along = set(call.args[6]), call.argument("unroll_dim")
     dims = factors[0].dim() + len(expanded[0])
     for i, places in enumerate(expanded):
         for d in sorted(places):
             factors[i] = factors[i].unsqueeze(d)
-    size = [next(x.shape[d] for x, places in zip(factors, expanded, strict=True) if d not in places) for d in range(dims)]
-    result = torch.zeros([1 if d in summed else n for d, n in enumerate(size)], dtype=factors[0].dtype, device=factors[0].device)
+    pairs = list(zip(factors, expanded, strict=True))
+    size = [next(x.shape[d] for x, places in pairs if d not in places) for d in range(dims)]
+    del pairs
+    shape = list(size)
+    for d in summed:
+        shape[d] = 1
+    result = torch.zeros(shape, dtype=factors[0].dtype, device=factors[0].device)
     first = [d for d in summed if d in expanded[2] and d != along]
     second = [d for d in summed if d not in expanded[2] and d != along]
     if all(x.numel() for x in factors):
         for k in range(size[along]):
-            part = [x if along in places else x.narrow(along, k, 1) for x, places in zip(factors, expanded, strict=True)]
+            part = list(factors)
+            for i, places in enumerate(expanded):
+                if along not in places:
+                    part[i] = part[i].narrow(along, k, 1)
             term = _sum_of_products(part[0], part[1], first)
             term = _sum_of_products(term, part[2], second)
-            (result if along in summed else result.narrow(along, k, 1)).add_(term)
+            if along in summed:
+                result.add_(term)
+            else:
+                result.narrow(along, k, 1).add_(term)
             del term
     for d in sorted(summed, reverse=True):
         result = result.squeeze(d)
@@ -426,7 +579,10 @@ def trilinear(call: Call) -> torch.Tensor:
 
 
 def _sum_of_products(left: torch.Tensor, right: torch.Tensor, summed: list[int]) -> torch.Tensor:
-    """The sum of left * right over some dimensions, which stay with one element, as a product of matrices (`sumproduct_pair`)."""
+    """Return the sum of left * right over some dimensions, computed as a product of matrices.
+
+    The summed dimensions stay, with one element (`sumproduct_pair` in native/Linear.cpp).
+    """
     if not summed:
         return left * right
     both: list[int] = []  # dimensions
@@ -434,12 +590,20 @@ def _sum_of_products(left: torch.Tensor, right: torch.Tensor, summed: list[int])
     for d in range(left.dim()):
         in_left, in_right = left.shape[d] != 1, right.shape[d] != 1
         if d in summed:
-            if in_left != in_right:
-                left, right = (left.sum(d, keepdim=True), right) if in_left else (left, right.sum(d, keepdim=True))
+            if in_left and not in_right:
+                left = left.sum(d, keepdim=True)
+            elif in_right and not in_left:
+                right = right.sum(d, keepdim=True)
+        elif in_left and in_right:
+            both.append(d)
+        elif in_left:
+            ours.append(d)
         else:
-            (both if in_left and in_right else ours if in_left else theirs).append(d)
+            theirs.append(d)
     summed = sorted(summed)
-    shape = [left.shape[d] for d in both + ours] + [1] * len(summed) + [right.shape[d] for d in theirs]
+    shape = (
+        [left.shape[d] for d in both + ours] + [1] * len(summed) + [right.shape[d] for d in theirs]
+    )
     order = [*both, *ours, *summed, *theirs]
     batch, terms = prod(left.shape[d] for d in both), prod(left.shape[d] for d in summed)
     left = left.permute(order).reshape(batch, -1, terms)

@@ -1,8 +1,9 @@
-"""One operator, and one call of it.
+"""Operators and their calls.
 
-An `Operator` holds what is known of an operator, found out once: what its schema says, and what the families of this package register
-for it, by its name without namespace and overload ("sum", "native_dropout"). A `Call` is one call of it: `virtualgpu.ops.dispatch` makes
-it, and everything that computes, times, orders or refuses the operator takes it.
+An `Operator` holds what is known about one operator: what its schema says, and what the families of
+this package register for its name without namespace and overload ("sum", "native_dropout"). A
+`Call` is one call of an operator. `virtualgpu.ops.dispatch` creates it, and the functions that
+compute, time, order or refuse the operator receive it.
 """
 
 import re
@@ -22,14 +23,19 @@ Tensor = torch.Tensor
 
 
 class Work(NamedTuple):
-    """What a kernel does.
+    """The work of a kernel.
 
-    `bytes` of device memory that it moves; `flops` of matrix products in a `format` of
-    `profiles.FORMATS`, whose results have so many elements, and each so many rows and columns if it
-    is a `matrix`. Sums may be split into pieces of `split_terms` terms or more. `clocks` of one
-    multiprocessor, which all of them share, and `serial` ones that nobody can share; `around` are
-    bytes that kernels of its own move before and after a product. So many calls of `cudnn` launch
-    it; where that is 0, PyTorch does. It costs the host as much as so many further `launches`.
+    bytes: bytes of device memory that it moves
+    flops: operations of its matrix products
+    format: the format of the products, one of `profiles.FORMATS`
+    outputs: elements of the products' results
+    clocks: clocks of one multiprocessor, which all multiprocessors share
+    serial: clocks that cannot be shared
+    around: bytes that kernels of their own move before and after a product
+    matrix: rows and columns of each result, if the results are matrices
+    cudnn: the number of cuDNN calls that launch it, or 0 if PyTorch launches it
+    launches: the host's cost in excess of the first launch, in launches
+    split_terms: the least number of terms per part if cuBLAS splits sums
     """
 
     bytes: float
@@ -48,24 +54,29 @@ class Work(NamedTuple):
 class Call:
     """One call of an operator on device tensors.
 
-    `gpu` is that of the first device tensor among the arguments. Once `common_gpu` has looked at all of them, `moved` are their bytes, and
-    `most` is the product of their numbers of elements, those in lists left out: neither a broadcast nor a product of matrices makes more.
+    `gpu` is the GPU of the first device tensor among the arguments. After `common_gpu`, `moved`
+    holds the arguments' bytes. `most` is the product of their numbers of elements, without tensors
+    in lists. No broadcast and no matrix product has more elements.
     """
 
-    __slots__ = ("_looked", "_numbers", "_on_host", "_several", "args", "gpu", "kwargs", "most", "moved", "op")
+    __slots__ = (
+        "_looked", "_numbers", "_on_host", "_several", "args", "gpu", "kwargs", "most", "moved",
+        "op",
+    )  # fmt: skip
 
     def __init__(self, op: "Operator", args: tuple, kwargs: dict[str, Any]) -> None:
         self.op = op
         self.args = args
         self.kwargs = kwargs
         self._looked = False
-        if args and type(args[0]) is VirtualTensor:  # a view needs no more
+        if args and type(args[0]) is VirtualTensor:  # enough for a view
             self.gpu = args[0]._gpu
         else:
-            self.gpu = None  # type: ignore[assignment]  # an operator on tensors of the host alone has none
+            self.gpu = None  # type: ignore[assignment]  # stays None without device tensors
             self._look()
 
     def _look(self) -> None:
+        """Find the devices and the bytes of all arguments."""
         self._looked = True
         self.moved = 0
         self._several = self._on_host = False
@@ -75,7 +86,7 @@ class Call:
             self._look_at(self.kwargs.values())
 
     def _look_at(self, values: Iterable[Any]) -> int:
-        """Find the devices and the bytes of the tensors. Returns the product of their numbers of elements."""
+        """Find the devices and bytes of these tensors, and return the product of their sizes."""
         gpu, moved, most = self.gpu, 0, 1
         for x in values:
             if type(x) is VirtualTensor:
@@ -100,18 +111,24 @@ class Call:
 
     @property
     def func(self) -> Any:
+        """The OpOverload."""
         return self.op.func
 
     def common_gpu(self, host: bool = False) -> Gpu:
-        """The one GPU of all tensors. CPU tensors without dimensions may join, with `host` any others. Raises RuntimeError otherwise."""
+        """Return the one GPU of all tensors.
+
+        CPU tensors without dimensions are allowed, and with `host` all CPU tensors. Raises
+        RuntimeError otherwise.
+        """
         if not self._looked:
             self._look()
         gpu = self.gpu
         if self._several or (self._on_host and not host):
             raise different_devices(self.args, self.kwargs)
-        if self._numbers > 1 and self.op is not None and self.op.iterates and self._numbers_of_program() > 1:
+        iterates = self._numbers > 1 and self.op is not None and self.op.iterates
+        if iterates and self._numbers_of_program() > 1:
             raise RuntimeError("Trying to pass too many CPU scalars to non-CPU kernel!")
-        self._on_host = False  # they are admitted
+        self._on_host = False  # CPU tensors have been allowed
         machine = gpu.machine
         if machine.forked or not machine.alive:
             machine.require_alive()
@@ -119,38 +136,50 @@ class Call:
         return gpu
 
     def require_one_device(self) -> None:
-        """Check the devices as PyTorch's generated code does, which admits no CPU tensor. Raises RuntimeError."""
+        """Raise RuntimeError unless all tensors are on one GPU.
+
+        PyTorch's generated code makes the same check, which allows no CPU tensor.
+        """
         if not self._looked:
             self._look()
-        if self._several or self._on_host or (self._numbers and self.gpu is not None and self._numbers_of_program()):
+        if self._several or self._on_host:
+            raise different_devices(self.args, self.kwargs)
+        if self._numbers and self.gpu is not None and self._numbers_of_program():
             raise different_devices(self.args, self.kwargs)
 
     def _numbers_of_program(self) -> int:
-        """Count the CPU tensors without dimensions that the program has made, not C++ itself."""
-        numbers = (x for x in self.tensors() if type(x) is not VirtualTensor and x.dim() == 0)
-        return sum(getattr(x.untyped_storage(), "waiting", None) is None for x in numbers)
+        """Return the number of CPU tensors without dimensions that the program made, not C++."""
+        count = 0
+        for x in self.tensors():
+            if type(x) is not VirtualTensor and x.dim() == 0:
+                count += getattr(x.untyped_storage(), "waiting", None) is None
+        return count
 
     def is_on_one_gpu(self) -> bool:
-        """Are all device tensors on one GPU?"""
+        """Return whether there are device tensors, all of them on one GPU."""
         if not self._looked:
             self._look()
         return self.gpu is not None and not self._several
 
     def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments."""
-        return list(tensors(self.args, self.kwargs) if self.kwargs else tensors(self.args))
+        """Return all tensors among the arguments."""
+        if self.kwargs:
+            return list(tensors(self.args, self.kwargs))
+        return list(tensors(self.args))
 
     def argument(self, name: str) -> Any:
-        """The argument of this name, or its default; None where the operator has none of the name."""
+        """Return the argument of this name or its default, or None if there is no such argument."""
         position = self.op.positions.get(name, len(self.args))
-        return self.args[position] if position < len(self.args) else self.kwargs.get(name, self.op.defaults.get(name))
+        if position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(name, self.op.defaults.get(name))
 
     def written(self) -> list[Tensor]:
-        """The tensors that the operator writes into."""
+        """Return the tensors that the operator writes to."""
         return list(tensors([self.argument(name) for name in self.op.written]))
 
     def roles(self) -> Iterator[tuple[Tensor, bool, bool]]:
-        """Each tensor among the arguments: does the operator read it, does it write into it?"""
+        """Yield (tensor, whether the operator reads it, whether it writes to it)."""
         op = self.op
         targets = {id(x) for x in self.written()} if op.written else set()
         given = {id(x) for x in tensors(self.kwargs)} if targets and self.kwargs else set()
@@ -159,43 +188,48 @@ class Call:
             yield x, not (is_target and (op.overwrites or id(x) in given)), is_target
 
     def given_outputs(self) -> list[Tensor]:
-        """The tensors that were given for results to be written into."""
-        return [x for name in self.op.outs if isinstance(x := self.kwargs.get(name), Tensor)] if self.kwargs else []
+        """Return the tensors that the caller provided for results."""
+        if not self.kwargs:
+            return []
+        given = [self.kwargs.get(name) for name in self.op.outs]
+        return [x for x in given if isinstance(x, Tensor)]
 
     def on_cpu(self) -> Any:
-        """What the CPU's kernel makes of the same arguments, in plain tensors."""
+        """Return the results of the CPU's kernel for the same arguments, as plain tensors."""
         with _DisableTorchDispatch():
             return self.op.kernel(*self.args, **self.kwargs)
 
     def of(self, func: Any) -> "Call":
-        """The same arguments, given to another operator."""
+        """Return a call of another operator with the same arguments."""
         return Call(operator(func), self.args, self.kwargs)
 
     def with_arguments(self, *args: Any, **kwargs: Any) -> "Call":
-        """Another call of the same operator."""
+        """Return a call of the same operator with other arguments."""
         return Call(self.op, args, kwargs)
 
 
 Handler = Callable[[Call], Any]
 Temporaries = Callable[[Call, Any], Iterable[int]]  # (call, result) -> bytes of each
-DeviceTime = Callable[[Call, list[Tensor], int], Work]  # (call, results, bytes of arguments and results) -> what its kernel does
-ArgumentCheck = Callable[[tuple, dict], None]  # (args, kwargs): raises what CUDA raises
-Devices = list[tuple[str, Tensor]]  # the tensors among the arguments, each with the argument's name
+# (call, results, bytes of arguments and results) -> the kernel's work
+DeviceTime = Callable[[Call, list[Tensor], int], Work]
+ArgumentCheck = Callable[[tuple, dict], None]  # (args, kwargs); raises CUDA's errors
+Devices = list[tuple[str, Tensor]]  # the tensors among the arguments, with the arguments' names
 
-# What the families say of their operators.
+# What the families register for their operators.
 HANDLERS: dict[str, Handler] = {}
 TEMPORARIES: dict[str, Temporaries] = {}
 DEVICE_TIMES: dict[str, DeviceTime] = {}
 COMPOSITES: dict[str, Callable[..., Any]] = {}
-DTENSOR_COMPOSITES: dict[str, Callable[..., Any]] = {}  # the same, of DTensors
+DTENSOR_COMPOSITES: dict[str, Callable[..., Any]] = {}  # for DTensors
 CHECKS: dict[str, ArgumentCheck] = {}
 DEVICE_ERRORS: dict[str, Callable[[Devices], str | None]] = {}
 CUDA_OPERATORS: dict[str, tuple[str, dict[str, str]]] = {}
 CUDA_KERNELS: dict[str, str] = {}
 ASSERTIONS: dict[str, tuple[str, re.Pattern[str]]] = {}
 OVERWRITES: set[str] = set()
-NO_ASSERTION = "", re.compile("(?!)")  # no error is known by it
-CPU_KERNELS: dict[Any, Callable[..., Any]] = {}  # by OpOverload: what computes its values in place of PyTorch's kernel
+NO_ASSERTION = "", re.compile("(?!)")  # a pattern that matches no error
+# Kernels, by OpOverload, that compute values in place of PyTorch's CPU kernels.
+CPU_KERNELS: dict[Any, Callable[..., Any]] = {}
 SHAPES: dict[str, Callable[..., Any]] = {}
 REFUSE_HALF: set[str] = set()
 
@@ -203,6 +237,8 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 def _registering(table: dict[str, Any], names: Iterable[str]) -> Callable[[Rule], Rule]:
+    """Return a decorator that puts a rule into a table under these names."""
+
     def register(rule: Rule) -> Rule:
         assert not table.keys() & set(names), f"two rules for {names}"
         table.update(dict.fromkeys(names, rule))
@@ -212,79 +248,106 @@ def _registering(table: dict[str, Any], names: Iterable[str]) -> Callable[[Rule]
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Run these operators by a function of the family's own: CUDA computes them otherwise than the CPU does."""
+    """Run these operators with the decorated function, because CUDA differs from the CPU."""
     return _registering(HANDLERS, names)
 
 
 def temporaries(*names: str) -> Callable[[Temporaries], Temporaries]:
-    """Say what the kernels of these operators allocate after their outputs, and free before they return."""
+    """Register the memory that kernels of these operators allocate after their outputs.
+
+    The kernels free it before they return.
+    """
     return _registering(TEMPORARIES, names)
 
 
 def device_time(*names: str) -> Callable[[DeviceTime], DeviceTime]:
-    """Say what the kernels of these operators do beyond moving their bytes."""
+    """Register the work of these operators' kernels in addition to moving their bytes."""
     return _registering(DEVICE_TIMES, names)
 
 
 def shapes_by(*names: str) -> Callable[[Rule], Rule]:
-    """Say these operators' results of tensors on the meta device, where PyTorch's own kernel there refuses what CUDA takes."""
+    """Register how to get the shapes of these operators' results on the meta device.
+
+    PyTorch's own kernel there refuses arguments that CUDA accepts.
+    """
     return _registering(SHAPES, names)
 
 
 def composes(*names: str) -> Callable[[Rule], Rule]:
-    """Say what these composite operators are made of on CUDA, above autograd. The function gets the operator's arguments."""
+    """Register the parts of these composite operators on CUDA, above autograd.
+
+    The decorated function gets the operator's arguments.
+    """
     return _registering(COMPOSITES, names)
 
 
 def composes_dtensors(*names: str) -> Callable[[Rule], Rule]:
-    """The same for DTensors on a GPU, where C++ would choose what has no rule for DTensors: what it takes for the CPU's."""
+    """Register the parts of these composite operators for DTensors on a GPU.
+
+    C++ would choose the CPU's operators, which have no rule for DTensors.
+    """
     return _registering(DTENSOR_COMPOSITES, names)
 
 
 def checks(*names: str) -> Callable[[Rule], Rule]:
-    """Refuse arguments of these composite operators before they take themselves apart."""
+    """Register a check of the arguments of these composite operators before they run."""
     return _registering(CHECKS, names)
 
 
 def device_error(*names: str) -> Callable[[Rule], Rule]:
-    """Say what CUDA says of these operators' arguments on several devices; None for its usual words."""
+    """Register CUDA's message for these operators' arguments on several devices.
+
+    The decorated function returns None for CUDA's usual message.
+    """
     return _registering(DEVICE_ERRORS, names)
 
 
 def asserts(assertion: str, *names: str, cpu: str = "out of range|out of bounds") -> None:
-    """Say what the CUDA kernels of these operators assert, as torch 2.11 prints it on an H200 (benchmarks/fidelity/h200/probe.json), and
-    by which words the errors are known that the CPU's kernels raise there."""
+    """Register what the CUDA kernels of these operators assert.
+
+    The texts are those of torch 2.11 on an H200 (benchmarks/fidelity/h200/probe.json). The pattern
+    `cpu` recognises the error that the CPU's kernel raises instead.
+    """
     ASSERTIONS.update(dict.fromkeys(names, (assertion, re.compile(cpu))))
 
 
 def cuda_kernel(kernel: str, *names: str) -> None:
-    """CUDA's kernel of these operators has another name than the CPU's, by which an error calls it."""
+    """Register the name of CUDA's kernel for these operators, which an error names."""
     CUDA_KERNELS.update(dict.fromkeys(names, kernel))
 
 
 def cuda_operator(name: str, cuda: str, **renamed: str) -> None:
-    """The CPU's operator stands for another one of CUDA's, some of whose arguments have other names."""
+    """Register CUDA's operator for an operator of the CPU, and its arguments' other names."""
     CUDA_OPERATORS[name] = cuda, renamed
 
 
 def refuses_half(*prefixes: str) -> None:
-    """CUDA, like the CPU, has no kernels in half precision for the operators whose names begin so."""
+    """Register prefixes of operators that have no kernels in half precision on CUDA and CPU."""
     REFUSE_HALF.update(prefixes)
 
 
 def overwrites(*names: str) -> None:
-    """These operators write into their first argument without reading it."""
+    """Register operators that write to their first argument without reading it."""
     OVERWRITES.update(names)
 
 
-UNDECLARED_VIEWS = {"_unsafe_view"}  # views that autograd is not to know of, so their schema says nothing
+UNDECLARED_VIEWS = {"_unsafe_view"}  # views that the schema does not mention, to hide from autograd
 
 
 class Operator:
-    """What is known of one operator of PyTorch, an OpOverload.
+    """What is known about one operator of PyTorch, an OpOverload.
 
-    `written` are the names of the arguments that it writes into, `outs` of those that were given for results. `handler` and
-    `device_time` are chosen at its first call.
+    written: the names of the arguments that it writes to
+    outs: the names of the arguments that the caller provides for results
+    handler, device_time: the functions that run and time it, chosen at its first call
+    kernel: the CPU kernel that computes its values
+    own_kernel: PyTorch's CPU kernel, without the frame of OpOverload.__call__
+    iterates: whether its kernel uses TensorIterator, which accepts one CPU number
+    outputs_anywhere: whether all inputs may be on the CPU if the outputs are given
+    by_argument: whether generated code checks the device of each argument
+    model_only: whether the first argument gives only a shape
+    touches_values: whether the handler itself reads or writes values
+    marks_written: whether its writes are noted while races are not searched for
     """
 
     __slots__ = (
@@ -299,38 +362,58 @@ class Operator:
         self.func = func
         self.name: str = schema.name.removeprefix("aten::")
         self.arguments = tuple(argument.name for argument in schema.arguments)
-        self.positions = {a.name: position for position, a in enumerate(schema.arguments) if not a.kwarg_only}
-        self.defaults: Mapping[str, Any] = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-        self.written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+        self.positions = {
+            argument.name: position
+            for position, argument in enumerate(schema.arguments)
+            if not argument.kwarg_only
+        }
+        self.defaults: Mapping[str, Any] = {
+            argument.name: argument.default_value
+            for argument in schema.arguments
+            if argument.has_default_value()
+        }
+        self.written = tuple(a.name for a in schema.arguments if _is_written(a))
         self.outs = tuple(a.name for a in schema.arguments if a.is_out)
         self.only_writes = all(result.alias_info is not None for result in schema.returns)
-        views = schema.returns and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        self.returns_views = bool(views) or self.name in UNDECLARED_VIEWS
-        self.own_kernel: Callable[..., Any] = getattr(func, "_op", func)  # PyTorch's, without the frame of OpOverload.__call__
+        views = [_is_view(result) for result in schema.returns]
+        self.returns_views = (bool(views) and all(views)) or self.name in UNDECLARED_VIEWS
+        self.own_kernel: Callable[..., Any] = getattr(func, "_op", func)
         self.kernel = CPU_KERNELS.get(func, self.own_kernel)
         self.temporaries = TEMPORARIES.get(self.name)
         self.device_time = DEVICE_TIMES.get(self.name)
         self.overwrites = self.name in OVERWRITES
         self.assertion = ASSERTIONS.get(self.name, NO_ASSERTION)
         self.handler: Handler | None = None
-        self.iterates = False  # is its kernel one of TensorIterator's, which takes one CPU number?
-        self.outputs_anywhere = False  # may all inputs of an `out=` be on the CPU?
-        self.by_argument = False  # does generated code check the device of each argument?
-        self.model_only = False  # does the first argument give a shape alone?
-        self.touches_values = True  # does the handler itself read or write values?
-        self.marks_written = False  # is what it writes to be noted, as long as nobody looks for races?
+        self.iterates = False
+        self.outputs_anywhere = False
+        self.by_argument = False
+        self.model_only = False
+        self.touches_values = True
+        self.marks_written = False
 
     def in_place(self) -> Any:
-        """The variant of the operator that writes into its first argument."""
+        """Return the variant of the operator that writes to its first argument."""
         return getattr(getattr(torch.ops.aten, self.name + "_"), self.func._overloadname)
 
 
-_operators: dict[int, Operator] = {}  # by the id of the OpOverload, which the Operator keeps alive: to hash one takes a frame of Python
+def _is_written(argument: Any) -> bool:
+    """Return whether an operator with this argument in its schema writes to it."""
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _is_view(result: Any) -> bool:
+    """Return whether this result in a schema is a view of an argument."""
+    return result.alias_info is not None and not result.alias_info.is_write
+
+
+# By the id of the OpOverload, which its Operator keeps alive. Hashing an OpOverload is slow,
+# because its hash is a Python function.
+_operators: dict[int, Operator] = {}
 _NO_OPERATOR: Any = None
 
 
 def operator(func: Any) -> Operator:
-    """What is known of this OpOverload."""
+    """Return what is known about this OpOverload."""
     found = _operators.get(id(func))
     if found is None:
         found = _operators[id(func)] = Operator(func)
@@ -338,28 +421,34 @@ def operator(func: Any) -> Operator:
 
 
 def different_devices(*values: Any) -> DifferentDevicesError:
-    """The error before anybody has looked at which operator has the arguments: `faults.of_operator` names the argument where CUDA does."""
+    """Return the error for several devices, before CUDA's words for the operator are known.
+
+    `faults.of_operator` names the argument if CUDA does.
+    """
     return DifferentDevicesError(at_least_two([("", x) for x in tensors(*values)]))
 
 
 def common_gpu(*values: Any) -> Gpu:
-    """The one GPU of all these tensors. Raises RuntimeError for several devices."""
+    """Return the one GPU of all these tensors. Raises RuntimeError for several devices."""
     return Call(_NO_OPERATOR, values, {}).common_gpu()
 
 
 def bytes_of(x: Tensor) -> int:
-    """Bytes of the elements."""
+    """Return the bytes of a tensor's elements."""
     return x.numel() * x.itemsize
 
 
 def made_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """A composite operator run as C++ makes it. `OpOverload.decompose` prefers Python's version, whose LSTM is wrong in torch 2.11."""
+    """Run a composite operator as C++ does.
+
+    `OpOverload.decompose` prefers Python's version, whose LSTM is wrong in torch 2.11.
+    """
     return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 @contextmanager
 def made_on(gpu: Gpu) -> Iterator[None]:
-    """In the block, what C++ makes on the CPU is made on this GPU."""
+    """Create on this GPU what C++ would create on the CPU in the block."""
     selected = gpu.machine.selected
     before, selected.made_on = selected.made_on, gpu
     try:

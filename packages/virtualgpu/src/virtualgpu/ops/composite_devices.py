@@ -15,7 +15,10 @@ Tensor = torch.Tensor
 
 
 def _argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:
-    return args[position] if position < len(args) else kwargs.get(name)
+    """Return the argument at a position or of a name, or None."""
+    if position < len(args):
+        return args[position]
+    return kwargs.get(name)
 
 
 @checks("meshgrid", "meshgrid.indexing")
@@ -30,7 +33,10 @@ def tensor_split(args: tuple, kwargs: dict) -> None:
     """Check as native/TensorShape.cpp does."""
     where = args[1]
     if where.device.type != "cpu":
-        raise RuntimeError(f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {where.device}")
+        raise RuntimeError(
+            "tensor_split expected tensor_indices_or_sections to be on cpu, "
+            f"but it's on {where.device}"
+        )
 
 
 @checks("inner", "inner.out")
@@ -52,8 +58,8 @@ def take_along_dim(args: tuple, kwargs: dict) -> None:
     for x in (kwargs.get("out"), args[1]):
         if x is not None and x.device != first.device:
             raise RuntimeError(
-                f"Expected tensor to have {first.device} Device, but got tensor with {x.device} Device "
-                "(while checking arguments for torch.take_along_dim():)"
+                f"Expected tensor to have {first.device} Device, but got tensor with {x.device} "
+                "Device (while checking arguments for torch.take_along_dim():)"
             )
 
 
@@ -64,11 +70,14 @@ def multi_dot(args: tuple, kwargs: dict) -> None:
     for number, x in enumerate(others, start=1):
         if x.device != first.device:
             raise RuntimeError(
-                f"multi_dot(): all tensors must be on the same device but tensor 0 is on {first.device} and tensor {number} on {x.device}"
+                "multi_dot(): all tensors must be on the same device but tensor 0 is on "
+                f"{first.device} and tensor {number} on {x.device}"
             )
     out = kwargs.get("out")
     if out is not None and out.device != first.device:
-        raise RuntimeError(f"multi_dot(): expected out tensor to be on device {first.device} but got {out.device}")
+        raise RuntimeError(
+            f"multi_dot(): expected out tensor to be on device {first.device} but got {out.device}"
+        )
 
 
 @checks(
@@ -94,8 +103,9 @@ def tensordot(args: tuple, kwargs: dict) -> None:
     (first, second), out = args[:2], kwargs["out"]
     if not first.device == second.device == out.device:
         raise RuntimeError(
-            "tensordot: Expected the output and input tensors to be on the same device, but got the output "
-            f"tensor on {out.device}, input tensor a on {first.device}, and input tensor b on {second.device}"
+            "tensordot: Expected the output and input tensors to be on the same device, but got "
+            f"the output tensor on {out.device}, input tensor a on {first.device}, and input "
+            f"tensor b on {second.device}"
         )
 
 
@@ -108,7 +118,7 @@ def ndtr(args: tuple, kwargs: dict) -> None:
 
 
 def _result_on_device(function: str, of_result: bool = True) -> Callable[[tuple, dict], None]:
-    """The check of an `out`. Some functions call `checkSameDevice` with the arguments exchanged."""
+    """Return the check of an `out`. Some functions exchange the arguments of `checkSameDevice`."""
 
     def check(args: tuple, kwargs: dict) -> None:
         """Check as native/LinearAlgebraUtils.h does."""
@@ -116,26 +126,32 @@ def _result_on_device(function: str, of_result: bool = True) -> Callable[[tuple,
         result, given = (out, x) if of_result else (x, out)
         if x != out:
             raise RuntimeError(
-                f"{function}: Expected result and input tensors to be on the same device, but got result on {result} and input on {given}"
+                f"{function}: Expected result and input tensors to be on the same device, "
+                f"but got result on {result} and input on {given}"
             )
 
     return check
 
 
-checks("linalg_norm.out", "linalg_norm.ord_str_out")(_result_on_device("linalg.norm", of_result=False))
-checks("linalg_matrix_norm.out", "linalg_matrix_norm.str_ord_out")(_result_on_device("linalg.matrix_norm", of_result=False))
+_check_norm = _result_on_device("linalg.norm", of_result=False)
+_check_matrix_norm = _result_on_device("linalg.matrix_norm", of_result=False)
+checks("linalg_norm.out", "linalg_norm.ord_str_out")(_check_norm)
+checks("linalg_matrix_norm.out", "linalg_matrix_norm.str_ord_out")(_check_matrix_norm)
 checks("linalg_cond.out", "linalg_cond.p_str_out")(_result_on_device("linalg.cond"))
 checks("linalg_tensorinv.out")(_result_on_device("tensorinv"))
 checks("linalg_tensorsolve.out")(_result_on_device("tensorsolve"))
 
 
 def _windowed(name: str, position: int) -> Callable[[tuple, dict], None]:
+    """Return the check of a window, which is the argument at this position."""
+
     def check(args: tuple, kwargs: dict) -> None:
         """Check as native/SpectralOps.cpp does."""
         x, window = args[0], _argument(args, kwargs, position, "window")
         if isinstance(window, Tensor) and window.device != x.device:
             raise RuntimeError(
-                f"{name} input and window must be on the same device but got self on {x.device} and window on {window.device}"
+                f"{name} input and window must be on the same device but got self on {x.device} "
+                f"and window on {window.device}"
             )
 
     return check
@@ -154,6 +170,6 @@ def matrix_rank(args: tuple, kwargs: dict) -> None:
         tolerance = tolerances.get(name)
         if isinstance(tolerance, Tensor) and tolerance.device != x.device:
             raise RuntimeError(
-                f"torch.linalg.matrix_rank: Expected {name} and input tensors to be on the same device, "
-                f"but got {name} on {tolerance.device} and input on {x.device}"
+                f"torch.linalg.matrix_rank: Expected {name} and input tensors to be on the same "
+                f"device, but got {name} on {tolerance.device} and input on {x.device}"
             )

@@ -1,6 +1,7 @@
-"""Operators that CUDA computes in another order each time: they raise where `torch.use_deterministic_algorithms` asks for the same.
+"""Operators that CUDA computes in another order in each run.
 
-Their names are those by which PyTorch's sources alert (`alertNotDeterministic` in aten/src/ATen/native/cuda).
+They raise an error under `torch.use_deterministic_algorithms`. The names in the errors are those of
+PyTorch's sources (`alertNotDeterministic` in aten/src/ATen/native/cuda).
 """
 
 import os
@@ -12,7 +13,7 @@ import torch
 
 from virtualgpu.ops.call import Call, Handler
 
-# What CUDA calls these operators' kernels.
+# The names of CUDA's kernels for these operators.
 ALERTS = {
     "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
     "_adaptive_avg_pool3d_backward": "adaptive_avg_pool3d_backward_cuda",
@@ -49,19 +50,22 @@ ALERTS = {
 
 
 def _of_fractions(call: Call) -> bool:
+    """Return whether a cumulative sum has a floating-point or complex result."""
     dtype = call.argument("dtype") or call.args[0].dtype
     return dtype.is_floating_point or dtype.is_complex
 
 
 def _of_maxima(call: Call) -> bool:
+    """Return whether an embedding bag takes maxima of dense gradients."""
     return call.argument("mode") == 2 and not call.argument("sparse")
 
 
 def _by_product(call: Call) -> bool:
+    """Return whether a reduction is a product."""
     return call.argument("reduce") == "prod"
 
 
-# Of these operators, the calls that are meant.
+# The calls of these operators that are not deterministic. Other calls are.
 ONLY: dict[str, Callable[[Call], bool]] = {
     "bincount": lambda call: call.argument("weights") is not None,
     "cumsum": _of_fractions,
@@ -76,7 +80,7 @@ ONLY: dict[str, Callable[[Call], bool]] = {
 
 
 def watched(name: str, handler: Handler) -> Handler:
-    """What runs an operator, behind a look at what the program asks for."""
+    """Return the handler, with a check of the calls that are not deterministic."""
     if name not in ALERTS:
         return handler
     meant = ONLY.get(name, lambda call: True)
@@ -90,34 +94,42 @@ def watched(name: str, handler: Handler) -> Handler:
 
 
 def alert(kernel: str) -> None:
+    """Raise RuntimeError or warn that a kernel is not deterministic, as PyTorch is set."""
     if torch.is_deterministic_algorithms_warn_only_enabled():
         _say(
             f"{kernel} does not have a deterministic implementation, but you set "
             "'torch.use_deterministic_algorithms(True, warn_only=True)'. You can file an issue at "
-            "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support for this operation."
+            "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic "
+            "support for this operation."
         )
     else:
         _say(
-            f"{kernel} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'. You can turn "
-            "off determinism just for this operation, or you can use the 'warn_only=True' option, if that's acceptable for your "
-            "application. You can also file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding "
-            "deterministic support for this operation."
+            f"{kernel} does not have a deterministic implementation, but you set "
+            "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for "
+            "this operation, or you can use the 'warn_only=True' option, if that's acceptable for "
+            "your application. You can also file an issue at "
+            "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic "
+            "support for this operation."
         )
 
 
 def require_fixed_workspaces() -> None:
-    """cuBLAS gives the same sums each time only with workspaces of a fixed size."""
+    """Raise or warn unless cuBLAS's workspaces have a fixed size, which fixes its sums, too."""
     if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
         _say(
-            "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
-            "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses CuBLAS and you have "
-            "CUDA >= 10.2. To enable deterministic behavior in this case, you must set an environment variable before running your "
-            "PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or CUBLAS_WORKSPACE_CONFIG=:16:8. For more information, go to "
+            "Deterministic behavior was enabled with either "
+            "`torch.use_deterministic_algorithms(True)` or "
+            "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not "
+            "deterministic because it uses CuBLAS and you have CUDA >= 10.2. To enable "
+            "deterministic behavior in this case, you must set an environment variable before "
+            "running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or "
+            "CUBLAS_WORKSPACE_CONFIG=:16:8. For more information, go to "
             "https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility"
         )
 
 
 def _say(words: str) -> None:
+    """Raise RuntimeError, or warn if PyTorch is set to warn only."""
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         raise RuntimeError(words)
     warnings.warn(words, stacklevel=5)

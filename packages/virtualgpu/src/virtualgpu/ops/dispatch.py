@@ -1,4 +1,7 @@
-"""How an operator comes to a virtual GPU: which function runs it, chosen once, from its name or from its schema, and each call of it."""
+"""The choice of the function that runs an operator, and the entry point of every call.
+
+The function is chosen once per operator, by the operator's name or schema.
+"""
 
 import pkgutil
 from collections.abc import Callable
@@ -13,7 +16,7 @@ from virtualgpu.ops import composites, determinism, faults, operators
 from virtualgpu.ops.call import HANDLERS, Call, Handler, Operator, operator
 from virtualgpu.tensor import VirtualTensor, mark_written
 
-# The first argument gives the shape (and the device, unless `device` says otherwise); nothing is read.
+# The first argument gives the shape, and the device unless there is a `device`. Nothing is read.
 LIKE = {
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
     "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided",
@@ -27,15 +30,22 @@ NAMED: dict[str, Handler] = {
 }
 # Operators of these namespaces have no kernels for CUDA.
 ON_THE_CPU_ALONE = {"quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "onednn", "prepacked"}
-RANKS: dict[str, Callable[[], Handler]] = {}  # by namespace, what imports the function that runs its operators; `install` adds them
-# These touch no values themselves.
-TOUCHES_NO_VALUES = (operators.view, operators.set_storage, operators.resize, composites.composite, composites.in_python)
+# By namespace, functions that import and return the handler. `install` adds them.
+RANKS: dict[str, Callable[[], Handler]] = {}
+# Handlers that do not touch values themselves.
+TOUCHES_NO_VALUES = (
+    operators.view,
+    operators.set_storage,
+    operators.resize,
+    composites.composite,
+    composites.in_python,
+)
 
 
 def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-    """`VirtualTensor.__torch_dispatch__`."""
+    """Run an operator with device tensors. This is `VirtualTensor.__torch_dispatch__`."""
     if len(types) > 1:
-        return NotImplemented  # another subclass, such as a DTensor, sees it first
+        return NotImplemented  # another subclass, such as DTensor, handles the call first
     op = operator(func)
     handler = op.handler or _prepare(op)
     call = Call(op, args, kwargs or {})
@@ -62,19 +72,28 @@ VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignm
 
 
 def _prepare(op: Operator) -> Handler:
-    """Choose what runs an operator. Raises NotImplementedError if a virtual GPU does not."""
+    """Choose and return the handler of an operator, and note its properties.
+
+    Raises NotImplementedError if a virtual GPU cannot run it.
+    """
     handler = choose(op)
     op.by_argument, op.iterates, op.outputs_anywhere = faults.device_rules(op.func)
     op.model_only = handler is operators.like
     op.touches_values = handler not in TOUCHES_NO_VALUES and op.func.namespace not in RANKS
     op.marks_written = bool(op.written) and op.touches_values and op.name != "copy_"
     handler = determinism.watched(op.name, handler)
-    op.handler = _counting(handler) if op.written and op.name.startswith("_foreach_") else handler
-    return op.handler
+    if op.written and op.name.startswith("_foreach_"):
+        handler = _counting(handler)
+    op.handler = handler
+    return handler
 
 
 def _counting(handler: Handler) -> Handler:
-    """Autograd counts what is written in place, but not by an operator on lists: there CUDA's own kernels count it."""
+    """Return the handler of an operator on lists, which also increments version counters.
+
+    Autograd counts in-place writes, except those of operators on lists. There CUDA's own kernels
+    count them.
+    """
 
     def count(call: Call) -> Any:
         result = handler(call)
@@ -85,12 +104,16 @@ def _counting(handler: Handler) -> Handler:
 
 
 def choose(op: Operator) -> Handler:
-    """A family's own function for the operator, or the rule of its kind."""
+    """Return the family's own function for the operator, or the one for its kind."""
     func, name = op.func, op.name
     if func.namespace in RANKS:
         return RANKS[func.namespace]()
-    if func.namespace in ON_THE_CPU_ALONE or (name not in HANDLERS and faults.has_cpu_kernel_alone(func)):
-        raise NotImplementedError(f"Could not run '{func._schema.name}' with arguments from the 'CUDA' backend.")
+    cpu_only = func.namespace in ON_THE_CPU_ALONE
+    if cpu_only or (name not in HANDLERS and faults.has_cpu_kernel_alone(func)):
+        operator_name = func._schema.name
+        raise NotImplementedError(
+            f"Could not run '{operator_name}' with arguments from the 'CUDA' backend."
+        )
     if name in HANDLERS:
         return HANDLERS[name]
     if name in NAMED:
@@ -109,8 +132,11 @@ def choose(op: Operator) -> Handler:
         return operators.view
     if torch.Tag.dynamic_output_shape in func.tags:
         return operators.shape_from_values
-    return operators.into_given if op.written else operators.compute
+    if op.written:
+        return operators.into_given
+    return operators.compute
 
 
-for _module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):  # the families say what they know of their operators
+# The import of each family registers its operators.
+for _module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
     import_module(_module.name)

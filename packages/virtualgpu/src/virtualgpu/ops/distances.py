@@ -1,6 +1,7 @@
 """Distances between rows, and their gradients.
 
-Sources: PyTorch's native/Distance.cpp and native/cuda/DistanceKernel.cu. Held against an H200 (torch 2.11, CUDA 13.0).
+Sources: PyTorch's native/Distance.cpp and native/cuda/DistanceKernel.cu. Compared with an H200
+(torch 2.11, CUDA 13.0).
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ cuda_kernel("pdist_cuda", "_pdist_forward")
 
 @handles("dist")
 def dist(call: Call) -> torch.Tensor:
-    """The norm of the difference (aten/src/ATen/native/Distance.cpp)."""
+    """Compute the norm of the difference (aten/src/ATen/native/Distance.cpp)."""
     if call.op.outs:
         return operators.into_given(call)
     x, y, p = *call.args[:2], call.argument("p")
@@ -29,15 +30,15 @@ def dist(call: Call) -> torch.Tensor:
 
 @handles("_euclidean_dist")
 def euclidean_distance(call: Call) -> Tensor:
-    """One matrix product of rows that carry their own norms (native/Distance.cpp)."""
+    """Compute distances with one matrix product of rows that include their own norms.
+
+    Source: native/Distance.cpp.
+    """
     x, y = call.args
-    sides = []
-    for tensor in (x, y):
-        norm = tensor.pow(2).sum(-1, keepdim=True)
-        sides.append([norm, torch.ones_like(norm)])
-    (norm_x, one_x), (norm_y, one_y) = sides
-    del norm, tensor
-    sides.clear()
+    norm_x = x.pow(2).sum(-1, keepdim=True)
+    one_x = torch.ones_like(norm_x)
+    norm_y = y.pow(2).sum(-1, keepdim=True)
+    one_y = torch.ones_like(norm_y)
     scaled = x.mul(-2)
     left = torch.cat([scaled, norm_x, one_x], -1)
     del norm_x, one_x, scaled
@@ -50,10 +51,13 @@ def euclidean_distance(call: Call) -> Tensor:
 
 @handles("_cdist_backward")
 def cdist_backward(call: Call) -> Any:
-    """A row of partial gradients for each pair, then their sum (native/cuda/DistanceKernel.cu)."""
+    """Compute a row of partial gradients for each pair, then their sum.
+
+    Source: native/cuda/DistanceKernel.cu.
+    """
     if call.kwargs:
         return operators.into_given(call)
-    if call.args[3] == 0:  # no distance changes
+    if call.args[3] == 0:  # the distances are constant
         return operators.compute(call)
     size = call.args[4].numel() * call.args[1].shape[-1] * call.args[1].itemsize
     return perform(call, (Out(0), size, -size))
@@ -61,6 +65,7 @@ def cdist_backward(call: Call) -> Any:
 
 @handles("_pdist_backward")
 def pdist_backward(call: Call) -> Any:
+    """Compute a matrix of partial gradients, then their sum."""
     if call.kwargs:
         return operators.into_given(call)
     n, m = call.args[1].shape

@@ -1,7 +1,8 @@
-"""What pointwise operators and softmax do where CUDA computes them otherwise than the CPU.
+"""Pointwise operators and softmax, where CUDA computes differently from the CPU.
 
-Most pointwise operators ask for their output alone, and take the time of `work.pointwise`. The others follow PyTorch's sources, named at
-each. Held against recordings from an H200 (torch 2.11, CUDA 13.0).
+Most pointwise operators allocate only their output and take the time of `work.pointwise`. The
+others follow PyTorch's sources, which are named at each. Compared with recordings from an H200
+(torch 2.11, CUDA 13.0).
 """
 
 from collections.abc import Callable
@@ -31,18 +32,21 @@ from virtualgpu.ops.reductions import staging, sum_bytes
 from virtualgpu.ops.sequence import OUT, perform
 
 aten = torch.ops.aten
-LONG_ROW = 1024  # elements; a longer row does not stay in the registers between two looks at it (ATen/native/cuda/PersistentSoftmax.cuh)
-LONG_ROW_ELEMENT = 0.8  # clocks of an element of such a row (cunn_SoftMaxForward, ATen/native/cuda/SoftMax.cu)
+# Elements of the longest row that stays in the registers between two passes
+# (ATen/native/cuda/PersistentSoftmax.cuh).
+LONG_ROW = 1024
+# Clocks per element of a longer row (cunn_SoftMaxForward, ATen/native/cuda/SoftMax.cu).
+LONG_ROW_ELEMENT = 0.8
 
 overwrites("fill_", "zero_", "_foreach_zero_")
 cuda_kernel("host_softmax", "_softmax", "_log_softmax")
 refuses_half("polar", "complex", "special_")
 for _name in ("igamma", "igamma_", "igammac", "igammac_"):
     lacks(f"{_name.removesuffix('_')}_cuda", getattr(aten, _name))
-# Sources, in ATen/native/cuda: BinaryMulKernel.cu, AbsKernel.cu, UfuncCUDA_add.cu, CompareKernels.cu,
-# BinaryDivTrueKernel.cu, MaxMinElementwiseKernel.cu, UnarySignKernels.cu, UnaryOpsKernel.cu and
-# ReduceSumProdKernel.cu.
-# CUDA stores these formats, and few of its kernels compute with them.
+# Sources, in ATen/native/cuda: BinaryMulKernel.cu, AbsKernel.cu, UfuncCUDA_add.cu,
+# CompareKernels.cu, BinaryDivTrueKernel.cu, MaxMinElementwiseKernel.cu, UnarySignKernels.cu,
+# UnaryOpsKernel.cu and ReduceSumProdKernel.cu. CUDA can store these formats, but few of its kernels
+# compute with them.
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64)
 for _name in ("mul", "mul_", "abs", "abs_"):
     lacks(f"{_name.removesuffix('_')}_cuda", getattr(aten, _name), _STORED)
@@ -61,7 +65,7 @@ cuda_kernel("GeluCUDAKernelImpl", "gelu", "gelu_")
 
 @device_time("fill_", "zero_")
 def overwriting(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """What is overwritten is not read."""
+    """Return the work of a kernel that overwrites its argument without reading it."""
     return Work(moved - bytes_of(call.args[0]))
 
 
@@ -70,14 +74,22 @@ def overwriting(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @temporaries("abs")
 def of_complex(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Of complex numbers they are computed as complex numbers first (aten/src/ATen/native/UnaryOps.cpp)."""
+    """Return the temporary of a complex argument, which is first computed as complex numbers.
+
+    Source: aten/src/ATen/native/UnaryOps.cpp.
+    """
     x = call.args[0]
-    return (x.numel() * x.itemsize,) if x.dtype.is_complex and not result.dtype.is_complex else ()
+    if x.dtype.is_complex and not result.dtype.is_complex:
+        return (x.numel() * x.itemsize,)
+    return ()
 
 
 @handles("angle")
 def angle(call: Call) -> torch.Tensor:
-    """Of complex numbers: as complex numbers, before there is room for the result (aten/src/ATen/native/UnaryOps.cpp)."""
+    """Compute angles. For complex numbers a complex temporary is allocated before the result.
+
+    Source: aten/src/ATen/native/UnaryOps.cpp.
+    """
     x = call.args[0]
     if call.op.outs or not x.dtype.is_complex:
         return operators.compute_or_into_given(call)
@@ -87,38 +99,51 @@ def angle(call: Call) -> torch.Tensor:
 
 @temporaries("pow")
 def power_of_a_number(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The number becomes a tensor on the GPU, but for 1, whose powers are filled in (aten/src/ATen/native/Pow.cpp)."""
+    """Return the temporary of a number's power: the number as a tensor on the GPU.
+
+    Powers of 1 are filled in instead (aten/src/ATen/native/Pow.cpp).
+    """
     if call.func is not aten.pow.Scalar or call.args[0] == 1:
         return ()
     return (_kind_of(call.args[0]).itemsize,)
 
 
 def _kind_of(number: Any) -> torch.dtype:
-    """The type of C++'s tensor of a Python number."""
-    return {bool: torch.bool, int: torch.int64, float: torch.float64}.get(type(number), torch.complex128)
+    """Return the dtype of C++'s tensor for a Python number."""
+    return {bool: torch.bool, int: torch.int64, float: torch.float64}.get(
+        type(number), torch.complex128
+    )
 
 
 @handles("ldexp")
 def ldexp(call: Call) -> torch.Tensor:
-    """A product with a power of 2 (aten/src/ATen/native/BinaryOps.cpp)."""
-    return operators.into_given(call) if call.op.outs else call.args[0] * torch.pow(2.0, call.args[1])
+    """Compute the product with a power of 2 (aten/src/ATen/native/BinaryOps.cpp)."""
+    if call.op.outs:
+        return operators.into_given(call)
+    return call.args[0] * torch.pow(2.0, call.args[1])
 
 
 @handles("mvlgamma")
 def mvlgamma(call: Call) -> torch.Tensor:
-    """The logarithm of gamma at p places for each element, and their sum (aten/src/ATen/native/UnaryOps.cpp)."""
+    """Compute the logarithm of gamma at p points per element, and their sum.
+
+    Source: aten/src/ATen/native/UnaryOps.cpp.
+    """
     x, p = call.args
     if call.op.outs:
         return operators.into_given(call)
     if not x.dtype.is_floating_point or p < 1:
         return operators.compute(call)
-    places = torch.arange((1 - p) / 2, 0.5, 0.5, dtype=x.dtype, device=x.device) + x.unsqueeze(-1)
-    return places.lgamma_().sum(-1).add_(p * (p - 1) * log(pi) / 4)
+    points = torch.arange((1 - p) / 2, 0.5, 0.5, dtype=x.dtype, device=x.device) + x.unsqueeze(-1)
+    return points.lgamma_().sum(-1).add_(p * (p - 1) * log(pi) / 4)
 
 
 @handles("log_sigmoid_forward")
 def log_sigmoid(call: Call) -> Any:
-    """CUDA keeps no buffer for the backward (aten/src/ATen/native/Activation.cpp)."""
+    """Compute the log of the sigmoid. CUDA keeps no buffer for the backward pass.
+
+    Source: aten/src/ATen/native/Activation.cpp.
+    """
     x = call.args[0]
     if call.op.outs:
         return operators.into_given(call)
@@ -128,62 +153,89 @@ def log_sigmoid(call: Call) -> Any:
 
 @handles("log_sigmoid_backward")
 def log_sigmoid_backward(call: Call) -> Any:
+    """Compute the gradient, for which the CPU's kernel needs the buffer that CUDA does not keep."""
     gradient, x = call.args[:2]
     formula = Call(operator(aten.sigmoid_backward.default), (gradient, x), call.kwargs)
     return operators.compute(formula, lambda: call.func(gradient, x, torch.exp(-x.abs())))
 
 
 def _choice(x: Any, other: Any, condition: torch.Tensor) -> torch.Tensor:
+    """Return `torch.where` after making tensors of numbers on the GPU."""
     dtype = torch.result_type(x, other)
     device = condition.device
-    x, other = (v.to(dtype) if isinstance(v, torch.Tensor) else torch.scalar_tensor(v, dtype=dtype, device=device) for v in (x, other))
+    if isinstance(x, torch.Tensor):
+        x = x.to(dtype)
+    else:
+        x = torch.scalar_tensor(x, dtype=dtype, device=device)
+    if isinstance(other, torch.Tensor):
+        other = other.to(dtype)
+    else:
+        other = torch.scalar_tensor(other, dtype=dtype, device=device)
     return torch.where(condition, x, other)
 
 
 @composes("where.ScalarOther")
 def where_scalar_other(condition: torch.Tensor, x: torch.Tensor, other: Any) -> torch.Tensor:
-    """A number becomes a tensor on the GPU (aten/src/ATen/native/TensorCompare.cpp)."""
+    """Choose elements of a tensor or a number, which becomes a tensor on the GPU.
+
+    Source: aten/src/ATen/native/TensorCompare.cpp.
+    """
     return _choice(x, other, condition)
 
 
 @composes("where.ScalarSelf")
 def where_scalar_self(condition: torch.Tensor, x: Any, other: torch.Tensor) -> torch.Tensor:
+    """Choose a number, which becomes a tensor on the GPU, or elements of a tensor."""
     return _choice(x, other, condition)
 
 
 @handles("allclose")
 def allclose(call: Call) -> bool:
-    """The operators of `isclose`, and whether all are (aten/src/ATen/native/TensorCompare.cpp)."""
+    """Return whether all elements are close, with the operators of `isclose`.
+
+    Source: aten/src/ATen/native/TensorCompare.cpp.
+    """
     close = made_of(aten.isclose.default, *call.args, **call.kwargs)
     return bool(close.all().item())
 
 
 @handles("equal")
 def equal(call: Call) -> bool:
-    """Whether all elements are equal; of one and the same memory nothing is read (aten/src/ATen/native/cuda/Equal.cpp)."""
+    """Return whether all elements are equal. The same memory is not read.
+
+    Source: aten/src/ATen/native/cuda/Equal.cpp.
+    """
     x, y = call.args
     call.common_gpu()
     if x.shape != y.shape or not x.numel():
         return bool(x.shape == y.shape)
     same = x.data_ptr() == y.data_ptr() and x.dtype is y.dtype and x.stride() == y.stride()
-    alike = same or x == y
-    return bool(same or alike.all().item())
+    if same:
+        return True
+    alike = x == y
+    return bool(alike.all().item())
 
 
 @handles("isfinite")
 def isfinite(call: Call) -> torch.Tensor:
-    """Made of comparisons wherever it is called from."""
+    """Compare with infinity and NaN. The operator is always taken apart into comparisons."""
     return made_of(call.func, *call.args, **call.kwargs)
 
 
 @handles("count_nonzero")
 def count_nonzero(call: Call) -> torch.Tensor:
-    """The sum of a comparison with zero (aten/src/ATen/native/TensorAdvancedIndexing.cpp)."""
+    """Compute the sum of a comparison with zero.
+
+    Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp.
+    """
     if call.op.outs:
         return operators.into_given(call)
     x = call.args[0]
     dims = call.argument("dim")
-    dims = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
+    if isinstance(dims, int):
+        dims = [dims]
+    else:
+        dims = list(dims or range(x.dim()))
     return (x != 0).sum(dims)
 
 
@@ -191,35 +243,39 @@ def count_nonzero(call: Call) -> torch.Tensor:
 
 
 def contiguous_copies(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """Bytes of the copies that a kernel makes of those that do not lie contiguous."""
+    """Return the bytes of the copies that a kernel makes of tensors that are not contiguous."""
     return tuple(x.numel() * x.itemsize for x in tensors if not x.is_contiguous())
 
 
 def contiguous_gradient(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The copy of a gradient, the first argument, where it does not lie contiguous."""
+    """Return the bytes of the copy of the gradient (first argument) if it is not contiguous."""
     return contiguous_copies(call.args[0])
 
 
 @temporaries("_softmax", "_log_softmax")
 def softmax_input(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The kernels read contiguous memory (aten/src/ATen/native/cuda/SoftMax.cu)."""
+    """Return the bytes of a contiguous copy of the input (aten/src/ATen/native/cuda/SoftMax.cu)."""
     return contiguous_copies(call.args[0])
 
 
 @temporaries("_softmax_backward_data")
 def softmax_backward(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The product of gradient and output (aten/src/ATen/native/cuda/SoftMax.cu)."""
+    """Return the bytes of the product of gradient and output, and of a contiguous output.
+
+    Source: aten/src/ATen/native/cuda/SoftMax.cu.
+    """
     return call.args[0].numel() * call.args[0].itemsize, *contiguous_copies(call.args[1])
 
 
 @temporaries("_log_softmax_backward_data")
 def log_softmax_backward(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """Return the bytes of contiguous copies of gradient and output."""
     return contiguous_copies(*call.args[:2])
 
 
 @handles("_softmax", "_log_softmax")
 def softmax(call: Call) -> Any:
-    """CUDA reads float16 and writes float32 in one kernel."""
+    """Compute softmax. CUDA reads float16 and writes float32 in one kernel."""
     x, dim, to_float = call.args
     if call.op.outs or not to_float:
         return operators.compute_or_into_given(call)
@@ -230,10 +286,12 @@ def softmax(call: Call) -> Any:
 
 @handles("_softmax_backward_data", "_log_softmax_backward_data")
 def softmax_backward_data(call: Call) -> Any:
+    """Compute the gradient of softmax, which CUDA can write in the input's dtype."""
     gradient, output, dim, dtype = call.args
     if call.op.outs or gradient.dtype is dtype:
         return operators.compute_or_into_given(call)
-    result = operators.compute(call, lambda: call.func(gradient, output, dim, gradient.dtype).to(dtype))
+    own = gradient.dtype
+    result = operators.compute(call, lambda: call.func(gradient, output, dim, own).to(dtype))
     rule = log_softmax_backward if "log" in call.op.name else softmax_backward
     call.gpu.scratch(rule(call, result))
     return result
@@ -241,25 +299,36 @@ def softmax_backward_data(call: Call) -> Any:
 
 @device_time("_softmax", "_log_softmax")
 def softmax_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """A long row is read several times, from the nearest cache: that takes its time whatever the memory's, which a slow memory hides."""
+    """Return the work of a softmax. A long row is read several times from the nearest cache.
+
+    This takes time that does not depend on the memory's speed. A slow memory hides it.
+    """
     x, dim = call.args[:2]
     if not x.dim() or x.shape[dim] <= LONG_ROW:
         return Work(moved)
-    return Work(moved, clocks=clocks_beyond_memory(call.gpu.profile, LONG_ROW_ELEMENT * x.numel(), moved))
+    clocks = clocks_beyond_memory(call.gpu.profile, LONG_ROW_ELEMENT * x.numel(), moved)
+    return Work(moved, clocks=clocks)
 
 
 @device_time("_softmax_backward_data")
 def softmax_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """The product of gradient and output is a kernel of its own (softmax_backward_cuda_out, ATen/native/cuda/SoftMax.cu)."""
+    """Return the work of two kernels, because the product of gradient and output is its own.
+
+    Source: softmax_backward_cuda_out, ATen/native/cuda/SoftMax.cu.
+    """
     return Work(2 * moved)
 
 
 def _softmax_of(operator: Any) -> Callable[..., torch.Tensor]:
+    """Return the composite softmax that calls this operator."""
+
     def composed(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The choice of aten/src/ATen/native/SoftMax.cpp."""
+        """Choose the dtypes as aten/src/ATen/native/SoftMax.cpp does."""
         if x.dtype is torch.float16 and dtype is torch.float32:
             return operator(x, dim, True)
-        return operator(x if dtype is None else x.to(dtype), dim, False)
+        if dtype is not None:
+            x = x.to(dtype)
+        return operator(x, dim, False)
 
     return composed
 
@@ -270,25 +339,28 @@ composes("log_softmax.int")(_softmax_of(aten._log_softmax.default))
 
 @handles("logsumexp")
 def logsumexp(call: Call) -> torch.Tensor:
-    """By the operators of aten/src/ATen/native/ReduceOps.cpp."""
+    """Compute logsumexp with the operators of aten/src/ATen/native/ReduceOps.cpp."""
     x, dims = call.args[:2]
     keepdim = call.argument("keepdim")
-    if "out" in call.kwargs or not x.numel() or not (x.dtype.is_floating_point or x.dtype.is_complex):
+    has_exponential = x.dtype.is_floating_point or x.dtype.is_complex
+    if "out" in call.kwargs or not x.numel() or not has_exponential:
         return operators.into_given(call)
     if x.dtype.is_complex:
         return operators.compute(call)
     largest = x.amax(dims, True)
-    squeezed = largest if keepdim else largest.squeeze(tuple(dims) or tuple(range(x.dim())))
+    squeezed = largest
+    if not keepdim:
+        squeezed = largest.squeeze(tuple(dims) or tuple(range(x.dim())))
     sizes = squeezed.abs()
     infinite = sizes == inf
     squeezed.masked_fill_(infinite, 0)
-    del infinite, sizes  # in this order
+    del infinite, sizes  # CUDA frees them in this order
     return (x - largest).exp_().sum(dims, keepdim).log_().add_(squeezed)
 
 
 @temporaries("renorm", "renorm_")
 def renorm(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The norm of each slice (aten/src/ATen/native/Normalization.cpp)."""
+    """Return the bytes of the norms of the slices (aten/src/ATen/native/Normalization.cpp)."""
     x, _, dim = call.args[:3]
     others = [d for d in range(x.dim()) if d != dim % x.dim()]
     accumulator = sum_bytes(x.dtype)

@@ -1,7 +1,8 @@
-"""Gradients that CUDA adds up in place.
+"""Gradients that CUDA sums in place.
 
-PyTorch's backward writes into a temporary of its own where it can, but not where a tensor subclass or a dispatch mode is about.
-Virtual tensors are both, so what it then asks for out of place is done in place here, under the conditions of the sources.
+PyTorch's backward pass writes to a temporary of its own where it can, but not if there is a tensor
+subclass or a dispatch mode. Virtual tensors use both. What PyTorch then requests out of place is
+done in place here, under the same conditions as in PyTorch's sources.
 """
 
 import _thread
@@ -20,9 +21,10 @@ from virtualgpu.tensor import VirtualTensor, allocate_on, memory_of, wrap
 aten = torch.ops.aten
 _ADD = aten.add.Tensor
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
-# References to a gradient that only the engine holds, and to its storage, as `count_references` has found them in this version of torch.
+# The numbers of references to a gradient that only the engine holds, and to its storage, as
+# `count_references` found them in this version of torch.
 _ALONE: list[tuple[int, int]] = []
-# Nodes whose formulas add nothing up: two of their gradients may go to the same node (x * x).
+# Nodes whose formulas sum nothing. Two of their gradients may go to the same node (x * x).
 WITHOUT_SUMS = {
     "StackBackward0",
     "CatBackward0",
@@ -34,62 +36,95 @@ WITHOUT_SUMS = {
     "BmmBackward0",
     "SubBackward0",
 }
-# Formulas that combine a temporary of their own with another tensor (torch/csrc/autograd/FunctionsManual.cpp).
-_SEVERAL_MASKS = {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0", "AmaxBackward0", "AminBackward0"}
+# Formulas that combine a temporary of their own with another tensor
+# (torch/csrc/autograd/FunctionsManual.cpp).
+_SEVERAL_MASKS = {
+    "MaxBackward1",
+    "MinBackward1",
+    "MedianBackward0",
+    "NanmedianBackward0",
+    "AmaxBackward0",
+    "AminBackward0",
+}
 OWN_TEMPORARIES = {
     "logical_and": _SEVERAL_MASKS | {"ClampBackward0", "ClampBackward1"},
     "logical_or": _SEVERAL_MASKS | {"ClampBackward0", "ClampBackward1"},
-    "masked_fill": {"Atan2Backward0", "NormBackward0", "NormBackward1", "LinalgVectorNormBackward0"},
+    "masked_fill": {
+        "Atan2Backward0",
+        "NormBackward0",
+        "NormBackward1",
+        "LinalgVectorNormBackward0",
+    },
     "sub": {"BinaryCrossEntropyWithLogitsBackward0"},
     "index_fill": {"TraceBackward0"},
     "mul": {"BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"},
 }
-if VERSION >= (2, 14):  # from then on equal values share a gradient: a `where` is masked in place, and masks are no longer
+if VERSION >= (2, 14):  # equal values share a gradient: a `where` is masked in place, not masks
     OWN_TEMPORARIES["logical_and"] -= {"ClampBackward0"}
     OWN_TEMPORARIES["logical_or"] -= {"ClampBackward0"}
     OWN_TEMPORARIES["masked_fill"] |= {"ClampBackward0", "ClampMinBackward1", "ClampMaxBackward1"}
-    OWN_TEMPORARIES["masked_fill"] |= {"MaximumBackward0", "MinimumBackward0", "FmaxBackward0", "FminBackward0"}
+    OWN_TEMPORARIES["masked_fill"] |= {"MaximumBackward0", "MinimumBackward0"}
+    OWN_TEMPORARIES["masked_fill"] |= {"FmaxBackward0", "FminBackward0"}
 
 
 @handles("add")
 def add(call: Call) -> Any:
-    """The engine adds gradients that meet at one node into the first one, if nobody else holds it (autograd/input_buffer.cpp).
+    """Compute a sum, in place where PyTorch does.
 
-    `linear` adds its bias to a product that it has just made (aten/src/ATen/native/Linear.cpp).
+    Autograd's engine adds gradients that meet at one node to the first one, if nothing else refers
+    to it (autograd/input_buffer.cpp). `linear` adds its bias to a product that it has just made
+    (aten/src/ATen/native/Linear.cpp).
     """
     if call.op.func is _ADD and not call.kwargs:
         if _graph_task() != -1:
             if _accumulates(*call.args):
                 return operators.compute(call.of(aten.add_.Tensor))
         elif _is_bias(*call.args):
-            return operators.view(Call(operator(aten.alias.default), (operators.compute(call.of(aten.add_.Tensor)),), {}))
+            result = operators.compute(call.of(aten.add_.Tensor))
+            return operators.view(Call(operator(aten.alias.default), (result,), {}))
     return operators.compute_or_into_given(call)
 
 
 def _accumulates(gradient: Any, other: Any) -> bool:
-    """Is this a sum of two gradients on their way to one node, whose first may be overwritten?
+    """Return whether this sums two gradients of one node, the first of which may be overwritten.
 
-    A formula's sum differs: its first term was made in the same node, or is held by another as well.
+    The sum in a formula differs. Its first term was made in the same node, or something else also
+    refers to it.
     """
-    if type(gradient) is not VirtualTensor or type(other) is not VirtualTensor or torch.is_grad_enabled():
+    if (
+        type(gradient) is not VirtualTensor
+        or type(other) is not VirtualTensor
+        or torch.is_grad_enabled()
+    ):
         return False
     if gradient.shape != other.shape or gradient.dtype is not other.dtype:
         return False
     if gradient.layout is not torch.strided or other.layout is not torch.strided:
         return False
     storage = gradient.untyped_storage()
-    references = gradient._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]  # in no stub
+    uses = gradient._use_count()  # type: ignore[attr-defined]  # not in the stubs
+    references = uses, torch._C._storage_Use_Count(storage._cdata)
     if not _ALONE:
         _ALONE.append(references)
     if references != _ALONE[0]:
         return False
-    dense = gradient.is_contiguous() or (0 not in gradient.stride() and storage.nbytes() == gradient.numel() * gradient.itemsize)
-    return dense and (memory_of(gradient).born != gradient._gpu.machine.selected.call or _node().name() in WITHOUT_SUMS)
+    dense = gradient.is_contiguous()
+    if not dense and 0 not in gradient.stride():
+        dense = storage.nbytes() == gradient.numel() * gradient.itemsize
+    if not dense:
+        return False
+    if memory_of(gradient).born != gradient._gpu.machine.selected.call:
+        return True
+    return _node().name() in WITHOUT_SUMS
 
 
 def count_references(machine: Machine) -> None:
-    """Before the first backward of a process, not before: where there are real GPUs autograd starts threads for them then, and no child
-    that is forked later can run a backward of its own. In a thread that has no modes, transforms or streams of the program's."""
+    """Count the references to a gradient, before the first backward pass of a process.
+
+    It must not happen earlier. On a machine with real GPUs autograd starts threads at that time,
+    and a child that is forked later cannot run a backward pass. The count happens in a new thread,
+    which has none of the program's modes, transforms or streams.
+    """
     if not _ALONE:
         done = _thread.allocate_lock()
         done.acquire()
@@ -98,7 +133,10 @@ def count_references(machine: Machine) -> None:
 
 
 def _count(host_operators: Callable[[Machine], Any], done: _thread.LockType) -> None:
-    """On a machine that is never put in place: a backward whose two gradients nobody else holds."""
+    """Run a backward pass with two gradients that nothing else refers to.
+
+    It uses a machine that is never put in use.
+    """
     machine = Machine(load("H200"), 1)
 
     def on_gpu(x: torch.Tensor) -> torch.Tensor:
@@ -108,9 +146,16 @@ def _count(host_operators: Callable[[Machine], Any], done: _thread.LockType) -> 
     try:
         with host_operators(machine):
             x = on_gpu(torch.ones(1, device="cpu")).requires_grad_() * 2
-            run = torch.autograd.Variable._execution_engine.run_backward  # not what is in its place
+            gradient = on_gpu(torch.ones(1, device="cpu"))
+            run = torch.autograd.Variable._execution_engine.run_backward  # PyTorch's own function
             run(
-                (x.sin() + x.cos(),), (on_gpu(torch.ones(1, device="cpu")),), False, False, (), allow_unreachable=True, accumulate_grad=True
+                (x.sin() + x.cos(),),
+                (gradient,),
+                False,
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
             )
     finally:
         machine.alive = False
@@ -118,11 +163,13 @@ def _count(host_operators: Callable[[Machine], Any], done: _thread.LockType) -> 
 
 
 def _is_bias(x: Any, bias: Any) -> bool:
-    """Was the first a product, made in this same call of C++, and is the second a vector of its rows' length?"""
+    """Return whether `x` is a product made in this call of C++ and `bias` fits its rows."""
     if type(x) is not VirtualTensor or type(bias) is not VirtualTensor:
         return False
     selected = x._gpu.machine.selected
-    memory = None if selected.product is None else selected.product()
+    if selected.product is None:
+        return False
+    memory = selected.product()
     if memory is None or memory.born != selected.call or memory_of(x) is not memory:
         return False
     return bias.dim() == 1 and x.shape[-1:] == bias.shape and x.dtype is bias.dtype
@@ -130,15 +177,21 @@ def _is_bias(x: Any, bias: Any) -> bool:
 
 @handles("logical_and", "logical_or", "masked_fill", "index_fill", "mul", "sub")
 def combine(call: Call) -> Any:
-    """Formulas of a backward that overwrite a temporary of their own."""
+    """Compute an operator, in place if a formula overwrites a temporary of its own."""
     if _graph_task() == -1 or call.kwargs or not _is_own_temporary(call, *call.args[:2]):
         return operators.compute_or_into_given(call)
     return operators.compute(call.of(call.op.in_place()))
 
 
 def _is_own_temporary(call: Call, x: Any, other: Any) -> bool:
-    if torch.is_grad_enabled() or type(x) is not VirtualTensor or _node().name() not in OWN_TEMPORARIES[call.op.name]:
+    """Return whether `x` is a temporary that the running formula may overwrite."""
+    if torch.is_grad_enabled() or type(x) is not VirtualTensor:
+        return False
+    if _node().name() not in OWN_TEMPORARIES[call.op.name]:
         return False
     if memory_of(x).born != x._gpu.machine.selected.call:
         return False
-    return not isinstance(other, torch.Tensor) or torch.broadcast_shapes(x.shape, other.shape) == x.shape
+    return (
+        not isinstance(other, torch.Tensor)
+        or torch.broadcast_shapes(x.shape, other.shape) == x.shape
+    )

@@ -1,8 +1,9 @@
-"""Half precision as CUDA's libraries compute it: products of float16 or bfloat16 are summed in float32 and rounded once.
+"""Half precision as CUDA's libraries compute it.
 
-The CPU's own kernels round the same way at best, and take up to a hundred times as long as those of float32. Where the CPU has no kernel
-for half precision, and CUDA has one, the result is computed in float32 and rounded too; that of complex numbers of two halves (complex32)
-in complex64.
+Products of float16 or bfloat16 are summed in float32 and rounded once. The CPU's own kernels round
+in the same way at best, and take up to a hundred times as long as float32 kernels. If CUDA has a
+kernel for half precision and the CPU does not, the result is also computed in float32 and rounded.
+Complex numbers of two halves (complex32) are computed in complex64.
 """
 
 from collections.abc import Callable
@@ -14,12 +15,18 @@ from virtualgpu.errors import not_implemented
 from virtualgpu.ops.call import CPU_KERNELS
 
 HALF = (torch.float16, torch.bfloat16)
-WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+}
 OF_TWO_BYTES = (torch.float16, torch.complex32)
-# CUDA has kernels for complex32 (PyTorch's native/cuda names it kComplexHalf) of these, unlike the CPU.
+# Operators for which CUDA has complex32 kernels, unlike the CPU. PyTorch's native/cuda calls the
+# dtype kComplexHalf.
 FOR_COMPLEX_HALF = {
-    "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "div", "exp", "lerp", "log", "logaddexp", "pow", "prod",
-    "rsqrt", "sigmoid", "sigmoid_backward", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tanh_backward", "trace",
+    "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "div", "exp", "lerp",
+    "log", "logaddexp", "pow", "prod", "rsqrt", "sigmoid", "sigmoid_backward", "sin", "sinh",
+    "sqrt", "sum", "tan", "tanh", "tanh_backward", "trace",
 }  # fmt: skip
 aten = torch.ops.aten
 
@@ -30,22 +37,31 @@ def sums_in_float32(
     require: Callable[[torch.dtype], None] | None = None,
     formats: tuple[torch.dtype, ...] = HALF,
 ) -> None:
-    """Compute these products of half precision in float32, and round once. Of several outputs those numbered in `stay` are float32 whatever
-    the inputs are; `require` looks at the type first."""
+    """Compute these products of half precision in float32, and round once.
+
+    Outputs at the positions `stay` are always float32. `require` checks the dtype first.
+    """
     for packet in packets:
         for overload in packet.overloads():
             func = getattr(packet, overload)
             own_format = overload.startswith("dtype")
-            CPU_KERNELS[func] = into_format(packet, func) if own_format else in_float32(packet, func, stay, require, formats)
+            if own_format:
+                CPU_KERNELS[func] = into_format(packet, func)
+            else:
+                CPU_KERNELS[func] = in_float32(packet, func, stay, require, formats)
 
 
 def widened(x: Any) -> Any:
-    """What has half the bits, a tensor or a type, in twice as many; anything else as it is."""
+    """Return a tensor or dtype of half precision in twice as many bits, others unchanged."""
     if isinstance(x, torch.Tensor):
         if x.dtype in HALF:
             return x.float()
-        return x.to(torch.complex64) if x.dtype is torch.complex32 else x
-    return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+        if x.dtype is torch.complex32:
+            return x.to(torch.complex64)
+        return x
+    if isinstance(x, torch.dtype):
+        return WIDE.get(x, x)
+    return x
 
 
 def in_float32(
@@ -55,12 +71,18 @@ def in_float32(
     require: Callable[[torch.dtype], None] | None = None,
     formats: tuple[torch.dtype, ...] = HALF,
 ) -> Callable[..., Any]:
-    """The operator, computed in float32 (complex64) and rounded where its first tensor has one of the `formats`. For plain tensors."""
+    """Return a kernel for plain tensors that computes in float32 (or complex64) and rounds.
+
+    It does so if the first tensor has one of the `formats`.
+    """
     name = func._schema.name.removeprefix("aten::")
     writes_first = name.endswith("_")
-    pure = getattr(aten, name.removesuffix("_")) if writes_first else packet
+    pure = packet
+    if writes_first:
+        pure = getattr(aten, name.removesuffix("_"))
     plain = getattr(func, "_op", func)
-    place = next((index for index, argument in enumerate(func._schema.arguments) if str(argument.type) == "Tensor"), 0)
+    types = [str(argument.type) for argument in func._schema.arguments]
+    place = types.index("Tensor") if "Tensor" in types else 0
 
     def rounded(result: Any, dtype: torch.dtype, index: int = -1) -> Any:
         if isinstance(result, (tuple, list)):
@@ -69,7 +91,9 @@ def in_float32(
             return result
         if result.dtype is torch.float32:
             return result.to(torch.float16 if dtype is torch.complex32 else dtype)
-        return result.to(torch.complex32) if result.dtype is torch.complex64 and dtype in OF_TWO_BYTES else result
+        if result.dtype is torch.complex64 and dtype in OF_TWO_BYTES:
+            return result.to(torch.complex32)
+        return result
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = args[place].dtype
@@ -83,17 +107,21 @@ def in_float32(
             return args[0].copy_(result)
         if out is not None:
             return out.resize_(result.shape).copy_(result)
-        return rounded(result, kwargs.get("dtype") or dtype if kwargs else dtype)
+        if kwargs:
+            dtype = kwargs.get("dtype") or dtype
+        return rounded(result, dtype)
 
     return kernel
 
 
 def into_format(packet: Any, func: Any) -> Callable[..., Any]:
-    """A product with `out_dtype`, which only CUDA has: that of half precision can stay float32. For plain tensors.
+    """Return a kernel for plain tensors of a product with `out_dtype`, which only CUDA has.
 
-    Raises RuntimeError as CUDA does (aten/src/ATen/native/cuda/Blas.cpp).
+    The product of half precision can be float32.
+
+    The kernel raises RuntimeError as CUDA does (aten/src/ATen/native/cuda/Blas.cpp).
     """
-    place = next(index for index, argument in enumerate(func._schema.arguments) if argument.name == "out_dtype")
+    place = [argument.name for argument in func._schema.arguments].index("out_dtype")
     first = func._schema.arguments[place - 2].name
 
     def kernel(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
@@ -102,27 +130,33 @@ def into_format(packet: Any, func: Any) -> Callable[..., Any]:
         if left.dtype != right.dtype:
             raise RuntimeError("input dtypes must be the same")
         if dtype != left.dtype and not (dtype is torch.float32 and left.dtype in HALF):
-            raise RuntimeError("out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs")
+            raise RuntimeError(
+                "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs"
+            )
         if out is not None and out.dtype != dtype:
             raise RuntimeError("out_dtype must be the same as the dtype of the provided out tensor")
         if any(x.dtype not in (dtype, left.dtype) for x in summand):
             raise RuntimeError(f"self dtype must match either out_dtype or {first} dtype")
         result = packet(*map(widened, args[:place]), **kwargs).to(dtype)
-        return result if out is None else out.resize_(result.shape).copy_(result)
+        if out is None:
+            return result
+        return out.resize_(result.shape).copy_(result)
 
     return kernel
 
 
 def lacks(cuda_kernel: str, packet: Any, formats: tuple[torch.dtype, ...] = HALF) -> None:
-    """Make an operator refuse formats that the CPU's kernel has and CUDA's kernel lacks."""
+    """Make an operator refuse formats that the CPU's kernel has and CUDA's kernel does not."""
 
     def refusing(compute: Callable[..., Any]) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            first, last = getattr(args[0], "dtype", None), getattr(args[-1], "dtype", None)  # None of a number
+            first = getattr(args[0], "dtype", None)  # None for a number
+            last = getattr(args[-1], "dtype", None)
             if first in formats or last in formats:
                 tensors = [x for x in args if isinstance(x, torch.Tensor)]
                 given = {x.dtype for x in tensors if x.dim()} or {x.dtype for x in tensors}
-                if len(given) == 1 and not given.isdisjoint(formats):  # of two, another is the common one
+                # Of two dtypes, the common one is another.
+                if len(given) == 1 and not given.isdisjoint(formats):
                     raise not_implemented(cuda_kernel, given.pop())
             return compute(*args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""Indexing, gathering, and masks.
+"""Indexing, gathering and masks: what the operators allocate and cost, and what they refuse.
 
-Sources: PyTorch's native/TensorAdvancedIndexing.cpp and native/cuda/Indexing.cu (index_put with accumulation sorts the positions),
-IndexingUtils, Nonzero.cu.
+Sources: PyTorch's native/TensorAdvancedIndexing.cpp and native/cuda/Indexing.cu (index_put with
+accumulation sorts the positions), IndexingUtils, Nonzero.cu.
 Checked against an H200 (PyTorch 2.11, CUDA 13.0) for 1 to 10,000,000 elements.
 """
 
@@ -35,7 +35,8 @@ from virtualgpu.tensor import VirtualTensor, allocate_on, wrap
 aten = torch.ops.aten
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
 
-# Backward formulas that fill zeros of their own in place; where a subclass or a mode is about they take the operator that copies.
+# Backward formulas that fill zeros of their own in place. With a tensor subclass or a mode they use
+# the operator that copies.
 FILLS_OWN_ZEROS = {
     "scatter_add": {"GatherBackward0", "CummaxBackward0", "CumminBackward0"},
     "index_add": {"IndexSelectBackward0"},
@@ -43,8 +44,8 @@ FILLS_OWN_ZEROS = {
     "masked_scatter": {"MaskedSelectBackward0"},
     "put": {"TakeBackward0"},
     "scatter": {
-        "SortBackward0", "SortBackward1", "TopkBackward0", "KthvalueBackward0", "MedianBackward1", "NanmedianBackward1",
-        "ModeBackward0", "MaxBackward0", "MinBackward0",
+        "SortBackward0", "SortBackward1", "TopkBackward0", "KthvalueBackward0", "MedianBackward1",
+        "NanmedianBackward1", "ModeBackward0", "MaxBackward0", "MinBackward0",
     },
 }  # fmt: skip
 # Clocks that it takes to sort the indices, so that each row has its summands side by side
@@ -52,56 +53,97 @@ FILLS_OWN_ZEROS = {
 SORTED_INDICES, COUNTED_INDICES = 40_000, 24_000
 ADDED = 1.3  # clocks an element that is added where others may be adding, too (atomicAdd)
 
-POSITIONS = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
-asserts('-sizes[i] <= index && index < sizes[i] && "index out of bounds"', *POSITIONS, cpu="out of bounds for dimension [0-9]")
+POSITIONS = (
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+)
+_INDEX = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
+asserts(_INDEX, *POSITIONS, cpu="out of bounds for dimension [0-9]")
 _GATHER = 'idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"'
 asserts(_GATHER, "gather", "scatter_add", "scatter_add_")
 _SCATTER = 'idx_dim >= 0 && idx_dim < index_size && "index out of bounds"'
 asserts(_SCATTER, "scatter", "scatter_", "scatter_reduce", "scatter_reduce_")
-asserts("srcIndex < srcSelectDimSize", "index_select", "embedding", "embedding_renorm_")
-_BAG_BEYOND = "which is not in the valid range"
-asserts("input[emb] < numRows", "_embedding_bag", "_embedding_bag_forward_only", cpu=_BAG_BEYOND)
-asserts("dstIndex < dstAddDimSize", "index_add", "index_add_", "index_reduce", "index_reduce_")
-asserts('idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"', "index_copy", "index_copy_")
-asserts('idx >= -self_dim_size && idx < self_dim_size && "Index out of bounds"', "index_fill", "index_fill_")
-asserts('idx < numel && idx >= -numel && "cuda_take_put_kernel() index out of bounds"', "take", "put", "put_")
+_SELECT = "srcIndex < srcSelectDimSize"
+asserts(_SELECT, "index_select", "embedding", "embedding_renorm_")
+_BAG, _BAG_BEYOND = "input[emb] < numRows", "which is not in the valid range"
+asserts(_BAG, "_embedding_bag", "_embedding_bag_forward_only", cpu=_BAG_BEYOND)
+_ADD = "dstIndex < dstAddDimSize"
+asserts(_ADD, "index_add", "index_add_", "index_reduce", "index_reduce_")
+_COPY = 'idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"'
+asserts(_COPY, "index_copy", "index_copy_")
+_FILL = 'idx >= -self_dim_size && idx < self_dim_size && "Index out of bounds"'
+asserts(_FILL, "index_fill", "index_fill_")
+_TAKE = 'idx < numel && idx >= -numel && "cuda_take_put_kernel() index out of bounds"'
+asserts(_TAKE, "take", "put", "put_")
 cuda_operator("embedding", "index_select", weight="self", indices="index")
 
 
 @device_error("index", "index_put", "index_put_", "_index_put_impl_")
 def indices_elsewhere(given: Devices) -> str | None:
+    """Return CUDA's words for an index on another GPU than the tensor; None if there is none."""
     device = given[0][1].device
-    wrong = any(name == "indices" and x.is_cuda and x.device != device for name, x in given)
-    return f"indices should be either on cpu or on the same device as the indexed tensor ({device})" if wrong else None
+    for name, x in given:
+        if name == "indices" and x.is_cuda and x.device != device:
+            return (
+                "indices should be either on cpu or on the same device "
+                f"as the indexed tensor ({device})"
+            )
+    return None
 
 
 @device_error("masked_fill", "masked_fill_")
 def mask_elsewhere(given: Devices) -> str | None:
+    """Return CUDA's words for a mask on another device than the tensor; None if it is there."""
     own, mask = given[0][1].device, given[1][1].device
     if len(given) == 3 and not given[0][1].is_cuda:  # the value is a tensor
         return "masked_fill_: Expected inputs to be on same device"
-    return f"expected self and mask to be on the same device, but got mask on {mask} and self on {own}" if own != mask else None
+    if own == mask:
+        return None
+    return (
+        f"expected self and mask to be on the same device, but got mask on {mask} and self on {own}"
+    )
 
 
 @device_time("embedding", "index_select", "gather", "take", "index", "_unsafe_index")
 def pick(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """No more is read than is returned; what the second-level cache holds is read once."""
+    """Return the work of picking elements of a table.
+
+    No more is read than is returned. What the second-level cache holds is read once.
+    """
     table = call.args[0]
     chosen = sum(map(bytes_of, results))
-    cached = bytes_of(table) <= table._gpu.profile.l2_bytes if type(table) is VirtualTensor else False
-    return Work(moved - bytes_of(table) + (min(chosen, bytes_of(table)) if cached else chosen))
+    if type(table) is VirtualTensor and bytes_of(table) <= table._gpu.profile.l2_bytes:
+        chosen = min(chosen, bytes_of(table))
+    return Work(moved - bytes_of(table) + chosen)
 
 
-@device_time("embedding_dense_backward", "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")
+@device_time(
+    "embedding_dense_backward",
+    "index_add",
+    "index_add_",
+    "scatter_add",
+    "scatter_add_",
+    "scatter_reduce",
+    "scatter_reduce_",
+)
 def add_at(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    source = next(call.argument(name) for name in ("grad_output", "source", "src") if name in call.op.arguments)
+    """Return the work of adding elements at positions that may occur more than once."""
+    names = ("grad_output", "source", "src")
+    source = next(call.argument(name) for name in names if name in call.op.arguments)
     bytes = _only_chosen(call, moved, bytes_of(source))
-    serial = SORTED_INDICES + COUNTED_INDICES if call.op.name == "embedding_dense_backward" else 0
+    serial = 0
+    if call.op.name == "embedding_dense_backward":
+        serial = SORTED_INDICES + COUNTED_INDICES
     return Work(bytes, clocks=ADDED * source.numel(), serial=serial)
 
 
 @device_time("index_put_", "_index_put_impl_")
 def put_at(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Return the work of writing or adding values at positions."""
     values = call.argument("values")
     written = bytes_of(values) if type(values) is VirtualTensor else 0
     serial = SORTED_INDICES if call.argument("accumulate") else 0
@@ -109,81 +151,119 @@ def put_at(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 def _only_chosen(call: Call, moved: int, chosen: int) -> int:
-    """The bytes that are moved. An operator in place reads and writes `chosen` bytes of its tensor."""
+    """Return the bytes that are moved: in place, `chosen` bytes are read and written."""
     if not call.op.name.endswith("_"):
         return moved
     return moved - 2 * bytes_of(call.args[0]) + 2 * min(chosen, bytes_of(call.args[0]))
 
 
 def own_zeros(call: Call) -> bool:
-    """Is this a backward formula's operator on zeros that nobody else holds?"""
+    """Return whether a backward formula calls this operator on zeros that nobody else holds."""
     return _graph_task() != -1 and _node().name() in FILLS_OWN_ZEROS[call.op.name]
 
 
 @handles("scatter_", "scatter_reduce", "scatter_reduce_")
 def reduced(call: Call) -> Any:
+    """Compute a scatter with a reduction.
+
+    Raises:
+        RuntimeError: CUDA has no kernel of this reduction for the dtype.
+    """
     _refuse_products(call)
-    return operators.into_given(call) if call.op.written else operators.compute(call)
+    if call.op.written:
+        return operators.into_given(call)
+    return operators.compute(call)
 
 
 def _refuse_products(call: Call) -> None:
-    """Raises RuntimeError for what the kernels of all reductions but sums are not compiled for (native/cuda/ScatterGatherKernel.cu)."""
+    """Refuse complex numbers and booleans in reductions other than sums, as CUDA does.
+
+    Their kernels are not compiled for these (native/cuda/ScatterGatherKernel.cu).
+
+    Raises:
+        RuntimeError: CUDA has no such kernel.
+    """
     x, reduction = call.args[0], call.argument("reduce")
-    if reduction in (None, "add", "sum") or not (x.is_complex() or x.dtype is torch.bool) or not call.args[2].numel():
+    if reduction in (None, "add", "sum") or not call.args[2].numel():
         return
-    kernel = "gather_base_kernel_func" if isinstance(call.args[3], torch.Tensor) else "fill_base_kernel_reduce_multiply"
+    if not x.is_complex() and x.dtype is not torch.bool:
+        return
+    kernel = "fill_base_kernel_reduce_multiply"
+    if isinstance(call.args[3], torch.Tensor):
+        kernel = "gather_base_kernel_func"
     raise RuntimeError(f"\"cuda_scatter_{kernel}\" not implemented for '{scalar_name(x.dtype)}'")
 
 
 @handles("scatter_add", "scatter", "index_add", "put")
 def scatter(call: Call) -> Any:
+    """Compute an operator that scatters, in place where a backward formula does so."""
     _refuse_products(call)
     if call.op.outs:
         return operators.into_given(call)
-    return in_place(call) if own_zeros(call) else operators.compute(call)
+    if own_zeros(call):
+        return in_place(call)
+    return operators.compute(call)
 
 
 def in_place(call: Call) -> Any:
-    """The variant that writes into its first argument."""
+    """Compute the variant that writes into the operator's first argument, and return this."""
     operators.mixed(call.of(call.op.in_place()))
     return call.args[0]
 
 
-# Positions and masks
+# Positions and masks.
 
 
 def check_indices(x: torch.Tensor, indices: Any) -> None:
-    """Raises RuntimeError, as CUDA does, for an index on another GPU, or on a GPU where the tensor is on the CPU."""
+    """Refuse an index on another GPU than the tensor, or on a GPU if the tensor is on the CPU.
+
+    Raises:
+        RuntimeError: There is such an index; the words are CUDA's.
+    """
     home = x._gpu if type(x) is VirtualTensor else None
     for index in indices:
         if type(index) is VirtualTensor and index._gpu is not home:
-            raise RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({x.device})")
+            raise RuntimeError(
+                "indices should be either on cpu or on the same device "
+                f"as the indexed tensor ({x.device})"
+            )
 
 
 def is_mask(index: Any) -> bool:
+    """Return whether an index is a mask: a tensor of booleans or of 8-bit numbers."""
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 @lru_cache(maxsize=4096)
-def nonzero_plan(n: int, dims: int, found: int, multiprocessors: int, out: "int | Out | None" = None) -> Plan:
-    """The places of n elements' nonzero ones: counted, then selected. `out` is the step that makes room for the result."""
-    size, temp = 8 * dims * found, cub.count(n, multiprocessors)
+def nonzero_plan(
+    n: int, dims: int, found: int, multiprocessors: int, out: "int | Out | None" = None
+) -> Plan:
+    """Return the plan of counting and then selecting the nonzero ones of n elements.
+
+    `found` is their number. `out` is the step that allocates the result; without it, the step
+    allocates the bytes of the positions.
+    """
+    temp = cub.count(n, multiprocessors)
+    result = out or 8 * dims * found
     if n == 0:
-        return (out or size,)
+        return (result,)
     if not found:
-        return 4, temp, -temp, out or size, -4
-    return 4, temp, -temp, out or size, cub.select(n, 8), -cub.select(n, 8), -4
+        return 4, temp, -temp, result, -4
+    select = cub.select(n, 8)
+    return 4, temp, -temp, result, select, -select, -4
 
 
 def _found(mask: torch.Tensor) -> int:
+    """Return how many elements of the mask are true."""
     with _DisableTorchDispatch():
         return int(mask.count_nonzero())
 
 
 def find_positions(gpu: Gpu, indices: Any) -> None:
-    """The host waits for the number of a mask's positions, and while those that it has itself go to the GPU.
+    """Let the host wait for the number of each mask's positions, and send its own positions.
 
-    It does not wait for the positions of a mask of its own (expandTensors, ATen/native/IndexingUtils.h).
+    The host does not wait for the positions of a mask that it has itself (`expandTensors` in
+    ATen/native/IndexingUtils.h).
     """
     for index in indices:
         if type(index) is VirtualTensor:
@@ -194,14 +274,22 @@ def find_positions(gpu: Gpu, indices: Any) -> None:
 
 
 def fills(indices: Any, values: torch.Tensor) -> bool:
-    """Is this one value of the host's under one mask (canDispatchToMaskedFill, ATen/native/TensorAdvancedIndexingUtils.h)?"""
+    """Return whether this is one value of the host under one mask, which CUDA only fills.
+
+    Source: `canDispatchToMaskedFill` in ATen/native/TensorAdvancedIndexingUtils.h.
+    """
     given = [index for index in indices if index is not None]
     alone = len(given) == 1 and is_mask(given[0]) and type(given[0]) is VirtualTensor
     return alone and values.numel() == 1 and type(values) is not VirtualTensor
 
 
 def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
-    """What turning the indices into positions allocates, the positions of each indexed dimension, and the frees of what it keeps."""
+    """Return what it takes to turn the indices into positions.
+
+    Returns:
+        The plan of its allocations, the number of positions in each indexed dimension, and the
+        plan that frees what stays allocated.
+    """
     steps: list[Any] = []
     kept: list[int] = []
     counts: list[int] = []
@@ -210,11 +298,13 @@ def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
             continue
         if is_mask(index):
             count = _found(index)
+            size = 8 * index.dim() * count
             if type(index) is VirtualTensor:
-                steps += nonzero_plan(index.numel(), index.dim(), count, index._gpu.profile.multiprocessors)
+                multiprocessors = index._gpu.profile.multiprocessors
+                steps += nonzero_plan(index.numel(), index.dim(), count, multiprocessors)
             else:
-                steps.append(8 * index.dim() * count)
-            kept.append(8 * index.dim() * count)
+                steps.append(size)
+            kept.append(size)
             counts += [count] * index.dim()
         else:
             counts.append(index.numel())
@@ -225,24 +315,38 @@ def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
 
 
 def _without_memory(gpu: Gpu, values: torch.Tensor) -> VirtualTensor:
+    """Return a tensor on the GPU with these values, for which nothing is allocated."""
     allocate_on(gpu, values.untyped_storage(), allocated=False)
     return wrap(values, gpu)
 
 
 def _all_true(mask: VirtualTensor) -> VirtualTensor:
+    """Return a mask of the same shape whose elements are all true, without memory."""
     with _DisableTorchDispatch():
         return _without_memory(mask._gpu, torch.ones(mask.shape, dtype=torch.bool))
 
 
 def _positions(gpu: Gpu, indices: Any) -> list[torch.Tensor | None]:
-    """The indices with the positions of each mask's true elements in its place, from which shapes follow without values."""
+    """Return the indices with each mask replaced by the positions of its true elements.
+
+    Shapes follow from these without values.
+    """
+    result: list[torch.Tensor | None] = []
     with _DisableTorchDispatch():
-        parts = ([_without_memory(gpu, x.clone()) for x in index.nonzero().unbind(1)] if is_mask(index) else [index] for index in indices)
-        return [index for part in parts for index in part]
+        for index in indices:
+            if is_mask(index):
+                for positions in index.nonzero().unbind(1):
+                    result.append(_without_memory(gpu, positions.clone()))
+            else:
+                result.append(index)
+    return result
 
 
 def restrided(indices: Any) -> tuple[int, ...]:
-    """Bytes of the copies of positions that the kernel wants to lie alike (AdvancedIndex, native/TensorAdvancedIndexing.cpp)."""
+    """Return the bytes of the copies of positions that the kernel needs to lie alike.
+
+    Source: `AdvancedIndex` in native/TensorAdvancedIndexing.cpp.
+    """
     given = [index for index in indices if index is not None and not is_mask(index)]
     if len(given) < 2:
         return ()
@@ -251,11 +355,21 @@ def restrided(indices: Any) -> tuple[int, ...]:
         spread = torch.broadcast_tensors(*alike)
     except RuntimeError:  # the operator itself says that they do not fit together
         return ()
-    return () if all(x.stride() == spread[0].stride() for x in spread) else tuple(8 * x.numel() for x in spread if not x.is_contiguous())
+    if all(x.stride() == spread[0].stride() for x in spread):
+        return ()
+    return tuple(8 * x.numel() for x in spread if not x.is_contiguous())
 
 
 @handles("index", "_unsafe_index")
 def index(call: Call) -> Any:
+    """Compute `index`, with the memory of the positions.
+
+    A mask without values counts as true everywhere where the machine makes values up or treats
+    masks as full.
+
+    Raises:
+        RuntimeError: An index lies on another GPU than the tensor.
+    """
     x, indices = call.args[0], call.args[1]
     check_indices(x, indices)
     gpu = call.common_gpu(host=True)
@@ -265,7 +379,11 @@ def index(call: Call) -> Any:
     if unknown and makes_up is not None:
         makes_up(torch.bool)
     if gpu.machine.selected.full_masks or makes_up is not None:
-        indices = [_all_true(index) if is_mask(index) and not all_known(index) else index for index in indices]
+        known = list(indices)
+        for d, index in enumerate(indices):
+            if is_mask(index) and not all_known(index):
+                known[d] = _all_true(index)
+        indices = known
     if call.op.outs or not all_known(indices):
         return operators.mixed(call)
     before, _, behind = places(x, indices)
@@ -277,7 +395,14 @@ def index(call: Call) -> Any:
 
 @handles("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def index_put(call: Call) -> Any:
-    """With accumulation the positions are sorted; otherwise the kernel needs nothing. One value from the host under a mask is a fill."""
+    """Compute `index_put` and its variants, with the memory that CUDA takes.
+
+    With accumulation the positions are sorted; otherwise the kernel needs no memory besides them.
+    One value from the host under a mask is a fill.
+
+    Raises:
+        RuntimeError: An index or the values lie on the wrong device.
+    """
     x, indices, values = call.args[0], call.args[1], call.args[2]
     check_indices(x, indices)
     if type(values) is VirtualTensor and values.device != x.device and not values.dim():
@@ -296,25 +421,37 @@ def index_put(call: Call) -> Any:
     if not filled:
         if type(values) is not VirtualTensor:
             if values.dim():  # CUDA's kernels take one number of the host's, and no more
-                sorts = accumulate or torch.are_deterministic_algorithms_enabled()
-                text = f"expected device {x.device} but got device cpu for value tensor"
-                raise RuntimeError(text) if sorts else different_devices(x, values)
+                if accumulate or torch.are_deterministic_algorithms_enabled():
+                    raise RuntimeError(
+                        f"expected device {x.device} but got device cpu for value tensor"
+                    )
+                raise different_devices(x, values)
             x._gpu.send(values.itemsize)
         find_positions(x._gpu, indices)
     if not filled and all_known(indices):
         before, counts, behind = places(x, indices)
         if accumulate:
-            plan = (*before, *_accumulate(x, indices, counts, check=not own and not unsafe, behind=behind))
+            checks = not own and not unsafe
+            plan = (*before, *_accumulate(x, indices, counts, check=checks, behind=behind))
         else:
             copies = restrided(indices)
             plan = (*before, *copies, *(-size for size in copies), *behind)
-    result = in_place(call) if own else operators.mixed(call)
+    if own:
+        result = in_place(call)
+    else:
+        result = operators.mixed(call)
     play(x._gpu, plan)
     return result
 
 
-def _accumulate(x: torch.Tensor, indices: Any, counts: list[int], check: bool, behind: Plan) -> Plan:
-    """`index_put_with_sort_kernel`: one linear position an element, sorted together with where it came from."""
+def _accumulate(
+    x: torch.Tensor, indices: Any, counts: list[int], check: bool, behind: Plan
+) -> Plan:
+    """Return the plan of `index_put_with_sort_kernel`.
+
+    It computes one linear position for each element, and sorts them together with where each
+    came from. `check` adds the check of each index; `behind` frees the positions.
+    """
     found = [i for i in indices if i is not None]
     n = max(counts, default=0)
     if n == 0:
@@ -330,7 +467,8 @@ def _accumulate(x: torch.Tensor, indices: Any, counts: list[int], check: bool, b
         behind = ()  # the positions are computed on the host, and moved once
         steps = []
     else:
-        steps += [size, size, -size, *[size, size, -size, -size] * (len(counts) - 1)]  # wrapped, times the stride
+        steps += [size, size, -size]
+        steps += [size, size, -size, -size] * (len(counts) - 1)  # wrapped, times the stride
     if any(map(is_mask, found)):
         steps += behind
     bits = (x.numel() // max(_slice(x, indices), 1)).bit_length()
@@ -342,92 +480,131 @@ def _accumulate(x: torch.Tensor, indices: Any, counts: list[int], check: bool, b
 
 
 def _slice(x: torch.Tensor, indices: Any) -> int:
-    """Elements that one position stands for: those of the dimensions behind the last index."""
-    dims = sum(i.dim() if is_mask(i) else 1 for i in indices)
+    """Return how many elements one position stands for: those of the dimensions not indexed."""
+    dims = 0
+    for index in indices:
+        dims += index.dim() if is_mask(index) else 1
     return int(torch.Size(x.shape[dims:]).numel())
 
 
 @handles("nonzero")
 def nonzero(call: Call) -> Any:
+    """Compute `nonzero`: the host waits for the number of the elements that are not zero."""
     if call.kwargs:
         return operators.into_given(call)
     x = call.args[0]
     gpu = call.common_gpu()
     gpu.read(8)
-    copy, sms = 0 if x.is_contiguous() else bytes_of(x), gpu.profile.multiprocessors
-    return perform(call, lambda outputs: (copy, *nonzero_plan(x.numel(), x.dim(), outputs[0].shape[0], sms, OUT), -copy))
+    copy = 0 if x.is_contiguous() else bytes_of(x)
+    multiprocessors = gpu.profile.multiprocessors
+
+    def plan(outputs: list[Any]) -> Plan:
+        """Return the plan of the selection, given the positions that it finds."""
+        found = outputs[0].shape[0]
+        return copy, *nonzero_plan(x.numel(), x.dim(), found, multiprocessors, OUT), -copy
+
+    return perform(call, plan)
 
 
 @handles("masked_select")
 def masked_select(call: Call) -> Any:
-    """The places of the mask's nonzero elements, then a gather."""
+    """Compute `masked_select`: the positions of the mask's true elements, then a gather."""
     if call.kwargs:
         return operators.into_given(call)
     x, mask = call.args
     gpu = call.common_gpu()
     gpu.read(8)
     shape = torch.broadcast_shapes(x.shape, mask.shape)
-    n, dims, sms = shape.numel(), max(len(shape), 1), gpu.profile.multiprocessors
-    copy = 0 if mask.shape == shape and mask.is_contiguous() else n  # of the mask, spread out
+    n, dims, multiprocessors = shape.numel(), max(len(shape), 1), gpu.profile.multiprocessors
+    copy = n  # of the mask, expanded to the shape
+    if mask.shape == shape and mask.is_contiguous():
+        copy = 0
 
     def plan(outputs: list[Any]) -> Plan:
+        """Return the plan of the selection, given the elements that it finds."""
         found = outputs[0].numel()
-        return copy, *nonzero_plan(n, dims, found, sms), -copy, OUT, -8 * dims * found
+        selection = nonzero_plan(n, dims, found, multiprocessors)
+        return copy, *selection, -copy, OUT, -8 * dims * found
 
     return perform(call, plan)
 
 
 @handles("masked_scatter", "masked_scatter_")
 def masked_scatter(call: Call) -> Any:
-    """Where each masked element takes its value from is a scan of the mask, in 64-bit numbers."""
-    own = call.func is aten.masked_scatter.default and own_zeros(call)
-    result = in_place(call) if own else operators.compute(call)
+    """Compute `masked_scatter`: a scan of the mask says where each element takes its value from.
+
+    The scan is in 64-bit numbers.
+    """
+    if call.func is aten.masked_scatter.default and own_zeros(call):
+        result = in_place(call)
+    else:
+        result = operators.compute(call)
     n, mask, source = result.numel(), call.args[1], call.args[2]
     if n:
-        spread = 0 if mask.shape == result.shape and mask.is_contiguous() else n
-        copy, scan = 0 if source.is_contiguous() else bytes_of(source), cub.scan(n, 8)
+        spread = n
+        if mask.shape == result.shape and mask.is_contiguous():
+            spread = 0
+        copy = 0 if source.is_contiguous() else bytes_of(source)
+        scan = cub.scan(n, 8)
         play(result._gpu, (8 * n, spread, scan, -scan, -spread, copy, -copy, -8 * n))
     return result
 
 
 @handles("masked_scatter_backward")
 def masked_scatter_backward(call: Call) -> Any:
-    """The gradients under the mask, filled up with zeros for the values that were not taken."""
+    """Compute the gradients under the mask, and zeros for the values that were not taken."""
     grad, mask, sizes = call.args
     taken = grad.masked_select(mask)
     rest = torch.Size(sizes).numel() - taken.numel()
-    return (torch.cat([taken, taken.new_zeros(rest)]) if rest > 0 else taken).view(sizes)
+    if rest > 0:
+        return torch.cat([taken, taken.new_zeros(rest)]).view(sizes)
+    return taken.view(sizes)
 
 
-# Composites of indexing, which C++ makes below autograd
+# Composites of indexing, which C++ computes below autograd.
 
 
 def _within(x: torch.Tensor, indices: Any) -> list[Any]:
-    return [None if index is None else index.clamp(-x.shape[d], x.shape[d] - 1) for d, index in enumerate(indices)]
+    """Return the indices, clamped to the bounds of the dimensions of `x`."""
+    clamped = list(indices)
+    for d, index in enumerate(indices):
+        if index is not None:
+            clamped[d] = index.clamp(-x.shape[d], x.shape[d] - 1)
+    return clamped
 
 
 @handles("_unsafe_masked_index")
 def unsafe_masked_index(call: Call) -> torch.Tensor:
+    """Compute `_unsafe_masked_index` from its parts, as C++ does."""
     x, mask, indices, fill = call.args
     if not x.numel() or any(is_mask(index) for index in indices):
         return operators.mixed(call)
-    within = _within(x, indices)  # which lives to the end
+    # A name keeps the clamped indices allocated to the end, as C++ does.
+    within = _within(x, indices)
     return aten._unsafe_index.Tensor(x, within).masked_fill(mask.logical_not(), fill)
 
 
 @handles("_unsafe_masked_index_put_accumulate")
 def unsafe_masked_index_put(call: Call) -> torch.Tensor:
+    """Compute `_unsafe_masked_index_put_accumulate` from its parts, as C++ does."""
     x, mask, indices, values = call.args
     if not x.numel() or any(is_mask(index) for index in indices):
         return operators.mixed(call)
     within = _within(x, indices)
-    return aten._unsafe_index_put.default(x, within, values.masked_fill(mask.logical_not(), 0), True)
+    return aten._unsafe_index_put.default(
+        x, within, values.masked_fill(mask.logical_not(), 0), True
+    )
 
 
 @temporaries("index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_")
 def of_means(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """A mean counts what is added up at each place (native/TensorAdvancedIndexing.cpp)."""
+    """Return the bytes of the counts of a mean (native/TensorAdvancedIndexing.cpp).
+
+    A mean counts how many elements are added up at each position.
+    """
     if call.argument("reduce") != "mean":
         return ()
-    x, source = call.args[0], call.argument("source" if "index" in call.op.name else "src")
-    return bytes_of(source), bytes_of(x), x.numel() if "scatter" in call.op.name else 0
+    x = call.args[0]
+    if "scatter" in call.op.name:
+        return bytes_of(call.argument("src")), bytes_of(x), x.numel()
+    return bytes_of(call.argument("source")), bytes_of(x), 0

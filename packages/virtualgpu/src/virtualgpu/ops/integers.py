@@ -1,9 +1,8 @@
 """Integer results of CUDA that differ from those of the CPU.
 
-The CPU raises an error for a division by zero. Floating point numbers that an integer type cannot
-hold become other integers on the CPU.
-
-An H100 with torch 2.11 gave the values of int32 and int64. CUDA raises no error for either.
+The CPU raises an error for a division by zero. The CPU converts floating-point numbers that an
+integer type cannot hold to other integers than CUDA. The values of int32 and int64 were measured on
+an H100 with torch 2.11. CUDA raises no error in either case.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,34 +11,46 @@ from typing import Any, NamedTuple
 
 import torch
 
-from virtualgpu.ops import half  # noqa: F401 (first, because it has kernels of its own for half precision)
+from virtualgpu.ops import half  # noqa: F401 - imported first, because it registers kernels, too
 from virtualgpu.ops.call import CPU_KERNELS
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _to, _vector_norm = torch.Tensor.to, torch.linalg.vector_norm
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-UNSIGNED = 2**32  # an int64 that is 0 or more and less than this is divided in 32 bits
+UNSIGNED = 2**32  # non-negative int64 numbers below this are divided in 32 bits
 
 
 def _divisions() -> Iterator[Any]:
-    """The overloads that divide integers."""
-    for packet in (aten.floor_divide, aten.floor_divide_, aten.remainder, aten.remainder_, aten.fmod, aten.fmod_):
+    """Yield the overloads that divide integers."""
+    always = (
+        aten.floor_divide,
+        aten.floor_divide_,
+        aten.remainder,
+        aten.remainder_,
+        aten.fmod,
+        aten.fmod_,
+    )
+    for packet in always:
         yield from (getattr(packet, overload) for overload in packet.overloads())
     for packet in (aten.div, aten.div_):
-        yield from (getattr(packet, overload) for overload in packet.overloads() if "mode" in overload)
+        for overload in packet.overloads():
+            if "mode" in overload:
+                yield getattr(packet, overload)
 
 
 def _dividing(func: Any) -> Callable[..., Any]:
-    """The kernel of a division, whose results are CUDA's where an integer is divided by zero."""
+    """Return the kernel of a division, with CUDA's results for integers divided by zero."""
     divide = CPU_KERNELS.get(func, getattr(func, "_op", func))
     name = func._schema.name.removeprefix("aten::").rstrip("_")
 
     writes = any(argument.alias_info is not None for argument in func._schema.arguments)
 
     def kernel(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
-        if writes and _is_integral(x) and _is_integral(y) and bool((_plain(y) == 0).any()):
-            return by_zero(x, y, *args, **kwargs)  # beforehand, because the CPU would write a part before it raises an error
+        integral = writes and _is_integral(x) and _is_integral(y)
+        if integral and bool((_plain(y) == 0).any()):
+            # The CPU would write a part of the results before it raises an error.
+            return by_zero(x, y, *args, **kwargs)
         try:
             return divide(x, y, *args, **kwargs)
         except RuntimeError as error:
@@ -51,7 +62,9 @@ def _dividing(func: Any) -> Callable[..., Any]:
         zero = _plain(y) == 0
         floors = name == "floor_divide" or kwargs.get("rounding_mode") == "floor"
         undefined = _divided_by_zero(_plain(x), torch.result_type(x, y), floors)
-        nonzero = y.masked_fill(zero, 1) if isinstance(y, Tensor) else 1
+        nonzero: Any = 1
+        if isinstance(y, Tensor):
+            nonzero = y.masked_fill(zero, 1)
         result = divide(x, nonzero, *args, **kwargs)
         result.copy_(torch.where(zero, undefined.to(result.dtype), result))
         return result
@@ -60,29 +73,38 @@ def _dividing(func: Any) -> Callable[..., Any]:
 
 
 def _plain(x: Any) -> Tensor:
-    return x if isinstance(x, Tensor) else torch.full((), x, dtype=torch.int64, device="cpu")
+    """Return an operand as a tensor."""
+    if isinstance(x, Tensor):
+        return x
+    return torch.full((), x, dtype=torch.int64, device="cpu")
 
 
 def _is_integral(x: Any) -> bool:
+    """Return whether an operand is an integer or a truth value."""
     if isinstance(x, Tensor):
         return not (x.is_floating_point() or x.is_complex())
     return isinstance(x, int)
 
 
 def _divided_by_zero(x: Tensor, dtype: torch.dtype, floors: bool) -> Tensor:
-    """Return the quotient by zero, which is the remainder, too. Rounding down changes negative ones."""
+    """Return the quotient by zero, which is also the remainder.
+
+    Rounding down changes the quotients of negative numbers.
+    """
     x = x.to(torch.int64)
     quotient = torch.full_like(x, -1)
     if dtype is torch.int64:
         quotient.masked_fill_((x >= 0) & (x < UNSIGNED), UNSIGNED - 1)
-    return quotient - (x < 0).long() if floors else quotient
+    if floors:
+        return quotient - (x < 0).long()
+    return quotient
 
 
 class Conversion(NamedTuple):
-    """The integers to which CUDA's conversion instruction clamps.
+    """The range of integers to which CUDA's conversion instruction clamps.
 
-    The type's own bits are the lowest ones of the result. `cvt` in NVIDIA's PTX ISA documents the
-    instruction, and the PTX that NVIDIA's compiler makes of c10/util/TypeCast.h has it.
+    The lowest bits of the result are those of the integer type. The instruction is `cvt` (NVIDIA's
+    PTX ISA). NVIDIA's compiler uses it for c10/util/TypeCast.h.
     """
 
     bits: int
@@ -108,18 +130,18 @@ CONVERSIONS = {
     torch.uint32: _TO_UINT32,
     torch.uint64: _TO_UINT64,
 }
-# Numbers of 0 or more below these need no correction.
+# Non-negative numbers below these need no correction.
 _HELD_BY_ALL = {32: 2.0**31, 64: 2.0**63}
-# The signed type of the same bits: the CPU fills few unsigned ones.
+# The signed type with the same bits, because the CPU can fill few unsigned types.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-# Floating point types of which `vector_norm` takes tensors.
+# Floating-point types that `vector_norm` accepts.
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 def saturate(target: Tensor, source: Tensor) -> None:
-    """Correct integers that were converted from floating point numbers that they cannot hold.
+    """Correct integers in `target` that were converted from numbers that they cannot hold.
 
-    The tensors are plain.
+    Both tensors are plain.
     """
     conversion = CONVERSIONS.get(target.dtype)
     if conversion is None or not source.numel():
@@ -131,8 +153,11 @@ def saturate(target: Tensor, source: Tensor) -> None:
             source = source.float()
         else:
             return
-    # One operator for the usual case. NaN counts as the largest magnitude.
-    magnitude = abs(source.item()) if source.numel() == 1 else _vector_norm(source, inf).item()
+    # One operator is enough in the usual case. NaN counts as the largest magnitude.
+    if source.numel() == 1:
+        magnitude = abs(source.item())
+    else:
+        magnitude = _vector_norm(source, inf).item()
     fits = magnitude < _HELD_BY_ALL[conversion.bits]
     if fits and (conversion.least or bool((source >= 0).all())):
         return
@@ -141,13 +166,16 @@ def saturate(target: Tensor, source: Tensor) -> None:
     if conversion.bits == 32:
         target.copy_(wide.clamp(conversion.least, conversion.largest).long())
     else:
-        target.masked_fill_(wide >= float(conversion.largest + 1), _lowest_bits(conversion.largest, target.dtype))
-        target.masked_fill_(wide < float(conversion.least), _lowest_bits(conversion.least, target.dtype))
-    target.masked_fill_(wide.isnan(), _lowest_bits(conversion.of_nan(source.dtype), target.dtype))
+        largest = _lowest_bits(conversion.largest, target.dtype)
+        least = _lowest_bits(conversion.least, target.dtype)
+        target.masked_fill_(wide >= float(conversion.largest + 1), largest)
+        target.masked_fill_(wide < float(conversion.least), least)
+    of_nan = _lowest_bits(conversion.of_nan(source.dtype), target.dtype)
+    target.masked_fill_(wide.isnan(), of_nan)
 
 
 def _lowest_bits(number: int, dtype: torch.dtype) -> int:
-    """Return the number whose bits are the lowest ones of `number`."""
+    """Return the number of this dtype whose bits are the lowest bits of `number`."""
     bits = 8 * dtype.itemsize
     lowest = number % 2**bits
     if dtype.is_signed and lowest >= 2 ** (bits - 1):
@@ -156,7 +184,7 @@ def _lowest_bits(number: int, dtype: torch.dtype) -> int:
 
 
 def _converting(func: Any) -> Callable[..., Tensor]:
-    """Return a kernel of `_to_copy` whose integers are those of CUDA."""
+    """Return a kernel of `_to_copy` with CUDA's integers."""
     convert = CPU_KERNELS.get(func, func._op)
 
     def kernel(source: Tensor, **kwargs: Any) -> Tensor:

@@ -1,7 +1,8 @@
-"""Linear algebra by cuSOLVER and cuBLAS.
+"""Linear algebra by cuSOLVER and cuBLAS: what the operators allocate.
 
-Order of allocations: PyTorch's native/BatchLinearAlgebra.cpp and native/cuda/linalg/BatchLinearAlgebra*.cpp. The workspaces of cuSOLVER
-are estimates, measured on an H200 (CUDA 13.0) for matrices of 1 to 1024 rows; so are those of batches.
+Order of allocations: PyTorch's native/BatchLinearAlgebra.cpp and
+native/cuda/linalg/BatchLinearAlgebra*.cpp. The workspaces of cuSOLVER are estimates, measured on
+an H200 (CUDA 13.0) for matrices of 1 to 1024 rows; so are those of batches.
 """
 
 from math import prod
@@ -17,16 +18,19 @@ from virtualgpu.tf32_guard import without_tf32
 
 Tensor = torch.Tensor
 
-# Workspace in bytes of a float32 matrix of up to so many rows, as measured; of float64 where no other is given twice as much.
+# Workspace in bytes of a float32 matrix of up to so many rows, as measured. A float64 matrix takes
+# twice as much, except where a table of its own follows.
 GETRF = {32: 768, 64: 1280, 128: 2304, 200: 4096, 256: 4352, 300: 6912, 512: 8448, 1024: 12544}
 POTRF = {64: 160, 128: 192, 200: 352, 256: 384, 300: 544, 512: 1152, 1024: 4224}
 SYEVD = {
-    1: 265496, 2: 268716, 3: 271816, 8: 287820, 16: 314636, 20: 328684, 31: 369160, 32: 12436, 33: 16848, 40: 18920, 50: 22560, 64: 29000,
-    65: 33700, 100: 61152, 128: 86800, 200: 194380, 256: 301088, 300: 407896, 512: 1124416, 1024: 17429388,
+    1: 265496, 2: 268716, 3: 271816, 8: 287820, 16: 314636, 20: 328684, 31: 369160, 32: 12436,
+    33: 16848, 40: 18920, 50: 22560, 64: 29000, 65: 33700, 100: 61152, 128: 86800, 200: 194380,
+    256: 301088, 300: 407896, 512: 1124416, 1024: 17429388,
 }  # fmt: skip
 SYEVD_DOUBLE = {
-    2: 537304, 3: 543504, 8: 575512, 16: 629144, 20: 657240, 31: 738192, 32: 745880, 33: 753840, 50: 892120, 64: 1016472, 65: 1025712,
-    100: 1379416, 128: 1704600, 200: 2713880, 256: 3670680, 300: 4528088, 512: 9962136,
+    2: 537304, 3: 543504, 8: 575512, 16: 629144, 20: 657240, 31: 738192, 32: 745880, 33: 753840,
+    50: 892120, 64: 1016472, 65: 1025712, 100: 1379416, 128: 1704600, 200: 2713880, 256: 3670680,
+    300: 4528088, 512: 9962136,
 }  # fmt: skip
 GESVD = {
     32: 3968,
@@ -49,18 +53,33 @@ TALL_SVD = 3 << 20  # of a matrix that is not square, and a little by its column
 cuda_kernel("cholesky_cusolver", "linalg_cholesky_ex", "cholesky")
 cuda_kernel("linalg_eigh_cuda", "_linalg_eigh")
 cuda_kernel("geqrf_cuda", "geqrf", "linalg_qr")
-cuda_kernel("lu_factor_cusolver", "_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "_linalg_solve_ex", "linalg_inv_ex")
-refuses_half("linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "orgqr", "lu_", "triangular_solve", "ldl_")
+cuda_kernel(
+    "lu_factor_cusolver",
+    "_linalg_det",
+    "_linalg_slogdet",
+    "linalg_lu_factor_ex",
+    "_linalg_solve_ex",
+    "linalg_inv_ex",
+)
+refuses_half(
+    "linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "orgqr", "lu_", "triangular_solve", "ldl_"
+)
 
 
 def between(table: dict[int, int], n: int) -> int:
-    """On the line between the table's next smaller and next larger matrix. An estimate."""
-    below, above = max((r for r in table if r <= n), default=1), min((r for r in table if r >= n), default=max(table))
-    return table[above] if above <= below else table[below] + (table[above] - table[below]) * (n - below) // (above - below)
+    """Return an estimate on the line between the table's next smaller and next larger matrix."""
+    below = max((r for r in table if r <= n), default=1)
+    above = min((r for r in table if r >= n), default=max(table))
+    if above <= below:
+        return table[above]
+    return table[below] + (table[above] - table[below]) * (n - below) // (above - below)
 
 
 def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
-    """The table's entry for the next larger matrix; beyond its end in proportion to the rows. An estimate."""
+    """Return an estimate: the table's entry for the next larger matrix, times `scale`.
+
+    Beyond the table's end it grows with the rows.
+    """
     for rows, size in table.items():
         if n <= rows:
             return size * scale
@@ -69,14 +88,27 @@ def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
 
 
 def _covered(x: Tensor) -> bool:
+    """Return whether `x` holds matrices of a dtype whose workspaces are known."""
     return x.dim() >= 2 and x.dtype in (torch.float32, torch.float64, torch.complex64)
 
 
 def _matrices(*names: str, empty: bool = False) -> Any:
-    """Register a rule for matrices: (x, n, bytes of an element, operator's arguments) -> plan; for those without elements too?"""
+    """Return a decorator that makes a rule the plan of operators on matrices.
+
+    Args:
+        names: The operators.
+        empty: Whether the rule holds for matrices without elements, too.
+
+    Returns:
+        A decorator of a function (matrices, columns, bytes of an element, the operator's
+        arguments) -> plan.
+    """
 
     def register(rule: Any) -> Any:
+        """Make `rule` the plan of the operators, and return it."""
+
         def run(call: Call) -> Any:
+            """Compute the operator, with the memory that the rule names."""
             if call.op.written:
                 return operators.into_given(call)
             if not _covered(call.args[0]) or not (empty or call.args[0].numel()):
@@ -91,16 +123,17 @@ def _matrices(*names: str, empty: bool = False) -> Any:
 
 
 def _batch(x: Tensor) -> int:
+    """Return how many matrices `x` holds."""
     return prod(x.shape[:-2])
 
 
 def _pointers(b: int, tables: int = 2) -> Plan:
-    """Tables of pointers to the matrices of a batch."""
+    """Return the plan of tables of pointers to the matrices of a batch."""
     return (8 * b,) * tables + (-8 * b,) * tables
 
 
 def _factored(x: Tensor, n: int) -> Plan:
-    """An LU decomposition: that of a single square matrix has a workspace."""
+    """Return the plan of an LU decomposition. That of one square matrix has a workspace."""
     if x.dim() > 2:
         return _pointers(_batch(x), 1)
     if x.shape[-2] != n or n == 0:
@@ -110,220 +143,322 @@ def _factored(x: Tensor, n: int) -> Plan:
 
 
 def _triangular(x: Tensor, b: int, n: int) -> Plan:
-    """A triangular system, batched where that is faster (`triangular_solve_kernel`), by cuBLAS."""
+    """Return the plan of a triangular system, which cuBLAS solves.
+
+    It solves them as a batch where that is faster (`triangular_solve_kernel`).
+    """
     use: Plan = (blas.handles(x._gpu).use,)  # type: ignore[attr-defined]
-    return use if b <= 8 and n >= 64 else (8 * b, 8 * b, *use, -8 * b, -8 * b)
+    if b <= 8 and n >= 64:
+        return use
+    return 8 * b, 8 * b, *use, -8 * b, -8 * b
 
 
 def _substitution(x: Tensor, b: int, n: int, columns: int, item: int) -> Plan:
-    """Solving with the factors (`lu_solve_kernel`): by cuBLAS' batches, matrix by matrix, or by two triangular systems."""
+    """Return the plan of solving systems with the factors of an LU decomposition.
+
+    cuBLAS solves them as a batch, cuSOLVER matrix by matrix, or cuBLAS as two triangular systems
+    (`lu_solve_kernel`).
+    """
     square = columns == n
     if n <= 8 or (square and n <= 16) or (b > 2 and n <= 128 and not square):
         return 8 * b, 8 * b, blas.handles(x._gpu).use, -8 * b, -8 * b  # type: ignore[attr-defined]
     if n <= 128 and not square:
         return 4, -4
     right, order = b * n * columns * item, 8 * b * n
-    first: Plan = (8 * n,) if b == 1 else (8 * n, order, -8 * n)
+    first: Plan = (8 * n,)
+    if b > 1:
+        first = (8 * n, order, -8 * n)
     systems = (*_triangular(x, b, n), *_triangular(x, b, n))
     return *first, 8 * n, order, right, *systems, -right, -order, -8 * n, -order
 
 
 @_matrices("linalg_cholesky_ex")
 def cholesky(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    work = workspace(POTRF, n)
-    return Out(0), Out(1), *(_pointers(_batch(x), 1) if x.dim() > 2 else (work, -work))
+    """Return the plan of a Cholesky decomposition with its error codes."""
+    return Out(0), Out(1), *_cholesky(x, workspace(POTRF, n))
+
+
+def _cholesky(x: Tensor, work: int) -> Plan:
+    """Return the plan of a batch's tables of pointers, or of one matrix's workspace."""
+    if x.dim() > 2:
+        return _pointers(_batch(x), 1)
+    return work, -work
 
 
 @_matrices("linalg_lu_factor_ex")
 def lu_factor(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of an LU decomposition with its pivots and error codes."""
     return Out(0), Out(1), Out(2), *_factored(x, n)
 
 
 @_matrices("lu_unpack")
 def unpack(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """The pivots become a permutation of 64-bit numbers first."""
+    """Return the plan of unpacking: the pivots become a permutation of 64-bit numbers first."""
     order = 0 if args[3:] == (False,) else 8 * _batch(x) * x.shape[-2]
     return Out(0), Out(1), Out(2), order, -order
 
 
 @_matrices("linalg_lu")
 def factors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of an LU decomposition into separate factors."""
     b, m, size = _batch(x), x.shape[-2], x.numel() * item
     pivots, order = 4 * b * min(m, n), 8 * b * m
-    return Out(0), Out(1), Out(2), size, pivots, 4 * b, *_factored(x, n), -size, order, -order, -4 * b, -pivots
+    outputs = Out(0), Out(1), Out(2)
+    factored = (size, pivots, 4 * b, *_factored(x, n), -size)
+    return *outputs, *factored, order, -order, -4 * b, -pivots
 
 
 @_matrices("linalg_lu_solve")
 def solve_factored(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of solving systems with given factors."""
     return Out(0), *_substitution(x, _batch(x), n, args[2].shape[-1], item)
 
 
 @_matrices("linalg_inv_ex")
 def inverse(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of an inverse: an LU decomposition, then systems with its factors."""
     b, size = _batch(x), x.numel() * item
-    return Out(0), Out(1), size, 4 * b * n, *_factored(x, n), *_substitution(x, b, n, n, item), -4 * b * n, -size
+    factored, solved = _factored(x, n), _substitution(x, b, n, n, item)
+    return Out(0), Out(1), size, 4 * b * n, *factored, *solved, -4 * b * n, -size
 
 
 @_matrices("_linalg_solve_ex")
 def solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """A vector on the right side is copied to a matrix."""
+    """Return the plan of solving systems. A vector on the right side is copied to a matrix."""
     b, right = _batch(x), args[1]
-    vector = right.dim() == 1 or (x.dim() - 1 == right.dim() and right.shape == x.shape[:-1])
-    columns = 1 if vector else right.shape[-1]
-    copy = b * n * item if vector else 0
-    return Out(0), Out(1), Out(2), Out(3), *_factored(x, n), copy, *_substitution(x, b, n, columns, item), -copy
+    columns, copy = right.shape[-1], 0
+    if right.dim() == 1 or (x.dim() - 1 == right.dim() and right.shape == x.shape[:-1]):
+        columns, copy = 1, b * n * item
+    outputs = Out(0), Out(1), Out(2), Out(3)
+    solved = _substitution(x, b, n, columns, item)
+    return *outputs, *_factored(x, n), copy, *solved, -copy
 
 
 def _parity(b: int, n: int) -> Plan:
-    """Whether the pivots are an odd permutation: positions, which of them moved, how many."""
+    """Return the plan of finding out whether the pivots are an odd permutation.
+
+    It takes memory for the positions, which of them moved, and how many. Their number stays.
+    """
     return 4 * n, b * n, 8 * b, 8 * b * n, -8 * b * n, -b * n, -4 * n
 
 
 @_matrices("_linalg_det", empty=True)
 def determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of a determinant: an LU decomposition, and the parity of its pivots."""
     b = _batch(x)
-    return Out(0), Out(1), Out(2), 4 * b, *_factored(x, n), item * b, *_parity(b, n), -8 * b, -item * b, -4 * b
+    outputs = Out(0), Out(1), Out(2)
+    factored, parity = _factored(x, n), _parity(b, n)
+    return *outputs, 4 * b, *factored, item * b, *parity, -8 * b, -item * b, -4 * b
 
 
 @_matrices("_linalg_slogdet", empty=True)
 def logarithm_of_determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of a determinant's sign and logarithm."""
     b = _batch(x)
     diagonal, one = item * b * n, item * b
     signs = diagonal, one, -one, -diagonal, -8 * b, diagonal, -diagonal
-    return Out(0), Out(1), Out(2), Out(3), 4 * b, *_factored(x, n), *_parity(b, n), *signs, -4 * b
+    outputs = Out(0), Out(1), Out(2), Out(3)
+    return *outputs, 4 * b, *_factored(x, n), *_parity(b, n), *signs, -4 * b
 
 
 @_matrices("linalg_solve_triangular")
 def triangular(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of `torch.linalg.solve_triangular`."""
     return Out(0), *_triangular(x, _batch(x), n)
 
 
 @_matrices("triangular_solve")
 def triangular_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of `torch.triangular_solve`, whose matrix is the second argument."""
     return Out(0), Out(1), *_triangular(args[1], _batch(args[1]), args[1].shape[-1])
 
 
 @_matrices("linalg_ldl_factor_ex")
 def symmetric_factor(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of an LDL decomposition."""
     return Out(0), Out(1), Out(2), SYTRF, -SYTRF
 
 
 @_matrices("linalg_ldl_solve")
 def solve_symmetric(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of solving systems with the factors of an LDL decomposition."""
     pivots = 8 * _batch(x) * n
     return Out(0), pivots, 4, -4, -pivots
 
 
 @_matrices("cholesky")
 def cholesky_checked(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    work = workspace(POTRF, n, item // 4)
-    return Out(0), 4 * _batch(x), *(_pointers(_batch(x), 1) if x.dim() > 2 else (work, -work)), *_check(x), -4 * _batch(x)
+    """Return the plan of a Cholesky decomposition whose error codes the host reads."""
+    codes = 4 * _batch(x)
+    factored = _cholesky(x, workspace(POTRF, n, item // 4))
+    return Out(0), codes, *factored, *_check(x), -codes
 
 
 @handles("cholesky_inverse")
 def cholesky_inverse(call: Call) -> Any:
-    return operators.into_given(call) if call.op.outs else perform(call, (4, Out(0), -4))
+    """Compute `cholesky_inverse`, with its error code."""
+    if call.op.outs:
+        return operators.into_given(call)
+    return perform(call, (4, Out(0), -4))
 
 
 @_matrices("linalg_householder_product", "orgqr")
 def reflections(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    return Out(0), *_in_turn(_batch(x), orgqr_bytes(x.shape[-2], args[1].shape[-1], n, item))
+    """Return the plan of computing the product of Householder reflections."""
+    work = orgqr_bytes(x.shape[-2], args[1].shape[-1], n, item)
+    return Out(0), *_in_turn(_batch(x), work)
 
 
 @_matrices("ormqr")
 def reflected(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    return Out(0), *_in_turn(_batch(x), ormqr_bytes(x.shape[-2], args[1].shape[-1], args[2].shape[-1], item))
+    """Return the plan of multiplying by a product of Householder reflections."""
+    work = ormqr_bytes(x.shape[-2], args[1].shape[-1], args[2].shape[-1], item)
+    return Out(0), *_in_turn(_batch(x), work)
 
 
 @_matrices("geqrf")
 def factored_orthogonally(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of `torch.geqrf`: a QR decomposition that keeps the reflections."""
     return Out(0), Out(1), *_factored_orthogonally(x, min(x.shape[-2:]), item)
 
 
 @_matrices("linalg_eig")
 def eigenvectors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """After a look for numbers that are not finite: with real numbers, pairs of columns become complex ones (`linalg_eig`)."""
+    """Return the plan of eigenvalues and eigenvectors (`linalg_eig`).
+
+    First PyTorch looks for numbers that are not finite. Of real numbers, pairs of columns become
+    complex ones at the end.
+    """
     b, size, numbers = _batch(x), x.numel() * item, x.numel()
     finite = size, numbers, numbers, numbers, -numbers, -numbers, -size, 1, -1, -numbers
     values = 2 * b * n * item
-    real = values, -values, values, -values, size, size, XGEEV, -XGEEV, -size, b * n, 1, -1, -b * n, -size
-    return *finite, 4 * b, Out(1), Out(0), *real, *_check(x), -4 * b
+    computed = values, -values, values, -values, size, size, XGEEV, -XGEEV, -size
+    joined = b * n, 1, -1, -b * n, -size
+    return *finite, 4 * b, Out(1), Out(0), *computed, *joined, *_check(x), -4 * b
 
 
 @_matrices("_cholesky_solve_helper", "cholesky_solve")
 def cholesky_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of solving systems with the factor of a Cholesky decomposition."""
     factor = args[1].numel() * item
-    return (4, Out(0), factor, -factor, -4) if x.dim() == 2 else (Out(0), factor, -factor)
+    if x.dim() == 2:
+        return 4, Out(0), factor, -factor, -4
+    return Out(0), factor, -factor
 
 
 def _check(x: Tensor) -> Plan:
-    """The host reads whether any error code is set (`_linalg_check_errors`)."""
-    return (1, -1) if x.dim() > 2 else (1, 1, -1, -1)
+    """Return the plan of the host's check whether any error code is set.
+
+    This is `_linalg_check_errors`.
+    """
+    if x.dim() > 2:
+        return 1, -1
+    return 1, 1, -1, -1
 
 
 @_matrices("_linalg_svd")
 def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """A batch has one workspace for all its matrices, as large as that of one."""
+    """Return the plan of singular values and vectors.
+
+    A batch has one workspace for all its matrices, as large as that of one.
+    """
     b, m, size = _batch(x), x.shape[-2], x.numel() * item
     less, more = min(m, n), max(m, n)
     end = *_check(x), -4 * b
     full: Plan = ()
     if m != n and more <= 32:  # the solver of small ones writes all columns of the larger side
-        work, full = workspace(GESVD, more, item // 4), () if args[1:2] == (True,) else (b * more * more * item,)
+        work = workspace(GESVD, more, item // 4)
+        if args[1:2] != (True,):
+            full = (b * more * more * item,)
     elif m == n or x.dim() > 2:
         work = workspace(GESVD, more, item // 4)
-    else:  # a wide one is transposed
-        work = TALL_SVD * item // 4 + 128 + -(-item * less // 128) * 128 + (size if m < n else 0)
-    if len(args) > 2 and not args[2] and m == n:  # without vectors: the library writes them all the same
+    else:
+        work = TALL_SVD * item // 4 + 128 + aligned(item * less)
+        if m < n:  # a wide matrix is transposed
+            work += size
+    if len(args) > 2 and not args[2] and m == n:
+        # No vectors are asked for: the library writes them all the same.
         return Out(1), 4 * b, size, size, size, work, -work, -size, -size, -size, *end
-    return Out(0), Out(2), Out(1), 4 * b, size, *full, work, -work, *(-extra for extra in full), -size, *end
+    outputs = Out(0), Out(2), Out(1)
+    freed = (-work, *(-extra for extra in full), -size)
+    return *outputs, 4 * b, size, *full, work, *freed, *end
 
 
 @_matrices("_linalg_eigh")
 def eigenvalues(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Without vectors they are computed over a copy of the matrix. Small ones of a batch go together (`syevj_batched`), others in turn."""
-    b, work = _batch(x), between(SYEVD_DOUBLE if item == 8 else SYEVD, n)
-    copy = 0 if len(args) < 3 or args[2] else x.numel() * item
-    if x.dim() > 2 and n <= 32:  # an estimate
-        work = b * (workspace(SYEVD, min(n, 31), item // 4))
+    """Return the plan of the eigenvalues of symmetric matrices.
+
+    Without vectors they are computed over a copy of the matrix. The small matrices of a batch are
+    computed together (`syevj_batched`), others in turn.
+    """
+    b = _batch(x)
+    outputs: Plan = (Out(1), Out(0))
+    copy = x.numel() * item
+    if len(args) < 3 or args[2]:
+        copy = 0
+    if copy:
+        outputs = (Out(0), copy)
+    if x.dim() > 2 and n <= 32:
+        work = b * workspace(SYEVD, min(n, 31), item // 4)  # an estimate
         turns: Plan = (work, -work)
     else:
+        work = between(SYEVD_DOUBLE if item == 8 else SYEVD, n)
         turns = (work, -work) * b
-    return *((Out(0), copy) if copy else (Out(1), Out(0))), 4 * b, *turns, *_check(x), -4 * b, -copy
+    return *outputs, 4 * b, *turns, *_check(x), -4 * b, -copy
 
 
 def _together(x: Tensor) -> bool:
-    """Does cuBLAS factor the matrices of this batch together (`geqrf_kernel`, `lstsq_kernel`)?"""
+    """Return whether cuBLAS factors this batch's matrices together.
+
+    Sources: `geqrf_kernel` and `lstsq_kernel`.
+    """
     return x.dim() > 2 and x.shape[-2] <= 256 and _batch(x) >= max(2, x.shape[-2] // 16)
 
 
 def _in_turn(b: int, work: int) -> Plan:
-    """A routine of cuSOLVER for each matrix, with a workspace of its own, and one error code for all."""
+    """Return the plan of a routine of cuSOLVER for each matrix, with one error code for all.
+
+    Each call has a workspace of its own.
+    """
     return 4, *((work, -work) * b), -4
 
 
 def _factored_orthogonally(x: Tensor, less: int, item: int) -> Plan:
-    return _pointers(_batch(x)) if _together(x) else _in_turn(_batch(x), workspace(GEQRF, less, item // 4))
+    """Return the plan of a QR decomposition, where `less` is the smaller of rows and columns."""
+    if _together(x):
+        return _pointers(_batch(x))
+    return _in_turn(_batch(x), workspace(GEQRF, less, item // 4))
 
 
 def orgqr_bytes(m: int, reflections: int, columns: int, item: int) -> int:
-    """Workspace of cuSOLVER's orgqr for so many columns of m rows. It fits measurements of float32; float64 is taken as twice as much."""
+    """Return the bytes of the workspace of cuSOLVER's orgqr for so many columns of m rows.
+
+    It agrees with measurements of float32; float64 is taken as twice as much.
+    """
     panel = min(reflections, 128)
     short, long = 4 * m * panel, 4 * panel * (m + 2 * columns)
     return (1024 + max((128 << 10) + aligned(short), (64 << 10) + aligned(long))) * item // 4
 
 
 def ormqr_bytes(m: int, k: int, columns: int, item: int) -> int:
-    """Workspace of cuSOLVER's ormqr for k reflections of m rows and so many right sides: an estimate from 16 measurements of float32."""
-    return (263168 + 2048 * columns + 1024 * m + aligned(4 * k * (m + k)) + (128 if m > 32 else 0)) * item // 4
+    """Return the bytes of the workspace of cuSOLVER's ormqr for k reflections of m rows.
+
+    An estimate from 16 measurements of float32, for so many columns on the right side.
+    """
+    size = 263168 + 2048 * columns + 1024 * m + aligned(4 * k * (m + k))
+    if m > 32:
+        size += 128
+    return size * item // 4
 
 
 def aligned(size: int) -> int:
+    """Return `size`, rounded up to a multiple of 128."""
     return -(-size // 128) * 128
 
 
 @_matrices("linalg_qr")
 def qr(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Return the plan of a QR decomposition into both factors."""
     b, m = _batch(x), x.shape[-2]
     less = min(m, n)
     taus = b * less * item
@@ -334,7 +469,14 @@ def qr(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @handles("linalg_lstsq")
 def least_squares(call: Call) -> Any:
-    """CUDA has one driver, gels: QR, product, triangular system (`linalg_lstsq_gels`), or cuBLAS' own of a batch."""
+    """Compute `torch.linalg.lstsq`, for which CUDA has one driver: gels.
+
+    It computes a QR decomposition, a product and a triangular system (`linalg_lstsq_gels`), or
+    cuBLAS solves a batch by itself.
+
+    Raises:
+        RuntimeError: Another driver is asked for.
+    """
     if call.op.written:
         return operators.into_given(call)
     x, right = call.args[:2]
@@ -344,13 +486,19 @@ def least_squares(call: Call) -> Any:
     call.kwargs["driver"] = "gels"
     if not _covered(x) or not x.numel():
         return operators.compute(call)
-    b, m, n, item, size = _batch(x), x.shape[-2], x.shape[-1], x.itemsize, x.numel() * x.itemsize
-    columns = right.numel() // (b * m) if right.dim() > x.dim() - 1 else 1
+    b, m, n = _batch(x), x.shape[-2], x.shape[-1]
+    item, size = x.itemsize, x.numel() * x.itemsize
+    columns = 1
+    if right.dim() > x.dim() - 1:
+        columns = right.numel() // (b * m)
     solution = Out(0, b * max(m, n) * columns * item)
 
     def plan(outputs: list[Any]) -> Plan:
+        """Return the plan, given the outputs: the residuals are computed unless empty."""
         end = *_check(x), -4 * b
-        residuals: Plan = (Out(1),) if outputs[1].numel() else ()
+        residuals: Plan = ()
+        if outputs[1].numel():
+            residuals = (Out(1),)
         if _together(x) and m >= n:
             return 4 * b, solution, size, size, *_pointers(b), -size, *residuals, -size, *end
         less = min(m, n)
@@ -358,15 +506,16 @@ def least_squares(call: Call) -> Any:
         factors = _factored_orthogonally(x, less, item)
         product = _in_turn(b, ormqr_bytes(max(m, n), less, columns, item))
         system = _triangular(x, b, less)
+        begin = 4 * b, solution, size, taus
         if m < n:  # the transposed matrix is factored
-            return 4 * b, solution, size, taus, size, *factors, *system, *product, -size, -taus, -size, *end
-        return 4 * b, solution, size, taus, *factors, *product, *system, -taus, *residuals, -size, *end
+            return *begin, size, *factors, *system, *product, -size, -taus, -size, *end
+        return *begin, *factors, *product, *system, -taus, *residuals, -size, *end
 
     return perform(call, plan)
 
 
 def _on_gpu(x: Tensor, number: Any) -> Tensor:
-    """A tolerance as a tensor on x's GPU; C++ makes that of a number where it takes x to be, on the CPU."""
+    """Return a tolerance as a tensor on the GPU of `x`. C++ makes that of a number on the CPU."""
     if isinstance(number, Tensor) and number.device == x.device:
         return number
     return torch.full((), float(number), dtype=torch.float64, device=x.device)
@@ -374,16 +523,24 @@ def _on_gpu(x: Tensor, number: Any) -> Tensor:
 
 @handles("linalg_pinv")
 def pseudoinverse(call: Call) -> Any:
-    """By singular values, with tolerances of float64 on the GPU (native/LinearAlgebra.cpp, `get_atol_rtol` and `linalg_pinv`)."""
+    """Compute `torch.linalg.pinv` by singular values.
+
+    The tolerances are float64 on the GPU (`get_atol_rtol` and `linalg_pinv` in
+    native/LinearAlgebra.cpp).
+    """
     x = call.args[0]
     if call.op.outs:
         return operators.into_given(call)
     call.require_one_device()  # of the tolerances too, which get a dimension
     if call.kwargs.get("hermitian") or not _covered(x):
         return operators.compute(call)
-    given = [call.kwargs.get(name) for name in ("atol", "rtol")]
-    defaults = 0.0, torch.finfo(x.dtype).eps * max(x.shape[-2:]) if given[0] is None else 0.0
-    atol, rtol = (_on_gpu(x, default if number is None else number) for number, default in zip(given, defaults, strict=True))
+    atol, rtol = call.kwargs.get("atol"), call.kwargs.get("rtol")
+    if rtol is None:
+        rtol = 0.0
+        if atol is None:
+            rtol = torch.finfo(x.dtype).eps * max(x.shape[-2:])
+    atol = _on_gpu(x, 0.0 if atol is None else atol)
+    rtol = _on_gpu(x, rtol)
     if not x.numel():
         return x.new_empty(*x.shape[:-2], x.shape[-1], x.shape[-2])
     u, values, v = torch.ops.aten._linalg_svd(x)
@@ -407,7 +564,10 @@ device_error("linalg_pinv")(at_least_two)
 
 @handles("_linalg_check_errors")
 def check_errors(call: Call) -> Any:
-    """The host reads whether any of the error codes is set."""
+    """Compute `_linalg_check_errors`: the host reads whether any of the error codes is set."""
     result = operators.compute(call)
-    play(call.args[0]._gpu, (1, 1, -1, -1) if call.args[0].dim() == 0 else (1, -1))
+    if call.args[0].dim() == 0:
+        play(call.args[0]._gpu, (1, 1, -1, -1))
+    else:
+        play(call.args[0]._gpu, (1, -1))
     return result

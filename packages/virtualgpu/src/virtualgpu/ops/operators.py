@@ -1,6 +1,6 @@
-"""What each kind of operator does on a virtual GPU: which devices it admits, where it computes, what it costs.
+"""The execution of each kind of operator: allowed devices, computation and cost.
 
-`virtualgpu.ops.dispatch` chooses one of these functions for an operator of which no family says how it is run.
+`virtualgpu.ops.dispatch` chooses one of these functions unless a family has its own.
 """
 
 from collections.abc import Callable
@@ -31,13 +31,16 @@ from virtualgpu.tensor import (
 
 
 def compute(call: Call, values: Callable[[], Any] | None = None) -> Any:
-    """Run the CPU kernel on the same tensors, or compute the `values` otherwise, and put the results on the GPU."""
+    """Compute an operator's results on the GPU.
+
+    The CPU's kernel computes the values, or the function `values` if it is given.
+    """
     call.common_gpu()
     return run(call, values)
 
 
 def mixed(call: Call) -> Any:
-    """The same where CPU tensors may stand among the arguments, but for the first."""
+    """Compute an operator's results, with CPU tensors allowed except as the first argument."""
     if type(call.args[0]) is not VirtualTensor and isinstance(call.args[0], torch.Tensor):
         raise different_devices(call.args, call.kwargs)
     call.common_gpu(host=True)
@@ -45,9 +48,10 @@ def mixed(call: Call) -> Any:
 
 
 def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
-    """Compute the results, ask for their memory and that of the kernel's temporaries, and queue the kernel.
+    """Compute the results, allocate memory for them and for temporaries, and queue the kernel.
 
-    `values` gives the results as plain tensors, where the CPU's kernel does not compute what CUDA's does; its caller sees to temporaries.
+    `values` returns the results as plain tensors if the CPU's kernel does not compute what CUDA's
+    does. Its caller allocates the temporaries.
     """
     gpu, op = call.gpu, call.op
     if loses_values(call):
@@ -63,7 +67,7 @@ def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
 
 
 def view(call: Call) -> Any:
-    """A view launches nothing and needs no values."""
+    """Return a view, which launches nothing and needs no values."""
     gpu = call.gpu
     if type(call.args[0]) is not VirtualTensor:
         call.common_gpu()
@@ -75,11 +79,11 @@ def view(call: Call) -> Any:
     return wrap(result, gpu) if type(result) is torch.Tensor else wrap_all(result, gpu)
 
 
-# Operators with rules of their own
+# Operators with their own rules
 
 
 def like(call: Call) -> Any:
-    """A new tensor after the model of another, on its device, or on another's if Python asks for that."""
+    """Create a tensor like another one, on its device or on the device that Python asks for."""
     model, kwargs = call.args[0], call.kwargs
     device = kwargs.pop("device", None)
     from_python = kwargs.pop("pin_memory", None) is not None
@@ -92,7 +96,10 @@ def like(call: Call) -> Any:
     gpu.machine.selected.gpu = gpu
     name = call.op.name
     dtype = kwargs.get("dtype") or model.dtype
-    numel = model.numel() if name.endswith("_like") else prod(call.args[1])
+    if name.endswith("_like"):
+        numel = model.numel()
+    else:
+        numel = prod(call.args[1])
     nbytes = numel * dtype.itemsize
     if not gpu.machine.may_keep(nbytes, dtype, data=name in _FILLED):
         shape = on_meta(call)
@@ -111,15 +118,22 @@ def like(call: Call) -> Any:
     return result
 
 
+def _fill_with_integers(x: torch.Tensor, *limits: int, generator: torch.Generator) -> torch.Tensor:
+    """Fill a tensor with random integers. A single limit is the upper one."""
+    if len(limits) == 1:
+        limits = (0, *limits)
+    return x.random_(*limits, generator=generator)
+
+
 _FILLED: dict[str, Callable[..., Any]] = {
     "rand_like": torch.Tensor.uniform_,
     "randn_like": torch.Tensor.normal_,
-    "randint_like": lambda x, *limits, generator: x.random_(*(limits if len(limits) == 2 else (0, *limits)), generator=generator),
+    "randint_like": _fill_with_integers,
 }
 
 
 def draw(call: Call) -> Any:
-    """A random operator with an argument for the generator: the GPU's own, unless the caller brings one of the GPU's kind."""
+    """Run a random operator that accepts a generator, with the GPU's own one by default."""
     gpu = call.common_gpu()
     generator = chosen(call.argument("generator"), gpu).next_draws(_largest(call.args))
     args = call.args[: call.op.arguments.index("generator")]
@@ -127,18 +141,21 @@ def draw(call: Call) -> Any:
 
 
 def draw_from_default(call: Call) -> Any:
-    """A random operator that asks for no generator takes the default one: the GPU's stands in for the CPU's."""
+    """Run a random operator without a generator argument, with the GPU's generator."""
     with call.common_gpu().generator.as_default(_largest(call.args)):
         return run(call)
 
 
 def _largest(args: tuple) -> int:
-    """Elements of the largest tensor among the arguments, for each of which a random operator draws."""
+    """Return the elements of the largest argument. A random operator draws once for each."""
     return max((x.numel() for x in tensors(args)), default=0)
 
 
 def into_given(call: Call) -> Any:
-    """An operator that writes into arguments, by `out=` or in place: an output on the CPU is never admitted, and it may grow."""
+    """Run an operator that writes to arguments, given as `out=` or in place.
+
+    The outputs must be on a GPU, and their storages can grow.
+    """
     for x in call.written():
         if type(x) is not VirtualTensor:
             refuse_waiting(x)
@@ -153,24 +170,28 @@ def into_given(call: Call) -> Any:
         if memory_of(given).export is not None:
             with _DisableTorchDispatch():
                 empty = torch.empty(0, dtype=given.dtype, device="meta")
-            found = list(tensors(on_meta(call.with_arguments(*call.args, **call.kwargs | {name: empty}))))
+            kwargs = call.kwargs | {name: empty}
+            found = list(tensors(on_meta(call.with_arguments(*call.args, **kwargs))))
             _require_within_capacity(given, found[position])
     return refit(compute(call))
 
 
 def _has_input_on_gpu(call: Call) -> bool:
     """Return whether an input is on a GPU, or there is no input at all."""
-    inputs = [x for x in tensors(call.args, *(x for name, x in call.kwargs.items() if name not in call.op.outs))]
+    given = [value for name, value in call.kwargs.items() if name not in call.op.outs]
+    inputs = list(tensors(call.args, *given))
     return not inputs or any(type(x) is VirtualTensor for x in inputs)
 
 
 def compute_or_into_given(call: Call) -> Any:
-    """What a family falls back on, where it has nothing special to say of a call."""
-    return into_given(call) if call.op.outs else compute(call)
+    """Run a call for which a family has no special rule."""
+    if call.op.outs:
+        return into_given(call)
+    return compute(call)
 
 
 def refit(result: Any) -> Any:
-    """Give storages that have grown a block of their new size."""
+    """Give storages that have grown a block of their new size, and return the result."""
     for x in tensors(result):
         if type(x) is VirtualTensor and x.layout is torch.strided:
             storage = x.untyped_storage()
@@ -180,7 +201,10 @@ def refit(result: Any) -> Any:
 
 
 def resize(call: Call) -> Any:
-    """`resize_`: the storage grows in place, and takes a new block if it does."""
+    """Run `resize_`. A storage that grows gets a new block.
+
+    Raises NotImplementedError for a tensor without values.
+    """
     x = call.args[0]
     gpu = call.common_gpu()
     if gpu.machine.valueless_storages and memory_of(x).kept is None:
@@ -193,30 +217,43 @@ def resize(call: Call) -> Any:
 
 
 def resize_as(call: Call) -> Any:
-    """Resize a tensor to the size of another one, on any device."""
+    """Resize a tensor to the size of another one, which may be on any device."""
     x, template = call.args[:2]
     form = call.argument("memory_format")
-    options = {} if form in (None, torch.preserve_format) else {"memory_format": form}
+    options = {}
+    if form not in (None, torch.preserve_format):
+        options["memory_format"] = form
     if form is torch.preserve_format:
         options = {"memory_format": torch._prims_common.suggest_memory_format(template)}
     return torch.ops.aten.resize_.default(x, template.size(), **options)
 
 
 def _require_within_capacity(x: VirtualTensor, shape: torch.Tensor) -> None:
-    nbytes = int(x.storage_offset()) * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype)
+    """Raise NotImplementedError if `x` of this shape would outgrow memory shared with a process."""
+    start = int(x.storage_offset()) * x.itemsize
+    nbytes = start + span_bytes(shape.size(), shape.stride(), shape.dtype)
     require_within_capacity(x.untyped_storage(), nbytes)
 
 
 def set_storage(call: Call) -> Any:
-    """`set_`: the tensor moves to another storage of its GPU."""
+    """Run `set_`, which moves a tensor to another storage of its GPU.
+
+    Raises RuntimeError for a storage on another device.
+    """
     x = call.args[0]
     source = call.args[1] if len(call.args) > 1 else None
-    storage = source.untyped_storage() if isinstance(source, torch.Tensor) else source
+    storage = source
+    if isinstance(source, torch.Tensor):
+        storage = source.untyped_storage()
     memory = getattr(storage, "memory", None)
     if type(x) is not VirtualTensor:
         raise storage_elsewhere(x, storage)
     gpu = x._gpu
-    if storage is not None and (storage.nbytes() > 0 if memory is None else memory.gpu is not gpu):
+    if memory is not None:
+        elsewhere = memory.gpu is not gpu
+    else:
+        elsewhere = storage is not None and storage.nbytes() > 0
+    if elsewhere:
         raise storage_elsewhere(x, storage)
     result = call.on_cpu()
     if not hasattr(result.untyped_storage(), "memory"):
@@ -225,28 +262,38 @@ def set_storage(call: Call) -> Any:
 
 
 def storage_elsewhere(x: torch.Tensor, storage: Any) -> RuntimeError:
+    """Return the error for a tensor and a storage on different devices."""
     return RuntimeError(
-        f'Attempted to set the storage of a tensor on device "{x.device}" to a storage on different device "{storage.device}".  '
+        f'Attempted to set the storage of a tensor on device "{x.device}" to a storage on '
+        f'different device "{storage.device}".  '
         "This is no longer allowed; the devices must match."
     )
 
 
 def read_scalar(call: Call) -> Any:
-    """`.item()`: the host waits for the stream and for the number."""
+    """Run `.item()`, for which the host waits for the stream and the number.
+
+    Raises RuntimeError if the value was not kept.
+    """
     gpu, nbytes, x = call.common_gpu(), call.moved, call.args[0]
     machine, memory = gpu.machine, memory_of(x)
     is_kept = memory.kept is not None
-    blank = machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
+    blank = machine.blanks_host and x.dtype.is_floating_point  # as for a copy to the host
     if not is_kept and not blank and machine.makes_up is None:
         require_values(memory)
     gpu.read(nbytes)
     if is_kept:
         return call.on_cpu()
-    return nan if machine.makes_up is None else machine.makes_up(x.dtype)
+    if machine.makes_up is None:
+        return nan
+    return machine.makes_up(x.dtype)
 
 
 def shape_from_values(call: Call) -> Any:
-    """An operator whose output's shape depends on values: the host waits for it, unless the caller gives it."""
+    """Run an operator whose output's shape depends on values. The host waits for the shape.
+
+    It does not wait if the caller gives the shape as `output_size`.
+    """
     result = mixed(call)
     if call.kwargs.get("output_size") is None:
         call.gpu.read(8)
@@ -254,7 +301,15 @@ def shape_from_values(call: Call) -> Any:
 
 
 def refuse_waiting(target: torch.Tensor) -> None:
-    """C++ made this tensor on the CPU before it had looked at any device tensor: the result would come back on the wrong device."""
-    waiting = getattr(target.untyped_storage(), "waiting", None) if type(target) is torch.Tensor else None
+    """Raise NotImplementedError for a tensor that C++ made on the CPU for a GPU.
+
+    C++ made it before it saw a device tensor, so the result would be on the wrong device.
+    """
+    if type(target) is not torch.Tensor:
+        return
+    waiting = getattr(target.untyped_storage(), "waiting", None)
     if waiting is not None and waiting == hardware.machine().selected.waiting:
-        raise unsupported("an operator for which PyTorch's C++ makes a tensor on the CPU and then writes a CUDA tensor into it")
+        raise unsupported(
+            "an operator for which PyTorch's C++ makes a tensor on the CPU and then writes a CUDA "
+            "tensor into it"
+        )

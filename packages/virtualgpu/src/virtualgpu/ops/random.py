@@ -1,7 +1,8 @@
-"""Random numbers: in place, of distributions, dropout, and drawing without replacement.
+"""Random numbers: in-place distributions, dropout, and drawing with and without replacement.
 
-Sources: PyTorch's native/cuda/DistributionTemplates.h, MultinomialKernel.cu and native/Distributions.cpp, Randperm.cu, Dropout.cu.
-Checked against an H200 (PyTorch 2.11, CUDA 13.0) for 1 to 10,000,000 elements.
+Sources: PyTorch's native/cuda/DistributionTemplates.h, MultinomialKernel.cu and
+native/Distributions.cpp, Randperm.cu, Dropout.cu. Compared with an H200 (PyTorch 2.11, CUDA 13.0)
+for 1 to 10,000,000 elements.
 """
 
 from math import ceil, log, log2
@@ -13,7 +14,19 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu.generators import chosen
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import cub, operators
-from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, operator, overwrites, shapes_by, temporaries
+from virtualgpu.ops.call import (
+    Call,
+    Work,
+    asserts,
+    bytes_of,
+    composes,
+    device_time,
+    handles,
+    operator,
+    overwrites,
+    shapes_by,
+    temporaries,
+)
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Plan, perform, play
 from virtualgpu.ops.sorting import topk_plan
@@ -22,18 +35,36 @@ from virtualgpu.ops.work import RANDOM, work
 from virtualgpu.tensor import VirtualTensor, wrap_all
 
 aten = torch.ops.aten
-# Each overwrites its first argument: `bernoulli_` reads the probabilities, where these are a tensor, and not what was there before.
-IN_PLACE = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_")
+# All of these overwrite their first argument. `bernoulli_` reads the probabilities if they are a
+# tensor, but not the old contents.
+IN_PLACE = (
+    "normal_",
+    "uniform_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+)
 
 overwrites(*IN_PLACE)
-asserts("probability tensor contains either `inf`, `nan` or element < 0", "multinomial", cpu="^probability tensor|^invalid multinomial")
-# ATen/native/cuda/Distributions.cu. Of a number of elements that is no multiple of four, the last ones are p3, p2 and p1.
-asserts("0 <= p4 && p4 <= 1", "bernoulli", "bernoulli_", cpu="^Expected p_in >= 0 && p_in <= 1")
-asserts('lambda >= 0 && "invalid Poisson rate, expected rate to be non-negative"', "poisson", cpu="^invalid Poisson rate")
+asserts(
+    "probability tensor contains either `inf`, `nan` or element < 0",
+    "multinomial",
+    cpu="^probability tensor|^invalid multinomial",
+)
+# ATen/native/cuda/Distributions.cu. Of a number of elements that is no multiple of four, the last
+# ones are p3, p2 and p1.
+_PROBABILITY = "^Expected p_in >= 0 && p_in <= 1"
+asserts("0 <= p4 && p4 <= 1", "bernoulli", "bernoulli_", cpu=_PROBABILITY)
+_RATE = 'lambda >= 0 && "invalid Poisson rate, expected rate to be non-negative"'
+asserts(_RATE, "poisson", cpu="^invalid Poisson rate")
 
 
 @device_time(*IN_PLACE)
 def in_place(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Return the work of a kernel that fills a tensor with random numbers."""
     x = call.args[0]
     return Work(moved - bytes_of(x), clocks=RANDOM * x.numel())
 
@@ -43,7 +74,10 @@ def in_place(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @composes("dropout")
 def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """One kernel with a mask of one byte an element (aten/src/ATen/native/Dropout.cpp)."""
+    """Compute dropout in one kernel, with a mask of one byte per element.
+
+    Source: aten/src/ATen/native/Dropout.cpp.
+    """
     if not 0 <= p <= 1:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p:g}")
     if p == 0 or not train or not x.numel():
@@ -55,7 +89,10 @@ def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 @handles("native_dropout")
 def native_dropout(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mask is allocated before the output (aten/src/ATen/native/cuda/Dropout.cu)."""
+    """Compute dropout. The mask is allocated before the output.
+
+    Source: aten/src/ATen/native/cuda/Dropout.cu.
+    """
     gpu = call.common_gpu()
     x, p, train = call.args
     if loses_values(call):
@@ -65,8 +102,10 @@ def native_dropout(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         with _DisableTorchDispatch():
             if train is False or p == 1:
                 output, mask = call.func(x, p, train)
-            else:  # by the GPU's own generator: the operator itself takes none
-                mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=gpu.generator.next_draws(x.numel()))
+            else:  # with the GPU's own generator, because the operator accepts none
+                generator = gpu.generator.next_draws(x.numel())
+                mask = torch.empty_like(x, dtype=torch.bool)
+                mask.bernoulli_(1 - p, generator=generator)
                 output = x.mul(mask).mul_(1 / (1 - p))
         mask, output = wrap_all((mask, output), gpu)
     gpu.launch(*work(call, (output, mask)), name="native_dropout")
@@ -78,13 +117,19 @@ def native_dropout(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 @handles("multinomial")
 def multinomial(call: Call) -> Any:
-    """With replacement from cumulated sums; without, by the largest of p / exponential, after a look for invalid probabilities."""
+    """Draw indices by their probabilities.
+
+    With replacement they are drawn from cumulative sums. Without replacement the largest values of
+    p / exponential are taken, after a check for invalid probabilities.
+    """
     if call.op.outs:
         return operators.draw(call)
     gpu = call.common_gpu()
     x, draws, replacement = call.args[0], call.args[1], call.argument("replacement")
     generator = chosen(call.argument("generator"), gpu).next_draws(x.numel())
-    rows, n = (1, x.shape[0]) if x.dim() == 1 else x.shape
+    rows, n = 1, x.shape[0]
+    if x.dim() > 1:
+        rows, n = x.shape
     size = x.numel() * x.itemsize
     if replacement and draws > 1:
         scan = cub.scan(n, x.itemsize) if rows == 1 else 0
@@ -95,23 +140,34 @@ def multinomial(call: Call) -> Any:
 
 
 def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: int) -> Plan:
+    """Return the plan for drawing without replacement."""
     item, size = x.itemsize, x.numel() * x.itemsize
-    # max < inf and min >= 0, read by the host; then no row whose sum is zero
-    check: tuple[int, ...] = (item, *of_all("max", x), 1, item, *of_all("max", x), 1, 1, -1, -item, -1, -item)
-    sums = (item, 1, -item) if x.dim() == 1 else (rows * item, rows, 1, -rows, -rows * item)
-    chosen = rows * draws * item
-    pick: tuple[int, ...] = () if draws == 1 else (chosen, *topk_plan(rows, n, item, gpu.profile.multiprocessors), -chosen)
+    # The host reads whether max < inf and min >= 0, then whether any row's sum is zero.
+    largest, smallest = of_all("max", x), of_all("min", x)
+    check: tuple[int, ...] = (item, *largest, 1, item, *smallest, 1, 1, -1, -item, -1, -item)
+    sums: tuple[int, ...] = (rows * item, rows, 1, -rows, -rows * item)
+    if x.dim() == 1:
+        sums = (item, 1, -item)
+    pick: tuple[int, ...] = ()
+    if draws != 1:
+        nbytes = rows * draws * item
+        pick = (nbytes, *topk_plan(rows, n, item, gpu.profile.multiprocessors), -nbytes)
     return (OUT, *check, *sums, 1, -1, size, *pick, -size, -1, -1)
 
 
 @handles("normal")
 def normal(call: Call) -> Any:
-    """Deviations are looked at by the host before the draw and after it (aten/src/ATen/native/DistributionTemplates.h)."""
-    mean, deviation = (call.args[i] if len(call.args) > i else None for i in range(2))
+    """Draw normal numbers. The host checks the deviations before the draw and after it.
+
+    Source: aten/src/ATen/native/DistributionTemplates.h.
+    """
+    mean = call.args[0] if call.args else None
+    deviation = call.args[1] if len(call.args) > 1 else None
 
     def look() -> None:
         if type(deviation) is VirtualTensor and deviation.numel() and not call.op.outs:
-            play(call.common_gpu(), (deviation.itemsize, *of_all("min", deviation), 1, -1, -deviation.itemsize))
+            item = deviation.itemsize
+            play(call.common_gpu(), (item, *of_all("min", deviation), 1, -1, -item))
             call.gpu.read(1)
 
     look()
@@ -124,21 +180,31 @@ def normal(call: Call) -> Any:
 
 @temporaries("bernoulli")
 def bernoulli(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Probabilities in half precision are widened."""
+    """Return the temporary of half-precision probabilities, which are converted to float32."""
     x = call.args[0]
-    return (4 * x.numel(),) if x.itemsize == 2 and len(call.args) == 1 else ()
+    if x.itemsize == 2 and len(call.args) == 1:
+        return (4 * x.numel(),)
+    return ()
 
 
 @handles("randperm")
 def randperm(call: Call) -> Any:
-    """Sorts the numbers by random keys, of just so many bits that they hardly collide (`randperm_out_cuda`)."""
-    result = operators.draw(call) if "generator" in call.op.arguments else operators.into_given(call)
+    """Permute numbers by sorting them with random keys.
+
+    The keys have just as many bits as are needed to make equal keys rare (`randperm_out_cuda`).
+    """
+    if "generator" in call.op.arguments:
+        result = operators.draw(call)
+    else:
+        result = operators.into_given(call)
     n, item = result.numel(), result.itemsize
     if n:
         bits = min(64, ceil(log2(n - (6 * n * n + 1) / (12 * log(0.9)))))
         key = 4 if bits <= 32 else 8
-        temp = cub.radix_sort(n, key, item, bits)
-        play(result._gpu, (item, -item, n * item, n * key, n * key, temp, -temp, -n * key, -n * key, -n * item))
+        sort = cub.radix_sort(n, key, item, bits)
+        keys, numbers = n * key, n * item
+        steps = (item, -item, numbers, keys, keys, sort, -sort, -keys, -keys, -numbers)
+        play(result._gpu, steps)
     return result
 
 
@@ -150,5 +216,6 @@ def same_shape(x: torch.Tensor, *others: Any, **kwargs: Any) -> torch.Tensor:
 
 @shapes_by("binomial")
 def binomial_shape(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> torch.Tensor:
+    """Return a tensor of the shape to which both arguments are broadcast."""
     size = torch.broadcast_shapes(count.shape, prob.shape)
     return torch.empty(size, dtype=count.dtype, device=count.device)

@@ -1,8 +1,11 @@
-"""What reductions ask for: where several blocks of threads share one output, they meet in a staging buffer, counted by semaphores.
+"""The memory and time of reductions.
 
-The rule is that of `setReduceConfig` in PyTorch's aten/src/ATen/native/cuda/Reduce.cuh, on the dimensions as TensorIterator sorts
-and joins them (aten/src/ATen/TensorIterator.cpp). It depends on the shape and the strides, the size of an accumulator, and the
-number of multiprocessors and of threads on each. Held against recordings from an H200 (torch 2.11, CUDA 13.0).
+If several blocks of threads share an output, they exchange partial results in a staging buffer and
+count with semaphores. The rule is that of `setReduceConfig` in PyTorch's
+aten/src/ATen/native/cuda/Reduce.cuh. It applies to the dimensions as TensorIterator sorts and
+merges them (aten/src/ATen/TensorIterator.cpp). It depends on the shape and strides, the size of an
+accumulator, and the number of multiprocessors and of threads on each. Compared with recordings from
+an H200 (torch 2.11, CUDA 13.0).
 """
 
 from collections.abc import Callable, Iterable
@@ -28,25 +31,30 @@ MAX_THREADS = 512
 MAX_OUTPUT_VECTOR = 4
 MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD = 16, 256
 SEMAPHORE = 4  # bytes
-# Clocks of a value, which a thread takes in after the one before, and of one whose place is computed
-# from several dimensions. Clocks until the last of the blocks that share an output knows that it is
-# the last one, and of each result of the others that a thread of it takes in.
+# Clocks of a value, which a thread adds after the previous one, and of a value whose address is
+# computed from several dimensions.
 VALUE, PLACED_VALUE = 105, 260
+# Clocks until the last of the blocks that share an output knows that it is the last, and of each
+# partial result of the others that a thread of this block adds.
 LAST_BLOCK, PARTIAL_RESULT = 5_000, 400
-REDUCED_ROW, COMPARED_ROW = 42, 104  # clocks for each row that becomes one sum, or one extremum or variance
+# Clocks of each row that becomes one sum, and of each row that becomes an extremum or variance.
+REDUCED_ROW, COMPARED_ROW = 42, 104
 _LOW = (torch.float16, torch.bfloat16)
 
 
-def staging(x: torch.Tensor, dims: Iterable[int], accumulator: int, itemsize: int | None = None) -> Shape:
-    """Bytes of the staging buffer and of the semaphores of a reduction of `x` over `dims`; nothing where one block serves an output.
+def staging(
+    x: torch.Tensor, dims: Iterable[int], accumulator: int, itemsize: int | None = None
+) -> Shape:
+    """Return the bytes of the staging buffer and of the semaphores of a reduction over `dims`.
 
-    `accumulator` is the size of a partial result; `itemsize` that of an element, if the kernel reads another type than that of `x`.
+    Returns () if one block computes each output. `accumulator` is the size of a partial result.
+    `itemsize` is the size of an element if the kernel reads another dtype than that of `x`.
     """
     return buffers(launch_of(x, dims, itemsize), accumulator)
 
 
 def launch_of(x: torch.Tensor, dims: Iterable[int], itemsize: int | None = None) -> "Launch | None":
-    """How the threads of a reduction of `x` over `dims` are laid out. None without elements."""
+    """Return the layout of the threads of a reduction over `dims`, or None without elements."""
     gpu: Gpu = x._gpu  # type: ignore[attr-defined]
     profile = gpu.profile
     size = itemsize or x.itemsize
@@ -55,14 +63,14 @@ def launch_of(x: torch.Tensor, dims: Iterable[int], itemsize: int | None = None)
         x.stride(),
         tuple(dims),
         x.storage_offset() % MAX_OUTPUT_VECTOR,
-        256 if size == 16 else MAX_THREADS,
+        256 if size == 16 else MAX_THREADS,  # the most threads of a block
         profile.multiprocessors,
         profile.max_threads_per_multiprocessor,
     )
 
 
 def contiguous_staging(gpu: Gpu, numel: int, accumulator: int) -> Shape:
-    """The same for all of a contiguous tensor of `numel` elements, a temporary of the operator."""
+    """Return the staging of a reduction of all `numel` elements of a contiguous temporary."""
     profile = gpu.profile
     resident = profile.max_threads_per_multiprocessor
     threads = launch((numel,), (1,), (0,), 0, MAX_THREADS, profile.multiprocessors, resident)
@@ -70,12 +78,15 @@ def contiguous_staging(gpu: Gpu, numel: int, accumulator: int) -> Shape:
 
 
 class Launch(NamedTuple):
-    """How the threads of a reduction are laid out.
+    """The layout of the threads of a reduction.
 
-    Each thread takes in so many `values`, and so many `blocks` share an output. `lanes` threads of a
-    block add up what these blocks found. Of `outputs` there are so many, `grid` blocks side by side
-    have others, and a block has room for `partial` results. `pieces` are the dimensions that vanish,
-    counted once if they lie as one.
+    values: values that each thread adds
+    blocks: blocks that share an output
+    lanes: threads of a block that add the results of these blocks
+    outputs: outputs of the reduction
+    grid: blocks with different outputs
+    partial: partial results per block
+    pieces: reduced dimensions after merging
     """
 
     values: int
@@ -88,23 +99,38 @@ class Launch(NamedTuple):
 
 
 def buffers(launch: Launch | None, accumulator: int) -> Shape:
+    """Return the bytes of the staging buffer and of the semaphores, or ()."""
     if launch is None or launch.blocks == 1:
         return NONE
     return accumulator * launch.outputs * launch.blocks * launch.partial, SEMAPHORE * launch.grid
 
 
 @lru_cache(maxsize=4096)
-def launch(shape: Shape, strides: Shape, dims: Shape, offset: int, max_threads: int, multiprocessors: int, resident: int) -> Launch | None:
-    """What `launch_of` tells. Strides in elements; `resident` threads fit on a multiprocessor."""
+def launch(
+    shape: Shape,
+    strides: Shape,
+    dims: Shape,
+    offset: int,
+    max_threads: int,
+    multiprocessors: int,
+    resident: int,
+) -> Launch | None:
+    """Return the layout of the threads (see `launch_of`).
+
+    Strides are in elements. `resident` threads fit on a multiprocessor.
+    """
     if not all(shape):
         return None
-    reduced, kept = _merged(shape, strides, {d % len(shape) for d in dims} if shape else set())
+    reduced_dims = {d % len(shape) for d in dims} if shape else set()
+    reduced, kept = _merged(shape, strides, reduced_dims)
     inputs = prod(n for n, _ in reduced)  # per output
     outputs = prod(n for n, _ in kept)
-    fast = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])  # does the fastest dimension vanish?
+    # Whether the fastest dimension is reduced.
+    fast = not kept or (bool(reduced) and reduced[0][1] < kept[0][1])
     vector = 1
     width, height = (inputs, outputs) if fast else (outputs, inputs)
-    if fast and not kept and reduced and reduced[0][1] == 1 and len(reduced) == 1 and width > 128:
+    is_contiguous = not kept and len(reduced) == 1 and reduced[0][1] == 1
+    if fast and is_contiguous and width > 128:
         width //= 4  # each thread reads vectors along the input
     elif not fast and kept[0][1] == 1:
         vector = _output_vector(offset, kept, reduced)
@@ -112,7 +138,8 @@ def launch(shape: Shape, strides: Shape, dims: Shape, offset: int, max_threads: 
     block_width, block_height = _block(width, height, max_threads // vector)
 
     step_input, step_output = (block_width, 1) if fast else (1, block_width)
-    by_warps = -(-inputs // step_input) >= min(block_height * MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD)
+    threshold = min(block_height * MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD)
+    by_warps = -(-inputs // step_input) >= threshold
     if by_warps:
         step_input *= block_height
     else:
@@ -122,18 +149,31 @@ def launch(shape: Shape, strides: Shape, dims: Shape, offset: int, max_threads: 
     target = multiprocessors * (resident // (block_width * block_height))
     blocks = 1
     if by_warps and values >= MAX_VALUES_PER_THREAD and grid <= target:
-        blocks = max(min(-(-target // grid), -(-values // MIN_VALUES_PER_THREAD)), -(-values // MAX_VALUES_PER_THREAD))
-    lanes = block_width * block_height if fast else block_height
-    return Launch(-(-values // blocks), blocks, lanes, outputs, grid, 1 if fast else block_width * vector, len(reduced))
+        most = min(-(-target // grid), -(-values // MIN_VALUES_PER_THREAD))
+        blocks = max(most, -(-values // MAX_VALUES_PER_THREAD))
+    if fast:
+        lanes, partial = block_width * block_height, 1
+    else:
+        lanes, partial = block_height, block_width * vector
+    return Launch(-(-values // blocks), blocks, lanes, outputs, grid, partial, len(reduced))
 
 
-def _merged(shape: Shape, strides: Shape, dims: set[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Reduced and kept dimensions as (size, stride), fastest first, with neighbours joined where they lie as one."""
+def _merged(
+    shape: Shape, strides: Shape, dims: set[int]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the reduced and the kept dimensions as (size, stride), the fastest first.
+
+    Neighbours are merged if they are contiguous. Kept dimensions must also be contiguous in the
+    output.
+    """
     parts: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
     for kept in (False, True):
-        mine = [(strides[d], -d, shape[d]) for d in range(len(shape)) if (d not in dims) is kept and shape[d] != 1]
-        outer = 1  # of the contiguous output: kept dimensions join only where the output's lie as one, too
-        strides_out = {}
+        mine = []
+        for d in range(len(shape)):
+            if (d not in dims) is kept and shape[d] != 1:
+                mine.append((strides[d], -d, shape[d]))
+        outer = 1
+        strides_out = {}  # of the contiguous output
         for d in range(len(shape) - 1, -1, -1):
             if d not in dims:
                 strides_out[-d] = outer
@@ -142,7 +182,8 @@ def _merged(shape: Shape, strides: Shape, dims: set[int]) -> tuple[list[tuple[in
         last_out = (0, 0)
         for stride, d, n in sorted(mine):
             out = strides_out[d] if kept else 0
-            if joined and joined[-1][0] * joined[-1][1] == stride and (not kept or last_out[0] * last_out[1] == out):
+            contiguous = bool(joined) and joined[-1][0] * joined[-1][1] == stride
+            if contiguous and (not kept or last_out[0] * last_out[1] == out):
                 joined[-1] = joined[-1][0] * n, joined[-1][1]
                 last_out = last_out[0] * n, last_out[1]
             else:
@@ -152,52 +193,69 @@ def _merged(shape: Shape, strides: Shape, dims: set[int]) -> tuple[list[tuple[in
 
 
 def _output_vector(offset: int, kept: list[tuple[int, int]], reduced: list[tuple[int, int]]) -> int:
-    """How many neighbouring outputs a thread computes: what divides the fastest size, all other strides and the address."""
+    """Return the number of neighbouring outputs that a thread computes.
+
+    It divides the fastest size, all other strides and the address.
+    """
     vector = MAX_OUTPUT_VECTOR
-    for n in (offset, kept[0][0], *(stride for _, stride in kept[1:]), *(stride for _, stride in reduced)):
+    other_strides = [stride for _, stride in (*kept[1:], *reduced)]
+    for n in (offset, kept[0][0], *other_strides):
         while n % vector:
             vector //= 2
     return vector
 
 
 def _block(width: int, height: int, max_threads: int) -> tuple[int, int]:
-    """Width and height of a block of threads, powers of two: at least a warp along the width, where it is that long."""
-    width, height = (min(max_threads, 1 << max(n, 1).bit_length() - 1) for n in (width, height))
+    """Return the width and height of a block of threads, which are powers of two.
+
+    The width has at least a warp's threads if the dimension is that long.
+    """
+    width = min(max_threads, 1 << max(width, 1).bit_length() - 1)
+    height = min(max_threads, 1 << max(height, 1).bit_length() - 1)
     block_height = min(height, max_threads // min(width, 32))
     return min(width, max_threads // block_height), block_height
 
 
-# Accumulators
+# Sizes of accumulators in bytes
 
 
 def sum_bytes(dtype: torch.dtype) -> int:
-    """Half precision accumulates in float32, everything else in itself (aten/src/ATen/AccumulateType.h)."""
-    return 4 if dtype in _LOW else dtype.itemsize
+    """Return the size for a sum: float32 for half precision, otherwise the dtype itself.
+
+    Source: aten/src/ATen/AccumulateType.h.
+    """
+    if dtype in _LOW:
+        return 4
+    return dtype.itemsize
 
 
 def index_bytes(dtype: torch.dtype) -> int:
-    """A value and its index of 64 bits."""
+    """Return the size of a value with its 64-bit index."""
     return 16
 
 
 def truth_bytes(dtype: torch.dtype) -> int:
+    """Return the size of a truth value."""
     return 1
 
 
 def pair_bytes(dtype: torch.dtype) -> int:
-    """A minimum and a maximum."""
+    """Return the size of a minimum and a maximum."""
     return 2 * dtype.itemsize
 
 
 def moments_bytes(dtype: torch.dtype) -> int:
-    """Mean, sum of squared deviations, and the count twice, as an integer of 32 bits and as a number (WelfordData)."""
-    return 32 if dtype is torch.float64 else 16
+    """Return the size of WelfordData: mean, squared deviations, and the count as two numbers."""
+    if dtype is torch.float64:
+        return 32
+    return 16
 
 
 # Operators
 
 
 def _dims(call: Call) -> Iterable[int]:
+    """Return the dimensions that are reduced."""
     dims = call.argument("dim")
     if isinstance(dims, int):
         return (dims,)
@@ -205,6 +263,8 @@ def _dims(call: Call) -> Iterable[int]:
 
 
 def _reduces(accumulator: Callable[[torch.dtype], int], *names: str) -> None:
+    """Register the staging of these operators as their temporaries."""
+
     @temporaries(*names)
     def rule(call: Call, result: Any) -> Shape:
         x = call.args[0]
@@ -219,31 +279,55 @@ _reduces(moments_bytes, "var", "std", "var_mean", "std_mean")
 
 @temporaries("any", "all")
 def truths(call: Call, result: torch.Tensor) -> Shape:
-    """A single number is converted and copied (aten/src/ATen/native/ReduceOps.cpp)."""
+    """Return the temporaries of `any` and `all`. A single number is converted and copied.
+
+    Source: aten/src/ATen/native/ReduceOps.cpp.
+    """
     x = call.args[0]
     if x.numel() == 1:
-        return NONE if x.dtype is torch.bool else (1,)
+        if x.dtype is torch.bool:
+            return NONE
+        return (1,)
     return staging(x, _dims(call), truth_bytes(x.dtype))
 
 
 @temporaries("sum", "nansum", "prod", "mean", "linalg_vector_norm", "norm")
 def sums(call: Call, result: torch.Tensor) -> Shape:
-    """Another type than the result's is converted first, a copy of its own; float16 and bfloat16 to float32 needs none."""
+    """Return the temporaries of a sum.
+
+    If the result has another dtype, a converted copy is made first. Half precision needs no copy
+    for a float32 result.
+    """
     x = call.args[0]
     dtype = result.dtype
     dims = _dims(call)
-    if dtype is x.dtype or (x.dtype in _LOW and dtype is torch.float32) or x.dtype.is_complex:
-        return staging(x, dims, sum_bytes(dtype) if dtype is x.dtype or not x.dtype.is_complex else x.itemsize)
+    if dtype is x.dtype:
+        return staging(x, dims, sum_bytes(dtype))
+    if x.dtype.is_complex:
+        return staging(x, dims, x.itemsize)
+    if x.dtype in _LOW and dtype is torch.float32:
+        return staging(x, dims, sum_bytes(dtype))
     return x.numel() * dtype.itemsize, *staging(x, dims, sum_bytes(dtype), dtype.itemsize)
 
 
-def _without_nan(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> torch.Tensor:
-    """`nansum`, of complex numbers too: CUDA leaves out those of which a part is NaN, the CPU has no kernel for them."""
+def _without_nan(
+    x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+) -> torch.Tensor:
+    """Compute `nansum`, also of complex numbers, for which the CPU has no kernel.
+
+    CUDA omits complex numbers with a NaN in either part.
+    """
     if x.dtype.is_complex:
         kind = dtype or x.dtype
-        result = torch.where(x.isnan(), 0, widened(x)).sum(dim, keepdim, dtype=widened(kind)).to(kind)
-        return result if out is None else out.resize_(result.shape).copy_(result)
-    return aten.nansum.default(x, dim, keepdim, dtype=dtype) if out is None else aten.nansum.out(x, dim, keepdim, dtype=dtype, out=out)
+        result = (
+            torch.where(x.isnan(), 0, widened(x)).sum(dim, keepdim, dtype=widened(kind)).to(kind)
+        )
+        if out is None:
+            return result
+        return out.resize_(result.shape).copy_(result)
+    if out is None:
+        return aten.nansum.default(x, dim, keepdim, dtype=dtype)
+    return aten.nansum.out(x, dim, keepdim, dtype=dtype, out=out)
 
 
 CPU_KERNELS.update({aten.nansum.default: _without_nan, aten.nansum.out: _without_nan})
@@ -251,52 +335,80 @@ CPU_KERNELS.update({aten.nansum.default: _without_nan, aten.nansum.out: _without
 
 @temporaries("max", "min")
 def extremes(call: Call, result: Any) -> Shape:
-    """Over all: values alone. Over one dimension: with their indices. Of two tensors: no reduction."""
+    """Return the temporaries of `max` and `min`.
+
+    Over all elements they return values, and over one dimension also indices. With two tensors they
+    are no reductions.
+    """
     x = call.args[0]
     if isinstance(result, torch.Tensor):
-        return staging(x, range(x.dim()), sum_bytes(x.dtype)) if len(call.args) == 1 and not call.kwargs else NONE
+        if len(call.args) > 1 or call.kwargs:
+            return NONE
+        return staging(x, range(x.dim()), sum_bytes(x.dtype))
     return staging(x, _dims(call), index_bytes(x.dtype))
 
 
 @device_time("sum", "mean", "prod", "nansum", "linalg_vector_norm", "norm", "any", "all")
 def summing(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Return the work of a sum."""
     return _by_rows(call, results, moved, REDUCED_ROW)
 
 
-@device_time("amax", "amin", "argmax", "argmin", "aminmax", "var", "std", "var_mean", "std_mean", "logsumexp", "max", "min")
+@device_time(
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
+    "aminmax",
+    "var",
+    "std",
+    "var_mean",
+    "std_mean",
+    "logsumexp",
+    "max",
+    "min",
+)
 def comparing(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Return the work of a reduction that compares values or computes variances."""
     if torch.Tag.pointwise in call.func.tags:  # the larger one of two tensors
         return pointwise(call, results, moved)
     return _by_rows(call, results, moved, COMPARED_ROW)
 
 
 def _by_rows(call: Call, results: list[torch.Tensor], moved: int, clocks: int) -> Work:
-    """Rows that each become one element; where columns do, each thread goes down one of its own.
+    """Return the work of a reduction, with `clocks` for each row that becomes one element.
 
-    If several blocks share an output, the last of them adds up what the others have found.
+    If columns are reduced, each thread reads a column of its own. If several blocks share an
+    output, the last of them adds the results of the others.
     """
     x = call.args[0]
     rows = results[0].numel() if results else 0
     if type(x) is not VirtualTensor or not 0 < rows < x.numel() or x.layout is not torch.strided:
         return Work(moved)
-    dims = {d % x.dim() for d in (_dims(call) if "dim" in call.op.arguments else range(x.dim()))}
-    each = clocks * rows if rows > 1 and fastest(x) in dims else 0.0
+    all_dims: Iterable[int] = range(x.dim())
+    if "dim" in call.op.arguments:
+        all_dims = _dims(call)
+    dims = {d % x.dim() for d in all_dims}
+    each = 0.0
+    if rows > 1 and fastest(x) in dims:
+        each = clocks * rows
     threads = launch_of(x, dims)
     if threads is None:
         return Work(moved, clocks=each)
-    serial = float(threads.values * (VALUE if threads.pieces == 1 else PLACED_VALUE))
+    value_clocks = VALUE if threads.pieces == 1 else PLACED_VALUE
+    serial = float(threads.values * value_clocks)
     if threads.blocks > 1:
         serial += LAST_BLOCK + PARTIAL_RESULT * -(-threads.blocks // threads.lanes)
     return Work(moved, clocks=each, serial=serial)
 
 
 def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:
-    """A plan of the temporaries of a reduction of all elements, by the rule of its operator."""
+    """Return a plan with the temporaries of an operator that reduces all elements."""
     if x.numel() <= 1 << 13:
         return ()
     call = Call(operator(getattr(torch.ops.aten, name).default), (x,), {})
     rule = call.op.temporaries
-    assert rule is not None, f"{name} is no reduction"
+    assert rule is not None, f"{name} has no rule for temporaries"
     sizes = [size for size in rule(call, torch.empty((), dtype=x.dtype, device="cpu")) if size]
     return (*sizes, *(-size for size in reversed(sizes)))
 
@@ -306,16 +418,28 @@ def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:
 
 @handles("segment_reduce", "_segment_reduce_backward")
 def segments(call: Call) -> Any:
-    """The lengths are checked by the host, and become offsets by a sum (aten/src/ATen/native/SegmentReduce.cpp)."""
+    """Reduce segments. The host checks the lengths, and a sum converts them to offsets.
+
+    Source: aten/src/ATen/native/SegmentReduce.cpp.
+    """
     lengths = call.argument("lengths")
     if lengths is None or call.op.outs:
         return operators.compute_or_into_given(call)
     item, size = lengths.itemsize, lengths.numel() * lengths.itemsize
     rows = lengths.numel() // max(lengths.shape[-1], 1)
     scan = cub.scan(lengths.shape[-1] + 1, item) if lengths.dim() == 1 else 0
-    plan: Plan = (Out(0), rows * item, size + rows * item, -rows * item, scan, -scan, -size - rows * item)
+    plan: Plan = (
+        Out(0),
+        rows * item,
+        size + rows * item,
+        -rows * item,
+        scan,
+        -scan,
+        -size - rows * item,
+    )
     if call.op.name == "_segment_reduce_backward":
-        copy = 0 if call.args[0].is_contiguous() else call.args[0].numel() * call.args[0].itemsize
+        gradient = call.args[0]
+        copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.itemsize
         plan = copy, *plan, -copy
     elif not call.argument("unsafe"):
         plan = item, -item, rows * 8, rows, 1, -1, -rows, -rows * 8, *plan
@@ -323,16 +447,21 @@ def segments(call: Call) -> Any:
     return perform(call, plan)
 
 
-# Norms of lists of tensors, as gradient clipping takes them, are computed chunk by chunk first (ForeachReduceOp.cu)
+# Gradient clipping computes norms of lists of tensors, first of each chunk (ForeachReduceOp.cu).
 FUSED_ORDERS = (1, 2, inf)
 
 
 @handles("_foreach_norm", "_foreach_max")
 def foreach_norm(call: Call) -> Any:
-    """A partial result for every chunk of every tensor, as many for each as the largest has, before the results."""
+    """Compute a number for each tensor of a list, from partial results for each chunk.
+
+    Each tensor gets as many partial results as the largest one has. They are allocated before the
+    results.
+    """
     tensors = call.args[0]
     order = call.argument("ord")
-    fast = "out" not in call.kwargs and len({(x.dtype, x.device) for x in tensors}) == 1 and all(x.numel() for x in tensors)
+    kinds = {(x.dtype, x.device) for x in tensors}
+    fast = "out" not in call.kwargs and len(kinds) == 1 and all(x.numel() for x in tensors)
     if "norm" in call.op.name:
         fast = fast and order in FUSED_ORDERS and tensors[0].dtype.is_floating_point
     if not fast:

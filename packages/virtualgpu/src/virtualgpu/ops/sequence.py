@@ -1,7 +1,8 @@
-"""Plays the allocations and frees of a CUDA kernel around the outputs of its CPU counterpart.
+"""Allocations and frees of a CUDA kernel around the outputs that the CPU has computed.
 
-A plan is a tuple of steps in time: a positive number allocates so many bytes, a negative one frees the youngest block of that size,
-an `Out` is the moment at which an output gets its memory, and a function is called.
+A plan is a tuple of steps in the order of time. A positive number allocates that many bytes. A
+negative number frees the newest block of that size. An `Out` allocates an output's memory. A
+function is called.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,10 @@ from virtualgpu.tensor import empty_without_values, hang, wrap
 
 
 class Out(NamedTuple):
-    """The output at this position among the results; `nbytes` where CUDA's block is larger than the tensor."""
+    """The output at this position among the results.
+
+    `nbytes` is the size of CUDA's block if it is larger than the tensor.
+    """
 
     position: int = 0
     nbytes: int | None = None
@@ -31,12 +35,18 @@ Plan = tuple[Any, ...]  # of int, Out or a function
 
 
 def every_output(outputs: list[Any]) -> Plan:
-    """The outputs in their order, and nothing else."""
+    """Return a plan with only the outputs, in their order."""
     return tuple(Out(i) for i in range(len(outputs)))
 
 
-def play(gpu: Gpu, plan: Iterable[Any], outputs: Sequence[torch.Tensor] = (), known: bool = True) -> list[Any]:
-    """Carry out a plan. Returns the outputs on the GPU; those that the plan does not name come last."""
+def play(
+    gpu: Gpu, plan: Iterable[Any], outputs: Sequence[torch.Tensor] = (), known: bool = True
+) -> list[Any]:
+    """Execute a plan, and return the outputs on the GPU.
+
+    Outputs that the plan does not mention are allocated last. `known` says whether they have
+    values.
+    """
     live: list[tuple[int, Any]] = []
     made: list[Any] = [None] * len(outputs)
     try:
@@ -53,10 +63,14 @@ def play(gpu: Gpu, plan: Iterable[Any], outputs: Sequence[torch.Tensor] = (), kn
     finally:
         for _, block in reversed(live):
             gpu.allocator.free(block)
-    return [_made(gpu, x, None, known) if y is None else y for x, y in zip(outputs, made, strict=True)]
+    for position, output in enumerate(outputs):
+        if made[position] is None:
+            made[position] = _made(gpu, output, None, known)
+    return made
 
 
 def _made(gpu: Gpu, output: Any, nbytes: int | None, known: bool) -> Any:
+    """Return an output on the GPU, with a block of at least `nbytes` bytes."""
     if not isinstance(output, torch.Tensor):
         return output
     if not known:
@@ -67,10 +81,15 @@ def _made(gpu: Gpu, output: Any, nbytes: int | None, known: bool) -> Any:
     return wrap(output, gpu)
 
 
-def perform(call: Call, plan: Plan | Callable[[list[Any]], Plan], kernel: Callable[..., Any] | None = None) -> Any:
-    """Run an operator that only returns new tensors, with the allocations of a plan, which may be made when the results are known.
+def perform(
+    call: Call,
+    plan: Plan | Callable[[list[Any]], Plan],
+    kernel: Callable[..., Any] | None = None,
+) -> Any:
+    """Run an operator that only returns new tensors, with the allocations of a plan.
 
-    `kernel` computes the results on plain tensors, where the CPU's own kernel does not serve.
+    `plan` may be a function of the results. `kernel` computes the results as plain tensors if the
+    CPU's own kernel does not.
     """
     gpu = call.common_gpu()
     known = not loses_values(call)
@@ -81,6 +100,10 @@ def perform(call: Call, plan: Plan | Callable[[list[Any]], Plan], kernel: Callab
         raw = shapes_of(call)
     single = isinstance(raw, torch.Tensor)
     outputs = [raw] if single else list(raw)
-    made = play(gpu, plan if isinstance(plan, tuple) else plan(outputs), outputs, known)
+    if not isinstance(plan, tuple):
+        plan = plan(outputs)
+    made = play(gpu, plan, outputs, known)
     gpu.launch(*work(call, made), name=call.op.name)
-    return made[0] if single else tuple(made)
+    if single:
+        return made[0]
+    return tuple(made)

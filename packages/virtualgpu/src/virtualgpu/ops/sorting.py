@@ -1,7 +1,8 @@
-"""Sorting, selection by rank, scans, counting and unique values.
+"""Sorting, selection by rank, scans, counting and unique values: what each allocates and costs.
 
-Sources: PyTorch's native/cuda/Sort.cpp and Sort.cu (small sorts up to 4096 elements, full and segmented radix sorts), TensorTopK.cu
-(when several blocks share a slice), Sorting.cpp (median), ScanKernels.cpp, Unique.cu and UniqueCub.cu, SummaryOps.cu.
+Sources: PyTorch's native/cuda/Sort.cpp and Sort.cu (small sorts up to 4096 elements, full and
+segmented radix sorts), TensorTopK.cu (when several blocks share a slice), Sorting.cpp (median),
+ScanKernels.cpp, Unique.cu and UniqueCub.cu, SummaryOps.cu.
 Checked against an H200 (PyTorch 2.11, CUDA 13.0) for 1 to 10,000,000 elements.
 """
 
@@ -33,14 +34,14 @@ FULL_SORT_BELOW = 128  # slices; from there on each slice is a segment of one se
 
 
 def slices(x: torch.Tensor, dim: int) -> tuple[int, int]:
-    """The number of slices along a dimension, and their length."""
+    """Return the number of slices of `x` along a dimension, and the length of each."""
     length = x.shape[dim] if x.dim() else 1
     return x.numel() // max(length, 1), length
 
 
 @lru_cache(maxsize=4096)
 def sort_plan(rows: int, n: int, itemsize: int, contiguous: bool, floating: bool) -> Plan:
-    """What a sort allocates after its values and indices."""
+    """Return the plan of what a sort allocates and frees after its values and indices."""
     total = rows * n
     if n <= SMALL_SORT:
         return 8 * n, -8 * n
@@ -49,10 +50,13 @@ def sort_plan(rows: int, n: int, itemsize: int, contiguous: bool, floating: bool
         temp = cub.radix_sort(n, itemsize)
         inner: Plan = (8 * n, temp, -temp, -8 * n)
     elif rows < FULL_SORT_BELOW:
-        # Sorted whole with pairs of (segment, position) as values, then by segment: a stable sort of keys alone.
+        # First everything is sorted with pairs of (segment, position) as values, then by segment:
+        # a stable sort of keys alone.
         temp, keys = cub.radix_sort(total, itemsize), total * itemsize
         again = cub.radix_sort(total, 8, 0, bits=ceil(log2(rows)))
-        inner = (8 * total, 8 * total, keys, temp, -temp, -keys, again, -again, -8 * total, -8 * total)
+        pairs, segments = 8 * total, 8 * total
+        by_value: Plan = (keys, temp, -temp, -keys)
+        inner = (pairs, segments, *by_value, again, -again, -segments, -pairs)
     else:
         temp = cub.segmented_sort(total, itemsize)
         inner = (8 * total, temp, -temp, -8 * total)
@@ -60,6 +64,7 @@ def sort_plan(rows: int, n: int, itemsize: int, contiguous: bool, floating: bool
 
 
 def _sort_steps(x: torch.Tensor, dim: int) -> Plan:
+    """Return the plan of what sorting `x` along `dim` allocates besides its outputs."""
     if x.dim() == 0 or x.numel() == 0:
         return ()
     rows, n = slices(x, dim)
@@ -68,6 +73,7 @@ def _sort_steps(x: torch.Tensor, dim: int) -> Plan:
 
 @handles("sort")
 def sort(call: Call) -> Any:
+    """Compute `sort`, with the memory that it takes for the time of the sort."""
     if call.op.outs:
         return operators.into_given(call)
     steps = _sort_steps(call.args[0], call.argument("dim"))
@@ -76,21 +82,30 @@ def sort(call: Call) -> Any:
 
 @device_time("sort", "argsort", "msort", "_unique2", "unique_dim")
 def sort_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Return the work of a sort, which grows with the bytes of its keys."""
     x = call.args[0]
-    return Work(moved, clocks=SORTED * bytes_of(x), serial=ONE_BLOCK if x.numel() <= SMALL_SORT else SEVERAL_PASSES)
+    serial = ONE_BLOCK if x.numel() <= SMALL_SORT else SEVERAL_PASSES
+    return Work(moved, clocks=SORTED * bytes_of(x), serial=serial)
 
 
 @device_time("topk", "kthvalue", "median", "nanmedian", "mode")
 def select_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Return the work of a selection by rank, which grows with the length of its slices."""
     x = call.args[0]
-    length = x.shape[call.argument("dim")] if x.dim() and "dim" in call.op.arguments else x.numel()
+    length = x.numel()
+    if x.dim() and "dim" in call.op.arguments:
+        length = x.shape[call.argument("dim")]
     serial = SELECTION + SELECTED_ELEMENT * min(length, DIVIDED)
     return Work(moved, clocks=SELECTED * bytes_of(x), serial=serial)
 
 
 @handles("median", "nanmedian")
 def median(call: Call) -> Any:
-    """Along a dimension by selection in place; of a whole tensor by sorting it, and a look at its last element for NaN."""
+    """Compute `median` or `nanmedian`, with the memory that it takes.
+
+    Along a dimension CUDA selects in place. The median of a whole tensor comes from a sort, whose
+    last element shows whether there is a NaN.
+    """
     if call.op.outs:
         return operators.into_given(call)
     if len(call.func._schema.returns) > 1:
@@ -106,60 +121,76 @@ def median(call: Call) -> Any:
 
 @lru_cache(maxsize=4096)
 def topk_plan(rows: int, n: int, itemsize: int, multiprocessors: int) -> Plan:
-    """A selection by several blocks a slice: counts of digits, their sums, and scans by slice."""
+    """Return the plan of a selection by several blocks for each slice.
+
+    They take memory for counts of digits, their sums, and scans of each slice.
+    """
     if not shares_slices(rows, n):
         return ()
     threads, blocks_per_multiprocessor = 256, 65536 // (40 * 256)  # 40 registers a thread
-    items = min(max(ceil(n * rows / (multiprocessors * blocks_per_multiprocessor * threads)), 4), 64)
+    items = min(
+        max(ceil(n * rows / (multiprocessors * blocks_per_multiprocessor * threads)), 4), 64
+    )
     blocks = ceil(n / (items * threads)) * rows
     digits = 8 if itemsize == 8 else 4
-    held = (rows * itemsize, 8 * rows, 2 * digits * rows, blocks * 512, rows * 1024, 4 * blocks, 4 * blocks)
+    per_slice = (rows * itemsize, 8 * rows, 2 * digits * rows)
+    counts = (blocks * 512, rows * 1024, 4 * blocks, 4 * blocks)
+    held = (*per_slice, *counts)
     return (*held, 1279, -1279, 1279, -1279, *(-size for size in reversed(held)))
 
 
 def shares_slices(rows: int, n: int) -> bool:
-    """Does PyTorch put several blocks on a slice? (`should_use_multiblock` in TensorTopK.cu)"""
+    """Return whether PyTorch puts several blocks on each slice.
+
+    The bounds are those of `should_use_multiblock` in TensorTopK.cu.
+    """
     bounds = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
-    return n >= next((length for most, length in bounds if rows <= most), 400)
+    for most_rows, least_length in bounds:
+        if rows <= most_rows:
+            return n >= least_length
+    return n >= 400
 
 
 @handles("topk")
 def topk(call: Call) -> Any:
+    """Compute `topk`, with the memory of its selection and of the sort of what it chose."""
     if call.op.outs:
         return operators.into_given(call)
     x, k = call.args[0], call.args[1]
     dim = call.argument("dim")
     rows, n = slices(x, dim)
     multiprocessors = call.common_gpu().profile.multiprocessors
-    steps = topk_plan(rows, n, x.itemsize, multiprocessors) if x.dim() else ()
-    if k > SMALL_SORT and (call.argument("sorted")):
+    steps: Plan = ()
+    if x.dim():
+        steps = topk_plan(rows, n, x.itemsize, multiprocessors)
+    if k > SMALL_SORT and call.argument("sorted"):
         chosen, places = rows * k * x.itemsize, rows * k * 8
-        steps = (
-            *steps,
-            places,
-            chosen,
-            *sort_plan(rows, k, x.itemsize, True, x.dtype.is_floating_point),
-            places,
-            -places,
-            -chosen,
-            -places,
-        )
+        inner = sort_plan(rows, k, x.itemsize, True, x.dtype.is_floating_point)
+        steps = (*steps, places, chosen, *inner, places, -places, -chosen, -places)
     return perform(call, (Out(0), Out(1), *steps))
 
 
 @handles("cumsum", "cumprod", "logcumsumexp")
 def scan(call: Call) -> Any:
-    """One slice is scanned by CUB; several by PyTorch's own kernels, which need nothing. Another dtype is cast first."""
+    """Compute a scan (cumulative sum, product or logcumsumexp), with the memory that it takes.
+
+    CUB scans a single slice. PyTorch's own kernels scan several, and need no memory. An input of
+    another dtype than the result is cast first.
+    """
     if call.op.outs:
         return operators.into_given(call)
     x = call.args[0]
 
     def plan(outputs: list[Any]) -> Plan:
+        """Return the plan of the copies and of CUB's memory, given the result."""
         result = outputs[0]
-        cast = result.numel() * result.itemsize if result.dtype is not x.dtype else 0
-        whole = x.dim() and x.numel() == x.shape[call.args[1]] and x.numel()
-        temp = cub.scan(x.numel(), result.itemsize) if whole else 0
-        copy = 0 if cast or x.is_contiguous() else bytes_of(x)
+        cast = copy = temp = 0
+        if result.dtype is not x.dtype:
+            cast = result.numel() * result.itemsize
+        elif not x.is_contiguous():
+            copy = bytes_of(x)
+        if x.dim() and x.numel() and x.numel() == x.shape[call.args[1]]:
+            temp = cub.scan(x.numel(), result.itemsize)
         return OUT, cast, copy, temp, -temp, -copy, -cast
 
     return perform(call, plan)
@@ -167,29 +198,35 @@ def scan(call: Call) -> Any:
 
 @device_time("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
 def scan_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Along the last dimension many threads share a row; along another, one thread goes down each column step by step."""
+    """Return the work of a scan.
+
+    Along the last dimension many threads share a row. Along another dimension, one thread goes
+    down each column step by step.
+    """
     x, dim = call.args[0], call.argument("dim")
     if x.dim() and x.numel() and dim % x.dim() != x.dim() - 1 and x.numel() > x.shape[dim]:
         return Work(moved, serial=STEP * x.shape[dim])
     return Work(moved, clocks=SCANNED * x.numel())
 
 
-# Counting and unique values
+# Counting and unique values.
 
 
 def _extreme_values(x: torch.Tensor) -> Plan:
-    """The smallest and the largest element, each read by the host or kept for a moment."""
+    """Return the plan of finding the smallest and the largest element of `x`."""
     size = x.itemsize
     return size, *of_all("min", x), -size, size, *of_all("max", x), -size
 
 
 def _read_extremes(x: VirtualTensor) -> None:
+    """Let the host read the smallest and the largest element of `x`, which it waits for."""
     for _ in range(2):
         x._gpu.read(x.itemsize)
 
 
 @handles("bincount")
 def bincount(call: Call) -> Any:
+    """Compute `bincount`: the host reads the extreme values, to know the size of the output."""
     if "out" in call.kwargs or call.args[0].numel() == 0:
         return operators.compute(call)
     plan = (*_extreme_values(call.args[0]), OUT)
@@ -198,8 +235,9 @@ def bincount(call: Call) -> Any:
 
 
 def _counting(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`histc`, of integers too: CUDA counts them, the CPU has no kernel for them."""
-    made = aten.histc.default(x if x.dtype.is_floating_point else x.double(), *args, **kwargs)
+    """Compute `histc` on the CPU, of integers too: CUDA counts them, the CPU has no such kernel."""
+    counted = x if x.dtype.is_floating_point else x.double()
+    made = aten.histc.default(counted, *args, **kwargs)
     return made.to(x.dtype)
 
 
@@ -209,26 +247,35 @@ lacks("histc", aten.histc)
 
 @handles("histc")
 def histc(call: Call) -> Any:
-    """The range is looked up where it is not given."""
+    """Compute `histc`: where no range is given, the host reads the extreme values."""
     if call.op.outs:
         return operators.into_given(call)
-    search = call.argument("min") == call.argument("max") and call.args[0].numel()
-    plan = (OUT, *(_extreme_values(call.args[0]) if search else ()))
-    if search:
+    plan: Plan = (OUT,)
+    if call.argument("min") == call.argument("max") and call.args[0].numel():
+        plan = (OUT, *_extreme_values(call.args[0]))
         _read_extremes(call.args[0])
     return perform(call, plan)
 
 
 @temporaries("mode")
 def mode(call: Call, result: Any) -> tuple[int, ...]:
-    """The slices, copied to lie one after the other (aten/src/ATen/native/cuda/TensorModeKernel.cpp)."""
+    """Return the bytes of the copy in which the slices lie one after the other, if one is made.
+
+    Source: aten/src/ATen/native/cuda/TensorModeKernel.cpp.
+    """
     x = call.args[0]
-    return (bytes_of(x),) if x.dim() > 1 and call.argument("dim") % x.dim() != x.dim() - 1 else ()
+    if x.dim() > 1 and call.argument("dim") % x.dim() != x.dim() - 1:
+        return (bytes_of(x),)
+    return ()
 
 
 @handles("repeat_interleave")
 def repeat_interleave(call: Call) -> Any:
-    """Where each number ends is a sum over those before; unless it is given, the host reads how many there are in all."""
+    """Compute `repeat_interleave` of a tensor of numbers of repeats.
+
+    A scan says where the repeats of each element end. Unless `output_size` is given, the host
+    reads how many repeats there are in all.
+    """
     repeats = call.args[0]
     if call.op.outs or repeats.dim() != 1 or not repeats.numel():
         return operators.shape_from_values(call)
@@ -243,7 +290,10 @@ def repeat_interleave(call: Call) -> Any:
 
 @handles("_unique2")
 def unique(call: Call) -> Any:
-    """Sorted, with the places if the inverse is asked for; then neighbours that differ are kept."""
+    """Compute `_unique2`: a sort, then a selection of the elements that differ from the one before.
+
+    If the inverse is asked for, the positions are sorted along.
+    """
     x = call.args[0]
     inverse, counts = call.argument("return_inverse"), call.argument("return_counts")
     n, item = x.numel(), x.itemsize
@@ -254,52 +304,71 @@ def unique(call: Call) -> Any:
     keys, places = n * item, 8 * n
     if inverse:
         temp, steps = cub.radix_sort(n, item, 8), cub.int_scan(n)
-        begin: Plan = (keys, places, places, temp, -temp, -places, Out(1, places), places, steps, -steps, -places)
+        sorting: Plan = (keys, places, places, temp, -temp, -places)
+        begin: Plan = (*sorting, Out(1, places), places, steps, -steps, -places)
+        end: Plan = (-places, -keys)
     else:
         temp = cub.radix_sort(n, item, 0, floating=x.dtype.is_floating_point)
         begin = (keys, temp, -temp)
-    plan = (*begin, *_compaction(n, item, bool(counts)), *((-places,) if inverse else ()), -keys)
+        end = (-keys,)
+    plan = (*begin, *_compaction(n, item, bool(counts)), *end)
     return perform(call, plan)
 
 
 @handles("_unique")
 def unique_unordered(call: Call) -> Any:
-    x, in_order, inverse = (call.argument(name) for name in ("self", "sorted", "return_inverse"))
-    return aten._unique2.default(x, in_order, inverse)[:2]
+    """Compute `_unique`, for which CUDA sorts too."""
+    x = call.argument("self")
+    return aten._unique2.default(x, call.argument("sorted"), call.argument("return_inverse"))[:2]
 
 
 def _compaction(n: int, item: int, counts: bool) -> Plan:
-    """Values of which neighbours differ, with room for all of them, and their counts."""
+    """Return the plan of keeping the values that differ from the one before, and their counts.
+
+    The output has room for all n values while CUB fills it.
+    """
     if counts:
-        return Out(0, n * item), 8, Out(2, 8 * n), cub.run_lengths(n), -cub.run_lengths(n), -8
-    return Out(0, n * item), 8, cub.select(n, item), -cub.select(n, item), -8
+        temp = cub.run_lengths(n)
+        return Out(0, n * item), 8, Out(2, 8 * n), temp, -temp, -8
+    temp = cub.select(n, item)
+    return Out(0, n * item), 8, temp, -temp, -8
 
 
 @handles("unique_consecutive")
 def unique_consecutive(call: Call) -> Any:
+    """Compute `unique_consecutive`: the host reads how many values there are."""
     x = call.args[0]
-    inverse, counts, dim = (call.argument(name) for name in ("return_inverse", "return_counts", "dim"))
     n = x.numel()
     if n:
         x._gpu.read(8)  # how many there are
-    if n == 0 or dim is not None:
+    if n == 0 or call.argument("dim") is not None:
         return perform(call, every_output)
-    begin: Plan = (Out(1, 8 * n), 4 * n, cub.int_scan(n), -cub.int_scan(n), -4 * n) if inverse else ()
-    plan = (*begin, *_compaction(n, x.itemsize, bool(counts)))
+    begin: Plan = ()
+    if call.argument("return_inverse"):
+        scan_bytes = cub.int_scan(n)
+        begin = (Out(1, 8 * n), 4 * n, scan_bytes, -scan_bytes, -4 * n)
+    plan = (*begin, *_compaction(n, x.itemsize, bool(call.argument("return_counts"))))
     return perform(call, plan)
 
 
 @handles("isin")
 def isin(call: Call) -> torch.Tensor:
-    """Few numbers are compared with all; many are sorted together, and duplicates kept (native/TensorCompare.cpp)."""
+    """Compute `isin` (native/TensorCompare.cpp).
+
+    Few test elements are compared with every element. With many, elements and tests are sorted
+    together, and those that occur twice are kept.
+    """
     elements, tests = call.args[:2]
     unique, invert = call.argument("assume_unique"), call.argument("invert")
-    if call.op.outs or not all(isinstance(x, torch.Tensor) for x in (elements, tests)) or not elements.numel():
+    are_tensors = isinstance(elements, torch.Tensor) and isinstance(tests, torch.Tensor)
+    if call.op.outs or not are_tensors or not elements.numel():
         return operators.compute_or_into_given(call)
     result = elements.new_empty(elements.shape, dtype=torch.bool)
     if tests.numel() < int(10 * elements.numel() ** 0.145):
         alike = elements.unsqueeze(-1) == tests.reshape(-1)
-        return result.copy_(alike.any(-1).logical_not_() if invert else alike.any(-1))
+        if invert:
+            return result.copy_(alike.any(-1).logical_not_())
+        return result.copy_(alike.any(-1))
     order = None
     if unique:
         first, second = elements.reshape(-1), tests.reshape(-1)
@@ -308,7 +377,12 @@ def isin(call: Call) -> torch.Tensor:
         second = aten._unique.default(tests, False)[0]
     values, places = torch.cat([first, second]).sort(stable=True)
     twice = torch.empty_like(values, dtype=torch.bool)
-    twice[:-1].copy_(values[1:] != values[:-1] if invert else values[1:] == values[:-1])
+    if invert:
+        twice[:-1].copy_(values[1:] != values[:-1])
+    else:
+        twice[:-1].copy_(values[1:] == values[:-1])
     twice[-1:].fill_(invert)
     mask = torch.empty_like(twice).index_copy_(0, places, twice)
-    return result.copy_((mask[: elements.numel()] if order is None else mask[order]).view(elements.shape))
+    if order is None:
+        return result.copy_(mask[: elements.numel()].view(elements.shape))
+    return result.copy_(mask[order].view(elements.shape))

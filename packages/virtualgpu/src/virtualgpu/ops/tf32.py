@@ -1,7 +1,7 @@
-"""TF32 in the values: the factors of float32 products are rounded to 10 bits of mantissa.
+"""TF32 in the values: factors of float32 products are rounded to 10 bits of mantissa.
 
-The sums are in float32. `Gpu.multiplies_in_tf32` says when a GPU uses TF32. The rounding is that of
-the PTX instruction `cvt.rna.tf32.f32`: to the nearest number, with ties away from zero.
+The sums are in float32. `Gpu.multiplies_in_tf32` tells when a GPU uses TF32. The rounding is that
+of the PTX instruction `cvt.rna.tf32.f32`: to the nearest number, and ties away from zero.
 """
 
 from collections.abc import Callable, Collection
@@ -20,9 +20,9 @@ KEPT_BITS = -(1 << DROPPED_BITS)
 
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a float32 or complex64 tensor that has TF32's mantissas.
+    """Return a copy of a float32 or complex64 tensor with TF32's mantissas.
 
-    Return a tensor of another dtype unchanged. The operator's kernel refuses it then.
+    A tensor of another dtype is returned unchanged. The operator's kernel refuses it later.
     """
     if x.dtype not in SINGLE:
         return x
@@ -31,13 +31,15 @@ def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
     if x.is_neg():
         x = x.resolve_neg()
     if isnan(x.sum().item()):
-        # Give all NaNs the same bits. The addition below would turn some NaNs into numbers.
+        # Give all NaNs the same bits, because the addition below would turn some into numbers.
         x = aten.nan_to_num.default(x, nan, inf, -inf)
     return x.view(torch.int32).add(HALF_UNIT).bitwise_and_(KEPT_BITS).view(torch.float32)
 
 
-def rounds_factors(packet: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]) -> None:
-    """Have an operator round its arguments at these positions if a call uses TF32.
+def rounds_factors(
+    packet: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]
+) -> None:
+    """Make an operator round its arguments at these positions if a call uses TF32.
 
     `multiplies_in_tf32` gets the call's arguments and returns whether it does.
     """
@@ -46,7 +48,10 @@ def rounds_factors(packet: Any, positions: Collection[int], multiplies_in_tf32: 
         CPU_KERNELS[func] = _rounding(func, positions, multiplies_in_tf32)
 
 
-def _rounding(func: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]) -> Callable[..., Any]:
+def _rounding(
+    func: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]
+) -> Callable[..., Any]:
+    """Return a kernel that rounds the arguments at these positions if a call uses TF32."""
     names = {func._schema.arguments[position].name for position in positions}
     compute = CPU_KERNELS.get(func, getattr(func, "_op", func))
 
@@ -57,7 +62,8 @@ def _rounding(func: Any, positions: Collection[int], multiplies_in_tf32: Callabl
                 if position < len(args):
                     changed[position] = round_to_tf32(args[position])
             if kwargs:
-                kwargs = {name: round_to_tf32(x) if name in names else x for name, x in kwargs.items()}
+                for name in names & kwargs.keys():
+                    kwargs[name] = round_to_tf32(kwargs[name])
             return compute(*changed, **kwargs)
         return compute(*args, **kwargs)
 

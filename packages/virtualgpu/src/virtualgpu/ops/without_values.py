@@ -1,4 +1,4 @@
-"""What an operator does where values are not kept: its outputs get their shapes from PyTorch's meta kernels."""
+"""Operators on tensors without values. PyTorch's meta kernels give the outputs' shapes."""
 
 from collections.abc import Callable
 from math import isinf
@@ -11,21 +11,29 @@ from virtualgpu.errors import NOT_KEPT, unsupported
 from virtualgpu.ops.call import SHAPES, Call, bytes_of
 from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors, wrap
 
-REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
-FINITE = "_amp_foreach_non_finite_check_and_unscale_"  # with `values=False` it finds no infinity: GradScaler would skip every step
-INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
+# Calls whose shapes are remembered. PyTorch needs a millisecond for those of a ReLU's gradient.
+REMEMBERED = 4096
+# With `values=False` this operator finds no infinity. Otherwise GradScaler would skip every step.
+FINITE = "_amp_foreach_non_finite_check_and_unscale_"
+INFER_FROM = 1 << 26  # product of input sizes from which on an output's size is inferred first
 
-PARTS_OF_SPARSE = {"is_coalesced", "_nnz", "_indices", "_values", "indices", "values"}  # need no values
+# Operators on sparse tensors that need no values.
+PARTS_OF_SPARSE = {"is_coalesced", "_nnz", "_indices", "_values", "indices", "values"}
 # With a sparse and a dense argument, these operators return what two dense ones would return.
 DENSE_WITH_SPARSE = {"mm", "addmm", "_sparse_addmm", "mv", "bmm", "add", "sub"}
 
-LARGEST_WRITTEN = 1 << 26  # elements, which the host has memory for
+LARGEST_WRITTEN = 1 << 26  # elements for which the host has memory
 
 
 def loses_values(call: Call) -> bool:
-    """Must this operator's outputs go without values? Cheap where nothing is large or without values already."""
+    """Return whether this operator's outputs have no values.
+
+    The check is fast if no tensor is large and all have values.
+    """
     machine = call.gpu.machine
-    return bool(machine.valueless_storages or not machine.values or call.most >= INFER_FROM) and not _keeps_values(call)
+    if machine.valueless_storages or not machine.values or call.most >= INFER_FROM:
+        return not _keeps_values(call)
+    return False
 
 
 def _lacks_values(x: VirtualTensor) -> bool:
@@ -39,7 +47,7 @@ def _lacks_values(x: VirtualTensor) -> bool:
 
 
 def _keeps_values(call: Call) -> bool:
-    """Are all inputs known, and does the host have memory for the outputs?"""
+    """Return whether all inputs have values and the host has memory for the outputs."""
     machine = call.gpu.machine
     for x in call.tensors():
         if type(x) is VirtualTensor and _lacks_values(x) and call.op.name not in PARTS_OF_SPARSE:
@@ -47,9 +55,12 @@ def _keeps_values(call: Call) -> bool:
     if machine.values and call.most < INFER_FROM:
         return True
     shapes = on_meta(call)
-    if shapes is None:  # it depends on values that are known
+    if shapes is None:  # the shapes depend on values that are known
         return True
-    fresh = [(x.untyped_storage().nbytes(), x.dtype) for x in tensors(shapes) if x.device.type == "meta" and x.layout is torch.strided]
+    fresh = []
+    for x in tensors(shapes):
+        if x.device.type == "meta" and x.layout is torch.strided:
+            fresh.append((x.untyped_storage().nbytes(), x.dtype))
     if machine.values:
         return machine.may_keep(sum(nbytes for nbytes, _ in fresh), torch.float32)
     drawn = torch.Tag.nondeterministic_seeded in call.func.tags
@@ -58,35 +69,40 @@ def _keeps_values(call: Call) -> bool:
     return all(machine.may_keep(nbytes, dtype, drawn) for nbytes, dtype in fresh)
 
 
-_shapes: dict[tuple, Any] = {}  # what on_meta said of each call
+_shapes: dict[tuple, Any] = {}  # the results of on_meta
 
 
 def on_meta(call: Call) -> Any:
-    """The operator run on shapes alone; None where PyTorch cannot say them without the values. Read the result, never change it."""
+    """Return the operator's results on the meta device, which must not be changed.
+
+    Returns None if PyTorch cannot compute their shapes without the values.
+    """
     key = call.func, torch.get_default_dtype(), _shape_key(call.args), _shape_key(call.kwargs)
     try:
         if key not in _shapes:
             if len(_shapes) >= REMEMBERED:
                 _shapes.clear()
             _shapes[key] = _on_meta(call)
-    except TypeError:  # an argument that cannot be remembered
+    except TypeError:  # an argument cannot be hashed
         return _on_meta(call)
     return _shapes[key]
 
 
 def _largest_nonzero(call: Call) -> torch.Tensor:
+    """Return the result of `nonzero` if no element is zero."""
     x = call.args[0]
     return torch.empty((x.numel(), x.dim()), dtype=torch.int64, device="meta")
 
 
 def _largest_selection(call: Call) -> torch.Tensor:
+    """Return the result of `masked_select` if the mask is true everywhere."""
     x, mask = call.args[:2]
     count = torch.broadcast_shapes(x.shape, mask.shape).numel()
     return torch.empty(count, dtype=x.dtype, device="meta")
 
 
 def _largest_unique(call: Call) -> tuple[torch.Tensor, ...]:
-    """As many values as elements, with the places of all elements and their counts."""
+    """Return the results of `unique` if all elements differ."""
     x = call.args[0]
     inverse, counts = call.argument("return_inverse"), call.argument("return_counts")
     dim = call.argument("dim") if "dim" in call.op.arguments else None
@@ -115,11 +131,16 @@ LARGEST: dict[str, Callable[[Call], Any]] = {
 
 
 def _shape_key(x: Any) -> Any:
-    """What stands for an argument: equal for those that give the same shapes. 1, 1.0 and True are equal, but do not."""
+    """Return a value that is equal for arguments that give the same shapes.
+
+    It includes the type of numbers, because 1, 1.0 and True are equal but give other dtypes.
+    """
     if isinstance(x, torch.Tensor):
         if _has_strides(x):
             return x.size(), x.stride(), x.dtype
-        return torch.Tensor if x.is_nested else (x.size(), x.layout, x.dtype)
+        if x.is_nested:
+            return torch.Tensor
+        return x.size(), x.layout, x.dtype
     if isinstance(x, (list, tuple)):
         return tuple(map(_shape_key, x))
     if isinstance(x, dict):
@@ -128,10 +149,12 @@ def _shape_key(x: Any) -> Any:
 
 
 def _has_strides(x: torch.Tensor) -> bool:
+    """Return whether the tensor is dense."""
     return x.layout is torch.strided and not x.is_nested
 
 
 def _on_meta(call: Call) -> Any:
+    """Return the operator's results on the meta device, or None. Raises the kernel's errors."""
     dense = call.op.name in DENSE_WITH_SPARSE and any(map(_has_strides, call.tensors()))
 
     def shape_of(x: torch.Tensor) -> torch.Tensor:
@@ -153,7 +176,7 @@ def _on_meta(call: Call) -> Any:
 
 
 def _mapped(change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
-    """Return these arguments with each tensor changed, and without generators."""
+    """Return these arguments with each tensor changed and without generators."""
     if isinstance(x, torch.Tensor):
         with _DisableTorchDispatch():
             return change(x)
@@ -161,13 +184,15 @@ def _mapped(change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
         return type(x)(_mapped(change, y) for y in x)
     if isinstance(x, dict):
         return {key: _mapped(change, value) for key, value in x.items()}
-    return None if isinstance(x, torch.Generator) else x
+    if isinstance(x, torch.Generator):
+        return None
+    return x
 
 
 def _kernels_own(call: Call, error: Exception) -> Exception:
-    """Return the error of the kernel that computes, because meta kernels word theirs differently.
+    """Return the error of the kernel that computes, because meta kernels use other words.
 
-    The kernel gets tensors of the same shapes. Those that it only reads take no memory.
+    The kernel gets tensors of the same shapes. Tensors that it only reads take no memory.
     """
     written = call.written()
     if sum(x.numel() for x in written) > LARGEST_WRITTEN:
@@ -188,7 +213,7 @@ def _kernels_own(call: Call, error: Exception) -> Exception:
 
 
 def infer(call: Call) -> Any:
-    """What the operator returns, without values."""
+    """Return the operator's results without values."""
     targets = call.written()
     op, gpu = call.op, call.gpu
     finite = op.name == FINITE and not gpu.machine.values
@@ -199,9 +224,15 @@ def infer(call: Call) -> Any:
         resize(call, targets)
     if op.only_writes:
         results = len(op.func._schema.returns)
-        return None if not results else targets[0] if results == 1 else tuple(targets)
+        if results == 0:
+            return None
+        if results == 1:
+            return targets[0]
+        return tuple(targets)
 
-    answer = None if gpu.machine.values else _answer_of_check(call)
+    answer = None
+    if not gpu.machine.values:
+        answer = _answer_of_check(call)
 
     def result_of(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -210,8 +241,9 @@ def infer(call: Call) -> Any:
             if answer is not None and gpu.machine.may_keep(x.numel(), torch.bool):
                 with _DisableTorchDispatch():
                     return wrap(torch.full(x.size(), answer, device="cpu"), gpu)
-            # A number that was made by shrinking what it is the sum of keeps the memory of that.
-            return empty_without_values(gpu, x.size(), x.stride(), x.dtype, storage=0 if x.dim() else x.untyped_storage().nbytes())
+            # A number that was made by shrinking the tensor it sums up keeps that tensor's memory.
+            nbytes = 0 if x.dim() else x.untyped_storage().nbytes()
+            return empty_without_values(gpu, x.size(), x.stride(), x.dtype, storage=nbytes)
         if isinstance(x, (list, tuple)):
             return type(x)(result_of(y) for y in x)
         return x
@@ -220,17 +252,17 @@ def infer(call: Call) -> Any:
 
 
 def _answer_of_check(call: Call) -> bool | None:
-    """Return what every element of the result is if the call checks values; None otherwise.
+    """Return the value of every element of the result if the call checks values, or None.
 
-    No value is NaN or infinite, because a script would skip a step that has one. `isfinite` is made
-    of these operators. All arguments of a distribution are valid (`_is_all_true`).
+    No value is NaN or infinite, because a script would skip a step with such values. `isfinite`
+    consists of these operators. All arguments of a distribution are valid (`_is_all_true`).
     """
     name, makes_up = call.op.name, call.gpu.machine.makes_up
     if name == "_is_all_true":
         return True
     if makes_up is not None and call.func is torch.ops.aten.all.default:
         makes_up(torch.bool)
-        return True  # most programs go on if all() is true, and stop or wait if it is not
+        return True  # most programs continue if all() is true, and stop or wait otherwise
     if name in ("isnan", "isinf"):
         return False
     if name in ("eq", "ne") and call.args[1] is call.args[0]:
@@ -241,32 +273,39 @@ def _answer_of_check(call: Call) -> bool | None:
 
 
 def resize(call: Call, targets: list[torch.Tensor]) -> None:
-    """Give what was passed as `out=` the size that the operator gives its results."""
-    if not call.op.func._schema.returns:  # split_with_sizes_copy: PyTorch checks the sizes of what it was given
+    """Give the tensors passed as `out=` the size of the operator's results."""
+    # split_with_sizes_copy returns nothing. PyTorch checks the sizes of the given tensors.
+    if not call.op.func._schema.returns:
         on_meta(call)
         return
     for x, shape in zip(targets, tensors(shapes_of(call)), strict=True):
         if x.size() != shape.size():
             fresh = empty_without_values(call.gpu, shape.size(), shape.stride(), shape.dtype)
             with _DisableTorchDispatch():
-                x.set_(fresh)  # type: ignore[call-overload]  # the stubs know no tensor there
+                x.set_(fresh)  # type: ignore[call-overload]  # the stubs do not know tensors here
 
 
 def shapes_of(call: Call) -> Any:
-    """The results on the meta device. Raises RuntimeError where PyTorch cannot say them without the values."""
+    """Return the results on the meta device.
+
+    Raises RuntimeError if PyTorch cannot compute their shapes without the values.
+    """
     shapes = on_meta(call)
     if shapes is None:
         shapes = _largest(call)
     if shapes is None:
-        raise RuntimeError(f"{call.func._schema.name}: the shape of its result depends on values, and these {NOT_KEPT}")
+        raise RuntimeError(
+            f"{call.func._schema.name}: the shape of its result depends on values, and these "
+            f"{NOT_KEPT}"
+        )
     return shapes
 
 
 def _largest(call: Call) -> Any:
-    """Return results of the largest possible shapes on the meta device, if values may be made up.
+    """Return results of the largest possible shapes on the meta device, or None.
 
-    They are the shapes for masks that are true everywhere, and for elements that all differ.
-    Return None for an operator whose results have no largest shape.
+    These are the shapes for masks that are true everywhere, and for elements that all differ.
+    Returns None if values may not be made up, or if the results have no largest shape.
     """
     makes_up, largest = call.gpu.machine.makes_up, LARGEST.get(call.op.name)
     if makes_up is None or largest is None:
@@ -276,13 +315,20 @@ def _largest(call: Call) -> Any:
 
 
 def forget(x: torch.Tensor) -> None:
-    """Something unknown was written into this tensor: its storage has no values any more."""
+    """Note that a tensor's storage has no values any more, because they were overwritten.
+
+    Raises NotImplementedError if another process sees the tensor.
+    """
     memory = memory_of(x)
     if memory.shared and memory.kept is not None:
-        raise unsupported("writing values that were not kept into a tensor that another process sees")
+        raise unsupported(
+            "writing values that were not kept into a tensor that another process sees"
+        )
     memory.forget()
 
 
 def all_known(*values: Any) -> bool:
-    """Does every device tensor among these have values?"""
-    return all(type(x) is not VirtualTensor or memory_of(x).kept is not None for x in tensors(*values))
+    """Return whether all device tensors among these have values."""
+    return all(
+        type(x) is not VirtualTensor or memory_of(x).kept is not None for x in tensors(*values)
+    )

@@ -1,12 +1,13 @@
-"""What a kernel does beyond reading its operands and writing its results once: the default rule behind an operator's device time.
+"""The work of a kernel beyond reading its operands and writing its results once.
 
-Most kernels are bound by memory: their time is that of their bytes. Some take longer, for one of these reasons. They read something
-twice, or across its order in memory; they have so much to do for each element or row that the multiprocessors are what keeps them; or
-one step has to wait for the one before. The families of operators say which (`call.device_time`), with the part of PyTorch's sources
-that is the reason.
+Most kernels are bound by memory, so their time is that of their bytes. Some take longer, for one of
+these reasons: they read something twice, or against its order in memory; they do so much for each
+element or row that the multiprocessors are the limit; or one step must wait for another. The
+families of operators register such rules (`call.device_time`) and name the reason in PyTorch's
+sources.
 
-The figures, in clocks of one multiprocessor, are read off benchmarks/timing/kernels.json (one H200, torch 2.11), rounded; on another
-GPU they count its own multiprocessors and its own clock.
+The figures are clocks of one multiprocessor, rounded, from benchmarks/timing/kernels.json (one
+H200, torch 2.11). On another GPU they count its own multiprocessors and its own clock.
 """
 
 from collections.abc import Iterable
@@ -22,29 +23,36 @@ from virtualgpu.tensor import VirtualTensor, tensors
 Tensor = torch.Tensor
 _STRIDED = torch.strided
 
-# Pointwise kernels that cannot take a vector of elements at a time: clocks an element (ATen/native/cuda/CUDALoops.cuh).
+# Clocks per element of pointwise kernels that cannot use vectors of elements
+# (ATen/native/cuda/CUDALoops.cuh).
 UNVECTORIZED = 0.31
-# Bytes that are read for an element whose neighbours in the output's order lie elsewhere: of a sector of 32 a part serves another.
+# Bytes read for an element whose neighbours are elsewhere in memory. Other elements use a part of
+# its sector of 32 bytes.
 SECTOR = 21
-RANDOM = 0.35  # clocks an element, of Philox (ATen/native/cuda/DistributionTemplates.h)
-# Lists of tensors go chunk by chunk, and reach less than the memory's bandwidth. A launch takes so
-# many tensors, by the number of lists, and so many chunks. One block of threads needs so many clocks
-# for a chunk, by the number of lists (ATen/native/cuda/MultiTensorApply.cuh).
+RANDOM = 0.35  # clocks per element of Philox (ATen/native/cuda/DistributionTemplates.h)
+# Kernels on lists of tensors work chunk by chunk, with less than the memory's bandwidth. One launch
+# takes a limited number of tensors, by the number of lists, and of chunks. A block of threads needs
+# some clocks per chunk, by the number of lists (ATen/native/cuda/MultiTensorApply.cuh).
 LISTS = 4 / 3
 CHUNK = 65536  # elements
 LAUNCHED_CHUNKS = 320
 LAUNCHED_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 CHUNK_CLOCKS = {1: 13_000, 2: 14_500, 3: 19_000, 4: 23_000, 5: 25_000}
-# Host time, in launches, of each tensor of a list that changes (benchmarks/timing/host_functions.json).
-# Where there are results, the time of their memory is more than that.
+# Host time, in launches, of each tensor of a list that is changed
+# (benchmarks/timing/host_functions.json). With results, the time of their memory exceeds this.
 LISTED = 0.06
-ALSO_POINTWISE = {"clone", "masked_fill", "masked_fill_", "where", "_to_copy"}  # besides those that PyTorch tags so
-CONVERTS = {"_to_copy"}  # pointwise kernels that take vectors of two types
+# Pointwise operators that PyTorch does not tag as such.
+ALSO_POINTWISE = {"clone", "masked_fill", "masked_fill_", "where", "_to_copy"}
+CONVERTS = {"_to_copy"}  # pointwise kernels that use vectors of two dtypes
 
 
 def work(call: Call, result: Any) -> Work:
-    """What the operator's kernel does."""
-    results: list[Tensor] = [result] if type(result) is VirtualTensor else list(tensors(result))
+    """Return the work of an operator's kernel."""
+    results: list[Tensor]
+    if type(result) is VirtualTensor:
+        results = [result]
+    else:
+        results = list(tensors(result))
     moved = call.moved
     for x in results:
         moved += x.numel() * x.itemsize
@@ -56,7 +64,7 @@ def work(call: Call, result: Any) -> Work:
 
 
 def default_rule(op: Operator) -> DeviceTime:
-    """The rule of an operator of which no family says anything."""
+    """Return the rule of an operator for which no family has registered one."""
     if op.name.startswith(("_foreach_", "_fused_")):
         return of_lists
     if op.name in ALSO_POINTWISE or torch.Tag.pointwise in op.func.tags:
@@ -67,18 +75,27 @@ def default_rule(op: Operator) -> DeviceTime:
 
 
 def bound_by_memory(call: Call, results: list[Tensor], moved: int) -> Work:
-    """Operands are read once, results written once. What is given for results was counted among the arguments already."""
+    """Return the work of a kernel that reads its operands once and writes its results once.
+
+    Tensors given for results are already counted among the arguments.
+    """
     if call.kwargs and call.op.outs:
         moved -= sum(map(bytes_of, call.given_outputs()))
     return Work(moved)
 
 
 def drawing(call: Call, results: list[Tensor], moved: int) -> Work:
-    return Work(moved, clocks=RANDOM * max((x.numel() for x in results), default=0))
+    """Return the work of a kernel that draws random numbers."""
+    largest = max((x.numel() for x in results), default=0)
+    return Work(moved, clocks=RANDOM * largest)
 
 
 def pointwise(call: Call, results: list[Tensor], moved: int) -> Work:
-    """Operands that are of one type and lie in memory as the output does are read in vectors, all others one by one."""
+    """Return the work of a pointwise kernel.
+
+    Operands of one dtype with the memory layout of the output are read in vectors, others element
+    by element.
+    """
     operands: list[Tensor] = []
     for x in call.args:
         if type(x) is VirtualTensor:
@@ -102,7 +119,7 @@ def pointwise(call: Call, results: list[Tensor], moved: int) -> Work:
 
 
 def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: bool = True) -> Work:
-    """The work of a pointwise kernel whose operands may lie in memory in another order than its output."""
+    """Return the work of a pointwise kernel whose operands may have another memory layout."""
     size, strides, n = output.shape, output.stride(), output.numel()
     vectors, bytes = one_type, float(moved)
     for x in operands:
@@ -110,24 +127,30 @@ def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: b
             continue
         vectors = False
         if x.shape == size and n > 1:
-            read = prod(length for length, stride in zip(size, x.stride(), strict=True) if stride)
+            lengths = zip(size, x.stride(), strict=True)
+            read = prod(length for length, stride in lengths if stride)
             apart = max(x.stride(fastest(output)), 1) * x.itemsize
             bytes += read * max(x.itemsize, min(apart, SECTOR)) - n * x.itemsize
     return Work(bytes, clocks=0.0 if vectors else UNVECTORIZED * n)
 
 
 def fastest(x: Tensor) -> int:
-    """The dimension along which neighbours lie closest in memory, of a tensor with more than one element."""
+    """Return the dimension with the smallest stride, of a tensor with more than one element."""
     if x.shape[-1] > 1 and x.is_contiguous():
         return x.dim() - 1
-    return min((stride, d) for d, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)) if length > 1)[1]
+    strides = enumerate(zip(x.shape, x.stride(), strict=True))
+    return min((stride, dimension) for dimension, (length, stride) in strides if length > 1)[1]
 
 
 def of_lists(call: Call, results: list[Tensor], moved: int) -> Work:
+    """Return the work of an operator on lists of tensors."""
     changed = sum(map(bytes_of, call.written()))
     if call.op.overwrites:
         moved -= changed
-    lists = [x for x in call.args if isinstance(x, (list, tuple)) and x and type(x[0]) is VirtualTensor]
+    lists = []
+    for x in call.args:
+        if isinstance(x, (list, tuple)) and x and type(x[0]) is VirtualTensor:
+            lists.append(x)
     for number, x in enumerate(lists):
         if any(x[0] is y[0] for y in lists[:number]):
             moved -= sum(map(bytes_of, x))  # read once
@@ -140,6 +163,10 @@ def of_lists(call: Call, results: list[Tensor], moved: int) -> Work:
         moved += changed
     profile, bytes = call.gpu.profile, LISTS * moved
     waiting = kernels * CHUNK_CLOCKS[depth] * min(1.0, max(sizes, default=0) / CHUNK)
-    beyond = clocks_beyond_memory(profile, waiting * profile.multiprocessors, bytes) / profile.multiprocessors
+    clocks = clocks_beyond_memory(profile, waiting * profile.multiprocessors, bytes)
+    beyond = clocks / profile.multiprocessors
     further = (kernels - 1) * profile.kernel_minimum_seconds * 1e3 * profile.sm_clock_khz
-    return Work(bytes, serial=beyond + further, launches=0.0 if results else LISTED * len(sizes))
+    launches = 0.0
+    if not results:
+        launches = LISTED * len(sizes)
+    return Work(bytes, serial=beyond + further, launches=launches)

@@ -1,1 +1,1 @@
-"""What several processes keep in shared memory about one virtual machine."""
+"""The state of one virtual machine that several processes share in memory."""

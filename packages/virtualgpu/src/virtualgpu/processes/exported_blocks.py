@@ -1,9 +1,13 @@
-"""Blocks of memory that other processes map: reference-counted, and not freed until the last of those processes has released them.
+"""Memory blocks that other processes map, with reference counts.
 
-The rules are PyTorch's (torch/csrc/CudaIPCTypes.cpp): each sending has a counter in memory that both processes map. It is 1 until the
-receiver releases the block. A block that its owner frees before that is a pending free (PyTorch's `CudaIPCSentDataLimbo`). Pending frees
-whose receivers have finished are freed when the next exported block is freed, when the allocator finds no free block, and at
-`torch.cuda.ipc_collect()`: a receiver cannot notify the owner.
+A block is not freed until the last of those processes has released it. The rules are PyTorch's
+(torch/csrc/CudaIPCTypes.cpp). Each sending has a counter in memory that both processes map. The
+counter is 1 until the receiver releases the block. A block that its owner frees earlier is a
+pending free (PyTorch's `CudaIPCSentDataLimbo`).
+
+A receiver cannot notify the owner. Pending frees whose receivers have finished are therefore freed
+when the next exported block is freed, when the allocator finds no free block, and in
+`torch.cuda.ipc_collect()`.
 """
 
 import multiprocessing
@@ -16,10 +20,11 @@ from typing import Any
 from virtualgpu.allocator import Block, CachingAllocator
 from virtualgpu.processes.shared_file import WORD, SharedFile
 
-COUNTERS = 4096  # in one file
-LAST = -100  # exit priority of a multiprocessing finalizer: after it has waited for its children
+COUNTERS = 4096  # per file
+LAST = -100  # exit priority of a finalizer that runs after multiprocessing has waited for children
 WARNING = (
-    "[W CudaIPCTypes.cpp:16] Producer process has been terminated before all shared CUDA tensors released. See Note [Sharing CUDA tensors]"
+    "[W CudaIPCTypes.cpp:16] Producer process has been terminated before all shared CUDA tensors "
+    "released. See Note [Sharing CUDA tensors]"
 )
 
 
@@ -32,43 +37,52 @@ class Counter:
 
     @property
     def value(self) -> int:
+        """The number of receivers that use the block: 1 or 0."""
         return self.file.words[self.index]
 
 
 class ExportedBlock:
-    """A block that other processes may map. They reach its values by `handle`, for as long as `keeper` lives."""
+    """A block that other processes can map.
+
+    `handle` leads to its values as long as the object `keeper` lives.
+    """
 
     def __init__(self, handle: bytes, keeper: Any) -> None:
         self.handle, self.keeper = handle, keeper
         self.counters: list[Counter] = []
 
     def in_use(self) -> bool:
+        """Return whether another process uses the block."""
         return any(counter.value > 0 for counter in self.counters)
 
 
 class PendingFrees:
-    """A process's counters, and the blocks that it has freed while other processes use them."""
+    """The counters of a process, and the blocks that it has freed while others use them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._pending: list[tuple[CachingAllocator, Block, ExportedBlock]] = []
         self._files: list[SharedFile] = []
         self._spare: list[tuple[SharedFile, int]] = []
-        self._sent = 0  # counters whose block is not freed yet
-        self._process = 0  # id of their process
+        self._sent = 0  # the number of counters whose block is not freed yet
+        self._process = 0  # the id of the process that owns them
         self._at_exit: multiprocessing.util.Finalize | None = None
 
     def warn_at_exit(self) -> None:
-        """From now on the end of the process warns of what others still use. A forked child forgets that finalizer and gets its own."""
+        """Warn at the end of the process about memory that others still use.
+
+        A forked child forgets the finalizer and gets its own.
+        """
         self._register_exit()
         multiprocessing.util.register_after_fork(self, PendingFrees._register_exit)
 
     def _register_exit(self) -> None:
+        """Register the warning for this process."""
         self._process = os.getpid()
         self._at_exit = multiprocessing.util.Finalize(None, self._warn, exitpriority=LAST)
 
     def count(self, exported: ExportedBlock) -> Counter:
-        """A counter for one more sending of the block."""
+        """Return a counter for one more sending of the block."""
         with self._lock:
             if not self._spare:
                 self._files.append(SharedFile(COUNTERS * WORD))
@@ -79,20 +93,23 @@ class PendingFrees:
             return counter
 
     def add(self, allocator: CachingAllocator, block: Block, exported: ExportedBlock) -> None:
-        """The owner has freed an exported block."""
+        """Note that the owner has freed an exported block."""
         with self._lock:
             self._pending.append((allocator, block, exported))
         self.collect()
 
     def collect(self) -> bool:
-        """Free the blocks that no process uses any more. Returns whether there was one."""
+        """Free the blocks that no process uses any more, and return whether there were any."""
         if not self._pending:
             return False
         with self._lock:
-            pending, self._pending = self._pending, []  # a finalizer that runs here may add to it
+            pending, self._pending = self._pending, []  # a finalizer may add to it in the meantime
             done: list[tuple[CachingAllocator, Block, ExportedBlock]] = []
             for entry in pending:
-                (self._pending if entry[2].in_use() else done).append(entry)
+                if entry[2].in_use():
+                    self._pending.append(entry)
+                else:
+                    done.append(entry)
             for _, _, exported in done:
                 self._spare += [(counter.file, counter.index) for counter in exported.counters]
                 self._sent -= len(exported.counters)
@@ -101,22 +118,27 @@ class PendingFrees:
         return bool(done)
 
     def close(self) -> None:
-        """The machine is taken away: processes that still use its memory keep what they have mapped."""
+        """Forget all blocks, because the machine is taken away.
+
+        Other processes keep the memory that they have mapped.
+        """
         if self._at_exit is not None:
             self._at_exit.cancel()
         self._pending, self._files, self._spare, self._sent = [], [], [], 0
 
     def _warn(self) -> None:
-        """Warn that memory which this process has sent ends with it."""
+        """Warn if other processes use memory that ends with this process."""
         if self._process != os.getpid():
-            return  # a child that was forked
+            return  # in a forked child
         self.collect()
-        if self._sent and getattr(multiprocessing.current_process(), "_start_method", "spawn") == "spawn":  # others end without a word
+        # Only the main process and spawned ones print the warning, as on CUDA.
+        start_method = getattr(multiprocessing.current_process(), "_start_method", "spawn")
+        if self._sent and start_method == "spawn":
             print(WARNING, file=sys.stderr, flush=True)
 
 
 def decrement(address: str, index: int) -> None:
-    """The receiver releases the block. If the sender has ended already, there is no counter."""
+    """Release a block in the receiver. If the sender has ended, there is no counter any more."""
     try:
         file = SharedFile(address=address)
     except OSError:

@@ -1,8 +1,9 @@
-"""Events that several processes have (`torch.cuda.Event(interprocess=True)`): the last record of one, in memory that all of them map.
+"""Events that several processes share (`torch.cuda.Event(interprocess=True)`).
 
-A process's clock is its own: no moment of one is before or after a moment of another. What a record says is how long its work lasted
-when it was made; to another process it was made when that one first looks. There is one order between them: an event that one process
-has found to have happened has happened for all.
+The last record of an event is in memory that all processes map. Each process has its own clock, and
+their times cannot be compared. A record therefore says how long the work before it lasted when the
+event was recorded. For another process, this time starts when that process first looks. There is
+one order between processes. An event that one process has seen happen has happened for all.
 """
 
 import os
@@ -10,15 +11,17 @@ from time import sleep
 
 from virtualgpu.processes.shared_file import WORD, SharedFile
 
-_RECORDS, _HAPPENED, _NANOSECONDS = range(3)  # words: how many records there were; the last that has happened; the work left at the last
-HANDLE_BYTES = 64  # as CUDA's are
-wait = sleep  # really, even where Python's `time` tells the model's
+# Words: the number of records, the last record that has happened, and the nanoseconds of work
+# before the last record.
+_RECORDS, _HAPPENED, _NANOSECONDS = range(3)
+HANDLE_BYTES = 64  # the size of CUDA's handles
+wait = sleep  # in real time, even if Python's `time` shows the model's time
 
 
 class SharedRecord:
-    """The last record of an event: a new event's, or with a `handle` another process's.
+    """The last record of an event. Without a `handle` the event is new.
 
-    Raises OSError for a handle whose process has ended, and ValueError for one of this process.
+    Raises OSError if the handle's process has ended, and ValueError if it is this process.
     """
 
     def __init__(self, handle: bytes | None = None) -> None:
@@ -26,23 +29,27 @@ class SharedRecord:
         if handle is not None:
             process, _, address = handle.rstrip(b"\0").decode().partition(":")
             if process == str(os.getpid()):
-                raise ValueError("an event's handle is opened in another process")
+                raise ValueError("expected an event of another process, got one of this process")
         self._file = SharedFile(3 * WORD, address)
-        self._seen = 0  # the number of the record that this process knows
+        self._seen = 0  # the number of the last record that this process knows
 
     @property
     def handle(self) -> bytes:
+        """The bytes with which another process opens the event."""
         return f"{os.getpid()}:{self._file.address}".encode().ljust(HANDLE_BYTES, b"\0")
 
     def record(self, seconds: float) -> None:
-        """This process has recorded the event, behind work that lasts for so long from now on."""
+        """Record the event behind work that lasts `seconds` from now on."""
         with self._file.locked():
             words = self._file.words
             words[_NANOSECONDS] = round(seconds * 1e9)
             words[_RECORDS] = self._seen = words[_RECORDS] + 1
 
     def of_another(self) -> float | None:
-        """Seconds of work before the last record, if that is another process's and this one has not seen it yet."""
+        """Return the seconds of work before the last record, if another process made it.
+
+        Returns None if this process has seen the record before.
+        """
         words = self._file.words
         if words[_RECORDS] == self._seen:
             return None
@@ -52,9 +59,10 @@ class SharedRecord:
 
     @property
     def happened(self) -> bool:
-        """Whether some process has found that the record which this one knows has happened."""
+        """Whether a process has noticed that the record that this process knows has happened."""
         return bool(self._seen) and self._file.words[_HAPPENED] >= self._seen
 
     def note_happened(self) -> None:
+        """Note for all processes that the record that this process knows has happened."""
         with self._file.locked():
             self._file.words[_HAPPENED] = max(self._file.words[_HAPPENED], self._seen)

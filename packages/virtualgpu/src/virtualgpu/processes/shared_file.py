@@ -1,4 +1,4 @@
-"""Memory that several processes of this computer map. It exists as long as one of them has it open."""
+"""Memory that several processes of this computer map. It exists while one of them has it open."""
 
 import contextlib
 import errno
@@ -8,27 +8,32 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
-WORD = 8  # bytes of one number
+WORD = 8  # bytes per number
 
 try:
     import fcntl
-except ImportError:  # no POSIX system: there its processes cannot map each other's memory
+except ImportError:  # without POSIX, processes cannot map each other's memory
     fcntl = None  # type: ignore[assignment]
 
 
 class SharedFile:
-    """Whole numbers of 64 bits in `words`, all 0 at first, that other processes see as they are written.
+    """An array `words` of 64-bit integers that several processes can read and write.
 
-    With an `address` it is the file of another process. On Linux it has no name in any folder: others open it through a process that
-    has it open, by /proc, and the kernel takes it back when the last one ends, killed or not. Elsewhere it is a temporary file, which
-    the process that made it removes; if that one is killed, the file stays.
+    All are 0 at first. With an `address`, the file of another process is opened. On Linux the file
+    has no name. Other processes open it through /proc and a process that has it open, and the
+    kernel removes it when the last process ends, also after a kill. On other systems it is a
+    temporary file that its creator removes. If the creator is killed, the file remains.
 
-    Raises OSError for an address that cannot be opened: the process behind it has ended, or belongs to another user.
+    Raises OSError for an address that cannot be opened, because its process has ended or belongs to
+    another user.
     """
 
     def __init__(self, nbytes: int = 0, address: str | None = None) -> None:
         self._lock, self._depth = threading.RLock(), 0
-        self._path, self._process = None if address is None else address.rpartition(":")[0], os.getpid()
+        self._path = None
+        if address is not None:
+            self._path = address.rpartition(":")[0]
+        self._process = os.getpid()
         self._named = False
         if address is not None:
             self._file = open_address(address)
@@ -44,12 +49,15 @@ class SharedFile:
 
     @property
     def address(self) -> str:
-        """The address by which another process opens it."""
+        """The address with which another process opens the file."""
         return address_of(self._file, self._path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """In the block no other process, and no other thread of this one, is in such a block. One that is killed there leaves it."""
+        """Exclude all other processes and threads from such blocks.
+
+        The lock is released if the process is killed in the block.
+        """
         with self._lock:
             self._depth += 1  # the system's lock is not reentrant
             try:
@@ -62,7 +70,7 @@ class SharedFile:
                     fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def after_fork(self) -> None:
-        """Called in a child that was forked: another thread may have held the lock."""
+        """Create a new lock in a forked child, because another thread may have held the old one."""
         self._lock, self._depth = threading.RLock(), 0
 
     def close(self) -> None:
@@ -83,7 +91,11 @@ class SharedFile:
 
 
 def _nameless() -> int:
-    """A file without a name, in memory; where that is forbidden, as where exercises are graded, in the folder for temporary files."""
+    """Open a file without a name and return its descriptor.
+
+    The file is in memory, or in the folder for temporary files if that is forbidden, as it is where
+    exercises are graded.
+    """
     try:
         return os.memfd_create("labkit", os.MFD_CLOEXEC)
     except PermissionError:
@@ -93,21 +105,29 @@ def _nameless() -> int:
 
 
 def address_of(file: int, path: str | None = None) -> str:
-    """The address of an open file for another process: a path, `path` where there is no /proc, and the inode number."""
-    where = f"/proc/{os.getpid()}/fd/{file}" if has_proc() else path
+    """Return the address of an open file for another process: a path and the inode's number.
+
+    `path` is used on systems without /proc.
+    """
+    where = path
+    if has_proc():
+        where = f"/proc/{os.getpid()}/fd/{file}"
     return f"{where}:{os.fstat(file).st_ino}"
 
 
 def open_address(address: str) -> int:
-    """Open the file at an address. Raises OSError if it is gone, or its path belongs to another file by now."""
+    """Open the file at an address.
+
+    Raises OSError if it is gone, or if another file has its path now.
+    """
     path, _, inode = address.rpartition(":")
     file = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
     if str(os.fstat(file).st_ino) != inode:
         os.close(file)
-        raise FileNotFoundError(errno.ENOENT, "another file by now", path)
+        raise FileNotFoundError(errno.ENOENT, "the path belongs to another file now", path)
     return file
 
 
 def has_proc() -> bool:
-    """Whether a file without a name can be opened through the process that has it open."""
+    """Return whether a file without a name can be opened through /proc."""
     return hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd")

@@ -1,6 +1,7 @@
-"""The bytes that each process of one machine holds on each GPU: a small table in memory that all of them map.
+"""A table of the bytes that each process of one machine holds on each GPU.
 
-No process runs for it, and it is gone when the last one has ended (`virtualgpu.processes.shared_file`).
+The table is in memory that all processes map. It needs no process of its own, and it is gone when
+the last process has ended (`virtualgpu.processes.shared_file`).
 """
 
 import os
@@ -12,26 +13,27 @@ from pathlib import Path
 
 from virtualgpu.processes.shared_file import WORD, SharedFile
 
-ADDRESS = "LABKIT_MACHINE"  # the environment variable that names the table to this process's children
-NOT_FOUND = "[Not Found]"  # as NVIDIA's tools say
-ROWS = 512  # processes that may share a machine
-_HEAD, _USED = 4, 3  # words before the first row: the machine's, and how many rows have been used
-_PID, _STARTED, _BYTES = 0, 1, 2  # a row: which process, and its bytes on each GPU
+ADDRESS = "LABKIT_MACHINE"  # the variable that leads this process's children to the table
+NOT_FOUND = "[Not Found]"  # as NVIDIA's tools print it
+ROWS = 512  # the most processes that can share a machine
+_HEAD, _USED = 4, 3  # words before the first row, and the index of the number of used rows
+_PID, _STARTED, _BYTES = 0, 1, 2  # in a row: process id, start time, and bytes on each GPU
 
 
 class UsageTable:
-    """The table of a machine of `count` GPUs, each a `model` with `total` bytes: a new one, or with an `address` another process's.
+    """The table of a machine with `count` GPUs of a model, each with `total` bytes.
 
-    A row is written by one process only. A process is identified by its id and its start time, because ids are reused; the row of one
-    that has ended, in whatever way, counts for nothing and goes to the next process that needs a row.
+    Without an `address` the table is new. Only one process writes to a row. A process is identified
+    by its id and its start time, because ids are reused. The row of a process that has ended, in
+    whatever way, counts as empty and is given to the next process.
 
-    Raises OSError for an address that cannot be opened, and ValueError where that machine is another one.
+    Raises OSError for an address that cannot be opened, and ValueError if its machine differs.
     """
 
     def __init__(self, model: str, count: int, total: int, address: str | None = None) -> None:
         self._width = _BYTES + count
         self._open = True
-        self._row: int | None = None  # where this process's begins
+        self._row: int | None = None  # the index of this process's first word
         machine = zlib.crc32(model.encode()), count, total
         self._file = SharedFile((_HEAD + ROWS * self._width) * WORD, address)
         words = self._file.words
@@ -39,10 +41,14 @@ class UsageTable:
             words[0], words[1], words[2] = machine
         elif len(words) < _HEAD or tuple(words[:_USED]) != machine:
             self._file.close()
-            raise ValueError(f"the machine at {address} is not one of {count} x {model} with {total} bytes")
+            raise ValueError(
+                f"expected a machine of {count} x {model} with {total} bytes at {address}, got "
+                "another machine"
+            )
 
     @property
     def address(self) -> str:
+        """The address with which another process opens the table."""
         return self._file.address
 
     def hold(self, gpu: int, nbytes: int) -> None:
@@ -57,31 +63,37 @@ class UsageTable:
         self._file.words[self._row + _BYTES + gpu] = nbytes
 
     def holders(self, gpu: int) -> list[tuple[int, int]]:
-        """(process id, bytes) of every living process that holds something on the GPU, by id."""
+        """Return (process id, bytes) of every living process with memory on the GPU, by id."""
         if not self._open:
             return []
         words = self._file.words
         rows = range(_HEAD, _HEAD + words[_USED] * self._width, self._width)
-        return sorted((words[row + _PID], words[row + _BYTES + gpu]) for row in rows if words[row + _BYTES + gpu] and self._alive(row))
+        found = []
+        for row in rows:
+            nbytes = words[row + _BYTES + gpu]
+            if nbytes and self._alive(row):
+                found.append((words[row + _PID], nbytes))
+        return sorted(found)
 
     def others(self, gpu: int) -> int:
-        """Bytes that the other living processes hold on the GPU."""
+        """Return the bytes that the other living processes hold on the GPU."""
         mine = os.getpid()
         return sum(nbytes for pid, nbytes in self.holders(gpu) if pid != mine)
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
-        """In the block no other process claims memory: what was free at its start still is."""
-        with self._file.locked() if self._open else nullcontext():
+        """Keep other processes from claiming memory in the block."""
+        lock = self._file.locked() if self._open else nullcontext()
+        with lock:
             yield
 
     def after_fork(self) -> None:
-        """Called in a child that was forked: the row is its parent's."""
+        """Forget the row in a forked child, because the row is its parent's."""
         self._row = None
         self._file.after_fork()
 
     def close(self) -> None:
-        """This process holds nothing any more."""
+        """Clear this process's row and close the table."""
         if self._row is not None:
             for word in range(self._row, self._row + self._width):
                 self._file.words[word] = 0
@@ -89,10 +101,14 @@ class UsageTable:
         self._file.close()
 
     def _alive(self, row: int) -> bool:
-        words = self._file.words
-        return row == self._row or (words[row + _PID] != 0 and started(words[row + _PID]) == words[row + _STARTED])
+        """Return whether the process of a row is alive."""
+        if row == self._row:
+            return True
+        pid, start = self._file.words[row + _PID], self._file.words[row + _STARTED]
+        return pid != 0 and started(pid) == start
 
     def _free_row(self) -> int:
+        """Clear and return a row without a living process. Raises RuntimeError if there is none."""
         words = self._file.words
         for number in range(ROWS):
             row = _HEAD + number * self._width
@@ -105,7 +121,7 @@ class UsageTable:
 
 
 def join(model: str, count: int, total: int, address: str | None) -> UsageTable | None:
-    """The table at an address; None where there is none any more, or its machine is another one."""
+    """Return the table at an address, or None if it is gone or belongs to another machine."""
     if address is None:
         return None
     try:
@@ -115,19 +131,26 @@ def join(model: str, count: int, total: int, address: str | None) -> UsageTable 
 
 
 def started(pid: int) -> int:
-    """The start time of a process, on a scale of the system's own; 0 if there is none, or it is a zombie."""
+    """Return the start time of a process in the system's units, or 0 if it is dead or a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()
     except ProcessLookupError:
         return 0
     except OSError:
         return _started_elsewhere(pid)
-    fields = status[status.rindex(b")") + 2 :].split()  # the state, ..., the start in ticks since the computer's (man 5 proc_pid_stat)
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    # The fields begin with the state. Number 19 is the start in ticks since the computer's start
+    # (man 5 proc_pid_stat).
+    fields = status[status.rindex(b")") + 2 :].split()
+    if fields[0] in (b"Z", b"X"):
+        return 0
+    return int(fields[19])
 
 
 def _started_elsewhere(pid: int) -> int:
-    """The same without /proc, from psutil; without that, a reused id is taken for the same process."""
+    """Return the start time of a process without /proc, from psutil.
+
+    Without psutil every living process has the start time 1, so a reused id is not noticed.
+    """
     try:
         import psutil
     except ImportError:
@@ -135,25 +158,28 @@ def _started_elsewhere(pid: int) -> int:
             os.kill(pid, 0)
         except ProcessLookupError:
             return 0
-        except OSError:  # it belongs to another user
+        except OSError:  # the process belongs to another user
             pass
         return 1
     try:
         process = psutil.Process(pid)
-        return 0 if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time() * 1e6)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return 0
+        return int(process.create_time() * 1e6)
     except psutil.Error:
         return 0
 
 
 def program(pid: int) -> str:
-    """The program that a process runs, as it was called; NOT_FOUND where it may not be read."""
+    """Return the program that a process runs, or NOT_FOUND if it cannot be read."""
     if pid == os.getpid():
         return sys.executable
     try:
         if os.path.exists("/proc/self/cmdline"):
-            return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]) or NOT_FOUND
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            return os.fsdecode(command.partition(b"\0")[0]) or NOT_FOUND
         import psutil
 
         return psutil.Process(pid).cmdline()[0]
-    except Exception:  # it has ended, or is another user's; or there is neither /proc nor psutil
+    except Exception:  # it has ended or is another user's, or there is neither /proc nor psutil
         return NOT_FOUND

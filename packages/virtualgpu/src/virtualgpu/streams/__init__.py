@@ -1,1 +1,1 @@
-"""Streams and events, and the search for races between them."""
+"""CUDA streams and events, and the detector of races between streams."""

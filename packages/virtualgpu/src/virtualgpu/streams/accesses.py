@@ -1,4 +1,4 @@
-"""Who touched which part of a memory: what the search for races compares."""
+"""The accesses to memory that the race detector compares: who read or wrote which bytes."""
 
 import copy
 import weakref
@@ -10,12 +10,15 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu.clock.machine_clock import Known
 from virtualgpu.tensor import plain_set
 
-AnyLaunch = Any  # of virtualgpu.streams.launches, which stands on this module
-MOST = 64  # accesses remembered of one memory: the oldest are forgotten first
+AnyLaunch = Any  # virtualgpu.streams.launches.Launch, which cannot be imported here
+MOST = 64  # accesses that are remembered per memory block; the oldest are forgotten first
 
 
 class Region(NamedTuple):
-    """The elements of a storage that a tensor shows. `offset` and `stride` count elements of `dtype`."""
+    """The elements of a storage that a tensor shows.
+
+    `offset` and `stride` count elements of `dtype`.
+    """
 
     offset: int
     size: tuple[int, ...]
@@ -24,10 +27,13 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Region":
-        return cls(int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype)
+        """Return the region that a tensor shows."""
+        return cls(
+            int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype
+        )
 
     def bytes(self) -> tuple[int, int]:
-        """The first byte of the storage that is shown, and the byte after the last."""
+        """Return the first byte of the region and the byte after its last one."""
         first = self.offset * self.dtype.itemsize
         if 0 in self.size:
             return first, first
@@ -35,14 +41,19 @@ class Region(NamedTuple):
         return first, first + elements * self.dtype.itemsize
 
     def overlaps(self, other: "Region", shift: int = 0) -> bool:
-        """Do both show a byte in common? The other's storage begins `shift` bytes after this one's."""
+        """Return whether both regions show a byte in common.
+
+        The other region's storage begins `shift` bytes after this one's.
+        """
         first, end = self.bytes()
         other_first, other_end = (byte + shift for byte in other.bytes())
         if max(first, other_first) >= min(end, other_end):
             return False
         if self == other and not shift:
             return True
-        if self._shows_all(first, end, other_first, other_end) or other._shows_all(other_first, other_end, first, end):
+        if self._shows_all(first, end, other_first, other_end):
+            return True
+        if other._shows_all(other_first, other_end, first, end):
             return True
         start, stop = min(first, other_first), max(end, other_end)
         mask = torch.zeros(stop - start, dtype=torch.bool, device="cpu")
@@ -50,28 +61,34 @@ class Region(NamedTuple):
         return bool(other._shown(mask, shift - start).any())
 
     def _shows_all(self, first: int, end: int, other_first: int, other_end: int) -> bool:
-        """Does this region show each byte from `first` to `end`, among them the other's first or last? Then no mask need be made."""
+        """Return whether this region shows all of its bytes, and the other one's first or last.
+
+        If so, the regions overlap, and comparing them byte by byte is not necessary.
+        """
         if not (first <= other_first < end or first < other_end <= end):
             return False
         expected = 1
-        for stride, size in sorted((s, n) for n, s in zip(self.size, self.stride, strict=True) if n > 1):
+        dimensions = zip(self.size, self.stride, strict=True)
+        for stride, size in sorted((stride, size) for size, stride in dimensions if size > 1):
             if stride != expected:
                 return False
             expected *= size
         return True
+        return True
 
     def _shown(self, mask: torch.Tensor, shift: int) -> torch.Tensor:
-        """The bytes of `mask` that stand for this region, whose storage begins at byte `shift` of it."""
+        """Return the bytes of `mask` in this region, whose storage begins at byte `shift`."""
         width = self.dtype.itemsize
-        size, stride = (*self.size, width), (*(s * width for s in self.stride), 1)
+        size = (*self.size, width)
+        stride = (*(step * width for step in self.stride), 1)
         return mask.as_strided(size, stride, shift + self.offset * width)
 
 
-class Place:
-    """A memory that several streams may touch: its accesses, in the order of their launches.
+class AccessLog:
+    """The accesses to a memory block that several streams may use, in the order of their launches.
 
-    It hangs on the memory, and outlives it as long as a launch that reads it is remembered. `filled` says whether anything has been
-    written into it.
+    The log belongs to the memory block. It lives longer than the block if the detector still
+    remembers a launch that read the block. `filled` says whether anything was written to the block.
     """
 
     __slots__ = ("__weakref__", "accesses", "filled")
@@ -81,33 +98,60 @@ class Place:
         self.filled = False
 
     def add(self, access: "Access") -> None:
+        """Append an access."""
         self.filled = self.filled or access.writes
-        if not access.writes:  # an earlier read of the same by the same stream is before this one
-            mine = access.launch.stream, access.region
-            self.accesses = [x for x in self.accesses if x.writes or (x.launch.stream, x.region) != mine or x.launch.dependents]
+        if not access.writes:
+            # An earlier read of the same region on the same stream is ordered before this one.
+            stream = access.launch.stream
+            self.accesses = [
+                earlier
+                for earlier in self.accesses
+                if earlier.writes
+                or earlier.launch.stream is not stream
+                or earlier.region != access.region
+                or earlier.launch.dependents
+            ]
         self.accesses.append(access)
         del self.accesses[:-MOST]
 
     def unordered(self, region: Region, before: Known) -> "list[Access]":
-        """Accesses to the region, oldest first, that are not done before."""
-        return [x for x in self.accesses if before.get(x.launch.stream, 0) < x.launch.count and x.touches(region)]
+        """Return the accesses to the region that are not in `before`, oldest first."""
+        found = []
+        for access in self.accesses:
+            launch = access.launch
+            if before.get(launch.stream, 0) < launch.count and access.touches(region):
+                found.append(access)
+        return found
 
     def writer(self, region: Region) -> "Access | None":
-        """The last access that wrote into the region."""
-        return next((x for x in reversed(self.accesses) if x.writes and x.origin() is self and x.region.overlaps(region)), None)
+        """Return the last access that wrote to the region, or None."""
+        for access in reversed(self.accesses):
+            if access.writes and access.origin() is self and access.region.overlaps(region):
+                return access
+        return None
 
 
 class Access:
-    """One launch's use of a region of a place.
+    """The use of a region of a memory block by one launch.
 
-    `before` is a copy of the tensor as it was before a write, until the host has waited for that; None where nothing was there before.
-    What was done to a memory that has been freed goes on to the one that is made of the same bytes: `origin` is then the place of the
-    freed one, whose storage begins `shift` bytes after this place's. It is a weak reference: no circle is left to the garbage collector.
+    `before` is a copy of the tensor before a write. The copy is kept until the host has waited for
+    the write. It is None if nothing was written there earlier.
+
+    New memory takes over the accesses to the freed memory whose bytes it reuses. `origin` is then
+    the log of the freed memory, whose storage begins `shift` bytes after the new one. `origin` is a
+    weak reference, so that no cycle has to wait for the garbage collector.
     """
 
     __slots__ = ("__weakref__", "before", "launch", "origin", "region", "shift", "writes")
 
-    def __init__(self, launch: AnyLaunch, origin: Place, region: Region, writes: bool, before: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        launch: AnyLaunch,
+        origin: AccessLog,
+        region: Region,
+        writes: bool,
+        before: torch.Tensor | None = None,
+    ) -> None:
         self.launch = launch
         self.origin = weakref.ref(origin)
         self.region = region
@@ -116,60 +160,71 @@ class Access:
         self.shift = 0
 
     def touches(self, region: Region) -> bool:
+        """Return whether the access uses a byte of the region."""
         return region.overlaps(self.region, self.shift)
 
     def shifted(self, shift: int) -> "Access":
-        """The same access as the memory made of the same bytes has it."""
+        """Return the access as seen from memory that reuses the bytes `shift` bytes away."""
         moved = copy.copy(self)
-        moved.before, moved.shift = None, self.shift + shift
+        moved.before = None
+        moved.shift = self.shift + shift
         return moved
 
 
 def has_region(tensor: torch.Tensor) -> bool:
-    """Does the tensor show a region of one storage, as sparse and nested ones do not?"""
+    """Return whether the tensor shows a region of one storage. Sparse and nested ones do not."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-# Contents of storages, all plain tensors. Whole storages are tensors of bytes.
+# The functions below return plain CPU tensors. A whole storage is a tensor of bytes.
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor and all of its storage as they are now, in memory that is shared until one of the two is written to."""
+    """Return a copy of the tensor with its whole storage.
+
+    The copy shares the memory until one of the two is written to.
+    """
     with _DisableTorchDispatch():
         storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.resizable():  # else it has no allocator (torch.load), which a write then would call
+        # A storage that torch.load made has no allocator. The first write to it would need one.
+        if storage.nbytes() and storage.resizable():
             try:
                 return torch._lazy_clone(tensor.detach())
-            except RuntimeError:  # memory that another library made cannot be shared so
+            except RuntimeError:  # memory of another library cannot be shared in this way
                 pass
         return at(whole(tensor).clone(), Region.of(tensor))
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of the tensor's storage, not copied."""
+    """Return the bytes of the tensor's storage, without a copy."""
     storage = tensor.untyped_storage()
-    return plain_set(torch.empty(0, dtype=torch.uint8, device="cpu"), storage, 0, (storage.nbytes(),), (1,))
+    empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+    return plain_set(empty, storage, 0, (storage.nbytes(),), (1,))
 
 
 def at(content: torch.Tensor, region: Region) -> torch.Tensor:
-    """The elements of a region in the bytes of a storage, not copied."""
-    return plain_set(torch.empty(0, dtype=region.dtype, device="cpu"), content.untyped_storage(), *region[:3])
+    """Return the elements of a region of the storage of `content`, without a copy."""
+    empty = torch.empty(0, dtype=region.dtype, device="cpu")
+    return plain_set(empty, content.untyped_storage(), *region[:3])
 
 
 def as_before(tensor: torch.Tensor, writes: list[Access]) -> torch.Tensor:
-    """The tensor as it is for a reader to which these writes, oldest first, have not happened yet.
+    """Return the tensor as it was before these writes, given oldest first.
 
-    Memory into which nobody has written since it was allocated reads as zeros, as memory fresh from the driver does.
+    Memory that nobody had written to contains zeros, like new memory from the driver.
     """
     content = whole(snapshot(tensor)).clone()
     for write in reversed(writes):
         old = at(content, write.region)
-        old.zero_() if write.before is None else old.copy_(write.before)
+        if write.before is None:
+            old.zero_()
+        else:
+            old.copy_(write.before)
     return at(content, Region.of(tensor))
 
 
 def overlaid(content: torch.Tensor, upper: torch.Tensor, shift: int) -> torch.Tensor:
-    """A copy of the bytes `content` over which the bytes `upper` are laid, from byte `shift` on."""
+    """Return a copy of the bytes `content`, with the bytes `upper` copied to position `shift`."""
     result = content.clone()
     start, stop = max(shift, 0), min(shift + upper.numel(), content.numel())
     result[start:stop] = upper[start - shift : stop - shift]
@@ -177,7 +232,10 @@ def overlaid(content: torch.Tensor, upper: torch.Tensor, shift: int) -> torch.Te
 
 
 def mapped(value: Any, change: Any, kind: type = torch.Tensor) -> Any:
-    """An operator's arguments with each tensor, or what else is of that `kind`, changed, those in lists too."""
+    """Return an operator's arguments with `change` applied to each tensor, also inside lists.
+
+    With another `kind`, `change` is applied to the instances of that class instead.
+    """
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, (list, tuple)):

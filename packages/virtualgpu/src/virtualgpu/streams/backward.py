@@ -1,9 +1,13 @@
-"""The streams of a backward: each node runs on that of its forward operator, as in PyTorch's engine; the one that puts a gradient into a
-leaf on that of the leaf's first use.
+"""The streams on which a backward pass runs.
 
-The engine lets the stream of a node wait for those that made its gradients, and in the end the streams that were current for all of
-them (torch.autograd, "Stream semantics of backward passes"). Here a GPU's streams wait for one another whenever the next node is on
-another stream than the last: so branches of a backward on two streams of one GPU run one after the other.
+As in PyTorch's engine, each node runs on the stream of its forward operator. The node that adds a
+gradient to a leaf runs on the stream of the leaf's first use.
+
+The engine makes the stream of a node wait for the streams that computed its gradients. At the end,
+the streams that were current before the backward pass wait for all of them (torch.autograd, "Stream
+semantics of backward passes"). Here the streams of a GPU wait for one another whenever two
+successive nodes run on different streams. Branches of a backward pass on two streams of one GPU
+therefore run one after the other.
 """
 
 import os
@@ -27,15 +31,25 @@ _sequence = torch.autograd._get_sequence_nr
 
 
 def follow(machine: Machine, node: Any, args: tuple) -> None:
-    """Before an operator on device tensors: record the stream of a forward's node, or switch to that of a backward's."""
+    """Follow the streams of autograd's nodes. Call this before an operator on device tensors.
+
+    In a forward pass (`node` is None) the node's stream is recorded. In a backward pass the
+    operator runs on the stream that was recorded for its node.
+    """
     if node is None:
         _note(machine, args)
-    elif (gpu := next((x._gpu for x in tensors(args) if type(x) is VirtualTensor), None)) is not None:
-        arrive(machine, node, gpu)
+        return
+    for x in tensors(args):
+        if type(x) is VirtualTensor:
+            arrive(machine, node, x._gpu)
+            return
 
 
 def arrive(machine: Machine, node: Any, gpu: Gpu) -> None:
-    """Before anything else that a node of a backward does: switch to its stream. Later the node may choose another."""
+    """Switch to the stream of a node of a backward pass, before the node does anything else.
+
+    The node itself may choose another stream later.
+    """
     name, number, selected = node.name(), node._sequence_nr(), machine.selected
     leaf = node.variable if name.endswith("AccumulateGrad") else None
     if leaf is not None and (type(leaf) is not VirtualTensor or leaf.layout is not torch.strided):
@@ -44,15 +58,19 @@ def arrive(machine: Machine, node: Any, gpu: Gpu) -> None:
     if selected.arrived != here:
         selected.arrived = here
         if leaf is None:
-            _switch(selected, gpu, machine.forward_streams.get((gpu.index, number), gpu.default_stream))
-        elif (wanted := machine.leaf_streams.get(memory_of(leaf))) is not None:
-            _switch(selected, gpu, wanted)
+            forward_stream = machine.forward_streams.get((gpu.index, number), gpu.default_stream)
+            _switch(selected, gpu, forward_stream)
+            return
+        leaf_stream = machine.leaf_streams.get(memory_of(leaf))
+        if leaf_stream is not None:
+            _switch(selected, gpu, leaf_stream)
 
 
 def _note(machine: Machine, args: tuple) -> None:
-    """Autograd has made the nodes of an operator when it calls it: they have the sequence numbers since the last one.
+    """Record the current streams for the nodes that autograd has made since the last operator.
 
-    Each thread counts its own nodes from 0, so a number may be that of another thread's node too: the newest counts.
+    Autograd makes the nodes of an operator before it calls the operator, and numbers them. Each
+    thread numbers its own nodes from 0, so two nodes can have the same number. The newest is used.
     """
     if torch.is_grad_enabled():
         _note_leaves(machine, args)
@@ -73,6 +91,7 @@ def _note(machine: Machine, args: tuple) -> None:
 
 
 def _note_leaves(machine: Machine, args: Any) -> None:
+    """Record the current stream for each leaf among the arguments that has none yet."""
     for x in args:
         if type(x) is VirtualTensor:
             if x.requires_grad and x.is_leaf and x.layout is torch.strided:
@@ -82,6 +101,7 @@ def _note_leaves(machine: Machine, args: Any) -> None:
 
 
 def _switch(selected: Selected, gpu: Gpu, wanted: StreamTime) -> None:
+    """Make `wanted` the current stream of a GPU, and let it wait for the one that was current."""
     current = gpu.stream
     selected.ambient.setdefault(gpu.index, current)
     if wanted is not current:
@@ -91,7 +111,7 @@ def _switch(selected: Selected, gpu: Gpu, wanted: StreamTime) -> None:
 
 
 def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a backward, and return to the streams that were current before it, which then wait for it."""
+    """Run a backward pass, then let the streams that were current before it wait for it."""
     count_references(machine)
     selected = machine.selected
     outer, selected.ambient = selected.ambient, {}
@@ -100,35 +120,49 @@ def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any
     finally:
         for index, stream in selected.ambient.items():
             _switch(selected, machine.gpus[index], stream)
-        selected.ambient, selected.arrived = outer, None
-        machine.leaf_streams.clear()  # a leaf's node goes with the graph that it was made for
+        selected.ambient = outer
+        selected.arrived = None
+        machine.leaf_streams.clear()  # the next graph makes new nodes for the leaves
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     autograd = torch.autograd
     engine = starting_at_roots(machine, autograd._engine_run_backward)
-    yield autograd, {"_make_grads": errors.make_gradients(autograd._make_grads), "_engine_run_backward": engine}
+    replaced = {
+        "_make_grads": errors.make_gradients(autograd._make_grads),
+        "_engine_run_backward": engine,
+    }
+    yield autograd, replaced
 
 
 def starting_at_roots(machine: Machine, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward that knows on which GPU it starts: its first node may make a number there before it looks at any tensor.
+    """Return PyTorch's function `run` for backward passes, extended for virtual GPUs.
 
-    Where there are GPUs, a process's first backward, even one on the CPU, starts threads of autograd's, which a forked child does not have.
+    The new function records the GPU on which the backward pass starts, because the first node may
+    create a number there before it uses a tensor.
+
+    On a machine with GPUs, autograd starts threads in a process's first backward pass, even on the
+    CPU. A forked child does not have these threads, so its backward pass raises RuntimeError.
     """
-    threads_in: int | None = None  # the process that has them
+    threads_in: int | None = None  # the id of the process that has the threads
 
     def run_from(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal threads_in
-        roots = {x._gpu if type(x) is VirtualTensor else None for x in tensors(outputs)}
+        roots = set()
+        for x in tensors(outputs):
+            roots.add(x._gpu if type(x) is VirtualTensor else None)
         roots_on_gpus = roots - {None}
         if roots_on_gpus:
-            machine.require_alive()  # a graph of nothing but views calls no operator that would
+            machine.require_alive()  # no operator checks this if the graph has only views
         process = os.getpid()
         if threads_in not in (None, process):
             raise RuntimeError(_FORKED)
         threads_in = process
-        before, machine.selected.root = machine.selected.root, roots.pop() if len(roots) == 1 else None
+        before = machine.selected.root
+        machine.selected.root = None
+        if len(roots) == 1:
+            machine.selected.root = roots.pop()
         try:
             return run_on_streams(machine, run, outputs, *args, **kwargs)
         except RuntimeError as error:

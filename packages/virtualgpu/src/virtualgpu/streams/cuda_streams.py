@@ -16,7 +16,11 @@ CUDA = 1  # c10::DeviceType::CUDA
 
 
 class Stream:
-    """A queue of work on a GPU. Named by `stream_id` and `device_index`, as torch.cuda asks for one that exists, or new."""
+    """A queue of work on a GPU.
+
+    Without `stream_id`, a new stream is created. With `stream_id` and `device_index`, the object
+    stands for an existing stream.
+    """
 
     def __init__(
         self,
@@ -28,14 +32,18 @@ class Stream:
         device_type: int = CUDA,
     ) -> None:
         machine = hardware.machine()
-        gpu = machine.gpu(device if device_index is None else device_index)
+        gpu = machine.gpu(device_index if device_index is not None else device)
         if gpu is None:
-            raise ValueError(f"a CUDA stream lives on a CUDA device, not on {device}")
+            raise ValueError(f"expected a CUDA device for a CUDA stream, got {device}")
         if stream_id is None:
             machine.take_turn()
         self._gpu: Gpu = gpu
-        self._time: StreamTime = gpu.pool_stream(priority) if stream_id is None else gpu.streams[stream_id]
-        # See Gpu.pool_stream; the streams that a program makes itself have even numbers.
+        self._time: StreamTime
+        if stream_id is None:
+            self._time = gpu.pool_stream(priority)
+        else:
+            self._time = gpu.streams[stream_id]
+        # The id tells the priority (see Gpu.pool_stream).
         self.priority = priority_of(self._time.stream_id)
         self.stream_id = self._time.stream_id
         self.cuda_stream = raw_stream(gpu.index, self.stream_id)
@@ -44,36 +52,43 @@ class Stream:
         self.device = gpu.device
 
     def synchronize(self) -> None:
-        """Wait until all that is queued on the stream is done."""
+        """Wait until all work queued on the stream is done."""
         self._gpu.machine.take_turn()
         self._gpu.machine.sync_debug.notice()
         self._gpu.notice(waits=True)
-        self._gpu.machine.clock.synchronize_stream(self._time, self._gpu.profile.synchronize_seconds)
+        self._gpu.machine.clock.synchronize_stream(
+            self._time, self._gpu.profile.synchronize_seconds
+        )
 
     def query(self) -> bool:
-        """Whether all that was queued on the stream is done."""
+        """Return whether all work queued on the stream is done."""
         self._gpu.machine.take_turn()
         self._gpu.notice()
         clock = self._gpu.machine.clock
         return clock.query(clock.record(self._time))
 
     def record_event(self, event: "Event | None" = None) -> "Event":
-        event = Event() if event is None else event
+        """Record an event on the stream and return it. Without `event`, create one."""
+        if event is None:
+            event = Event()
         event.record(self)
         return event
 
     def wait_event(self, event: "Event") -> None:
+        """Make all later work on the stream wait for the event."""
         event.wait(self)
 
     def wait_stream(self, stream: "Stream") -> None:
+        """Make all later work on the stream wait for the work queued on `stream` so far."""
         self.wait_event(stream.record_event())
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The lowest and the highest priority for which PyTorch has streams, fewer than an H200 has."""
+        """Return the lowest and the highest priority. PyTorch uses fewer than an H200 has."""
         return 0, 1 - PRIORITIES
 
     def is_capturing(self) -> bool:
+        """Return whether the stream's work is being captured into a CUDA graph."""
         return self._time.capture is not None
 
     def __enter__(self) -> "Stream":
@@ -83,7 +98,7 @@ class Stream:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        context, self._context = self._context, None  # which holds the stream
+        context, self._context = self._context, None  # the context holds a reference to the stream
         context.__exit__(*exception)
 
     def __eq__(self, other: Any) -> bool:
@@ -97,51 +112,78 @@ class Stream:
 
 
 class Event:
-    """A mark in a stream: it has happened when all that was queued before it is done."""
+    """A marker in a stream. It has happened when all work queued before it is done."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False) -> None:
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> None:
         self.enable_timing = enable_timing
-        self.external = external  # to a graph that records it: it happens at each replay
+        self.external = external  # in a graph, the event happens at every replay
         self._recorded: EventTime | None = None
         self._gpu: Gpu | None = None
-        self._shared = SharedRecord() if interprocess else None  # with other processes
-        self._foreign = False  # was the last record another process's?
+        self._shared: SharedRecord | None = None  # the record that other processes can see
+        if interprocess:
+            self._shared = SharedRecord()
+        self._foreign = False  # whether another process recorded the event last
 
     @property
     def device(self) -> torch.device | None:
-        return None if self._gpu is None else self._gpu.device
+        """The device of the event, or None before the first record."""
+        if self._gpu is None:
+            return None
+        return self._gpu.device
 
     @property
     def event_id(self) -> int:
-        """0 until it is recorded."""
-        return 0 if self._recorded is None else id(self)
+        """The id of the event, or 0 before the first record."""
+        if self._recorded is None:
+            return 0
+        return id(self)
 
     cuda_event = event_id
 
     def record(self, stream: Stream | None = None) -> None:
+        """Put the event behind the work that is queued on the stream, by default the current one.
+
+        Raises RuntimeError if the event belongs to another device.
+        """
         stream = _or_current(stream)
         if self._gpu is not None and self._gpu is not stream._gpu:
-            raise RuntimeError(f"Event device {self._gpu.index} does not match recording stream's device {stream._gpu.index}.")
-        self._gpu = self._created(stream._gpu)
-        self._gpu.machine.take_turn()
-        self._gpu.notice()
-        event = self._gpu.machine.clock.record(stream._time, self._gpu.profile.event_seconds, timed=self.enable_timing)
+            raise RuntimeError(
+                f"Event device {self._gpu.index} does not match recording stream's device "
+                f"{stream._gpu.index}."
+            )
+        gpu = self._gpu = self._created(stream._gpu)
+        clock = gpu.machine.clock
+        gpu.machine.take_turn()
+        gpu.notice()
+        event = clock.record(stream._time, gpu.profile.event_seconds, timed=self.enable_timing)
         if self.external and event.capture is not None:
             event.capture.happens(event, self)
         else:
-            self._recorded, self._foreign = event, False
+            self._recorded = event
+            self._foreign = False
             if self._shared is not None:
-                self._shared.record(max(0.0, event.time - self._gpu.machine.clock.host))
+                self._shared.record(max(0.0, event.time - clock.host))
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Work queued on the stream from now on starts after the event."""
+        """Make all later work on the stream, by default the current one, wait for the event."""
         stream = _or_current(stream)
-        if (recorded := self._last_record()) is not None:
+        recorded = self._last_record()
+        if recorded is not None:
             stream._gpu.machine.take_turn()
             stream._gpu.machine.clock.wait(stream._time, recorded)
 
     def query(self) -> bool:
-        if self._gpu is None or (recorded := self._last_record()) is None:
+        """Return whether the event has happened. An event without a record has."""
+        if self._gpu is None:
+            return True
+        recorded = self._last_record()
+        if recorded is None:
             return True
         self._gpu.machine.take_turn()
         self._gpu.notice()
@@ -151,27 +193,39 @@ class Event:
         return happened
 
     def synchronize(self) -> None:
-        if self._gpu is not None and (recorded := self._last_record()) is not None:
-            self._gpu.machine.take_turn()
-            self._gpu.notice(waits=True)
-            if self._foreign:  # so that whoever recorded it finds it under way until then, as on a GPU
-                shared_events.wait(max(0.0, recorded.time - self._gpu.machine.clock.host))
-            self._gpu.machine.clock.synchronize_event(recorded, self._gpu.profile.synchronize_seconds)
-            if self._shared is not None:
-                self._shared.note_happened()
+        """Block the host until the event has happened."""
+        if self._gpu is None:
+            return
+        recorded = self._last_record()
+        if recorded is None:
+            return
+        clock = self._gpu.machine.clock
+        self._gpu.machine.take_turn()
+        self._gpu.notice(waits=True)
+        if self._foreign:
+            # Wait in real time, so that the process that recorded the event sees it pending.
+            shared_events.wait(max(0.0, recorded.time - clock.host))
+        clock.synchronize_event(recorded, self._gpu.profile.synchronize_seconds)
+        if self._shared is not None:
+            self._shared.note_happened()
 
     def _last_record(self) -> EventTime | None:
-        """The event's last record, which may be another process's."""
+        """Return the last record of the event, which another process may have made."""
         if self._shared is not None and self._gpu is not None:
             clock = self._gpu.machine.clock
-            if (seconds := self._shared.of_another()) is not None:
-                self._recorded, self._foreign = EventTime(StreamTime(self._gpu.index), clock.host + seconds, {}), True
+            seconds = self._shared.of_another()
+            if seconds is not None:
+                self._recorded = EventTime(StreamTime(self._gpu.index), clock.host + seconds, {})
+                self._foreign = True
             if self._recorded is not None and self._shared.happened:
                 clock.synchronize_event(self._recorded, 0.0)
         return self._recorded
 
     def elapsed_time(self, end: "Event") -> float:
-        """Milliseconds from this event to `end`. Raises ValueError or RuntimeError as CUDA does."""
+        """Return the milliseconds from this event to `end`.
+
+        Raises ValueError or RuntimeError as CUDA does, for example if one has not happened.
+        """
         if not (self.enable_timing and end.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._gpu is None or self._recorded is None or end._recorded is None:
@@ -184,7 +238,10 @@ class Event:
         return (end._recorded.time - self._recorded.time) * 1e3
 
     def ipc_handle(self) -> bytes:
-        """What another process makes this event of, by `from_ipc_handle`. Raises AcceleratorError as CUDA does."""
+        """Return the bytes from which another process can create this event (`from_ipc_handle`).
+
+        Raises AcceleratorError as CUDA does if the event was not created with `interprocess`.
+        """
         current: Any = torch.cuda.current_stream
         self._gpu = self._created(current()._gpu)
         if self._shared is None:
@@ -193,9 +250,15 @@ class Event:
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> "Event":
-        """The event of another process. Raises AcceleratorError, as CUDA does, if that has ended, or is this very process."""
+        """Return the event that another process exported.
+
+        Raises AcceleratorError, as CUDA does, if that process has ended or is this process.
+        """
         if len(handle) < HANDLE_BYTES:
-            raise RuntimeError(f"cudaIpcEventHandle_t expects byte-like object of size {HANDLE_BYTES}, but got {len(handle)}")
+            raise RuntimeError(
+                f"cudaIpcEventHandle_t expects byte-like object of size {HANDLE_BYTES}, "
+                f"but got {len(handle)}"
+            )
         event = cls()
         event._gpu = hardware.machine().gpu(device)
         try:
@@ -207,22 +270,29 @@ class Event:
         return event
 
     def _created(self, gpu: Gpu) -> Gpu:
-        """The event's GPU: that on which it is recorded or exported first."""
+        """Return the event's GPU, which is the first one that records or exports it."""
         if self._shared is not None and self.enable_timing:
             raise errors.invalid_argument()
-        return gpu if self._gpu is None else self._gpu
+        if self._gpu is None:
+            return gpu
+        return self._gpu
 
     def __repr__(self) -> str:
-        return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {self.event_id:#x}>"
+        if self._recorded is None:
+            return "<torch.cuda.Event uninitialized>"
+        return f"<torch.cuda.Event {self.event_id:#x}>"
 
 
 def _or_current(stream: Stream | None) -> Stream:
+    """Return the stream, or the current one for None."""
+    if stream is not None:
+        return stream
     current: Any = torch.cuda.current_stream
-    return current() if stream is None else stream
+    return current()
 
 
 class _Generic(type):
-    """`torch.Stream` and `torch.Event`, which make CUDA's own and know them as theirs."""
+    """Metaclass for `torch.Stream` and `torch.Event`: instances of torch.cuda's classes count."""
 
     original: type
     cuda: type
@@ -232,6 +302,8 @@ class _Generic(type):
 
 
 class GenericStream(metaclass=_Generic):
+    """Replacement of `torch.Stream`, which creates a CUDA stream."""
+
     original, cuda = torch.Stream, Stream
 
     def __new__(cls, device: Any = None, *, priority: int = 0, **identity: Any) -> Any:
@@ -239,14 +311,23 @@ class GenericStream(metaclass=_Generic):
 
 
 class GenericEvent(metaclass=_Generic):
+    """Replacement of `torch.Event`, which creates a CUDA event."""
+
     original, cuda = torch.Event, Event
 
-    def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
+    def __new__(
+        cls,
+        device: Any = None,
+        *,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+    ) -> Any:
         return Event(enable_timing, blocking, interprocess)
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     for module in (torch.cuda, torch.cuda.streams):
         yield module, {"Stream": Stream, "Event": Event}
     yield torch, {"Stream": GenericStream, "Event": GenericEvent}

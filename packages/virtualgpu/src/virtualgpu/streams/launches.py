@@ -1,4 +1,4 @@
-"""An operator that was launched and may not have run yet: enough of it to run it again on what it would have met."""
+"""Launches that may not have run yet, with what is needed to compute them again."""
 
 import heapq
 import itertools
@@ -13,17 +13,18 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.ops.call import Call
 from virtualgpu.source_lines import is_users
-from virtualgpu.streams.accesses import Place, Region, at, has_region, mapped, whole
+from virtualgpu.streams.accesses import AccessLog, Region, at, has_region, mapped, whole
 from virtualgpu.tensor import plain_set, tensors
 
-UserLine = tuple[str, int, str]  # file, number, function: the file is not read before a race is reported
+UserLine = tuple[str, int, str]  # file, line number, function
 _numbers = itertools.count()
 
 
 class Arrival:
-    """Values under way to the host: they stand in `target` once the host has waited for the copy, and not before.
+    """Values that a copy brings to the host.
 
-    The copy is piece `count` of the work of its stream.
+    They appear in `target` when the host has waited for the copy, which is launch `count` of its
+    stream.
     """
 
     __slots__ = ("count", "stream", "target", "value")
@@ -35,75 +36,104 @@ class Arrival:
         self.value = value
 
     def arrive(self) -> None:
-        with _DisableTorchDispatch(), torch.inference_mode(self.target.is_inference()):  # else nobody may write into such a tensor
+        """Write the values into the target."""
+        # Outside inference mode PyTorch forbids writing to an inference tensor.
+        inference = torch.inference_mode(self.target.is_inference())
+        with _DisableTorchDispatch(), inference:
             self.target.copy_(self.value)
 
 
 class Launch:
     """One operator on one stream.
 
-    `count` numbers the last of its pieces of work on the stream; `seconds` is the host's time at the launch, `start` and `end` that of
-    the work on the machine's clock. The arguments are kept as they were, for as long as the host may afford it.
+    count: the number of the last kernel of the operator on its stream, infinite for a collective
+        that has not started
+    of_nccl: whether it runs on NCCL's own stream
+    seconds: the host's time at the launch
+    start, end: when the work runs on the machine's clock
+    call: the call with copies of its arguments, as long as the host has memory for them
+    nbytes: the bytes of these copies
+    logs: the access logs of the kept arguments, by the argument's id
+    outputs: for each output a weak reference to its storage or its Arrival, its log and its region
+    dependents: the launches that read what this one wrote
     """
 
     __slots__ = (
-        "call", "count", "dependents", "end", "line", "name", "nbytes", "number", "of_nccl", "outputs", "places", "seconds",
-        "start", "stream",
+        "call", "count", "dependents", "end", "line", "logs", "name", "nbytes", "number",
+        "of_nccl", "outputs", "seconds", "start", "stream",
     )  # fmt: skip
 
-    def __init__(self, stream: StreamTime, name: str, seconds: float, line: UserLine | None) -> None:
+    def __init__(
+        self, stream: StreamTime, name: str, seconds: float, line: UserLine | None
+    ) -> None:
         self.stream = stream
         self.name = name
         self.seconds = seconds
         self.line = line
         self.number = next(_numbers)
-        self.count: float = stream.count + 1  # infinite for a collective that has not begun
-        self.of_nccl = False  # on NCCL's own stream
+        self.count: float = stream.count + 1
+        self.of_nccl = False
         self.start = self.end = seconds
-        self.call: Call | None = None  # with copies of the arguments
+        self.call: Call | None = None
         self.nbytes = 0
-        self.places: dict[int, Place] = {}  # of the arguments kept, by their id
-        self.outputs: list[tuple[Any, Place, Region]] = []  # a weak reference to a storage or an Arrival; the place; what was written
-        self.dependents: list[Launch] = []  # those that read what this one wrote
+        self.logs: dict[int, AccessLog] = {}
+        self.outputs: list[tuple[Any, AccessLog, Region]] = []
+        self.dependents: list[Launch] = []
 
     @property
     def device(self) -> int:
+        """The index of the GPU."""
         return self.stream.device_index
 
     def forget(self) -> None:
-        """It cannot be run again any more; who it was is still known."""
-        self.call, self.places, self.nbytes = None, {}, 0
+        """Drop the copies of the arguments, so that the launch cannot be computed again."""
+        self.call, self.logs, self.nbytes = None, {}, 0
         self.outputs, self.dependents = [], []
 
-    def run_again(self, changed: dict[Place, torch.Tensor]) -> None:
-        """Compute its results, and all that was made of them since, as if these places had held these bytes when it ran."""
-        waiting, seen = [(self.number, self)], {self}
-        results: dict[Place, tuple[Launch, Any, Region, torch.Tensor]] = {}
+    def run_again(self, changed: dict[AccessLog, torch.Tensor]) -> None:
+        """Compute the launch and its dependents again, and store their results.
+
+        `changed` holds the bytes of memory blocks that differ from those that the launch read.
+        """
+        waiting = [(self.number, self)]
+        seen = {self}
+        results: dict[AccessLog, tuple[Launch, Any, Region, torch.Tensor]] = {}
         while waiting:
             _, launch = heapq.heappop(waiting)
-            for target, place, region, value in launch._computed(changed):
-                changed[place] = _content(region, value)
-                results[place] = launch, target, region, value
+            for target, log, region, value in launch._computed(changed):
+                changed[log] = _content(region, value)
+                results[log] = launch, target, region, value
             for later in launch.dependents:
                 if later not in seen:
                     seen.add(later)
                     heapq.heappush(waiting, (later.number, later))
-        for place, (launch, target, region, value) in results.items():
-            last = place.writer(region)
-            if last is None or last.launch is launch:  # else somebody has written there since
+        for log, (launch, target, region, value) in results.items():
+            last = log.writer(region)
+            if last is None or last.launch is launch:  # nobody has written there since
                 _put(target, region, value)
 
-    def _computed(self, changed: dict[Place, torch.Tensor]) -> list[tuple[Any, Place, Region, torch.Tensor]]:
-        """Its outputs with the values that come of the changed places; none if PyTorch cannot say so on the CPU."""
+    def _computed(
+        self, changed: dict[AccessLog, torch.Tensor]
+    ) -> list[tuple[Any, AccessLog, Region, torch.Tensor]]:
+        """Return the outputs with the values that follow from `changed`.
+
+        Returns none if PyTorch cannot compute the operator on the CPU.
+        """
         if self.call is None or torch.Tag.nondeterministic_seeded in self.call.func.tags:
             return []
 
         def argument(x: torch.Tensor) -> torch.Tensor:
-            content = changed.get(self.places[id(x)]) if id(x) in self.places else None
-            return at((whole(x) if content is None else content).clone(), Region.of(x))
+            content = None
+            if id(x) in self.logs:
+                content = changed.get(self.logs[id(x)])
+            if content is None:
+                content = whole(x)
+            return at(content.clone(), Region.of(x))
 
         with _DisableTorchDispatch():
-            call = Call(self.call.op, mapped(self.call.args, argument), mapped(self.call.kwargs, argument))
+            args = mapped(self.call.args, argument)
+            kwargs = mapped(self.call.kwargs, argument)
+            call = Call(self.call.op, args, kwargs)
             try:
                 made = call.on_cpu()
             except (RuntimeError, NotImplementedError):
@@ -115,19 +145,22 @@ class Launch:
 
 
 def outputs_of(call: Call, result: Any) -> list[torch.Tensor]:
-    """What an operator has written: arguments, then new tensors, each once."""
+    """Return the tensors that an operator has written, each once: arguments, then new tensors."""
     found = [x for x in call.written() if has_region(x)]
     storages = {x.untyped_storage()._cdata for x in found}
-    return found + [x for x in tensors(result) if has_region(x) and x.untyped_storage()._cdata not in storages]
+    for x in tensors(result):
+        if has_region(x) and x.untyped_storage()._cdata not in storages:
+            found.append(x)
+    return found
 
 
 def reference(tensor: torch.Tensor) -> Any:
-    """A weak reference to the tensor's storage, so that its memory is freed as if nobody remembered it."""
+    """Return a weak reference to the tensor's storage, which does not keep its memory alive."""
     return weakref.ref(tensor.untyped_storage())
 
 
 def _content(region: Region, value: torch.Tensor) -> torch.Tensor:
-    """The bytes of a storage into which the value was written."""
+    """Return the bytes of a storage to which `value` was written."""
     with _DisableTorchDispatch():
         if Region.of(value) == region:
             return whole(value)
@@ -137,16 +170,22 @@ def _content(region: Region, value: torch.Tensor) -> torch.Tensor:
 
 
 def _put(target: Any, region: Region, value: torch.Tensor) -> None:
+    """Store a new value in an Arrival, or in the storage that `target` refers to."""
     if isinstance(target, Arrival):
         target.value = value
-    elif (storage := target()) is not None:
+        return
+    storage = target()
+    if storage is not None:
         with _DisableTorchDispatch():
-            plain_set(torch.empty(0, dtype=region.dtype, device="cpu"), storage, *region[:3]).copy_(value)
+            empty = torch.empty(0, dtype=region.dtype, device="cpu")
+            plain_set(empty, storage, *region[:3]).copy_(value)
 
 
 def user_line() -> UserLine | None:
-    """The innermost line of the user's own that is being run."""
+    """Return the innermost line of the user's code that is running, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    if frame is None:
+        return None
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name

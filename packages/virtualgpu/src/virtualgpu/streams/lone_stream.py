@@ -1,6 +1,7 @@
-"""A program that stays on one stream: as long as no other has work, races need not be looked for, which takes longer than the operators.
+"""Recognition of programs that stay on one stream.
 
-PyTorch's own tests are such programs: each runs on a stream of its own.
+Such a program cannot race, so its operators are not compared. Comparing takes longer than running
+the operators. PyTorch's own tests are such programs, because each runs on a stream of its own.
 """
 
 from typing import Any
@@ -11,22 +12,27 @@ from virtualgpu.ops.call import Call
 from virtualgpu.streams.accesses import has_region
 from virtualgpu.tensor import VirtualTensor, mark_written, memory_of
 
-ALONE = 10_000  # operators in a row on one stream, after which a program is taken to stay there
+ALONE = 10_000  # operators in a row on one stream, after which a program is expected to stay there
 
 
 class LoneStream:
-    """`stream` is the one on which the program of a machine stays, None as long as it is not known to."""
+    """The stream on which the program of a machine stays, or None in `stream` if there is none."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.stream: StreamTime | None = None
-        self._latest: StreamTime | None = None  # which had work last
+        self._latest: StreamTime | None = None  # the stream that got work last
         self._in_a_row = 0
 
     def has_work(self, stream: StreamTime) -> bool:
-        """A stream gets work. Returns whether the program stays on it, and all others have done theirs."""
+        """Note that a stream gets work.
+
+        Returns whether the program stays on this stream and all other streams have finished.
+        """
         if stream is not self._latest:
-            self._latest, self._in_a_row, self.stream = stream, 0, None
+            self._latest = stream
+            self._in_a_row = 0
+            self.stream = None
         elif self.stream is None:
             self._in_a_row += 1
             if self._in_a_row % ALONE == 0 and self._others_are_done(stream):
@@ -34,11 +40,16 @@ class LoneStream:
         return self.stream is not None
 
     def _others_are_done(self, stream: StreamTime) -> bool:
+        """Return whether all other streams of all GPUs have finished."""
         now = self.machine.clock.host
-        return all(other.ready <= now for gpu in self.machine.gpus for other in gpu.streams.values() if other is not stream)
+        for gpu in self.machine.gpus:
+            for other in gpu.streams.values():
+                if other is not stream and other.ready > now:
+                    return False
+        return True
 
     def run(self, call: Call) -> Any:
-        """Run an operator and note what it has written alone; what was done there before is done before it."""
+        """Run an operator and note only what it has written. Everything earlier is done before."""
         handler = call.op.handler
         assert handler is not None
         self.machine.selected.in_operator = True
@@ -49,5 +60,5 @@ class LoneStream:
         for x in call.written() if call.op.written else ():
             if type(x) is VirtualTensor and has_region(x):
                 mark_written(x)
-                memory_of(x).touched = None
+                memory_of(x).access_log = None
         return result

@@ -1,12 +1,15 @@
-"""Finds races: work on the same memory that nothing orders. Such work meets what it might meet on a real GPU.
+"""The detector of races: launches that use the same memory without an order between them.
 
-The clock knows what is done before what (`Clock.before`). Every operator is computed when it is launched; so one that reads what an
-unordered write has left is given the old values instead, and one that has read what an unordered write replaces is computed again.
-A real GPU gets this wrong sometimes, this one always, and says so.
+The clock knows which launches are done before which (`Clock.before`). Every operator is computed
+when it is launched. An operator that reads after an unordered write therefore gets the old values
+instead, and an operator that read before an unordered write is computed again. A real GPU computes
+such programs wrongly sometimes. A virtual GPU always does, and warns.
 
-A program without a stream of its own cannot race on a GPU, so its operators are not looked at until one is made. Nor are those of a
-program that stays on one stream for long (`lone_stream`), until another stream has work: of that time it is known what was written, but
-not by which line, and not what was read. Copies between a GPU and page-locked memory for which the host does not wait are looked at always.
+A program without a stream of its own cannot race, so its operators are not compared until it
+creates a stream. Neither are those of a program that stays on one stream for long (`lone_stream`),
+until another stream gets work. For that time only the memory that was written is known, not the
+lines that wrote it and not what was read. Copies between a GPU and page-locked memory are always
+compared if the host does not wait for them.
 """
 
 from collections import deque
@@ -25,40 +28,62 @@ from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.memory import Memory
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports
-from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, has_region, mapped, overlaid, snapshot, whole
+from virtualgpu.streams.accesses import (
+    Access,
+    AccessLog,
+    Region,
+    as_before,
+    at,
+    has_region,
+    mapped,
+    overlaid,
+    snapshot,
+    whole,
+)
 from virtualgpu.streams.collective_accesses import Collectives
-from virtualgpu.streams.launches import Arrival, Launch, UserLine, outputs_of, reference, user_line
+from virtualgpu.streams.launches import (
+    Arrival,
+    Launch,
+    UserLine,
+    outputs_of,
+    reference,
+    user_line,
+)
 from virtualgpu.streams.lone_stream import LoneStream
-from virtualgpu.streams.race_reports import Race, Races, Side
+from virtualgpu.streams.race_reports import Race, Races, RacingWork
 from virtualgpu.tensor import VirtualTensor, allocate_on, tensors, wrap
 
-SHARE = 0.25  # of the host's budget for values: what launches that may have to run again may hold
+SHARE = 0.25  # share of the host's memory for values that copies of arguments may take
 
 
 class Use(NamedTuple):
-    """What an operator does with one of its tensors, and where that lies. `known` says whether its values are."""
+    """The use of one tensor by an operator. `known` says whether the tensor has values."""
 
     tensor: torch.Tensor
     reads: bool
     writes: bool
-    place: Place
+    log: AccessLog
     region: Region
     known: bool
 
 
 class Freed(NamedTuple):
-    """Memory that was given back while streams of which the allocator does not know used it. `stream` is the one it belongs to."""
+    """Memory that was freed while a stream that the allocator does not know used it.
+
+    `stream` is the stream that the memory belongs to.
+    """
 
     address: int
     size: int
     stream: StreamTime
-    place: Place
+    log: AccessLog
 
 
 class RaceDetector:
-    """Follows the order of one machine's work. `races` are those found so far, each pair of lines once.
+    """Follows the order of one machine's work and reports races.
 
-    `host_copies` are copies for which the host has not waited: (stream, number of the piece of work on it).
+    `races` are the races found so far, each pair of lines once. `host_copies` are the copies that
+    the host has not waited for, as (stream, number of the launch on the stream).
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -66,17 +91,17 @@ class RaceDetector:
         self.races = Races()
         self.host_copies: list[tuple[StreamTime, int]] = []
         self._watching: list[Races] = []
-        self._in_flight: deque[Launch] = deque()  # those that can be run again
-        self._held = 0  # bytes that these hold
+        self._in_flight: deque[Launch] = deque()  # launches that can be computed again
+        self._held = 0  # bytes that the copies of their arguments take
         self.replacing: WeakSet[Access] = WeakSet()  # writes that hold what was there before them
         self._arrivals: list[Arrival] = []
-        self._freed: dict[int, list[Freed]] = {}  # by GPU
+        self._freed: dict[int, list[Freed]] = {}  # by GPU index
         self.lone = LoneStream(machine)
         self.collectives = Collectives(self)
         machine.clock.call_when_learned(self._learn)
 
     def end(self) -> None:
-        """The machine goes: what is under way to the host arrives."""
+        """Let all values that are on their way to the host arrive. The machine ends."""
         for arrival in self._arrivals:
             arrival.arrive()
         self._arrivals.clear()
@@ -84,11 +109,13 @@ class RaceDetector:
     # One operator
 
     def run(self, call: Call) -> Any:
-        """Run an operator on device tensors, on what it may read by the order of its stream."""
+        """Run an operator on device tensors, with the values that its stream's order allows."""
         op, handler = call.op, call.op.handler
         assert handler is not None
-        if self.machine.clock.captures and (capture := call.gpu.stream.capture) is not None:
-            return capture.run(call)
+        if self.machine.clock.captures:
+            capture = call.gpu.stream.capture
+            if capture is not None:
+                return capture.run(call)
         if self.machine.selected.in_operator or not op.touches_values or copies_elsewhere(call):
             return handler(call)
         if self.lone.has_work(call.gpu.stream):
@@ -99,54 +126,99 @@ class RaceDetector:
             return handler(call)
         if not call.is_on_one_gpu():  # most operators refuse several devices
             return handler(call)
-        uses = [] if op.model_only else self._uses(call)  # whose argument gives a shape alone
-        return self._ordered(call, call.gpu.stream, self.machine.clock.before(call.gpu.stream), uses, handler)
+        before = self.machine.clock.before(call.gpu.stream)
+        uses = []
+        if not op.model_only:  # the argument of such an operator gives only a shape
+            uses = self._uses(call)
+        return self._ordered(call, call.gpu.stream, before, uses, handler)
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime, before: Known, do: Callable[[Call], Any]) -> None:
-        """Run `do`, called as an operator's handler is, as a copy on `stream`. `before` is what is done before it."""
+    def copy(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        stream: StreamTime,
+        before: Known,
+        do: Callable[[Call], Any],
+    ) -> None:
+        """Run a copy on `stream` by calling `do` with the call, like an operator's handler.
+
+        `before` says which launches are done before the copy.
+        """
         self.lone.has_work(stream)
-        uses = [use for use in (self._use(target, False, True), self._use(source, True, False)) if use is not None]
-        self._ordered(Call(operator(torch.ops.aten.copy_.default), (target, source), {}), stream, before, uses, do)
+        uses = [self._use(target, False, True), self._use(source, True, False)]
+        known_uses = [use for use in uses if use is not None]
+        call = Call(operator(torch.ops.aten.copy_.default), (target, source), {})
+        self._ordered(call, stream, before, known_uses, do)
 
-    def replay(self, touched: list[tuple[torch.Tensor, bool]], stream: StreamTime, do: Callable[[], None]) -> list[torch.Tensor]:
-        """Run `do`, a graph's work on the `stream`, which touches these tensors, and writes those with True. Returns those raced for."""
+    def replay(
+        self,
+        touched: list[tuple[torch.Tensor, bool]],
+        stream: StreamTime,
+        do: Callable[[], None],
+    ) -> list[torch.Tensor]:
+        """Run `do`, the work of a CUDA graph, on `stream`. Return the tensors that it races for.
+
+        `touched` lists the tensors that the graph uses, each with whether the graph writes it.
+        """
         raced = []
         self.lone.has_work(stream)
         before = self.machine.clock.before(stream)
         launch = Launch(stream, "CUDA graph", self.machine.clock.host, user_line())
-        uses = [use for x, writes in touched if (use := self._use(x, True, writes)) is not None]
+        uses = []
+        for x, writes in touched:
+            use = self._use(x, True, writes)
+            if use is not None:
+                uses.append(use)
         for use in uses:
-            if self.compare(launch, use.place, use.region, use.reads, use.writes, before):
+            if self.compare(launch, use.log, use.region, use.reads, use.writes, before):
                 raced.append(use.tensor)
-        befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
+        befores: list[torch.Tensor | None] = []  # what each write replaces, if it is known
+        for use in uses:
+            replaces = use.writes and use.known and use.log.filled
+            befores.append(snapshot(use.tensor) if replaces else None)
         do()
         launch.count, launch.end = stream.count, stream.ready
         for use, old in zip(uses, befores, strict=True):
             self._note(launch, use, old)
         return raced
 
-    def _ordered(self, call: Call, stream: StreamTime, before: Known, uses: list[Use], do: Callable[[Call], Any]) -> Any:
+    def _ordered(
+        self,
+        call: Call,
+        stream: StreamTime,
+        before: Known,
+        uses: list[Use],
+        do: Callable[[Call], Any],
+    ) -> Any:
+        """Run `do` with the call, report its races, and note its accesses."""
         selected, clock = self.machine.selected, self.machine.clock
         launch = Launch(stream, call.op.name, clock.host, user_line())
         stale: dict[int, torch.Tensor] = {}
         overwritten: list[tuple[Access, Use]] = []
         for use in uses:
-            unordered = use.place.unordered(use.region, before)
+            unordered = use.log.unordered(use.region, before)
             if not unordered:
                 continue
             missed = [access for access in unordered if access.writes]
             if use.reads and missed:
-                self.report(race_reports.STALE, missed[-1].launch, Side.of(launch), launch.line)
+                self.report(
+                    race_reports.STALE, missed[-1].launch, RacingWork.of(launch), launch.line
+                )
                 if use.known:
                     stale[id(use.tensor)] = self._stale(use, missed)
             if use.writes:
                 overwritten += self._overwritten(launch, use, unordered)
         if stale:
-            call = Call(call.op, *mapped((call.args, call.kwargs), lambda x: stale.get(id(x), x)))
-        # What a write replaces: nothing if nobody has written there yet, or nobody knows what.
-        befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
-        # C++ that is told where it is writes to the host's tensors by pointers, which miss a memory that was shared before.
-        if selected.made_on is None and all(use.known for use in uses) and all(map(has_region, call.tensors())):
+            arguments = mapped((call.args, call.kwargs), lambda x: stale.get(id(x), x))
+            call = Call(call.op, *arguments)
+        befores: list[torch.Tensor | None] = []  # what each write replaces, if it is known
+        for use in uses:
+            replaces = use.writes and use.known and use.log.filled
+            befores.append(snapshot(use.tensor) if replaces else None)
+        # With `made_on`, C++ code writes to the host's tensors through pointers. Such writes do not
+        # reach memory that was shared with a snapshot before.
+        has_values = selected.made_on is None and all(use.known for use in uses)
+        if has_values and all(map(has_region, call.tensors())):
             self._keep(launch, call)
         ready = stream.ready
         selected.in_operator = True
@@ -159,8 +231,12 @@ class RaceDetector:
         for use, old in zip(uses, befores, strict=True):
             self._note(launch, use, old)
         for x in tensors(result):
-            if is_new(x) and (made := self._use(x, False, True)) is not None:
-                overwritten += self._overwritten(launch, made, made.place.unordered(made.region, before))
+            if not is_new(x):
+                continue
+            made = self._use(x, False, True)
+            if made is not None:
+                unordered = made.log.unordered(made.region, before)
+                overwritten += self._overwritten(launch, made, unordered)
                 self._note(launch, made, None)
         if launch.call is not None:
             self._note_outputs(launch, call, result)
@@ -168,29 +244,57 @@ class RaceDetector:
             self._run_again(access, use)
         return result
 
-    def compare(self, launch: Launch, place: Place, region: Region, reads: bool, writes: bool, before: Known) -> bool:
-        """Say so if the launch, which does this there, races with what was there before. Returns whether it does."""
-        unordered = [access for access in place.unordered(region, before) if access.writes or writes]
-        if unordered:
-            first = unordered[-1]
-            kind = race_reports.OVERWRITTEN if not first.writes else race_reports.STALE if reads else race_reports.BOTH_WRITE
-            self.report(kind, first.launch, Side.of(launch), launch.line)
-        return bool(unordered)
+    def compare(
+        self,
+        launch: Launch,
+        log: AccessLog,
+        region: Region,
+        reads: bool,
+        writes: bool,
+        before: Known,
+    ) -> bool:
+        """Report a race of `launch`, which uses the region, with earlier accesses.
 
-    def _overwritten(self, launch: Launch, use: Use, unordered: list[Access]) -> list[tuple[Access, Use]]:
-        """The reads that see what `launch` writes there, which it may do before or after them."""
+        Returns whether there is a race.
+        """
+        unordered = log.unordered(region, before)
+        if not writes:
+            unordered = [access for access in unordered if access.writes]
+        if not unordered:
+            return False
+        first = unordered[-1]
+        if not first.writes:
+            kind = race_reports.OVERWRITTEN
+        elif reads:
+            kind = race_reports.STALE
+        else:
+            kind = race_reports.BOTH_WRITE
+        self.report(kind, first.launch, RacingWork.of(launch), launch.line)
+        return True
+
+    def _overwritten(
+        self, launch: Launch, use: Use, unordered: list[Access]
+    ) -> list[tuple[Access, Use]]:
+        """Report the race of a write with `unordered`, and return the reads among them."""
         reads = [access for access in unordered if not access.writes]
         if reads:
-            self.report(race_reports.OVERWRITTEN, reads[-1].launch, Side.of(launch), launch.line)
+            kind, first = race_reports.OVERWRITTEN, reads[-1].launch
+            self.report(kind, first, RacingWork.of(launch), launch.line)
         elif unordered:
-            self.report(race_reports.BOTH_WRITE, unordered[-1].launch, Side.of(launch), launch.line)
+            kind, first = race_reports.BOTH_WRITE, unordered[-1].launch
+            self.report(kind, first, RacingWork.of(launch), launch.line)
         return [(access, use) for access in reads]
 
     def _stale(self, use: Use, missed: list[Access]) -> torch.Tensor:
-        """What stands in for a tensor that is read too early. One that is written too gets the old values itself: a write is lost."""
+        """Return the tensor with its old values, for a launch that reads too early.
+
+        If the launch also writes the tensor, the tensor itself gets the old values, and the missed
+        write is lost.
+        """
+        # Accesses to freed memory do not count, nor does a collective that has not started.
+        happened = [x for x in missed if not x.shift and x.launch.count < inf]
         with _DisableTorchDispatch():
-            # A collective that has not begun has written nothing yet.
-            old = as_before(use.tensor, [access for access in missed if not access.shift and access.launch.count < inf])
+            old = as_before(use.tensor, happened)
             if use.writes:
                 use.tensor.detach().copy_(old)
                 return use.tensor
@@ -200,12 +304,13 @@ class RaceDetector:
             return wrap(old, use.tensor._gpu)
 
     def _keep(self, launch: Launch, call: Call) -> None:
-        """Remember the arguments as they are, and forget those of the oldest launches beyond the host's means."""
+        """Keep copies of a launch's arguments. Drop the oldest copies if they take too much."""
 
         def kept(x: torch.Tensor) -> torch.Tensor:
             copy = snapshot(x)
-            if (place := self.place_of(x)) is not None:
-                launch.places[id(copy)] = place
+            log = self.log_of(x)
+            if log is not None:
+                launch.logs[id(copy)] = log
             launch.nbytes += copy.untyped_storage().nbytes()
             return copy
 
@@ -216,38 +321,51 @@ class RaceDetector:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
+        """Drop the copies of the oldest launch."""
         oldest = self._in_flight.popleft()
         self._held -= oldest.nbytes
         oldest.forget()
 
     def _note(self, launch: Launch, use: Use, before: torch.Tensor | None) -> None:
-        """Write down what the launch has touched, and on whose work it stands."""
-        if use.reads and (write := use.place.writer(use.region)) is not None and write.launch.call is not None:
-            write.launch.dependents.append(launch)
-        access = Access(launch, use.place, use.region, use.writes, before)
+        """Note an access of a launch, and on whose results the launch depends."""
+        if use.reads:
+            write = use.log.writer(use.region)
+            if write is not None and write.launch.call is not None:
+                write.launch.dependents.append(launch)
+        access = Access(launch, use.log, use.region, use.writes, before)
         if before is not None:
             self.replacing.add(access)
-        use.place.add(access)
+        use.log.add(access)
 
     def _note_outputs(self, launch: Launch, call: Call, result: Any) -> None:
+        """Note the outputs of a launch that can be computed again."""
         for x in outputs_of(call, result):
-            if (place := self.place_of(x)) is not None:
-                arrival = next((a for a in reversed(self._arrivals) if a.target is x), None)
-                launch.outputs.append((arrival or reference(x), place, Region.of(x)))
+            log = self.log_of(x)
+            if log is None:
+                continue
+            target = next((a for a in reversed(self._arrivals) if a.target is x), None)
+            if target is None:
+                target = reference(x)
+            launch.outputs.append((target, log, Region.of(x)))
 
     def _run_again(self, access: Access, use: Use) -> None:
-        """A launch that has read this memory reads it after a write that nothing ordered after it."""
+        """Compute a launch again that read this memory before an unordered write."""
         launch, origin = access.launch, access.origin()
         if launch.call is None or origin is None or not use.known:
             return
-        kept = next((x for x in launch.call.tensors() if launch.places.get(id(x)) is origin), None)
+        kept = None
+        for x in launch.call.tensors():
+            if launch.logs.get(id(x)) is origin:
+                kept = x
+                break
         if kept is not None:
             with _DisableTorchDispatch():
                 content = overlaid(whole(kept), whole(use.tensor), -access.shift)
             launch.run_again({origin: content})
 
-    def report(self, kind: str, first: Launch, second: Side, line: UserLine | None) -> None:
-        race = Race(kind, Side.of(first), second)
+    def report(self, kind: str, first: Launch, second: RacingWork, line: UserLine | None) -> None:
+        """Note a race and warn at `line`, unless the same two lines raced before."""
+        race = Race(kind, RacingWork.of(first), second)
         for watching in self._watching:
             watching.note(race)
         if self.races.note(race):
@@ -255,81 +373,116 @@ class RaceDetector:
 
     @contextmanager
     def watched(self) -> Iterator[list[Race]]:
-        """The races of the block, those among them too that were found before it."""
+        """Collect the races of a `with` block, including those whose lines raced before."""
         found = Races()
         self._watching.append(found)
         try:
             yield found
         finally:
-            self._watching = [watching for watching in self._watching if watching is not found]
+            self._watching = [other for other in self._watching if other is not found]
 
-    # Memory that comes and goes
+    # Memory that is allocated and freed
 
     def _uses(self, call: Call) -> list[Use]:
-        """What the operator does with each of the tensors among its arguments that others may touch."""
-        return [use for x, reads, writes in call.roles() if (use := self._use(x, reads, writes)) is not None]
+        """Return how the operator uses its arguments, without tensors that others cannot use."""
+        uses = []
+        for x, reads, writes in call.roles():
+            use = self._use(x, reads, writes)
+            if use is not None:
+                uses.append(use)
+        return uses
 
     def _use(self, tensor: torch.Tensor, reads: bool, writes: bool) -> Use | None:
-        place = self.place_of(tensor)
-        if place is None:
+        """Return the use of one tensor, or None if its memory has no log."""
+        log = self.log_of(tensor)
+        if log is None:
             return None
-        known = type(tensor) is not VirtualTensor or tensor.untyped_storage().memory.kept is not None
-        return Use(tensor, reads, writes, place, Region.of(tensor), known)
+        known = True
+        if type(tensor) is VirtualTensor:
+            known = tensor.untyped_storage().memory.kept is not None
+        return Use(tensor, reads, writes, log, Region.of(tensor), known)
 
-    def place_of(self, tensor: torch.Tensor) -> Place | None:
-        """The place of a device tensor's memory, or of page-locked memory that has been copied from or to; None for other tensors."""
+    def log_of(self, tensor: torch.Tensor) -> AccessLog | None:
+        """Return the access log of a tensor's memory.
+
+        Device memory has one, and page-locked memory that was copied to or from. Other tensors
+        return None.
+        """
         if not has_region(tensor):
             return None
         if type(tensor) is not VirtualTensor:
-            return getattr(tensor.untyped_storage(), "place", None)
+            return getattr(tensor.untyped_storage(), "access_log", None)
         memory = tensor.untyped_storage().memory
-        if memory.touched is None:
-            memory.touched = Place()
+        if memory.access_log is None:
+            memory.access_log = AccessLog()
             self._inherit(memory)
-        return memory.touched
+        return memory.access_log
 
     def _inherit(self, memory: Memory) -> None:
-        """What was done with this memory before this detector looked at it, and what is still done with the bytes that it is made of."""
+        """Add the earlier accesses to new memory.
+
+        These are writes from the time when operators were not compared, and accesses to freed
+        memory whose bytes are reused.
+        """
         if memory.written and memory.writer is not None:
             launch = Launch(memory.writer, "earlier work", 0.0, None)
             launch.count = memory.written
-            nbytes = memory.block.requested if memory.block is not None else 0
-            memory.touched.add(Access(launch, memory.touched, Region(0, (nbytes,), (1,), torch.uint8), True))
+            nbytes = 0
+            if memory.block is not None:
+                nbytes = memory.block.requested
+            region = Region(0, (nbytes,), (1,), torch.uint8)
+            log = memory.access_log
+            log.add(Access(launch, log, region, True))
         if memory.block is None or not self._freed:
             return
         address, size = memory.block.address, memory.block.size
-        for freed in self._freed.get(memory.gpu.index, ()):
+        all_freed = self._freed.get(memory.gpu.index, [])
+        for freed in all_freed:
             if freed.address < address + size and address < freed.address + freed.size:
-                memory.touched.accesses += [access.shifted(freed.address - address) for access in freed.place.accesses]
-        self._freed[memory.gpu.index] = [freed for freed in self._freed.get(memory.gpu.index, ()) if self._still_used(freed)]
+                shift = freed.address - address
+                moved = [access.shifted(shift) for access in freed.log.accesses]
+                memory.access_log.accesses += moved
+        self._freed[memory.gpu.index] = [freed for freed in all_freed if self._still_used(freed)]
 
-    def freed(self, gpu: Gpu, block: Block, place: Place) -> None:
-        """The program gives a block back: streams that the allocator does not know of may still use its bytes."""
+    def freed(self, gpu: Gpu, block: Block, log: AccessLog) -> None:
+        """Note a freed block that streams unknown to the allocator may still use."""
         known = {block.stream, *(block.streams or ())}  # to the allocator
-        if any(access.launch.stream.stream_id not in known for access in place.accesses):
-            freed = Freed(block.address, block.size, gpu.streams[block.stream], place)
+        if any(access.launch.stream.stream_id not in known for access in log.accesses):
+            freed = Freed(block.address, block.size, gpu.streams[block.stream], log)
             if self._still_used(freed):
                 self._freed.setdefault(gpu.index, []).append(freed)
 
     def _still_used(self, freed: Freed) -> bool:
-        """May its stream hand the memory out again before all that was done with it is over?"""
+        """Return whether the memory's stream may reuse it before all accesses to it are done."""
         before = self.machine.clock.before(freed.stream)
-        return any(before.get(access.launch.stream, 0) < access.launch.count for access in freed.place.accesses)
+        for access in freed.log.accesses:
+            if before.get(access.launch.stream, 0) < access.launch.count:
+                return True
+        return False
 
     # The host
 
     def mark_host(self, tensor: torch.Tensor) -> None:
-        """This page-locked memory is copied from or to while the host goes on: from now on races over it are found."""
-        tensor.untyped_storage().__dict__.setdefault("place", Place()).filled = True
+        """Find races for this page-locked memory, which is copied while the host continues."""
+        attributes = tensor.untyped_storage().__dict__
+        attributes.setdefault("access_log", AccessLog()).filled = True
 
     def to_host(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime) -> None:
-        """A copy to page-locked memory has been queued on the stream: the host finds its values there once it has waited."""
+        """Note a copy to page-locked memory. The values arrive when the host has waited for it."""
         self._arrivals.append(Arrival(stream, target, snapshot(source)))
 
     def on_arrival(self, source: torch.Tensor, stream: StreamTime) -> torch.Tensor:
-        """What a copy queued on the stream finds in memory of the host: copies into it that are done before have arrived by then."""
-        storage, before = source.untyped_storage()._cdata, self.machine.clock.before(stream)
-        arrived = [x for x in self._arrivals if x.target.untyped_storage()._cdata == storage and before.get(x.stream, 0) >= x.count]
+        """Return what a copy on `stream` reads from the host's memory.
+
+        Earlier copies into this memory have arrived if they are ordered before.
+        """
+        storage = source.untyped_storage()._cdata
+        before = self.machine.clock.before(stream)
+        arrived = []
+        for arrival in self._arrivals:
+            same_storage = arrival.target.untyped_storage()._cdata == storage
+            if same_storage and before.get(arrival.stream, 0) >= arrival.count:
+                arrived.append(arrival)
         if not arrived:
             return source
         content = whole(source).clone()
@@ -338,18 +491,25 @@ class RaceDetector:
         return at(content, Region.of(source))
 
     def host_runs(self, op: Operator, args: tuple, kwargs: dict) -> Any:
-        """Run an operator of the host, which may touch page-locked memory that is being copied."""
-        name = op.name
+        """Run an operator of the host, which may use page-locked memory that is being copied."""
+        name, clock = op.name, self.machine.clock
         overwritten: list[tuple[Access, Use]] = []
-        for use in [] if op.returns_views else self._uses(Call(op, args, kwargs)):
+        uses = []
+        if not op.returns_views:
+            uses = self._uses(Call(op, args, kwargs))
+        for use in uses:
             if use.reads:
                 self.host_reads(use.tensor, name)
-            unordered = use.place.unordered(use.region, self.machine.clock.known)
-            reads = [access for access in unordered if not access.writes]
+            unordered = use.log.unordered(use.region, clock.known)
             if use.writes and unordered:
-                kind, first = (race_reports.OVERWRITTEN, reads[-1]) if reads else (race_reports.BOTH_WRITE, unordered[-1])
+                reads = [access for access in unordered if not access.writes]
+                if reads:
+                    kind, first = race_reports.OVERWRITTEN, reads[-1]
+                else:
+                    kind, first = race_reports.BOTH_WRITE, unordered[-1]
                 line = user_line()
-                self.report(kind, first.launch, Side.of_host(name, line, self.machine.clock.host), line)
+                second = RacingWork.of_host(name, line, clock.host)
+                self.report(kind, first.launch, second, line)
                 overwritten += [(access, use) for access in reads]
         result = op.func(*args, **kwargs)
         for access, use in overwritten:
@@ -357,43 +517,63 @@ class RaceDetector:
         return result
 
     def host_reads(self, tensor: torch.Tensor, name: str) -> None:
-        """The host looks at a tensor of its own, which holds the old values while a copy into it is under way."""
+        """Report a race if the host reads a tensor of its own while a copy into it is pending."""
         use = self._use(tensor, True, False)
-        late = [access for access in use.place.unordered(use.region, self.machine.clock.known) if access.writes] if use is not None else []
+        if use is None:
+            return
+        clock = self.machine.clock
+        late = [access for access in use.log.unordered(use.region, clock.known) if access.writes]
         if late:
             line = user_line()
-            self.report(race_reports.STALE, late[-1].launch, Side.of_host(name, line, self.machine.clock.host), line)
+            second = RacingWork.of_host(name, line, clock.host)
+            self.report(race_reports.STALE, late[-1].launch, second, line)
 
     def _learn(self) -> None:
-        """The host has waited for something: what is known to be done cannot race any more."""
+        """Forget what is known to be done, after the host has waited for something."""
         known = self.machine.clock.known
         if self._arrivals:
             for arrival in [x for x in self._arrivals if known.get(x.stream, 0) >= x.count]:
                 self._arrivals.remove(arrival)
                 arrival.arrive()
         if self.host_copies:
-            self.host_copies = [(stream, count) for stream, count in self.host_copies if known.get(stream, 0) < count]
-        while self._in_flight and known.get(self._in_flight[0].stream, 0) >= self._in_flight[0].count:
+            self.host_copies = [
+                (stream, count)
+                for stream, count in self.host_copies
+                if known.get(stream, 0) < count
+            ]
+        while self._in_flight:
+            oldest = self._in_flight[0]
+            if known.get(oldest.stream, 0) < oldest.count:
+                break
             self._forget_oldest()
         if self.replacing:
-            for access in [x for x in self.replacing if known.get(x.launch.stream, 0) >= x.launch.count]:
-                access.before = None  # all that is launched from now on comes after it
+            for access in [
+                x for x in self.replacing if known.get(x.launch.stream, 0) >= x.launch.count
+            ]:
+                access.before = None  # all later launches are ordered after it
                 self.replacing.discard(access)
         self.collectives.look_again()
 
 
 def copies_elsewhere(call: Call) -> bool:
-    """Races of copies are found where they are queued (virtualgpu.ops.copies), for they have an order of their own."""
+    """Return whether races of this copy are found where it is queued (virtualgpu.ops.copies).
+
+    Such copies have an order of their own.
+    """
     name, device = call.op.name, call.kwargs.get("device")
     return name == "copy_" or (name == "_to_copy" and device is not None and device.type != "cpu")
 
 
 def _is_elsewhere(call: Call) -> bool:
-    """Is a tensor made after the model of another, on another GPU?"""
+    """Return whether the call makes a tensor like another one, but on another GPU."""
     device = call.kwargs.get("device")
     return device is not None and device.type == "cuda" and device != call.gpu.device
 
 
 def is_new(tensor: torch.Tensor) -> bool:
-    """Has an operator made this tensor's memory just now?"""
-    return type(tensor) is VirtualTensor and has_region(tensor) and tensor.untyped_storage().memory.touched is None
+    """Return whether an operator has just made this tensor's memory."""
+    return (
+        type(tensor) is VirtualTensor
+        and has_region(tensor)
+        and tensor.untyped_storage().memory.access_log is None
+    )

@@ -1,4 +1,4 @@
-"""Races, two pieces of work on the same memory that nothing orders, and the warnings about them."""
+"""Races and the warnings about them. A race is two unordered launches that use the same memory."""
 
 import warnings
 from dataclasses import dataclass
@@ -7,36 +7,58 @@ from virtualgpu.source_lines import SourceLine
 from virtualgpu.stream_numbers import stream_name
 from virtualgpu.streams.launches import Launch, UserLine
 
-HOST = -1  # as a device: the host itself is one of the two
+HOST = -1  # the device index of the host, if the host itself takes part in a race
 
 STALE, OVERWRITTEN, BOTH_WRITE = "stale read", "overwritten too early", "two writers"
 _WHAT_HAPPENS = {
-    STALE: "{second} may run before {first} has written what it reads: it reads the old values.",
-    OVERWRITTEN: "{second} may write before {first} has read: it reads the new values.",
-    BOTH_WRITE: "{second} may write before or after {first}: either may be the last.",
+    STALE: (
+        "{second} may run before {first} has written what it reads. It then reads the old values."
+    ),
+    OVERWRITTEN: (
+        "{second} may write before {first} has read. {first_name} then reads the new values."
+    ),
+    BOTH_WRITE: "{second} may write before or after {first}. Either result may remain.",
 }
-_ORDER = "Nothing orders the two: let the later stream wait (wait_stream, wait_event)"
+_ORDER = "Nothing orders the two. Let the later stream wait (wait_stream, wait_event)"
 _ADVICE = {
     STALE: f"{_ORDER}.",
-    OVERWRITTEN: f"{_ORDER}, or, if the memory was freed, tell the allocator who uses it (record_stream).",
+    OVERWRITTEN: (
+        f"{_ORDER}. If the memory was freed, tell the allocator which stream uses it "
+        "(record_stream)."
+    ),
     BOTH_WRITE: f"{_ORDER}.",
 }
-_AS_WRITTEN = {"_local_scalar_dense": "item", "_to_copy": "to"}  # operators that go by another name in a program
-_ADVICE_AFTER_NCCL = "Nothing orders the two: call `wait()` of the collective's work while the later stream is current."
-_ADVICE_BEFORE_NCCL = f"{_ORDER}: a collective comes after the stream that is current when it is called."
-_ADVICE_TO_HOST = "The host has not waited for it: synchronize the stream, or an event recorded after it, first."
+_AS_WRITTEN = {"_local_scalar_dense": "item", "_to_copy": "to"}  # the names in a program
+_ADVICE_AFTER_NCCL = (
+    "Nothing orders the two. Call `wait()` of the collective's work while the later stream is "
+    "current."
+)
+_ADVICE_BEFORE_NCCL = (
+    f"{_ORDER}. A collective waits only for the stream that is current when it is called."
+)
+_ADVICE_TO_HOST = (
+    "The host has not waited for this work. First synchronize the stream, or an event recorded "
+    "after it."
+)
 
 
 class RaceWarning(UserWarning):
-    """Two streams touch the same memory without an order."""
+    """Warning about two launches that use the same memory without an order between them."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of the two pieces of work. `device` is HOST for the host; `stream` its stream's handle; `line` is "train.py:12" or, in a
-    notebook, "line 3", `text` its source, `filename` where that lies.
+class RacingWork:
+    """One of the two launches of a race, or work of the host.
 
-    `seconds` is the host's time at the launch, `start` and `end` that of the work, on the machine's clock.
+    device: the GPU's index, or HOST
+    stream: the handle of the stream
+    name: the operator, as a program calls it
+    line: "train.py:12", or "line 3" in a notebook
+    text: the source of this line
+    seconds: the host's time at the launch
+    start, end: when the work runs, on the machine's clock
+    filename: the file of the line
+    of_nccl: whether it is a collective on NCCL's own stream
     """
 
     device: int
@@ -48,26 +70,51 @@ class Side:
     start: float
     end: float
     filename: str = ""
-    of_nccl: bool = False  # a collective on NCCL's own stream
+    of_nccl: bool = False
 
     @classmethod
-    def of(cls, launch: Launch) -> "Side":
-        line, file = _read(launch.line), launch.line[0] if launch.line else ""
-        name = _as_written(launch.name)
-        return cls(launch.device, launch.stream.stream_id, name, *line, launch.seconds, launch.start, launch.end, file, launch.of_nccl)
+    def of(cls, launch: Launch) -> "RacingWork":
+        """Return the description of a launch."""
+        line, text = _read(launch.line)
+        return cls(
+            device=launch.device,
+            stream=launch.stream.stream_id,
+            name=_as_written(launch.name),
+            line=line,
+            text=text,
+            seconds=launch.seconds,
+            start=launch.start,
+            end=launch.end,
+            filename=_file(launch.line),
+            of_nccl=launch.of_nccl,
+        )
 
     @classmethod
-    def of_host(cls, name: str, line: UserLine | None, seconds: float) -> "Side":
-        return cls(HOST, 0, _as_written(name), *_read(line), seconds, seconds, seconds, line[0] if line else "")
+    def of_host(cls, name: str, line: UserLine | None, seconds: float) -> "RacingWork":
+        """Return the description of an operator of the host."""
+        location, text = _read(line)
+        return cls(
+            device=HOST,
+            stream=0,
+            name=_as_written(name),
+            line=location,
+            text=text,
+            seconds=seconds,
+            start=seconds,
+            end=seconds,
+            filename=_file(line),
+        )
 
     @property
     def queue(self) -> str:
-        """The stream that it runs on, or the host, in words."""
+        """The name of its stream, or "the host"."""
         if self.device == HOST:
             return "the host"
         if self.of_nccl:
             return f"NCCL's stream of cuda:{self.device}"
-        return f"{stream_name(self.stream) if self.stream else 'the default stream'} of cuda:{self.device}"
+        if self.stream == 0:
+            return f"the default stream of cuda:{self.device}"
+        return f"{stream_name(self.stream)} of cuda:{self.device}"
 
     def __str__(self) -> str:
         return f"`{self.name}` on {self.queue} ({self.line})"
@@ -75,44 +122,59 @@ class Side:
 
 @dataclass(frozen=True)
 class Race:
-    """`first` was launched before `second`, and may run after it. `kind` is "stale read", "overwritten too early" or "two writers"."""
+    """Two launches that use the same memory without an order.
+
+    `first` was launched before `second` and may run after it. `kind` is "stale read", "overwritten
+    too early" or "two writers".
+    """
 
     kind: str
-    first: Side
-    second: Side
+    first: RacingWork
+    second: RacingWork
 
     def __str__(self) -> str:
-        what = _WHAT_HAPPENS[self.kind].format(first=self.first, second=self.second)
+        what = _WHAT_HAPPENS[self.kind].format(
+            first=self.first, second=self.second, first_name=f"`{self.first.name}`"
+        )
         return f"{what} {self._advice}"
 
     @property
     def _advice(self) -> str:
+        """Sentences that say how to order the two launches."""
         if self.first.of_nccl:
             return _ADVICE_AFTER_NCCL
         if self.second.of_nccl:
             return _ADVICE_BEFORE_NCCL
-        return _ADVICE_TO_HOST if self.second.device == HOST else _ADVICE[self.kind]
+        if self.second.device == HOST:
+            return _ADVICE_TO_HOST
+        return _ADVICE[self.kind]
 
     @property
     def key(self) -> tuple:
-        """Equal for the same two lines."""
-        return self.kind, *((side.filename, side.line, side.name, side.device, side.stream) for side in (self.first, self.second))
+        """Value that is equal for races of the same kind between the same two lines."""
+        works = [
+            (work.filename, work.line, work.name, work.device, work.stream)
+            for work in (self.first, self.second)
+        ]
+        return self.kind, *works
 
     def warn(self, line: UserLine | None) -> None:
-        """Warns at `line`, that of the second of the two."""
-        filename, number = ("<unknown>", 0) if line is None else line[:2]
+        """Emit the warning at `line`, which is the line of the second launch."""
+        filename, number = "<unknown>", 0
+        if line is not None:
+            filename, number, _ = line
         warnings.warn_explicit(str(self), RaceWarning, filename, number)
 
 
 class Races(list[Race]):
-    """Races, each pair of lines once."""
+    """List of races in which each pair of lines appears once."""
 
     def __init__(self) -> None:
         super().__init__()
         self._keys: set[tuple] = set()
 
     def note(self, race: Race) -> bool:
-        """Keep it unless its lines are there. Returns whether they were not."""
+        """Append the race unless its lines are in the list, and return whether it was appended."""
         if race.key in self._keys:
             return False
         self._keys.add(race.key)
@@ -121,13 +183,20 @@ class Races(list[Race]):
 
 
 def _as_written(operator: str) -> str:
-    """The name by which a program calls an operator: `softmax`, where PyTorch's own is `_softmax`."""
+    """Return the name by which a program calls an operator: `softmax` for `_softmax`."""
     return _AS_WRITTEN.get(operator, operator.removeprefix("_"))
 
 
 def _read(line: UserLine | None) -> tuple[str, str]:
-    """The location of a line and its text."""
+    """Return where a line is, and its text."""
     if line is None:
         return "before any stream was made", ""
     read = SourceLine.read(*line)
     return read.location, read.text
+
+
+def _file(line: UserLine | None) -> str:
+    """Return the file of a line, or an empty string without a line."""
+    if line is None:
+        return ""
+    return line[0]

@@ -1,1 +1,1 @@
-"""Host threads of one machine run one at a time, in an order that is the same in every run."""
+"""The host threads of one machine. They run one at a time, in the same order in every run."""

@@ -1,6 +1,7 @@
-"""Locks and queues of a machine's threads: they serve the thread that has waited longest, and report it to the scheduler.
+"""Locks and queues of a machine's threads. They serve the thread that has waited longest.
 
-Python's own serve the thread that the operating system wakes first, or that asks just then: another one in every run.
+They also report waiting threads to the scheduler. Python's own locks serve the thread that the
+operating system wakes up first, or that asks at the right moment, which differs from run to run.
 """
 
 import _thread
@@ -13,9 +14,9 @@ from virtualgpu.threads.thread_state import BlockedWait
 
 
 class Waiter:
-    """The lock on which a `threading.Condition` keeps one thread."""
+    """The lock on which a `threading.Condition` keeps one thread waiting."""
 
-    item: Any  # that a queue has given it
+    item: Any  # the item that a queue has given to the thread
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -23,6 +24,7 @@ class Waiter:
         self._wait: BlockedWait | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Wait for the lock, and return whether it was acquired."""
         if self._lock.acquire(blocking=False):
             return True
         if not blocking:
@@ -31,23 +33,26 @@ class Waiter:
             return self._lock.acquire(True, timeout)
 
     def release(self) -> None:
+        """Release the lock, and let the waiting thread ask for its turn."""
         self._lock.release()
         if self._wait is not None:
             self._scheduler.unblock(self._wait)
 
 
 class Lock:
-    """`threading.Lock`: a release hands it to the thread that has waited longest."""
+    """Replacement of `threading.Lock`. A release gives it to the thread that has waited longest."""
 
-    scheduler: Scheduler  # set in a class of each machine's own
+    scheduler: Scheduler  # set in a subclass for each machine
 
     def __init__(self) -> None:
         self._lock = _thread.allocate_lock()
         self._waiting: deque[Waiter] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Wait for the lock, and return whether it was acquired."""
         if not blocking or timeout == 0:
-            return self._lock.acquire(blocking, timeout)  # Python says what is wrong with a time without blocking
+            # Python reports a timeout that is given without blocking.
+            return self._lock.acquire(blocking, timeout)
         if self._lock.acquire(blocking=False):
             return True
         waiter = Waiter(self.scheduler)
@@ -64,6 +69,7 @@ class Lock:
             raise
 
     def release(self) -> None:
+        """Give the lock to the thread that has waited longest, or release it."""
         while True:
             try:
                 waiter = self._waiting.popleft()
@@ -71,11 +77,12 @@ class Lock:
                 self._lock.release()
                 if not self._waiting or not self._lock.acquire(blocking=False):
                     return
-                # A thread has begun to wait in between: the lock goes to it.
+                # A thread has started to wait in the meantime. The lock goes to this thread.
             else:
                 return waiter.release()
 
     def locked(self) -> bool:
+        """Return whether a thread holds the lock."""
         return self._lock.locked()
 
     def __enter__(self) -> bool:
@@ -85,27 +92,34 @@ class Lock:
         self.release()
 
     def _at_fork_reinit(self) -> None:
-        """Called by Python in a forked child, where only the thread that forked may hold a lock."""
+        """Reset the lock in a forked child, where only the forking thread exists."""
         self._lock, self._waiting = _thread.allocate_lock(), deque()
 
 
 class SimpleQueue:
-    """`queue.SimpleQueue`: an item goes to the thread that has waited longest. Like Python's, it may be put into by a finalizer."""
+    """Replacement of `queue.SimpleQueue`. An item goes to the thread that has waited longest.
 
-    scheduler: Scheduler  # set in a class of each machine's own
+    As in Python's own class, a finalizer may put an item.
+    """
+
+    scheduler: Scheduler  # set in a subclass for each machine
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
         self._waiting: deque[Waiter] = deque()
-        self._guard = _thread.RLock()  # a finalizer may run within
+        self._guard = _thread.RLock()  # a finalizer may run inside
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Append an item."""
         with self._guard:
             self._items.append(item)
             self._hand_out()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Raises queue.Empty if there is nothing, or nothing came in `timeout` seconds."""
+        """Remove and return the first item, after waiting for one.
+
+        Raises queue.Empty if there is none in `timeout` seconds, or at once without `block`.
+        """
         if timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
         with self._guard:
@@ -130,30 +144,35 @@ class SimpleQueue:
         return waiter.item
 
     def _hand_out(self) -> None:
+        """Give items to the waiting threads, as long as there are both."""
         while self._items and self._waiting:
             waiter = self._waiting.popleft()
             try:
                 waiter.item = self._items.popleft()
-            except IndexError:  # a finalizer has put something, and so handed this out
+            except IndexError:  # a finalizer has put an item and given this one to a thread
                 self._waiting.appendleft(waiter)
             else:
                 waiter.release()
 
     def put_nowait(self, item: Any) -> None:
+        """Append an item."""
         self.put(item)
 
     def get_nowait(self) -> Any:
+        """Remove and return the first item. Raises queue.Empty if there is none."""
         return self.get(block=False)
 
     def empty(self) -> bool:
+        """Return whether there are no items."""
         return not self._items
 
     def qsize(self) -> int:
+        """Return the number of items."""
         return len(self._items)
 
 
 def _give_up(waiter: Waiter, waiting: deque[Waiter]) -> bool:
-    """Stop waiting. Returns False if the waiter has got what it waited for meanwhile."""
+    """Stop waiting. Returns False if the waiter has already got what it waited for."""
     try:
         waiting.remove(waiter)
     except ValueError:

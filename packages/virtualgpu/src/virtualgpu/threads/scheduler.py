@@ -1,14 +1,17 @@
-"""The scheduler of one machine's host threads: they run one at a time, in the order in which they were started.
+"""The scheduler of one machine's host threads. They run one at a time, in the order of their start.
 
-All threads share one clock, one allocator and one generator a GPU, and the interpreter lets any thread go on that the operating system
-wakes first: times, addresses and draws would differ from run to run. So threads take turns. A turn is one operator, or one call of the
-driver, and the Python after it, up to the thread's next one, where it waits for its next turn.
+All threads share one clock, and one allocator and generator per GPU. Python lets any thread
+continue that the operating system wakes up, so times, addresses and random numbers would differ
+from run to run. Threads therefore take turns. A turn is one operator or one driver call, with the
+Python code after it. The thread's next operator or driver call waits for its next turn.
 
-A thread that waits for another one must not keep its turn, whatever it waits in: a lock, a queue, a loop that polls. `join` and
-conditions (events, queues, futures) report that they block, and who unblocks whom (`threads.locks`, `host.threading_module`). For the rest,
-one of the waiting threads samples the running one (`threads.thread_state`): if it stays in the same sleep, or sleeps most of the time, or
-computes for long without an operator, the others pass it over until it moves again. A thread that could run, and that a busy computer
-keeps waiting, is waited for: so the order does not depend on the computer's load.
+A thread that waits for another thread must not keep its turn, whatever it waits in: a lock, a queue
+or a loop that polls. `join` and conditions (events, queues, futures) report that they block, and
+who unblocks whom (`threads.locks`, `host.threading_module`). Otherwise one of the waiting threads
+samples the running thread (`threads.thread_state`). The others skip a thread that stays in the same
+sleep, sleeps most of the time, or computes for long without an operator, until it moves again. They
+wait for a thread that could run but is delayed by a busy computer, so the order does not depend on
+the computer's load.
 """
 
 import threading
@@ -21,9 +24,13 @@ from virtualgpu.threads.thread_state import SAMPLE_SECONDS, BlockedWait, State, 
 
 
 class Scheduler:
-    """The scheduler of one machine. `several` is True while there is more than one thread: a single one need not ask."""
+    """The scheduler of one machine's threads.
 
-    # Seconds after which a waiting thread checks whether it was forgotten: an interrupt may come between any two steps.
+    `several` says whether there is more than one thread. A single thread need not take turns.
+    """
+
+    # Seconds after which a waiting thread checks whether it was forgotten. This is necessary
+    # because an interrupt can happen between any two steps.
     RECHECK_SECONDS = 0.5
 
     def __init__(self) -> None:
@@ -31,22 +38,23 @@ class Scheduler:
         self._mine = threading.local()
         self._threads: list[ThreadState] = []
         self._started = 0
-        self._last = -1  # number of the thread that had the last turn
-        self.running: ThreadState | None = None  # has the turn, or is waking
+        self._last = -1  # the number of the thread that had the last turn
+        self.running: ThreadState | None = None  # the thread that has the turn, or is waking up
         self._sampler: ThreadState | None = None  # the waiting thread that samples the running one
-        self._lock = threading.RLock()  # a signal's handler may launch operators too
+        self._lock = threading.RLock()  # a signal handler may launch operators, too
         self._mine.state = self.running = state = self.add()
-        state.state, state.goes_on = State.RUNNING, False
+        state.state = State.RUNNING
+        state.goes_on = False
         state.attach()
 
     def current(self) -> ThreadState | None:
-        """The calling thread's; None for one that takes no turns."""
+        """Return the state of the calling thread, or None if it takes no turns."""
         return getattr(self._mine, "state", None)
 
-    # Taking part
+    # Threads that start and end
 
     def add(self) -> ThreadState:
-        """For a thread that is about to be started."""
+        """Return a new state, for a thread that is about to be started."""
         with self._lock:
             state = ThreadState(self._started)
             self._started += 1
@@ -55,7 +63,7 @@ class Scheduler:
             return state
 
     def remove(self, state: ThreadState) -> None:
-        """The thread has ended, or could not be started."""
+        """Forget a thread that has ended or could not be started."""
         with self._lock:
             state.detach()
             if state not in self._threads:
@@ -67,17 +75,18 @@ class Scheduler:
             self._go_on_without(state)
 
     def remove_unstarted(self, state: ThreadState) -> None:
-        """Starting the thread has failed. After an interrupt it may have begun all the same; then it stays."""
+        """Forget a thread whose start has failed, unless it runs in spite of an interrupt."""
         with self._lock:
             if not state.thread:
                 self.remove(state)
 
     def has(self, state: ThreadState) -> bool:
+        """Return whether a thread takes turns."""
         return state in self._threads
 
     @contextmanager
     def attached(self, state: ThreadState) -> Iterator[None]:
-        """In the block the calling thread takes part; it begins and ends in a turn of its own."""
+        """Let the calling thread take turns in the block. The block begins and ends in a turn."""
         self._mine.state = state
         with self._lock:
             state.attach()
@@ -91,7 +100,7 @@ class Scheduler:
             self.remove(state)
 
     def close(self) -> None:
-        """The machine is taken away: nobody waits any more."""
+        """Let all threads run without turns, because the machine is taken away."""
         with self._lock:
             self.several = False
             for state in self._threads:
@@ -101,7 +110,7 @@ class Scheduler:
             self._threads = []
 
     def after_fork(self) -> None:
-        """To be called in a child process, where only the thread that forked lives on."""
+        """Keep only the calling thread, in a forked child process."""
         self._lock = threading.RLock()
         self.several, state = False, self.current()
         self._threads = [] if state is None else [state]
@@ -109,7 +118,8 @@ class Scheduler:
         if state is not None:
             state.detach()
             state.attach()
-            state.state, self.running = State.RUNNING, state
+            state.state = State.RUNNING
+            self.running = state
 
     # Turns
 
@@ -119,12 +129,19 @@ class Scheduler:
         if state is None:
             return
         with self._lock:
-            others = (other.state in (State.WAITING, State.WAKING) or other.woke() for other in self._threads)
-            if state.state is State.RUNNING and not any(others):
-                return state.begin_turn()  # nobody else wants to run
+            if state.state is State.RUNNING and not self._others_want_to_run():
+                return state.begin_turn()
         self._wait_for_turn(state)
 
+    def _others_want_to_run(self) -> bool:
+        """Return whether a thread waits for its turn or is waking up."""
+        for other in self._threads:
+            if other.state in (State.WAITING, State.WAKING) or other.woke():
+                return True
+        return False
+
     def _wait_for_turn(self, state: ThreadState) -> None:
+        """Wait until the calling thread, whose state this is, has its turn."""
         with self._lock:
             if state not in self._threads:
                 return
@@ -136,10 +153,14 @@ class Scheduler:
                 self._pass_on()
         try:
             while state.state is not State.RUNNING:
-                state.wake.acquire(timeout=SAMPLE_SECONDS if self._sampler is state else self.RECHECK_SECONDS)
+                timeout = self.RECHECK_SECONDS
+                if self._sampler is state:
+                    timeout = SAMPLE_SECONDS
+                state.wake.acquire(timeout=timeout)
                 if state.state is not State.RUNNING:
                     self._sample_running(state)
-        except BaseException:  # an interrupt: the thread runs on without a turn, until it asks for one again
+        except BaseException:
+            # After an interrupt the thread runs without a turn, until it asks for one again.
             with self._lock:
                 state.state = State.BLOCKED
                 self._go_on_without(state)
@@ -148,6 +169,7 @@ class Scheduler:
         state.begin_turn()
 
     def _sample_running(self, state: ThreadState) -> None:
+        """Sample the running thread if the waiting thread `state` is the sampler."""
         with self._lock:
             if self._sampler is None or self._sampler.state is not State.WAITING:
                 self._sampler = state
@@ -156,17 +178,25 @@ class Scheduler:
                 return
             if running is None or running.state not in (State.RUNNING, State.WAKING):
                 self._pass_on()
-            elif (stalled := running.stalled()) is not None:
-                running.state, running.goes_on = stalled, False
+                return
+            stalled = running.stalled()
+            if stalled is not None:
+                running.state = stalled
+                running.goes_on = False
                 self._pass_on()
 
     def _go_on_without(self, state: ThreadState) -> None:
+        """Give the turn to another thread if `state` has it."""
         if self.running is state:
             self._pass_on()
         self._choose_sampler()
 
     def _pass_on(self) -> None:
-        """Let threads that were unblocked ask for their turns, one after the other; then the next waiting one has its turn."""
+        """Give the turn to the next thread.
+
+        Unblocked threads first ask for their turns, one after the other. Then the next waiting
+        thread gets its turn.
+        """
         self.running = None
         for state in self._threads:
             if state.state is State.WAKING or state.woke():
@@ -176,21 +206,29 @@ class Scheduler:
         else:
             waiting = [state for state in self._threads if state.state is State.WAITING]
             if waiting:
-                chosen = next((state for state in waiting if state.number > self._last), waiting[0])
-                chosen.state, self._last, self.running = State.RUNNING, chosen.number, chosen
+                later = [state for state in waiting if state.number > self._last]
+                chosen = later[0] if later else waiting[0]
+                chosen.state = State.RUNNING
+                self._last = chosen.number
+                self.running = chosen
                 _release(chosen.wake)
         self._choose_sampler()
 
     def _choose_sampler(self) -> None:
+        """Choose a waiting thread that samples the running one, unless there is one."""
         if self._sampler is None or self._sampler.state is not State.WAITING:
-            self._sampler = next((state for state in self._threads if state.state is State.WAITING), None)
+            waiting = [state for state in self._threads if state.state is State.WAITING]
+            self._sampler = waiting[0] if waiting else None
             if self._sampler is not None:
                 _release(self._sampler.wake)
 
     # Sleeping on the machine's clock
 
     def sleep(self, seconds: float, clock: Clock) -> None:
-        """Let `seconds` of the machine's clock go by for the calling thread. The others run meanwhile; if all sleep, time jumps."""
+        """Let the calling thread sleep for `seconds` on the machine's clock.
+
+        The other threads run in the meantime. If all threads sleep, the clock jumps.
+        """
         state = self.current()
         if state is None or not self.several:
             return clock.advance_host(seconds)
@@ -199,9 +237,11 @@ class Scheduler:
             while clock.host < alarm:
                 self.take_turn()
                 with self._lock:
-                    alarms = [other.alarm for other in self._threads if other.state is State.WAITING]
+                    waiting = [other for other in self._threads if other.state is State.WAITING]
+                    alarms = [other.alarm for other in waiting]
                     if None not in alarms:
-                        clock.advance_host(max(0.0, min([alarm, *(x for x in alarms if x is not None)]) - clock.host))
+                        first = min([alarm, *(x for x in alarms if x is not None)])
+                        clock.advance_host(max(0.0, first - clock.host))
         finally:
             state.alarm = None
 
@@ -209,7 +249,10 @@ class Scheduler:
 
     @contextmanager
     def blocked(self) -> Iterator[BlockedWait | None]:
-        """In the block the calling thread waits for something, and the others run. Who ends it calls `unblock`."""
+        """Let the other threads run while the calling thread waits for something in the block.
+
+        The thread that ends the wait calls `unblock` with the yielded object.
+        """
         state = self.current()
         if state is None or state.goes_on or state not in self._threads:
             yield None
@@ -226,17 +269,18 @@ class Scheduler:
         self._wait_for_turn(state)
 
     def unblock(self, wait: BlockedWait) -> None:
-        """What the thread waited for is there: from now on the others wait until it has asked for its turn."""
+        """Let the others wait until this thread, whose wait is over, has asked for its turn."""
         state = wait.state
         with self._lock:
             if state.wait is wait and state.state is State.BLOCKED:
-                state.state, state.goes_on = State.WAKING, True
+                state.state = State.WAKING
+                state.goes_on = True
                 if self.running is None:
                     self._pass_on()
 
     @contextmanager
     def keeping_turn(self) -> Iterator[None]:
-        """In the block the calling thread waits for something that comes without the other threads: it keeps its turn."""
+        """Keep the calling thread's turn in the block, where it does not wait for other threads."""
         state = self.current()
         if state is None or state.goes_on:
             yield
@@ -249,5 +293,6 @@ class Scheduler:
 
 
 def _release(lock: Any) -> None:
+    """Release a lock if it is locked."""
     if lock.locked():
         lock.release()

@@ -1,7 +1,8 @@
-"""The state of one thread under the scheduler, and whether the others may run while it waits.
+"""The state of one thread under the scheduler, and whether others may run while it waits.
 
-Nothing in Python says whether a thread waits. Linux does: the thread's state, and its processor time, which stands still as long as one
-sleep lasts. A thread that only wants the interpreter lock gets it between two samples, so its next sample shows another sleep.
+Python does not tell whether a thread waits, but Linux does. It reports the thread's state and its
+processor time, which does not change during a sleep. A thread that only waits for the interpreter's
+lock gets the lock between two samples, so its next sample shows another sleep.
 """
 
 import _thread
@@ -13,54 +14,65 @@ from enum import Enum, auto
 
 from virtualgpu.front_end import HERE
 
-SAMPLE_SECONDS = 1e-3  # between two samples of the running thread
-SAME_SLEEP = 5  # samples in a row within the same sleep: the thread waits for something
-MOSTLY_ASLEEP = 200  # samples in one turn that find it asleep after little work: it polls, with pauses
-LITTLE = 0.2  # of the time between two samples
-BUSY_SECONDS = 1.0  # of processor time in one turn: it may be polling without a pause
-PATIENT = 1000  # times as much of each for a thread that is known to go on by itself
+SAMPLE_SECONDS = 1e-3  # time between two samples of the running thread
+SAME_SLEEP = 5  # after this many samples in the same sleep, the thread waits for something
+MOSTLY_ASLEEP = 200  # after this many samples of sleep with little work, the thread polls
+LITTLE = 0.2  # the largest work between two samples that counts as little, as a share of the time
+BUSY_SECONDS = 1.0  # after this processor time in one turn, the thread may poll without pauses
+PATIENT = 1000  # the limits are this many times larger for a thread known to continue by itself
 
 
 class State(Enum):
+    """The states of a thread under the scheduler."""
+
     RUNNING = auto()  # it has the turn
-    WAITING = auto()  # for its turn
-    BLOCKED = auto()  # on something else; the thread that unblocks it reports that, or its return is noticed later
-    ASLEEP = auto()  # on something else; it comes back when its sleep ends
-    WAKING = auto()  # it was unblocked and has not asked for its turn yet: no thread has the turn meanwhile
+    WAITING = auto()  # it waits for its turn
+    BLOCKED = auto()  # it waits for another thread, which reports the end, or its return is noticed
+    ASLEEP = auto()  # it waits for something else, and returns when its sleep ends
+    WAKING = auto()  # it was unblocked but has not asked for its turn. No thread has the turn then
 
 
 class BlockedWait:
-    """One time that a thread is blocked. Who ends it passes this to `Scheduler.unblock`."""
+    """One wait of a blocked thread. The thread that ends the wait passes it to `unblock`."""
 
     def __init__(self, state: "ThreadState") -> None:
         self.state = state
 
 
 class ThreadState:
-    """One thread under the scheduler."""
+    """One thread under the scheduler.
+
+    number: the position in the order of starting
+    goes_on: whether the end of its wait does not depend on the other threads
+    alarm: when its sleep on the machine's clock ends, or None
+    thread: its identity, or 0 until it is attached
+    """
 
     def __init__(self, number: int) -> None:
-        self.number = number  # in the order of starting
+        self.number = number
         self.state = State.WAKING
-        self.goes_on = True  # what it waits for does not depend on the other threads
+        self.goes_on = True
         self.wait: BlockedWait | None = None
         self.joined_by: list[BlockedWait] = []
-        self.alarm: float | None = None  # when its sleep on the machine's clock is over
+        self.alarm: float | None = None
         self.wake = _thread.allocate_lock()
         self.wake.acquire()
-        self.thread = 0  # its identity; 0 until it is attached
-        self._status: str | int | None = None  # the file in which Linux says whether the thread sleeps, once open its number
+        self.thread = 0
+        # The file in which Linux tells whether the thread sleeps: its path, or its open descriptor.
+        self._status: str | int | None = None
         self._processor: int | None = None  # the clock of its processor time
         self.begin_turn()
 
     def attach(self) -> None:
-        """To be called in the thread itself."""
+        """Note the thread's identity and clock. The thread itself must call this."""
         self.thread = _thread.get_ident()
         status = f"/proc/self/task/{_thread.get_native_id()}/stat"
         if hasattr(time, "pthread_getcpuclockid") and os.path.exists(status):
-            self._status, self._processor = status, time.pthread_getcpuclockid(self.thread)
+            self._status = status
+            self._processor = time.pthread_getcpuclockid(self.thread)
 
     def detach(self) -> None:
+        """Close the thread's file."""
         if isinstance(self._status, int):
             os.close(self._status)
         self._status = None
@@ -72,9 +84,10 @@ class ThreadState:
         self._spent: float | None = None
 
     def _sample(self) -> tuple[bool, float]:
-        """Whether the thread sleeps, and its processor time in seconds: the same number as long as one sleep lasts.
+        """Return (whether the thread sleeps, its processor time in seconds).
 
-        On other systems than Linux every sample shows another sleep.
+        The time is the same number during one sleep. On systems other than Linux every sample
+        shows another sleep.
         """
         if self._status is None or self._processor is None:
             return True, math.nan
@@ -82,34 +95,52 @@ class ThreadState:
             if isinstance(self._status, str):
                 self._status = os.open(self._status, os.O_RDONLY | os.O_CLOEXEC)
             status = os.pread(self._status, 512, 0)
-            return status[status.rindex(b")") + 2 :][:1] == b"S", time.clock_gettime(self._processor)
+            is_asleep = status[status.rindex(b")") + 2 :][:1] == b"S"
+            return is_asleep, time.clock_gettime(self._processor)
         except OSError:
             return True, -1.0  # the thread has ended
 
     def woke(self) -> bool:
-        """Whether the sleep has ended in which the thread was passed over."""
+        """Return whether the sleep has ended during which the others skipped the thread."""
         return self.state is State.ASLEEP and self._sample() != (True, self._spent)
 
     def stalled(self) -> State | None:
-        """Sample the running thread. Returns the state in which the others pass it over, None while they wait for it."""
+        """Sample the running thread.
+
+        Returns the state in which the others skip it, or None while they wait for it.
+        """
         asleep, spent = self._sample()
         if self._start is None or self._spent is None:
             self._start = self._spent = spent
-        self._same = self._same + 1 if asleep and spent == self._spent else 0
-        # A thread that computes is asleep too when it is sampled: it waits for the interpreter lock, which the sampling thread has.
+        if asleep and spent == self._spent:
+            self._same += 1
+        else:
+            self._same = 0
+        # A computing thread is also asleep when it is sampled, because it waits for the
+        # interpreter's lock, which the sampling thread holds.
         self._idle += asleep and not spent - self._spent > LITTLE * SAMPLE_SECONDS
         self._spent = spent
-        if not self._out_of_patience(1, spent - self._start):
+        computed = spent - self._start
+        if not self._out_of_patience(1, computed):
             return None
-        if (self.goes_on or self._in_an_operator()) and not self._out_of_patience(PATIENT, spent - self._start):
+        patient = self.goes_on or self._in_an_operator()
+        if patient and not self._out_of_patience(PATIENT, computed):
             return None
-        return State.ASLEEP if self._same >= SAME_SLEEP else State.BLOCKED
+        if self._same >= SAME_SLEEP:
+            return State.ASLEEP
+        return State.BLOCKED
 
     def _out_of_patience(self, times: int, computed: float) -> bool:
-        return self._same >= SAME_SLEEP * times or self._idle >= MOSTLY_ASLEEP * times or computed >= BUSY_SECONDS * times
+        """Return whether a limit, multiplied by `times`, is reached."""
+        if self._same >= SAME_SLEEP * times or self._idle >= MOSTLY_ASLEEP * times:
+            return True
+        return computed >= BUSY_SECONDS * times
 
     def _in_an_operator(self) -> bool:
-        """Whether it waits for an operator's kernel, which may have threads of its own; PyTorch's own files may lie between."""
+        """Return whether the thread waits for an operator's kernel, which may have own threads.
+
+        PyTorch's own files may be between the kernel and the kit.
+        """
         frame = top = sys._current_frames().get(self.thread)
         while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
             frame = frame.f_back
