@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,17 @@ def test_a_process_that_ends_leaves_no_folder():
     assert not Path(answer.stdout.strip()).parent.exists()
 
 
-def test_folders_of_killed_processes_are_removed_and_no_others(one, monkeypatch):
+@pytest.fixture
+def own_temporary_folder(monkeypatch):
+    """A folder for temporary files where no other process removes any. A socket's path is short."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
+@pytest.mark.usefixtures("own_temporary_folder", "one")
+def test_folders_of_killed_processes_are_removed_and_no_others(monkeypatch):
     program = "import os; from virtualgpu.driver import smi; print(smi.Server(dict).folder, flush=True); os._exit(1)"
 
     def killed() -> Path:
