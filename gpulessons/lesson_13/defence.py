@@ -8,7 +8,10 @@ that does the *opposite* of what it finds for the subject.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy
 import torch
+from torch import nn
+from torch.cuda import memory_stats  # a check puts something else in its place in torch.cuda
 
 from gpulessons.lesson_13 import articles
 from gpulessons.lesson_13.articles import Claim
@@ -21,7 +24,7 @@ PARTS = ("quote", "verdict", "experiment", "subject", "opposite")
 VERDICTS = {"holds": True, "false": False, "outdated": False}  # what the experiment then returns
 FEWEST_WORDS = 5
 EXAMPLE = "Returned Tensor shares the same storage with the original one."  # which the lesson defends
-ORDER = ("subject", "opposite", "opposite", "subject")  # each twice, and each is once the last
+ORDER = ("subject", "opposite", "opposite", "subject") * 2  # a coin that is tossed each time rarely passes
 WHOSE = {"subject": "the subject", "opposite": "the opposite"}
 
 
@@ -49,7 +52,7 @@ def defend(
 
 
 def observe(given: Mapping[str, Any]) -> Any:
-    """Run a learner's experiment four times, and return what happened as plain data.
+    """Run a learner's experiment several times, and return what happened as plain data.
 
     If the kit knows the sentence, the experiment also runs on the kit's own stand-ins.
     """
@@ -66,19 +69,24 @@ def observe(given: Mapping[str, Any]) -> Any:
     for of in ORDER:
         run = _run(given["experiment"], given[of])
         observed["runs"].append({"of": of, **run})
-    known = {_words(sentence): stand_ins for sentence, stand_ins in SENTENCES.items()}
-    if _words(observed["quote"]) in known:
-        observed["stand-ins"] = try_on(given["experiment"], known[_words(observed["quote"])])
+    for sentence, stand_ins in SENTENCES.items():
+        if _quotes(observed["quote"], sentence):
+            observed["stand-ins"] = try_on(given["experiment"], stand_ins)
     return observed
 
 
 def try_on(experiment: Callable[[Any], Any], stand_ins: StandIns) -> Any:
-    """Run an experiment on stand-ins. Return what each does, what is expected of it, and what came out."""
+    """Run an experiment on stand-ins, forwards and backwards.
+
+    Return what each stand-in does, what is expected of it, and what came out.
+    """
     tried = []
-    for expected, functions in ((True, stand_ins.holds), (False, stand_ins.fails)):
-        for does, function in functions.items():
-            run = _run(experiment, function)
-            tried.append({"does": does, "expected": str(expected), "result": run["result"], "raised": run["raised"]})
+    holds = [("True", *stand_in) for stand_in in stand_ins.holds.items()]
+    fails = [("False", *stand_in) for stand_in in stand_ins.fails.items()]
+    forwards = holds + fails
+    for expected, does, function in forwards + forwards[::-1]:
+        run = _run(experiment, function)
+        tried.append({"does": does, "expected": expected, "result": run["result"], "raised": run["raised"]})
     return tried
 
 
@@ -105,8 +113,11 @@ def _text(value: Any) -> str:
 def _run(experiment: Callable[[Any], Any], function: Callable[..., Any]) -> dict[str, Any]:
     """Run the experiment once on a function whose name it cannot see."""
     answers: list[str] = []
+    on_gpu = False
 
     def given(*arguments: Any, **named: Any) -> Any:
+        nonlocal on_gpu
+        on_gpu = on_gpu or any(_is_on_gpu(argument) for argument in (*arguments, *named.values()))
         answers.append("raised")
         answer = function(*arguments, **named)
         answers[-1] = str(answer) if isinstance(answer, bool) else "other"
@@ -118,24 +129,40 @@ def _run(experiment: Callable[[Any], Any], function: Callable[..., Any]) -> dict
         result = experiment(given)
     except Exception as error:
         raised = f"{type(error).__name__}: {error}".splitlines()[0]
-    told = str(result) if isinstance(result, bool) else type(result).__name__
-    return {"result": told, "raised": raised, "answers": answers, "allocated": _allocations() - before}
+    told = str(result) if isinstance(result, bool | numpy.bool_) else type(result).__name__
+    used = on_gpu or _allocations() > before
+    return {"result": told, "raised": raised, "answers": answers, "used a GPU": used}
+
+
+def _is_on_gpu(argument: Any) -> bool:
+    """Return whether an argument is, or holds, a tensor on a GPU."""
+    if isinstance(argument, torch.Tensor):
+        return argument.is_cuda
+    if isinstance(argument, nn.Module):
+        return any(parameter.is_cuda for parameter in argument.parameters())
+    return isinstance(argument, list | tuple) and any(_is_on_gpu(part) for part in argument)
 
 
 def _allocations() -> int:
     """Count how often memory was given out on all GPUs so far."""
     gpus = range(torch.cuda.device_count())
-    return sum(torch.cuda.memory_stats(gpu).get("allocation.all.allocated", 0) for gpu in gpus)
+    return sum(memory_stats(gpu).get("allocation.all.allocated", 0) for gpu in gpus)
 
 
 def refused(observed: Any) -> str:
     """Return why the experiment does not decide, or "" if it does."""
-    return _badly_stated(observed) or _badly_run(observed["runs"]) or _not_decided(observed) or misjudged(observed.get("stand-ins", []))
+    return (
+        _badly_stated(observed)
+        or _badly_run(observed["runs"])
+        or _not_decided(observed)
+        or misjudged(observed.get("stand-ins", []))
+        or _wrong_subject(observed)
+    )
 
 
 def is_example(observed: Any) -> bool:
     """Return whether the sentence is the one that the lesson defends."""
-    return _words(observed["quote"]) == _words(EXAMPLE)
+    return _quotes(observed["quote"], EXAMPLE)
 
 
 def _badly_stated(observed: Any) -> str:
@@ -146,7 +173,7 @@ def _badly_stated(observed: Any) -> str:
     quote = observed["quote"]
     if len(quote.split()) < FEWEST_WORDS or "…" in quote or "..." in quote:
         return "quote one whole sentence, without leaving words out. A cut sentence can mean something else."
-    if _words(quote) in {_words(claim.says) for claim in articles.claims()}:
+    if any(_words(quote) in _words(claim.says) for claim in articles.claims()):
         return "the articles' trial has a verdict on this sentence already. Choose another one."
     if observed["verdict"] not in VERDICTS:
         return (
@@ -163,6 +190,12 @@ def _words(sentence: str) -> str:
     return "".join(letter for letter in sentence.casefold() if letter.isalnum())
 
 
+def _quotes(quote: str, sentence: str) -> bool:
+    """Return whether a quotation has this sentence in it, or is a part of it."""
+    words = _words(quote)
+    return bool(words) and (words in _words(sentence) or _words(sentence) in words)
+
+
 def _badly_run(runs: Any) -> str:
     for run in runs:
         whose = WHOSE[run["of"]]
@@ -174,8 +207,8 @@ def _badly_run(runs: Any) -> str:
             return f"with {whose}, the experiment returned {run['result']}. It must return True or False."
         if not run["answers"]:
             return f"with {whose}, the experiment never calls what it is given. So its result cannot depend on it."
-    if not any(run["allocated"] for run in runs if run["of"] == "subject"):
-        return "with the subject, the experiment makes nothing on a GPU. Try the sentence with a tensor on a GPU."
+    if not any(run["used a GPU"] for run in runs if run["of"] == "subject"):
+        return "with the subject, the experiment uses no tensor on a GPU. Try the sentence with one."
     if all(set(run["answers"]) == {run["result"]} for run in runs):
         return (
             "subject and opposite answer True and False themselves, and the experiment only passes it on. "
@@ -189,9 +222,13 @@ def _not_decided(observed: Any) -> str:
     for run in observed["runs"]:
         results[run["of"]].append(run["result"])
     for of, whose in WHOSE.items():
-        first, second = results[of]
-        if first != second:
-            return f"with {whose}, the experiment returned {first} and then {second}. It must not depend on what ran before."
+        first = results[of][0]
+        for later in results[of][1:]:
+            if later != first:
+                return (
+                    f"with {whose}, the experiment returned {first} and then {later}. "
+                    "It must depend neither on what ran before nor on chance."
+                )
     found, otherwise = results["subject"][0], results["opposite"][0]
     if found == otherwise:
         return (
@@ -205,3 +242,18 @@ def _not_decided(observed: Any) -> str:
             "Return True if the sentence holds of what the experiment is given."
         )
     return ""
+
+
+def _wrong_subject(observed: Any) -> str:
+    """Return why the verdict does not fit a sentence that holds, or "" if it does.
+
+    The sentences with stand-ins hold. So an experiment that judges all stand-ins rightly finds another
+    verdict only with a subject that the sentence is not about.
+    """
+    if "stand-ins" not in observed or observed["verdict"] == "holds":
+        return ""
+    does = observed["stand-ins"][0]["does"]
+    return (
+        f"for a function that {does}, your experiment gives True. So the verdict {observed['verdict']} comes "
+        "from the subject. Is it what the sentence is about?"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.cuda import memory_stats  # a check puts something else in its place in torch.cuda
 
 Function = Callable[..., Any]
 KIB = 1024
@@ -42,13 +43,18 @@ def _index(device: Any) -> int:
 
 def _statistic(name: str) -> Function:
     def ask(device: Any = None) -> int:
-        return torch.cuda.memory_stats(_index(device))[name]
+        return memory_stats(_index(device))[name]
 
     return ask
 
 
 def _of_the_current_gpu(device: Any = None) -> int:
     return _statistic("allocated_bytes.all.current")()
+
+
+def _of_the_next_gpu(device: Any = None) -> int:
+    following = (_index(device) + 1) % torch.cuda.device_count()
+    return _statistic("allocated_bytes.all.current")(following)
 
 
 def _of_all_gpus(device: Any = None) -> int:
@@ -80,6 +86,7 @@ ALLOCATED = StandIns(
         "returns the number of blocks": _statistic("allocation.all.current"),
         "counts in KiB": _in_kibibytes,
         "ignores the device and asks the current GPU": _of_the_current_gpu,
+        "answers for the next GPU": _of_the_next_gpu,
         "adds up all GPUs": _of_all_gpus,
         "returns what the driver calls used": _used_on_the_device,
         "always returns 0": _zero,
