@@ -143,6 +143,15 @@ def test_notebooks_and_checks_have_the_same_exercises():
 
 
 @pytest.mark.parametrize("number", EXERCISES)
+def test_a_check_names_a_section_of_its_lesson(number):
+    """A learner whose answer is refused is sent there."""
+    [path] = FOLDER.glob(f"{number.partition('.')[0]}_*.ipynb")
+    cells = nbformat.read(path, as_version=4).cells
+    lines = [line for cell in cells if cell.cell_type == "markdown" for line in cell.source.splitlines()]
+    assert f"## {checks.find(number).section}" in lines
+
+
+@pytest.mark.parametrize("number", EXERCISES)
 def test_the_stub_is_not_attempted(number):
     verdict = labkit.check(number, answer(number, EXERCISES[number][0]))
     assert (verdict.passed, repr(verdict), verdict.points) == (False, f"{number} not attempted", 0)

@@ -1,5 +1,7 @@
 """A verdict of one's own is drawn if its experiment decides. Otherwise the reason is told."""
 
+import re
+
 import pytest
 import torch
 
@@ -64,6 +66,55 @@ def test_an_error_of_the_experiment_is_told(outcomes, capsys):
 
     assert defend(QUOTE, "holds", fails, torch.Tensor.detach, torch.clone, among=outcomes) is None
     assert "with the subject, the experiment raised AttributeError" in capsys.readouterr().out
+
+
+def gathers(gather):
+    """Return whether a function joins the rows of two tensors on GPU 0."""
+    first = torch.zeros(1, 2, device="cuda:0")
+    second = torch.ones(2, 2, device="cuda:1")
+    return gather([first, second], 0).tolist() == [[0, 0], [1, 1], [1, 1]]
+
+
+def gather_first(tensors, device):
+    return tensors[0].to(device)
+
+
+@pytest.mark.parametrize("quote", [GATHER, GATHER.removeprefix("Gather: "), f"The article says: {GATHER}"])
+def test_a_sentence_that_holds_gets_no_other_verdict_by_a_subject_that_is_broken(outcomes, capsys, quote):
+    gather = torch.nn.parallel.gather
+    assert defend(quote, "false", gathers, gather_first, gather, among=outcomes) is None
+    assert "the verdict false comes from the subject" in capsys.readouterr().out
+    assert defend(quote, "holds", gathers, gather, gather_first, among=outcomes) is not None
+
+
+@pytest.mark.parametrize("claim", articles.claims(), ids=lambda claim: claim.name)
+def test_no_part_of_a_judged_sentence_gets_another_verdict(outcomes, capsys, claim):
+    quote = " ".join(claim.says.split()[1:])
+    assert defend(quote, "holds", shares, torch.Tensor.detach, torch.clone, among=outcomes) is None
+    assert re.search("has a verdict on this sentence|whole sentence", capsys.readouterr().out)
+
+
+def test_an_experiment_by_chance_is_refused(outcomes, capsys):
+    tosses = iter([True, False, False, True, True, False, True, True])
+
+    def chance(detach):
+        detach(torch.ones(3, device="cuda"))
+        return next(tosses)
+
+    assert defend(QUOTE, "holds", chance, torch.Tensor.detach, torch.clone, among=outcomes) is None
+    assert "with the opposite, the experiment returned False and then True" in capsys.readouterr().out
+
+
+def test_a_tensor_that_was_made_before_is_a_use_of_the_gpu(outcomes, capsys):
+    x = torch.ones(3, device="cuda")
+
+    def same_memory(detach):
+        return detach(x).data_ptr() == x.data_ptr()
+
+    assert defend(QUOTE, "holds", same_memory, torch.Tensor.detach, torch.clone, among=outcomes) is not None
+    x = x.cpu()
+    assert defend(QUOTE, "holds", same_memory, torch.Tensor.detach, torch.clone, among=outcomes) is None
+    assert "uses no tensor on a GPU" in capsys.readouterr().out
 
 
 def test_the_sentences_with_stand_ins_have_no_verdict_yet():
