@@ -69,11 +69,12 @@ def _average_hint(found: list[float] | None, own: list[float], ranks: int) -> st
 
 # 10.2: each rank's rows of a dataset
 
-LATER = 12600  # epochs: a multiple of 1 to 10 and of 100, after which orders that come again would do so
+# Epochs in which orders have come back if there are only 1 to 10, 100, 1,000 or a power of two of them.
+LATER = (12600, 16000, 16384)
 
 
 def draw_epochs(generator: random.Random) -> Plain:
-    """Numbers of rows that leave a rest when shared equally, seeds for each rank's own generators, six epochs and the first again.
+    """Numbers of rows that leave a rest when shared equally, seeds for each rank's own generators, eight epochs and the first again.
 
     Of four ranks, `Tensor.chunk` would give the last two rows less than the others, and with equal shares the last would have two more.
     """
@@ -81,7 +82,7 @@ def draw_epochs(generator: random.Random) -> Plain:
     for ranks in (2, 3, 4):
         count = ranks * generator.randint(20, 40) + min(2, ranks - 1)
         epoch = generator.randint(1, 39)
-        epochs = [0, epoch, epoch + 1, epoch + 2, epoch + generator.randint(3, 9), LATER, 0]
+        epochs = [0, epoch, epoch + 1, epoch + 2, epoch + generator.randint(3, 9), *LATER, 0]
         cases.append({"count": count, "ranks": ranks, "epochs": epochs, "seeds": generator.sample(range(1 << 20), ranks)})
     return cases
 
@@ -135,13 +136,13 @@ def _neighbours(shares: Plain) -> set[frozenset[int]]:
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """For each of two ranks: micro-batches of two rows of two numbers, larger in each than before, so that no two weigh the same."""
-    count = generator.randint(4, 6)  # with three, two losses at once would not be told from one
+    """For each of three ranks: micro-batches of two rows of two numbers, larger in each than before, so that no two weigh the same."""
+    count = generator.randint(5, 7)  # with three, two losses at once would not be told from one
 
     def part(place: int) -> Plain:
         return [[generator.randint(1 + 3 * place, 3 + 3 * place) for _ in range(2)] for _ in range(2)]
 
-    return [[part(2 * number + rank) for number in range(count)] for rank in range(2)]
+    return [[part(3 * number + rank) for number in range(count)] for rank in range(3)]
 
 
 def observe_accumulation(accumulate: Any, parts: Plain) -> Plain:
@@ -236,9 +237,9 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("10.1", draw_gradients, observe_gradients, judge_gradients, children=True, section="DistributedDataParallel"),
-    Check("10.2", draw_epochs, observe_rows, judge_rows, children=True, section="DistributedDataParallel"),
-    Check("10.3", draw_parts, observe_accumulation, judge_accumulation, children=True, section="DistributedDataParallel"),
+    Check("10.1", draw_gradients, observe_gradients, judge_gradients, children=True, section="A sum over all ranks"),
+    Check("10.2", draw_epochs, observe_rows, judge_rows, children=True, section="Where training begins"),
+    Check("10.3", draw_parts, observe_accumulation, judge_accumulation, children=True, section="Micro-batches"),
     Check("10.4", draw_lives, observe_lives, judge_lives, children=True, section="The whole script"),
     own_ddp.CHECK,
 ]

@@ -125,7 +125,8 @@ def life(train: Any, inputs: Plain) -> Plain:
         if step == inputs["dies"]:
             raise DeathError
         optimizer.zero_grad()
-        (weight * inputs["gradients"][step]).backward()
+        gradient = inputs["gradients"][step % inputs["steps"]]  # some answers do too many steps
+        (weight * gradient).backward()
         optimizer.step()
 
     with contextlib.suppress(DeathError):

@@ -124,6 +124,9 @@ def _rank(
         machine.use(ranks, like, virtual=True, quiet=True)
         torch.cuda.set_device(rank)
     torch.set_num_threads(1)
+    # torchrun sets these variables.
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     warnings.simplefilter("ignore", FutureWarning)  # of names that newer versions of torch give collectives
     try:
         program, answer = pickle.loads(call)

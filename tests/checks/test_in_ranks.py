@@ -94,6 +94,16 @@ def test_text_has_another_hash_in_each_rank_as_in_each_python_that_is_started():
     assert [found == twin for found, twin in zip(one, other, strict=True)] == [False, False, True]
 
 
+def test_ranks_have_the_variables_that_torchrun_sets():
+    def answer(tensor):
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return tensor.new_tensor([int(os.environ[name]) for name in names])
+
+    told = in_ranks(add, answer, [1, 2])
+    assert [of_rank["sum"] for of_rank in told] == [[0, 0, 2, 2], [1, 1, 2, 2]]
+    assert "LOCAL_RANK" not in os.environ
+
+
 def test_a_rank_that_ends_its_process_is_told_at_once():
     def answer(tensor):
         if dist.get_rank() == 1:
