@@ -19,6 +19,8 @@ from labkit.machine import host_time
 RANKS = 3  # which the lesson never has: who divides by two is told
 LIKE = "T4"  # its links are slow: what overlaps is seen
 PER_BUCKET = 4  # layers, to the byte
+NARROW = 8  # layers of half the bytes, so that who counts layers sends too small buckets
+LAYERS = 11  # with the bytes of a whole layer: three are left over
 KEPT = 1.6  # times the memory that PyTorch's DDP takes
 CLOSE = 1e-3  # of the largest gradient
 LONGEST_WAIT = 50e-6  # seconds: a kernel's launch takes some 33 microseconds
@@ -26,23 +28,26 @@ GRADIENT, MESSAGE = "gradient", "message"
 
 
 def draw(generator: random.Random) -> Plain:
-    """Layers of one width, of which four fill a bucket, and two or three are left over; a seed for each rank's rows and weights."""
+    """Draw the width of the layers, of which four fill a bucket, and a seed for each rank's rows and weights."""
     width = 8 * generator.randint(48, 60)
     return {
         "width": width,
-        "layers": generator.choice((10, 11)),
+        "layers": LAYERS,
         "seed": generator.randrange(1 << 20),
         "bucket_bytes": PER_BUCKET * 4 * width**2,
     }
 
 
 class _Network(nn.Module):
-    """Layers without biases; a parameter that no forward uses, one that is frozen, and two buffers."""
+    """Layers without biases; a parameter that no forward uses, one that is frozen, and two buffers.
+
+    The first layers are pairs of narrow ones, and a pair has the bytes of one whole layer.
+    """
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
-        self.width = width
+        sizes = [(width, width // 2), (width // 2, width)] * (NARROW // 2) + [(width, width)] * (layers - NARROW // 2)
+        self.layers = nn.ModuleList(nn.Linear(*size, bias=False) for size in sizes)
         self.unused = nn.Parameter(torch.randn(width))
         self.frozen = nn.Parameter(torch.randn(width), requires_grad=False)
         self.register_buffer("mean", torch.randn(width))
@@ -51,7 +56,7 @@ class _Network(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.frozen + self.get_buffer("mean")
         for layer in self.layers:
-            x = layer(x) / self.width**0.5
+            x = layer(x)
         return x
 
 
@@ -93,8 +98,8 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
     base = torch.cuda.memory_allocated()
     model = _network(inputs, rank).cuda()
     events: list[list] = []
-    for number, weight in enumerate(model.layers.parameters()):
-        weight.register_post_accumulate_grad_hook(lambda _, number=number: events.append([GRADIENT, number]))
+    for weight in model.layers.parameters():
+        weight.register_post_accumulate_grad_hook(lambda weight: events.append([GRADIENT, weight.nbytes]))
     finish = distribute(model, inputs["bucket_bytes"])
     if not callable(finish):
         return {"returned": type(finish).__name__}
@@ -260,20 +265,24 @@ def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
     layer = 4 * inputs["width"] ** 2
     full = inputs["bucket_bytes"] // layer
     for step, events in enumerate(steps, start=1):
-        sizes = [size for kind, size in events if kind == MESSAGE and size >= layer // 2]
+        sizes = [size for kind, size in events if kind == MESSAGE and size >= layer // 4]
         if max(sizes, default=0) > (full + 1) * layer:
             return not_yet(f"in step {step}, one message took {max(sizes):,} bytes; a bucket is full with {inputs['bucket_bytes']:,}.")
         if len(sizes) > inputs["layers"] // full + 1:
-            return not_yet(f"in step {step}, {len(sizes)} messages took {inputs['layers']} gradients; a bucket holds {full}.")
+            return not_yet(
+                f"in step {step}, {len(sizes)} messages took {layer * inputs['layers']:,} bytes of gradients; "
+                f"a bucket is full with {inputs['bucket_bytes']:,}."
+            )
         waiting = 0
         for kind, size in events:
-            if kind == GRADIENT and waiting > full:  # one more than fills it may be there when it is sent
+            # One more than fills it may be there when it is sent.
+            if kind == GRADIENT and waiting > inputs["bucket_bytes"]:
                 return not_yet(
-                    f"in step {step}, {waiting} complete gradients had not been sent when another came; a bucket is full with {full}. "
-                    "It need not wait for others."
+                    f"in step {step}, {waiting:,} bytes of complete gradients had not been sent when another came; "
+                    f"a bucket is full with {inputs['bucket_bytes']:,}. It need not wait for others."
                 )
-            waiting += 1 if kind == GRADIENT else -round(size / layer)
+            waiting += size if kind == GRADIENT else -size
     return None
 
 
-CHECK = Check("10.5", draw, observe, judge, children=True, section="Overlap")
+CHECK = Check("10.5", draw, observe, judge, children=True, section="Sending while computing")

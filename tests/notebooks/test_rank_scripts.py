@@ -127,4 +127,12 @@ def test_the_whole_script_goes_on_where_it_stopped(tmp_path, on_cpus):
 @pytest.mark.slow
 def test_more_ranks_make_the_effective_batch_and_the_learning_rate_larger_and_the_steps_fewer(tmp_path):
     lines = torchrun(tmp_path, program(WHOLE), 4, on_cpus=True)
-    assert all("4 steps of 128 rows, learning rate 0.2," in line for line in lines) and len(lines) == 3
+    told = "4 steps of 128 rows (0 skipped), learning rate 0.2,"
+    assert all(told in line for line in lines) and len(lines) == 3
+
+
+@pytest.mark.slow
+def test_training_goes_on_with_the_learning_rate_of_its_own_number_of_ranks(tmp_path):
+    source = program(WHOLE) + '\nprint("trained with", optimizer.param_groups[0]["lr"])'
+    assert torchrun(tmp_path, source, 2, on_cpus=True)[-2:] == ["trained with 0.1"] * 2
+    assert torchrun(tmp_path, source, 4, on_cpus=True) == ["trained with 0.2"] * 4

@@ -52,7 +52,7 @@ NOT_THE_MEAN = "not the mean of all ranks'"
 
 WRONG = {
     "10.5": {
-        "so many gradients a bucket": (own((FULL, "if len(bucket) >= 3:")), "gradients; a bucket holds"),
+        "so many gradients a bucket": (own((FULL, "if len(bucket) >= 3:")), "bytes of gradients; a bucket is full with"),
         "sent from a stream that does not wait for the copy": (
             own((SEND, f"with torch.cuda.stream(torch.cuda.Stream()):\n            {SEND}")),
             "nothing orders `all_reduce` after",
@@ -133,7 +133,7 @@ WRONG = {
             ),
             "complete gradients had not been sent when another came",
         ),
-        "one message a gradient": (own((FULL, "if True:")), "gradients; a bucket holds 4"),
+        "one message a gradient": (own((FULL, "if True:")), "bytes of gradients; a bucket is full with"),
         "parameters counted, not bytes": (own((FULL, "if len(bucket) * 1000 >= bucket_bytes:")), "one message took|had not been sent"),
         "a gradient for all": (
             own(

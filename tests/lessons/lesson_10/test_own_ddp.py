@@ -8,8 +8,9 @@ from gpulessons.lesson_10.own_ddp import GRADIENT, MESSAGE, draw, judge
 
 INPUTS = {"width": 8, "layers": 3, "seed": 1, "bucket_bytes": 512}
 LAYER = 256  # bytes
-EVENTS = [[GRADIENT, 2], [GRADIENT, 1], [MESSAGE, 2 * LAYER], [GRADIENT, 0], [MESSAGE, LAYER]]
-LATE = [[GRADIENT, 3], [GRADIENT, 2], [GRADIENT, 1], [GRADIENT, 0], [MESSAGE, 2 * LAYER], [MESSAGE, 2 * LAYER]]
+READY = [GRADIENT, LAYER]
+EVENTS = [READY, READY, [MESSAGE, 2 * LAYER], READY, [MESSAGE, LAYER]]
+LATE = [READY, READY, READY, READY, [MESSAGE, 2 * LAYER], [MESSAGE, 2 * LAYER]]
 RIGHT = {
     "start": 0.0,
     "gradients": [[0.0, 1e-7]] * 2,
@@ -32,10 +33,13 @@ RIGHT = {
         ({"gradients": [["none", 0.0]] * 2}, "in step 1, a parameter is without the gradient"),
         ({"gradients": [["one", 0.0]] * 2}, "in step 1, a parameter that no forward uses has a gradient on rank 1"),
         ({"gradients": [[float("nan"), 0.0]] * 2}, "not the mean of all ranks'"),
-        ({"events": [EVENTS, [[GRADIENT, 0], [MESSAGE, 4 * LAYER]]]}, "in step 2, one message took 1,024 bytes; a bucket is full with 512"),
-        ({"events": [[*EVENTS, [MESSAGE, LAYER]]] * 2}, "in step 1, 3 messages took 3 gradients; a bucket holds 2"),
-        ({"events": [LATE] * 2}, "in step 1, 3 complete gradients had not been sent when another came; a bucket is full with 2"),
-        ({"events": [[*EVENTS[:3], *LATE[:-1]]] * 2}, "in step 1, 3 complete gradients had not been sent"),
+        ({"events": [EVENTS, [READY, [MESSAGE, 4 * LAYER]]]}, "in step 2, one message took 1,024 bytes; a bucket is full with 512"),
+        ({"events": [[*EVENTS, [MESSAGE, LAYER]]] * 2}, "in step 1, 3 messages took 768 bytes of gradients; a bucket is full with 512"),
+        (
+            {"events": [LATE] * 2},
+            "in step 1, 768 bytes of complete gradients had not been sent when another came; a bucket is full with 512",
+        ),
+        ({"events": [[*EVENTS[:3], *LATE[:-1]]] * 2}, "in step 1, 768 bytes of complete gradients had not been sent"),
         ({"events": [[*EVENTS, [MESSAGE, 4]]] * 2}, None),  # a message about messages
         ({"overlapped": 0.0}, "What is `async_op`?"),
         ({"waited": 2e-4}, "on rank 1 the backward pass stood still for 200 µs, until a message had arrived"),
