@@ -1,4 +1,7 @@
-"""The public names of the kit, imported when first used: `import labkit` loads neither torch nor matplotlib."""
+"""The public names of the kit.
+
+Each name is imported when it is first used, so `import labkit` loads neither torch nor matplotlib.
+"""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -9,8 +12,9 @@ from virtualgpu import front_end
 
 if sys.platform == "win32":
     raise ImportError(
-        "labkit runs on Linux and macOS: on Windows install WSL with `wsl --install` and run it there, or open the lessons on Binder or "
-        "Colab, with nothing to install (docs/platforms.md)"
+        "labkit runs on Linux and macOS, not on Windows. Install WSL with `wsl --install` and run "
+        "labkit there, or open the lessons on Binder or Colab, where nothing needs to be installed "
+        "(docs/platforms.md)."
     )
 
 front_end.register("labkit", __file__, offers_use=True)
@@ -42,7 +46,11 @@ else:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext labkit`: the cell magics `%%gpu_memory`, `%%gpu_timeline` and `%%torchrun`; interrupted cells leave no child process."""
+    """Add the cell magics `%%gpu_memory`, `%%gpu_timeline` and `%%torchrun` to IPython.
+
+    IPython calls this function for `%load_ext labkit`. From then on, the child processes of
+    `multiprocessing` also end when their cell is interrupted.
+    """
     from gputrace.magics import GpuMagics
     from labkit import ipython
 

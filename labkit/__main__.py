@@ -1,4 +1,4 @@
-"""`python -m labkit`."""
+"""Run the command line with `python -m labkit`."""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Which GPUs a lesson runs on: the machine's own when there are enough, virtual ones otherwise."""
+"""Choose the GPUs that a lesson runs on.
+
+They are the GPUs of this computer if there are enough, and virtual GPUs otherwise.
+"""
 
 import os
 import time
@@ -45,7 +48,10 @@ class RealGPUs(GPUsInUse):
         return time.perf_counter()
 
     def races(self) -> "list[Race]":
-        raise RuntimeError("races are found on virtual GPUs alone: labkit.use(gpus=1, virtual=True)")
+        raise RuntimeError(
+            "Races can be found only on virtual GPUs, and real GPUs are in use. "
+            "labkit.use(gpus=1, virtual=True) gives you a virtual one."
+        )
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
@@ -107,24 +113,28 @@ def use(
     quiet: bool = False,
     heeds_environment: bool = False,
 ) -> GPUsInUse | None:
-    """Give this process GPUs, print what they are, and return them. They are also a context manager.
+    """Give this process GPUs, print what they are, and return them.
+
+    The returned object is also a context manager, which takes the GPUs away at the end of its
+    block. A second call with the same arguments returns the GPUs that are in use, so the first cell
+    of a notebook can be run twice.
 
     Args:
-        gpus: how many, 1 to 16. None takes those in use away.
-        like: the GPU model that virtual GPUs are modelled on, such as "T4" or "H200". The default is "T4".
-        memory: of each GPU, in bytes or as "16GiB". On real GPUs it is the process's limit.
-        virtual: True for virtual GPUs; False for real ones, or an error; None for real ones where there are enough.
+        gpus: the number of GPUs, 1 to 16. None takes away the GPUs that are in use.
+        like: the model that virtual GPUs imitate, such as "H200". The default is "T4".
+        memory: the memory of each GPU, in bytes or as a text such as "16GiB". On real GPUs it
+            limits what this process may allocate.
+        virtual: True gives virtual GPUs. False gives real ones, and raises an error if there are
+            too few. None gives real GPUs if there are enough, and virtual ones otherwise.
             LABKIT_VIRTUAL=1 in the environment turns None into True.
-        values: False keeps shapes, memory, order and time on virtual GPUs, but computes nothing.
+        values: False keeps shapes, memory, order and time on virtual GPUs, but computes no values.
         quiet: print nothing.
-        heeds_environment: let CUDA_VISIBLE_DEVICES hide virtual GPUs, as it hides real ones. `labkit run` asks for it; in a notebook
-            the variable speaks of the computer's own.
-
-    The same request again returns what is in use, so a notebook's first cell can be run twice.
+        heeds_environment: let CUDA_VISIBLE_DEVICES hide virtual GPUs, as it hides real ones.
+            `labkit run` sets this. In a notebook the variable describes only the real GPUs.
 
     Raises:
-        ValueError: an argument is not one of the choices, which the message names.
-        RuntimeError: there are too few real GPUs, or other GPUs are in use. Nothing is changed then.
+        ValueError: an argument has a value that is not possible. The message names the choices.
+        RuntimeError: there are too few real GPUs, or other GPUs are in use. Nothing has changed.
     """
     used = current()
     if gpus is None:
@@ -133,7 +143,7 @@ def use(
         return None
     request = checked_request(gpus, like, memory, values, heeds_environment)
     is_virtual = _is_virtual(request, virtual)
-    if used is not None:  # a program does not choose its host
+    if used is not None:  # only a command's --host chooses the host, so it stays the same
         request = replace(request, host=used.request.host)
     placed = machines.put_in_use(request, VirtualGPUs if is_virtual else RealGPUs)
     too_few = is_virtual and virtual is None and not _virtual_is_asked_for(request)
@@ -142,7 +152,11 @@ def use(
 
 
 def _tell(used: GPUsInUse, quiet: bool, too_few: int) -> None:
-    """Print what is in use, unless `quiet` is set. `too_few` real GPUs are why they are virtual."""
+    """Print a description of the GPUs in use, unless `quiet` is set.
+
+    If there are virtual GPUs because this computer has only a few real ones, `too_few` is the
+    number of real ones. Otherwise it is 0.
+    """
     shell = front_end.ipython_shell()
     if shell is not None:
         shell.extension_manager.load_extension("labkit")
@@ -158,12 +172,12 @@ def _tell(used: GPUsInUse, quiet: bool, too_few: int) -> None:
 
 
 def current() -> GPUsInUse | None:
-    """Return the GPUs in use, real or virtual ones. None if there are none."""
+    """Return the GPUs in use, real or virtual ones, or None if no GPUs are in use."""
     return machines.real_or_virtual()
 
 
 def in_use() -> GPUsInUse:
-    """Return the GPUs in use. Raises RuntimeError if there are none."""
+    """Return the GPUs in use. Raises RuntimeError if no GPUs are in use."""
     used = current()
     if used is None:
         raise RuntimeError("no GPU is in use: labkit.use(gpus=1) gives you one, real or virtual")
@@ -171,19 +185,30 @@ def in_use() -> GPUsInUse:
 
 
 def races() -> "list[Race]":
-    """Pairs of launches on the same memory that nothing orders, as found so far on the virtual machine in use.
+    """Return the races that were found so far on the virtual GPUs in use.
 
-    Each has a `kind` ("stale read", "overwritten too early", "two writers") and two sides, `first` and `second`, in the order of their
-    launch; printed, it says what happens and how to put it in order. Raises RuntimeError without a virtual machine.
+    A race is a pair of launches that use the same memory, while nothing makes one wait for the
+    other. Its `kind` is "stale read", "overwritten too early" or "two writers". Its `first` and
+    `second` are the two launches, in the order in which the program made them. Printing a race
+    shows what happens and how to prevent it.
+
+    Raises RuntimeError if no virtual GPUs are in use.
     """
     used = current()
     if used is None:
-        raise RuntimeError("races are found on virtual GPUs, and none is in use: labkit.use(gpus=1, virtual=True)")
+        raise RuntimeError(
+            "Races can be found only on virtual GPUs, and no GPUs are in use. "
+            "labkit.use(gpus=1, virtual=True) gives you a virtual one."
+        )
     return used.races()
 
 
 def gpus() -> "Table":
-    """A table of the GPUs in use: name, memory, driver, compute capability and multiprocessors, and the source of the figures."""
+    """Return a table of the GPUs in use.
+
+    It has a row for each GPU with its name, memory, compute capability, number of multiprocessors
+    and driver, and the source of these figures. Without GPUs in use, the table says so.
+    """
     from gputrace import Table
 
     used = current()
@@ -193,7 +218,10 @@ def gpus() -> "Table":
 
     header = ("device", "name", "memory", "capability", "multiprocessors", "driver", "source")
     virtual = virtualgpu.current()
-    driver, source = _real_source() if virtual is None else (virtual.profile.driver_version, "labkit's profile of the model")
+    if virtual is None:
+        driver, source = _real_source()
+    else:
+        driver, source = virtual.profile.driver_version, "labkit's profile of the model"
     rows = []
     for index in range(used.count):
         figures = torch.cuda.get_device_properties(index)
@@ -212,6 +240,7 @@ def gpus() -> "Table":
 
 
 def _real_source() -> tuple[str, str]:
+    """Return the driver's version and the source of the figures of real GPUs."""
     answer = nvidia.ask_nvml()
     if answer.driver:
         return answer.driver, "CUDA; driver: NVML"
@@ -219,10 +248,10 @@ def _real_source() -> tuple[str, str]:
 
 
 def _is_virtual(request: Request, virtual: bool | None) -> bool:
-    """Whether the request is for virtual GPUs.
+    """Return whether to use virtual GPUs for this request.
 
-    Raises ValueError for what virtual GPUs or real ones cannot be, and RuntimeError if there are
-    too few real ones.
+    Raises ValueError if the GPUs cannot be as requested, and RuntimeError if real GPUs are
+    requested and there are too few.
     """
     if not any(virtual is choice for choice in (True, False, None)):
         raise ValueError(f"virtual={virtual!r}: choose one of True, False, None")
@@ -232,30 +261,36 @@ def _is_virtual(request: Request, virtual: bool | None) -> bool:
         if request.memory is not None:
             check_memory(request.memory)
         return True
-    there = real_gpus()
-    if there < request.gpus:
-        asked = f"virtual=False asks for {request.gpus} real CUDA GPU(s), and PyTorch sees {there}."
-        raise RuntimeError(f"{asked} Leave virtual out for virtual ones.")
+    available = real_gpus()
+    if available < request.gpus:
+        raise RuntimeError(
+            f"virtual=False asks for {request.gpus} real CUDA GPU(s), and PyTorch sees "
+            f"{available}. Leave virtual out for virtual ones."
+        )
     if request.like is not None or not request.values:
-        raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")
+        raise ValueError(
+            "like= and values= describe virtual GPUs. Leave them out with virtual=False."
+        )
     return False
 
 
 def _virtual_is_asked_for(request: Request) -> bool:
-    """Whether anything but the number of GPUs asks for virtual ones."""
+    """Whether the environment, `like` or `values` asks for virtual GPUs."""
     return virtual_by_default() or request.like is not None or not request.values
 
 
 def virtual_by_default() -> bool:
-    """Whether the environment asks for virtual GPUs."""
+    """Whether the environment variable LABKIT_VIRTUAL asks for virtual GPUs."""
     return os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0")
 
 
 def real_gpus() -> int:
-    """How many CUDA GPUs PyTorch sees on this computer, the virtual ones aside."""
+    """Return the number of real CUDA GPUs that PyTorch sees on this computer."""
     virtual = virtualgpu.current()
     if virtual is not None:
         return virtual.real_gpus
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not torch.cuda.is_available():
+        return 0
+    return torch.cuda.device_count()

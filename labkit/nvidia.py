@@ -1,20 +1,31 @@
-"""The real NVIDIA GPUs of this machine, as the driver's own library NVML describes them."""
+"""The real NVIDIA GPUs of this machine, as reported by NVML, the library of NVIDIA's driver."""
 
 import contextlib
 import importlib
 from dataclasses import dataclass
 
-# Plain words for the errors that learners meet.
+# Explanations of the NVML errors that learners meet, by the name of the error's class.
 _TROUBLES = {
     "NVMLError_LibraryNotFound": "no NVIDIA driver is installed here",
-    "NVMLError_DriverNotLoaded": "an NVIDIA driver is installed but not loaded. Has the machine a GPU? Was it restarted?",
-    "NVMLError_LibRmVersionMismatch": "the NVIDIA driver was updated and the old one still runs: restart the machine",
+    "NVMLError_DriverNotLoaded": (
+        "an NVIDIA driver is installed but not loaded. "
+        "Check that the machine has a GPU, and restart the machine"
+    ),
+    "NVMLError_LibRmVersionMismatch": (
+        "the NVIDIA driver was updated but the old one still runs: restart the machine"
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The names of this machine's GPUs, and the driver. `trouble` is a sentence if there are none."""
+    """What NVML reports about this machine.
+
+    Attributes:
+        gpus: the names of the GPUs.
+        driver: the version of the driver, "" if it is not known.
+        trouble: why NVML reports nothing, without a full stop. It is "" if NVML works.
+    """
 
     gpus: tuple[str, ...] = ()
     driver: str = ""
@@ -22,9 +33,9 @@ class Answer:
 
 
 def ask_nvml() -> Answer:
-    """Ask the driver's management library, and raise nothing.
+    """Return what NVML reports about all GPUs, also those that CUDA_VISIBLE_DEVICES hides.
 
-    It counts all GPUs, whatever CUDA_VISIBLE_DEVICES says.
+    If NVML fails, the answer's `trouble` says why. This function raises no exception.
     """
     try:
         nvml = importlib.import_module("pynvml")
