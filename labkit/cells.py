@@ -1,4 +1,8 @@
-"""Which cells the kernel has run, and whether an answer is the one that its cell shows: after a syntax error it is the one before."""
+"""The notebook's cells that have run, and whether an answer is still the one that its cell shows.
+
+After a cell with a syntax error, for example, the kernel still has the answer from the cell's
+previous run.
+"""
 
 import ast
 import re
@@ -12,7 +16,15 @@ from virtualgpu.front_end import ipython_shell
 
 @dataclass(frozen=True)
 class RunCell:
-    """A cell that has run. `identity` is the front end's, the same when the cell runs again; `trouble` is why it did not run to its end."""
+    """A cell that has run.
+
+    Attributes:
+        identity: the cell's id in the front end. It is the same each time that the cell runs, and
+            None if the front end sends no ids.
+        source: the text of the cell.
+        binds: the names to which the cell gave values.
+        trouble: why the cell did not run to its end, "" if it did.
+    """
 
     identity: str | None
     source: str
@@ -20,49 +32,56 @@ class RunCell:
     trouble: str
 
 
-FOLDER = Path.cwd()  # that of the notebook: a lesson may change to another one
+FOLDER = Path.cwd()  # the notebook's folder, noted here because a lesson may change to another one
 
 _cells: list[RunCell] = []
-_judged: dict[str, int | None] = {}  # which of them made the answer that was checked last, by exercise
+# For each exercise, the index in `_cells` of the cell that defined the answer at the last check.
+_judged: dict[str, int | None] = {}
 
 
 def watch() -> None:
-    """Note from now on what each cell of this notebook did. Outside IPython nothing is to be noted."""
+    """Note what each cell of this notebook does from now on. Outside IPython there are no cells."""
     shell = ipython_shell()
     if shell is not None:
         shell.events.register("post_run_cell", note)
 
 
 def note(result: Any) -> None:
-    """IPython calls this after each cell, with its result."""
-    source, error = result.info.raw_cell, result.error_before_exec or result.error_in_exec
+    """Note a cell that has run. IPython calls this function after each cell, with its result."""
+    source = result.info.raw_cell
+    error = result.error_before_exec or result.error_in_exec
     reached = sys.maxsize
     trouble = ""
     if isinstance(error, SyntaxError) and result.error_before_exec is not None:
-        reached, trouble = 0, f"line {error.lineno}, {error.msg}"
+        reached = 0
+        trouble = f"line {error.lineno}, {error.msg}"
     elif error is not None:
         reached = _line_of(error)
-        trouble = f"line {reached}, {': '.join(filter(None, [type(error).__name__, *str(error).splitlines()[:1]]))}"
-    _cells.append(RunCell(getattr(result.info, "cell_id", None), source, _bound(source, reached), trouble))
+        told = [type(error).__name__, *str(error).splitlines()[:1]]
+        trouble = f"line {reached}, {': '.join(filter(None, told))}"
+    identity = getattr(result.info, "cell_id", None)
+    _cells.append(RunCell(identity, source, _bound(source, reached), trouble))
 
 
 def _line_of(error: BaseException) -> int:
-    """The line of the cell that raised, or called what raised."""
+    """Return the number of the cell's line that raised the error, 0 if it is not known."""
     step = error.__traceback__
     while step is not None:
-        if step.tb_frame.f_code.co_name == "<module>" and step.tb_frame.f_globals.get("__name__") == "__main__":
+        frame = step.tb_frame
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             return step.tb_lineno
         step = step.tb_next
     return 0
 
 
 def _bound(source: str, reached: int = sys.maxsize) -> frozenset[str]:
-    """The names to which the statements of a cell that end before this line give values."""
+    """Return the names to which a cell gives values in the statements that end before a line."""
     while source.lstrip().startswith("%%"):
         source = "\n" + source.lstrip().partition("\n")[2]  # the lines keep their numbers
     shell = ipython_shell()
     try:
-        statements = ast.parse(shell.transform_cell(source) if shell is not None else source).body
+        code = source if shell is None else shell.transform_cell(source)
+        statements = ast.parse(code).body
     except SyntaxError:
         return frozenset()
     names: set[str] = set()
@@ -73,7 +92,7 @@ def _bound(source: str, reached: int = sys.maxsize) -> frozenset[str]:
 
 
 def _collect(node: ast.AST, names: set[str]) -> None:
-    """Not what a function or a class binds in its own body."""
+    """Add the names to which the code gives values. Local names of functions do not count."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         names.add(node.name)
         return
@@ -86,55 +105,80 @@ def _collect(node: ast.AST, names: set[str]) -> None:
 
 
 def not_on_screen(number: str) -> str:
-    """Why the answer that the running cell gives to `labkit.check(number, …)` is not what its own cell shows; "" where it is.
+    """Return why the answer to an exercise is not the one that its cell shows, "" if it is.
 
-    What was typed and never run, or taken out of a cell that was not run again, no kernel can know. See `judged_before`.
+    The answer is the one that the running cell gives to `labkit.check(number, ...)`. The kernel
+    does not know of text that was typed but never run, nor of text that was deleted from a cell
+    that was not run again. `judged_before` helps with these.
     """
     name, made = _made(number)
     if name is None or made is None:
         return ""
-    means = re.compile(rf"^\s*(?:(?:async\s+)?def|class)\s+{name}\b|^{name}\s*(?::|=[^=])", re.MULTILINE)
+    definition = re.compile(
+        rf"^\s*(?:(?:async\s+)?def|class)\s+{name}\b|^{name}\s*(?::|=[^=])", re.MULTILINE
+    )
     for cell in reversed(_cells[made + 1 :]):
         again = cell.identity is not None and cell.identity == _cells[made].identity
-        if cell.trouble and (again or means.search(cell.source)):
-            return f"your last cell did not run: {cell.trouble}. Mend that line and run the cell; what ran before is an older version."
+        if cell.trouble and (again or definition.search(cell.source)):
+            return (
+                f"your last cell did not run: {cell.trouble}. Fix that line and run the cell "
+                f"again. Until then, the kernel has an older version of `{name}`."
+            )
         if again:
             others = " and ".join(f"`{other}`" for other in sorted(cell.binds)) or "nothing"
-            return f"your last cell defines {others}, no `{name}`. What ran before is an older version, which the cell no longer shows."
+            return (
+                f"your last cell defines {others}, but not `{name}`. The kernel still has an older "
+                f"version of `{name}`, which the cell no longer shows."
+            )
     return ""
 
 
 def judged_before(number: str) -> str:
-    """What to say of an answer whose cell has not run since the exercise was checked last; "" of any other.
+    """Return a sentence if the answer's cell has not run since the exercise's last check, else "".
 
-    JupyterLab tells the kernel nothing of an empty cell that is run.
+    It tells learners that their changes were not run. JupyterLab does not report to the kernel that
+    an empty cell was run.
     """
     name, made = _made(number)
-    before, _judged[number] = _judged.get(number), made
+    before = _judged.get(number)
+    _judged[number] = made
     if made is None or made != before:
         return ""
-    return f"The cell of `{name}` has not run since the last check: this is about the same version."
+    return (
+        f"The cell of `{name}` has not run since the last check, so this verdict is about the same "
+        "version."
+    )
 
 
 def _made(number: str) -> tuple[str | None, int | None]:
-    """The name that the running cell gives to the check of this exercise, and which of the cells before gave it its value last."""
+    """Return the answer's name, and the index of the earlier cell that gave it its last value.
+
+    Both are None if the running cell does not check this exercise with a name. The index is None if
+    the running cell itself gives the name a value, or if no cell did.
+    """
     shell = ipython_shell()
     running = shell.user_ns.get("In", [""])[-1] if shell is not None else ""
     name = _answer_to(number, running)
     if name is None or name in _bound(running):
         return name, None
-    return name, next((index for index in reversed(range(len(_cells))) if name in _cells[index].binds), None)
+    for index in reversed(range(len(_cells))):
+        if name in _cells[index].binds:
+            return name, index
+    return name, None
 
 
 def _answer_to(number: str, source: str) -> str | None:
-    """The name that a cell gives to the check of this exercise."""
+    """Return the name that a cell passes to the check of this exercise, or None."""
     try:
         calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    except SyntaxError:  # a magic's
+    except SyntaxError:  # cells with magics are not Python
         return None
     for call in calls:
         match call:
-            case ast.Call(func=ast.Attribute(attr="check") | ast.Name(id="check"), args=[ast.Constant(value=asked), ast.Name(id=name), *_]):
+            case ast.Call(
+                func=ast.Attribute(attr="check") | ast.Name(id="check"),
+                args=[ast.Constant(value=asked), ast.Name(id=name), *_],
+            ):
                 if asked == number:
                     return name
     return None

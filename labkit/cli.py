@@ -1,4 +1,8 @@
-"""The command line: `python -m labkit doctor`, `run`, `trace`, `fit`, `torchrun`, `lessons` and `course`."""
+"""The command line `python -m labkit`.
+
+Its commands are `doctor`, `run`, `trace`, `fit`, `torchrun` and `lessons`, and `course` if the
+package `labcourse` is installed.
+"""
 
 import argparse
 import datetime
@@ -20,11 +24,12 @@ from virtualgpu.script import check_script
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run one command and return its exit status. The default arguments are the process's own."""
     return run_command(_parser(), arguments)
 
 
 def _parser() -> CommandParser:
+    """Return the parser of all commands."""
     parser = CommandParser(prog="python -m labkit", description="The GPU teaching kit's commands.")
     parser.add_argument("--version", action="version", version=f"labkit {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -34,22 +39,39 @@ def _parser() -> CommandParser:
         parser.set_defaults(command=does)
         return parser
 
-    command("doctor", _doctor, "Print what this machine has, what the kit will run on, and what to do about anything missing.")
+    command(
+        "doctor",
+        _doctor,
+        "Print what this machine has, what the kit will run on, and what to do about anything "
+        "missing.",
+    )
     add_run(commands.add_parser("run", help=RUN, description=RUN), "labkit run")
     _add_trace(commands.add_parser("trace", help=TRACE, description=TRACE))
     add_fit(commands.add_parser("fit", help=FIT, description=FIT), "labkit fit", _start_attempt)
     torchrun = command(
         "torchrun",
         lambda options: _torchrun(options, torchrun.get_default),
-        "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour.",
+        "Run a PyTorch script in several processes with PyTorch's own torchrun. "
+        "The output of each rank has its own colour.",
     )
     torchrun_options.add_job(torchrun, timeout=None)
     torchrun.add(torchrun_options.SIMULATE, torchrun_options.RANK, torchrun_options.IN_ORDER)
     torchrun.add_script()
-    lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
-    lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")
-    lessons.add_argument("--reset", metavar="NN", help="bring one lesson back as it was, such as 03; what you wrote is kept beside it")
-    if importlib.util.find_spec("labcourse") is not None:  # by name, for it stands on this package, and may be left out
+    lessons = command(
+        "lessons",
+        _lessons,
+        "Copy the lessons into a folder to work in. Lessons that you have changed are kept.",
+    )
+    lessons.add_argument(
+        "--to", default="work", metavar="DIR", help="folder for the copies (default: work)"
+    )
+    lessons.add_argument(
+        "--reset",
+        metavar="NN",
+        help="restore one lesson, such as 03; a copy with your changes is kept beside it",
+    )
+    # labcourse imports this package and may be missing, so it is not imported at the top.
+    if importlib.util.find_spec("labcourse") is not None:
         importlib.import_module("labcourse.commands").add_to(commands)
     return parser
 
@@ -61,6 +83,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _add_trace(parser: CommandParser) -> None:
+    """Add the options of `trace`, which are those of gputrace's command and `--ranks`."""
     from labkit import machine
 
     ranks = torchrun_options.RANKS_OPTION.changed(
@@ -71,19 +94,24 @@ def _add_trace(parser: CommandParser) -> None:
     trace_alone = parser.get_default("command")
 
     def trace(options: argparse.Namespace) -> int:
-        return trace_alone(options) if options.ranks is None else _trace_ranks(options)
+        if options.ranks is None:
+            return trace_alone(options)
+        return _trace_ranks(options)
 
     parser.set_defaults(command=trace)
 
 
 def _start_attempt(command: Sequence[str], output: int) -> Any:
+    """Start a process that tries one setting of `fit`, and return the process."""
     from labkit.processes import forkserver
 
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as many run at once as there are processors
+    # One thread for each process, because as many processes as processors run at once.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     return forkserver.popen(command, environment, output=output, with_caller=True)
 
 
 def _trace_ranks(options: argparse.Namespace) -> int:
+    """Run the script in several ranks, write one page about all, and return the exit status."""
     from gputrace import report
     from labkit import ranks
 
@@ -97,7 +125,10 @@ def _trace_ranks(options: argparse.Namespace) -> int:
         files = checked_files(options)
         unfit = [name for name, value in given.items() if value]
         if unfit:
-            raise ValueError(f"--ranks {options.ranks}: leave out {', '.join(unfit)}; each rank has one virtual GPU, and its timeline")
+            raise ValueError(
+                f"--ranks {options.ranks}: leave out {', '.join(unfit)}, because each rank has one "
+                "virtual GPU and a whole timeline"
+            )
         trace = ranks.torchrun(
             options.script,
             *options.arguments,
@@ -117,28 +148,35 @@ def _trace_ranks(options: argparse.Namespace) -> int:
         _tell(error, "trace")
         failed, trace = error, error.trace
     if trace is None:
-        return _refuse("no rank left a recording, so there is no page", "trace")
+        return _refuse("no rank wrote a recording, so there is no page", "trace")
     command = command_line(options, f"--ranks={options.ranks}")
     ended = "at its last line" if failed is None else f"by a rank: {failed}"
     written = report.write_all(trace, command, ended, files, datetime.date.today(), "labkit trace")
     return 0 if written and failed is None else 1
 
 
-def _tell(said: Exception | str, command: str) -> None:
-    print("\n".join([f"labkit {command}: {said}", *getattr(said, "__notes__", [])]), file=sys.stderr)
+def _tell(message: Exception | str, command: str) -> None:
+    """Print a message of a command, with the notes that an exception has."""
+    notes = getattr(message, "__notes__", [])
+    print("\n".join([f"labkit {command}: {message}", *notes]), file=sys.stderr)
 
 
 def _refuse(message: str, command: str) -> int:
+    """Print why a command did not run, and return its exit status."""
     print(f"labkit {command}: {message}", file=sys.stderr)
     return REFUSED
 
 
 def _torchrun(options: argparse.Namespace, default: Callable[[str], Any]) -> int:
+    """Run the command `torchrun`. `default` returns the default of an option by its name."""
     changed = {name for name, value in vars(options).items() if value != default(name)}
     if options.simulate is not None:
         return _simulate(options, changed)
     if options.rank is not None:
-        return _refuse(f"--rank {options.rank} is for --simulate; without it all ranks run", "torchrun")
+        return _refuse(
+            f"--rank {options.rank} needs --simulate, because without --simulate all ranks run",
+            "torchrun",
+        )
     from labkit import ranks
 
     other = {"command", "script", "arguments", "simulate", "rank", "in_order"}
@@ -156,11 +194,12 @@ def _torchrun(options: argparse.Namespace, default: Callable[[str], Any]) -> int
         return 1
     except KeyboardInterrupt:
         print("labkit torchrun: interrupted; all ranks are stopped.", file=sys.stderr)
-        return 130  # as a shell reports it
+        return 130  # the status that shells report for an interrupted program
     return 0
 
 
 def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
+    """Run one simulated rank. `changed` has the names of the options that were given."""
     from virtualgpu import simulated_world
 
     def tell(sentence: str) -> None:
@@ -174,7 +213,9 @@ def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
         check_script(options.script, options.module)
         chosen = {name: getattr(options, name) for name in ("nodes", "network", "like", "memory")}
         host = checked_host(options.host)
-        gpus = simulated_world.set_up(options.simulate, rank=options.rank or 0, **chosen, host=host, tell=tell)
+        gpus = simulated_world.set_up(
+            options.simulate, rank=options.rank or 0, **chosen, host=host, tell=tell
+        )
     except ValueError as error:
         return _refuse(str(error), "torchrun")
     simulated_world.run(gpus, options.script, options.arguments, options.module, tell)
@@ -182,6 +223,7 @@ def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
 
 
 def _lessons(options: argparse.Namespace) -> int:
+    """Copy the lessons, or restore one of them."""
     from pathlib import Path
 
     from labkit import contents, lesson_copies
@@ -190,13 +232,16 @@ def _lessons(options: argparse.Namespace) -> int:
     try:
         if options.reset is not None:
             fresh, kept = lesson_copies.reset(options.reset, folder)
-            print(f"{fresh} is as it was at first.")
+            print(f"{fresh} is restored.")
             if kept is not None:
-                print(f"What you wrote is kept in {kept}.")
+                print(f"A copy with your changes is kept in {kept}.")
             return 0
         for line in lesson_copies.copy(folder):
             print(line)
-        print(f"The lessons are in {folder}: your own copies, in which nothing is written over. {folder / contents.INDEX} shows them all.")
+        print(
+            f"The lessons are in {folder}. They are your own copies, and a lesson that you have "
+            f"changed is never overwritten. {folder / contents.INDEX} lists all lessons."
+        )
     except ValueError as error:
         return _refuse(str(error), "lessons")
     except OSError as error:

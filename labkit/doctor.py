@@ -1,6 +1,6 @@
-"""What this machine has, what the kit will run on, and what to do about anything missing.
+"""A report on this machine, which `python -m labkit doctor` prints.
 
-`python -m labkit doctor` prints it.
+It says what the machine has, what the kit will run on, and what to do about anything missing.
 """
 
 import os
@@ -19,7 +19,8 @@ from virtualgpu.host_memory import host_memory
 
 GIB = 1 << 30
 PYTHON = (3, 11)
-# The least version of each package that the lessons use, "" for any. A test compares pyproject.toml.
+# The oldest version that works of each package that the lessons use, "" for any version. A test
+# compares this table with pyproject.toml.
 LESSONS_NEED = {
     "torch": "2.10",
     "numpy": "",
@@ -33,12 +34,21 @@ LESSONS_NEED = {
     "jinja2": "",
     "jupyterlab": "4.2",
 }
-COMFORT = 2 * GIB  # bytes: a kernel takes up to 1 GiB, JupyterLab and a browser need the rest
+# Bytes of free memory that are enough. A kernel takes up to 1 GiB, and JupyterLab and a browser
+# need the rest.
+COMFORT = 2 * GIB
 
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch as this process sees it. `cuda` is the CUDA version of its build, "" for none."""
+    """The installed PyTorch.
+
+    Attributes:
+        version: its version, "" if PyTorch does not load.
+        cuda: the CUDA version that it was built for, "" if it was built without CUDA.
+        gpus: the names of the GPUs that it can use.
+        trouble: an error or a warning of PyTorch, without a full stop, "" if there is none.
+    """
 
     version: str
     cuda: str
@@ -48,25 +58,40 @@ class Torch:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that the advice depends on."""
+    """All facts that the advice depends on.
+
+    Attributes:
+        system: the operating system, the processor and the number of cores, as text.
+        python: the version of Python.
+        memory: how many bytes this process may use. The limit of a container counts.
+        available: how many of these bytes are free now.
+        limited: whether `memory` is the limit of a container.
+        torch: the installed PyTorch, or None if it cannot be imported.
+        nvml: what NVIDIA's driver reports.
+        packages: the installed version of each package that the lessons use, None for missing ones.
+        pins: the versions that the tests ran with, by lower-case name.
+        visible: the environment variable CUDA_VISIBLE_DEVICES.
+        virtual: whether the environment variable LABKIT_VIRTUAL asks for virtual GPUs.
+        clone: whether the kit runs from its repository, whose Makefile installs packages.
+    """
 
     system: str
     python: tuple[int, ...]
-    memory: int  # bytes that this process may use: the machine's, or its container's limit
-    available: int  # bytes of it that are free now
-    limited: bool  # a container's limit holds
-    torch: Torch | None  # None: not importable
+    memory: int
+    available: int
+    limited: bool
+    torch: Torch | None
     nvml: nvidia.Answer
-    packages: dict[str, str | None]  # installed versions
+    packages: dict[str, str | None]
     pins: dict[str, str] = field(default_factory=dict)
-    visible: str | None = None  # CUDA_VISIBLE_DEVICES
-    virtual: bool = False  # LABKIT_VIRTUAL
-    clone: bool = True  # the kit runs from its repository, whose Makefile installs packages
+    visible: str | None = None
+    virtual: bool = False
+    clone: bool = True
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do. It is `blocking` if a lesson cannot run without it."""
+    """A sentence about something to do. It is `blocking` if a lesson cannot run without it."""
 
     text: str
     blocking: bool = False
@@ -80,7 +105,7 @@ def main() -> int:
     return int(any(item.blocking for item in advice))
 
 
-# What there is
+# The facts
 
 
 def gather() -> Facts:
@@ -128,7 +153,10 @@ def pinned_versions() -> dict[str, str]:
 
 
 def ask_torch() -> Torch | None:
-    """Return PyTorch's own view of the GPUs. What it warns of while it looks is its trouble."""
+    """Return what PyTorch reports about itself and the GPUs, or None if it is not installed.
+
+    The first warning that PyTorch shows becomes its `trouble`.
+    """
     try:
         import torch
     except ImportError:
@@ -143,7 +171,7 @@ def ask_torch() -> Torch | None:
     return Torch(torch.__version__, torch.version.cuda or "", gpus, trouble.rstrip("."))
 
 
-# What to do
+# The advice
 
 
 def advise(facts: Facts) -> list[Advice]:
@@ -167,10 +195,13 @@ def _remedy(facts: Facts, package: str, least: str = "") -> str:
         return "run `make clean`, then `make lab`"
     if package == "the kit":
         return "install the kit there"
-    return f"run `pip install --upgrade '{package}{f'>={least}' if least else ''}'`"
+    if least:
+        package = f"{package}>={least}"
+    return f"run `pip install --upgrade '{package}'`"
 
 
 def _about_packages(facts: Facts) -> list[Advice]:
+    """Return advice about packages that are missing or too old."""
     advice = []
     for name, least in LESSONS_NEED.items():
         version = facts.packages.get(name)
@@ -189,7 +220,7 @@ def _about_packages(facts: Facts) -> list[Advice]:
 
 
 def older(version: str, least: str) -> bool:
-    """Whether a release comes before `least`. Local parts such as +cpu do not count."""
+    """Return whether a version is older than `least`. Local parts such as +cpu do not count."""
 
     def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in re.findall(r"\d+", text.split("+")[0])[:3])
@@ -198,6 +229,7 @@ def older(version: str, least: str) -> bool:
 
 
 def _about_gpus(facts: Facts, torch: Torch) -> list[Advice]:
+    """Return advice about a GPU that PyTorch cannot use."""
     advice = []
     if torch.trouble:
         advice.append(Advice(f"{torch.trouble}.", blocking=not torch.version))
@@ -234,7 +266,7 @@ def report(facts: Facts, advice: list[Advice]) -> str:
 
 
 def runs_on(facts: Facts) -> str:
-    """Return what `labkit.use()` will take. The figures name it again in their badges."""
+    """Return which GPUs `labkit.use()` will give. The badges of figures also name them."""
     if facts.torch is None or not facts.torch.version:
         return "nothing yet: PyTorch is missing or does not load (see below)"
     gpus = facts.torch.gpus

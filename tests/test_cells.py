@@ -41,11 +41,11 @@ def notebook(monkeypatch):
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
-        (RIGHT.replace("):", ")"), "not checked: your last cell did not run: line 1, expected ':'. Mend that line"),
+        (RIGHT.replace("):", ")"), "not checked: your last cell did not run: line 1, expected ':'. Fix that line"),
         (RIGHT + "\n    return (", "your last cell did not run: line 3, incomplete input"),
         (f"import nothing_of_this_name\n{RIGHT}", "your last cell did not run: line 1, ModuleNotFoundError: No module named 'noth"),
-        (RIGHT.replace("on_gpu", "onto_gpu"), "your last cell defines `onto_gpu`, no `on_gpu`."),
-        ("# nothing yet", "your last cell defines nothing, no `on_gpu`."),
+        (RIGHT.replace("on_gpu", "onto_gpu"), "your last cell defines `onto_gpu`, but not `on_gpu`."),
+        ("# nothing yet", "your last cell defines nothing, but not `on_gpu`."),
         (f"{RIGHT}\non_gpu([1]).nonsense", "00.1 Right."),  # it raised below the answer
         (f"%%time\n{RIGHT}", "00.1 Right."),
         ("1 +\n", "did not run"),
@@ -93,12 +93,15 @@ def test_what_an_answer_warns_of_is_cut_too(notebook, capsys):
 
 def test_an_answer_asks_nobody(notebook):
     notebook("def on_gpu(numbers):\n    return torch.zeros(int(input('how many? ')))")
-    assert "EOFError: nobody is asked while an answer is checked" in notebook(CHECK, "check")
+    assert "EOFError: input() is not available while labkit.check runs your answer" in notebook(CHECK, "check")
     assert input.__name__ != "refused"
 
 
 def test_an_answer_whose_cell_has_not_run_since_is_told(notebook):
-    same = "The cell of `on_gpu` has not run since the last check: this is about the same version."
+    same = (
+        "The cell of `on_gpu` has not run since the last check, so this verdict is about the same "
+        "version."
+    )
     for answer, told in ((WRONG, "Not yet: your tensor is on cpu"), (RIGHT, "Right.")):
         notebook(answer)
         assert same not in notebook(CHECK, "check")

@@ -165,7 +165,7 @@ def test_reset_keeps_each_old_copy_beside_the_new_one(shipped, tmp_path, capsys)
         assert cli.main(["lessons", "--to", str(work), "--reset", "00"]) == 0
     assert [code(work / f"00_start_here.before-{n}.ipynb")["source"] for n in (1, 2)] == ["first try", "second try"]
     assert code(work / FIRST)["source"] == ["print(1)"]
-    assert "What you wrote is kept in" in capsys.readouterr().out
+    assert "A copy with your changes is kept in" in capsys.readouterr().out
 
 
 def test_reset_of_a_lesson_that_was_not_changed_keeps_no_copy(shipped, tmp_path, capsys):
@@ -173,7 +173,7 @@ def test_reset_of_a_lesson_that_was_not_changed_keeps_no_copy(shipped, tmp_path,
     cli.main(["lessons", "--to", str(work)])
     capsys.readouterr()
     assert cli.main(["lessons", "--to", str(work), "--reset", "00"]) == 0
-    assert capsys.readouterr().out == f"{work / FIRST} is as it was at first.\n"
+    assert capsys.readouterr().out == f"{work / FIRST} is restored.\n"
     assert not list(work.glob("*.before-*"))
 
 

@@ -104,7 +104,7 @@ def test_mistakes_before_the_script(arguments, said, capsys):
     [
         ("--simulate 8 --ranks 4", "--simulate starts no other rank: leave out --ranks"),
         ("--simulate 8 --max-restarts 1", "--simulate starts no other rank: leave out --max-restarts"),
-        ("--rank 3", "--rank 3 is for --simulate; without it all ranks run"),
+        ("--rank 3", "--rank 3 needs --simulate, because without --simulate all ranks run"),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(options, said, capsys):

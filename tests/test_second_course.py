@@ -66,7 +66,7 @@ def test_its_lessons_are_copied_after_those_of_the_kit(on_path, tmp_path):
 
 def test_without_it_only_the_kits_own_course_is_there():
     assert list(courses.packages()) == ["gpulessons"]
-    with pytest.raises(ValueError, match=r"there is no exercise '50\.1'"):
+    with pytest.raises(ValueError, match=r"There is no exercise '50\.1'"):
         checks.find("50.1")
 
 

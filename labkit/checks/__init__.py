@@ -14,31 +14,46 @@ __all__ = ["Check", "Progress", "Verdict", "check", "exercises", "find", "progre
 
 
 def check(number: str, answer: Any) -> Verdict:
-    """Try `answer`, the learner's answer to the exercise `number` (such as "01.2"), on fresh inputs and say what happened.
+    """Try a learner's answer to an exercise on fresh inputs, and return a verdict with a message.
 
-    What the answer prints is cut after a screenful, and it may run as long as in grading, 30 s. An answer that its cell no longer shows,
-    because the cell has an error or defines something else, is not judged. The check leaves the
-    random state, the memory of the GPUs, the current device and the current streams unchanged.
+    The answer may run for 30 s, as in grading. Only a screenful of what it prints is shown. An
+    answer that its cell no longer shows is not judged, for example because the cell now has an
+    error. The check leaves the random state, the memory of the GPUs, the current device and the
+    current streams unchanged.
+
+    Args:
+        number: the number of the exercise, such as "01.2".
+        answer: what the exercise asks for, usually a function.
 
     Raises:
-        ValueError: there is no such exercise; the message names those that there are.
+        ValueError: there is no such exercise. The message names the exercises.
         RuntimeError: too few GPUs are in use.
     """
     known = find(number)
-    if why := cells.not_on_screen(number):
+    why = cells.not_on_screen(number)
+    if why:
         return Verdict(False, f"not checked: {why}", exercise=number)
     with random_state_kept():
         verdict = _tried(known, answer)
     same = cells.judged_before(number)
-    return replace(verdict, message=f"{verdict.message}\n{same}") if same and verdict.message != "not attempted" else verdict
+    if not same or verdict.message == "not attempted":
+        return verdict
+    return replace(verdict, message=f"{verdict.message}\n{same}")
 
 
 def _tried(known: Check, answer: Any) -> Verdict:
-    number, inputs = known.number, checking.drawn(known)
+    """Try the answer within the limits of a check, and count the try."""
+    number = known.number
+    inputs = checking.drawn(known)
     try:
         if known.children and not checking.is_stub(answer, known.script):
             processes.start_server()
-        with limits.in_time(number, answer), limits.a_screenful(), limits.no_questions(), limits.no_exit():
+        with (
+            limits.in_time(number, answer),
+            limits.a_screenful(),
+            limits.no_questions(),
+            limits.no_exit(),
+        ):
             seen = checking.observe(known, answer, inputs)
     except limits.TookTooLongError as error:
         told = f"your answer took longer than {limits.LIMIT:g} s{_at(error, answer)}."
@@ -49,35 +64,43 @@ def _tried(known: Check, answer: Any) -> Verdict:
 
 
 def _at(error: BaseException, answer: Any) -> str:
+    """Return the line of the answer that the error came from, in brackets, "" if it is unknown."""
     line = "; ".join(checking.own_line(error, answer))
     return f" ({line})" if line else ""
 
 
 def progress(lesson: str | None = None) -> Progress:
-    """Which exercises are right so far: of one lesson, such as "01", or of those that have been tried.
+    """Return which exercises of a lesson, such as "01", are right so far.
 
-    What was tried outlives the kernel, in `.labkit/progress.json` beside the notebook.
+    Without a lesson, return the exercises of all lessons of which at least one was tried. Tries
+    are kept in `.labkit/progress.json` beside the notebook, so they outlive the kernel.
 
-    Raises ValueError, naming those that there are, for a lesson without exercises.
+    Raises ValueError for a lesson without exercises. The message names the lessons with exercises.
     """
     chosen = sorted(attempts.tried()) if lesson is None else [lesson]
     numbers = [number for each in chosen for number in exercises(each)]
     if lesson is not None and not numbers:
-        there = ", ".join(sorted({known[:2] for known in exercises()}))
-        raise ValueError(f"there is no lesson {lesson!r} with exercises; there are {there}")
+        choices = ", ".join(sorted({known[:2] for known in exercises()}))
+        raise ValueError(
+            f"There is no lesson {lesson!r} with exercises. Choose one of these: {choices}."
+        )
     return Progress(numbers)
 
 
 def find(number: str) -> Check:
-    """The check of one exercise. Raises ValueError, naming the choices, when there is none."""
-    there = exercises(number[:2])
-    if number not in there:
-        raise ValueError(f"there is no exercise {number!r}; there are {', '.join(exercises())}")
-    return there[number]
+    """Return the check of an exercise, such as "01.2".
+
+    Raises ValueError if there is no such exercise. The message names the exercises.
+    """
+    known = exercises(number[:2])
+    if number not in known:
+        choices = ", ".join(exercises())
+        raise ValueError(f"There is no exercise {number!r}. Choose one of these: {choices}.")
+    return known[number]
 
 
 def exercises(lesson: str | None = None) -> dict[str, Check]:
-    """Return the checks of one lesson, or of all lessons, by number in reading order.
+    """Return the checks of one lesson, or of all lessons, by exercise number in reading order.
 
     Only the modules of these lessons are imported, because a lesson's labs take seconds to import.
     """

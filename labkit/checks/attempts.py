@@ -1,4 +1,7 @@
-"""What has been tried: for help that grows with each try, and for `labkit.progress()`."""
+"""The tries at each exercise.
+
+The message after each further wrong try helps more. `labkit.progress()` shows the number of tries.
+"""
 
 import json
 import re
@@ -9,38 +12,51 @@ from labkit import progress_file
 from labkit.checks.checking import Check, Plain, Verdict, marked
 from labkit.progress_file import tries
 
-LONGEST = 300  # characters of inputs that a message shows
+LONGEST = 300  # inputs with more characters are not shown
 SOLUTION = "Still stuck? In the lesson, the solution is folded away below this check."
 
 
 class Progress:
-    """How far the exercises of some lessons are. A notebook shows it with marks and colours."""
+    """Which exercises are right, and after how many tries. A notebook shows marks and colours.
+
+    Attributes:
+        numbers: the numbers of the exercises, such as "01.2".
+        right: those of the exercises that were right at least once.
+    """
 
     def __init__(self, numbers: list[str]) -> None:
+        """Read the tries at these exercises."""
         progress_file.read()
         self.right = [number for number in numbers if any(tries.get(number, []))]
         self.numbers = numbers
 
     def __repr__(self) -> str:
         if not self.numbers:
-            return 'Nothing has been checked yet. labkit.progress("01") lists the exercises of a lesson.'
+            return (
+                "Nothing has been checked yet. "
+                'labkit.progress("01") lists the exercises of a lesson.'
+            )
         lines = []
         for lesson in sorted({number[:2] for number in self.numbers}):
             own = [number for number in self.numbers if number.startswith(lesson)]
-            lines.append(f"Lesson {lesson}: {sum(number in self.right for number in own)} of {len(own)} right")
+            right = sum(number in self.right for number in own)
+            lines.append(f"Lesson {lesson}: {right} of {len(own)} right")
             lines += [f"  {number} {_state(tries.get(number, []))}" for number in own]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = (re.match(r"  (\S+) (right|not yet|not attempted)(.*)", line) for line in repr(self).splitlines())
-        shown = (
-            f"<div>{marked(row[2], row[1])}{escape(row[3])}</div>" if row else f"<p><b>{escape(line)}</b></p>"
-            for row, line in zip(rows, repr(self).splitlines(), strict=True)
-        )
+        shown = []
+        for line in repr(self).splitlines():
+            row = re.match(r"  (\S+) (right|not yet|not attempted)(.*)", line)
+            if row is None:
+                shown.append(f"<p><b>{escape(line)}</b></p>")
+            else:
+                shown.append(f"<div>{marked(row[2], row[1])}{escape(row[3])}</div>")
         return "".join(shown)
 
 
 def _state(tried: list[bool]) -> str:
+    """Describe the tries at an exercise, such as "right, at try 2"."""
     if not tried:
         return "not attempted"
     if True not in tried:
@@ -49,17 +65,23 @@ def _state(tried: list[bool]) -> str:
 
 
 def note(check: Check, verdict: Verdict, inputs: Plain) -> Verdict:
-    """Count a try. The second one that fails is told its inputs as well, the third where to read, and the fourth where the solution is."""
+    """Count a try, and return the verdict with more help if the last tries failed, too.
+
+    After the second wrong try in a row, the message also shows the inputs. After the third, it
+    names the section of the lesson that explains the exercise. After the fourth, it says where the
+    solution is.
+    """
     if verdict.message == "not attempted":
         return verdict
     progress_file.add(check.number, verdict.passed)
     if verdict.passed:
         return verdict
-    own = tries[check.number]
-    failed = own[::-1].index(True) if True in own else len(own)
+    failed = _failed_since_right(tries[check.number])
     more = []
-    if failed >= 2 and len(told := json.dumps(inputs, ensure_ascii=False)) <= LONGEST:
-        more.append(f"It was tried with {told}.")
+    if failed >= 2:
+        shown_inputs = json.dumps(inputs, ensure_ascii=False)
+        if len(shown_inputs) <= LONGEST:
+            more.append(f"Your answer was tried with {shown_inputs}.")
     if failed >= 3 and check.section:
         more.append(f"The lesson explains what you need in its section “{check.section}”.")
     if failed >= 4:
@@ -67,7 +89,17 @@ def note(check: Check, verdict: Verdict, inputs: Plain) -> Verdict:
     return replace(verdict, message="\n".join([verdict.message, *more]))
 
 
+def _failed_since_right(tried: list[bool]) -> int:
+    """Return the number of wrong tries since the last right one."""
+    failed = 0
+    for passed in reversed(tried):
+        if passed:
+            break
+        failed += 1
+    return failed
+
+
 def tried() -> set[str]:
-    """The lessons of which an exercise was tried."""
+    """Return the numbers of the lessons, such as "01", of which an exercise was tried."""
     progress_file.read()
     return {number[:2] for number, tried in tries.items() if tried and number[:2].isdigit()}

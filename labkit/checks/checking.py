@@ -1,7 +1,7 @@
-"""How a check works: fresh inputs are drawn, the answer is observed with them, and what was observed is judged.
+"""The steps of a check: draw fresh inputs, observe the answer with them, and judge the observation.
 
-Inputs and observations are plain data (numbers, strings, lists, dicts), so that `observe` can run beside the learner's code and `judge`
-somewhere else, in a process that the learner's code never reaches.
+Inputs and observations are plain data (numbers, strings, lists, dicts). So `observe` can run beside
+the learner's code, and `judge` in another process, which the learner's code cannot reach.
 """
 
 import dis
@@ -25,16 +25,20 @@ from labkit.checks.defaults import defaults
 from labkit.checks.left_behind import Followed
 from labkit.checks.undisturbed import undisturbed
 
-LONGEST_MESSAGE = 400  # characters of an exception's message that are quoted
+LONGEST_MESSAGE = 400  # the rest of an exception's message is not quoted
 
 Plain = Any  # numbers, strings, None, and lists and dicts of them
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an answer passed, a message that helps, and the points it earns (an exercise is worth one).
+    """The result of a check. A notebook shows the message with a mark and a colour.
 
-    A notebook shows it as its message, with a mark, a word and a colour.
+    Attributes:
+        passed: whether the answer is right.
+        message: what the learner reads. It begins with "Right", "Not yet" or another short word.
+        points: how many points the answer earns. A right answer earns 1.
+        exercise: the number of the exercise, such as "01.2".
     """
 
     passed: bool
@@ -46,26 +50,37 @@ class Verdict:
         return f"{self.exercise} {self.message}".strip()
 
     def _repr_html_(self) -> str:
-        word, told = re.fullmatch(r"([\w ]+)[.:]?\s*(.*)", self.message, re.DOTALL).groups()  # type: ignore[union-attr]  # all begin so
+        parts = re.fullmatch(r"([\w ]+)[.:]?\s*(.*)", self.message, re.DOTALL)
+        assert parts is not None, "every message begins with a word"
+        word, told = parts.groups()
         told = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(told)).replace("\n", "<br>")
         return f"<div>{marked(word, self.exercise)} {told}</div>"
 
 
-_MARKS = {"right": ("✔", "#1a7340"), "not yet": ("✘", "#a33c00")}  # all else is open
+_MARKS = {"right": ("✔", "#1a7340"), "not yet": ("✘", "#a33c00")}
+_OTHER_MARK = ("○", "#595959")
 
 
 def marked(word: str, exercise: str) -> str:
-    """An exercise and how far it is, in HTML, with a mark and a colour that both themes of JupyterLab let read."""
-    mark, colour = _MARKS.get(word.lower(), ("○", "#595959"))
-    look = f"background: {colour}; color: white; border-radius: 3px; padding: 1px 6px; font-weight: bold"
+    """Return the number of an exercise and its state as HTML, with a mark and a colour.
+
+    The colours are readable in the light and in the dark theme of JupyterLab.
+    """
+    mark, colour = _MARKS.get(word.lower(), _OTHER_MARK)
+    look = (
+        f"background: {colour}; color: white; border-radius: 3px; padding: 1px 6px; "
+        "font-weight: bold"
+    )
     return f'<span style="{look}">{mark} {exercise} {word}</span>'
 
 
 def right(note: str = "") -> Verdict:
+    """Return the verdict on a right answer, worth one point. `note` is added to the message."""
     return Verdict(True, f"Right. {note}".strip(), points=1.0)
 
 
 def not_yet(message: str) -> Verdict:
+    """Return the verdict on a wrong answer. `message` says what is wrong."""
     return Verdict(False, f"Not yet: {message}")
 
 
@@ -78,25 +93,32 @@ def wrong_type(returned: Any, expected: str, hint: str = "") -> Verdict:
 
 
 def not_attempted() -> Verdict:
+    """Return the verdict on an exercise whose cell is still as it came."""
     return Verdict(False, "not attempted")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One exercise's check.
+    """The check of one exercise.
 
     Attributes:
-        number: of the exercise, such as "01.2".
-        draw: makes the inputs of one try.
-        observe: gives the answer those inputs and returns what it did. An exception in it is the answer's.
-        judge: says what to make of it. Pure.
-        expect: makes of the inputs what the judge compares with, its last argument. It runs where answers are judged: no answer finds it
-            there. It needs no GPU.
-        gpus: how many the check needs.
-        script: what the exercise cell holds where the exercise is to mend a function.
-        alters: what the answer is to alter of what it is given: "values" of tensors, lists and parameters; "hooks" of a model.
-        children: whether `observe` starts child processes, whose server is then there before the answer's time begins.
-        section: the heading of the lesson's section that explains what the exercise needs. Those who fail three times are sent there.
+        number: the number of the exercise, such as "01.2".
+        draw: a function that makes the inputs of one try from a random generator.
+        observe: a function of the answer and the inputs. It runs the answer and returns what the
+            answer did. An exception in it counts as an exception of the answer.
+        judge: a function of the observation and the inputs that returns the verdict. If there is
+            an `expect`, its result is the last argument. It has no side effects.
+        expect: a function of the inputs that computes what the judge compares the observation with.
+            It runs in the judge's process, where the answer cannot find its result. It needs no
+            GPU.
+        gpus: the number of GPUs that the check needs.
+        script: the function that is in the exercise's cell, if the exercise is to fix a function.
+        alters: what the answer may change in its arguments: "values" of tensors, lists and
+            parameters, or "hooks" of a model.
+        children: whether `observe` starts child processes. Their server then starts before the
+            answer's time begins.
+        section: the heading of the section in the lesson that explains what the exercise needs. The
+            message names it after three wrong tries.
     """
 
     number: str
@@ -112,51 +134,72 @@ class Check:
 
 
 def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
-    """Draw, observe and judge, here and now. `seed` repeats a draw; without it, each call draws anew."""
+    """Draw inputs, observe the answer and return the verdict, all in this process.
+
+    With the same `seed`, the inputs are the same. Without a seed, each call has other inputs.
+    """
     inputs = drawn(check, seed)
     return judge(check, observe(check, answer, inputs), inputs)
 
 
 def drawn(check: Check, seed: int | None = None) -> Plain:
-    """The inputs of one try: those of `seed`, or others at each call."""
+    """Return the inputs of one try. They depend on `seed`, and differ in each call without one."""
     return check.draw(random.Random(seed))
 
 
 _KEPT = (
-    "labkit.use cannot change the GPUs while labkit.check runs your answer. Remove the call: the lesson's first cell has chosen the GPUs."
+    "labkit.use cannot change the GPUs while labkit.check runs your answer. Remove the call: the "
+    "lesson's first cell has chosen the GPUs."
 )
-LOST = "The GPU takes no work after that: call labkit.use(None) and run the first cell again, on a real GPU in a new kernel"
+LOST = (
+    "After this error the GPU takes no more work. Call labkit.use(None) and run the lesson's first "
+    "cell again. On a real GPU, restart the kernel first"
+)
 
 
 def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
-    """What `answer` does with `inputs`: {"observed": …, "left": what is otherwise afterwards}, {"raised": …} or {"attempted": False}.
+    """Run the answer with the inputs, and return what it did as a dictionary.
 
-    Leaves the GPUs as they were: the current device and streams, and the memory in use. PyTorch's settings are its own meanwhile, not the
-    notebook's. Values are computed, also on virtual GPUs with `values=False`.
+    The dictionary is one of these:
+
+    - `{"observed": ..., "left": ...}` has what the check's `observe` returned. "left" is a sentence
+      about something that the answer changed and should not have changed, "" if there is none.
+    - `{"raised": ...}` has the exception of the answer as text.
+    - `{"attempted": False}` means that the exercise's cell is still as it came.
+
+    PyTorch has its default settings while the answer runs. Values are computed, also on virtual
+    GPUs with `values=False`. Afterwards the current device, the current streams and the memory in
+    use are as before.
+
+    Raises RuntimeError if too few GPUs are in use.
     """
     _require_gpus(check)
     if is_stub(answer, check.script):
         return {"attempted": False}
     if inspect.iscoroutinefunction(answer):
-        return {"raised": "nothing and ran nothing: a function of `async def` returns a coroutine, and nobody awaits it. Write `def`."}
+        return {
+            "raised": "nothing, but it did not run either. A function with `async def` returns a "
+            "coroutine, which must be awaited. Write `def` instead."
+        }
     used = machine.in_use()
     try:
         with used.kept(_KEPT), used.with_values(), undisturbed(), defaults():
             try:
                 followed = Followed(answer, check.alters) if callable(answer) else answer
                 observed = check.observe(followed, inputs)
-                return {"observed": observed, "left": next(iter(getattr(followed, "left", [])), "")}
+                left = getattr(followed, "left", [])
+                return {"observed": observed, "left": left[0] if left else ""}
             except (Exception, SystemExit) as error:
                 return {"raised": quote(error, answer)}
-    except RuntimeError as error:  # the GPUs cannot be left as they were: the answer has ended all work on them
+    except RuntimeError as error:  # the GPUs cannot be restored, because they no longer work
         return {"raised": f"{quote(error)}. {LOST}"}
 
 
 def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:
-    """The verdict on what `observe` returned. Runs none of the learner's code."""
+    """Return the verdict on what `observe` returned. None of the learner's code runs."""
     if "observed" in observation:
-        due = [check.expect(inputs)] if check.expect else []
-        verdict = check.judge(observation["observed"], inputs, *due)
+        expected = [check.expect(inputs)] if check.expect else []
+        verdict = check.judge(observation["observed"], inputs, *expected)
         if verdict.passed and observation["left"]:
             verdict = not_yet(observation["left"])
     elif "raised" in observation:
@@ -167,49 +210,75 @@ def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:
 
 
 def _require_gpus(check: Check) -> None:
+    """Raise RuntimeError if there are fewer GPUs in use than the check needs."""
     used = machine.current()
-    if used is None or used.count < check.gpus:
+    available = 0 if used is None else used.count
+    if used is None or available < check.gpus:
         raise RuntimeError(
-            f"the check of {check.number} needs {check.gpus} GPU(s) in use, and there are {used.count if used else 0}: "
-            "run the lesson's first cell, which calls labkit.use"
+            f"the check of {check.number} needs {check.gpus} GPU(s), and {available} are in use. "
+            "Run the lesson's first cell, which calls labkit.use."
         )
 
 
-# What a function whose body is `...`, `pass` or a docstring compiles to, in Python 3.11 to 3.14.
+# The bytecode of a function whose body is `...`, `pass` or a docstring, in Python 3.11 to 3.14.
 _EMPTY = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"}
 
 
 def is_stub(answer: Any, script: Callable[..., Any] | None = None) -> bool:
-    """Whether `answer` is still what the exercise cell holds: nothing, a function that does nothing, or the `script` to mend."""
+    """Return whether the answer is still as it came in the exercise's cell.
+
+    The cell has None, `...`, a function that does nothing, or the `script` that is to be fixed.
+    """
     if not isinstance(answer, types.FunctionType):
         return answer is None or answer is ...
     if script is not None and _content(answer) == _content(_alone(script)):
         return True
-    instructions = list(dis.get_instructions(answer))
-    does_nothing = all(instruction.opname in _EMPTY for instruction in instructions)
-    return does_nothing and all(i.argval is None for i in instructions if i.opname in ("LOAD_CONST", "RETURN_CONST"))
+    for instruction in dis.get_instructions(answer):
+        if instruction.opname not in _EMPTY:
+            return False
+        is_constant = instruction.opname in ("LOAD_CONST", "RETURN_CONST")
+        if is_constant and instruction.argval is not None:
+            return False
+    return True
 
 
 def _alone(function: Any) -> Any:
-    """The function compiled without its module, as an exercise cell is: an import beside a function changes how it is compiled."""
+    """Return the function compiled without its module, as in an exercise's cell.
+
+    An import beside a function would change the function's bytecode.
+    """
     names = dict(function.__globals__)
     exec(inspect.getsource(function), names)
     return names[function.__name__]
 
 
 def _content(function: Any) -> tuple:
-    """What a function does, wherever it was written: the same for the same source, whatever its comments and line breaks."""
+    """Return a function's code and defaults. They do not depend on its comments and line breaks."""
     return _code(function.__code__), function.__defaults__, function.__kwdefaults__
 
 
 def _code(code: types.CodeType) -> tuple:
-    constants = tuple(_code(constant) if isinstance(constant, types.CodeType) else constant for constant in code.co_consts)
-    return code.co_code, code.co_exceptiontable, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    """Return all of a code object except its file, its name and its lines."""
+    constants: list[Any] = []
+    for constant in code.co_consts:
+        constants.append(_code(constant) if isinstance(constant, types.CodeType) else constant)
+    return (
+        code.co_code,
+        code.co_exceptiontable,
+        tuple(constants),
+        code.co_names,
+        code.co_varnames,
+        code.co_freevars,
+        code.co_cellvars,
+    )
 
 
 @contextmanager
 def during(what: str) -> Iterator[None]:
-    """Say in an exception raised in the block what the answer was given: `with during("a tensor on cuda:1"):`."""
+    """Add a note about the answer's arguments to an exception that is raised in the block.
+
+    `with during("a tensor on cuda:1"):` is an example. The message of the check quotes the note.
+    """
     try:
         yield
     except Exception as error:
@@ -218,7 +287,11 @@ def during(what: str) -> Iterator[None]:
 
 
 def quote(error: BaseException, answer: Any = None) -> str:
-    """An exception in a sentence: its class, what its message says, what `during` said, and the line of `answer` that it came through."""
+    """Return a text about an exception.
+
+    It has the exception's class and message, the note of `during`, and the line of `answer` that
+    raised it.
+    """
     text = ": ".join(part for part in (type(error).__name__, _gist(str(error))) if part)
     notes = getattr(error, "__notes__", [])
     given = [f"given {notes[-1]}"] if notes else []
@@ -227,7 +300,11 @@ def quote(error: BaseException, answer: Any = None) -> str:
 
 
 def _gist(message: str) -> str:
-    """A message's first line, and the line that says what is wrong: the next one after a colon, the last one of a replica's traceback."""
+    """Return the first line of a message, and the line that says what is wrong.
+
+    That line is the next one if the first ends with a colon, and the last one if the message quotes
+    the traceback of a replica.
+    """
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     told = lines[:1]
     if any(line.endswith("Traceback (most recent call last):") for line in lines):
@@ -239,19 +316,40 @@ def _gist(message: str) -> str:
 
 
 def own_line(error: BaseException, answer: Any) -> list[str]:
-    """Where `answer` was when it raised: the innermost of its own lines."""
-    code = getattr(inspect.unwrap(answer) if callable(answer) else None, "__code__", None)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if code and frame.filename == code.co_filename]
-    return [f"line {frames[-1].lineno}: {frames[-1].line}".removesuffix(": ")] if frames else []
+    """Return a list with the line of `answer` that raised the error. It is empty if unknown."""
+    code = getattr(inspect.unwrap(answer), "__code__", None) if callable(answer) else None
+    if code is None:
+        return []
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == code.co_filename]
+    if not own:
+        return []
+    return [f"line {own[-1].lineno}: {own[-1].line}".removesuffix(": ")]
 
 
 def describe(value: Any) -> Plain:
-    """A tensor as plain data: device, dtype, shape and values in one list. Of anything else, the name of its type."""
+    """Return a tensor as plain data: its device, dtype, shape, and values in one flat list.
+
+    Return only the name of the type for other values.
+    """
     name = type(value).__name__
-    if not isinstance(value, torch.Tensor) or type(value).__module__ == "__main__":  # a notebook's own class may say anything of itself
+    if not _is_trusted_tensor(value):
         return {"type": f"a {name} of its own" if name == "Tensor" else name}
-    flat = value.detach().cpu().flatten().tolist()
-    return {"type": "Tensor", "device": str(value.device), "dtype": str(value.dtype), "shape": list(value.shape), "values": flat}
+    return {
+        "type": "Tensor",
+        "device": str(value.device),
+        "dtype": str(value.dtype),
+        "shape": list(value.shape),
+        "values": value.detach().cpu().flatten().tolist(),
+    }
+
+
+def _is_trusted_tensor(value: Any) -> bool:
+    """Return whether the value is a tensor whose class the notebook did not define.
+
+    A class of the notebook could report a wrong device, shape or value.
+    """
+    return isinstance(value, torch.Tensor) and type(value).__module__ != "__main__"
 
 
 def plural(count: int, noun: str) -> str:
@@ -261,7 +359,7 @@ def plural(count: int, noun: str) -> str:
 
 def one_number(value: Any) -> int | float | None:
     """Return what `number` does, and also the number in a tensor without dimensions."""
-    if not isinstance(value, torch.Tensor) or type(value).__module__ == "__main__":
+    if not _is_trusted_tensor(value):
         return number(value)
     return number(value.item()) if value.dim() == 0 else None
 
@@ -273,7 +371,10 @@ def number_or_type(value: Any) -> int | float | str:
 
 
 def number(value: Any) -> int | float | None:
-    """`value` as a plain number, NumPy's and decimals too; None for what is no number: a bool, text, a tensor."""
+    """Return the value as an int or float, or None if it is not a number.
+
+    Numbers of NumPy and decimals are numbers. Truth values, texts and tensors are not.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
         return None
     return int(value) if isinstance(value, numbers.Integral) else float(value)

@@ -9,11 +9,10 @@ MIB = 1 << 20
 
 
 def sizes_alike(*sizes: float) -> list[str]:
-    """Format sizes for a comparison.
+    """Return sizes in bytes as texts that can be compared.
 
-    All have one unit and every digit, so that different sizes never look equal.
-
-    The unit is MiB if each size is a whole number of MiB, otherwise bytes.
+    All texts have the same unit and every digit, so different sizes never look equal. The unit is
+    MiB if each size is a whole number of MiB, and bytes otherwise.
     """
     if all(size >= 0 and size % MIB == 0 for size in sizes):
         return [f"{size / MIB:,.0f} MiB" for size in sizes]
@@ -21,11 +20,10 @@ def sizes_alike(*sizes: float) -> list[str]:
 
 
 def near(found: Any, expected: Any, relative: float = 1e-4, absolute: float = 1e-4) -> bool:
-    """Compare numbers that may differ by rounding.
+    """Return whether two values are equal, apart from the rounding of numbers.
 
-    The tolerance of a number is `absolute` plus `relative` times the expected number. Lists and dicts
-    are compared entry by entry. Two whole numbers are near only if they are equal, and so are values
-    that are no numbers.
+    A number may differ by `absolute` plus `relative` times the expected number. Lists and dicts are
+    compared entry by entry. Whole numbers must be equal, and so must values that are not numbers.
     """
     if isinstance(expected, list | tuple):
         if not isinstance(found, list | tuple) or len(found) != len(expected):
@@ -44,7 +42,11 @@ def near(found: Any, expected: Any, relative: float = 1e-4, absolute: float = 1e
 
 
 def apart(found: list[float], expected: list[float], whose: str) -> str:
-    """Quote three elements, from the first that is not near the expected one, and those expected."""
+    """Return a text with three elements, from the first wrong one on, and the expected ones.
+
+    `whose` stands before the expected elements, such as "PyTorch has". Elements are wrong if they
+    are not `near`.
+    """
     places = range(len(expected))
     first = next(i for i in places if not near(found[i : i + 1], expected[i : i + 1]))
     here = slice(first, first + 3)
@@ -52,16 +54,16 @@ def apart(found: list[float], expected: list[float], whose: str) -> str:
 
 
 def shown(values: list[float] | None) -> str:
-    """Format a list of numbers."""
+    """Return a list of numbers as text, "none" for None."""
     if values is None:
         return "none"
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
 def first_difference(found: Sequence[Any], expected: Sequence[torch.Tensor]) -> str:
-    """Describe the first difference between `found` and the expected tensors. Empty if none.
+    """Return a text about the first difference from the expected tensors, "" if there is none.
 
-    The device does not count.
+    Tensors may be on different devices.
     """
     if len(found) != len(expected):
         return f"there are {len(found)} tensors instead of {len(expected)}"

@@ -1,4 +1,7 @@
-"""PyTorch's settings as they are at first, while an answer is observed: what a notebook has set for itself changes no verdict."""
+"""PyTorch's default settings, which hold while an answer is observed.
+
+So the settings of a notebook do not change a verdict.
+"""
 
 import gc
 import os
@@ -14,13 +17,15 @@ from labkit import machine
 
 @contextmanager
 def defaults() -> Iterator[None]:
-    """Use PyTorch's own settings in the block, also for printing. A warning is no error there.
+    """Use the default settings of PyTorch in the block, also for printing.
 
-    A limit that the notebook has put on the memory of a GPU does not apply.
-
-    `settings_kept` restores the settings of PyTorch. The others are restored here.
+    Warnings do not raise errors in the block, and a memory limit that the notebook has set for a
+    GPU does not apply. `settings_kept` restores PyTorch's settings later. This function restores
+    the others after the block, such as the working folder.
     """
-    collecting, recursion, folder = gc.isenabled(), sys.getrecursionlimit(), os.getcwd()
+    collecting = gc.isenabled()
+    recursion = sys.getrecursionlimit()
+    folder = os.getcwd()
     printing = vars(torch._tensor_str.PRINT_OPTS).copy()
     with ExitStack() as stack:
         stack.callback(os.chdir, folder)

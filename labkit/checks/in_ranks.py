@@ -1,7 +1,8 @@
-"""A function in ranks, for the checks: a process each, which meet through a file and exchange tensors of the CPU by gloo, or those of a
-virtual GPU each by the virtual NCCL.
+"""Run a learner's function in several ranks, for checks.
 
-It takes tenths of a second where torchrun, with which the lessons start ranks, takes one or more: there is no agent, and no rendezvous.
+Each rank is a process. The ranks find each other through a file. They exchange tensors on the CPU
+with gloo, or tensors on virtual GPUs with the virtual NCCL. This takes tenths of a second, because
+there is no agent and no rendezvous. torchrun, which the lessons use, takes a second or more.
 """
 
 import contextlib
@@ -26,37 +27,55 @@ from labkit.checks.checking import Plain
 from labkit.processes import by_value, children, context, time_limits
 from labkit.processes.time_limits import TimeLimit
 
-SECONDS = 60.0  # until all ranks must have come back
-PATIENCE = 10.0  # seconds for the others when one is back, and for a rank to wait in a collective, on a machine that is not busy
-MOST_STRETCHED = 5.0  # times PATIENCE, on a busy machine
-MOMENT = 1.0  # seconds for ranks that fail in the same way to say so, or have waited as long as the one that says so
+SECONDS = 60.0  # time limit of all ranks
+# Seconds that a rank may wait in a collective, and that the other ranks have left when one has
+# returned. Both are for a machine that is not busy.
+PATIENCE = 10.0
+MOST_STRETCHED = 5.0  # PATIENCE grows up to this factor on a busy machine
+MOMENT = 1.0  # seconds that the other ranks have left to report their own error when one failed
 
+# The ways in which a rank can end. A rank that WAITED lost the connection to another rank, and a
+# rank that is GONE ended its process.
 RETURNED, RAISED, WAITED, GONE = "returned", "raised", "waited", "gone"
 
 
 class RankError(RuntimeError):
-    """Ranks waited for one another in vain, or one is gone."""
+    """Error of ranks that waited for one another in vain, or of a rank that ended its process."""
 
 
-def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequence[Plain], like: str | None = None) -> list[Plain]:
-    """What `program(answer, inputs[rank])` returns in each of as many ranks as there are inputs.
+def in_ranks(
+    program: Callable[[Any, Plain], Plain],
+    answer: Any,
+    inputs: Sequence[Plain],
+    like: str | None = None,
+) -> list[Plain]:
+    """Run `program(answer, inputs[rank])` in each rank, and return the results in rank order.
 
-    `answer` is the learner's function, sent as it is defined; `program` is found by its module's name. `like` gives each rank a virtual
-    GPU modelled on it, all of one machine; without it no rank has any. No process is left in any case.
+    Afterwards none of the processes is left, also after an error.
+
+    Args:
+        program: a function that other processes can import from its module.
+        answer: the learner's function. Its definition is sent to the ranks.
+        inputs: the inputs of each rank. There are as many ranks as inputs.
+        like: the model of the virtual GPUs, such as "T4". Each rank has one GPU of the same
+            machine. Without a model the ranks have no GPUs.
 
     Raises:
-        RankError: ranks waited for one another in vain, or one ended its process.
-        Exception: what the lowest rank that failed by itself raised, with a note that names the rank.
+        RankError: ranks waited for one another in vain, or a rank ended its process.
+        Exception: the exception of the lowest rank that failed by itself. A note names the rank.
     """
     call = by_value.dumps((program, answer))
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder, contextlib.ExitStack() as stack:
         pipes = [context().Pipe(duplex=False) for _ in inputs]
-        ours, theirs = ([stack.enter_context(end) for end in ends] for ends in zip(*pipes, strict=True))
-        store, patience = os.path.join(folder, "store"), _patience()
-        ranks = [
-            (rank, len(inputs), like, store, call, given, line, patience)
-            for rank, (given, line) in enumerate(zip(inputs, theirs, strict=True))
-        ]
+        for receiver, sender in pipes:
+            stack.enter_context(receiver)
+            stack.enter_context(sender)
+        ours = [receiver for receiver, _ in pipes]
+        store = os.path.join(folder, "store")
+        patience = _patience()
+        ranks = []
+        for rank, (given, (_, sender)) in enumerate(zip(inputs, pipes, strict=True)):
+            ranks.append((rank, len(inputs), like, store, call, given, sender, patience))
         with children(_rank, ranks) as started:
             told = _collected(ours, started, patience)
             for process in started:
@@ -76,18 +95,27 @@ def _patience() -> float:
     return PATIENCE * min(max(wanted, 1.0), MOST_STRETCHED)
 
 
-def _collected(lines: Sequence[connection.Connection], processes: Sequence[BaseProcess], patience: float) -> dict[int, tuple[str, Any]]:
-    """What came down each rank's line, in time. When one is back, the others cannot be far: they share their collectives.
+def _collected(
+    lines: Sequence[connection.Connection], processes: Sequence[BaseProcess], patience: float
+) -> dict[int, tuple[str, Any]]:
+    """Return what each rank reported before its time limit, by rank.
 
-    When one has failed, or has waited in vain as long as a rank may, nothing that the others could still say matters.
+    When a rank has returned, the others have `patience` seconds left. Ranks share their
+    collectives, so they end at about the same time. When a rank has failed, the others have only
+    MOMENT seconds left, because their results no longer matter.
     """
     told: dict[int, tuple[str, Any]] = {}
     ends = [process.sentinel for process in processes]
     numbers = [process.pid for process in processes if process.pid is not None]
     limits = [TimeLimit(SECONDS + patience, numbers)]
-    while len(told) < len(lines) and (remaining := min(limit.remaining() for limit in limits)) > 0:
+    while len(told) < len(lines):
+        remaining = min(limit.remaining() for limit in limits)
+        if remaining <= 0:
+            break
         waiting = [rank for rank in range(len(lines)) if rank not in told]
-        ready = connection.wait([signal for rank in waiting for signal in (lines[rank], ends[rank])], remaining)
+        signals: list[Any] = [lines[rank] for rank in waiting]
+        signals += [ends[rank] for rank in waiting]
+        ready = connection.wait(signals, remaining)
         for rank in waiting:
             if lines[rank] in ready:
                 told[rank] = lines[rank].recv()
@@ -100,26 +128,40 @@ def _collected(lines: Sequence[connection.Connection], processes: Sequence[BaseP
 
 
 def _values(told: dict[int, tuple[str, Any]], ranks: int, like: str | None) -> list[Plain]:
+    """Return what the ranks returned. Raises as `in_ranks` if a rank returned nothing."""
     for rank, (kind, what) in sorted(told.items()):
         if kind == RAISED:
             error = pickle.loads(what)
             error.add_note(f"rank {rank} of {ranks}")
             raise error
-    if gone := [rank for rank, (kind, _) in sorted(told.items()) if kind == GONE]:
-        why = "" if like else ": so does gloo where ranks give one collective different numbers of bytes"
-        raise RankError(f"rank {gone[0]} of {ranks} ended its process without a word{why}")
+    gone = [rank for rank, (kind, _) in sorted(told.items()) if kind == GONE]
+    if gone:
+        message = f"rank {gone[0]} of {ranks} ended its process without an error message"
+        if like is None:
+            message += (
+                ". gloo does this if the ranks call a collective with different numbers of bytes"
+            )
+        raise RankError(message)
     if [kind for kind, _ in told.values()] != [RETURNED] * ranks:
         raise RankError(
-            "the ranks waited for one another in vain: does every rank call the same collectives, in the same order, and with tensors of "
-            "the same size?"
+            "the ranks waited for one another in vain: does every rank call the same collectives, "
+            "in the same order, and with tensors of the same size?"
         )
     return [told[rank][1] for rank in range(ranks)]
 
 
 def _rank(
-    rank: int, ranks: int, like: str | None, store: str, call: bytes, given: Plain, line: connection.Connection, patience: float
+    rank: int,
+    ranks: int,
+    like: str | None,
+    store: str,
+    call: bytes,
+    given: Plain,
+    line: connection.Connection,
+    patience: float,
 ) -> None:
-    machine.use(None)  # a child has its parent's
+    """Run the program in one rank, and send the result through `line`. Each rank runs this."""
+    machine.use(None)  # a forked process begins with its parent's GPUs
     if like is not None:
         machine.use(ranks, like, virtual=True, quiet=True)
         torch.cuda.set_device(rank)
@@ -127,13 +169,16 @@ def _rank(
     # torchrun sets these variables.
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    warnings.simplefilter("ignore", FutureWarning)  # of names that newer versions of torch give collectives
+    # Newer versions of torch warn about the old names of collectives.
+    warnings.simplefilter("ignore", FutureWarning)
     try:
         program, answer = pickle.loads(call)
         getattr(answer, "__globals__", {})["hash"] = functools.partial(_own_hash, rank)
         timeout = timedelta(seconds=patience)
         backend = "gloo" if like is None else "nccl"
-        dist.init_process_group(backend, f"file://{store}", timeout=timeout, rank=rank, world_size=ranks)
+        dist.init_process_group(
+            backend, f"file://{store}", timeout=timeout, rank=rank, world_size=ranks
+        )
         line.send((RETURNED, program(answer, given)))
     except BaseException as error:
         line.send(_failure(error))
@@ -143,12 +188,22 @@ def _rank(
 
 
 def _own_hash(rank: int, value: Any) -> int:
-    """Text has another hash in each Python that is started. These ranks are forked, and would have the same."""
-    return hash(value) ^ (rank if any(isinstance(leaf, str | bytes) for leaf in tree_leaves(value)) else 0)
+    """Return a hash that differs between the ranks if the value contains text.
+
+    In separately started Python processes, text has different hashes. These ranks are forked, so
+    their hashes would be equal, and a check would miss an answer that relies on them.
+    """
+    has_text = any(isinstance(leaf, str | bytes) for leaf in tree_leaves(value))
+    if not has_text:
+        return hash(value)
+    return hash(value) ^ rank
 
 
 def _failure(error: BaseException) -> tuple[str, Any]:
-    """What fails in gloo's connections is about another rank, which is gone or elsewhere."""
+    """Return how a rank reports an error.
+
+    An error in gloo's connections means that another rank is gone or waits in another collective.
+    """
     if "gloo/transport" in str(error):
         return WAITED, None
     try:

@@ -1,4 +1,7 @@
-"""What an answer leaves behind, in any exercise: PyTorch's settings, what it was given, and models should be as they were before."""
+"""Find what an answer changed and should have left unchanged.
+
+In every exercise, an answer should leave PyTorch's settings, its arguments and models unchanged.
+"""
 
 import copy
 import functools
@@ -14,15 +17,19 @@ from torch import nn
 
 
 class Followed:
-    """An answer, of which each call is looked at, and those of a function or a module that it returns.
+    """An answer whose calls are compared with the state before them.
+
+    If the answer returns a function or a module, the calls of that are compared, too.
 
     Attributes:
-        left: what was found to be otherwise after a call, in sentences.
+        left: sentences about what a call changed and should have left unchanged.
     """
 
     def __init__(self, answer: Any, alters: tuple[str, ...] = ()) -> None:
+        """Follow an answer. `alters` names what it may change, as in `Check.alters`."""
         functools.update_wrapper(self, answer)
-        self._answer, self._alters = answer, alters
+        self._answer = answer
+        self._alters = alters
         self.left: list[str] = []
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -32,12 +39,15 @@ class Followed:
         return copy.copy, (self._answer,)
 
     def _called(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        settings, look = _settings(), self._look((given, named))
+        """Call the function, compare the state, and return the result, which is followed, too."""
+        settings = _settings()
+        look = self._look((given, named))
         result = function(*given, **named)
         self._compare(settings, look)
         return self._returned(result)
 
     def _returned(self, result: Any) -> Any:
+        """Return a result of the answer, so that calls of a function or module are compared."""
         if type(result) is types.FunctionType:
 
             @functools.wraps(result)
@@ -46,54 +56,95 @@ class Followed:
 
             return followed
         if isinstance(result, nn.Module):
-            begun: dict[int, Any] = {}  # by thread: DataParallel has one for each GPU
+            begun: dict[int, Any] = {}  # by thread, because DataParallel has a thread for each GPU
 
             def begin(module: nn.Module, given: Any) -> None:
                 begun[threading.get_ident()] = _settings(), self._look((module, given))
 
             result.register_forward_pre_hook(begin)
-            result.register_forward_hook(lambda *_: self._compare(*begun.pop(threading.get_ident())))
+            result.register_forward_hook(
+                lambda *_: self._compare(*begun.pop(threading.get_ident()))
+            )
         return result
 
     def _look(self, value: Any) -> Callable[[], str]:
-        """Look at something that an answer is given. Returns what looks again, and says what is otherwise. Keeps no tensor alive."""
+        """Note the state of an argument, and return a function that compares it later.
+
+        The function returns a sentence about the first change, "" if there is none. It keeps no
+        tensor alive.
+        """
         if isinstance(value, nn.Module):
             return _look_at_module(value, self._alters)
         if isinstance(value, torch.Tensor):
-            before, reference = _state(value), weakref.ref(value)
-            kept = slice(1, None) if "values" in self._alters else slice(None)
-            return lambda: "" if reference() is None or _state(reference())[kept] == before[kept] else _GIVEN.format("a tensor")
+            return self._look_at_tensor(value)
         if isinstance(value, list | tuple | dict):
-            keys, elements = _parts(value)
-            looks, names = [self._look(element) for element in elements], [_name(element) for element in elements]
-            del elements
+            return self._look_at_container(value)
+        return str  # str() is "", so no change is found
 
-            def again() -> str:
-                keys_now, now = _parts(value)
-                same = keys_now == keys and len(now) == len(names) and all(name() is x for name, x in zip(names, now, strict=True))
-                if "values" not in self._alters and not same:
-                    return _GIVEN.format(f"a {type(value).__name__}")
-                return next(filter(None, (look() for look in looks)), "")
+    def _look_at_tensor(self, value: torch.Tensor) -> Callable[[], str]:
+        before = _state(value)
+        reference = weakref.ref(value)
+        first = 1 if "values" in self._alters else 0  # the first part changes with the values
 
-            return again
-        return str
+        def again() -> str:
+            tensor = reference()
+            if tensor is None or _state(tensor)[first:] == before[first:]:
+                return ""
+            return _GIVEN.format("a tensor")
+
+        return again
+
+    def _look_at_container(self, value: Any) -> Callable[[], str]:
+        keys, elements = _parts(value)
+        looks = [self._look(element) for element in elements]
+        references = [_reference(element) for element in elements]
+        del elements  # it would keep tensors alive
+
+        def is_same() -> bool:
+            keys_now, now = _parts(value)
+            if keys_now != keys or len(now) != len(references):
+                return False
+            pairs = zip(references, now, strict=True)
+            return all(reference() is element for reference, element in pairs)
+
+        def again() -> str:
+            if "values" not in self._alters and not is_same():
+                return _GIVEN.format(f"a {type(value).__name__}")
+            for look in looks:
+                sentence = look()
+                if sentence:
+                    return sentence
+            return ""
+
+        return again
 
     def _compare(self, settings: dict[str, Any], look: Callable[[], str]) -> None:
+        """Note a sentence about the first setting or argument that has changed."""
         now = _settings()
-        changed = next((name for name in settings if settings[name] != now[name]), None)
-        if changed:
-            self.left.append(f"after your function, {changed} is {now[changed]} for all that follows; it was {settings[changed]}.")
-        elif told := look():
-            self.left.append(told)
+        for name, before in settings.items():
+            if now[name] != before:
+                self.left.append(
+                    f"after your function, {name} is {now[name]} for all that follows; "
+                    f"it was {before}."
+                )
+                return
+        sentence = look()
+        if sentence:
+            self.left.append(sentence)
 
 
 _GIVEN = "your function changed {} that it was given. Leave it as it was."
 
 
 def _settings() -> dict[str, Any]:
-    """Of PyTorch and Python, for all that comes after."""
+    """Return the settings of PyTorch and Python that affect later code, by description."""
     devices = range(torch.cuda.device_count())
-    # The check undoes the other filters: a function that silences warnings changes no result.
+    streams = {
+        f"the current stream of cuda:{index}": torch.cuda.current_stream(index).stream_id
+        for index in devices
+    }
+    # Only filters that turn all warnings into errors count. A function may silence warnings,
+    # because that changes no result, and the check restores the filters.
     general = [
         str(action)
         for action, text, category, module, _ in warnings.filters
@@ -101,14 +152,19 @@ def _settings() -> dict[str, Any]:
     ]
     return {
         "the current device": f"cuda:{torch.cuda.current_device()}",
-        **{f"the current stream of cuda:{index}": torch.cuda.current_stream(index).stream_id for index in devices},
+        **streams,
         "the default device": str(torch.get_default_device()),
         "the default dtype": str(torch.get_default_dtype()),
         "torch.is_grad_enabled()": torch.is_grad_enabled(),
         "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
-        "torch.is_autocast_enabled()": [torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu")],
+        "torch.is_autocast_enabled()": [
+            torch.is_autocast_enabled("cuda"),
+            torch.is_autocast_enabled("cpu"),
+        ],
         "what warnings do": general,
-        "the number of hooks that PyTorch calls for every module": hooks_of(torch.nn.modules.module),
+        "the number of hooks that PyTorch calls for every module": hooks_of(
+            torch.nn.modules.module
+        ),
     }
 
 
@@ -118,61 +174,107 @@ def hooks_of(holder: Any) -> int:
 
 
 def _state(tensor: Any) -> tuple[Any, ...]:
-    """How often it was written to and where on a GPU it lies; then its dtype, its shape, and whether it was made to require gradients."""
-    return (_version(tensor), tensor.is_cuda and tensor.data_ptr()), tensor.dtype, tensor.shape, tensor.is_leaf and tensor.requires_grad
+    """Return what an answer should not change of a tensor.
+
+    The first part changes when the values do: it has the number of in-place changes and the address
+    on a GPU. The other parts are the dtype, the shape, and whether a leaf requires gradients.
+    """
+    address = tensor.data_ptr() if tensor.is_cuda else None
+    requires_gradients = tensor.is_leaf and tensor.requires_grad
+    return (_version(tensor), address), tensor.dtype, tensor.shape, requires_gradients
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+    """Return the number of in-place changes of a tensor. Inference tensors do not count them."""
+    if tensor.is_inference():
+        return None
+    return tensor._version
 
 
 def _parts(value: Any) -> tuple[list[Any], list[Any]]:
-    """The keys of a dict, and what a list, tuple or dict holds."""
-    return (list(value), list(value.values())) if isinstance(value, dict) else ([], list(value))
+    """Return the keys of a dict (none for a list or tuple), and the elements."""
+    if isinstance(value, dict):
+        return list(value), list(value.values())
+    return [], list(value)
 
 
-def _name(value: Any) -> Callable[[], Any]:
-    """What gives a value back. Of a tensor only while somebody else keeps it."""
-    return weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: value
+def _reference(value: Any) -> Callable[[], Any]:
+    """Return a function that returns the value. It does not keep a tensor alive."""
+    if isinstance(value, torch.Tensor):
+        return weakref.ref(value)
+    return lambda: value
 
 
 def _look_at_module(model: nn.Module, alters: tuple[str, ...]) -> Callable[[], str]:
-    """Modes, hooks, attributes, and of the parameters which are trained, where they lie and how often they were written to."""
+    """Note the state of a model, and return a function that compares it later, as `_look` does."""
+    before = _ModelState(model)
+    return lambda: _change_of_model(model, before, _ModelState(model), alters)
 
-    def state() -> dict[str, Any]:
-        modules = dict(model.named_modules())
-        parameters = dict(model.named_parameters())
-        return {
-            "modes": {path: module.training for path, module in modules.items()},
-            "hooks": sum(map(hooks_of, modules.values())),
-            "names": {f"{path}.{name}".strip(".") for path, module in modules.items() for name in vars(module)},
-            "trained": {path: parameter.requires_grad for path, parameter in parameters.items()},
-            "on GPUs": {path: parameter.device for path, parameter in parameters.items() if parameter.is_cuda},
-            "versions": {path: _version(parameter) for path, parameter in parameters.items()},
-            "addresses": {path: parameter.data_ptr() for path, parameter in parameters.items() if parameter.is_cuda},
-        }
 
-    before = state()
+class _ModelState:
+    """What an answer should not change of a model.
 
-    def again() -> str:
-        now = state()
-        if other := [path for path, training in before["modes"].items() if now["modes"].get(path, training) != training]:
-            mode = "evaluation" if before["modes"][other[0]] else "training"
-            kind = type(model.get_submodule(other[0])).__name__
+    Attributes:
+        modes: whether each module is in training mode, by the module's path.
+        hooks: the number of hooks of all modules.
+        names: the attributes of all modules, with the module's path.
+        trained: whether each parameter requires gradients, by the parameter's path.
+        versions: the number of in-place changes of each parameter.
+        devices: the device of each parameter on a GPU.
+        addresses: the address of each parameter on a GPU.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modes: dict[str, bool] = {}
+        self.hooks = 0
+        self.names: set[str] = set()
+        self.trained: dict[str, bool] = {}
+        self.versions: dict[str, int | None] = {}
+        self.devices: dict[str, torch.device] = {}
+        self.addresses: dict[str, int] = {}
+        for path, module in model.named_modules():
+            self.modes[path] = module.training
+            self.hooks += hooks_of(module)
+            self.names.update(f"{path}.{name}".strip(".") for name in vars(module))
+        for path, parameter in model.named_parameters():
+            self.trained[path] = parameter.requires_grad
+            self.versions[path] = _version(parameter)
+            if parameter.is_cuda:
+                self.devices[path] = parameter.device
+                self.addresses[path] = parameter.data_ptr()
+
+
+def _change_of_model(
+    model: nn.Module, before: _ModelState, now: _ModelState, alters: tuple[str, ...]
+) -> str:
+    """Return a sentence about the first change of a model, "" if there is none."""
+    for path, training in before.modes.items():
+        if now.modes.get(path, training) != training:
+            mode = "evaluation" if training else "training"
+            kind = type(model.get_submodule(path)).__name__
             return (
-                f"your function left the model, or a layer, in another mode: its {kind} is now in {mode} mode. What else did eval() change?"
+                "your function left the model, or a layer, in another mode: "
+                f"its {kind} is now in {mode} mode. What else did eval() change?"
             )
-        if "hooks" not in alters and (left := now["hooks"] - before["hooks"]) > 0:
-            return f"your function left {left} hook(s) behind. What does register_forward_hook return?"
-        if names := sorted(now["names"] - before["names"]):
-            return f"your function left something on the model: {', '.join(names)}. Leave it as it was."
-        if now["trained"] != before["trained"]:
-            return "your function changed which of the model's parameters require gradients. Leave that as it was."
-        if any(now["on GPUs"].get(path) != device for path, device in before["on GPUs"].items()):
-            return "your function moved the model's parameters, or some, from their GPU. Leave them where they were."
-        replaced = any(now["addresses"].get(path) != address for path, address in before["addresses"].items())
-        if "values" not in alters and (replaced or now["versions"] != before["versions"]):
-            return "your function changed the model's weights. Leave them as they were."
+    left = now.hooks - before.hooks
+    if "hooks" not in alters and left > 0:
+        return f"your function left {left} hook(s) behind. What does register_forward_hook return?"
+    names = ", ".join(sorted(now.names - before.names))
+    if names:
+        return f"your function left something on the model: {names}. Leave it as it was."
+    if now.trained != before.trained:
+        return (
+            "your function changed which of the model's parameters require gradients. "
+            "Leave that as it was."
+        )
+    if any(now.devices.get(path) != device for path, device in before.devices.items()):
+        return (
+            "your function moved the model's parameters, or some, from their GPU. "
+            "Leave them where they were."
+        )
+    if "values" in alters:
         return ""
-
-    return again
+    replaced = any(now.addresses.get(path) != each for path, each in before.addresses.items())
+    if replaced or now.versions != before.versions:
+        return "your function changed the model's weights. Leave them as they were."
+    return ""

@@ -63,7 +63,10 @@ def settings_kept() -> Iterator[None]:
 
 
 def _settings() -> list[_Setting]:
-    """Return all settings. A later one may be changed when an earlier one is set."""
+    """Return all settings, in the order in which to restore them.
+
+    Restoring a setting may change a setting that comes later in the list.
+    """
     gpus = range(torch.cuda.device_count())
     return [
         _Setting(torch.get_default_dtype, torch.set_default_dtype),
@@ -106,5 +109,6 @@ def _attribute(module: Any, name: str) -> _Setting:
 
 
 def _set_default_device(device: torch.device) -> None:
-    """Set the default device. With the CPU instead of None, each call of PyTorch would be slower."""
+    """Set the default device."""
+    # With the CPU instead of None, each call of PyTorch would be slower.
     torch.set_default_device(None if device.type == "cpu" else device)

@@ -33,7 +33,7 @@ def test_each_failed_try_helps_more(monkeypatch):
     said = [labkit.check("00.1", wrong).message for _ in range(4)]
     assert [message.count("\n") for message in said] == [0, 1, 2, 3]
     assert all(message.startswith("Not yet: your tensor is on cpu.") for message in said)
-    assert "It was tried with [" in said[1]
+    assert "Your answer was tried with [" in said[1]
     assert "in its section “Your GPU”" in said[2] and "the solution is folded away" in said[3]
     labkit.check("00.1", right)
     assert labkit.check("00.1", wrong).message.count("\n") == 0  # from the beginning
@@ -85,5 +85,5 @@ def test_a_lesson_that_changes_its_folder_keeps_its_progress_beside_the_notebook
 
 
 def test_an_unknown_lesson_is_named():
-    with pytest.raises(ValueError, match="there is no lesson '99' with exercises; there are 00, 01"):
+    with pytest.raises(ValueError, match="There is no lesson '99' with exercises. Choose one of these: 00, 01"):
         labkit.progress("99")

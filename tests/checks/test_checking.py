@@ -44,15 +44,15 @@ def test_a_check_imports_only_the_checks_of_its_lesson(monkeypatch):
 
 
 def test_an_unknown_exercise_names_those_there_are():
-    with pytest.raises(ValueError, match=r"no exercise '99\.9'; there are 00\.1, 01\.1, .*01\.5"):
+    with pytest.raises(ValueError, match=r"no exercise '99\.9'. Choose one of these: 00\.1, 01\.1, .*01\.5"):
         labkit.check("99.9", print)
     assert labkit.checks.exercises().keys() == {check.number for check in checks.exercises().values()}
 
 
 def test_a_check_needs_its_gpus():
-    with pytest.raises(RuntimeError, match=r"01\.1 needs 2 GPU\(s\) in use, and there are 0: run the lesson's first cell"):
+    with pytest.raises(RuntimeError, match=r"01\.1 needs 2 GPU\(s\), and 0 are in use. Run the lesson's first cell"):
         labkit.check("01.1", print)
-    with labkit.use(gpus=1, virtual=True, quiet=True), pytest.raises(RuntimeError, match="there are 1"):
+    with labkit.use(gpus=1, virtual=True, quiet=True), pytest.raises(RuntimeError, match="1 are in use"):
         labkit.check("01.1", print)
 
 
@@ -90,7 +90,7 @@ def test_an_async_answer_is_told_what_it_is(two_gpus):
     async def double(number):
         return 2 * number
 
-    assert repr(checking.run(DOUBLE, double)).endswith("a function of `async def` returns a coroutine, and nobody awaits it. Write `def`.")
+    assert repr(checking.run(DOUBLE, double)).endswith("A function with `async def` returns a coroutine, which must be awaited. Write `def` instead.")
 
 
 def test_an_answer_that_leaves_the_program_has_a_verdict(two_gpus):
@@ -100,7 +100,7 @@ def test_an_answer_that_leaves_the_program_has_a_verdict(two_gpus):
 def test_an_answer_that_ends_the_gpus_work_has_a_verdict():
     with labkit.use(gpus=2, virtual=True, quiet=True):
         verdict = checking.run(DOUBLE, lambda number: torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].item())
-        assert "device-side assert triggered. The GPU takes no work after that: call labkit.use(None)" in repr(verdict)
+        assert "device-side assert triggered. After this error the GPU takes no more work. Call labkit.use(None)" in repr(verdict)
 
 
 REPLICA = "Caught OSError in replica 1 on device 1.\nOriginal Traceback (most recent call last):\n  File\nOSError: no weights"

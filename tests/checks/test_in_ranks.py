@@ -111,7 +111,7 @@ def test_a_rank_that_ends_its_process_is_told_at_once():
         dist.all_reduce(tensor)
         return tensor
 
-    with pytest.raises(RankError, match="rank 1 of 2 ended its process without a word"):
+    with pytest.raises(RankError, match="rank 1 of 2 ended its process without an error message"):
         in_ranks(add, answer, [1, 2])
 
 
