@@ -1,8 +1,10 @@
-"""Courses: packages with a folder for each lesson, which labkit finds by the entry point `labkit.lessons`.
+"""Find the courses, which are packages with a folder for each lesson.
 
-The folder `lesson_NN` of a course may have three things. The list `CHECKS` of `checks.py` has the checks
-of the exercises. `wrong_answers.txt` has the controls that grading uses. `recordings` has results
-of experiments on real GPUs.
+A course is found by the entry point `labkit.lessons`.
+
+The folder `lesson_NN` of a course may have three things. The list `CHECKS` of `checks.py` has the
+checks of the exercises. `wrong_answers.txt` has wrong answers that grading must reject.
+`recordings` has results of experiments on real GPUs.
 """
 
 import os
@@ -47,6 +49,7 @@ def projects() -> list[Path]:
 
 
 def _projects(path: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the `pyproject.toml` files in these folders that name a course."""
     for folder in path:
         project = Path(folder, PROJECT)
         if project.is_file() and _entries(project):
@@ -54,9 +57,9 @@ def _projects(path: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _entries(project: Path) -> set[str]:
-    """Return the packages that a project's entry points name. Only files that contain the group's name are parsed."""
+    """Return the packages that a project's entry points name."""
     text = project.read_text(encoding="utf-8")
-    if GROUP not in text:
+    if GROUP not in text:  # most projects have no course, and parsing takes time
         return set()
     points = tomllib.loads(text).get("project", {}).get("entry-points", {})
     return set(points.get(GROUP, {}).values())
@@ -76,7 +79,8 @@ def lessons() -> dict[str, tuple[str, Path]]:
                 continue
             if number[1] in found:
                 raise ValueError(
-                    f"both {found[number[1]][0]} and {package}.{lesson.name} are lesson {number[1]}: give one of them another number"
+                    f"Both {found[number[1]][0]} and {package}.{lesson.name} are lesson "
+                    f"{number[1]}. Give one of them another number."
                 )
             found[number[1]] = f"{package}.{lesson.name}", lesson
     return dict(sorted(found.items()))

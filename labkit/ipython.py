@@ -1,7 +1,10 @@
-"""What `%load_ext labkit` adds to IPython: `%%torchrun`, and interrupted cells leave no child process of `multiprocessing` behind.
+"""What `%load_ext labkit` adds to IPython.
 
-Jupyter interrupts the kernel together with its children. A child that has only begun to start misses that, and its parent, interrupted
-while it starts it, does not know of it. A pool that is interrupted while it is made cannot be told to end, and goes on.
+It adds the magic `%%torchrun`. It also ends the child processes of `multiprocessing` when their
+cell is interrupted. Jupyter interrupts the kernel and its children, but some children would
+survive. A child that is just starting misses the interrupt, and its parent, which was interrupted
+while it started the child, does not know of it. A pool that was interrupted while it was made has
+no working `terminate`, and continues.
 """
 
 import contextlib
@@ -21,14 +24,21 @@ from labkit.ranks import cell_request, torchrun_cell
 from labkit.torchrun_options import CELL_TIMEOUT, LIVE, OUTPUT, SIMULATE, TRACE, add_job
 from virtualgpu.commands import checked_host
 
-_SPAWNED, _FORKSERVER = "from multiprocessing.spawn import", "from multiprocessing.forkserver import"  # in their command lines
-ENDING = 10.0  # seconds until the system has ended what was killed
-ROUNDS = 5  # at most: a pool of an earlier cell puts new workers there for ever
-AGAIN = 0.3  # seconds in which a pool, which has not heard yet that it ends, puts a new worker in the place of a dead one
+# Parts of the command lines of processes that `multiprocessing` starts.
+_SPAWNED = "from multiprocessing.spawn import"
+_FORKSERVER = "from multiprocessing.forkserver import"
+ENDING = 10.0  # seconds to wait for the end of a process that was killed
+# How often to kill the children at most. A pool of an earlier cell replaces its workers for ever.
+ROUNDS = 5
+# Seconds between two rounds. In this time a pool that does not end yet may replace dead workers.
+AGAIN = 0.3
 
 
 def end_children(result: Any) -> None:
-    """IPython calls this after each cell, with its result: if the cell was interrupted, its kernel's children end."""
+    """Kill the kernel's child processes of `multiprocessing` if a cell was interrupted.
+
+    IPython calls this function after each cell, with the cell's result.
+    """
     if not _was_interrupted(result.error_in_exec):
         return
     _stop_half_made_pools()
@@ -41,31 +51,44 @@ def end_children(result: Any) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         for child in known:
-            child.join(ENDING)  # before psutil, or multiprocessing would miss that it has ended
+            child.join(ENDING)  # before psutil waits, or multiprocessing would miss the exit status
         psutil.wait_procs(children, timeout=ENDING)
         time.sleep(AGAIN)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Also where clearing up after the interrupt has failed: a pool that has a CUDA tensor in its queue cannot be terminated."""
+    """Return whether an error is an interrupt, or was raised while an interrupt was handled.
+
+    For example, a pool with a CUDA tensor in its queue raises an error when it is terminated.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
 
 
 def _stop_half_made_pools() -> None:
-    """End the threads that put new workers in the place of dead ones, as the method would that such pools lack yet."""
-    for made in gc.get_objects():
-        if issubclass(type(made), pool.Pool) and hasattr(made, "_worker_handler") and not hasattr(made, "_terminate"):
-            keeper = made._worker_handler
-            keeper._state = pool.TERMINATE
-            made._change_notifier.put(None)  # wakes it, if it does not just put a worker there
-            if keeper.is_alive():
-                keeper.join(ENDING)
+    """End the threads of interrupted pools that replace dead workers.
+
+    Pools have a method for this, but an interrupted pool may not have it yet.
+    """
+    for found in gc.get_objects():
+        if not issubclass(type(found), pool.Pool):  # isinstance could run code of the object
+            continue
+        if not hasattr(found, "_worker_handler") or hasattr(found, "_terminate"):
+            continue
+        handler = found._worker_handler
+        handler._state = pool.TERMINATE
+        found._change_notifier.put(None)  # wakes the thread if it waits
+        if handler.is_alive():
+            handler.join(ENDING)
 
 
 def _of_multiprocessing(known: set[int | None]) -> list[psutil.Process]:
-    """The `known` children, and those forked or spawned of which nobody knows. The server of forks stays, for it serves the next cell."""
+    """Return the known children, and the children of `multiprocessing` that it does not know.
+
+    `known` has the process ids of the known children. The server that forks processes is not
+    returned, because the next cell uses it.
+    """
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
@@ -89,7 +112,7 @@ _PARSER.add(LIVE, SIMULATE, TRACE)
 
 @magics_class
 class TorchrunMagic(Magics):
-    """`%%torchrun`: run a notebook's cell in several processes."""
+    """The magic `%%torchrun`, which runs a cell in several processes."""
 
     shell: Any  # IPython's
 
@@ -101,15 +124,16 @@ class TorchrunMagic(Magics):
         if found is None:
             return
         options: dict[str, Any] = vars(found)
-        name, live = options.pop("output"), options.pop("live")
+        name = options.pop("output")
+        live = options.pop("live")
         if name is not None and not name.isidentifier():
-            raise UsageError(f"{name!r} is no name of a variable: give one such as ranks")
+            raise UsageError(f"expected the name of a variable, such as ranks, got {name!r}")
         try:
             options["host"] = checked_host(options["host"])
             request = cell_request(**options)
         except (ValueError, TypeError) as error:
             _PARSER.error(str(error))
-        source = f"\n{cell}"  # the magic's own line is the first that the reader counts
+        source = f"\n{cell}"  # the magic is line 1 of the cell, so its code begins in line 2
         try:
             ranks = torchrun_cell(source, request, options["timeout"], live)
         except SyntaxError as error:
@@ -119,7 +143,7 @@ class TorchrunMagic(Magics):
 
 
 def load(shell: Any) -> None:
-    """Add both to this shell."""
+    """Add the magic to an IPython shell, and end the children of interrupted cells from now on."""
     shell.register_magics(TorchrunMagic)
-    if sys.platform != "win32":  # there, nobody forks, and an interrupt is the kernel's alone
+    if sys.platform != "win32":  # Windows has no forks, and interrupts only the kernel
         shell.events.register("post_run_cell", end_children)

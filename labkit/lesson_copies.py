@@ -1,7 +1,8 @@
-"""The lessons' notebooks as they come with the kit, and a learner's own copies of them, in which the work is done.
+"""The lessons' notebooks that come with the kit, and a learner's own copies of them.
 
-A copy has no outputs, so that nothing below a question answers it, and it is never written over: what a learner wrote stays. It begins and
-ends with links to its neighbours and to the contents, which lie beside it. The glossary lies there too.
+A copy has no outputs, so that no output answers a question. A copy in which a learner has written
+is never overwritten. Each copy begins and ends with links to its neighbours and to the contents.
+The contents and the glossary are in the same folder.
 """
 
 import hashlib
@@ -16,7 +17,8 @@ from labkit.glossary import NAME as GLOSSARY
 from labkit.glossary import Glossary
 
 DEFAULT = Path("work")
-# What JupyterLab would write into a notebook that it opens, which would then be marked as changed.
+# Metadata that JupyterLab adds to a notebook when it opens it. Copies have it from the beginning,
+# so that JupyterLab does not mark them as changed.
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {
     "codemirror_mode": {"name": "ipython", "version": 3},
@@ -30,27 +32,36 @@ LANGUAGE = {
 
 
 def shipped() -> Path:
-    """The folder with the lessons as they come with the kit: in an installed package, or beside it in a clone of the repository."""
+    """Return the folder with the lessons that come with the kit.
+
+    It is in an installed package, or beside the package in a clone of the repository.
+    """
     package = Path(__file__).parent
-    return next(folder for folder in (package / "notebooks", package.parent / "notebooks") if folder.is_dir())
+    installed = package / "notebooks"
+    if installed.is_dir():
+        return installed
+    return package.parent / "notebooks"
 
 
 def glossary() -> Glossary:
-    """The glossary that the lessons link to."""
+    """Return the glossary that the lessons link to."""
     return Glossary(shipped().parent / "docs" / "glossary.md")
 
 
 def copy(folder: Path = DEFAULT) -> list[str]:
-    """Copy the lessons that `folder` does not have yet, and write its contents and the glossary.
+    """Copy the lessons that the folder does not have yet, and write the contents and the glossary.
 
-    Return a line for each copy that a learner should know of.
+    When the kit has a new version of a lesson, a copy in which no cell was changed is replaced.
+    Other copies stay.
 
-    A copy in which no cell was changed follows the kit when the lesson changes; any other stays, and a line says so.
+    Returns sentences to print about the copies that stayed, and about progress that cannot be read.
 
-    Raises OSError where the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lines, known, words = [], _lessons(), glossary()
+    lines = []
+    known = _lessons()
+    words = glossary()
     for place, source in enumerate(lesson_files()):
         lesson = _without_outputs(source, contents.way(known, place), words)
         own = folder / source.name
@@ -61,7 +72,8 @@ def copy(folder: Path = DEFAULT) -> list[str]:
                 _write(lesson, own)
             else:
                 lines.append(
-                    f"{own} was begun with another version of the lesson, and stays: --reset {source.name[:2]} brings the new one."
+                    f"{own} was made from another version of the lesson, and stays because you "
+                    f"changed it. --reset {source.name[:2]} replaces it with the new version."
                 )
     if _is_ours(folder / GLOSSARY):
         _write(_as_copy(words.notebook()), folder / GLOSSARY)
@@ -70,43 +82,55 @@ def copy(folder: Path = DEFAULT) -> list[str]:
 
 
 def _write_contents(folder: Path, known: list[contents.Lesson]) -> list[str]:
-    """The table of lessons as of now, unless a learner has written into it; returns a line if their progress cannot be read."""
+    """Write the contents, unless a learner has changed them.
+
+    Return a list with a sentence if the progress cannot be read, and an empty list otherwise.
+    """
     own = folder / contents.INDEX
     if not _is_ours(own):
         return []
     file = progress_file.path(folder)
-    try:
-        tries, lines = {} if file is None else progress_file.stored(file), []
-    except ValueError as error:
-        tries, lines = {}, [f"Your progress cannot be read, and {own} shows none: {error}"]
+    tries: dict[str, list[bool]] = {}
+    lines = []
+    if file is not None:
+        try:
+            tries = progress_file.stored(file)
+        except ValueError as error:
+            lines.append(f"Your progress cannot be read, and {own} shows none: {error}")
     _write(_as_copy(contents.index(contents.Lessons(known, tries))), own)
     return lines
 
 
 def lessons() -> contents.Lessons:
-    """All lessons, with the exercises that are right, those that need a second look, and how many predictions were made.
+    """Return a table of all lessons and of what you have done in each.
 
-    It is read from `.labkit/progress.json` beside the notebook, and sent nowhere.
+    It shows how many exercises are right, which ones need a second look, and how many predictions
+    you made. Your progress is read from `.labkit/progress.json` beside the notebook, and is sent
+    nowhere.
     """
     progress_file.read()
     return contents.Lessons(_lessons(), progress_file.tries)
 
 
 def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
-    """Bring one lesson back as it was at first, such as "03".
+    """Restore one lesson, such as "03".
 
-    Return the path of the lesson, and that of the copy which keeps what was written in it. No copy is kept if no cell
-    was changed.
+    Return the path of the lesson, and the path of the copy that keeps the learner's changes. The
+    second path is None if no cell was changed.
 
-    Raises ValueError, naming the lessons, when there is no such lesson, and OSError where the folder cannot be written.
+    Raises ValueError if there is no such lesson, with the names of the lessons, and OSError if the
+    folder cannot be written.
     """
     files = lesson_files()
-    source = next((path for path in files if number in (path.name[:2], path.stem)), None)
-    if source is None:
-        raise ValueError(f"there is no lesson {number!r}; there are {', '.join(path.name[:2] for path in files)}")
+    found = [path for path in files if number in (path.name[:2], path.stem)]
+    if not found:
+        choices = ", ".join(path.name[:2] for path in files)
+        raise ValueError(f"There is no lesson {number!r}. Choose one of these: {choices}.")
+    source = found[0]
     folder.mkdir(parents=True, exist_ok=True)
     lesson = _without_outputs(source, contents.way(_lessons(), files.index(source)), glossary())
-    own, kept = folder / source.name, None
+    own = folder / source.name
+    kept = None
     if not _is_ours(own):
         kept = whole_files.keep_copy(own, f"{source.stem}.before-{{}}.ipynb")
     _write(lesson, own)
@@ -114,7 +138,7 @@ def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
 
 
 def lesson_files() -> list[Path]:
-    """The lessons of the kit and of other courses that are found, in reading order.
+    """Return the notebooks of all lessons, those of the kit and of other courses, in reading order.
 
     Another course has its notebooks in the folder `notebooks` beside its package.
     """
@@ -125,18 +149,21 @@ def lesson_files() -> list[Path]:
 
 
 def _lessons() -> list[contents.Lesson]:
+    """Return all lessons, in reading order."""
     return [contents.read(path) for path in lesson_files()]
 
 
 def _without_outputs(path: Path, way: str, words: Glossary) -> dict[str, Any]:
-    """The lesson as a learner gets it: with links to its neighbours and to the glossary beside it, and without outputs.
+    """Return the lesson without outputs, and with links to its neighbours and to the glossary.
 
-    A digest of its cells tells later whether any was changed.
+    `way` has the links to the neighbours. A digest in the metadata shows later whether a cell was
+    changed.
     """
     notebook = json.loads(path.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            cell["outputs"], cell["execution_count"] = [], None
+            cell["outputs"] = []
+            cell["execution_count"] = None
         else:
             cell["source"] = _relinked(cell["source"], words)
     first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
@@ -147,38 +174,47 @@ def _without_outputs(path: Path, way: str, words: Glossary) -> dict[str, Any]:
 
 
 def _relinked(source: str | list[str], words: Glossary) -> str | list[str]:
-    """The text of a cell, whole or in lines as it came, with links to the glossary that lies beside the copies."""
+    """Return the text of a cell with links to the glossary beside the copies.
+
+    A notebook has a text as a whole or as a list of lines. The result has the same form.
+    """
     if isinstance(source, str):
         return words.relink(source)
     return [words.relink(line) for line in source]
 
 
 def _as_copy(notebook: dict[str, Any]) -> dict[str, Any]:
-    notebook["metadata"] |= {"labkit": {"version": _digest(notebook)}, "kernelspec": KERNEL, "language_info": LANGUAGE}
+    """Add the metadata of a copy to a notebook, and return the notebook."""
+    notebook["metadata"] |= {
+        "labkit": {"version": _digest(notebook)},
+        "kernelspec": KERNEL,
+        "language_info": LANGUAGE,
+    }
     return notebook
 
 
 def _is_ours(path: Path) -> bool:
-    """Is there no such file, or one into which a learner has written nothing?"""
+    """Return whether a file does not exist, or is a copy that the learner has not changed."""
     return not path.exists() or _unchanged(path)
 
 
 def _unchanged(path: Path) -> bool:
-    """Are the cells of a copy those that it was made with?"""
+    """Return whether a file is a copy whose cells are as they were when it was made."""
     begun = _version(path)
     try:
         return begun is not None and begun == _digest(json.loads(path.read_text(encoding="utf-8")))
-    except (KeyError, TypeError, AttributeError):  # somebody else's notebook
+    except (KeyError, TypeError, AttributeError):  # it is not a notebook that the kit wrote
         return False
 
 
 def _digest(notebook: dict[str, Any]) -> str:
+    """Return a digest of the text of all cells. White space at the end of a cell does not count."""
     sources = [re.sub(r"\s+$", "", "".join(cell["source"])) for cell in notebook["cells"]]
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]
 
 
 def _version(path: Path) -> str | None:
-    """That of the lesson which the copy was made of; None where the file does not say."""
+    """Return the digest that a copy had when it was made, None if the file has none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))["metadata"]["labkit"]["version"]
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,9 @@
-"""What a learner has tried: of each exercise whether each try passed, of each lab a true for each prediction that was put to the test.
+"""The learner's tries at exercises and labs, and the file that stores them.
 
-In a notebook it outlives the kernel, in `.labkit/progress.json` beside the notebook, and goes nowhere else. LABKIT_PROGRESS names another
-file; where that is empty, and outside notebooks, nothing is stored.
+An exercise has a true or false for each try. A lab has a true for each prediction that was tested.
+In a notebook the tries are stored in `.labkit/progress.json` beside the notebook, and are sent
+nowhere. The environment variable LABKIT_PROGRESS names another file. If it is empty, or outside
+notebooks, nothing is stored.
 """
 
 import json
@@ -16,28 +18,36 @@ from virtualgpu import front_end
 
 NAME = Path(".labkit") / "progress.json"
 
-tries: dict[str, list[bool]] = defaultdict(list)  # since this kernel started, and all that was stored
-_unsaved: dict[Path, list[tuple[str, bool]]] = defaultdict(list)  # tries that the file does not have yet
+# All tries, those in the file and those since this kernel started, by exercise or lab.
+tries: dict[str, list[bool]] = defaultdict(list)
+# Tries that a file does not have yet.
+_unsaved: dict[Path, list[tuple[str, bool]]] = defaultdict(list)
 
 
 class NotProgressError(ValueError):
-    """The file's content is not a record of tries."""
+    """Error for a file whose content is not a record of tries."""
 
 
 def path(folder: Path | None = None) -> Path | None:
-    """The file of the notebooks in a folder, or of this one; None where nothing is stored."""
+    """Return the file that stores tries, or None if nothing is stored.
+
+    It is the file of the notebooks in `folder`, by default in this notebook's folder.
+    """
     named = os.environ.get("LABKIT_PROGRESS")
+    if named == "":
+        return None
     if named is not None:
-        return Path(named) if named else None
+        return Path(named)
     if folder is None and front_end.ipython_shell() is None:
         return None
     return (folder or cells.FOLDER) / NAME
 
 
 def stored(file: Path) -> dict[str, list[bool]]:
-    """Read the tries in a file; none if there is no file.
+    """Return the tries in a file, by exercise or lab. There are none if there is no file.
 
-    Raises NotProgressError if the content is something else, and ValueError if the file cannot be opened.
+    Raises NotProgressError if the content is not a record of tries, and ValueError if the file
+    cannot be opened.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -48,7 +58,9 @@ def stored(file: Path) -> dict[str, list[bool]]:
     except (ValueError, RecursionError) as error:
         raise NotProgressError(f"{file}: {error}") from error
     if not isinstance(content, dict) or not all(map(_are_tries, content.values())):
-        raise NotProgressError(f"{file}: expected a list of true and false for each exercise and lab")
+        raise NotProgressError(
+            f"{file}: expected a list of true and false for each exercise and lab"
+        )
     return content
 
 
@@ -57,30 +69,41 @@ def _are_tries(value: Any) -> bool:
 
 
 def read() -> None:
-    """Take over what is stored: another notebook may have added to it."""
-    if (file := path()) is None:
+    """Update `tries` from the file, because another notebook may have added tries.
+
+    If the file cannot be read, warn.
+    """
+    file = path()
+    if file is None:
         return
     try:
         _take_over(file)
     except NotProgressError as error:
-        _warn(f"your progress cannot be read; your next check or prediction keeps the file and begins a new one: {error}")
+        _warn(
+            "your progress cannot be read. Your next check or prediction keeps the file under "
+            f"another name and begins a new one: {error}"
+        )
     except ValueError as error:
-        _warn(f"your progress cannot be read, and only this kernel's counts: {error}")
+        _warn(
+            f"your progress cannot be read, and labkit uses only the tries of this kernel: {error}"
+        )
 
 
 def _take_over(file: Path) -> None:
-    """Let the tries be those of the file, and after them those that the file does not have yet.
+    """Update `tries` from the file, and append the tries that the file does not have yet.
 
-    Raises what `stored` raises.
+    Raises as `stored`.
     """
     for what, passed in stored(file).items():
-        tries[what] = [*passed, *(new for other, new in _unsaved[file] if other == what)]
+        unsaved = [new for other, new in _unsaved[file] if other == what]
+        tries[what] = passed + unsaved
 
 
 def add(what: str, passed: bool) -> None:
-    """Add a try of an exercise or a lab, and store it."""
+    """Add a try at an exercise or a lab, and store it. If it cannot be stored, warn."""
     tries[what].append(passed)
-    if (file := path()) is None:
+    file = path()
+    if file is None:
         return
     _unsaved[file].append((what, passed))
     try:
@@ -92,7 +115,9 @@ def add(what: str, passed: bool) -> None:
 
 
 def _save(file: Path) -> None:
-    """Add to the file what it does not have yet. A file that is not a record of tries is kept under another name.
+    """Write all tries to the file.
+
+    A file that is not a record of tries is kept under another name, with a warning.
 
     Raises OSError or ValueError if the file cannot be read or written.
     """
@@ -100,10 +125,14 @@ def _save(file: Path) -> None:
         _take_over(file)
     except NotProgressError as error:
         kept = whole_files.keep_copy(file, f"{file.stem}.unreadable-{{}}.json")
-        _warn(f"your progress cannot be read, and begins anew; the file is kept as {kept}: {error}")
+        _warn(
+            "your progress cannot be read, and begins anew. "
+            f"The old file is kept as {kept}: {error}"
+        )
     whole_files.write(file, json.dumps(dict(sorted(tries.items())), indent=1) + "\n")
     _unsaved[file].clear()
 
 
 def _warn(sentence: str) -> None:
+    """Warn at the line of the notebook that called labkit."""
     warnings.warn(sentence, stacklevel=5)

@@ -1,4 +1,4 @@
-"""Files of the learner: written whole or not at all, and by one process at a time."""
+"""Write the learner's files so that a crash or another process does not damage them."""
 
 import errno
 import itertools
@@ -10,17 +10,21 @@ from pathlib import Path
 
 PATIENCE = 10.0  # seconds to wait for another process that holds the lock
 POLL = 0.01  # seconds between two attempts
-# What a network folder without locks answers. There we write without a lock: rarely an entry is lost, never the file.
+# Errors of network folders that have no locks. There we write without a lock. Rarely an entry is
+# lost, but never the whole file.
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Keep other processes that use this function from changing the file. The lock is a file beside it.
+    """Let only one process at a time change a file, if all of them use this function.
+
+    The lock is another file beside it.
 
     Raises OSError if the folder cannot be written, or if another process keeps the lock too long.
     """
-    from filelock import FileLock  # ranks of checks import this module and need no lock
+    # It is imported here because the ranks of checks import this module and need no lock.
+    from filelock import FileLock
 
     lock = FileLock(file.with_suffix(".lock"), timeout=PATIENCE, poll_interval=POLL)
     try:
@@ -35,7 +39,7 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def write(file: Path, text: str) -> None:
-    """Replace the file. After a crash it has either its old text or the new one.
+    """Replace the text of a file. After a crash the file has either its old text or the new one.
 
     Raises OSError if the file cannot be written.
     """
@@ -52,14 +56,16 @@ def write(file: Path, text: str) -> None:
 
 
 def keep_copy(file: Path, name: str) -> Path:
-    """Copy the file beside itself. `name` contains {}, for the first number that is free.
+    """Copy a file within its folder, and return the path of the copy.
 
-    Return the path of the copy. Raises OSError if the folder cannot be written.
+    `name` is the name of the copy. Its {} becomes the first number that is not in use.
+
+    Raises OSError if the folder cannot be written.
     """
     for number in itertools.count(1):
         copy = file.with_name(name.format(number))
         try:
-            copy.open("x").close()  # two processes never take the same name
+            copy.open("x").close()  # mode "x" fails if another process has taken the name
         except FileExistsError:
             continue
         try:

@@ -88,7 +88,7 @@ def test_a_copy_without_a_change_follows_the_kit_and_any_other_is_told_of(shippe
         write(shipped / name, "print(2)")
     [told] = lesson_copies.copy(work)
     assert code(work / FIRST)["source"] == ["print(2)"] and code(work / "01_device_basics.ipynb")["source"] == "mine"
-    assert "01_device_basics.ipynb was begun with another version" in told and "--reset 01" in told
+    assert "01_device_basics.ipynb was made from another version" in told and "--reset 01" in told
 
 
 def test_a_lesson_that_has_another_number_now_comes_beside_the_old_copy(shipped, tmp_path):
@@ -247,7 +247,7 @@ def test_a_dead_link_is_found(tmp_path, text):
 
 def test_a_lesson_that_there_is_not_is_refused_by_name(shipped, tmp_path, capsys):
     assert cli.main(["lessons", "--to", str(tmp_path), "--reset", "7"]) == 2
-    assert "there is no lesson '7'; there are 00, 01" in capsys.readouterr().err
+    assert "There is no lesson '7'. Choose one of these: 00, 01" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_named(shipped, tmp_path, capsys):

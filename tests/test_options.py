@@ -176,7 +176,7 @@ def test_a_cell_that_cannot_be_read_shows_its_line_and_no_call_of_the_kit(shell,
         ("--no-values", "virtual_time= and host= are those of virtual GPUs"),
         ("--like T4 --memory banana", "memory='banana'"),
         ("--like T4 --devices cuda", "devices='cuda' asks for real GPUs"),
-        ("-o 7up", "'7up' is no name of a variable"),
+        ("-o 7up", "expected the name of a variable, such as ranks, got '7up'"),
     ],
 )
 def test_a_job_that_cannot_be_started_gets_one_message(shell, line, said):

@@ -76,7 +76,7 @@ def test_two_courses_with_a_lesson_of_the_same_number_are_refused(tmp_path, monk
     (tmp_path / "otherlessons" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
-        ValueError, match="both gpulessons.lesson_01 and otherlessons.lesson_01 are lesson 01: give one of them another number"
+        ValueError, match=r"Both gpulessons.lesson_01 and otherlessons.lesson_01 are lesson 01\. Give one of them another number"
     ):
         checks.exercises()
     sys.modules.pop("otherlessons")
