@@ -216,7 +216,7 @@ def test_links_to_the_glossary_lead_to_the_one_beside_the_copies(shipped, tmp_pa
 def test_a_link_to_a_word_that_the_glossary_lacks_and_a_row_that_is_no_word_are_named(tmp_path):
     write_glossary(tmp_path, f"| {WORD} | several ranks | [0](../notebooks/{FIRST}) |")
     file = tmp_path / "docs" / "glossary.md"
-    with pytest.raises(ValueError, match="does not explain 'rank'"):
+    with pytest.raises(ValueError, match="'rank', which the glossary does not explain"):
         Glossary(file).relink("[r](../docs/glossary.md#rank)")
     write_glossary(tmp_path, "| rank | no anchor | [0](x) |")
     with pytest.raises(ValueError, match="expected a row with an anchor, .* got '. rank"):

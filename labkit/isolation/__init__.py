@@ -1,4 +1,4 @@
-"""`isolated` runs a function in a process of its own, which may crash."""
+"""Run a function in a process of its own with `isolated`. The process may crash."""
 
 import linecache
 import os
@@ -22,21 +22,32 @@ _PROGRAM = str(Path(__file__).with_name("child.py"))
 
 @dataclass(frozen=True)
 class Isolated:
-    """The `value` that a function returned, and the `output` of its process (stdout and stderr)."""
+    """The result of a function that ran in its own process.
+
+    Attributes:
+        value: what the function returned.
+        output: what the process wrote to stdout and stderr.
+    """
 
     value: Any
     output: str
 
 
 class IsolatedError(Exception):
-    """The function did not return. `output` is what its process wrote to stdout and stderr."""
+    """Error for a function in its own process that did not return.
+
+    Attributes:
+        output: what the process wrote to stdout and stderr.
+    """
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
         self.output = output
 
 
-def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None = 60, **keywords: Any) -> Isolated:
+def isolated(
+    function: Callable[..., Any], /, *args: Any, timeout: float | None = 60, **keywords: Any
+) -> Isolated:
     """Run `function(*args, **keywords)` in a new process and return its result and output.
 
     The process has the same GPUs, working directory, environment and import path. It gets copies of
@@ -44,7 +55,10 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
     When the function ends, the process and all processes that it started are killed.
 
     Args:
-        timeout: the seconds that the process may take. None: no limit.
+        function: the function to run.
+        args: its positional arguments.
+        timeout: the number of seconds that the process may take, or None for no limit.
+        keywords: its keyword arguments.
 
     Raises:
         IsolatedError: the function raised an error, ended its process or took too long. The
@@ -53,8 +67,8 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
         Exception: what pickle raises if the function or an argument cannot be copied.
     """
     if timeout is not None and not timeout > 0:
-        choices = "choose a positive number of seconds, or None for no limit"
-        raise ValueError(f"timeout={timeout!r}: {choices}")
+        expected = "choose a positive number of seconds, or None for no limit"
+        raise ValueError(f"timeout={timeout!r}: {expected}")
     name = f"{getattr(function, '__name__', type(function).__name__)}()"
     used = machine.current()
     gpus = None if used is None else (used.request, type(used))
@@ -83,7 +97,9 @@ def _run(folder: str, timeout: float | None) -> int:
     threads = os.cpu_count() if torch is None else torch.get_num_threads()
     environment = rank_environment(folder) | {"OMP_NUM_THREADS": str(threads)}
     with Path(folder, "output").open("wb") as output:
-        process = forkserver.popen([_PROGRAM, folder], environment, output=output.fileno(), with_caller=True)
+        process = forkserver.popen(
+            [_PROGRAM, folder], environment, output=output.fileno(), with_caller=True
+        )
     try:
         return process.wait(timeout)
     finally:
@@ -103,7 +119,7 @@ def run_call(folder: str) -> NoReturn:
     process = os.getpid()
     try:
         if gpus is not None:
-            tempfile.tempdir = folder  # the files of virtual GPUs go with the folder
+            tempfile.tempdir = folder  # virtual GPUs' files are deleted with it
             machines.put_in_use(*gpus)
             tempfile.tempdir = None
         function, args, keywords = pickle.loads(call)
@@ -116,7 +132,7 @@ def run_call(folder: str) -> NoReturn:
         result = by_value.dumps((value, None))
     except BaseException as error:
         result = pickle.dumps((None, _described(name, error)))
-    if os.getpid() == process:  # otherwise a copy that the function forked has come back from it
+    if os.getpid() == process:  # a process that the function forked must not write the result
         Path(folder, "result").write_bytes(result)
     os._exit(0)  # without waiting for threads of the function
 

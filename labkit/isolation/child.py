@@ -3,7 +3,7 @@
 import os
 import sys
 
-# For this kit, not one that is installed.
+# So that this kit is imported, and not another one that is installed.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 from labkit.isolation import run_call
 

@@ -1,6 +1,6 @@
-"""What labs are made of: the result of an experiment, and the widgets that show one.
+"""The parts of labs: the result of an experiment, and the widgets that show it.
 
-An experiment is a function that gives a `Run`. A name is imported when it is first used.
+An experiment is a function that returns a `Run`. Each name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

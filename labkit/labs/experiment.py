@@ -1,4 +1,7 @@
-"""`Run`: an experiment that yields one row after each point. `Result` is what the rows make."""
+"""`Run`, an experiment that measures one point after the other.
+
+Its rows make a `Result`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,9 +15,19 @@ from labkit.experiments.result_data import Row
 
 @dataclass
 class Run:
-    """An experiment under way: iterate over it to measure point by point; `result()` holds what was measured so far.
+    """An experiment that is running.
 
-    `total` is the number of points in all, `rows` those measured so far; the others are as in the `Result`.
+    Each step of an iteration measures one point and returns its row. `result()` returns what was
+    measured so far.
+
+    Attributes:
+        name: the name of the experiment, as in `Result`.
+        parameters: the arguments of the experiment, as in `Result`.
+        columns: the unit of each column, as in `Result`.
+        badge: where the numbers come from, as in `Result`.
+        total: the total number of points.
+        points: an iterator that measures the points.
+        rows: the rows that were measured so far.
     """
 
     name: str
@@ -35,34 +48,41 @@ class Run:
 
     @property
     def done(self) -> int:
-        """How many points were tried."""
+        """The number of points that were measured so far."""
         return len(self.rows)
 
     def result(self) -> Result:
-        """What was measured so far."""
+        """Return what was measured so far."""
         return Result(self.name, self.parameters, self.columns, list(self.rows), self.badge)
 
     def close(self) -> None:
-        """Measure no more, and let go of the tensors in use."""
+        """Stop measuring, and free the tensors in use."""
         close = getattr(self.points, "close", None)
         if close is not None:
             close()
 
 
 def collect(run: Run) -> Result:
-    """Measure all points that `run` has left, and return the whole result. Raises what measuring raises."""
+    """Measure the remaining points, and return the whole result. Raises the errors of measuring."""
     for _ in run:
         pass
     return run.result()
 
 
 def badge() -> str:
-    """Where the numbers of an experiment that starts now come from. Raises RuntimeError when no GPU is in use."""
+    """Return where the numbers of an experiment that starts now come from.
+
+    Raises RuntimeError if no GPU is in use.
+    """
     return machine.in_use().badge
 
 
 def checked_sizes(name: str, sizes: Any, largest: int) -> list[int]:
-    """The sizes to vary, in rising order, each once. Raises ValueError naming what is allowed."""
+    """Return the sizes to vary in ascending order, without duplicates.
+
+    Raises ValueError if the sizes are not whole numbers from 1 to `largest`. `name` is the
+    argument's name in the message.
+    """
     try:
         chosen = sorted(set(sizes))
     except TypeError:
@@ -73,6 +93,7 @@ def checked_sizes(name: str, sizes: Any, largest: int) -> list[int]:
 
 
 def checked_count(name: str, value: Any) -> int:
+    """Return the value, or raise ValueError if it is not a whole number from 1."""
     if type(value) is not int or value < 1:
         raise ValueError(f"{name}={value!r}: give a whole number, 1 or more")
     return value

@@ -1,4 +1,4 @@
-"""A learner's prediction: how it is read, and what is said of it when the result is there."""
+"""Read a learner's prediction, and compare it with the result."""
 
 import re
 from math import isfinite, nan
@@ -9,11 +9,15 @@ LARGEST_PREDICTION = 1000.0
 
 
 def typed_number(text: str) -> float:
-    """The number that a learner typed; nan for what is none. Raises ValueError for a decimal comma, which Python does not know."""
-    if re.fullmatch(r"[-+]?\d*,\d+", text.strip()):
-        raise ValueError(f"“{text.strip()}” has a comma: type a point, {text.strip().replace(',', '.')}.")
+    """Return the number that a learner typed, or nan if the text is not a number.
+
+    Raises ValueError for a decimal comma, which Python does not read.
+    """
+    typed = text.strip()
+    if re.fullmatch(r"[-+]?\d*,\d+", typed):
+        raise ValueError(f"“{typed}” has a comma: type a point, {typed.replace(',', '.')}.")
     try:
-        return float(text.strip())
+        return float(typed)
     except ValueError:
         return nan
 
@@ -23,15 +27,22 @@ def parse_prediction(
     zero_is_possible: bool = False,
     largest: float = LARGEST_PREDICTION,
 ) -> float:
-    """The number that a learner typed. Raises ValueError saying what is allowed."""
+    """Return the predicted number, from 0 to `largest`.
+
+    Raises ValueError for other texts. The message says what to type. 0 is a prediction only if
+    `zero_is_possible`.
+    """
     number = typed_number(text)
-    if not isfinite(number) or not 0 <= number <= largest or (number == 0 and not zero_is_possible):
+    is_allowed = isfinite(number) and 0 <= number <= largest
+    if number == 0 and not zero_is_possible:
+        is_allowed = False
+    if not is_allowed:
         raise ValueError(no_prediction(text, f"a number {_allowed(zero_is_possible, largest)}"))
     return number
 
 
 def no_prediction(text: str, allowed: str) -> str:
-    """Return what to say of a text that is not a prediction. `allowed` is what to type instead."""
+    """Return the message about a text that is not a prediction. `allowed` is what to type."""
     typed = "There is no prediction yet"
     if text.strip():
         typed = f"“{text.strip()}” is not a prediction"
@@ -39,22 +50,28 @@ def no_prediction(text: str, allowed: str) -> str:
 
 
 def _allowed(zero_is_possible: bool, largest: float) -> str:
-    if not isfinite(largest):
-        return "that is 0 or more" if zero_is_possible else "greater than 0"
+    """Return a description of the numbers that are allowed."""
     if zero_is_possible:
-        return f"from 0 to {largest:g}"
+        return f"from 0 to {largest:g}" if isfinite(largest) else "that is 0 or more"
+    if not isfinite(largest):
+        return "greater than 0"
     return f"greater than 0 and up to {largest:g}"
 
 
 def stays_open(why: str, prediction: float, unit: str = "") -> str:
-    """Return what a lab says of a prediction that nothing was measured for."""
+    """Return the message about a prediction for which nothing was measured, because of `why`."""
     predicted = number_text(prediction, 6)
     return f"{why}, so your prediction of {predicted}{unit} stays open. Press Run to try again."
 
 
 def compared_as_factor(was: str, prediction: float, measured: float, good: float) -> str:
-    """A sentence that ends in how many times too high or low the prediction was; within the factor `good` it is a good one."""
+    """Return a sentence that says by which factor a prediction was too high or too low.
+
+    `was` is the beginning of the sentence. A prediction within the factor `good` is a good one.
+    """
     off = prediction / measured
     if 1 / good <= off <= good:
         return f"{was}. A good prediction!"
-    return f"{was}, which is {off:.1f} times too high." if off > 1 else f"{was}, which is {1 / off:.1f} times too low."
+    if off > 1:
+        return f"{was}, which is {off:.1f} times too high."
+    return f"{was}, which is {1 / off:.1f} times too low."

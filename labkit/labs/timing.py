@@ -1,4 +1,4 @@
-"""How labs take times: by the host's clock, until the GPUs are done, and by two events around work on a stream."""
+"""Measure the time of GPU work, with the host's clock or with two CUDA events."""
 
 from collections.abc import Callable
 from statistics import median
@@ -9,14 +9,23 @@ from labkit import machine
 
 
 def synchronize(gpus: int) -> None:
-    """Wait for all work on the first so many GPUs."""
+    """Wait for all work on the first `gpus` GPUs."""
     for index in range(gpus):
         torch.cuda.synchronize(index)
 
 
 def host_seconds(work: Callable[[], object], gpus: int | None = None) -> float:
-    """Seconds from the launch of `work` until the first so many GPUs, or the current one, have done it."""
-    wait = torch.cuda.synchronize if gpus is None else lambda: synchronize(gpus)
+    """Return the seconds from the call of `work` until the GPUs have finished, by the host's clock.
+
+    It waits for the first `gpus` GPUs, or for the current GPU if `gpus` is None.
+    """
+
+    def wait() -> None:
+        if gpus is None:
+            torch.cuda.synchronize()
+        else:
+            synchronize(gpus)
+
     wait()
     start = machine.host_time()
     work()
@@ -25,10 +34,17 @@ def host_seconds(work: Callable[[], object], gpus: int | None = None) -> float:
 
 
 def event_seconds(work: Callable[[], object], repeats: int, uncounted: int = 1) -> float:
-    """The median, in seconds, between two CUDA events around `work`, which runs before that so many times that do not count."""
+    """Return the median of the seconds between two CUDA events around `work`.
+
+    Args:
+        work: a function that launches GPU work on the current stream.
+        repeats: how often to measure.
+        uncounted: how often to run `work` before that, without counting the time.
+    """
     times = []
     for _ in range(uncounted + repeats):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before = torch.cuda.Event(enable_timing=True)
+        after = torch.cuda.Event(enable_timing=True)
         before.record()
         work()
         after.record()
