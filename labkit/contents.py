@@ -118,7 +118,7 @@ def index(table: Lessons) -> dict[str, Any]:
         "data": output,
     }
     title = {"cell_type": "markdown", "id": "title", "metadata": {}, "source": text}
-    lessons = {
+    lessons: dict[str, Any] = {
         "cell_type": "code",
         "id": "lessons",
         "metadata": {},

@@ -98,10 +98,7 @@ def test_an_answer_asks_nobody(notebook):
 
 
 def test_an_answer_whose_cell_has_not_run_since_is_told(notebook):
-    same = (
-        "The cell of `on_gpu` has not run since the last check, so this verdict is about the same "
-        "version."
-    )
+    same = "The cell of `on_gpu` has not run since the last check, so this verdict is about the same version."
     for answer, told in ((WRONG, "Not yet: your tensor is on cpu"), (RIGHT, "Right.")):
         notebook(answer)
         assert same not in notebook(CHECK, "check")

@@ -1,6 +1,7 @@
-"""What the labs' figures share.
+"""Parts that the figures of labs share.
 
-Solid lines are this machine's (measured or virtual), dashed ones are recordings, hollow markers are predictions.
+Solid lines are numbers of this machine, measured or virtual. Dashed lines are recordings. Hollow
+markers are predictions.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,41 +15,80 @@ from gputrace.figures.figure import BLUE, STYLE, VERMILLION, Figure, add_badge, 
 from labkit.labs.experiment import Result
 
 MARKERS = {BLUE: "o", VERMILLION: "s"}
-SAME = 1.05  # factors closer to 1 than this are called equal
+SAME = 1.05  # two numbers count as equal if their ratio is closer to 1 than this
 
-in_style = matplotlib.rc_context(STYLE)  # a decorator: the function draws in the style of all figures
+# Decorator for a function that draws in the style of all figures.
+in_style = matplotlib.rc_context(STYLE)
 
 
 def sources(result: Result, recorded: Result | None) -> list[tuple[Result, str]]:
-    """The results to draw and their line styles."""
-    return [(result, "-")] if recorded is None else [(recorded, "--"), (result, "-")]
+    """Return the results to draw with their line styles. The recording, if any, is drawn first."""
+    if recorded is None:
+        return [(result, "-")]
+    return [(recorded, "--"), (result, "-")]
 
 
-def add_line(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, dashes: str, label: str) -> list[tuple]:
-    """Draw a line; returns its end with the label, as `label_ends` takes it, or nothing where there are no points."""
+def add_line(
+    axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, dashes: str, label: str
+) -> list[tuple]:
+    """Draw a line, and return its last point with the label and the colour for `label_ends`.
+
+    The list is empty if there are no points.
+    """
     if not x:
         return []
-    axes.plot(x, y, dashes, color=colour, marker=MARKERS[colour], linewidth=2 if dashes == "-" else 1.4)
+    width = 2 if dashes == "-" else 1.4
+    axes.plot(x, y, dashes, color=colour, marker=MARKERS[colour], linewidth=width)
     return [(x[-1], y[-1], label, colour)]
 
 
 def hollow(colour: str, size: float = 11) -> dict[str, Any]:
-    """The look of a predicted point."""
-    return {"linestyle": "", "markersize": size, "markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 2}
+    """Return matplotlib's arguments for the hollow marker of a predicted point."""
+    return {
+        "linestyle": "",
+        "markersize": size,
+        "markerfacecolor": "none",
+        "markeredgecolor": colour,
+        "markeredgewidth": 2,
+    }
 
 
 def finished(
-    canvas: Canvas, result: Result, recorded: Result | None, proof: Callable[[Result], str], *sentences: str, shown: str | None = None
+    canvas: Canvas,
+    result: Result,
+    recorded: Result | None,
+    proof: Callable[[Result], str],
+    *sentences: str,
+    shown: str | None = None,
 ) -> Figure:
-    """The figure with its badges. In words, `proof` tells the numbers of a result with rows; `sentences` follow those of `result`."""
+    """Return the figure with its badges and a description in words.
+
+    Args:
+        canvas: the figure of matplotlib.
+        result: the result that is drawn solid.
+        recorded: the recording that is drawn dashed, if there is one.
+        proof: a function that describes the numbers of a result in words.
+        sentences: more sentences, which follow the numbers of `result`.
+        shown: the text to draw instead of the badges.
+    """
     told = [proof(result) if result.rows else "", *sentences]
-    if recorded is not None and recorded.rows and (numbers := proof(recorded)):
-        told.append(f"{recorded.badge}: {numbers}")
-    both = result.badge if recorded is None else f"{result.badge}  ·  dashed: {recorded.badge}"
-    return badged(canvas, result.badge, *told, shown=both if shown is None else shown)
+    if recorded is not None and recorded.rows:
+        numbers = proof(recorded)
+        if numbers:
+            told.append(f"{recorded.badge}: {numbers}")
+    if shown is None:
+        shown = result.badge
+        if recorded is not None:
+            shown += f"  ·  dashed: {recorded.badge}"
+    return badged(canvas, result.badge, *told, shown=shown)
 
 
 def badged(canvas: Canvas, badge: str, *sentences: str, shown: str | None = None) -> Figure:
-    """The figure with its badge, or what is `shown` in its place. `sentences` follow the title in the words for who cannot see it."""
-    add_badge(canvas, badge if shown is None else shown)
+    """Return the figure with its badge, or with the text `shown` in its place.
+
+    The `sentences` follow the title in the description for readers who cannot see the figure.
+    """
+    if shown is None:
+        shown = badge
+    add_badge(canvas, shown)
     return Figure(canvas, words(canvas, *sentences, badge))

@@ -90,7 +90,9 @@ def test_an_async_answer_is_told_what_it_is(two_gpus):
     async def double(number):
         return 2 * number
 
-    assert repr(checking.run(DOUBLE, double)).endswith("A function with `async def` returns a coroutine, which must be awaited. Write `def` instead.")
+    assert repr(checking.run(DOUBLE, double)).endswith(
+        "A function with `async def` returns a coroutine, which must be awaited. Write `def` instead."
+    )
 
 
 def test_an_answer_that_leaves_the_program_has_a_verdict(two_gpus):
