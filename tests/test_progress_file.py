@@ -71,10 +71,10 @@ BROKEN = ["[", "", '{"01.1": [true]', "[" * 100_000, "[1, 2]", "3", '{"01.1": "y
 @pytest.mark.parametrize("text", BROKEN)
 def test_a_file_that_is_no_record_is_kept_and_the_learner_hears_of_it(file, text):
     file.write_text(text)
-    with pytest.warns(UserWarning, match=r"next check or prediction keeps the file and begins a new one"):
+    with pytest.warns(UserWarning, match=r"next check or prediction keeps the file under another name and begins a new one"):
         progress_file.read()
     assert file.read_text() == text
-    with pytest.warns(UserWarning, match=r"begins anew; the file is kept as .*progress\.unreadable-1\.json") as told:
+    with pytest.warns(UserWarning, match=r"begins anew\. The old file is kept as .*progress\.unreadable-1\.json") as told:
         progress_file.add("01.1", True)
     assert len(told) == 1
     assert (file.parent / "progress.unreadable-1.json").read_text() == text
