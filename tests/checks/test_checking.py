@@ -242,7 +242,8 @@ def test_inputs_are_plain_data_and_drawn_afresh(number):
     draw = checks.find(number).draw
     drawn = [draw(random.Random(seed)) for seed in range(5)]
     assert all(json.loads(json.dumps(inputs)) == inputs for inputs in drawn)
-    assert len({json.dumps(inputs) for inputs in drawn}) > 1
+    has_inputs = drawn[0] != {}  # a verdict of the learner's own brings its inputs along
+    assert not has_inputs or len({json.dumps(inputs) for inputs in drawn}) > 1
     assert draw(random.Random(7)) == draw(random.Random(7))
 
 
