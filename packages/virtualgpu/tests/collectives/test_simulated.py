@@ -33,6 +33,31 @@ def numbers(*values):
     return torch.tensor(values, device="cuda")
 
 
+def milliseconds_on_two_streams(groups):
+    """Return how long two all_reduces take that are launched together, on a stream and in a group each."""
+    tensors = [torch.zeros(1 << 26, device="cuda") for _ in groups]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    streams = [torch.cuda.Stream() for _ in groups]
+    torch.cuda.synchronize()
+    start.record()
+    for tensor, stream, group in zip(tensors, streams, groups, strict=True):
+        stream.wait_event(start)
+        with torch.cuda.stream(stream):
+            dist.all_reduce(tensor, group=group)
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def test_a_communicator_runs_one_collective_at_a_time_on_whatever_streams():
+    one, other = dist.group.WORLD, dist.new_group(range(WORLD))
+    alone = milliseconds_on_two_streams([one])
+    assert milliseconds_on_two_streams([one, one]) > 1.8 * alone
+    assert milliseconds_on_two_streams([one, other]) < 1.2 * alone
+
+
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_every_rank_sends_what_this_one_has():
     x, y, parts = numbers(1.0, 2.0), torch.zeros(8, device="cuda"), [torch.zeros(2, device="cuda") for _ in range(WORLD)]

@@ -79,7 +79,7 @@ class ProcessGroupNCCL(_Gloo):
         self.coalescing: list[VirtualWork] | None = None
         self.to_itself: deque[list[torch.Tensor]] = deque()  # what this rank has sent to itself
         self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
-        self.last_end: dict[StreamTime, float] = {}  # of the collectives that have their place on a stream
+        self.last_end: dict[Any, float] = {}  # of the collectives on a stream, and on a GPU for each channel
         self._streams: dict[int, StreamTime] = {}
         self._stashed: list[VirtualWork] = []
         self._destroyed = False
@@ -278,10 +278,14 @@ class Underway:
         ranks = [self.group.ranks_of_all[rank] for rank in self.entry.ranks]
         seconds = collective_seconds(self.gpu.profile, transfer.kind, transfer.nbytes, ranks, machine.cluster)
         name = f"nccl {transfer.kind}"
-        start = max(self.group.last_end.get(self.stream, 0.0), *(each["ready"] for each in self.said))
+        # A communicator runs one collective at a time, on whatever streams they are launched
+        # (FSDPModule.set_separate_reduce_scatter_group in PyTorch says what follows).
+        after = self.stream, (self.gpu.index, self.entry.channel)
+        earlier = [self.group.last_end.get(key, 0.0) for key in after]
+        start = max(*earlier, *(each["ready"] for each in self.said))
         self.event = machine.clock.launch_together(self.stream, name, self.launched, start, seconds)
         self.races.begun(self.flight, self.event, start)
-        self.group.last_end[self.stream] = self.event.time
+        self.group.last_end |= dict.fromkeys(after, self.event.time)
         machine.under_way.remove(self)
         self.transfer = None  # type: ignore[assignment]  # it keeps no private copies
 
