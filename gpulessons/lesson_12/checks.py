@@ -89,10 +89,13 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
 
 
 def draw_trainings(generator: random.Random) -> Plain:
-    """Trainings whose threshold lies between two whole numbers, far enough from both."""
+    """Draw trainings with unlike bytes. Their thresholds lie between two whole numbers, far from both.
+
+    The last one's threshold is a whole number. Its numbers are few powers of two, so no rounding can miss it.
+    """
     cases = []
-    for keep in (False, True, False, True):
-        gather_bytes, reduce_bytes = generator.choice(((2, 4), (1, 2), (4, 4), (2, 8)))
+    unlike = generator.sample(((2, 4), (1, 2), (4, 4), (2, 8)), 4)
+    for keep, (gather_bytes, reduce_bytes) in zip((False, True, False, True), unlike, strict=True):
         while True:
             case = {"parameters": generator.randint(10**8, 10**10), "flops": generator.uniform(1e14, 9e14)}
             case |= {"bandwidth": generator.uniform(1e10, 4e11), "keep": keep}
@@ -100,7 +103,8 @@ def draw_trainings(generator: random.Random) -> Plain:
             if 0.1 < _threshold(case) % 1 < 0.4:
                 break
         cases.append(case)
-    return cases
+    exact = {"parameters": 2**30, "flops": 6.0 * 2 ** generator.randint(44, 46), "bandwidth": 2.0**36, "keep": False}
+    return [*cases, exact | {"gather_bytes": 2, "reduce_bytes": 4}]
 
 
 def _threshold(case: Plain) -> float:
@@ -132,6 +136,8 @@ def _hint(answer: float, case: Plain) -> str:
     """Name the mistake that explains a wrong number of tokens, if one does."""
     if abs(answer - _threshold(case)) < 1:
         return "Below the threshold, sending takes longer."
+    if answer == _threshold(case) + 1:
+        return "Computing may also take exactly as long as sending."
     if abs(answer - _threshold(case | {"keep": not case["keep"]})) <= 1:
         return "How often are the parameters gathered?"
     if abs(answer - 3 * _threshold(case)) <= 3:

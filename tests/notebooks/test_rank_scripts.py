@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.notebooks import cells, lessons, tags
 
-MAGIC = "%%torchrun"
+MAGIC, FILE = "%%torchrun", "%%writefile"
 OF_THE_KIT = {"labkit", "gpulessons", "gputrace", "labcourse", "virtualgpu"}
 WHOLE = ("10_ddp_from_the_inside", "whole")
 SECONDS = 300
@@ -26,12 +26,23 @@ def scripts():
     return found
 
 
-SCRIPTS = scripts()
+def files():
+    """Return each cell that writes a script by its lesson and the name of the file."""
+    found = {}
+    for path in lessons():
+        for cell in cells(path):
+            if cell.cell_type == "code" and cell.source.startswith(FILE) and "init_process_group" in cell.source:
+                found[path.stem, cell.source.split(maxsplit=2)[1]] = cell
+    return found
+
+
+SCRIPTS, FILES = scripts(), files()
+ARGUMENTS = {"fsdp_step.py": ["2", "256", "512"]}  # for two ranks
 
 
 def program(key):
     """Return the script in a cell, without the line of the magic."""
-    return SCRIPTS[key].source.partition("\n")[2]
+    return (SCRIPTS | FILES)[key].source.partition("\n")[2]
 
 
 def options(key):
@@ -61,7 +72,7 @@ def imported(source):
     return names
 
 
-def torchrun(folder, source, count, on_cpus, **environment):
+def torchrun(folder, source, count, on_cpus, arguments=(), **environment):
     """Return the lines that the ranks of a script print under PyTorch's own torchrun."""
     (folder / "train.py").write_text(source)
     start = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
@@ -69,7 +80,7 @@ def torchrun(folder, source, count, on_cpus, **environment):
     if on_cpus:
         inherited["CUDA_VISIBLE_DEVICES"] = ""
     ended = subprocess.run(
-        [*start, f"--nproc-per-node={count}", "train.py"],
+        [*start, f"--nproc-per-node={count}", "train.py", *arguments],
         cwd=folder,
         env=inherited | environment,
         capture_output=True,
@@ -89,7 +100,7 @@ def named(keys):
     return parameters
 
 
-@pytest.mark.parametrize("key", [pytest.param(key, id="-".join(key)) for key in SCRIPTS])
+@pytest.mark.parametrize("key", [pytest.param(key, id="-".join(key)) for key in SCRIPTS | FILES])
 def test_a_script_of_ranks_imports_nothing_of_the_kit(key):
     assert not imported(program(key)) & OF_THE_KIT
 
@@ -103,6 +114,13 @@ def test_imports_are_found_wherever_they_are():
 @pytest.mark.parametrize("key", named(key for key, cell in SCRIPTS.items() if "raises-exception" not in tags(cell)))
 def test_a_script_of_ranks_runs_under_plain_torchrun(key, tmp_path):
     torchrun(tmp_path, program(key), ranks(key), runs_on_cpus(key))
+
+
+@pytest.mark.slow
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("key", [pytest.param(key, id="-".join(key)) for key in FILES])
+def test_a_script_that_a_cell_writes_runs_under_plain_torchrun(key, tmp_path):
+    torchrun(tmp_path, program(key), 2, False, ARGUMENTS.get(key[1], []))
 
 
 def without_options(line):
