@@ -5,7 +5,7 @@ import random
 import tempfile
 from typing import Any
 
-from gpulessons.lesson_11.continued_training import UNCHANGED, go_on_in_rank
+from gpulessons.lesson_11.continued_training import UNCHANGED, UNREADABLE, go_on_in_rank
 from gpulessons.lesson_11.observed_in_ranks import (
     RIGHT,
     adam_steps,
@@ -75,9 +75,15 @@ def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float])
     gathered = sum(nbytes for name, nbytes in found["calls"] if "reduce_scatter" not in name)
     count = math.prod(shape)
     padded = 4 * MEAN_RANKS * math.ceil(count / MEAN_RANKS)
+    most = padded + 4 * MEAN_RANKS  # an answer may pad a number more for each rank
+    if scattered > most:
+        return not_yet(
+            f"the mean is right, but {who} gave {scattered} bytes to a reduce_scatter, and x has {4 * count}. "
+            "Each rank needs to add only its own part."
+        )
     if scattered < 4 * count:
         return not_yet(f"the mean is right, but {who} gave only {scattered} bytes of x to a reduce_scatter. Who adds the rest?")
-    if gathered > padded // MEAN_RANKS + 4:  # an answer may pad a number more
+    if gathered > most // MEAN_RANKS:
         return not_yet(
             f"the mean is right, but {who} gave {gathered} bytes to an all_gather. After the reduce_scatter, a rank has one part "
             f"of {MEAN_RANKS}, so {padded // MEAN_RANKS} bytes are enough."
@@ -208,9 +214,10 @@ def judge_backward(told: Plain, case: Plain) -> Verdict:
                 return not_yet(f"on rank {rank}, the gradient of {of} is {found[name]}.")
         if found["changed"]:
             return not_yet(f"rank {rank} has changed {', '.join(found['changed'])}, which others may still need.")
-        if found["all_reduce"]:
+        if found["to_all"]:
             return not_yet(
-                "the gradients are right, but all of them were sent to every rank. Which collective leaves a rank its part alone?"
+                f"the gradients are right, but rank {rank} sent every rank more than its rows of the weight. "
+                "Which collective leaves a rank its part alone?"
             )
         if not found["peak"] < MOST:
             return not_yet(
@@ -286,8 +293,11 @@ def _layer(case: Plain, name: str) -> list[tuple[list[int], int]]:
 
 
 def draw_meshes(generator: random.Random) -> Plain:
-    """Both meshes of six ranks that are no square and no line: an answer that forgets rows or columns is right for one of them at most."""
-    return generator.sample([[2, 3], [3, 2]], 2)
+    """Both meshes of six ranks that are no line, and one line.
+
+    An answer that forgets rows or columns is right for one of the first two at most.
+    """
+    return [*generator.sample([[2, 3], [3, 2]], 2), generator.choice([[1, 6], [6, 1]])]
 
 
 def observe_meshes(my_groups: Any, meshes: Plain) -> Plain:
@@ -327,11 +337,14 @@ CONTINUED_BY = 3  # ranks
 
 
 def draw_training(generator: random.Random) -> Plain:
+    """Draw a training whose gradients are clipped in two steps. In the third, their norm is below the limit."""
+    scales = [1, 20, 20]  # of the targets
+    generator.shuffle(scales)
     return {
+        "scales": scales,
         "width": 4 * generator.randint(4, 6),
         "layers": 3,
         "rows": 4 * CONTINUED_BY,
-        "steps": 3,
         "lr": generator.choice((0.01, 0.02, 0.03)),
         "seed": generator.randrange(1 << 20),
         "ranks": CONTINUED_BY,
@@ -358,6 +371,11 @@ def judge_training(told: Plain, case: Plain) -> Verdict:
                 f"on {who}, {found['whole']} of {found['parameters']} parameters are not divided by rows among all ranks. "
                 "Does `fully_shard` cover the whole model?"
             )
+        if found["undivided"]:
+            return not_yet(
+                f"{who} gave memory on {found['undivided'][0]} to whole layers, and `fully_shard` divided them afterwards. "
+                "The whole model would not fit. Which of the two comes first?"
+            )
         if found["apart"] < found["layers"]:
             return not_yet(
                 f"the model is divided, but only {found['apart']} of {found['layers']} layers with parameters have their own call of "
@@ -366,6 +384,8 @@ def judge_training(told: Plain, case: Plain) -> Verdict:
     saved = told[0]["saved"]
     if saved == UNCHANGED:
         return not_yet("the folder still has the checkpoint from before the training. Save the new one there.")
+    if saved == UNREADABLE:
+        return not_yet('the folder has no checkpoint with the weights and averages under the keys "model" and "optimizer".')
     if saved != RIGHT:
         return not_yet(f"the weights and averages that you saved are not those of the whole batches. They are {saved}.")
     return right(f"{case['ranks']} ranks went on where one had stopped.")

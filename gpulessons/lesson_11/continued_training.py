@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
@@ -18,13 +19,30 @@ from labkit.checks.checking import Plain
 
 RIGHT = "right"
 UNCHANGED = "as before the training"
+UNREADABLE = "no checkpoint of a model and an optimizer"
 FIRST, ANSWER = "first", "answer"  # folders with the same checkpoint, of which the answer gets one
 
 
-def network(case: Plain) -> nn.Sequential:
+class Layer(nn.Linear):
+    """A layer that notes on which device its parameters got memory while they were whole."""
+
+    def __init__(self, width: int, undivided: list[str]) -> None:
+        super().__init__(width, width)
+        self.undivided = undivided
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        """Change the parameters as `to_empty` and `to` ask, and note those that are whole then."""
+        applied = super()._apply(fn, recurse)
+        for parameter in self.parameters():
+            if not isinstance(parameter, DTensor) and parameter.device.type != "meta":
+                self.undivided.append(parameter.device.type)
+        return applied
+
+
+def network(case: Plain, undivided: list[str] | None = None) -> nn.Sequential:
     """Return a network on the current device, in which some layers have no parameters."""
-    width = case["width"]
-    layers = [[nn.Linear(width, width), nn.Tanh()] for _ in range(case["layers"])]
+    noted = [] if undivided is None else undivided
+    layers = [[Layer(case["width"], noted), nn.Tanh()] for _ in range(case["layers"])]
     return nn.Sequential(*itertools.chain.from_iterable(layers))
 
 
@@ -32,9 +50,9 @@ def batches(case: Plain, rank: int, ranks: int, device: str) -> list[tuple[torch
     """Return the rows of each batch that belong to a rank."""
     generator = torch.Generator().manual_seed(case["seed"])
     drawn = []
-    for _ in range(case["steps"]):
+    for scale in case["scales"]:
         x = torch.randn(case["rows"], case["width"], generator=generator)
-        y = 20 * torch.randn(case["rows"], case["width"], generator=generator)
+        y = scale * torch.randn(case["rows"], case["width"], generator=generator)
         drawn.append((x.chunk(ranks)[rank].to(device), y.chunk(ranks)[rank].to(device)))
     return drawn
 
@@ -50,14 +68,18 @@ def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
     if rank == 0:
         _save_first(case)
     dist.barrier()
-    built = []
+    built: list[str] = []
+    undivided: list[str] = []
 
     def build() -> nn.Sequential:
-        model = network(case)
+        model = network(case, undivided)
         built.append(str(next(model.parameters()).device.type))
         return model
 
-    model = go_on(build, str(Path(case["folder"], ANSWER)), batches(case, rank, ranks, "cuda"))
+    try:
+        model = go_on(build, str(Path(case["folder"], ANSWER)), batches(case, rank, ranks, "cuda"))
+    except CheckpointException as error:  # it is no Exception, so no check would report it
+        raise RuntimeError(str(next(iter(error.failures.values()))[0])) from None
     dist.barrier()
     if not isinstance(model, nn.Module):
         return {"returned": type(model).__name__}
@@ -65,6 +87,7 @@ def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return {
         "built": built,
+        "undivided": undivided,
         "whole": sum(not isinstance(p, DTensor) or p.placements != (Shard(0),) for p in parameters),
         "parameters": len(parameters),
         "apart": sum(isinstance(layer, FSDPModule) for layer in layers),
@@ -90,7 +113,10 @@ def _save_first(case: Plain) -> None:
 
 def _training_of(case: Plain) -> str:
     """Return the name of the training to which the weights and averages in the answer's folder belong."""
-    answer = _weights_and_averages(*_loaded(case, ANSWER))
+    try:
+        answer = _weights_and_averages(*_loaded(case, ANSWER))
+    except (CheckpointException, RuntimeError):
+        return UNREADABLE
     trainings: dict[str, dict[str, Any]] = {
         RIGHT: {},
         UNCHANGED: {"steps": 0},

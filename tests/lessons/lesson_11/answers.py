@@ -696,3 +696,120 @@ def two_layers(x, first, first_bias, second, second_bias):
 """,
     "Leave the weights where they are",
 )
+
+WRONG["11.1"]["all of x for each rank"] = (
+    """
+def averaged(x):
+    ranks, total = dist.get_world_size(), x.new_empty(x.numel())
+    dist.reduce_scatter_tensor(total, x.flatten().repeat(ranks))
+    return (total / ranks).reshape(x.shape)
+""",
+    "bytes to a reduce_scatter, and x has",
+)
+RIGHT["11.1"]["number by number"] = """
+def averaged(x):
+    ranks, flat, means = dist.get_world_size(), x.flatten(), []
+    for numbers in flat.split(ranks):
+        padded = torch.zeros(ranks)
+        padded[: len(numbers)] = numbers
+        mine = torch.empty(1)
+        dist.reduce_scatter_tensor(mine, padded)
+        dist.all_gather_into_tensor(padded, mine / ranks)
+        means.append(padded[: len(numbers)])
+    return torch.cat(means).view(x.shape)
+"""
+
+ON_HOST = """
+def sharded_adam(model, lr):
+    parameters = list(model.parameters())
+    copies = [nn.Parameter(parameter.detach().cpu()) for parameter in parameters]
+    optimizer = torch.optim.Adam(copies, lr=lr)
+
+    def step():
+        for copy, parameter in zip(copies, parameters):
+            copy.grad = None if parameter.grad is None else parameter.grad.cpu()
+        optimizer.step()
+        for copy, parameter in zip(copies, parameters):
+            parameter.data.copy_(copy.data)
+
+    return step
+"""
+HALF = "half = parameter.data.half(); dist.broadcast(half, number % ranks); parameter.data.copy_(half)"
+WRONG["11.2"] |= {
+    "all of the state on the host": (ON_HOST, "Adam's whole state is"),
+    "AdamW as it is": (changed(ADAM, ("Adam(", "AdamW(")), "are not those of Adam"),
+    "sent in half precision": (changed(ADAM, (SEND, HALF)), "are not those of Adam"),
+}
+
+WRONG["11.4"] |= {
+    "inputs and upstreams gathered": (
+        """
+def backward(x, share, upstream):
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    xs, upstreams = ([torch.empty_like(each) for _ in range(ranks)] for each in (x, upstream))
+    dist.all_gather(xs, x)
+    dist.all_gather(upstreams, upstream)
+    part = sum(u.chunk(ranks, dim=1)[rank].T @ y for u, y in zip(upstreams, xs)) / ranks
+    weight = share.new_empty(ranks * len(share), share.shape[1])
+    dist.all_gather_into_tensor(weight, share)
+    return upstream @ weight, part
+""",
+        "Which collective leaves",
+    ),
+    "gradients gathered piece by piece": (
+        """
+def backward(x, share, upstream):
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    for number, columns in enumerate(upstream.chunk(ranks, dim=1)):
+        piece = columns.T @ x
+        pieces = piece.new_empty(ranks * len(piece), piece.shape[1])
+        dist.all_gather_into_tensor(pieces, piece)
+        if number == rank:
+            part = pieces.view(ranks, *piece.shape).mean(0)
+        del piece, pieces
+    weight = share.new_empty(ranks * len(share), share.shape[1])
+    dist.all_gather_into_tensor(weight, share)
+    return upstream @ weight, part
+""",
+        "Which collective leaves",
+    ),
+}
+RIGHT["11.4"]["one buffer for both"] = """
+def backward(x, share, upstream):
+    buffer, part = torch.mm(upstream.T, x), torch.empty_like(share)
+    dist.reduce_scatter_tensor(part, buffer, op=dist.ReduceOp.AVG)
+    dist.all_gather_into_tensor(buffer, share)
+    return torch.mm(upstream, buffer), part
+"""
+
+WRONG["11.6"]["at least two rows"] = (
+    changed(
+        MESH, ("def my_groups(rows, columns):\n", "def my_groups(rows, columns):\n    rows, columns = max(rows, 2), min(columns, 3)\n")
+    ),
+    "the row of rank|the column of rank|raised",
+)
+
+EMPTY = '    model.to_empty(device="cuda")\n'
+DIVIDE = "    for part in [*model, model]:\n        fully_shard(part)\n"
+NORM = "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()"
+WRONG["11.7"] |= {
+    "memory before the division": (changed(GO_ON, (DIVIDE + EMPTY, EMPTY + DIVIDE)), "gave memory on cuda to whole layers"),
+    "the sum of the errors": (changed(GO_ON, ("mse_loss(model(x), y)", "mse_loss(model(x), y, reduction='sum')")), "another training"),
+    "always scaled": (
+        changed(GO_ON, (CLIP, f"{NORM}; torch._foreach_div_([p.grad for p in model.parameters()], norm)")),
+        "another training|raised",
+    ),
+    "the weights alone are saved": (
+        changed(GO_ON, (SAVE, 'checkpoint.save({"model": weights}, checkpoint_id=folder)')),
+        "no checkpoint with the weights and averages",
+    ),
+    "saved with other keys": (
+        changed(GO_ON, (SAVE, 'checkpoint.save({"weights": weights, "moments": moments}, checkpoint_id=folder)')),
+        "no checkpoint with the weights and averages",
+    ),
+    "loaded with other keys": (
+        changed(GO_ON, (LOAD, 'checkpoint.load({"weights": weights, "moments": moments}, checkpoint_id=folder)')),
+        "raised RuntimeError: Missing key in checkpoint",
+    ),
+    "clipped one by one": (changed(GO_ON, (CLIP, "[nn.utils.clip_grad_norm_([p], 1.0) for p in model.parameters()]")), "another training"),
+}

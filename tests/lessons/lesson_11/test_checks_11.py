@@ -3,9 +3,10 @@
 import random
 
 import pytest
+import torch
 
 from gpulessons.lesson_11 import checks as lesson_11
-from gpulessons.lesson_11 import observed_in_ranks
+from gpulessons.lesson_11 import continued_training, observed_in_ranks
 from gpulessons.lesson_11.checks import (
     judge_adam,
     judge_backward,
@@ -15,7 +16,7 @@ from gpulessons.lesson_11.checks import (
     judge_meshes,
     judge_training,
 )
-from gpulessons.lesson_11.continued_training import UNCHANGED
+from gpulessons.lesson_11.continued_training import UNCHANGED, UNREADABLE
 from gpulessons.lesson_11.observed_in_ranks import RIGHT, due_groups
 
 LAYERS = {"ranks": 2, "x": [[1, 2]], "first": [[1, 1], [-1, 0]], "first_bias": [1, 0], "second": [[2, 5]], "second_bias": [3]}
@@ -70,13 +71,13 @@ def test_the_whole_layer_matters_in_some_drawn_budget():
         ({"x": "the sum over the ranks"}, "on rank 1, the gradient of x is the sum over the ranks."),
         ({"part": "other numbers"}, "on rank 1, the gradient of this rank's rows of the weight is other numbers."),
         ({"changed": ["upstream"]}, "rank 1 has changed upstream"),
-        ({"all_reduce": True}, "Which collective leaves a rank its part alone?"),
+        ({"to_all": True}, "Which collective leaves a rank its part alone?"),
         ({"peak": 2.5}, "rank 1 held 2.5 times the weight's bytes"),
         ({"peak": float("nan")}, "What need not be whole at the same time?"),
     ],
 )
 def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hint):
-    good = {"x": RIGHT, "part": RIGHT, "changed": [], "all_reduce": False, "peak": 1.5}
+    good = {"x": RIGHT, "part": RIGHT, "changed": [], "to_all": False, "peak": 1.5}
     verdict = judge_backward([good, good | answer], {})
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
@@ -139,6 +140,7 @@ TWO_HALVES = [["c10d::_reduce_scatter_base_", 12], ["c10d::_allgather_base_", 4]
         ({"answer": MEAN | {"values": [6.0, 12.0]}}, "has [6, 12] from element 0 on, where the mean is [2, 4]"),
         ({"changed": True}, "has changed x"),
         ({"calls": [["c10d::allreduce_", 8]]}, "called another collective, allreduce"),
+        ({"calls": [["c10d::_reduce_scatter_base_", 28], TWO_HALVES[1]]}, "gave 28 bytes to a reduce_scatter, and x has 8"),
         ({"calls": [["c10d::_allgather_base_", 8]]}, "gave only 0 bytes of x to a reduce_scatter"),
         ({"calls": [TWO_HALVES[0], ["c10d::_allgather_base_", 12]]}, "gave 12 bytes to an all_gather"),
     ],
@@ -159,12 +161,49 @@ def test_a_mean_is_judged_by_its_values_and_by_the_collectives(answer, hint):
         ({"built": ["cuda"]}, "built the whole model on cuda"),
         ({"whole": 2}, "2 of 6 parameters are not divided"),
         ({"apart": 1}, "only 1 of 3 layers"),
+        ({"undivided": ["cuda"]}, "gave memory on cuda to whole layers"),
+        ({"saved": UNREADABLE}, "no checkpoint with the weights and averages"),
         ({"saved": UNCHANGED}, "the checkpoint from before the training"),
         ({"saved": "those of a training without clipping"}, "They are those of a training without clipping."),
     ],
 )
 def test_a_continued_training_is_judged_by_how_it_is_divided_and_by_what_it_saved(answer, hint):
-    good = {"built": ["meta"], "whole": 0, "parameters": 6, "apart": 3, "layers": 3, "saved": RIGHT}
+    good = {"built": ["meta"], "whole": 0, "parameters": 6, "undivided": [], "apart": 3, "layers": 3, "saved": RIGHT}
     verdict = judge_training([good | answer, good], {"ranks": 2})
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
+
+
+def test_a_layer_notes_where_its_parameters_got_memory_while_they_were_whole():
+    noted = []
+    with torch.device("meta"):
+        model = continued_training.network({"width": 2, "layers": 2}, noted)
+    assert noted == []
+    model.to_empty(device="cpu")
+    assert noted == ["cpu"] * 4
+    assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+def test_the_gradients_of_one_continued_step_are_not_clipped():
+    """A loss that is too large by a factor gives the same weights if all gradients are clipped."""
+    for seed in range(5):
+        case = lesson_11.draw_training(random.Random(seed))
+        torch.manual_seed(case["seed"])
+        model, norms = continued_training.network(case), []
+        for x, y in continued_training.batches(case, 0, 1, "cpu"):
+            model.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9).item())
+        assert [norm < 1 for norm in norms] == [scale == 1 for scale in case["scales"]]
+
+
+def test_tensors_in_the_memory_of_the_host_are_counted():
+    before = observed_in_ranks.host_bytes()
+    kept = torch.zeros(1000)
+    assert observed_in_ranks.host_bytes() - before == kept.nbytes
+
+
+def test_six_ranks_also_form_a_line():
+    drawn = [lesson_11.draw_meshes(random.Random(seed)) for seed in range(20)]
+    assert all({rows, columns} == {1, 6} for meshes in drawn for rows, columns in meshes[2:])
+    assert {tuple(meshes[2]) for meshes in drawn} == {(1, 6), (6, 1)}
