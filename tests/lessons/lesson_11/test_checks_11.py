@@ -203,7 +203,5 @@ def test_tensors_in_the_memory_of_the_host_are_counted():
     assert observed_in_ranks.host_bytes() - before == kept.nbytes
 
 
-def test_six_ranks_also_form_a_line():
-    drawn = [lesson_11.draw_meshes(random.Random(seed)) for seed in range(20)]
-    assert all({rows, columns} == {1, 6} for meshes in drawn for rows, columns in meshes[2:])
-    assert {tuple(meshes[2]) for meshes in drawn} == {(1, 6), (6, 1)}
+def test_six_ranks_also_form_a_row_and_a_column():
+    assert sorted(lesson_11.draw_meshes(random.Random(1))) == [[1, 6], [2, 3], [3, 2], [6, 1]]
