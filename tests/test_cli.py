@@ -202,7 +202,7 @@ def test_no_such_script(tmp_path):
     result = run(tmp_path / "absent.py")
     assert result.returncode == 2 and "no such script" in result.stderr and "absent.py" in result.stderr
     result = run(tmp_path)
-    assert result.returncode == 2 and f"{tmp_path} is a folder: give the script in it" in result.stderr
+    assert result.returncode == 2 and f"{tmp_path} is a folder. Give the script in it" in result.stderr
 
 
 def test_no_command_prints_the_help(capsys):
@@ -245,7 +245,7 @@ def test_a_script_that_computes_for_long_is_told_once_that_it_need_not(capsys, m
             commands.tell_machine(gpus, "labkit run", TIMES)
             for _ in range(3):
                 torch.ones(1 << 22, device="cuda")
-        assert capsys.readouterr().err.count("--no-values keeps memory and times alone") == values
+        assert capsys.readouterr().err.count("With --no-values it keeps only memory and times") == values
 
 
 def test_a_process_s_time_is_asked_for_once_a_second(monkeypatch):
