@@ -97,8 +97,8 @@ def in_wheel(wheel: Path) -> set[str]:
 
 
 def is_cache(path: Path) -> bool:
-    """Whether Python or another tool wrote this file for itself, as ruff does in the folder in which it runs."""
-    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)
+    """Return whether a tool wrote this file for itself, or whether it holds a tool's settings."""
+    return path.name == "ruff.toml" or any(part == "__pycache__" or part.startswith(".") for part in path.parts)
 
 
 def sources() -> set[str]:

@@ -151,6 +151,6 @@ def test_more_ranks_make_the_effective_batch_and_the_learning_rate_larger_and_th
 
 @pytest.mark.slow
 def test_training_goes_on_with_the_learning_rate_of_its_own_number_of_ranks(tmp_path):
-    source = program(WHOLE) + '\nprint("trained with", optimizer.param_groups[0]["lr"])'
+    source = program(WHOLE) + '\nprint(f"trained with {optimizer.param_groups[0][\'lr\']}\\n", end="")'
     assert torchrun(tmp_path, source, 2, on_cpus=True)[-2:] == ["trained with 0.1"] * 2
     assert torchrun(tmp_path, source, 4, on_cpus=True) == ["trained with 0.2"] * 4

@@ -65,7 +65,7 @@ def test_a_rank_alone_has_the_figures_of_ranks_that_are_there(simulate, script):
     there = labkit.torchrun(script(SHARDED), ranks=4, like="H100", values=False, virtual_time=True, quiet=True)
     alone, said = simulate(4)
     assert [alone] * 4 == there.results
-    assert "simulating rank 0 of 4, on 1 machine with 4 virtual NVIDIA H100 80GB HBM3 each.\n" in said
+    assert "rank 0 of 4 simulated, on 1 node of 4 virtual NVIDIA H100 80GB HBM3.\n" in said
     assert "assumptions: all ranks are alike, and none is late" in said
 
 
@@ -73,7 +73,7 @@ def test_a_network_between_nodes_takes_its_time(simulate):
     (*_, first), _ = simulate(64, "--nodes", "8")
     (*_, last), said = simulate(64, "--nodes", "8", "--rank", "63", "--network", "0.4Gb/s")
     assert last > 2 * first
-    assert "simulating rank 63 of 64, on 8 machines with 8 virtual NVIDIA H100 80GB HBM3 each." in said
+    assert "rank 63 of 64 simulated, on 8 nodes of 8 virtual NVIDIA H100 80GB HBM3." in said
     assert "assumptions: each GPU has 0.4Gb/s to other machines" in said
     assert "Collectives: " in said and " all_gather, " in said
 
@@ -82,7 +82,7 @@ def test_a_network_between_nodes_takes_its_time(simulate):
     ("options", "message"),
     [
         ("--simulate 0", "--simulate 0: choose a whole number from 1 to"),
-        ("--simulate 64", "--nodes 1: 64 ranks need a number of nodes that divides 64, with at most 16 GPUs each"),
+        ("--simulate 64", "--nodes 1: 64 ranks do not divide into so many machines of 1 to 16 GPUs each"),
         ("--simulate 8 --rank 8", "--rank 8: choose a whole number from 0 to 7"),
         ("--simulate 8 --network fast", "network='fast': give the rate of one GPU"),
         ("--simulate 8 --like H999", "H999"),

@@ -202,7 +202,7 @@ WRONG_BUDGETS = {
     "'1GiB'": "expected memory=, seconds= or both",
     "memroy='1GiB'": "expected memory=, seconds= or both",
     "memory='1GiBs'": "memory='1GiBs': give a positive number of bytes*",
-    "seconds='1s'": "expected a positive number of seconds",
+    "seconds='1s'": "expected a positive number of seconds, got '1s'",
     "seconds=-1": "expected a positive number of seconds, got -1",
 }
 

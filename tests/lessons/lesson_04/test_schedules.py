@@ -1,12 +1,9 @@
 """The orders of a pipeline's work, by rule and in torch.distributed.pipelining."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from gpulessons import rank_programs
 from gpulessons.lesson_04.schedules import BACKWARD, FORWARD, GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble, launches, order
 
 sizes = st.integers(1, 6), st.integers(1, 9)
@@ -69,24 +66,3 @@ def test_the_bubble_by_formula():
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(ValueError, match="schedule='gpipe': choose one of 'one batch', 'GPipe', '1F1B'"):
         order("gpipe", 0, 2, 2)
-
-
-@pytest.mark.slow
-def test_two_ranks_keep_to_the_schedules_and_find_the_gradients_of_one_process():
-    rows = [row for rank in rank_programs.results("stages", 2, 4, 16, 32) for row in rank]
-    assert [(row["schedule"], row["rank"]) for row in rows] == [(s, r) for r in (0, 1) for s in ("GPipe", "1F1B")]
-    for row in rows:
-        due = order(row["schedule"], row["rank"], 2, 4)
-        assert row["order"] == "".join("F" if work == FORWARD else "B" for work, _ in due)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
-    x = torch.linspace(-1, 1, 32 * 16).reshape(32, 16)
-    parts = list(zip(x.chunk(4), x.sin().chunk(4), strict=True))
-    loss = sum(nn.functional.mse_loss(model(part), target) for part, target in parts) / len(parts)
-    loss.backward()
-    norms = [parameter.grad.norm().item() for parameter in model.parameters()]
-    for schedule in ("GPipe", "1F1B"):
-        first, last = (row for row in rows if row["schedule"] == schedule)
-        assert first["gradients"] + last["gradients"] == pytest.approx(norms, rel=1e-4)
-        assert (first["loss"], last["loss"]) == (None, pytest.approx(loss.item(), rel=1e-5))
