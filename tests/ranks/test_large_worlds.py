@@ -66,7 +66,7 @@ def test_a_rank_alone_has_the_figures_of_ranks_that_are_there(simulate, script):
     alone, said = simulate(4)
     assert [alone] * 4 == there.results
     assert "rank 0 of 4 simulated, on 1 node of 4 virtual NVIDIA H100 80GB HBM3.\n" in said
-    assert "assumptions: all ranks are alike, and none is late" in said
+    assert "assumed: all ranks alike, and none late" in said
 
 
 def test_a_network_between_nodes_takes_its_time(simulate):
@@ -74,7 +74,7 @@ def test_a_network_between_nodes_takes_its_time(simulate):
     (*_, last), said = simulate(64, "--nodes", "8", "--rank", "63", "--network", "0.4Gb/s")
     assert last > 2 * first
     assert "rank 63 of 64 simulated, on 8 nodes of 8 virtual NVIDIA H100 80GB HBM3." in said
-    assert "assumptions: each GPU has 0.4Gb/s to other machines" in said
+    assert "assumed: 0.4Gb/s from each GPU to other nodes" in said
     assert "Collectives: " in said and " all_gather, " in said
 
 
