@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpulessons import rank_programs
 from gpulessons.lesson_03.labs.data_parallel import LAYERS, MODELS, data_parallel_step
+from gpulessons.lesson_10.labs.buckets import PROGRAM
 from labkit.labs import Run
 from labkit.labs.experiment import Row, badge
 from labkit.ranks import torchrun
@@ -48,9 +48,15 @@ def ddp_seconds(repeats: int = RUNS) -> Run:
     """
     parameters = {"widths": list(WIDTHS), "ranks": list(RANKS), "repeats": repeats, "bucket": "25 MiB", "link": "NVLink"}
     points = (
-        {"width": width, "ranks": ranks, "seconds": max(marks[-1] for marks in rank_programs.results("ddp_lanes", ranks, width, 25, 1))}
+        {"width": width, "ranks": ranks, "seconds": _longest_step(width, ranks)}
         for width in WIDTHS
         for ranks in RANKS
         for _ in range(repeats)
     )
     return Run("ddp_seconds", parameters, SECONDS_COLUMNS, badge(), len(WIDTHS) * len(RANKS) * repeats, points)
+
+
+def _longest_step(width: int, ranks: int) -> float:
+    """Return the seconds of the step on the rank that took longest."""
+    results = torchrun(PROGRAM, width, 25, 1, ranks=ranks, timeout=300, quiet=True).results
+    return max(marks[-1] for marks in results)

@@ -96,9 +96,11 @@ def in_wheel(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def is_cache(path: Path) -> bool:
-    """Return whether a tool wrote this file for itself, or whether it holds a tool's settings."""
-    return path.name == "ruff.toml" or any(part == "__pycache__" or part.startswith(".") for part in path.parts)
+def is_of_a_tool(path: Path) -> bool:
+    """Return whether this is a cache of Python or of another tool, or holds ruff's settings."""
+    if path.name == "ruff.toml":
+        return True
+    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)
 
 
 def sources() -> set[str]:
@@ -113,7 +115,7 @@ def sources() -> set[str]:
     return (
         lessons
         | {"labkit/constraints.txt", "labkit/docs/glossary.md", "pytest_virtual_gpus.py"}
-        | {path.as_posix() for path in files if not is_cache(path)}
+        | {path.as_posix() for path in files if not is_of_a_tool(path)}
     )
 
 

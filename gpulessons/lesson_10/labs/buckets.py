@@ -1,11 +1,11 @@
 """One training step under DistributedDataParallel on virtual H200s: what each rank computes and sends when, by buckets, ranks and link."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from matplotlib.patches import Patch
 
-from gpulessons.rank_programs import rank_program
 from gputrace import Trace, units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, TEXT_POINTS, VERMILLION, Figure, new_canvas, time_ticks
 from labkit.labs.experiment import Result, Row, Run, recorded_result
@@ -13,6 +13,7 @@ from labkit.labs.figures import badged, hollow, in_style
 from labkit.labs.panel import ExperimentPanel, choice, one_of
 from labkit.labs.predictions import compared_as_factor, stays_open
 
+PROGRAM = Path(__file__).parents[1] / "programs" / "ddp_lanes.py"
 WIDTHS = (1024, 2048, 4096)
 BUCKETS = {"1 MiB": 1, "25 MiB": 25, "100 MiB": 100, "one bucket": 1 << 20}
 RANKS = (2, 4, 8)
@@ -54,7 +55,7 @@ def _points(width: int, mebibytes: int, ranks: int, nvlink: bool) -> Iterator[Ro
     from labkit.ranks import torchrun
 
     arguments = width, mebibytes, int(nvlink)
-    ran = torchrun(rank_program("ddp_lanes"), *arguments, ranks=ranks, like=LIKE, values=False, trace=True, timeout=300, quiet=True)
+    ran = torchrun(PROGRAM, *arguments, ranks=ranks, like=LIKE, values=False, trace=True, timeout=300, quiet=True)
     assert ran.trace is not None
     ends = [max(end for _, _, end in _spans(ran.trace, rank, 0.0)) for rank in range(ranks)]
     start = min(end - marks[-1] for end, marks in zip(ends, ran.results, strict=True))
