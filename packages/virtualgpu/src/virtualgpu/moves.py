@@ -54,7 +54,6 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
             **unbound_methods(
                 {
                     "apply_": torch.Tensor.apply_,
-                    "const_data_ptr": torch.Tensor.const_data_ptr,  # type: ignore[attr-defined]
                     "data_ptr": torch.Tensor.data_ptr,
                     "get_device": torch.Tensor.get_device,
                     "new": with_own_type(torch.Tensor.new),
@@ -64,6 +63,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
                     "type": type_,
                 }
             ),
+            **_newer_methods(),
             "map_": on_host_alone(torch.Tensor.map_, "'other'"),
             "map2_": on_host_alone(torch.Tensor.map2_, "argument 'x'", "argument 'y'"),
             "set_": set_,
@@ -336,6 +336,14 @@ def unbound_methods(of_host: dict[str, Any]) -> dict[str, Any]:
     for name, method in of_host.items():
         answers[name] = _for_both(method, getattr(VirtualTensor, name))
     return answers
+
+
+def _newer_methods() -> dict[str, Any]:
+    """Return the method `const_data_ptr`, which torch 2.11 does not have."""
+    of_host = getattr(torch.Tensor, "const_data_ptr", None)
+    if of_host is None:
+        return {}
+    return unbound_methods({"const_data_ptr": of_host})
 
 
 def _for_both(of_host: Any, of_gpu: Any) -> Any:
