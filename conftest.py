@@ -23,7 +23,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Variables that may change in a test: pytest's own, one that PyTorch sets when its compiler is first
 # imported, and those by which children find the machine in use, which a test may take away.
-MAY_CHANGE = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "LABKIT_MACHINE", "LABKIT_NVIDIA_SMI", "PATH"}
+MAY_CHANGE = {
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "LABKIT_MACHINE",
+    "LABKIT_NVIDIA_SMI",
+    "PATH",
+}
 
 # No deadlines: a busy machine is no failure. Derandomized: a run finds today what it found yesterday.
 settings.register_profile("whole", deadline=None, max_examples=200, derandomize=True)
@@ -38,7 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run what a run without options leaves out: slow tests, and the rest of large sets",
     )
-    size("--slow", action="store_true", help="run slow tests, and a fixed sample of large sets of them")
+    size(
+        "--slow",
+        action="store_true",
+        help="run slow tests, and a fixed sample of large sets of them",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
@@ -61,7 +71,9 @@ def pytest_report_header(config: pytest.Config) -> str:
         return "the rest: slow tests, and the cases of large sets outside the fixed samples"
     if config.getoption("slow"):
         return "slow tests, and a fixed sample of each large set of them; --everything runs all"
-    return "fast tests, and a fixed sample of each large set; --rest runs the others, --everything all"
+    return (
+        "fast tests, and a fixed sample of each large set; --rest runs the others, --everything all"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -76,7 +88,11 @@ def same_environment() -> Iterator[None]:
     """Fail a test that leaves another environment to the tests after it."""
     before = dict(os.environ)
     yield
-    left = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
+    left = {
+        name
+        for name in before.keys() | os.environ.keys()
+        if before.get(name) != os.environ.get(name)
+    }
     assert left <= MAY_CHANGE
 
 
@@ -92,7 +108,9 @@ def the_same_draws(request: pytest.FixtureRequest) -> Iterator[None]:
     """A check draws by the test's name what it draws by chance elsewhere, so that no run of the tests differs from another. With
     LABKIT_TRIES, which asks for a search, it draws anew."""
     checking = sys.modules.get("labkit.checks.checking")
-    with pytest.MonkeyPatch.context() as patch:  # of its own: a test's is undone before the test's fixtures end
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # of its own: a test's is undone before the test's fixtures end
         if checking is not None and "LABKIT_TRIES" not in os.environ:
             of_this_test = random.Random(request.node.nodeid)
 
@@ -132,10 +150,18 @@ def run_examples(tmp_path: Path) -> Callable[[Path], str]:
     """A function that runs the Python examples of a page as one program in an empty folder, and returns what it prints."""
 
     def run(page: Path) -> str:
-        examples = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        examples = re.findall(
+            r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        )
         program = tmp_path / "examples.py"
         program.write_text("\n".join(examples), encoding="utf-8")
-        done = subprocess.run([sys.executable, program.name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            [sys.executable, program.name],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
         assert examples and done.returncode == 0, done.stderr
         return done.stdout
 
@@ -197,4 +223,8 @@ def skip_without_gpus(items: list[pytest.Item]) -> None:
     for item, marker in marked:
         needed = gpus_needed(*marker.args, **marker.kwargs)
         if present < needed:
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} real CUDA GPU{'s' * (needed > 1)}, this machine has {present}"))
+            item.add_marker(
+                pytest.mark.skip(
+                    reason=f"needs {needed} real CUDA GPU{'s' * (needed > 1)}, this machine has {present}"
+                )
+            )

@@ -8,7 +8,14 @@ from gpulessons.lesson_13.articles.trial import UNTRIED, ClaimOutcome, outcomes,
 from labkit import machine
 from labkit.labs.experiment import Row, Run, badge
 
-COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
+COLUMNS = {
+    "claim": "",
+    "article": "",
+    "verdict": "",
+    "outcome": "",
+    "as_expected": "",
+    "peak": "bytes",
+}
 
 
 def articles_on_trial(names: Sequence[str] | None = None) -> Run:

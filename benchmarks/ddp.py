@@ -12,7 +12,15 @@ from labkit.labs.experiment import Row, badge
 from labkit.ranks import torchrun
 
 DATA_PARALLEL, DDP = "DataParallel", "DistributedDataParallel"
-COLUMNS = {"gpus": "", "model": "", "way": "", "device": "", "width": "neurons", "batch": "rows", "seconds": "seconds"}
+COLUMNS = {
+    "gpus": "",
+    "model": "",
+    "way": "",
+    "device": "",
+    "width": "neurons",
+    "batch": "rows",
+    "seconds": "seconds",
+}
 GPUS, REPEATS = (1, 2, 4), 5
 
 
@@ -24,7 +32,14 @@ def ddp_beside_data_parallel() -> Run:
     """
     models = {model: list(size) for model, size in MODELS.items()}
     parameters = {"gpus": list(GPUS), "models": models, "repeats": REPEATS}
-    return Run("ddp_beside_data_parallel", parameters, COLUMNS, badge(), 2 * len(GPUS) * len(models), _points(models))
+    return Run(
+        "ddp_beside_data_parallel",
+        parameters,
+        COLUMNS,
+        badge(),
+        2 * len(GPUS) * len(models),
+        _points(models),
+    )
 
 
 def _points(models: dict[str, list[int]]) -> Iterator[Row]:
@@ -32,7 +47,9 @@ def _points(models: dict[str, list[int]]) -> Iterator[Row]:
         yield row | {"way": DATA_PARALLEL, "device": "GPU"}
     asked = json.dumps({"gpus": GPUS, "models": models, "layers": LAYERS, "repeats": REPEATS})
     program = Path(__file__).with_name("ddp_step_seconds.py")
-    for row in torchrun(program, asked, ranks=max(GPUS), devices="cuda", timeout=300, quiet=True).results[0]:
+    for row in torchrun(
+        program, asked, ranks=max(GPUS), devices="cuda", timeout=300, quiet=True
+    ).results[0]:
         yield row | {"way": DDP, "device": "GPU"}
 
 
@@ -46,14 +63,27 @@ def ddp_seconds(repeats: int = RUNS) -> Run:
 
     It runs on one GPU without DistributedDataParallel, and on two GPUs with it.
     """
-    parameters = {"widths": list(WIDTHS), "ranks": list(RANKS), "repeats": repeats, "bucket": "25 MiB", "link": "NVLink"}
+    parameters = {
+        "widths": list(WIDTHS),
+        "ranks": list(RANKS),
+        "repeats": repeats,
+        "bucket": "25 MiB",
+        "link": "NVLink",
+    }
     points = (
         {"width": width, "ranks": ranks, "seconds": _longest_step(width, ranks)}
         for width in WIDTHS
         for ranks in RANKS
         for _ in range(repeats)
     )
-    return Run("ddp_seconds", parameters, SECONDS_COLUMNS, badge(), len(WIDTHS) * len(RANKS) * repeats, points)
+    return Run(
+        "ddp_seconds",
+        parameters,
+        SECONDS_COLUMNS,
+        badge(),
+        len(WIDTHS) * len(RANKS) * repeats,
+        points,
+    )
 
 
 def _longest_step(width: int, ranks: int) -> float:

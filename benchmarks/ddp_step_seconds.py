@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-asked = json.loads(sys.argv[1])  # {"gpus": [1, 2], "models": {"small": [1024, 512]}, "layers": 8, "repeats": 3}
+asked = json.loads(
+    sys.argv[1]
+)  # {"gpus": [1, 2], "models": {"small": [1024, 512]}, "layers": 8, "repeats": 3}
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
 dist.init_process_group("nccl")
@@ -21,7 +23,11 @@ rank = dist.get_rank()
 
 def prepared(width: int, batch: int, group: dist.ProcessGroup) -> Callable[[], None]:
     """A training step on this rank's share of the batch that has run twice: the first steps load libraries and settle DDP's buckets."""
-    layers = [layer for _ in range(asked["layers"]) for layer in (nn.Linear(width, width, device=device), nn.ReLU())]
+    layers = [
+        layer
+        for _ in range(asked["layers"])
+        for layer in (nn.Linear(width, width, device=device), nn.ReLU())
+    ]
     parallel = DistributedDataParallel(nn.Sequential(*layers), process_group=group)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
     inputs = torch.ones(batch, width, device=device).chunk(group.size())[rank].clone()
@@ -56,7 +62,9 @@ for model, (width, batch) in asked["models"].items():
             took = median(seconds(step, group) for _ in range(asked["repeats"]))
             del step
             if rank == 0:
-                result.append({"gpus": count, "model": model, "width": width, "batch": batch, "seconds": took})
+                result.append(
+                    {"gpus": count, "model": model, "width": width, "batch": batch, "seconds": took}
+                )
         dist.barrier()  # the other ranks wait, and compute nothing meanwhile
 
 dist.destroy_process_group()

@@ -63,7 +63,9 @@ def measure(names: Iterable[str], folder: Path) -> Iterable[Path]:
             raise ValueError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
     needed = max(EXPERIMENTS[name].gpus for name in chosen)
     if machine.real_gpus() < needed:
-        raise RuntimeError(f"recordings are made on real GPUs: {', '.join(chosen)} need {needed}, and PyTorch sees {machine.real_gpus()}")
+        raise RuntimeError(
+            f"recordings are made on real GPUs: {', '.join(chosen)} need {needed}, and PyTorch sees {machine.real_gpus()}"
+        )
     return _measured(chosen, folder)
 
 
@@ -82,9 +84,16 @@ def report(folder: Path) -> Iterable[Path]:
     else:
         reports = [measured_report.Report(file) for file in sorted(folder.glob("report_*.json"))]
         if not reports:
-            raise RuntimeError(f"a report is made on real GPUs, and PyTorch sees none; nor is there one in {folder}")
+            raise RuntimeError(
+                f"a report is made on real GPUs, and PyTorch sees none; nor is there one in {folder}"
+            )
     for made in reports:
-        yield made.write_page({name: (experiment.function, experiment.gpus) for name, experiment in EXPERIMENTS.items()})
+        yield made.write_page(
+            {
+                name: (experiment.function, experiment.gpus)
+                for name, experiment in EXPERIMENTS.items()
+            }
+        )
 
 
 def _on_this_machine(folder: Path) -> measured_report.Report:
@@ -97,7 +106,9 @@ def _on_this_machine(folder: Path) -> measured_report.Report:
     reports = f"report_{model(used.name)}_x"
     made = measured_report.Report(folder / f"{reports}{gpus}.json")
     for file in folder.glob(f"{reports}*.json"):
-        if file != made.file and measured_report.kind(measured_report.Report(file).origin) != measured_report.kind(here):
+        if file != made.file and measured_report.kind(
+            measured_report.Report(file).origin
+        ) != measured_report.kind(here):
             raise ValueError(
                 f"{file} is of another machine, other versions or another day, and its recordings would be written over: "
                 "give another folder with --output"
@@ -112,7 +123,10 @@ def _go_on(made: measured_report.Report) -> Iterable[Path]:
     gpus, folder = machine.real_gpus(), made.file.parent
     for name, experiment in EXPERIMENTS.items():
         before = made.recording(name)
-        if experiment.gpus > gpus or (before is not None and measured_report.kind(before.origin) == measured_report.kind(made.origin)):
+        if experiment.gpus > gpus or (
+            before is not None
+            and measured_report.kind(before.origin) == measured_report.kind(made.origin)
+        ):
             continue
         made.failures.pop(name, None)
         try:
@@ -150,15 +164,32 @@ def _give_back() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python benchmarks/measure.py", description="Make the recordings that ship with the kit.")
-    parser.add_argument("--output", default="recordings", metavar="FOLDER", type=Path, help="where the JSON files go (default: recordings)")
-    parser.add_argument("--report", action="store_true", help="run all experiments and lessons, and write a page beside virtual GPUs")
-    parser.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/measure.py",
+        description="Make the recordings that ship with the kit.",
+    )
+    parser.add_argument(
+        "--output",
+        default="recordings",
+        metavar="FOLDER",
+        type=Path,
+        help="where the JSON files go (default: recordings)",
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="run all experiments and lessons, and write a page beside virtual GPUs",
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.report and options.names:
             raise ValueError("a report is of all experiments: name none")
-        for file in report(options.output) if options.report else measure(options.names, options.output):
+        for file in (
+            report(options.output) if options.report else measure(options.names, options.output)
+        ):
             print(f"wrote {file}")
     except (ValueError, RuntimeError) as error:
         print(error, file=sys.stderr)

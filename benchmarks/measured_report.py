@@ -39,7 +39,10 @@ def lessons() -> list[Path]:
 
 
 def code_cells(path: Path) -> int:
-    return sum(cell["cell_type"] == "code" for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+    return sum(
+        cell["cell_type"] == "code"
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+    )
 
 
 def run_lesson(path: Path) -> Outcome:
@@ -54,17 +57,34 @@ def run_lesson(path: Path) -> Outcome:
     notebook = nbformat.read(path, as_version=4)
     start = perf_counter()
     client = NotebookClient(
-        notebook, kernel_name="python3", timeout=CELL_SECONDS, allow_errors=True, resources={"metadata": {"path": str(path.parent)}}
+        notebook,
+        kernel_name="python3",
+        timeout=CELL_SECONDS,
+        allow_errors=True,
+        resources={"metadata": {"path": str(path.parent)}},
     )
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     ended = []
     try:
         client.execute()
-    except (CellControlSignal, DeadKernelError) as error:  # a cell took too long, or took the kernel with it
+    except (
+        CellControlSignal,
+        DeadKernelError,
+    ) as error:  # a cell took too long, or took the kernel with it
         ended.append(f"the lesson ended: {type(error).__name__}")
-    said = "".join(output.text for cell in cells for output in cell.outputs if output.output_type == "stream")
-    banners = [line.removeprefix("labkit: ") for line in said.splitlines() if line.startswith("labkit: ")]
-    return Outcome(path.stem, len(cells), [*_failures(cells), *ended], perf_counter() - start, list(dict.fromkeys(banners)))
+    said = "".join(
+        output.text for cell in cells for output in cell.outputs if output.output_type == "stream"
+    )
+    banners = [
+        line.removeprefix("labkit: ") for line in said.splitlines() if line.startswith("labkit: ")
+    ]
+    return Outcome(
+        path.stem,
+        len(cells),
+        [*_failures(cells), *ended],
+        perf_counter() - start,
+        list(dict.fromkeys(banners)),
+    )
 
 
 def _failures(cells: Iterable[Any]) -> Iterator[str]:
@@ -119,7 +139,11 @@ class Report:
         self.outcomes = [Outcome(**outcome) for outcome in kept.get("lessons", [])]
 
     def save(self) -> None:
-        kept = {"origin": self.origin, "failures": self.failures, "lessons": [asdict(outcome) for outcome in self.outcomes]}
+        kept = {
+            "origin": self.origin,
+            "failures": self.failures,
+            "lessons": [asdict(outcome) for outcome in self.outcomes],
+        }
         self.file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
     def recording(self, experiment: str) -> Result | None:
@@ -128,7 +152,9 @@ class Report:
         if file.exists():
             return Result.from_json(file.read_text(encoding="utf-8"))
         shipped = recorded_result(experiment, model)
-        return shipped if shipped is not None and kind(shipped.origin) == kind(self.origin) else None
+        return (
+            shipped if shipped is not None and kind(shipped.origin) == kind(self.origin) else None
+        )
 
     def _measured(self, experiment: str, gpus: int) -> Result | str:
         """The recording of one that needs so many GPUs, or why there is none."""
@@ -145,13 +171,22 @@ class Report:
         pairs = []
         for name, (function, gpus) in experiments.items():
             measured = self._measured(name, gpus)
-            pairs.append(Pair(name, gpus, measured, "" if isinstance(measured, str) else virtually(name, function, gpus, model)))
+            pairs.append(
+                Pair(
+                    name,
+                    gpus,
+                    measured,
+                    "" if isinstance(measured, str) else virtually(name, function, gpus, model),
+                )
+            )
         versions = f"{origin['date']}, torch {origin['torch']}, CUDA {origin['cuda']}, driver {origin['driver']}, {origin['cores']} cores"
         now = {path.stem: code_cells(path) for path in lessons()}
         run = [outcome for outcome in self.outcomes if outcome.cells == now.get(outcome.lesson)]
         left = sorted(set(now) - {outcome.lesson for outcome in run})
         file = self.file.with_suffix(".md")
-        file.write_text(page(f"Measured on {origin['machine']}", versions, pairs, run, left), encoding="utf-8")
+        file.write_text(
+            page(f"Measured on {origin['machine']}", versions, pairs, run, left), encoding="utf-8"
+        )
         return file
 
 
@@ -169,7 +204,13 @@ def ratios(measured: Result, virtual: Result) -> dict[str, tuple[float, float, f
     return found
 
 
-def page(title: str, versions: str, pairs: Iterable[Pair], outcomes: Iterable[Outcome], left: Iterable[str] = ()) -> str:
+def page(
+    title: str,
+    versions: str,
+    pairs: Iterable[Pair],
+    outcomes: Iterable[Outcome],
+    left: Iterable[str] = (),
+) -> str:
     """The report as Markdown, under a title and a line that says when and with which versions; `left` are lessons that were not run so."""
     pairs = list(pairs)
     lines = [
@@ -193,8 +234,23 @@ def page(title: str, versions: str, pairs: Iterable[Pair], outcomes: Iterable[Ou
         *(line for pair in pairs for line in _figures(pair)),
     ]
     if outcomes := list(outcomes):
-        lines += ["", "## The lessons", "", "| lesson | cells | failed | seconds | ran on |", "|---|---|---|---|---|"]
-        lines += [_row(x.lesson, x.cells, "<br>".join(x.failed) or "none", f"{x.seconds:.0f}", "<br>".join(x.banners)) for x in outcomes]
+        lines += [
+            "",
+            "## The lessons",
+            "",
+            "| lesson | cells | failed | seconds | ran on |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            _row(
+                x.lesson,
+                x.cells,
+                "<br>".join(x.failed) or "none",
+                f"{x.seconds:.0f}",
+                "<br>".join(x.banners),
+            )
+            for x in outcomes
+        ]
         lines += [_row(lesson, "", "*not run as it is now*", "", "") for lesson in left]
     return "\n".join(lines) + "\n"
 
@@ -207,7 +263,13 @@ def _conclusions(pair: Pair) -> Iterator[str]:
     for sentence, true in conclusions.drawn(pair.measured).items():
         virtual = said if isinstance(said, str) else _said(said[sentence])
         differs = not isinstance(said, str) and said[sentence] != true
-        yield _row(pair.experiment, pair.gpus, sentence, _said(true), f"**{virtual}**" if differs else virtual)
+        yield _row(
+            pair.experiment,
+            pair.gpus,
+            sentence,
+            _said(true),
+            f"**{virtual}**" if differs else virtual,
+        )
 
 
 def _said(true: bool) -> str:
@@ -217,7 +279,12 @@ def _said(true: bool) -> str:
 def _figures(pair: Pair) -> Iterator[str]:
     if not isinstance(pair.measured, str) and not isinstance(pair.virtual, str):
         for name, shares in ratios(pair.measured, pair.virtual).items():
-            yield _row(pair.experiment, name, len(pair.measured.rows), *(f"{share:.2f}" for share in shares))
+            yield _row(
+                pair.experiment,
+                name,
+                len(pair.measured.rows),
+                *(f"{share:.2f}" for share in shares),
+            )
 
 
 def _row(*cells: Any) -> str:

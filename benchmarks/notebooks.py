@@ -38,7 +38,9 @@ PREDICTION_MINUTES = 1
 EXERCISE_MINUTES = 4  # read the task and the verdicts
 SOLUTION_LINE_MINUTES = 1
 
-MEMORY_LIMIT = 1 << 30  # bytes of a kernel and its processes; with a server this is well within Binder
+MEMORY_LIMIT = (
+    1 << 30
+)  # bytes of a kernel and its processes; with a server this is well within Binder
 SECONDS_LIMIT = 180  # of all lessons, one after the other
 BREAK, FURTHER_BREAK = "## A break", "## Another break"
 MORE = {"cells": 5, "predictions": 8, "exercises": 2}  # what a third sitting may add to a lesson
@@ -63,7 +65,9 @@ def tags(cell: nbformat.NotebookNode) -> list[str]:
 
 def prose(some_cells: Cells) -> str:
     """Return what a learner reads: the Markdown, without fenced code, links' addresses and solutions."""
-    readable = [c.source for c in some_cells if c.cell_type == "markdown" and "solution" not in tags(c)]
+    readable = [
+        c.source for c in some_cells if c.cell_type == "markdown" and "solution" not in tags(c)
+    ]
     text = re.sub(r"^```.*?^```", "", "\n".join(readable), flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"\]\([^)]*\)", "]", text)
 
@@ -80,8 +84,12 @@ def predictions(some_cells: Cells) -> int:
 
 def teaching_cells(some_cells: Cells) -> Cells:
     """Return the code cells that are no stub, check or progress report."""
-    code = [cell for cell in some_cells if cell.cell_type == "code" and "exercise" not in tags(cell)]
-    return [cell for cell in code if not cell.source.startswith(("labkit.check(", "labkit.progress("))]
+    code = [
+        cell for cell in some_cells if cell.cell_type == "code" and "exercise" not in tags(cell)
+    ]
+    return [
+        cell for cell in code if not cell.source.startswith(("labkit.check(", "labkit.progress("))
+    ]
 
 
 def exercises(some_cells: Cells) -> int:
@@ -154,7 +162,9 @@ def bounds(path: Path) -> dict[str, tuple[int, int]]:
     if path.name[:2] == INTRODUCTION:
         return INTRODUCTION_BOUNDS
     further = sum(cell.source.startswith(FURTHER_BREAK) for cell in cells(path))
-    more = {name: (BOUNDS[name][0], BOUNDS[name][1] + number * further) for name, number in MORE.items()}
+    more = {
+        name: (BOUNDS[name][0], BOUNDS[name][1] + number * further) for name, number in MORE.items()
+    }
     return BOUNDS | more
 
 

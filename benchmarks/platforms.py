@@ -44,11 +44,20 @@ class Figures:
     setup_seconds: float | None = None
 
     @classmethod
-    def of_this_machine(cls, name: str, python: str = sys.executable, cores: int | None = None) -> "Figures":
+    def of_this_machine(
+        cls, name: str, python: str = sys.executable, cores: int | None = None
+    ) -> "Figures":
         """Without figures yet; `versions` are those of the program `python`, which runs the lessons."""
         cores = cores or os.cpu_count() or 1
-        versions = subprocess.check_output([python, "-c", VERSIONS.format(packages=PACKAGES)], text=True).strip()
-        return cls(name, f"{cores} core{'s' * (cores > 1)} of {processor()}", versions, date.today().isoformat())
+        versions = subprocess.check_output(
+            [python, "-c", VERSIONS.format(packages=PACKAGES)], text=True
+        ).strip()
+        return cls(
+            name,
+            f"{cores} core{'s' * (cores > 1)} of {processor()}",
+            versions,
+            date.today().isoformat(),
+        )
 
     def store_if_asked(self, name: str) -> None:
         """Write the figures down, if LABKIT_FIGURES is set: `benchmarks/platforms/NAME.json`.
@@ -62,7 +71,9 @@ class Figures:
         told = asdict(self)
         if file.is_file():
             earlier = json.loads(file.read_text())
-            if all(earlier[what] == told[what] for what in ("platform", "machine", "versions", "day")):
+            if all(
+                earlier[what] == told[what] for what in ("platform", "machine", "versions", "day")
+            ):
                 told["lessons"] = earlier["lessons"] | told["lessons"]
                 told["setup_seconds"] = told["setup_seconds"] or earlier["setup_seconds"]
         file.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
@@ -74,7 +85,10 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def stored(folder: Path = FOLDER) -> list[Figures]:
@@ -86,17 +100,41 @@ def stored(folder: Path = FOLDER) -> list[Figures]:
 def table(all_figures: list[Figures]) -> str:
     """Markdown: a line for each lesson, two columns for each platform; then what each was measured on."""
     lessons = sorted({lesson for figures in all_figures for lesson in figures.lessons})
-    head = ["lesson", *(f"{figures.platform}: {what}" for figures in all_figures for what in ("time", "memory"))]
+    head = [
+        "lesson",
+        *(f"{figures.platform}: {what}" for figures in all_figures for what in ("time", "memory")),
+    ]
     rows = [head, ["---", *("---:" for _ in head[1:])]]
     for lesson in lessons:
-        rows.append([lesson, *(cell for figures in all_figures for cell in _cells(figures.lessons.get(lesson)))])
-    rows.append(["before the first lesson", *(cell for figures in all_figures for cell in (_seconds(figures.setup_seconds), ""))])
+        rows.append(
+            [
+                lesson,
+                *(cell for figures in all_figures for cell in _cells(figures.lessons.get(lesson))),
+            ]
+        )
+    rows.append(
+        [
+            "before the first lesson",
+            *(cell for figures in all_figures for cell in (_seconds(figures.setup_seconds), "")),
+        ]
+    )
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([*lines, "", *(f"- **{f.platform}**: {f.day}, {f.machine}; {f.versions}." for f in all_figures)]) + "\n"
+    return (
+        "\n".join(
+            [
+                *lines,
+                "",
+                *(f"- **{f.platform}**: {f.day}, {f.machine}; {f.versions}." for f in all_figures),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _cells(figures: tuple[float, int] | None) -> tuple[str, str]:
-    return ("", "") if figures is None else (_seconds(figures[0]), f"{figures[1] / (1 << 20):.0f} MiB")
+    return (
+        ("", "") if figures is None else (_seconds(figures[0]), f"{figures[1] / (1 << 20):.0f} MiB")
+    )
 
 
 def _seconds(seconds: float | None) -> str:
@@ -108,7 +146,9 @@ def written(page: str, all_figures: list[Figures]) -> str:
     before, begin, rest = page.partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not begin or not end:
-        raise ValueError(f"docs/platforms.md needs the lines {MARKS[0].strip()} and {MARKS[1].strip()}")
+        raise ValueError(
+            f"docs/platforms.md needs the lines {MARKS[0].strip()} and {MARKS[1].strip()}"
+        )
     return f"{before}{begin}\n{table(all_figures)}\n{end}{after}"
 
 

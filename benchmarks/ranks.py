@@ -61,7 +61,9 @@ def main(rounds: int) -> None:
         afresh = statistics.median(seconds(script) for _ in range(rounds))
     print(f"first two jobs: {first[0]:.2f} s and {first[1]:.2f} s; then {warm:.2f} s each")
     print(f"four ranks with virtual GPUs: {four:.2f} s")
-    print(f"a step of DDP on two virtual GPUs: {max(ratios):.1f} times the processor time of one without")
+    print(
+        f"a step of DDP on two virtual GPUs: {max(ratios):.1f} times the processor time of one without"
+    )
     print(f"started afresh: {afresh:.2f} s each, {afresh / warm:.1f} times as long")
 
 

@@ -43,7 +43,9 @@ def record(notebook: Path, folder: Path | None = None) -> Iterator[Path]:
     results = _measured(notebook)
     if not results:
         needed = _gpus_asked_for(notebook)
-        raise RuntimeError(f"{notebook.name} measured nothing on real GPUs. It asks for {needed}, and PyTorch sees {machine.real_gpus()}.")
+        raise RuntimeError(
+            f"{notebook.name} measured nothing on real GPUs. It asks for {needed}, and PyTorch sees {machine.real_gpus()}."
+        )
     lesson = f"lesson_{notebook.name[:2]}"
     if folder is None:
         folder = courses.lessons()[notebook.name[:2]][1].parent
@@ -76,7 +78,11 @@ def outdated() -> list[str]:
 def code_cells(notebook: Path) -> list[tuple[str, list[str]]]:
     """Return the source and the tags of each code cell."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return [("".join(cell["source"]), cell["metadata"].get("tags", [])) for cell in cells if cell["cell_type"] == "code"]
+    return [
+        ("".join(cell["source"]), cell["metadata"].get("tags", []))
+        for cell in cells
+        if cell["cell_type"] == "code"
+    ]
 
 
 def _gpus_asked_for(notebook: Path) -> str:
@@ -96,7 +102,9 @@ def _measured(notebook: Path) -> list[Result]:
     found: dict[str, Result] = {}
     measure = labkit.measure
 
-    def measure_and_keep(function: Callable[..., Any], grid: Mapping[str, Any], **options: Any) -> Result:
+    def measure_and_keep(
+        function: Callable[..., Any], grid: Mapping[str, Any], **options: Any
+    ) -> Result:
         result = measure(function, grid, **options)
         used = machine.in_use()
         if not used.virtual:
@@ -105,7 +113,9 @@ def _measured(notebook: Path) -> list[Result]:
             found[result.name] = recording(result if kept is None else joined(kept, result), made)
         return result
 
-    def measure_whole_grid(function: Callable[..., Any], grid: Mapping[str, Any], **options: Any) -> None:
+    def measure_whole_grid(
+        function: Callable[..., Any], grid: Mapping[str, Any], **options: Any
+    ) -> None:
         kept = {name: options[name] for name in ("values", "units") if name in options}
         measure_and_keep(function, grid, **kept)
 
@@ -157,8 +167,13 @@ def joined(first: Result, second: Result) -> Result:
             f"{first.name} is measured twice, with other arguments or other code. Give one of the "
             "functions another name, so that each has a recording of its own."
         )
-    rows = {tuple(row[name] for name in first.arguments): row for row in [*first.rows, *second.rows]}
-    parameters = {name: list(dict.fromkeys([*first.parameters[name], *second.parameters[name]])) for name in first.parameters}
+    rows = {
+        tuple(row[name] for name in first.arguments): row for row in [*first.rows, *second.rows]
+    }
+    parameters = {
+        name: list(dict.fromkeys([*first.parameters[name], *second.parameters[name]]))
+        for name in first.parameters
+    }
     failures = [*first.failures, *second.failures]
     return replace(first, rows=list(rows.values()), parameters=parameters, failures=failures)
 
@@ -169,8 +184,12 @@ def main(arguments: list[str]) -> int:
         prog="python benchmarks/record.py",
         description="Record what the cells of lessons measure on real GPUs.",
     )
-    parser.add_argument("--output", metavar="FOLDER", type=Path, help="where lesson_NN/ is (default: the course)")
-    parser.add_argument("--check", action="store_true", help="only name recordings of other versions")
+    parser.add_argument(
+        "--output", metavar="FOLDER", type=Path, help="where lesson_NN/ is (default: the course)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only name recordings of other versions"
+    )
     parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", type=Path)
     options = parser.parse_args(arguments)
     if options.check:

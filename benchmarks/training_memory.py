@@ -98,7 +98,9 @@ def peak_of(setting: Setting) -> int:
     for _ in range(STEPS):
         torch.cuda.reset_peak_memory_stats(0)
         optimizer.zero_grad()
-        for x, y in zip(inputs.split(rows), targets.split(rows * len(targets) // setting.batch), strict=True):
+        for x, y in zip(
+            inputs.split(rows), targets.split(rows * len(targets) // setting.batch), strict=True
+        ):
             with torch.autocast("cuda", dtype=dtype) if dtype else nullcontext():
                 loss = F.cross_entropy(run(x), y) / setting.micro_batches
             loss.backward()

@@ -9,7 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-layer = nn.TransformerEncoderLayer(768, 12, dim_feedforward=3072, activation="gelu", batch_first=True, dropout=0.0, device="cuda")
+layer = nn.TransformerEncoderLayer(
+    768, 12, dim_feedforward=3072, activation="gelu", batch_first=True, dropout=0.0, device="cuda"
+)
 model = DistributedDataParallel(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False))
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(2):

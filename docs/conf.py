@@ -33,7 +33,14 @@ language = "en"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**", "notebooks/*.ipynb", "packages/*/README.md"]
+include_patterns = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/**",
+    "notebooks/*.ipynb",
+    "packages/*/README.md",
+]
 nb_execution_mode = "off"  # the outputs are those that the repository stores and its tests compare
 myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 4
@@ -66,14 +73,23 @@ CONTENTS = {
         "docs/reference",
         "docs/other-material",
     ],
-    "Measured on H200s": ["docs/measured/report_h200_x1", "docs/measured/x2/report_h200_x2", "docs/measured/report_h200_x4"],
-    "Design": [f"docs/design/{name}" for name in ("index", "races", "threads", "ranks", "sandbox", "time", "allocation")],
+    "Measured on H200s": [
+        "docs/measured/report_h200_x1",
+        "docs/measured/x2/report_h200_x2",
+        "docs/measured/report_h200_x4",
+    ],
+    "Design": [
+        f"docs/design/{name}"
+        for name in ("index", "races", "threads", "ranks", "sandbox", "time", "allocation")
+    ],
     "The project": ["CONTRIBUTING", "CHANGELOG", "A draft of a paper <docs/paper>"],
 }
 
 
 def setup(app: Any) -> None:
-    app.add_lexer("mermaid", TextLexer)  # GitHub draws it; a library that does so here would come from elsewhere at each reading
+    app.add_lexer(
+        "mermaid", TextLexer
+    )  # GitHub draws it; a library that does so here would come from elsewhere at each reading
     app.connect("source-read", _add_contents)
     app.connect("source-read", _know_anchors)
     app.connect("source-read", _know_address)
@@ -86,7 +102,11 @@ def _add_contents(app: Any, docname: str, source: list[str]) -> None:
     """The pages in reading order, which GitHub would show as code."""
     if docname == root_doc:
         for caption, pages in CONTENTS.items():
-            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```\n"
+            source[0] += (
+                f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n"
+                + "\n".join(pages)
+                + "\n```\n"
+            )
 
 
 def _know_anchors(app: Any, docname: str, source: list[str]) -> None:
@@ -106,18 +126,35 @@ def with_links(notebook: str, lesson: str) -> str:
     """The notebook with links to its places below its title."""
     content = json.loads(notebook)
     title, _, rest = "".join(content["cells"][0]["source"]).partition("\n")
-    links = " · ".join(f"[{place}]({link.replace('LESSON', lesson)})" for place, link in PLACES.items())
-    content["cells"][0]["source"] = f"{title}\n\nOpen this lesson {links} ([how](../docs/platforms.md)).\n{rest}"
+    links = " · ".join(
+        f"[{place}]({link.replace('LESSON', lesson)})" for place, link in PLACES.items()
+    )
+    content["cells"][0]["source"] = (
+        f"{title}\n\nOpen this lesson {links} ([how](../docs/platforms.md)).\n{rest}"
+    )
     return json.dumps(content)
 
 
 def _record(app: Any) -> None:
     """Record the script of the page that one can look into; the result is two pages of their own: the explorer, and what `trace` writes."""
     if app.builder.name == "html":
-        trace = labkit.torchrun(ROOT / f"{LIVE}.py", ranks=4, like="H200", values=False, trace=True, quiet=True, timeout=None).trace
+        trace = labkit.torchrun(
+            ROOT / f"{LIVE}.py",
+            ranks=4,
+            like="H200",
+            values=False,
+            trace=True,
+            quiet=True,
+            timeout=None,
+        ).trace
         Path(app.outdir, LIVE).parent.mkdir(parents=True, exist_ok=True)
         trace.explore().save(Path(app.outdir, f"{LIVE}-explorer.html"))
-        page = report.page(trace, f"--ranks=4 --like=H200 --no-values {Path(LIVE).name}.py", "at its last line", datetime.date.today())
+        page = report.page(
+            trace,
+            f"--ranks=4 --like=H200 --no-values {Path(LIVE).name}.py",
+            "at its last line",
+            datetime.date.today(),
+        )
         Path(app.outdir, f"{LIVE}-trace.html").write_text(page, encoding="utf-8")
 
 
@@ -126,7 +163,9 @@ def _add_recording(app: Any, docname: str, source: list[str]) -> None:
     if docname == LIVE:
         name = Path(LIVE).name
         frame = f'<iframe class="live" hidden loading="lazy" title="{_TITLE}" src="{name}-explorer.html" sandbox="{_MAY}"></iframe>'
-        links = " · ".join(f'<a href="{name}-{kind}.html">{text}</a>' for kind, text in _PAGES.items())
+        links = " · ".join(
+            f'<a href="{name}-{kind}.html">{text}</a>' for kind, text in _PAGES.items()
+        )
         source[0] = source[0].replace("<!-- live -->", f"{frame}\n<p>{links}</p>")
 
 

@@ -20,7 +20,9 @@ class Network:
         for size in fields(self):
             value = getattr(self, size.name)
             if type(value) is not int or not 1 <= value <= LARGEST:
-                raise ValueError(f"{size.name}={value!r} of {type(self).__name__}: give a whole number from 1 to {LARGEST}")
+                raise ValueError(
+                    f"{size.name}={value!r} of {type(self).__name__}: give a whole number from 1 to {LARGEST}"
+                )
 
     def build(self, checkpointing: bool = False, device: Any = "cuda") -> nn.Module:
         """The network, in float32 on `device`; with `checkpointing`, the backward computes its segments again instead of keeping them."""
@@ -43,14 +45,26 @@ class MLP(Network):
     classes: int = 10
 
     def build(self, checkpointing: bool = False, device: Any = "cuda") -> nn.Module:
-        hidden = [nn.Sequential(nn.Linear(self.width, self.width, device=device), nn.ReLU()) for _ in range(self.depth)]
+        hidden = [
+            nn.Sequential(nn.Linear(self.width, self.width, device=device), nn.ReLU())
+            for _ in range(self.depth)
+        ]
         size = segment_size(self.depth)
-        segments = [nn.Sequential(*hidden[first : first + size]) for first in range(0, self.depth, size)]
-        return Segments(nn.Identity(), segments, nn.Linear(self.width, self.classes, device=device), checkpointing)
+        segments = [
+            nn.Sequential(*hidden[first : first + size]) for first in range(0, self.depth, size)
+        ]
+        return Segments(
+            nn.Identity(),
+            segments,
+            nn.Linear(self.width, self.classes, device=device),
+            checkpointing,
+        )
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers (rows, width), float32, and classes (rows,), int64: zeros on `device`."""
-        return torch.zeros(rows, self.width, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
+        return torch.zeros(rows, self.width, device=device), torch.zeros(
+            rows, dtype=torch.int64, device=device
+        )
 
 
 @dataclass(frozen=True)
@@ -71,12 +85,16 @@ class GPT(Network):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.width % (8 * self.heads):
-            raise ValueError(f"width={self.width} with heads={self.heads}: the width must be a multiple of 8 times the heads")
+            raise ValueError(
+                f"width={self.width} with heads={self.heads}: the width must be a multiple of 8 times the heads"
+            )
 
     def build(self, checkpointing: bool = False, device: Any = "cuda") -> nn.Module:
         blocks = [TransformerBlock(self.width, self.heads, device) for _ in range(self.layers)]
         end = nn.Sequential(
-            nn.LayerNorm(self.width, device=device), nn.Linear(self.width, self.vocabulary, bias=False, device=device), nn.Flatten(0, 1)
+            nn.LayerNorm(self.width, device=device),
+            nn.Linear(self.width, self.vocabulary, bias=False, device=device),
+            nn.Flatten(0, 1),
         )
         return Segments(Embedding(self, device), blocks, end, checkpointing)
 
@@ -101,16 +119,25 @@ class ResNet(Network):
 
     def build(self, checkpointing: bool = False, device: Any = "cuda") -> nn.Module:
         start = nn.Sequential(
-            *convolution_and_norm(3, self.width, 7, 2, device), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)
+            *convolution_and_norm(3, self.width, 7, 2, device),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
         )
         blocks = [Residual(*sizes, device) for sizes in self.residuals()]
-        end = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * self.width, self.classes, device=device))
+        end = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8 * self.width, self.classes, device=device),
+        )
         return Segments(start, blocks, end, checkpointing)
 
     def residuals(self) -> list[tuple[int, int, int]]:
         """Channels in, channels out and stride of each block."""
         widths = [self.width * 2**stage for stage in range(4) for _ in range(self.blocks)]
-        return [(before, after, 1 + (before != after)) for before, after in zip([self.width, *widths], widths, strict=False)]
+        return [
+            (before, after, 1 + (before != after))
+            for before, after in zip([self.width, *widths], widths, strict=False)
+        ]
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
         """Pictures (rows, 3, side, side), float32, and classes (rows,), int64: zeros on `device`."""
@@ -125,15 +152,28 @@ def segment_size(depth: int) -> int:
 
 def linear_layers(layers: int, width: int, device: Any) -> nn.Sequential:
     """So many linear layers of one width, each with ReLU."""
-    return nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(width, width, device=device), nn.ReLU())])
+    return nn.Sequential(
+        *[
+            layer
+            for _ in range(layers)
+            for layer in (nn.Linear(width, width, device=device), nn.ReLU())
+        ]
+    )
 
 
 class Segments(nn.Module):
     """A start, segments of which each can be computed again in the backward instead of being kept, and an end."""
 
-    def __init__(self, start: nn.Module, segments: Sequence[nn.Module], end: nn.Module, checkpointing: bool) -> None:
+    def __init__(
+        self, start: nn.Module, segments: Sequence[nn.Module], end: nn.Module, checkpointing: bool
+    ) -> None:
         super().__init__()
-        self.start, self.segments, self.end, self.checkpointing = start, nn.ModuleList(segments), end, checkpointing
+        self.start, self.segments, self.end, self.checkpointing = (
+            start,
+            nn.ModuleList(segments),
+            end,
+            checkpointing,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.start(x)
@@ -161,20 +201,37 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = (nn.LayerNorm(width, device=device) for _ in range(2))
-        self.qkv, self.out = nn.Linear(width, 3 * width, device=device), nn.Linear(width, width, device=device)
-        self.up, self.down = nn.Linear(width, 4 * width, device=device), nn.Linear(4 * width, width, device=device)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * width, device=device),
+            nn.Linear(width, width, device=device),
+        )
+        self.up, self.down = (
+            nn.Linear(width, 4 * width, device=device),
+            nn.Linear(4 * width, width, device=device),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.out(self.attention(self.norm1(x)))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+        query, key, value = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=2)
+        )
+        return (
+            F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
 
-def convolution_and_norm(before: int, after: int, kernel: int, stride: int, device: Any) -> list[nn.Module]:
-    convolution = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False, device=device)
+def convolution_and_norm(
+    before: int, after: int, kernel: int, stride: int, device: Any
+) -> list[nn.Module]:
+    convolution = nn.Conv2d(
+        before, after, kernel, stride, padding=kernel // 2, bias=False, device=device
+    )
     return [convolution, nn.BatchNorm2d(after, device=device)]
 
 
@@ -183,9 +240,16 @@ class Residual(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int, device: Any) -> None:
         super().__init__()
-        first, second = convolution_and_norm(before, after, 3, stride, device), convolution_and_norm(after, after, 3, 1, device)
+        first, second = (
+            convolution_and_norm(before, after, 3, stride, device),
+            convolution_and_norm(after, after, 3, 1, device),
+        )
         self.path = nn.Sequential(*first, nn.ReLU(inplace=True), *second)
-        resized = convolution_and_norm(before, after, 1, stride, device) if before != after else [nn.Identity()]
+        resized = (
+            convolution_and_norm(before, after, 1, stride, device)
+            if before != after
+            else [nn.Identity()]
+        )
         self.beside = nn.Sequential(*resized)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -202,4 +266,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
     "Adam fused": lambda parameters: torch.optim.Adam(parameters, lr=1e-3, fused=True),
 }
-PRECISIONS = {"float32": None, "autocast bfloat16": torch.bfloat16, "autocast float16": torch.float16}
+PRECISIONS = {
+    "float32": None,
+    "autocast bfloat16": torch.bfloat16,
+    "autocast float16": torch.float16,
+}

@@ -32,17 +32,24 @@ class TryingLab(ExperimentPanel):
         for row in result.rows:
             rows.pop(row[setting], None)
             rows[row[setting]] = row
-        return Result(result.name, result.parameters, result.columns, list(rows.values()), result.badge)
+        return Result(
+            result.name, result.parameters, result.columns, list(rows.values()), result.badge
+        )
 
 
-def place_bars(axes: Axes, names: Sequence[str], figures: Sequence[str], heading: str, prediction: float | None) -> None:
+def place_bars(
+    axes: Axes, names: Sequence[str], figures: Sequence[str], heading: str, prediction: float | None
+) -> None:
     """Beside horizontal bars, one a place: their names on the left, their figures under a heading on the right, where no prediction can
     cover them. The prediction is the last one's."""
     axes.set_position((0.22, 0.19, 0.51, 0.66))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(max(len(names), LEAST) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    for place, text, style in (*((place, text, "normal") for place, text in enumerate(figures)), (-0.9, heading, "italic")):
+    for place, text, style in (
+        *((place, text, "normal") for place, text in enumerate(figures)),
+        (-0.9, heading, "italic"),
+    ):
         axes.text(1.03, place, text, transform=axes.get_yaxis_transform(), va="center", style=style)
     if prediction is not None and names:
         axes.plot([prediction], [len(names) - 1], marker="s", **hollow(BLACK))

@@ -23,6 +23,9 @@ def runtime(folder: Path) -> Path:
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own, shared = (subprocess.check_output([program, "-c", ask], text=True).strip() for program in (python, sys.executable))
+    own, shared = (
+        subprocess.check_output([program, "-c", ask], text=True).strip()
+        for program in (python, sys.executable)
+    )
     (Path(own) / "packages_of_colab.pth").write_text(f"{shared}\n")
     return python

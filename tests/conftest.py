@@ -51,12 +51,18 @@ def children_but_the_fork_server() -> list[psutil.Process]:
     """
     children = psutil.Process().children()
     servers = [child for child in children if "import forkserver" in command_line(child)]
-    what_stays(lambda: [child for server in servers for child in server.children()])  # it may just be told that nobody waits for them
-    return [child for child in children if child not in servers] + [child for server in servers for child in server.children()]
+    what_stays(
+        lambda: [child for server in servers for child in server.children()]
+    )  # it may just be told that nobody waits for them
+    return [child for child in children if child not in servers] + [
+        child for server in servers for child in server.children()
+    ]
 
 
 @pytest.fixture
-def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def nothing_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """Fails a test that leaves a process, and with it a port, a child, a file or a shared segment. Gives the folder of temporary files."""
     from labkit.processes.supervision import processes_of
 
@@ -64,9 +70,17 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))  # the fork server outlives a test
+        monkeypatch.setenv(
+            "TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor")
+        )  # the fork server outlives a test
         children, segments = children_but_the_fork_server(), shared_segments()
         yield folder
-        assert processes_of(folder) == [] and [child for child in children_but_the_fork_server() if child not in children] == []
+        assert (
+            processes_of(folder) == []
+            and [child for child in children_but_the_fork_server() if child not in children] == []
+        )
         assert list(Path(folder).iterdir()) == []
-        assert what_stays(lambda: [name for name in shared_segments() - segments if may_be_mine(name)]) == []
+        assert (
+            what_stays(lambda: [name for name in shared_segments() - segments if may_be_mine(name)])
+            == []
+        )

@@ -6,19 +6,32 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-_LINKS = re.compile(r"""\]\(\s*<?([^)\s>]+)|\b(?:href|src)=["']([^"']+)|^\s*\[[^\]]+\]:\s*(\S+)""", re.MULTILINE)
+_LINKS = re.compile(
+    r"""\]\(\s*<?([^)\s>]+)|\b(?:href|src)=["']([^"']+)|^\s*\[[^\]]+\]:\s*(\S+)""", re.MULTILINE
+)
 _CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
 def dead_links(folder: Path, name: str = "*.ipynb") -> list[str]:
     """The links in a folder's files whose target is missing, or lies outside `folder` where a server would not show it."""
-    return [f"{file.name}: {link}" for file in sorted(folder.glob(name)) for link in links(file) if not _arrives(file, link, folder)]
+    return [
+        f"{file.name}: {link}"
+        for file in sorted(folder.glob(name))
+        for link in links(file)
+        if not _arrives(file, link, folder)
+    ]
 
 
 def links(file: Path) -> list[str]:
     """The links of a file that do not leave this computer."""
-    found = ["".join(parts) for text in _texts(file) for parts in _LINKS.findall(_CODE.sub("", text))]
-    return [html.unescape(link) for link in found if not urlsplit(link).scheme and not link.startswith("//")]
+    found = [
+        "".join(parts) for text in _texts(file) for parts in _LINKS.findall(_CODE.sub("", text))
+    ]
+    return [
+        html.unescape(link)
+        for link in found
+        if not urlsplit(link).scheme and not link.startswith("//")
+    ]
 
 
 def _texts(file: Path) -> list[str]:
@@ -27,8 +40,14 @@ def _texts(file: Path) -> list[str]:
     if file.suffix != ".ipynb":
         return [text]
     cells = json.loads(text)["cells"]
-    shown = [output.get("data", {}).get("text/html", "") for cell in cells for output in cell.get("outputs", [])]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"] + ["".join(some) for some in shown]
+    shown = [
+        output.get("data", {}).get("text/html", "")
+        for cell in cells
+        for output in cell.get("outputs", [])
+    ]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"] + [
+        "".join(some) for some in shown
+    ]
 
 
 def _arrives(file: Path, link: str, folder: Path) -> bool:
@@ -43,5 +62,7 @@ def _places(file: Path) -> set[str]:
     """What a link may name in a file: its anchors, and its headings as JupyterLab names them."""
     text = "\n\n".join(_texts(file))
     headings = re.findall(r"^#{1,6} +(.+?)\s*$", text, re.MULTILINE)
-    anchors = set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text)) if file.suffix == ".md" else set()
+    anchors = (
+        set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text)) if file.suffix == ".md" else set()
+    )
     return anchors | {heading.replace(" ", "-") for heading in headings}

@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def built() -> str:
-    pytest.importorskip("repo2docker", reason="repo2docker is not installed: run `make test-binder`")
+    pytest.importorskip(
+        "repo2docker", reason="repo2docker is not installed: run `make test-binder`"
+    )
     return dockerfile()
 
 
@@ -34,7 +36,9 @@ def test_repo2docker_builds_from_the_binder_folder(built):
     assert 'pip install --no-cache-dir -r "binder/requirements.txt"' in after
     assert "pip install" not in before
     assert "src/environment.yml" not in built and "mamba env update" not in built
-    assert "environment-2epy-2d3-2e12" in built or "environment.py-3.12" in built  # as runtime.txt says
+    assert (
+        "environment-2epy-2d3-2e12" in built or "environment.py-3.12" in built
+    )  # as runtime.txt says
 
 
 @pytest.mark.slow

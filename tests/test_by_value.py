@@ -20,7 +20,10 @@ def test_code_keeps_its_file_and_lines_whatever_version_of_cloudpickle():
     exec(compile("def f(x):\n    return [y / x for y in (1, 2)]\n", "a cell", "exec"), names)
     sent = pickle.loads(by_value.dumps(names["f"]))
     assert sent is not names["f"] and sent(2) == [0.5, 1.0]
-    codes = [sent.__code__, *(value for value in sent.__code__.co_consts if isinstance(value, types.CodeType))]
+    codes = [
+        sent.__code__,
+        *(value for value in sent.__code__.co_consts if isinstance(value, types.CodeType)),
+    ]
     assert {code.co_filename for code in codes} == {"a cell"} and sent.__code__.co_firstlineno == 1
 
 

@@ -41,10 +41,19 @@ def notebook(monkeypatch):
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
-        (RIGHT.replace("):", ")"), "not checked: your last cell did not run: line 1, expected ':'. Fix that line"),
+        (
+            RIGHT.replace("):", ")"),
+            "not checked: your last cell did not run: line 1, expected ':'. Fix that line",
+        ),
         (RIGHT + "\n    return (", "your last cell did not run: line 3, incomplete input"),
-        (f"import nothing_of_this_name\n{RIGHT}", "your last cell did not run: line 1, ModuleNotFoundError: No module named 'noth"),
-        (RIGHT.replace("on_gpu", "onto_gpu"), "your last cell defines `onto_gpu`, but not `on_gpu`."),
+        (
+            f"import nothing_of_this_name\n{RIGHT}",
+            "your last cell did not run: line 1, ModuleNotFoundError: No module named 'noth",
+        ),
+        (
+            RIGHT.replace("on_gpu", "onto_gpu"),
+            "your last cell defines `onto_gpu`, but not `on_gpu`.",
+        ),
         ("# nothing yet", "your last cell defines nothing, but not `on_gpu`."),
         (f"{RIGHT}\non_gpu([1]).nonsense", "00.1 Right."),  # it raised below the answer
         (f"%%time\n{RIGHT}", "00.1 Right."),
@@ -72,11 +81,14 @@ def test_other_cells_are_no_matter_and_without_ids_a_broken_definition_is_known(
 
 
 def test_what_an_answer_prints_is_cut_with_its_count(notebook, capsys):
-    notebook("def on_gpu(numbers):\n    for n in range(20_000):\n        print(n)\n    return torch.tensor(numbers, device='cuda')")
+    notebook(
+        "def on_gpu(numbers):\n    for n in range(20_000):\n        print(n)\n    return torch.tensor(numbers, device='cuda')"
+    )
     assert "Right" in notebook(CHECK, "check")  # which calls it twice
     shown = capsys.readouterr().out.splitlines()
     assert (
-        shown[: limits.MOST_LINES] == [str(n) for n in range(40)] and shown[40] == "… and 39,960 more lines, which labkit.check leaves out"
+        shown[: limits.MOST_LINES] == [str(n) for n in range(40)]
+        and shown[40] == "… and 39,960 more lines, which labkit.check leaves out"
     )
     with redirect_stdout(io.StringIO()) as out, limits.a_screenful():
         print("x" * 1_000_000)
@@ -85,15 +97,22 @@ def test_what_an_answer_prints_is_cut_with_its_count(notebook, capsys):
 
 
 def test_what_an_answer_warns_of_is_cut_too(notebook, capsys):
-    notebook("import sys\ndef on_gpu(numbers):\n    for n in range(100):\n        print(n, file=sys.stderr)")
+    notebook(
+        "import sys\ndef on_gpu(numbers):\n    for n in range(100):\n        print(n, file=sys.stderr)"
+    )
     assert "Not yet" in notebook(CHECK, "check")
     shown = capsys.readouterr()
-    assert shown.err.splitlines() == [str(n) for n in range(40)] and "… and 160 more lines" in shown.out
+    assert (
+        shown.err.splitlines() == [str(n) for n in range(40)]
+        and "… and 160 more lines" in shown.out
+    )
 
 
 def test_an_answer_asks_nobody(notebook):
     notebook("def on_gpu(numbers):\n    return torch.zeros(int(input('how many? ')))")
-    assert "EOFError: input() is not available while labkit.check runs your answer" in notebook(CHECK, "check")
+    assert "EOFError: input() is not available while labkit.check runs your answer" in notebook(
+        CHECK, "check"
+    )
     assert input.__name__ != "refused"
 
 
@@ -102,13 +121,18 @@ def test_an_answer_whose_cell_has_not_run_since_is_told(notebook):
     for answer, told in ((WRONG, "Not yet: your tensor is on cpu"), (RIGHT, "Right.")):
         notebook(answer)
         assert same not in notebook(CHECK, "check")
-        assert told in (again := notebook(CHECK, "check")) and same in again  # its cell may be empty by now
+        assert (
+            told in (again := notebook(CHECK, "check")) and same in again
+        )  # its cell may be empty by now
 
 
 def test_an_interrupt_says_where_the_answer_was(notebook, capsys):
     notebook("def on_gpu(numbers):\n    raise KeyboardInterrupt")
     notebook(CHECK, "check")
-    assert capsys.readouterr().out.strip().splitlines()[-1] == "KeyboardInterrupt: 00.1 was interrupted (line 2: raise KeyboardInterrupt)."
+    assert (
+        capsys.readouterr().out.strip().splitlines()[-1]
+        == "KeyboardInterrupt: 00.1 was interrupted (line 2: raise KeyboardInterrupt)."
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +155,13 @@ def test_an_answer_without_end_is_told_and_ended(monkeypatch, capsys, notebook):
 
 
 def test_verdicts_differ_by_mark_word_and_colour():
-    shown = [verdict._repr_html_() for verdict in (right("Well\ndone."), not_yet("`x` < 3."), not_attempted())]
+    shown = [
+        verdict._repr_html_()
+        for verdict in (right("Well\ndone."), not_yet("`x` < 3."), not_attempted())
+    ]
     assert ["✔" in shown[0], "✘" in shown[1], "○" in shown[2]] == [True] * 3
-    assert "Right</span> Well<br>done." in shown[0] and "Not yet</span> <code>x</code> &lt; 3." in shown[1]
+    assert (
+        "Right</span> Well<br>done." in shown[0]
+        and "Not yet</span> <code>x</code> &lt; 3." in shown[1]
+    )
     assert len({html.split("background: ")[1][:7] for html in shown}) == 3

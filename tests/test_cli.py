@@ -39,12 +39,18 @@ TIMES = "Times in the script are this computer's, not the model's."
 WHERE = f"labkit run: 1 virtual GPU, modelled on NVIDIA Tesla T4, 14.6 GiB each. {TIMES}\n"
 TWO = f"labkit run: 2 virtual GPUs, modelled on NVIDIA H200, 16.0 GiB each. {TIMES}\n"
 TRACED = (
-    WHERE.replace("run", "trace").replace(TIMES, "Times on the page are modelled. The script itself runs at this computer's speed.").strip()
+    WHERE.replace("run", "trace")
+    .replace(
+        TIMES, "Times on the page are modelled. The script itself runs at this computer's speed."
+    )
+    .strip()
 )
 
 
 def python(*arguments: object) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=280)
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=280
+    )
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess:
@@ -54,7 +60,11 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
 def same(path: Path, *arguments: str) -> None:
     """What Python does with the script is what `labkit run` does with it, after a line that says where it runs."""
     expected, got = python(path, *arguments), run(path, *arguments)
-    assert (got.returncode, got.stdout, got.stderr) == (expected.returncode, expected.stdout, WHERE + expected.stderr)
+    assert (got.returncode, got.stdout, got.stderr) == (
+        expected.returncode,
+        expected.stdout,
+        WHERE + expected.stderr,
+    )
 
 
 @pytest.mark.slow
@@ -87,7 +97,18 @@ def test_arguments_path_and_main(script):
         "import atexit, threading\natexit.register(print, 'at exit')\n"
         "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread', __name__))).start()\nprint('main')",
     ],
-    ids=["exit", "message", "_exit", "signal", "interrupt", "syntax", "error", "cause", "excepthook", "threads"],
+    ids=[
+        "exit",
+        "message",
+        "_exit",
+        "signal",
+        "interrupt",
+        "syntax",
+        "error",
+        "cause",
+        "excepthook",
+        "threads",
+    ],
 )
 def test_ends_as_python_ends_it(script, code):
     same(script(code), "argument")
@@ -195,14 +216,22 @@ def test_bad_options_get_one_clear_line(script, options, said):
 
 def test_without_a_script_its_arguments_are_not_asked_for():
     result = run()
-    assert result.returncode == 2 and result.stderr.splitlines()[-1].endswith("the following arguments are required: script")
+    assert result.returncode == 2 and result.stderr.splitlines()[-1].endswith(
+        "the following arguments are required: script"
+    )
 
 
 def test_no_such_script(tmp_path):
     result = run(tmp_path / "absent.py")
-    assert result.returncode == 2 and "no such script" in result.stderr and "absent.py" in result.stderr
+    assert (
+        result.returncode == 2
+        and "no such script" in result.stderr
+        and "absent.py" in result.stderr
+    )
     result = run(tmp_path)
-    assert result.returncode == 2 and f"{tmp_path} is a folder. Give the script in it" in result.stderr
+    assert (
+        result.returncode == 2 and f"{tmp_path} is a folder. Give the script in it" in result.stderr
+    )
 
 
 def test_no_command_prints_the_help(capsys):
@@ -224,12 +253,19 @@ def package(tmp_path):
 @pytest.mark.parametrize("name", ["lessons", "lessons.train"])
 def test_a_module_runs_as_after_python_m(package, name):
     def within(*arguments):
-        return subprocess.run([sys.executable, *arguments], cwd=package, capture_output=True, text=True, timeout=280)
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=package, capture_output=True, text=True, timeout=280
+        )
 
     installed = "import sys; from labkit.cli import main; sys.path[0] = '/'; sys.exit(main())"  # as the command `labkit` is
-    expected, got = within("-m", name, "--gpus", "3"), within("-c", installed, "run", "-m", name, "--gpus", "3")
+    expected, got = (
+        within("-m", name, "--gpus", "3"),
+        within("-c", installed, "run", "-m", name, "--gpus", "3"),
+    )
     assert (got.returncode, got.stdout) == (expected.returncode, expected.stdout)
-    assert got.stderr.splitlines()[-1:] == ([WHERE.strip()] if name == "lessons" else expected.stderr.splitlines()[-1:])
+    assert got.stderr.splitlines()[-1:] == (
+        [WHERE.strip()] if name == "lessons" else expected.stderr.splitlines()[-1:]
+    )
 
 
 @pytest.mark.parametrize("name", ["absent", "absent.part", "no name", ""])
@@ -245,13 +281,18 @@ def test_a_script_that_computes_for_long_is_told_once_that_it_need_not(capsys, m
             commands.tell_machine(gpus, "labkit run", TIMES)
             for _ in range(3):
                 torch.ones(1 << 22, device="cuda")
-        assert capsys.readouterr().err.count("With --no-values it keeps only memory and times") == values
+        assert (
+            capsys.readouterr().err.count("With --no-values it keeps only memory and times")
+            == values
+        )
 
 
 def test_a_process_s_time_is_asked_for_once_a_second(monkeypatch):
     asked = []  # with many threads the system needs as long for the answer as an operator for its work
     monkeypatch.setattr(commands, "process_time", lambda: asked.append(None) or 0.0)
-    monkeypatch.setattr(commands, "monotonic", iter([0.0, 0.0, 0.5, 0.9, 1.1, *[1.5] * 100]).__next__)
+    monkeypatch.setattr(
+        commands, "monotonic", iter([0.0, 0.0, 0.5, 0.9, 1.1, *[1.5] * 100]).__next__
+    )
     with virtualgpu.use() as gpus:
         commands.tell_machine(gpus, "labkit run", TIMES)
         for _ in range(20):
@@ -276,7 +317,9 @@ def test_a_started_child_has_the_same_machine(script, method):
     """)
     result = run("--gpus", 2, "--like", "H200", "--memory", "16GiB", path)
     assert result.stderr == TWO
-    assert result.stdout.splitlines() == [f"(('NVIDIA H200', 2), 16, 512, {total})" for total in (2.0, 4.0)]
+    assert result.stdout.splitlines() == [
+        f"(('NVIDIA H200', 2), 16, 512, {total})" for total in (2.0, 4.0)
+    ]
 
 
 @pytest.mark.slow
@@ -314,8 +357,13 @@ def test_trace_runs_the_script_as_python_does_and_writes_a_page(script, tmp_path
         sys.exit(3)
     """)
     result = trace(path, "--gpus", "7", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (3, "['--gpus', '7'] found __main__\n"), result.stderr
-    assert result.stderr.splitlines() == [TRACED, f"labkit trace: wrote {(tmp_path / 'script-memory.html').as_uri()}"]
+    assert (result.returncode, result.stdout) == (3, "['--gpus', '7'] found __main__\n"), (
+        result.stderr
+    )
+    assert result.stderr.splitlines() == [
+        TRACED,
+        f"labkit trace: wrote {(tmp_path / 'script-memory.html').as_uri()}",
+    ]
     page = (tmp_path / "script-memory.html").read_text("utf-8")
     assert "4 MiB allocated on cuda:0" in page and "script.py:4" in page and "--gpus 7" in page
 
@@ -358,12 +406,22 @@ def test_the_version(capsys):
 
 
 def test_fit_tells_its_progress_beside_the_page(script, capsys, monkeypatch):
-    outcome = Outcome(16 << 30, used=1 << 30, steps=4, step=0.5, changed=True, changes=["half the batch"])
-    monkeypatch.setattr("gputrace.fit.processes.Runner.run_all", lambda runner, wishes: [(wish, outcome) for wish in wishes])
+    outcome = Outcome(
+        16 << 30, used=1 << 30, steps=4, step=0.5, changed=True, changes=["half the batch"]
+    )
+    monkeypatch.setattr(
+        "gputrace.fit.processes.Runner.run_all",
+        lambda runner, wishes: [(wish, outcome) for wish in wishes],
+    )
     assert cli.main(["fit", "--like", "T4", str(script("pass"))]) == 0
     page, progress = capsys.readouterr()
-    assert page.count("half the batch") == 1 and progress.count("labkit fit: T4, half the batch: needs 1 GiB") == 1
-    assert len(progress.splitlines()) == 4  # the script runs, on the T4, with that change, on two GPUs
+    assert (
+        page.count("half the batch") == 1
+        and progress.count("labkit fit: T4, half the batch: needs 1 GiB") == 1
+    )
+    assert (
+        len(progress.splitlines()) == 4
+    )  # the script runs, on the T4, with that change, on two GPUs
 
 
 def test_fit_gives_the_script_several_gpus(script, capsys, monkeypatch):
@@ -386,14 +444,22 @@ def test_fit_gives_the_script_several_gpus(script, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("failed", "hinted"),
     [
-        ("ValueError: Error initializing torch.distributed: environment variable RANK expected, but not set", True),
+        (
+            "ValueError: Error initializing torch.distributed: environment variable RANK expected, but not set",
+            True,
+        ),
         ("train.py:3 rank = int(os.environ['LOCAL_RANK']): KeyError: 'LOCAL_RANK'", True),
         ("train.py:3 model(x): ValueError: no such rank", False),
     ],
 )
-def test_fit_points_a_script_of_ranks_to_the_command_for_it(script, capsys, monkeypatch, failed, hinted):
+def test_fit_points_a_script_of_ranks_to_the_command_for_it(
+    script, capsys, monkeypatch, failed, hinted
+):
     outcome = Outcome(16 << 30, failed=failed)
-    monkeypatch.setattr("gputrace.fit.processes.Runner.run_all", lambda runner, wishes: [(wish, outcome) for wish in wishes])
+    monkeypatch.setattr(
+        "gputrace.fit.processes.Runner.run_all",
+        lambda runner, wishes: [(wish, outcome) for wish in wishes],
+    )
     assert cli.main(["fit", "--like", "T4", str(script("pass"))]) == 1
     said = capsys.readouterr().err
     assert failed in said and ("`labkit torchrun --simulate 8 SCRIPT`" in said) == hinted

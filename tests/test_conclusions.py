@@ -15,12 +15,16 @@ def test_every_experiment_has_conclusions():
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_they_are_true_of_what_was_recorded(name):
-    assert [sentence for sentence, true in conclusions.drawn(recorded_result(name)).items() if not true] == []
+    assert [
+        sentence for sentence, true in conclusions.drawn(recorded_result(name)).items() if not true
+    ] == []
 
 
 @pytest.mark.slow
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("name", [name for name in RECORDED if name not in measured_report.NOT_VIRTUAL])
+@pytest.mark.parametrize(
+    "name", [name for name in RECORDED if name not in measured_report.NOT_VIRTUAL]
+)
 def test_they_are_true_of_virtual_gpus(name):
     experiment = measure.EXPERIMENTS[name]
     virtual = measured_report.virtually(name, experiment.function, experiment.gpus, "NVIDIA H200")
@@ -30,8 +34,18 @@ def test_they_are_true_of_virtual_gpus(name):
 @pytest.mark.parametrize(
     ("name", "column", "change", "false"),
     [
-        ("copy_speed", "seconds", {"memory": "pinned", "seconds": 1.0}, "pinned memory is faster than pageable"),
-        ("data_parallel_step", "seconds", {"gpus": 4, "model": "large", "seconds": 1.0}, "faster than one GPU for the large"),
+        (
+            "copy_speed",
+            "seconds",
+            {"memory": "pinned", "seconds": 1.0},
+            "pinned memory is faster than pageable",
+        ),
+        (
+            "data_parallel_step",
+            "seconds",
+            {"gpus": 4, "model": "large", "seconds": 1.0},
+            "faster than one GPU for the large",
+        ),
     ],
 )
 def test_they_are_not_true_of_everything(name, column, change, false):
@@ -39,4 +53,6 @@ def test_they_are_not_true_of_everything(name, column, change, false):
     for row in recording.rows:
         if all(row[key] == value for key, value in change.items() if key != column):
             row[column] = change[column]
-    assert any(false in sentence for sentence, true in conclusions.drawn(recording).items() if not true)
+    assert any(
+        false in sentence for sentence, true in conclusions.drawn(recording).items() if not true
+    )

@@ -25,13 +25,35 @@ from virtualgpu.streams.race_reports import Race
 
 PACKAGES = ("virtualgpu", "gputrace", "labkit", "gpulessons", "labcourse")
 # Classes without a public name whose objects public functions return.
-GIVEN = [Holder, Leak, Leaks, Lessons, GPUsInUse, Progress, Race, Ranks, Table, MemoryTimeline, Verdict]
+GIVEN = [
+    Holder,
+    Leak,
+    Leaks,
+    Lessons,
+    GPUsInUse,
+    Progress,
+    Race,
+    Ranks,
+    Table,
+    MemoryTimeline,
+    Verdict,
+]
 
 
 def named() -> Iterator[tuple[str, object]]:
     """Public functions and classes; a constant says what it is by its name."""
-    for package in (labkit, virtualgpu, gputrace, labs, *(getattr(labcourse, name) for name in labcourse.__all__)):
-        yield from ((f"{package.__name__}.{name}", getattr(package, name)) for name in package.__all__ if callable(getattr(package, name)))
+    for package in (
+        labkit,
+        virtualgpu,
+        gputrace,
+        labs,
+        *(getattr(labcourse, name) for name in labcourse.__all__),
+    ):
+        yield from (
+            (f"{package.__name__}.{name}", getattr(package, name))
+            for name in package.__all__
+            if callable(getattr(package, name))
+        )
     yield from ((f"{given.__module__}.{given.__name__}", given) for given in GIVEN)
 
 
@@ -47,7 +69,9 @@ def methods(cls: type) -> Iterator[tuple[str, Callable]]:
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] in PACKAGES:
             for name, member in vars(base).items():
-                if (function := function_of(member)) is not None and (not name.startswith("_") or name in ("__init__", "__post_init__")):
+                if (function := function_of(member)) is not None and (
+                    not name.startswith("_") or name in ("__init__", "__post_init__")
+                ):
                     yield name, function
 
 
@@ -69,13 +93,22 @@ def raised(function: Callable) -> set[str]:
     if function.__code__.co_filename == "<string>":  # dataclasses wrote it
         return set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
+    calls = [
+        node.exc
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+    ]
     return {ast.unparse(call.func) for call in calls} - {"NotImplementedError"}
 
 
 def test_every_public_name_has_a_docstring():
-    own = {name: vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__ for name, thing in named()}
-    made_up = {name for name, text in own.items() if text and text.startswith(f"{name.rsplit('.', 1)[1]}(")}  # a dataclass's own
+    own = {
+        name: vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+        for name, thing in named()
+    }
+    made_up = {
+        name for name, text in own.items() if text and text.startswith(f"{name.rsplit('.', 1)[1]}(")
+    }  # a dataclass's own
     assert {name for name, text in own.items() if not text} | made_up == set()
 
 
@@ -87,14 +120,25 @@ def test_every_public_name_is_annotated():
     bare = set()
     for name, function, _ in documented():
         signature = inspect.signature(function)
-        untyped = [parameter.name for parameter in signature.parameters.values() if parameter.annotation is inspect.Parameter.empty]
-        if set(untyped) - {"self", "cls"} or (signature.return_annotation is inspect.Signature.empty):
+        untyped = [
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.annotation is inspect.Parameter.empty
+        ]
+        if set(untyped) - {"self", "cls"} or (
+            signature.return_annotation is inspect.Signature.empty
+        ):
             bare.add(name)
     assert sorted(bare) == []
 
 
 def test_a_docstring_names_the_errors_that_its_function_raises():
-    unsaid = {f"{name}: {error}" for name, function, text in documented() for error in raised(function) if error not in text}
+    unsaid = {
+        f"{name}: {error}"
+        for name, function, text in documented()
+        for error in raised(function)
+        if error not in text
+    }
     assert sorted(unsaid) == []
 
 
@@ -106,8 +150,14 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from parsers(below)
 
 
-@pytest.mark.parametrize("parser", list(parsers(cli._parser())), ids=lambda parser: parser.prog.removeprefix("python -m "))
+@pytest.mark.parametrize(
+    "parser",
+    list(parsers(cli._parser())),
+    ids=lambda parser: parser.prog.removeprefix("python -m "),
+)
 def test_every_command_and_option_says_what_it_does(parser):
     assert parser.description
-    options = [action for action in parser._actions if not isinstance(action, argparse._SubParsersAction)]
+    options = [
+        action for action in parser._actions if not isinstance(action, argparse._SubParsersAction)
+    ]
     assert [action.dest for action in options if not action.help] == []

@@ -29,7 +29,9 @@ def test_two_kernels_are_copies_of_one_process_and_share_no_names(tmp_path, monk
         where = {"metadata": {"path": str(tmp_path)}}
         client = nbclient.NotebookClient(notebook, timeout=240, allow_errors=True, resources=where)
         client.execute()
-        first, parent, modules, interrupted, refused, parent_of_isolated = (cell.outputs[0] for cell in notebook.cells)
+        first, parent, modules, interrupted, refused, parent_of_isolated = (
+            cell.outputs[0] for cell in notebook.cells
+        )
         assert (first.ename, first.evalue) == ("NameError", "name 'left' is not defined")
         assert int(parent.text) == forkserver.pid() != os.getpid()
         assert parent_of_isolated.data["text/plain"] == parent.text.strip()  # no second server

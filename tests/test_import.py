@@ -44,19 +44,37 @@ with virtualgpu.use(1):
 
 
 def python(code: str, *arguments: str) -> str:
-    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def test_import_loads_neither_torch_nor_matplotlib():
-    heavy = python("import labkit, sys; print(sorted({'torch', 'matplotlib', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules)))")
+    heavy = python(
+        "import labkit, sys; print(sorted({'torch', 'matplotlib', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules)))"
+    )
     assert heavy == "[]"
 
 
 def test_on_windows_the_import_says_where_to_go_on_one_line():
-    said = python("import sys; sys.platform = 'win32'\ntry: import labkit\nexcept ImportError as error: print(error)")
-    assert said.startswith("labkit runs on Linux and macOS, not on Windows. Install WSL") and said.count("\n") == 0
-    page = (ROOT / "docs" / "platforms.md").read_text(encoding="utf-8").partition("## Windows")[2].partition("\n## ")[0]
-    assert "\nwsl --install\n" in page and "make lab" in page and "#windows" in (ROOT / "README.md").read_text(encoding="utf-8")
+    said = python(
+        "import sys; sys.platform = 'win32'\ntry: import labkit\nexcept ImportError as error: print(error)"
+    )
+    assert (
+        said.startswith("labkit runs on Linux and macOS, not on Windows. Install WSL")
+        and said.count("\n") == 0
+    )
+    page = (
+        (ROOT / "docs" / "platforms.md")
+        .read_text(encoding="utf-8")
+        .partition("## Windows")[2]
+        .partition("\n## ")[0]
+    )
+    assert (
+        "\nwsl --install\n" in page
+        and "make lab" in page
+        and "#windows" in (ROOT / "README.md").read_text(encoding="utf-8")
+    )
 
 
 def test_import_takes_under_a_tenth_of_a_second_of_the_processor():
@@ -67,7 +85,10 @@ def test_import_takes_under_a_tenth_of_a_second_of_the_processor():
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_loads_none_that_stands_on_it(package):
     above = PACKAGES[PACKAGES.index(package) + 1 :]
-    assert python(f"import {package}, sys; print({above} and set({above}) & set(sys.modules))") in ("()", "set()")
+    assert python(f"import {package}, sys; print({above} and set({above}) & set(sys.modules))") in (
+        "()",
+        "set()",
+    )
 
 
 @pytest.mark.slow
@@ -77,14 +98,31 @@ def test_ranks_are_started_without_torch_in_the_process_that_waits():
 
 @pytest.mark.slow
 def test_virtual_gpus_need_torch_alone():
-    others = ("numpy", "psutil", "pynvml", "GPUtil", "matplotlib", "cloudpickle", *JUPYTER, "gputrace", "labkit", "gpulessons", "labcourse")
-    assert python(MISSING + IN_A_BLOCK, ",".join(others)).splitlines() == ["NVIDIA H200 54.0 True", "False"]
+    others = (
+        "numpy",
+        "psutil",
+        "pynvml",
+        "GPUtil",
+        "matplotlib",
+        "cloudpickle",
+        *JUPYTER,
+        "gputrace",
+        "labkit",
+        "gpulessons",
+        "labcourse",
+    )
+    assert python(MISSING + IN_A_BLOCK, ",".join(others)).splitlines() == [
+        "NVIDIA H200 54.0 True",
+        "False",
+    ]
 
 
 @pytest.mark.slow
 def test_recordings_need_no_jupyter(tmp_path):
     absent = (*JUPYTER, "psutil", "labkit", "gpulessons", "labcourse")
-    assert python(MISSING + RECORDED, ",".join(absent), str(tmp_path / "memory.png")).splitlines() == [f"{4 << 20} 1"]
+    assert python(
+        MISSING + RECORDED, ",".join(absent), str(tmp_path / "memory.png")
+    ).splitlines() == [f"{4 << 20} 1"]
     assert (tmp_path / "memory.png").stat().st_size > 1000
 
 
@@ -93,7 +131,10 @@ def pythons() -> list[str]:
     found = [sys.executable]
     for name in (f"python3.{minor}" for minor in range(11, 20) if minor != sys.version_info.minor):
         path = shutil.which(name)
-        if path is not None and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:  # pyenv's may stand for nothing
+        if (
+            path is not None
+            and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0
+        ):  # pyenv's may stand for nothing
             found.append(path)
     return found
 
@@ -101,7 +142,11 @@ def pythons() -> list[str]:
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
 def test_import_is_silent_where_warnings_are_errors(python):
     code = "import sys; sys.path[:0] = sys.argv[1:]; import labkit; print(labkit.__version__)"
-    done = subprocess.run([python, "-B", "-W", "error", "-c", code, *map(str, FOLDERS.values())], capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-B", "-W", "error", "-c", code, *map(str, FOLDERS.values())],
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, labkit.__version__, "")
 
 
@@ -109,7 +154,11 @@ def test_import_is_silent_where_warnings_are_errors(python):
 def test_all_source_is_without_warnings(python):
     code = "import pathlib, sys; [compile(path.read_bytes(), str(path), 'exec') for path in pathlib.Path(sys.argv[1]).rglob('*.py')]"
     for package, folder in FOLDERS.items():
-        done = subprocess.run([python, "-W", "error", "-c", code, str(folder / package)], capture_output=True, text=True)
+        done = subprocess.run(
+            [python, "-W", "error", "-c", code, str(folder / package)],
+            capture_output=True,
+            text=True,
+        )
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -132,7 +181,9 @@ def test_to_ask_for_a_result_imports_no_widget():
 
 def test_no_module_hides_a_public_name_of_labs():
     """A module that was imported is an attribute of its package, and would stand in the way of a function of the same name."""
-    assert not {path.stem for path in Path(labkit.labs.__file__).parent.glob("*.py")} & set(labkit.labs.__all__)
+    assert not {path.stem for path in Path(labkit.labs.__file__).parent.glob("*.py")} & set(
+        labkit.labs.__all__
+    )
 
 
 def test_unknown_name_is_an_attribute_error():
@@ -152,5 +203,9 @@ def test_version_is_the_installed_one():
 
 def test_the_program_that_is_checked_uses_every_public_name():
     tree = ast.parse(Path(__file__).with_name("typed_program.py").read_text())
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "labkit"}
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "labkit"
+    }
     assert set(labkit.__all__) <= used

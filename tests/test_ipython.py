@@ -18,7 +18,10 @@ from labkit.processes import context
 
 pytestmark = pytest.mark.slow
 
-ENDED, INTERRUPTED = SimpleNamespace(error_in_exec=None), SimpleNamespace(error_in_exec=KeyboardInterrupt())
+ENDED, INTERRUPTED = (
+    SimpleNamespace(error_in_exec=None),
+    SimpleNamespace(error_in_exec=KeyboardInterrupt()),
+)
 
 
 def wait(line):
@@ -89,7 +92,9 @@ def test_the_workers_of_a_pool_that_was_interrupted_while_it_was_made_end_too(mo
     children = multiprocessing.active_children()
     assert len(children) == 2
     end_children(SimpleNamespace(error_in_exec=interrupt.value))
-    assert multiprocessing.active_children() == [] and not any(psutil.pid_exists(child.pid) for child in children)
+    assert multiprocessing.active_children() == [] and not any(
+        psutil.pid_exists(child.pid) for child in children
+    )
 
 
 def test_the_next_child_starts_as_before():

@@ -32,15 +32,27 @@ def write(path, source):
     output = {"output_type": "stream", "name": "stdout", "text": "the answer"}
     cells = [
         {"cell_type": "markdown", "source": ["*Predict:* what is printed?"], "metadata": {}},
-        {"cell_type": "code", "source": [source], "metadata": {"tags": ["a"]}, "outputs": [output], "execution_count": 3},
+        {
+            "cell_type": "code",
+            "source": [source],
+            "metadata": {"tags": ["a"]},
+            "outputs": [output],
+            "execution_count": 3,
+        },
     ]
-    path.write_text(json.dumps({"cells": cells, "metadata": {"kernelspec": {}}, "nbformat": 4, "nbformat_minor": 5}))
+    path.write_text(
+        json.dumps(
+            {"cells": cells, "metadata": {"kernelspec": {}}, "nbformat": 4, "nbformat_minor": 5}
+        )
+    )
 
 
 def write_glossary(kit, *rows):
     (kit / "docs").mkdir(exist_ok=True)
     table = ["| word | what it means | lesson |", "| --- | --- | --- |", *rows]
-    (kit / "docs" / "glossary.md").write_text("\n".join(["# Glossary", "", "All words.", "", *table, ""]))
+    (kit / "docs" / "glossary.md").write_text(
+        "\n".join(["# Glossary", "", "All words.", "", *table, ""])
+    )
 
 
 def code(path):
@@ -56,7 +68,11 @@ def change(path, source):
 def test_a_copy_has_no_outputs_and_the_lesson_keeps_them(shipped, tmp_path):
     assert lesson_copies.copy(tmp_path / "work") == []
     copied = code(tmp_path / "work" / FIRST)
-    assert (copied["outputs"], copied["execution_count"], copied["metadata"]) == ([], None, {"tags": ["a"]})
+    assert (copied["outputs"], copied["execution_count"], copied["metadata"]) == (
+        [],
+        None,
+        {"tags": ["a"]},
+    )
     assert "the answer" not in (tmp_path / "work" / FIRST).read_text()
     assert code(shipped / FIRST)["outputs"]
 
@@ -87,7 +103,10 @@ def test_a_copy_without_a_change_follows_the_kit_and_any_other_is_told_of(shippe
     for name in (FIRST, "01_device_basics.ipynb"):
         write(shipped / name, "print(2)")
     [told] = lesson_copies.copy(work)
-    assert code(work / FIRST)["source"] == ["print(2)"] and code(work / "01_device_basics.ipynb")["source"] == "mine"
+    assert (
+        code(work / FIRST)["source"] == ["print(2)"]
+        and code(work / "01_device_basics.ipynb")["source"] == "mine"
+    )
     assert "01_device_basics.ipynb was made from another version" in told and "--reset 01" in told
 
 
@@ -98,7 +117,10 @@ def test_a_lesson_that_has_another_number_now_comes_beside_the_old_copy(shipped,
     (shipped / "01_device_basics.ipynb").rename(shipped / "02_device_basics.ipynb")
     write(shipped / "01_sharding.ipynb", "print(2)")
     assert lesson_copies.copy(work) == []
-    assert [code(work / name)["source"] for name in ("01_device_basics.ipynb", "01_sharding.ipynb", "02_device_basics.ipynb")] == [
+    assert [
+        code(work / name)["source"]
+        for name in ("01_device_basics.ipynb", "01_sharding.ipynb", "02_device_basics.ipynb")
+    ] == [
         "mine",
         ["print(2)"],
         ["print(1)"],
@@ -119,7 +141,12 @@ def test_the_contents_show_what_is_done_before_anything_runs(shipped, tmp_path, 
     lesson_copies.copy(work)
     source = '# 1 Device basics\nlabkit.check("01.1", f)\nlabkit.check("01.2", g)\nlabkit.check("01.3", h)\nlabs.CopySpeedLab()'
     write(shipped / "01_device_basics.ipynb", source)
-    stored = {"01.1": [False, True], "01.2": [False, False], "CopySpeedLab": [True, True], "02.1": [True]}
+    stored = {
+        "01.1": [False, True],
+        "01.2": [False, False],
+        "CopySpeedLab": [True, True],
+        "02.1": [True],
+    }
     (work / ".labkit").mkdir()
     (work / ".labkit" / "progress.json").write_text(json.dumps(stored))
     assert lesson_copies.copy(work) == []
@@ -149,7 +176,11 @@ def test_lessons_but_the_first_have_five_exercises_and_all_but_the_last_ones_a_l
 
 def test_every_lesson_begins_and_ends_with_links_to_its_neighbours(tmp_path):
     lesson_copies.copy(tmp_path)
-    lessons = sorted(path for path in tmp_path.glob("*.ipynb") if path.name not in ("index.ipynb", "glossary.ipynb"))
+    lessons = sorted(
+        path
+        for path in tmp_path.glob("*.ipynb")
+        if path.name not in ("index.ipynb", "glossary.ipynb")
+    )
     assert len(lessons) == len(lesson_copies.lesson_files())
     for place, path in enumerate(lessons):
         cells = nbformat.read(path, as_version=4).cells
@@ -159,7 +190,10 @@ def test_every_lesson_begins_and_ends_with_links_to_its_neighbours(tmp_path):
                 "index.ipynb",
                 *(after.name for after in lessons[place + 1 : place + 2]),
             ]
-    assert all(nbformat.validate(nbformat.read(path, as_version=4)) is None for path in tmp_path.glob("*.ipynb"))
+    assert all(
+        nbformat.validate(nbformat.read(path, as_version=4)) is None
+        for path in tmp_path.glob("*.ipynb")
+    )
 
 
 def test_reset_keeps_each_old_copy_beside_the_new_one(shipped, tmp_path, capsys):
@@ -168,7 +202,10 @@ def test_reset_keeps_each_old_copy_beside_the_new_one(shipped, tmp_path, capsys)
         cli.main(["lessons", "--to", str(work)])
         change(work / FIRST, text)
         assert cli.main(["lessons", "--to", str(work), "--reset", "00"]) == 0
-    assert [code(work / f"00_start_here.before-{n}.ipynb")["source"] for n in (1, 2)] == ["first try", "second try"]
+    assert [code(work / f"00_start_here.before-{n}.ipynb")["source"] for n in (1, 2)] == [
+        "first try",
+        "second try",
+    ]
     assert code(work / FIRST)["source"] == ["print(1)"]
     assert "A copy with your changes is kept in" in capsys.readouterr().out
 
@@ -204,16 +241,29 @@ def test_a_full_disk_leaves_the_learners_copy(shipped, tmp_path, monkeypatch):
 
 def test_links_to_the_glossary_lead_to_the_one_beside_the_copies(shipped, tmp_path):
     notebook = json.loads((shipped / FIRST).read_text())
-    notebook["cells"][0]["source"] = ["# Zero\n", "[*group*](../docs/glossary.md#process-group), [all](../docs/glossary.md)\n", "two"]
+    notebook["cells"][0]["source"] = [
+        "# Zero\n",
+        "[*group*](../docs/glossary.md#process-group), [all](../docs/glossary.md)\n",
+        "two",
+    ]
     (shipped / FIRST).write_text(json.dumps(notebook))
     work = tmp_path / "work"
     lesson_copies.copy(work)
-    assert [link for link in links(work / FIRST) if "glossary" in link] == ["glossary.ipynb#Process-group", "glossary.ipynb"]
+    assert [link for link in links(work / FIRST) if "glossary" in link] == [
+        "glossary.ipynb#Process-group",
+        "glossary.ipynb",
+    ]
     [cell] = nbformat.read(work / "glossary.ipynb", 4).cells
-    assert cell.source == f"# Glossary\n\nAll words.\n\n#### Process group\n\nseveral ranks (lesson [0]({FIRST}))"
+    assert (
+        cell.source
+        == f"# Glossary\n\nAll words.\n\n#### Process group\n\nseveral ranks (lesson [0]({FIRST}))"
+    )
     assert dead_links(work) == []
     cell.source = "my words"
-    nbformat.write(nbformat.from_dict({**nbformat.read(work / "glossary.ipynb", 4), "cells": [cell]}), work / "glossary.ipynb")
+    nbformat.write(
+        nbformat.from_dict({**nbformat.read(work / "glossary.ipynb", 4), "cells": [cell]}),
+        work / "glossary.ipynb",
+    )
     lesson_copies.copy(work)
     assert "my words" in (work / "glossary.ipynb").read_text()
 
@@ -241,7 +291,14 @@ def test_every_link_of_every_lesson_arrives_in_the_repository():
 
 
 @pytest.mark.parametrize(
-    "text", ["[x](missing.ipynb)", '<a href="missing.ipynb">x</a>', "[x](glossary.ipynb#no-word)", "[x](../out.md)", "[x]: gone"]
+    "text",
+    [
+        "[x](missing.ipynb)",
+        '<a href="missing.ipynb">x</a>',
+        "[x](glossary.ipynb#no-word)",
+        "[x](../out.md)",
+        "[x]: gone",
+    ],
 )
 def test_a_dead_link_is_found(tmp_path, text):
     lesson_copies.copy(tmp_path / "work")

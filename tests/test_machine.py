@@ -31,7 +31,10 @@ def none_left(monkeypatch):
         ({"gpus": 17}, "gpus=17"),
         ({"like": "T5"}, "choose one of T4, L4, A100, H100, H200, RTX 4090"),
         ({"like": 4}, "choose one of T4"),
-        ({"memory": "banana"}, "memory='banana': give a positive number of bytes, or a size such as '16GiB'"),
+        (
+            {"memory": "banana"},
+            "memory='banana': give a positive number of bytes, or a size such as '16GiB'",
+        ),
         ({"memory": "-1GiB"}, "memory='-1GiB'"),
         ({"memory": 0}, "memory=0"),
         ({"memory": "10MiB", "virtual": True}, "at least 1.0 GiB"),
@@ -68,7 +71,9 @@ def test_gpus_with_another_host_are_those_that_a_program_asks_for():
 
 def test_another_request_is_refused_and_leaves_the_first_machine():
     first = labkit.use(gpus=2, virtual=True, quiet=True)
-    with pytest.raises(RuntimeError, match=r"a machine is already in use .*2 virtual GPUs.*labkit.use\(None\)"):
+    with pytest.raises(
+        RuntimeError, match=r"a machine is already in use .*2 virtual GPUs.*labkit.use\(None\)"
+    ):
         labkit.use(gpus=4, virtual=True, quiet=True)
     assert labkit.current() is first
     assert torch.cuda.device_count() == 2
@@ -76,7 +81,10 @@ def test_another_request_is_refused_and_leaves_the_first_machine():
 
 def test_a_machine_inside_another_is_refused():
     with labkit.use(gpus=1, virtual=True, quiet=True) as outer:
-        with pytest.raises(RuntimeError, match="already in use"), labkit.use(gpus=1, virtual=True, quiet=True):
+        with (
+            pytest.raises(RuntimeError, match="already in use"),
+            labkit.use(gpus=1, virtual=True, quiet=True),
+        ):
             pass
         assert labkit.current() is outer
         assert torch.ones(2, device="cuda").sum().item() == 2
@@ -85,7 +93,10 @@ def test_a_machine_inside_another_is_refused():
 
 @pytest.mark.parametrize("real_first", [True, False])
 def test_real_and_virtual_gpus_are_not_in_use_at_once(one_t4, real_first):
-    use_real, use_virtual = partial(labkit.use, 1, virtual=False, quiet=True), partial(virtualgpu.use, 1)
+    use_real, use_virtual = (
+        partial(labkit.use, 1, virtual=False, quiet=True),
+        partial(virtualgpu.use, 1),
+    )
     first, second = (use_real, use_virtual) if real_first else (use_virtual, use_real)
     used = first()
     with pytest.raises(RuntimeError, match="a machine is already in use .*T4"):
@@ -97,7 +108,11 @@ def test_real_and_virtual_gpus_are_not_in_use_at_once(one_t4, real_first):
 def test_gpus_that_are_kept_are_not_taken_away():
     used = labkit.use(gpus=1, virtual=True, quiet=True)
     with used.kept("not now"):
-        for call in (lambda: labkit.use(None), lambda: virtualgpu.use(None), lambda: labkit.use(gpus=2, virtual=True)):
+        for call in (
+            lambda: labkit.use(None),
+            lambda: virtualgpu.use(None),
+            lambda: labkit.use(gpus=2, virtual=True),
+        ):
             with pytest.raises(RuntimeError, match="not now"):
                 call()
         assert labkit.use(gpus=1, virtual=True, quiet=True) is used
@@ -114,7 +129,10 @@ def test_none_takes_the_machine_away_and_may_be_said_twice():
 def test_banner_is_one_line_that_says_what_the_lesson_runs_on(capsys):
     labkit.use(gpus=2, like="h200", memory="16GiB", virtual=True)
     said = capsys.readouterr().out
-    assert said == "labkit: 2 virtual GPUs, modelled on NVIDIA H200, 16.0 GiB each. Times are the model's, not this computer's.\n"
+    assert (
+        said
+        == "labkit: 2 virtual GPUs, modelled on NVIDIA H200, 16.0 GiB each. Times are the model's, not this computer's.\n"
+    )
 
 
 @pytest.fixture
@@ -122,12 +140,19 @@ def one_t4(monkeypatch):
     """A computer with one T4, as far as a lesson's first cell asks."""
     monkeypatch.setattr(machine, "real_gpus", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=0: SimpleNamespace(total_memory=15_828_320_256))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index=0: SimpleNamespace(total_memory=15_828_320_256),
+    )
 
 
 def test_on_one_t4_a_lesson_for_one_gpu_is_measured(one_t4, capsys):
     used = labkit.use(gpus=1)
-    assert capsys.readouterr().out == "labkit: 1 GPU of this computer: NVIDIA Tesla T4, 14.7 GiB each.\n"
+    assert (
+        capsys.readouterr().out
+        == "labkit: 1 GPU of this computer: NVIDIA Tesla T4, 14.7 GiB each.\n"
+    )
     assert used.badge == "measured on NVIDIA Tesla T4"
 
 
@@ -172,12 +197,24 @@ def test_gpus_says_where_figures_come_from():
     assert "No GPUs are in use" in repr(labkit.gpus())
     with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
         table = labkit.gpus()
-        assert "cuda:1" in repr(table) and "NVIDIA H200" in repr(table) and "labkit's profile of the model" in repr(table)
+        assert (
+            "cuda:1" in repr(table)
+            and "NVIDIA H200" in repr(table)
+            and "labkit's profile of the model" in repr(table)
+        )
         assert table._repr_html_().count("<tr>") == 3
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("16GiB", 16 << 30), ("1.5 GiB", 3 << 29), ("500MB", 500_000_000), (4096, 4096), ("2kib", 2048), ("7", 7)]
+    ("text", "nbytes"),
+    [
+        ("16GiB", 16 << 30),
+        ("1.5 GiB", 3 << 29),
+        ("500MB", 500_000_000),
+        (4096, 4096),
+        ("2kib", 2048),
+        ("7", 7),
+    ],
 )
 def test_parse_bytes(text, nbytes):
     assert machines.parse_bytes(text) == nbytes
@@ -201,7 +238,9 @@ def test_a_block_without_values_computes_nothing_and_ends():
         kept = torch.ones(2, device="cuda")
         with pytest.raises(KeyError), used.without_values():
             assert "values not kept" in repr(torch.rand(1000, device="cuda"))
-            assert repr(kept + torch.ones(2, device="cuda")) == "tensor([2., 2.], device='cuda:0')"  # as small as a number
+            assert (
+                repr(kept + torch.ones(2, device="cuda")) == "tensor([2., 2.], device='cuda:0')"
+            )  # as small as a number
             raise KeyError
         assert (kept + 1).tolist() == [2, 2]
 
@@ -230,7 +269,11 @@ def test_memory_on_a_real_gpu_is_the_process_limit():
 
 def test_a_tables_text_stands_left_and_wraps_and_its_figures_stand_right():
     source = "loss = model(batch.to(device)).square().mean()"
-    html = Table(("change", "line", "source"), (("+4 MiB", "a.py:1", source), ("0 B", "a.py:22", "")), "lines")._repr_html_()
+    html = Table(
+        ("change", "line", "source"),
+        (("+4 MiB", "a.py:1", source), ("0 B", "a.py:22", "")),
+        "lines",
+    )._repr_html_()
     styles = dict(re.findall(r'<td style="([^"]*)">([^<]+)</td>', html)[i][::-1] for i in range(3))
     assert styles["+4 MiB"] == "text-align: right; white-space: nowrap"
     assert styles["a.py:1"] == "text-align: left; white-space: nowrap"

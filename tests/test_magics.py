@@ -40,9 +40,16 @@ def test_load_ext_and_use_bring_it():
         {cell}
         print(shell.find_cell_magic("gpu_memory") is not None)
     """
-    for cell in ('shell.run_line_magic("load_ext", "labkit")', "labkit.use(gpus=1, virtual=True, quiet=True)"):
+    for cell in (
+        'shell.run_line_magic("load_ext", "labkit")',
+        "labkit.use(gpus=1, virtual=True, quiet=True)",
+    ):
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code).format(cell=cell)], check=True, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", textwrap.dedent(code).format(cell=cell)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.stdout == "True\n"
 

@@ -52,7 +52,10 @@ def test_what_is_given_is_taken(machine):
 
 def test_the_default_build_can_be_chosen(machine):
     machine()
-    assert torch_index.choose(torch_index.DEFAULT) == ("", "PyTorch comes in its default build, as you chose.")
+    assert torch_index.choose(torch_index.DEFAULT) == (
+        "",
+        "PyTorch comes in its default build, as you chose.",
+    )
 
 
 def test_an_index_that_does_not_answer_is_no_error(monkeypatch):
@@ -64,7 +67,12 @@ def test_an_index_that_does_not_answer_is_no_error(monkeypatch):
 
 
 def test_the_command_prints_options_for_pip_and_a_sentence_for_the_reader():
-    done = subprocess.run([sys.executable, TOOL, "https://example.org/simple"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, TOOL, "https://example.org/simple"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "--extra-index-url https://example.org/simple\n"
     assert "example.org" in done.stderr
 
@@ -74,10 +82,14 @@ def test_a_server_of_the_same_folder_is_found_and_no_other(tmp_path):
         {"root_dir": str(tmp_path / "other"), "url": "http://localhost:8888/", "token": "a"},
         {"root_dir": str(tmp_path / "work"), "url": "http://localhost:8889/", "token": "b"},
     ]
-    assert running_lab.address(str(tmp_path / "work" / ".." / "work"), servers, "index.ipynb") == TABLE
+    assert (
+        running_lab.address(str(tmp_path / "work" / ".." / "work"), servers, "index.ipynb") == TABLE
+    )
     assert running_lab.address(str(tmp_path), servers, "index.ipynb") is None
 
 
 def test_kernels_are_encrypted_so_that_none_warns_in_the_terminal():
-    [policy] = re.findall(r"--KernelManager.transport_encryption=(\w+)", (TOOL.parents[1] / "Makefile").read_text())
+    [policy] = re.findall(
+        r"--KernelManager.transport_encryption=(\w+)", (TOOL.parents[1] / "Makefile").read_text()
+    )
     assert KernelManager(transport_encryption=policy).transport_encryption == "auto"

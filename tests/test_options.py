@@ -15,10 +15,25 @@ from labkit import cli
 from virtualgpu import commands
 
 OWN = {  # options of each command, as somebody may give them before the script
-    "run": ["--gpus 2", "--like=H200", "--memory 16GiB", "--no-values", "--virtual-time", "--host=0.5", "-m"],
+    "run": [
+        "--gpus 2",
+        "--like=H200",
+        "--memory 16GiB",
+        "--no-values",
+        "--virtual-time",
+        "--host=0.5",
+        "-m",
+    ],
     "trace": ["--gpus=2", "--output page.html", "--max-events 7", "--no-timeline", "--module"],
     "fit": ["--like T4,L4", "--steps 5", "--host=here", "-m"],
-    "torchrun": ["--ranks 4", "--timeout=2.5", "--in-order", "--simulate 8", "--network 1Gb/s", "--host 2"],
+    "torchrun": [
+        "--ranks 4",
+        "--timeout=2.5",
+        "--in-order",
+        "--simulate 8",
+        "--network 1Gb/s",
+        "--host 2",
+    ],
 }
 
 
@@ -57,7 +72,9 @@ def test_the_arguments_behind_the_script_belong_to_it(data):
     assert found == alone
 
 
-@pytest.mark.parametrize("theirs", [["--m"], ["--", "--n", "3"], ["-h"], ["--version"], ["--gpus=9"]])
+@pytest.mark.parametrize(
+    "theirs", [["--m"], ["--", "--n", "3"], ["-h"], ["--version"], ["--gpus=9"]]
+)
 def test_each_program_that_has_the_command_run_hands_them_over(theirs, monkeypatch, tmp_path):
     script = tmp_path / "s.py"
     script.write_text("")
@@ -103,7 +120,10 @@ def test_mistakes_before_the_script(arguments, said, capsys):
     ("options", "said"),
     [
         ("--simulate 8 --ranks 4", "--simulate starts no other rank: leave out --ranks"),
-        ("--simulate 8 --max-restarts 1", "--simulate starts no other rank: leave out --max-restarts"),
+        (
+            "--simulate 8 --max-restarts 1",
+            "--simulate starts no other rank: leave out --max-restarts",
+        ),
         ("--rank 3", "--rank 3 needs --simulate, because without --simulate all ranks run"),
     ],
 )
@@ -155,7 +175,10 @@ def test_a_mistake_in_a_magics_line_gets_one_message(shell, magic, line, said):
 def test_a_magic_without_a_cell_says_so(shell, magic):
     with capture_output() as captured:
         shell.run_cell(f"%{magic}")
-    assert captured.stderr == f"UsageError: %%{magic}: expected a cell. Write %%{magic}, with two percent signs, above its lines\n"
+    assert (
+        captured.stderr
+        == f"UsageError: %%{magic}: expected a cell. Write %%{magic}, with two percent signs, above its lines\n"
+    )
 
 
 @pytest.mark.parametrize("magic", MAGICS)
@@ -164,7 +187,9 @@ def test_a_cell_that_cannot_be_read_shows_its_line_and_no_call_of_the_kit(shell,
         shell.run_cell(f"%%{magic}\nx = 1\nif x")
     said = captured.stderr.splitlines()
     assert said[0] == f"UsageError: %%{magic}: the cell cannot be read" and "line 3" in said[1]
-    assert said[2:] == ["    if x", "        ^", "SyntaxError: expected ':'"] and captured.stdout == ""
+    assert (
+        said[2:] == ["    if x", "        ^", "SyntaxError: expected ':'"] and captured.stdout == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +225,11 @@ def test_the_function_and_the_command_have_the_same_defaults():
 
     options = vars(cli._parser().parse_args(["torchrun", "s.py"]))
     parameters = inspect.signature(torchrun).parameters
-    differ = {name for name in options.keys() & parameters.keys() - {"script", "arguments"} if options[name] != parameters[name].default}
+    differ = {
+        name
+        for name in options.keys() & parameters.keys() - {"script", "arguments"}
+        if options[name] != parameters[name].default
+    }
     # A command may run for days. It reads "here" for a host only when it starts.
     assert differ == {"timeout", "host"}
     assert float(options["host"]) == parameters["host"].default

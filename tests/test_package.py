@@ -31,11 +31,43 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # https://github.com/citation-file-format/citation-file-format/blob/1.2.0/schema-guide.md
 CITATION_REQUIRED = {"authors", "cff-version", "message", "title"}
 CITATION_ALLOWED = CITATION_REQUIRED | {
-    *("abstract", "commit", "contact", "date-released", "doi", "identifiers", "keywords", "license", "license-url", "preferred-citation"),
-    *("references", "repository", "repository-artifact", "repository-code", "type", "url", "version"),
+    *(
+        "abstract",
+        "commit",
+        "contact",
+        "date-released",
+        "doi",
+        "identifiers",
+        "keywords",
+        "license",
+        "license-url",
+        "preferred-citation",
+    ),
+    *(
+        "references",
+        "repository",
+        "repository-artifact",
+        "repository-code",
+        "type",
+        "url",
+        "version",
+    ),
 }
 ENTITY_ALLOWED = {
-    *("address", "alias", "city", "country", "date-end", "date-start", "email", "fax", "location", "name", "orcid", "post-code"),
+    *(
+        "address",
+        "alias",
+        "city",
+        "country",
+        "date-end",
+        "date-start",
+        "email",
+        "fax",
+        "location",
+        "name",
+        "orcid",
+        "post-code",
+    ),
     *("region", "tel", "website"),
 }
 SCRIPT = """
@@ -55,7 +87,16 @@ print(len(articles.claims()), recorded_result("copy_speed", "H200").badge, profi
 
 def built(target: str, source: Path, folder: Path) -> Path:
     """The wheel or the source distribution of what lies in `source`, made without the network."""
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        target,
+        "--directory",
+        str(folder),
+    ]
     subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
     [made] = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
     return made
@@ -70,7 +111,16 @@ def wheel(tmp_path_factory) -> Path:
 def installed(wheel, tmp_path_factory) -> Path:
     """The folder into which pip installed the wheel; what it depends on is here already."""
     folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-deps",
+    ]
     subprocess.run([*command, "--target", str(folder), str(wheel)], check=True, capture_output=True)
     return folder
 
@@ -86,7 +136,12 @@ def elsewhere(installed, tmp_path, monkeypatch) -> Path:
 
 def python(*arguments: str) -> str:
     """What a program prints that finds no module in its working directory. It ends well."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -97,9 +152,7 @@ def in_wheel(wheel: Path) -> set[str]:
 
 
 def is_of_a_tool(path: Path) -> bool:
-    """Return whether this is a cache of Python or of another tool, or holds ruff's settings."""
-    if path.name == "ruff.toml":
-        return True
+    """Return whether this is a cache of Python or of another tool."""
     return any(part == "__pycache__" or part.startswith(".") for part in path.parts)
 
 
@@ -111,7 +164,10 @@ def sources() -> set[str]:
         for path in (ROOT / folder / package).rglob("*")
         if path.is_file()
     )
-    lessons = {f"labkit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    lessons = {
+        f"labkit/{path.relative_to(ROOT).as_posix()}"
+        for path in (ROOT / "notebooks").glob("*.ipynb")
+    }
     return (
         lessons
         | {"labkit/constraints.txt", "labkit/docs/glossary.md", "pytest_virtual_gpus.py"}
@@ -159,8 +215,14 @@ def test_installed_package_finds_its_data(elsewhere, installed):
 
 
 @pytest.mark.slow
-def test_every_link_of_a_lesson_arrives_in_the_wheel_and_in_copies_that_are_made_from_it(elsewhere, installed):
-    assert dead_links(installed / "labkit", "notebooks/*.ipynb") + dead_links(installed / "labkit", "docs/glossary.md") == []
+def test_every_link_of_a_lesson_arrives_in_the_wheel_and_in_copies_that_are_made_from_it(
+    elsewhere, installed
+):
+    assert (
+        dead_links(installed / "labkit", "notebooks/*.ipynb")
+        + dead_links(installed / "labkit", "docs/glossary.md")
+        == []
+    )
     python("-m", "labkit", "lessons", "--to", "work")
     assert len(list(Path("work").glob("*.ipynb"))) > 14
     assert dead_links(elsewhere / "work") == []
@@ -173,8 +235,16 @@ def test_installed_commands_work_in_another_folder(elsewhere):
     [torch] = [line.split() for line in said.splitlines() if line.startswith("  torch ")]
     assert torch[2] == doctor.pinned_versions()["torch"]  # what the kit was tested with
     (elsewhere / "script.py").write_text(SCRIPT)
-    assert python("-m", "labkit", "run", "--gpus", "2", "--like", "H200", "script.py", "7").splitlines()[-1] == "2 NVIDIA H200 3.0 7"
-    assert python("-m", "virtualgpu", "run", "--gpus", "2", "--like", "H200", "script.py", "7") == "2 NVIDIA H200 3.0 7\n"
+    assert (
+        python(
+            "-m", "labkit", "run", "--gpus", "2", "--like", "H200", "script.py", "7"
+        ).splitlines()[-1]
+        == "2 NVIDIA H200 3.0 7"
+    )
+    assert (
+        python("-m", "virtualgpu", "run", "--gpus", "2", "--like", "H200", "script.py", "7")
+        == "2 NVIDIA H200 3.0 7\n"
+    )
     assert "collect" in python("-m", "labkit", "course", "--help")
     assert sorted(path.name for path in elsewhere.iterdir()) == ["script.py"]
 
@@ -183,17 +253,24 @@ def test_installed_commands_work_in_another_folder(elsewhere):
 def test_installed_package_brings_its_lessons(elsewhere):
     python("-m", "labkit", "lessons", "--to", "mine")
     lessons = [path.name for path in (ROOT / "notebooks").glob("*.ipynb")]
-    assert sorted(path.name for path in (elsewhere / "mine").iterdir()) == sorted([*lessons, "index.ipynb", "glossary.ipynb"])
+    assert sorted(path.name for path in (elsewhere / "mine").iterdir()) == sorted(
+        [*lessons, "index.ipynb", "glossary.ipynb"]
+    )
 
 
 def test_citation_is_a_valid_one_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert CITATION_REQUIRED <= set(citation) <= CITATION_ALLOWED
     assert (citation["cff-version"], citation["type"]) == ("1.2.0", "software")
-    assert (citation["version"], " AND ".join(citation["license"])) == (labkit.__version__, PROJECT["license"])
+    assert (citation["version"], " AND ".join(citation["license"])) == (
+        labkit.__version__,
+        PROJECT["license"],
+    )
     assert citation["abstract"] == PROJECT["description"]
     assert citation["title"] == (ROOT / "README.md").read_text().splitlines()[0].removeprefix("# ")
-    assert all(isinstance(text, str) and text for text in (citation["message"], *citation["keywords"]))
+    assert all(
+        isinstance(text, str) and text for text in (citation["message"], *citation["keywords"])
+    )
     assert all(set(author) <= ENTITY_ALLOWED for author in citation["authors"])
     assert citation["authors"] == PROJECT["authors"]
 
@@ -203,6 +280,9 @@ def test_changelog_begins_with_what_is_not_released_and_knows_this_version():
     versions = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.MULTILINE)
     assert versions[0] == ("Unreleased", "")
     assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", date) for _, date in versions[1:])
-    assert labkit.__version__ in {version for version, _ in versions} or f"What will be {labkit.__version__}" in text
+    assert (
+        labkit.__version__ in {version for version, _ in versions}
+        or f"What will be {labkit.__version__}" in text
+    )
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
     assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds

@@ -9,7 +9,9 @@ from benchmarks.platforms import Figures
 
 TIMES = {"00_start": (61.4, 300 << 20), "01_next": (2.6, 1 << 30)}
 ONE = Figures("here", "2 cores of a chip", "Python 3, torch 2", "2026-11-22", TIMES, 3.4)
-OTHER = Figures("there", "1 core of a chip", "Python 3, torch 2", "2026-11-23", {"01_next": (5.0, 2 << 20)})
+OTHER = Figures(
+    "there", "1 core of a chip", "Python 3, torch 2", "2026-11-23", {"01_next": (5.0, 2 << 20)}
+)
 
 
 def test_a_line_for_each_lesson_and_two_columns_for_each_platform():
@@ -35,13 +37,18 @@ def test_figures_are_stored_when_asked_for(tmp_path, monkeypatch):
     assert platforms.table(platforms.stored(tmp_path / "platforms")) == platforms.table([ONE])
 
 
-def test_a_lesson_that_is_measured_again_keeps_the_others_of_its_day_and_machine(tmp_path, monkeypatch):
+def test_a_lesson_that_is_measured_again_keeps_the_others_of_its_day_and_machine(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(platforms, "FOLDER", tmp_path)
     monkeypatch.setenv("LABKIT_FIGURES", "1")
     ONE.store_if_asked("here")
     replace(ONE, lessons={"01_next": (7.0, 5)}, setup_seconds=None).store_if_asked("here")
     [kept] = platforms.stored(tmp_path)
-    assert kept.lessons == {"00_start": [61.4, 300 << 20], "01_next": [7.0, 5]} and kept.setup_seconds == 3.4
+    assert (
+        kept.lessons == {"00_start": [61.4, 300 << 20], "01_next": [7.0, 5]}
+        and kept.setup_seconds == 3.4
+    )
     replace(ONE, lessons={"01_next": (8.0, 6)}, day="2026-11-24").store_if_asked("here")
     assert platforms.stored(tmp_path)[0].lessons == {"01_next": [8.0, 6]}
 
@@ -58,10 +65,16 @@ def test_a_page_without_the_place_is_refused():
 
 def test_the_page_has_the_table_of_what_is_stored():
     page = platforms.PAGE.read_text(encoding="utf-8")
-    assert page == platforms.written(page, platforms.stored()), "run `python benchmarks/platforms.py`"
+    assert page == platforms.written(page, platforms.stored()), (
+        "run `python benchmarks/platforms.py`"
+    )
 
 
-NEWER = {"10_ddp_from_the_inside", "11_sharding", "12_several_machines"}  # than the days of the table: the page says so
+NEWER = {
+    "10_ddp_from_the_inside",
+    "11_sharding",
+    "12_several_machines",
+}  # than the days of the table: the page says so
 
 
 def test_every_lesson_was_measured_on_each_platform_of_the_table():
@@ -71,6 +84,8 @@ def test_every_lesson_was_measured_on_each_platform_of_the_table():
 
 
 def test_no_lesson_takes_more_than_binder_gives():
-    binder = next(figures for figures in platforms.stored() if figures.platform.startswith("Binder"))
+    binder = next(
+        figures for figures in platforms.stored() if figures.platform.startswith("Binder")
+    )
     assert max(memory for _, memory in binder.lessons.values()) < 2 * 10**9
     assert binder.setup_seconds < 60

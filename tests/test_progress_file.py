@@ -60,21 +60,40 @@ def test_two_processes_lose_none_of_each_others_entries(file):
         writer.communicate("go\n")
     assert [writer.returncode for writer in writers] == [0, 0]
     kept = json.loads(file.read_text())
-    assert {what: len(tried) for what, tried in kept.items()} == {"a": MANY, "b": MANY, "both": 2 * MANY}
+    assert {what: len(tried) for what, tried in kept.items()} == {
+        "a": MANY,
+        "b": MANY,
+        "both": 2 * MANY,
+    }
     assert kept["a"] == kept["b"] == [True, False] * (MANY // 2)
     assert not list(file.parent.glob("*.new"))
 
 
-BROKEN = ["[", "", '{"01.1": [true]', "[" * 100_000, "[1, 2]", "3", '{"01.1": "yes"}', '{"01.1": [1, 0]}', '{"01.1": {"tries": 3}}']
+BROKEN = [
+    "[",
+    "",
+    '{"01.1": [true]',
+    "[" * 100_000,
+    "[1, 2]",
+    "3",
+    '{"01.1": "yes"}',
+    '{"01.1": [1, 0]}',
+    '{"01.1": {"tries": 3}}',
+]
 
 
 @pytest.mark.parametrize("text", BROKEN)
 def test_a_file_that_is_no_record_is_kept_and_the_learner_hears_of_it(file, text):
     file.write_text(text)
-    with pytest.warns(UserWarning, match=r"next check or prediction keeps the file under another name and begins a new one"):
+    with pytest.warns(
+        UserWarning,
+        match=r"next check or prediction keeps the file under another name and begins a new one",
+    ):
         progress_file.read()
     assert file.read_text() == text
-    with pytest.warns(UserWarning, match=r"begins anew\. The old file is kept as .*progress\.unreadable-1\.json") as told:
+    with pytest.warns(
+        UserWarning, match=r"begins anew\. The old file is kept as .*progress\.unreadable-1\.json"
+    ) as told:
         progress_file.add("01.1", True)
     assert len(told) == 1
     assert (file.parent / "progress.unreadable-1.json").read_text() == text
@@ -96,7 +115,9 @@ def test_what_could_not_be_written_is_written_later(file):
     progress_file.add("01.1", False)
     file.rename(file.parent / "aside")
     file.mkdir()  # whatever stands in the way
-    with pytest.warns(UserWarning, match=r"your progress is kept in this kernel only: .*progress\.json"):
+    with pytest.warns(
+        UserWarning, match=r"your progress is kept in this kernel only: .*progress\.json"
+    ):
         progress_file.add("01.1", True)
     file.rmdir()
     (file.parent / "aside").rename(file)
@@ -113,7 +134,9 @@ def test_a_read_only_folder_is_told_of_and_left_as_it_is():
         Path(name).chmod(0o555)
         command = [sys.executable, "-c", IN_A_READ_ONLY_FOLDER]
         environment = os.environ | {"LABKIT_PROGRESS": str(file)}
-        told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+        told = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
         assert told[0] == "[True, False]" and len(told) == 3
         assert "your progress is kept in this kernel only" in told[1] and name in told[1]
         assert os.listdir(name) == ["progress.json"] and file.read_text() == '{"01.1": [false]}'
@@ -143,7 +166,10 @@ def test_a_folder_without_locks_is_written_all_the_same(file, monkeypatch, numbe
 
 def test_a_lock_that_another_process_keeps_is_waited_for_and_then_told_of(file, monkeypatch):
     monkeypatch.setattr(whole_files, "PATIENCE", 0.05)
-    with whole_files.locked(file), pytest.warns(UserWarning, match=r"kept in this kernel only: .*lock"):
+    with (
+        whole_files.locked(file),
+        pytest.warns(UserWarning, match=r"kept in this kernel only: .*lock"),
+    ):
         progress_file.add("01.1", True)
     progress_file.add("01.1", False)
     assert json.loads(file.read_text()) == {"01.1": [True, False]}

@@ -14,9 +14,16 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted(
-    path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("packages/*/README.md"))
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("packages/*/README.md"),
+    )
 )
-COMMANDS = next(action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+COMMANDS = next(
+    action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)
+).choices
 
 
 def rows() -> dict[str, list[str]]:
@@ -35,7 +42,9 @@ def notebook(name: str) -> tuple[str, str]:
     """A lesson's title and its code."""
     read = nbformat.read(ROOT / "notebooks" / name, as_version=4)
     title = next(cell.source.splitlines()[0] for cell in read.cells if cell.cell_type == "markdown")
-    return title.removeprefix("# "), "\n".join(cell.source for cell in read.cells if cell.cell_type == "code")
+    return title.removeprefix("# "), "\n".join(
+        cell.source for cell in read.cells if cell.cell_type == "code"
+    )
 
 
 def test_table_has_every_lesson_in_order():
@@ -80,7 +89,10 @@ def test_make_lab_opens_the_contents_of_the_learner_s_folder():
     told = subprocess.run(dry_run, cwd=ROOT, capture_output=True, text=True, check=True)
     [start] = [line for line in told.stdout.splitlines() if "-m jupyterlab" in line]
     folder = re.search(r"--ServerApp\.root_dir=(\S+)", start)[1]
-    assert f"-m labkit lessons --to {folder}\n" in told.stdout and f"{folder}/\n" in (ROOT / ".gitignore").read_text()
+    assert (
+        f"-m labkit lessons --to {folder}\n" in told.stdout
+        and f"{folder}/\n" in (ROOT / ".gitignore").read_text()
+    )
     assert re.search(r"--LabApp\.default_url=/lab/tree/(\S+)", start)[1] == contents.INDEX
 
 
@@ -127,9 +139,22 @@ def alternatives(path: str) -> list[str]:
 
 def test_words_of_the_glossary_are_explained_in_the_lesson_that_it_names_and_links_to_it_arrive():
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    prose = {name: "\n".join(cell.source for cell in nbformat.read(ROOT / "notebooks" / name, 4).cells) for name in LESSONS}
-    words = re.findall(r'^\| <a id="([^"]+)"></a>(.+?) \| .+ \| \[\d+\]\(\.\./notebooks/(.+?)\) \|$', glossary, flags=re.MULTILINE)
-    assert len(words) == glossary.count("<a id=") and [anchor for anchor, _, _ in words] == [word.lower() for _, word, _ in words]
+    prose = {
+        name: "\n".join(cell.source for cell in nbformat.read(ROOT / "notebooks" / name, 4).cells)
+        for name in LESSONS
+    }
+    words = re.findall(
+        r'^\| <a id="([^"]+)"></a>(.+?) \| .+ \| \[\d+\]\(\.\./notebooks/(.+?)\) \|$',
+        glossary,
+        flags=re.MULTILINE,
+    )
+    assert len(words) == glossary.count("<a id=") and [anchor for anchor, _, _ in words] == [
+        word.lower() for _, word, _ in words
+    ]
     assert [word for _, word, lesson in words if f"*{word}*" not in prose[lesson]] == []
-    linked = {target for text in prose.values() for target in re.findall(r"\.\./docs/glossary\.md#(\w+)", text)}
+    linked = {
+        target
+        for text in prose.values()
+        for target in re.findall(r"\.\./docs/glossary\.md#(\w+)", text)
+    }
     assert linked and linked <= {anchor for anchor, _, _ in words}

@@ -34,7 +34,9 @@ def lesson(tmp_path, monkeypatch):
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     course = tmp_path / "course"
     (course / "lesson_03").mkdir(parents=True)
-    monkeypatch.setattr(courses, "lessons", lambda: {"03": ("course.lesson_03", course / "lesson_03")})
+    monkeypatch.setattr(
+        courses, "lessons", lambda: {"03": ("course.lesson_03", course / "lesson_03")}
+    )
     monkeypatch.setattr(record, "NOTEBOOKS", tmp_path)
     return path
 
@@ -46,7 +48,9 @@ def pretended(monkeypatch):
     monkeypatch.setattr(machines.VirtualGPUs, "virtual", False)
 
 
-def test_each_function_has_one_recording_with_its_origin_grid_and_fingerprint(lesson, pretended, capsys):
+def test_each_function_has_one_recording_with_its_origin_grid_and_fingerprint(
+    lesson, pretended, capsys
+):
     assert record.main([str(lesson)]) == 0
     file = lesson.parent / "course" / "lesson_03" / "recordings" / "step_seconds_tesla-t4.json"
     assert capsys.readouterr().out.splitlines()[-1] == f"wrote {file}"
@@ -66,7 +70,9 @@ def test_a_recording_of_another_version_of_the_cell_is_found(lesson, pretended, 
         assert old in text
         lesson.write_text(text.replace(old, new))
         [said] = record.outdated()
-        assert said.startswith("step_seconds_tesla-t4.json belongs to another version of step_seconds")
+        assert said.startswith(
+            "step_seconds_tesla-t4.json belongs to another version of step_seconds"
+        )
         assert record.main(["--check"]) == 1
         lesson.write_text(text)
     assert record.main(["--check"]) == 0
@@ -81,15 +87,22 @@ def test_the_result_of_the_same_cells_finds_its_recording(lesson, pretended, mon
 
 def test_without_real_gpus_nothing_is_recorded(lesson, capsys):
     assert record.main(["--output", str(lesson.parent / "out"), str(lesson)]) == 2
-    assert "03_lesson.ipynb measured nothing on real GPUs. It asks for 2, and PyTorch sees" in capsys.readouterr().err
+    assert (
+        "03_lesson.ipynb measured nothing on real GPUs. It asks for 2, and PyTorch sees"
+        in capsys.readouterr().err
+    )
     assert not (lesson.parent / "out").exists()
 
 
 def test_two_measurements_that_differ_need_two_names():
-    first = Result("step", {"n": [1]}, {"n": "", "step": ""}, [{"n": 1, "step": 2}], "on paper", code="a")
+    first = Result(
+        "step", {"n": [1]}, {"n": "", "step": ""}, [{"n": 1, "step": 2}], "on paper", code="a"
+    )
     with pytest.raises(ValueError, match="step is measured twice.*another name"):
         record.joined(first, replace(first, code="b"))
-    second = replace(first, parameters={"n": [2, 1]}, rows=[{"n": 2, "step": 3}, {"n": 1, "step": 4}])
+    second = replace(
+        first, parameters={"n": [2, 1]}, rows=[{"n": 2, "step": 3}, {"n": 1, "step": 4}]
+    )
     assert record.joined(first, second).rows == [{"n": 1, "step": 4}, {"n": 2, "step": 3}]
 
 

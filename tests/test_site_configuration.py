@@ -23,8 +23,14 @@ def read(conf, name: str) -> str:
 def test_a_lesson_leads_to_the_places_where_it_opens(conf, monkeypatch):
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/kit")
     first = json.loads(read(conf, "notebooks/02_streams.ipynb"))["cells"][0]["source"]
-    assert first.startswith("# 2 Streams and synchronization\n\nOpen this lesson [on Binder](https://mybinder.org/v2/gh/someone/kit/main?")
-    assert first.count("02_streams.ipynb") == len(conf["PLACES"]) and "LESSON" not in first and "The lesson has two sittings." in first
+    assert first.startswith(
+        "# 2 Streams and synchronization\n\nOpen this lesson [on Binder](https://mybinder.org/v2/gh/someone/kit/main?"
+    )
+    assert (
+        first.count("02_streams.ipynb") == len(conf["PLACES"])
+        and "LESSON" not in first
+        and "The lesson has two sittings." in first
+    )
     assert "git+https://github.com/someone/kit\n" in read(conf, "docs/platforms.md")
 
 

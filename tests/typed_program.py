@@ -21,7 +21,12 @@ def recorded(path: str) -> int:
     begun = labkit.host_time()
     with labkit.record(timeline=True) as trace:
         torch.ones(8, device="cuda").sum().item()
-    print(f"{labkit.host_time() - begun:.3g} s", trace.badge, trace.peaks[trace.device], trace.busy(0) + trace.overlap(0))
+    print(
+        f"{labkit.host_time() - begun:.3g} s",
+        trace.badge,
+        trace.peaks[trace.device],
+        trace.busy(0) + trace.overlap(0),
+    )
     trace.plot_memory().save("memory.png")
     trace.plot_timeline(memory=True).save("timeline.png")
     trace.save(path)
@@ -64,6 +69,8 @@ def experiments() -> None:
     times: labkit.Result = labkit.measure(step_seconds, {"gpus": [1, 2], "rows": 64}, values=False)
     times.where(gpus=[1, 2]).plot("gpus", "speed-up", prediction=(2, 1.5)).save("speed_up.png")
     times.save("times.json")
-    own: labkit.Lab = labkit.Lab(step_seconds, {"gpus": [1, 2]}, question="How many?", predict="speed-up", within=1.5)
+    own: labkit.Lab = labkit.Lab(
+        step_seconds, {"gpus": [1, 2]}, question="How many?", predict="speed-up", within=1.5
+    )
     print(own.prediction, own.result)
     labkit.fly()  # type: ignore[attr-defined]

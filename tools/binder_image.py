@@ -35,7 +35,9 @@ def dockerfile(repository: Path = ROOT) -> str:
     Raises CalledProcessError if repo2docker refuses the repository.
     """
     repo2docker = [sys.executable, "-m", "repo2docker", "--no-build", "--debug", AS_ON_BINDER]
-    done = subprocess.run([*repo2docker, str(repository)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*repo2docker, str(repository)], capture_output=True, text=True, check=True
+    )
     return done.stderr + done.stdout
 
 

@@ -15,7 +15,11 @@ class _ImportsContract(Contract):
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         packages = tuple(self.session_options["root_packages"])
         modules = sorted(module for module in graph.modules if module.partition(".")[0] in packages)
-        pairs = [(importer, imported) for importer in modules for imported in sorted(graph.find_modules_directly_imported_by(importer))]
+        pairs = [
+            (importer, imported)
+            for importer in modules
+            for imported in sorted(graph.find_modules_directly_imported_by(importer))
+        ]
         inside = [pair for pair in pairs if pair[1].partition(".")[0] in packages]
         broken = [
             f"{importer}:{detail['line_number']} imports {imported}"
@@ -36,7 +40,9 @@ class PublicContract(_ImportsContract):
     public = fields.SetField(subfield=fields.StringField())
 
     def is_broken_by(self, importer: str, imported: str) -> bool:
-        return importer.partition(".")[0] != imported.partition(".")[0] and imported not in self.public
+        return (
+            importer.partition(".")[0] != imported.partition(".")[0] and imported not in self.public
+        )
 
 
 class OwnFaceContract(_ImportsContract):
@@ -52,10 +58,18 @@ class NoCircleContract(Contract):
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         circle: list[str] = []
         try:
-            TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()
+            TopologicalSorter(
+                {
+                    module: graph.find_modules_directly_imported_by(module)
+                    for module in graph.modules
+                }
+            ).prepare()
         except CycleError as error:
             circle = error.args[1]
         return ContractCheck(kept=not circle, metadata={"circle": circle})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        output.print_error("a circle, each imported by the next: " + " -> ".join(check.metadata["circle"]), bold=False)
+        output.print_error(
+            "a circle, each imported by the next: " + " -> ".join(check.metadata["circle"]),
+            bold=False,
+        )

@@ -35,12 +35,16 @@ def main(arguments: list[str]) -> None:
             resources={"metadata": {"path": str(path.parent)}},
         )
         nbformat.write(normal(client.execute()), path)
-        print(f"{path}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} code cells executed")
+        print(
+            f"{path}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} code cells executed"
+        )
 
 
 def normal(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook without what belongs to one run; cells keep their tags, and their other metadata with a meaning."""
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    notebook.metadata = nbformat.from_dict(
+        {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    )
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
@@ -55,7 +59,11 @@ def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
     together: list[nbformat.NotebookNode] = []
     for output in outputs:
         last = together[-1] if together else None
-        if last is not None and output.output_type == last.output_type == "stream" and output.name == last.name:
+        if (
+            last is not None
+            and output.output_type == last.output_type == "stream"
+            and output.name == last.name
+        ):
             last.text += output.text
         else:
             together.append(output)

@@ -18,7 +18,13 @@ from jupyter_client.provisioning import local_provisioner
 from labkit.processes import forkserver
 
 # What nearly every lesson imports besides. A learner's fork server does not need these modules.
-MODULES = ("ipykernel.kernelapp", "IPython.core.completer", "matplotlib.pyplot", "gputrace.figures", "labkit.labs")
+MODULES = (
+    "ipykernel.kernelapp",
+    "IPython.core.completer",
+    "matplotlib.pyplot",
+    "gputrace.figures",
+    "labkit.labs",
+)
 # A kernel sets this variable before matplotlib is imported, which reads it at its import.
 BACKEND = "module://matplotlib_inline.backend_inline"
 _ORIGINAL = pytest.StashKey[Any]()
@@ -33,7 +39,9 @@ class ForkedKernel:
         command = [ipykernel_launcher.__file__, *arguments]
         with open(os.devnull, "wb") as nowhere:
             output = nowhere.fileno()
-            self._process = forkserver.popen(command, env, output=output, with_caller=True, with_server=True)
+            self._process = forkserver.popen(
+                command, env, output=output, with_caller=True, with_server=True
+            )
         self.pid = self._process.pid
         self.poll = self._process.poll
         self.wait = self._process.wait

@@ -32,12 +32,24 @@ FAST: tuple[str, ...] = ()  # `make unit` and `make unit-packages`
 SLOW = ("--everything", "-m", "not browser and not platform")  # `make unit-all`
 ONE_TEST = 60  # seconds: a fault may make a test wait for ever
 OF_A_ROOM, OF_ALL = 300, 1200  # seconds for its tests
-PLACES = (".", *(f"packages/{name}/src" for name in ("virtualgpu", "gputrace", "labcourse")))  # where the packages lie
+PLACES = (
+    ".",
+    *(f"packages/{name}/src" for name in ("virtualgpu", "gputrace", "labcourse")),
+)  # where the packages lie
 EVERY_TEST = ("tests", "packages")
 OWN_TEST = "tests/test_planted_faults.py"  # holds the table to the code, and would notice every fault by that
 SAID = "said.txt"  # what pytest prints
 # Imported once, for all runs of the tests.
-SLOW_TO_IMPORT = ("torch", "IPython", "hypothesis", "ipywidgets", "jupyter_client", "matplotlib.figure", "nbformat", "psutil")
+SLOW_TO_IMPORT = (
+    "torch",
+    "IPython",
+    "hypothesis",
+    "ipywidgets",
+    "jupyter_client",
+    "matplotlib.figure",
+    "nbformat",
+    "psutil",
+)
 IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 
 
@@ -86,28 +98,47 @@ def chosen(wanted: list[str]) -> list[Fault]:
     listed = faults()
     for text in wanted:
         if not any(meant(text, fault) for fault in listed):
-            raise SystemExit(f"no fault has the number, the room or the name {text!r}; --list shows them")
+            raise SystemExit(
+                f"no fault has the number, the room or the name {text!r}; --list shows them"
+            )
     return [f for f in listed if not wanted or any(meant(text, f) for text in wanted)]
 
 
 def meant(text: str, fault: Fault) -> bool:
-    return int(text) == fault.number if text.isdecimal() else text == fault.room or text.lower() in fault.name.lower()
+    return (
+        int(text) == fault.number
+        if text.isdecimal()
+        else text == fault.room or text.lower() in fault.name.lower()
+    )
 
 
 def copy_tree(folder: Path) -> None:
     """The tracked files as they are now."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     for name in filter(None, tracked.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
 
 
-def run(tree: Path, tests: tuple[str, ...], which: tuple[str, ...], seconds: float, *options: str) -> tuple[list[str], str]:
+def run(
+    tree: Path, tests: tuple[str, ...], which: tuple[str, ...], seconds: float, *options: str
+) -> tuple[list[str], str]:
     """The tests that fail, and why there is nothing to be said of them: they cannot be imported, or take too long."""
     told = tree / ".faults"  # pytest's cache, which names the tests that failed
     shutil.rmtree(told, ignore_errors=True)
-    how = ["-q", "-W", IMPORTED, f"--timeout={ONE_TEST}", "-o", f"cache_dir={told}", f"--ignore={OWN_TEST}", *which]
+    how = [
+        "-q",
+        "-W",
+        IMPORTED,
+        f"--timeout={ONE_TEST}",
+        "-o",
+        f"cache_dir={told}",
+        f"--ignore={OWN_TEST}",
+        *which,
+    ]
     status = forked(tree, [*how, *options, *tests], seconds)
     last = told / "v" / "cache" / "lastfailed"
     failed = list(json.loads(last.read_text())) if last.exists() else []
@@ -151,7 +182,9 @@ def _pytest(tree: Path, arguments: list[str]) -> int:
         os.dup2(said.fileno(), 2)
     places = [str(tree / place) for place in PLACES]
     sys.path[:1] = places
-    os.environ["PYTHONPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])  # of what tests start
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [*places, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )  # of what tests start
     try:
         return int(pytest.main(arguments))
     except BaseException:
@@ -186,14 +219,22 @@ def tried(fault: Fault, tree: Path, room_only: bool) -> Found:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("wanted", nargs="*", metavar="FAULT", help="a number, a room, or a part of a name")
+    parser.add_argument(
+        "wanted", nargs="*", metavar="FAULT", help="a number, a room, or a part of a name"
+    )
     parser.add_argument("--list", action="store_true", help="name the faults and try none")
-    parser.add_argument("--room-only", action="store_true", help="run the fast tests of each fault's room, and no others")
+    parser.add_argument(
+        "--room-only",
+        action="store_true",
+        help="run the fast tests of each fault's room, and no others",
+    )
     options = parser.parse_args(arguments)
     listed = chosen(options.wanted)
     width = max(len(fault.name) for fault in listed)
     for fault in listed:
-        fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))  # all of them, before the first one runs
+        fault.planted(
+            (ROOT / fault.file).read_text(encoding="utf-8")
+        )  # all of them, before the first one runs
     if options.list:
         print(*(f"{fault.number:3}  {fault.room:10}  {fault.name}" for fault in listed), sep="\n")
         return 0
@@ -207,10 +248,17 @@ def main(arguments: list[str]) -> int:
         for fault in listed:
             found[fault] = tried(fault, tree, options.room_only)
             seen = found[fault]
-            print(f"{fault.number:3}  {fault.room:10}  {fault.name:{width}}  {seen.by:13}  {seen.test}".rstrip(), flush=True)
+            print(
+                f"{fault.number:3}  {fault.room:10}  {fault.name:{width}}  {seen.by:13}  {seen.test}".rstrip(),
+                flush=True,
+            )
         noticing = tuple(dict.fromkeys(seen.test for seen in found.values() if seen.test))
         failing, trouble = run(tree, noticing, FAST, OF_ALL, "-n", "0") if noticing else ([], "")
-    missed = [fault for fault, seen in found.items() if seen.by != "the fast tests" or seen.test in failing]
+    missed = [
+        fault
+        for fault, seen in found.items()
+        if seen.by != "the fast tests" or seen.test in failing
+    ]
     for test in failing:
         print(f"fails without any fault: {test}")
     if trouble:

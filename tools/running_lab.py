@@ -14,7 +14,9 @@ def address(folder: str, servers: Iterable[dict], page: str) -> str | None:
     wanted = Path(folder).resolve()
     for server in servers:
         if Path(server["root_dir"]).resolve() == wanted:
-            return f"{server['url']}lab/tree/{page}" + (f"?token={server['token']}" if server["token"] else "")
+            return f"{server['url']}lab/tree/{page}" + (
+                f"?token={server['token']}" if server["token"] else ""
+            )
     return None
 
 
@@ -25,4 +27,6 @@ if __name__ == "__main__":
     if found is None:
         sys.exit(1)
     stop = f"{Path(sys.executable).parent / 'jupyter'} lab stop {urlsplit(found).port}"
-    print(f"JupyterLab already runs for {sys.argv[1]}/: open {found}\nTo end it: {stop}, or Ctrl+C where it was started.")
+    print(
+        f"JupyterLab already runs for {sys.argv[1]}/: open {found}\nTo end it: {stop}, or Ctrl+C where it was started."
+    )

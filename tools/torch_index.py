@@ -24,7 +24,9 @@ def has_driver() -> bool:
 def answers(index: str) -> bool:
     """Whether the index has a page for torch."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{index}/torch/", method="HEAD"), timeout=PATIENCE):
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{index}/torch/", method="HEAD"), timeout=PATIENCE
+        ):
             return True
     except (OSError, urllib.error.URLError, ValueError):
         return False
@@ -39,10 +41,19 @@ def choose(given: str = "") -> tuple[str, str]:
     if sys.platform != "linux":
         return "", "PyTorch comes in its default build."
     if has_driver():
-        return "", f"This machine has an NVIDIA driver: PyTorch comes with CUDA. TORCH_INDEX={CPU} takes its CPU build."
+        return (
+            "",
+            f"This machine has an NVIDIA driver: PyTorch comes with CUDA. TORCH_INDEX={CPU} takes its CPU build.",
+        )
     if answers(CPU):
-        return CPU, f"No NVIDIA driver here: PyTorch comes in its CPU build. TORCH_INDEX={DEFAULT} takes the one with CUDA."
-    return "", f"No NVIDIA driver here, but {CPU} does not answer: PyTorch comes in its default build, which may be large."
+        return (
+            CPU,
+            f"No NVIDIA driver here: PyTorch comes in its CPU build. TORCH_INDEX={DEFAULT} takes the one with CUDA.",
+        )
+    return (
+        "",
+        f"No NVIDIA driver here, but {CPU} does not answer: PyTorch comes in its default build, which may be large.",
+    )
 
 
 if __name__ == "__main__":

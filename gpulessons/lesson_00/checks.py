@@ -8,7 +8,10 @@ from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, rig
 
 def draw(generator: random.Random) -> Plain:
     """Floats that neither integers, two decimals nor half precision can hold: one below zero, one above, one twice, in no order."""
-    some = [generator.choice([-1, 1]) * (generator.randint(4096, 2**16) + 1 / 8) for _ in range(generator.randint(2, 6))]
+    some = [
+        generator.choice([-1, 1]) * (generator.randint(4096, 2**16) + 1 / 8)
+        for _ in range(generator.randint(2, 6))
+    ]
     return [max(map(abs, some)) + 1, *some, -generator.randint(4096, 2**16) - 1 / 8, some[0]]
 
 
@@ -21,11 +24,17 @@ def judge(tensor: Plain, numbers: Plain) -> Verdict:
     if tensor["type"] != "Tensor":
         return wrong_type(tensor["type"], "a tensor")
     if not tensor["device"].startswith("cuda"):
-        return not_yet(f"your tensor is on {tensor['device']}. Which argument of torch.tensor says where?")
+        return not_yet(
+            f"your tensor is on {tensor['device']}. Which argument of torch.tensor says where?"
+        )
     if tensor["dtype"] != "torch.float32":
-        return not_yet(f"your tensor holds {tensor['dtype']}; PyTorch makes torch.float32 of Python's floats by itself.")
+        return not_yet(
+            f"your tensor holds {tensor['dtype']}; PyTorch makes torch.float32 of Python's floats by itself."
+        )
     if tensor["shape"] != [len(numbers)]:
-        return not_yet(f"for {len(numbers)} numbers, expected a tensor of shape {[len(numbers)]}. Yours has shape {tensor['shape']}.")
+        return not_yet(
+            f"for {len(numbers)} numbers, expected a tensor of shape {[len(numbers)]}. Yours has shape {tensor['shape']}."
+        )
     if tensor["values"] != numbers:
         return not_yet(f"for {numbers} your tensor holds {tensor['values']}.")
     return right()

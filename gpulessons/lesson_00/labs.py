@@ -43,7 +43,9 @@ class MemoryRecorder:
 
     def __init__(self) -> None:
         self._kept: dict[int, list[MemorySample]] = {}
-        self._heard: list[tuple[Any, Callable[..., None]]] = []  # virtual GPUs' allocators and what listens to each
+        self._heard: list[
+            tuple[Any, Callable[..., None]]
+        ] = []  # virtual GPUs' allocators and what listens to each
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._start = 0.0
@@ -74,7 +76,9 @@ class MemoryRecorder:
         else:
             self._look(used.count)
             self._ended.clear()
-            self._thread = threading.Thread(target=self._watch, args=(used.count,), name="labkit memory", daemon=True)
+            self._thread = threading.Thread(
+                target=self._watch, args=(used.count,), name="labkit memory", daemon=True
+            )
             self._thread.start()
 
     def stop(self) -> None:
@@ -97,7 +101,12 @@ class MemoryRecorder:
 
         for gpu in instruments.machine().gpus:
             allocator = gpu.allocator
-            self._add(gpu.index, allocator.allocated, allocator.reserved, allocator.total - allocator.free_bytes())
+            self._add(
+                gpu.index,
+                allocator.allocated,
+                allocator.reserved,
+                allocator.total - allocator.free_bytes(),
+            )
             listener = self._listener(gpu.index, allocator)
             allocator.listen(listener)
             self._heard.append((allocator, listener))
@@ -106,7 +115,12 @@ class MemoryRecorder:
         def listen(action: str, block: Any, size: int) -> None:
             # The allocator tells of a completed free before it counts it.
             freed = block.size if action == "free_completed" else 0
-            self._add(index, allocator.allocated - freed, allocator.reserved, allocator.total - allocator.free_bytes())
+            self._add(
+                index,
+                allocator.allocated - freed,
+                allocator.reserved,
+                allocator.total - allocator.free_bytes(),
+            )
 
         return listen
 
@@ -117,18 +131,31 @@ class MemoryRecorder:
     def _look(self, count: int) -> None:
         import torch
 
-        if not torch.cuda.is_initialized():  # to look would create the CUDA context that the learner's first tensor creates
+        if (
+            not torch.cuda.is_initialized()
+        ):  # to look would create the CUDA context that the learner's first tensor creates
             return
         for index in range(count):
             free, total = torch.cuda.mem_get_info(index)
-            self._add(index, torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index), total - free)
+            self._add(
+                index,
+                torch.cuda.memory_allocated(index),
+                torch.cuda.memory_reserved(index),
+                total - free,
+            )
 
     def _add(self, device: int, allocated: int, reserved: int, used: int) -> None:
         kept = self._kept.setdefault(device, [])
-        if kept and (kept[-1].allocated, kept[-1].reserved, kept[-1].used) == (allocated, reserved, used):
+        if kept and (kept[-1].allocated, kept[-1].reserved, kept[-1].used) == (
+            allocated,
+            reserved,
+            used,
+        ):
             return
         self.looks += 1
-        kept.append(MemorySample(machine.host_time() - self._start, device, allocated, reserved, used))
+        kept.append(
+            MemorySample(machine.host_time() - self._start, device, allocated, reserved, used)
+        )
         if len(kept) > MOST:
             self._kept[device] = thinned(kept)
 
@@ -152,9 +179,14 @@ def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure
     if not samples:
         raise ValueError("no samples of memory to draw: nothing was recorded")
     devices = sorted({sample.device for sample in samples})
-    peaks = {name: max(getattr(sample, name) for sample in samples) for name in ("allocated", "reserved", "used")}
+    peaks = {
+        name: max(getattr(sample, name) for sample in samples)
+        for name in ("allocated", "reserved", "used")
+    }
     size, unit = units.byte_unit(peaks["used"])
-    end = max(sample.seconds for sample in samples) or 1e-6  # the lines of a single moment need some length
+    end = (
+        max(sample.seconds for sample in samples) or 1e-6
+    )  # the lines of a single moment need some length
     period, short = units.time_unit(end)
     finding = f"Allocated memory peaks at {units.byte_text(peaks['allocated'])}, reserved memory at {units.byte_text(peaks['reserved'])}"
     canvas, *panels = new_canvas(finding, rows=len(devices))
@@ -162,10 +194,16 @@ def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure
         mine = [sample for sample in samples if sample.device == device]
         times = [sample.seconds / period for sample in mine] + [end / period]
         labels = []
-        for name, colour, width in (("used", BLACK, 1.2), ("reserved", VERMILLION, 2), ("allocated", BLUE, 2)):
+        for name, colour, width in (
+            ("used", BLACK, 1.2),
+            ("reserved", VERMILLION, 2),
+            ("allocated", BLUE, 2),
+        ):
             heights = [getattr(sample, name) / size for sample in mine]
             axes.step(times, [*heights, heights[-1]], where="post", color=colour, linewidth=width)
-            labels.append((times[-1], heights[-1], "used on the device" if name == "used" else name, colour))
+            labels.append(
+                (times[-1], heights[-1], "used on the device" if name == "used" else name, colour)
+            )
         axes.set(ylim=(0, None), ylabel="memory" if len(devices) == 1 else f"cuda:{device}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} {unit}")
         axes.yaxis.set_major_locator(MaxNLocator(max(2, 6 // len(devices))))
@@ -173,7 +211,12 @@ def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure
         label_ends(axes, labels)
     panels[-1].set_xlabel(f"time since the start, {short}")
     used = f"All processes together use at most {units.byte_text(peaks['used'])} of a device."
-    return badged(canvas, badge, used, f"{len(devices)} GPU{'s' * (len(devices) > 1)}, {len(samples)} samples.")
+    return badged(
+        canvas,
+        badge,
+        used,
+        f"{len(devices)} GPU{'s' * (len(devices) > 1)}, {len(samples)} samples.",
+    )
 
 
 # The widget
@@ -196,13 +239,19 @@ class MemoryPanel(Panel):
         self._drawn = -1
         self._task: asyncio.Task | None = None
         self._cells: Any = None  # the notebook's events, while the panel listens to them
-        self.start_button = widgets.Button(description="Start", icon="play", tooltip="Forget what was seen and watch the memory")
-        self.stop_button = widgets.Button(description="Stop", icon="stop", tooltip="Stop watching; the figure stays")
+        self.start_button = widgets.Button(
+            description="Start", icon="play", tooltip="Forget what was seen and watch the memory"
+        )
+        self.stop_button = widgets.Button(
+            description="Stop", icon="stop", tooltip="Stop watching; the figure stays"
+        )
         self.message = widgets.HTML()
         self.picture = widgets.HTML()
         self._when_clicked(self.start_button, self.start, at_once=True)
         self._when_clicked(self.stop_button, self._stop_clicked, at_once=True)
-        super().__init__([widgets.HBox([self.start_button, self.stop_button]), self.message, self.picture])
+        super().__init__(
+            [widgets.HBox([self.start_button, self.stop_button]), self.message, self.picture]
+        )
         self.start()
 
     def start(self) -> None:
@@ -210,7 +259,9 @@ class MemoryPanel(Panel):
         self.stop()
         try:
             self.recorder.start()
-        except Exception as error:  # no GPU, or one whose driver does not answer: the panel stays usable
+        except (
+            Exception
+        ) as error:  # no GPU, or one whose driver does not answer: the panel stays usable
             self._say(f"Not watching. {error}")
             return
         self._set_buttons()

@@ -9,7 +9,19 @@ import torch
 from torch import nn
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, quote, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    describe,
+    during,
+    not_yet,
+    one_number,
+    plural,
+    quote,
+    right,
+    wrong_type,
+)
 
 DEVICES = ("cpu", "cuda:0", "cuda:1")
 
@@ -49,16 +61,22 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
         if mask["type"] != "Tensor":
             return wrong_type(mask["type"], "a tensor")
         if mask["device"] != device:
-            return not_yet(f"the lengths were on {device}, your mask is on {mask['device']}. What does lengths.device tell you?")
+            return not_yet(
+                f"the lengths were on {device}, your mask is on {mask['device']}. What does lengths.device tell you?"
+            )
         if mask["dtype"] != "torch.bool" or mask["shape"] != [len(lengths), size]:
             return not_yet(
                 f"expected a mask of dtype torch.bool and shape [{len(lengths)}, {size}]. "
                 f"Yours has dtype {mask['dtype']} and shape {mask['shape']}."
             )
         if mask["values"] != [position < length for length in lengths for position in range(size)]:
-            return not_yet(f"for lengths {lengths} and size {size} some values are wrong. Row i has lengths[i] times True, then False.")
+            return not_yet(
+                f"for lengths {lengths} and size {size} some values are wrong. Row i has lengths[i] times True, then False."
+            )
         if mask["lengths"] != lengths:
-            return not_yet(f"the mask is right, but your function changed the lengths it was given: they were {lengths}.")
+            return not_yet(
+                f"the mask is right, but your function changed the lengths it was given: they were {lengths}."
+            )
     return right("One function serves every device.")
 
 
@@ -75,7 +93,10 @@ def draw_work(generator: random.Random) -> Plain:
         {"before": before, "on": on, "raises": raises, "result": result}
         for before in (0, 1)
         for on in (0, 1)
-        for raises, result in ((True, None), *((False, result) for result in (None, 0, "", "a tensor", generator.randint(1, 999))))
+        for raises, result in (
+            (True, None),
+            *((False, result) for result in (None, 0, "", "a tensor", generator.randint(1, 999))),
+        )
     ]
     generator.shuffle(cases)
     return cases
@@ -92,14 +113,26 @@ def observe_work(on_device: Any, cases: Plain) -> Plain:
                 result = on_device(case["on"], _work(case, seen, tensor))
         except Interrupted as error:
             raised = quote(error)
-        told = "a tensor" if result is tensor else result if isinstance(result, int | str | None) else f"another {type(result).__name__}"
-        observations.append({"seen": seen, "after": torch.cuda.current_device(), "result": told, "raised": raised})
+        told = (
+            "a tensor"
+            if result is tensor
+            else result
+            if isinstance(result, int | str | None)
+            else f"another {type(result).__name__}"
+        )
+        observations.append(
+            {"seen": seen, "after": torch.cuda.current_device(), "result": told, "raised": raised}
+        )
     return observations
 
 
 def _work(case: Plain, seen: list[int], tensor: torch.Tensor) -> Any:
     def work() -> Any:
-        seen.append(torch.cuda.current_device() if torch.cuda.current_stream() == torch.cuda.default_stream() else -1)
+        seen.append(
+            torch.cuda.current_device()
+            if torch.cuda.current_stream() == torch.cuda.default_stream()
+            else -1
+        )
         if case["raises"]:
             raise Interrupted(f"while GPU {seen[-1]} was current")
         return tensor if case["result"] == "a tensor" else case["result"]
@@ -116,12 +149,16 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
             ran = "ran more than once" if len(observed["seen"]) > 1 else ran
             return not_yet(f"expected work to run once on device {on}; it {ran}.")
         if case["raises"] and observed["raised"] is None:
-            return not_yet("work raised an exception, and your function kept it to itself. Let it go up to the caller.")
+            return not_yet(
+                "work raised an exception, and your function kept it to itself. Let it go up to the caller."
+            )
         if observed["after"] != before:
             how = "after work raised an exception" if case["raises"] else "afterwards"
             return not_yet(f"the current device was {before} before and {observed['after']} {how}.")
         if not case["raises"] and observed["result"] != case["result"]:
-            return not_yet(f"work returned {case['result']!r}, and your function {observed['result']!r}.")
+            return not_yet(
+                f"work returned {case['result']!r}, and your function {observed['result']!r}."
+            )
     return right("The device was put back, also after an exception.")
 
 
@@ -135,12 +172,17 @@ class Masked(nn.Module):
 
     def __init__(self, size: int, device: str) -> None:
         super().__init__()
-        self.register_buffer("mask", torch.ones(size, size, dtype=torch.bool, device=device), persistent=False)
+        self.register_buffer(
+            "mask", torch.ones(size, size, dtype=torch.bool, device=device), persistent=False
+        )
 
 
 def draw_models(generator: random.Random) -> Plain:
     """The layers of a model on all devices, whose own children share a weight, and of two models on two, with two layers on each."""
-    on_all, *on_two = [_layers(generator, generator.sample(on, k=len(on)) * 2) for on in (DEVICES, DEVICES[1:], DEVICES[::2])]
+    on_all, *on_two = [
+        _layers(generator, generator.sample(on, k=len(on)) * 2)
+        for on in (DEVICES, DEVICES[1:], DEVICES[::2])
+    ]
     return [sorted(on_all, key=lambda layer: layer["kind"] == "shared"), *on_two]
 
 
@@ -148,12 +190,20 @@ def _layers(generator: random.Random, devices: list[str]) -> Plain:
     sizes = [generator.randint(2, 9) for _ in range(8)]
     layers = [
         {"kind": "linear", "device": device, "dtype": dtype, "in": size, "out": out}
-        for device, dtype, size, out in zip(devices, ["float32", "float16", "float64"], sizes, sizes[1:], strict=False)
+        for device, dtype, size, out in zip(
+            devices, ["float32", "float16", "float64"], sizes, sizes[1:], strict=False
+        )
     ]
     layers += [
         {"kind": "norm", "device": devices[0], "features": sizes[4]},
         {"kind": "mask", "device": devices[1], "size": sizes[5]},
-        {"kind": "shared", "device": devices[2], "dtype": "float32", "in": sizes[6], "out": sizes[7]},
+        {
+            "kind": "shared",
+            "device": devices[2],
+            "dtype": "float32",
+            "in": sizes[6],
+            "out": sizes[7],
+        },
     ]
     generator.shuffle(layers)
     return layers
@@ -181,7 +231,9 @@ def _modules(layer: Plain) -> list[nn.Module]:
         return [norm, norm]  # used twice, to be counted once
     if layer["kind"] == "mask":
         return [Masked(layer["size"], layer["device"])]
-    linear = nn.Linear(layer["in"], layer["out"], device=layer["device"], dtype=getattr(torch, layer["dtype"]))
+    linear = nn.Linear(
+        layer["in"], layer["out"], device=layer["device"], dtype=getattr(torch, layer["dtype"])
+    )
     linear.weight.grad = torch.zeros_like(linear.weight)  # not to be counted
     if layer["kind"] == "linear":
         return [linear]
@@ -210,7 +262,9 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
         if counted is None:
             return wrong_type(observed["type"], "a dict from device to bytes")
         if counted.keys() != expected.keys():
-            return not_yet(f"the model is on {', '.join(sorted(expected))}; your dict has {', '.join(sorted(counted)) or 'nothing'}.")
+            return not_yet(
+                f"the model is on {', '.join(sorted(expected))}; your dict has {', '.join(sorted(counted)) or 'nothing'}."
+            )
         if observed["keys"] != ["str"]:
             return not_yet(
                 f"the keys of your dict are of type {' and '.join(observed['keys'])}. "
@@ -229,13 +283,22 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
 # 01.4: a copy and other work at the same time
 
 TRIES = 3  # on a real GPU, where the best of them counts,
-LARGER = 8  # and where a copy must take much longer than the check's own calls, 0.5 ms beside an H100
+LARGER = (
+    8  # and where a copy must take much longer than the check's own calls, 0.5 ms beside an H100
+)
 
 
 def draw_copies(generator: random.Random) -> Plain:
     """Copies to each GPU that take twice as long as their work, and one that takes half as long: no fixed pause suits both."""
-    sizes = [(8 << 20, 0.5, "cuda:0"), (8 << 20, 0.5, "cuda:1"), (4 << 20, 2.0, generator.choice(DEVICES[1:]))]
-    return [{"numbers": count, "work": work, "device": device, "first": generator.randint(1, 999)} for count, work, device in sizes]
+    sizes = [
+        (8 << 20, 0.5, "cuda:0"),
+        (8 << 20, 0.5, "cuda:1"),
+        (4 << 20, 2.0, generator.choice(DEVICES[1:])),
+    ]
+    return [
+        {"numbers": count, "work": work, "device": device, "first": generator.randint(1, 999)}
+        for count, work, device in sizes
+    ]
 
 
 def observe_copies(copy_while: Any, cases: Plain) -> Plain:
@@ -246,7 +309,13 @@ def observe_copies(copy_while: Any, cases: Plain) -> Plain:
         device = torch.device(case["device"])
         numbers = torch.arange(case["numbers"] * larger, dtype=torch.int32).add_(case["first"])
         source = numbers.pin_memory()
-        copy, tries = min(_seconds(lambda source=source, device=device: source.to(device), device) for _ in range(count)), []
+        copy, tries = (
+            min(
+                _seconds(lambda source=source, device=device: source.to(device), device)
+                for _ in range(count)
+            ),
+            [],
+        )
         for _ in range(count):
             calls: list[float] = []
 
@@ -257,7 +326,12 @@ def observe_copies(copy_while: Any, cases: Plain) -> Plain:
                 start = machine.host_time()
                 result = _from_elsewhere(case["device"], copy_while, source, device, work)
                 returned = machine.host_time()
-            tried: Plain = {"total": returned - start, "calls": len(calls), "work": sum(calls), "type": type(result).__name__}
+            tried: Plain = {
+                "total": returned - start,
+                "calls": len(calls),
+                "work": sum(calls),
+                "type": type(result).__name__,
+            }
             torch.cuda.synchronize(device)
             tried["left"] = machine.host_time() - returned
             if isinstance(result, torch.Tensor):
@@ -290,18 +364,24 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         for attempt in observed["tries"]:
             if attempt["calls"] != 1:
-                return not_yet(f"expected work to run once before your function returns; it ran {plural(attempt['calls'], 'time')}.")
+                return not_yet(
+                    f"expected work to run once before your function returns; it ran {plural(attempt['calls'], 'time')}."
+                )
             if "same" not in attempt:
                 return wrong_type(attempt["type"], "the copy")
             if attempt["device"] != case["device"]:
                 return not_yet(f"the copy is on {attempt['device']}, not on {case['device']}.")
             if attempt["shape"] != observed["shape"]:
-                return not_yet(f"the copy's shape is {attempt['shape']}, the source's {observed['shape']}.")
+                return not_yet(
+                    f"the copy's shape is {attempt['shape']}, the source's {observed['shape']}."
+                )
             if not attempt["same"]:
                 return not_yet("the copy has other values than the source, or another dtype.")
         copy = observed["copy"]
         if not min(attempt["left"] for attempt in observed["tries"]) <= copy / 4:
-            return not_yet("your function returned before the copy had arrived. What waits for a GPU that need not be the current one?")
+            return not_yet(
+                "your function returned before the copy had arrived. What waits for a GPU that need not be the current one?"
+            )
         best = min(observed["tries"], key=lambda attempt: attempt["total"])
         took = f"copy {copy * 1e3:.2f} ms, work {best['work'] * 1e3:.2f} ms, together {best['total'] * 1e3:.2f} ms"
         if not best["total"] <= max(copy, best["work"]) + min(copy, best["work"]) / 2:
@@ -321,13 +401,20 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
 def draw_batch(generator: random.Random) -> Plain:
     """A batch for the CPU and one for a GPU. At each level: a tensor to move, one to leave, other values, a container of another kind."""
     targets = ["cpu", generator.choice(DEVICES[1:])]
-    return [{"device": target, "batch": _nested(generator, target, tops)} for target, tops in zip(targets, ("tuple", "dict"), strict=True)]
+    return [
+        {"device": target, "batch": _nested(generator, target, tops)}
+        for target, tops in zip(targets, ("tuple", "dict"), strict=True)
+    ]
 
 
 def _nested(generator: random.Random, target: str, top: str) -> Plain:
     others = cycle(generator.sample([device for device in DEVICES if device != target], k=2))
-    kinds = cycle(["list", "dict", "tuple"] if top == "tuple" else ["list", "tuple", "dict"])  # each kind in each other one
-    dtypes = cycle(generator.sample(["float32", "float16", "int64"], k=3))  # each is moved, and each stays
+    kinds = cycle(
+        ["list", "dict", "tuple"] if top == "tuple" else ["list", "tuple", "dict"]
+    )  # each kind in each other one
+    dtypes = cycle(
+        generator.sample(["float32", "float16", "int64"], k=3)
+    )  # each is moved, and each stays
 
     def tensor(device: str) -> Plain:
         values = [generator.randint(0, 9) for _ in range(2)]
@@ -335,11 +422,21 @@ def _nested(generator: random.Random, target: str, top: str) -> Plain:
 
     node: Plain = [top, []]
     for level in range(6):
-        inside = [tensor(next(others)), tensor(target), *(["value", value] for value in (None, "image", 7, True, "", 0, 0.5)), node]
+        inside = [
+            tensor(next(others)),
+            tensor(target),
+            *(["value", value] for value in (None, "image", 7, True, "", 0, 0.5)),
+            node,
+        ]
         generator.shuffle(inside)
         kind = next(kinds)
         keys = [level, *(f"{key}{level}" for key in "abcdefghi")]  # a number too, which is no text
-        node = [kind, [[key, child] for key, child in zip(keys, inside, strict=True)] if kind == "dict" else inside]
+        node = [
+            kind,
+            [[key, child] for key, child in zip(keys, inside, strict=True)]
+            if kind == "dict"
+            else inside,
+        ]
     return node
 
 
@@ -353,7 +450,9 @@ def observe_batch(move: Any, cases: Plain) -> Plain:
             moved = _from_elsewhere(case["device"], move, batch, device)
         for index in range(2):
             torch.cuda.synchronize(index)
-        observations.append({"given": given, "moved": list(_content(moved)), "batch": list(_content(batch))})
+        observations.append(
+            {"given": given, "moved": list(_content(moved)), "batch": list(_content(batch))}
+        )
     return observations
 
 
@@ -362,14 +461,28 @@ def _build(node: Plain) -> Any:
     if kind == "dict":
         return {key: _build(child) for key, child in content}
     if kind in ("list", "tuple"):
-        return [_build(child) for child in content] if kind == "list" else tuple(_build(child) for child in content)
-    return torch.tensor(content, dtype=getattr(torch, node[2]), device=node[3]) if kind == "tensor" else content
+        return (
+            [_build(child) for child in content]
+            if kind == "list"
+            else tuple(_build(child) for child in content)
+        )
+    return (
+        torch.tensor(content, dtype=getattr(torch, node[2]), device=node[3])
+        if kind == "tensor"
+        else content
+    )
 
 
 def _content(value: Any, path: str = "batch") -> Iterator[Plain]:
     """All that `value` holds, and itself: path, kind, content; of a tensor also its device and the address of its memory."""
     if isinstance(value, torch.Tensor):
-        yield [path, "tensor", f"{value.tolist()} of {value.dtype}", str(value.device), value.data_ptr()]
+        yield [
+            path,
+            "tensor",
+            f"{value.tolist()} of {value.dtype}",
+            str(value.device),
+            value.data_ptr(),
+        ]
     elif isinstance(value, dict | list | tuple):
         yield [path, type(value).__name__, len(value)]
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
@@ -385,7 +498,9 @@ def judge_batch(observations: Plain, cases: Plain) -> Verdict:
             if trouble := _difference(was, moved.get(path), case["device"]):
                 return not_yet(f"{path} {trouble}")
         if observed["batch"] != observed["given"]:
-            return not_yet("the batch you were given has changed; build a new one and leave it as it was.")
+            return not_yet(
+                "the batch you were given has changed; build a new one and leave it as it was."
+            )
     return right("Tensors that were there already were not copied.")
 
 
@@ -398,14 +513,25 @@ def _difference(was: Plain, now: Plain, device: str) -> str | None:
     if was[0] == "tensor" and now[2] != device:
         return f"is on {now[2]}, not on {device}."
     if was[1] != now[1]:
-        return f"had {was[1]} entries and has {now[1]}." if isinstance(was[1], int) else f"was {was[1]} and became {now[1]}."
+        return (
+            f"had {was[1]} entries and has {now[1]}."
+            if isinstance(was[1], int)
+            else f"was {was[1]} and became {now[1]}."
+        )
     if was[0] == "tensor" and was[2] == device and was[3] != now[3]:
         return f"was on {device} already and was copied all the same. Does Tensor.to copy then?"
     return None
 
 
 CHECKS = [
-    Check("01.1", draw_masks, observe_masks, judge_masks, gpus=2, section="Which operations work across devices"),
+    Check(
+        "01.1",
+        draw_masks,
+        observe_masks,
+        judge_masks,
+        gpus=2,
+        section="Which operations work across devices",
+    ),
     Check("01.2", draw_work, observe_work, judge_work, gpus=2, section="The current GPU"),
     Check("01.3", draw_models, observe_models, judge_models, gpus=2, section="Moving a model"),
     Check("01.4", draw_copies, observe_copies, judge_copies, gpus=2, section="What a copy costs"),

@@ -60,7 +60,11 @@ def draw_durations(generator: random.Random) -> Plain:
         (2, 20, generator.uniform(10, 30)),
     )
     return [
-        {"pieces": [generator.uniform(2, most) for _ in range(pieces)], "queued": queued, "aside": pieces > 1}
+        {
+            "pieces": [generator.uniform(2, most) for _ in range(pieces)],
+            "queued": queued,
+            "aside": pieces > 1,
+        }
         for pieces, most, queued in generator.sample(kinds, k=4)
     ]
 
@@ -79,7 +83,10 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
             for count in cycles:
                 torch.cuda._sleep(count)
 
-        with without_race_warnings(torch.cuda.Stream() if case["aside"] else None), during(f"work of {sum(case['pieces']):.1f} ms"):
+        with (
+            without_race_warnings(torch.cuda.Stream() if case["aside"] else None),
+            during(f"work of {sum(case['pieces']):.1f} ms"),
+        ):
             torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
             said = seconds_of(work)
         ran, seconds = len(calls), one_number(said)
@@ -98,16 +105,16 @@ def judge_durations(observations: Plain, cases: Plain) -> Verdict:
         if isinstance(said, str):
             return wrong_type(said, "a number of seconds")
         if not _is_close(said, due):
-            hint = (
-                "Did you wait until the GPU had finished? And do you read a clock that knows the GPU's time: events, or labkit.host_time()?"
-            )
+            hint = "Did you wait until the GPU had finished? And do you read a clock that knows the GPU's time: events, or labkit.host_time()?"
             if said < 0:
                 hint = "Which of the two times comes first?"
             if case["queued"] and said > due:
                 hint = "Did you count work that was in the stream before?"
             if _is_close(said / 1e3, due) or _is_close(said / 1e6, due):
                 hint = "Return seconds."
-            return not_yet(f"the GPU worked for {due * 1e3:.1f} ms, and you measured {said * 1e3:.4g} ms. {hint}")
+            return not_yet(
+                f"the GPU worked for {due * 1e3:.1f} ms, and you measured {said * 1e3:.4g} ms. {hint}"
+            )
         if ran != 1:
             return not_yet(
                 f"your function called work {plural(ran, 'time')}. Call it once. "
@@ -136,7 +143,10 @@ def draw_losses(generator: random.Random) -> Plain:
     Some loops wait only in every hundredth step.
     """
     counts = [generator.randint(2, 8), generator.randint(101, 109)]
-    drawn = [[[generator.randint(1, 8), generator.randint(1, 9)] for _ in range(count)] for count in counts]
+    drawn = [
+        [[generator.randint(1, 8), generator.randint(1, 9)] for _ in range(count)]
+        for count in counts
+    ]
     return [[*case[:-1], [9, 400]] for case in drawn]  # the last loss is not the mean
 
 
@@ -161,7 +171,10 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
     observations, sleep, model = list[Plain](), cycles_in(LONG), Double()
     for training, case in zip((True, False), cases, strict=True):
         model.train(training).modes.clear()
-        batches = [torch.tensor([[value, value, -value, value]] * rows, dtype=torch.float32, device="cuda") for value, rows in case]
+        batches = [
+            torch.tensor([[value, value, -value, value]] * rows, dtype=torch.float32, device="cuda")
+            for value, rows in case
+        ]
         with during(f"{len(case)} batches"):
             answer(model, batches)
             torch.empty(SIZE * 8, device="cuda")  # a free segment: empty_cache returns it and waits
@@ -192,11 +205,17 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
                 "Which line needs a value from the GPU, or copies from pageable memory?"
             )
         if result["type"] != "Tensor":
-            return not_yet(f"your function returned {result['type']}. Return a tensor on the GPU. You need not know its value for that.")
+            return not_yet(
+                f"your function returned {result['type']}. Return a tensor on the GPU. You need not know its value for that."
+            )
         if not result["device"].startswith("cuda") or result["shape"] not in ([], [1]):
-            return not_yet(f"expected one number on the GPU. Yours is on {result['device']}, of shape {result['shape']}.")
+            return not_yet(
+                f"expected one number on the GPU. Yours is on {result['device']}, of shape {result['shape']}."
+            )
         if not abs(result["values"][0] - due) <= 1e-3 * due:
-            return not_yet(f"the mean of the {len(case)} losses is {due:.5g}. Your result is {result['values'][0]:.5g}.")
+            return not_yet(
+                f"the mean of the {len(case)} losses is {due:.5g}. Your result is {result['values'][0]:.5g}."
+            )
         if observed["modes"] != [observed["training"]]:
             mode = "training" if observed["training"] else "evaluation"
             return not_yet(
@@ -204,9 +223,13 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
                 "Do not change the mode. With dropout, for example, the loss would be another one."
             )
         if observed["graph"]:
-            return not_yet("your result requires a gradient. Its graph keeps activations in memory.")
+            return not_yet(
+                "your result requires a gradient. Its graph keeps activations in memory."
+            )
         if observed["backward"]:
-            return not_yet("after your function, the model's weight has a gradient. The next training step would add to it.")
+            return not_yet(
+                "after your function, the model's weight has a gradient. The next training step would add to it."
+            )
     return right("The host never waited. Only the line that prints the loss will wait, once.")
 
 
@@ -216,7 +239,10 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
 def draw_values(generator: random.Random) -> Plain:
     """Draw rows of float32 for the default stream, and rows of int32 for another stream."""
     rows = [[generator.randint(1, 99) for _ in range(generator.randint(4, 6))] for _ in range(2)]
-    return [{"rows": rows[aside], "aside": aside, "dtype": f"torch.{('float32', 'int32')[aside]}"} for aside in (False, True)]
+    return [
+        {"rows": rows[aside], "aside": aside, "dtype": f"torch.{('float32', 'int32')[aside]}"}
+        for aside in (False, True)
+    ]
 
 
 STALE = -2  # what the tensor has before its values. No row has this number.
@@ -230,7 +256,12 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
         # The pauses differ, so that no fixed pause in an answer is long enough for both and not too long.
         nap = cycles_in(LONG * (2 if case["aside"] else 0.5))
         with without_race_warnings(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
-            x = torch.zeros(len(case["rows"]), SIZE, dtype=getattr(torch, case["dtype"].split(".")[1]), device="cuda")
+            x = torch.zeros(
+                len(case["rows"]),
+                SIZE,
+                dtype=getattr(torch, case["dtype"].split(".")[1]),
+                device="cuda",
+            )
             target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
             for cycles in (1, nap):
                 x.zero_()
@@ -248,11 +279,20 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
                 torch.cuda._sleep(2 * nap)
                 later = here.record_event()
                 got = get()
-                observed |= {"too long": later.query(), "type": f"a function that returns {type(got).__name__}"}
+                observed |= {
+                    "too long": later.query(),
+                    "type": f"a function that returns {type(got).__name__}",
+                }
                 if isinstance(got, torch.Tensor):
-                    observed |= {"device": str(got.device), "dtype": str(got.dtype), "shape": list(got.shape)}
+                    observed |= {
+                        "device": str(got.device),
+                        "dtype": str(got.dtype),
+                        "shape": list(got.shape),
+                    }
                     observed["values"] = _last_of_each_row(got)
-                    observed["before"] = bool(before().any())  # these were zeros when they were fetched
+                    observed["before"] = bool(
+                        before().any()
+                    )  # these were zeros when they were fetched
             torch.cuda.synchronize()
             observations.append(observed)
     return observations
@@ -267,13 +307,21 @@ def _last_of_each_row(got: torch.Tensor) -> Plain:
 def judge_values(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         if observed["waited"]:
-            return not_yet("fetch itself waited: when it returned, the GPU had finished all earlier work. Which copies let Python go on?")
+            return not_yet(
+                "fetch itself waited: when it returned, the GPU had finished all earlier work. Which copies let Python go on?"
+            )
         if "values" not in observed:
-            return not_yet(f"expected fetch to return a function that returns the tensor. It returned {observed['type']}.")
+            return not_yet(
+                f"expected fetch to return a function that returns the tensor. It returned {observed['type']}."
+            )
         due = ["cpu", case["dtype"], [len(case["rows"]), SIZE]]
         own = [observed[name] for name in ("device", "dtype", "shape")]
         if own != due:
-            return not_yet("expected a tensor on {} of {} with shape {}. Yours is on {}, of {}, with shape {}.".format(*due, *own))
+            return not_yet(
+                "expected a tensor on {} of {} with shape {}. Yours is on {}, of {}, with shape {}.".format(
+                    *due, *own
+                )
+            )
         if -1 in observed["values"]:
             return not_yet(
                 "your copy has numbers that the caller wrote to `x` after fetch had returned. "
@@ -285,11 +333,17 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
                 "Which stream made the copy, and does it wait for the caller's stream?"
             )
         if observed["values"] != [float(value) for value in case["rows"]]:
-            return not_yet(f"the rows are full of {case['rows']}, and the host read {observed['values']}. Had the copy arrived?")
+            return not_yet(
+                f"the rows are full of {case['rows']}, and the host read {observed['values']}. Had the copy arrived?"
+            )
         if observed["too long"]:
-            return not_yet("the values are right, but the host also waited for work that was launched after the copy. Wait for less.")
+            return not_yet(
+                "the values are right, but the host also waited for work that was launched after the copy. Wait for less."
+            )
         if observed["before"]:
-            return not_yet("the tensor that was fetched first changed when the next one was fetched. Each needs memory of its own.")
+            return not_yet(
+                "the tensor that was fetched first changed when the next one was fetched. Each needs memory of its own."
+            )
     return right("The host waited for the copy, and for nothing after it.")
 
 
@@ -298,7 +352,10 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
 
 def draw_work(generator: random.Random) -> Plain:
     """Draw a case in which the caller uses the default stream, and one with another stream."""
-    return [{"value": generator.randint(1, 9), "factor": generator.randint(2, 9), "aside": aside} for aside in (False, True)]
+    return [
+        {"value": generator.randint(1, 9), "factor": generator.randint(2, 9), "aside": aside}
+        for aside in (False, True)
+    ]
 
 
 def observe_work(run_on: Any, cases: Plain) -> Plain:
@@ -312,7 +369,12 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
         here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
         seen: list[Plain] = []
 
-        def work(x: torch.Tensor, case: Plain = case, seen: list = seen, stream: torch.cuda.Stream = stream) -> torch.Tensor:
+        def work(
+            x: torch.Tensor,
+            case: Plain = case,
+            seen: list = seen,
+            stream: torch.cuda.Stream = stream,
+        ) -> torch.Tensor:
             seen.append(torch.cuda.current_stream() == stream)
             torch.cuda._sleep(2 * nap)  # the caller reads after one nap
             return x * case["factor"]
@@ -329,7 +391,12 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
                 x.fill_(float(case["value"]))
                 earlier = here.record_event()
                 y = run_on(stream, work, x)
-            observed = {"type": type(y).__name__, "seen": list(seen), "waited": earlier.query(), "sum": None}
+            observed = {
+                "type": type(y).__name__,
+                "seen": list(seen),
+                "waited": earlier.query(),
+                "sum": None,
+            }
             observed["left"] = torch.cuda.current_stream() != here
             torch.cuda.set_stream(here)
             if isinstance(y, torch.Tensor):
@@ -360,7 +427,9 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         if observed["sum"] is None:
             return wrong_type(observed["type"], "work's result")
         if observed["left"]:
-            return not_yet("when your function returned, the caller's stream was no longer the current one.")
+            return not_yet(
+                "when your function returned, the caller's stream was no longer the current one."
+            )
         if observed["waited"]:
             return not_yet(
                 "the host waited: when your function returned, the caller's earlier work had finished. Let the streams wait for each other."
@@ -378,7 +447,9 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
                 "Does `stream` wait for the caller's stream, and does the caller's stream wait for `stream`?"
             )
         if observed["kept"]:
-            return not_yet("the caller deleted the result, and its memory was not free afterwards. What else holds the result?")
+            return not_yet(
+                "the caller deleted the result, and its memory was not free afterwards. What else holds the result?"
+            )
     return right("The streams wait for each other. The host waits for neither.")
 
 
@@ -393,20 +464,34 @@ HELD = 0.6  # share of a copy's time that the loader may keep the host for each 
 
 def draw_batches(generator: random.Random) -> Plain:
     """Draw the value of each batch, and how many times as long its work takes as its copy."""
-    return {"values": generator.sample(range(1, 100), k=BATCHES), "longer": generator.uniform(1.5, 2.5)}
+    return {
+        "values": generator.sample(range(1, 100), k=BATCHES),
+        "longer": generator.uniform(1.5, 2.5),
+    }
 
 
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
     """Return what the work on each batch read, what the loader took, kept and waited for, and the times."""
     host, scratch = torch.zeros(SIZE).pin_memory(), torch.empty(SIZE, device="cuda")
-    size = round(SIZE * COPY / min(gpu_seconds(lambda: scratch.copy_(host, non_blocking=True)) for _ in range(5)))
-    (other, *hosts), scratch = [torch.ones(size).pin_memory() for _ in range(BATCHES + 1)], torch.empty(size, device="cuda")
-    copying = BATCHES * min(gpu_seconds(lambda: scratch.copy_(hosts[0], non_blocking=True)) for _ in range(5))
+    size = round(
+        SIZE
+        * COPY
+        / min(gpu_seconds(lambda: scratch.copy_(host, non_blocking=True)) for _ in range(5))
+    )
+    (other, *hosts), scratch = (
+        [torch.ones(size).pin_memory() for _ in range(BATCHES + 1)],
+        torch.empty(size, device="cuda"),
+    )
+    copying = BATCHES * min(
+        gpu_seconds(lambda: scratch.copy_(hosts[0], non_blocking=True)) for _ in range(5)
+    )
     cycles = cycles_in(inputs["longer"] * copying / BATCHES)
     busy, seen, took = cycles_in(LONG), dict[str, Plain](), list[tuple[float, float]]()
 
     def work(batch: torch.Tensor) -> torch.Tensor:
-        mean = batch.sum() / batch.numel()  # before the sleep, or a copy without an order would arrive in time
+        mean = (
+            batch.sum() / batch.numel()
+        )  # before the sleep, or a copy without an order would arrive in time
         torch.cuda._sleep(cycles)
         return mean
 
@@ -426,7 +511,9 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             means: list[torch.Tensor] = []
             devices, ahead, held, used, kept = [], 0, [], [], 0
             loader = iter(prefetched(source := iter(hosts)))
-            while len(means) <= BATCHES:  # one more than there are, because the loader might never end
+            while (
+                len(means) <= BATCHES
+            ):  # one more than there are, because the loader might never end
                 asked = machine.host_time()
                 batch = next(loader, None)
                 held.append(machine.host_time() - asked)
@@ -458,8 +545,18 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
         seen["none"] = len(list(islice(prefetched(iter([])), 1)))
     except Exception as error:
         seen["none"] = quote(error, prefetched)
-    seconds = {"copies": copying, "work": working, "first": first} | dict(zip(("both", "held"), min(took[1:]), strict=True))
-    return {"means": read, "devices": devices, "seconds": seconds, "ahead": ahead, "kept": kept, "moved": moved, **seen}
+    seconds = {"copies": copying, "work": working, "first": first} | dict(
+        zip(("both", "held"), min(took[1:]), strict=True)
+    )
+    return {
+        "means": read,
+        "devices": devices,
+        "seconds": seconds,
+        "ahead": ahead,
+        "kept": kept,
+        "moved": moved,
+        **seen,
+    }
 
 
 def _seconds_before_the_first(prefetched: Any, hosts: Sequence[torch.Tensor]) -> float:
@@ -479,7 +576,11 @@ def _seconds_before_the_first(prefetched: Any, hosts: Sequence[torch.Tensor]) ->
 
 def _wrong(means: Sequence[float], values: Sequence[float]) -> list[int]:
     """Return the batches whose work read wrong values."""
-    return [index for index, (mean, value) in enumerate(zip(means, values, strict=False)) if not abs(mean - value) <= 1e-3 * value]
+    return [
+        index
+        for index, (mean, value) in enumerate(zip(means, values, strict=False))
+        if not abs(mean - value) <= 1e-3 * value
+    ]
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
@@ -488,9 +589,13 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     due = [float(value) for value in inputs["values"]]
     count = len(observed["means"])
     if count > len(due):
-        return not_yet(f"there are {len(due)} batches, and your loader gave {count} or more. Does it end?")
+        return not_yet(
+            f"there are {len(due)} batches, and your loader gave {count} or more. Does it end?"
+        )
     if count < len(due):
-        return not_yet(f"there are {len(due)} batches, and your loader gave {count}. Do the first and the last one come?")
+        return not_yet(
+            f"there are {len(due)} batches, and your loader gave {count}. Do the first and the last one come?"
+        )
     if any(not device.startswith("cuda") for device in observed["devices"]):
         return not_yet("a batch was not on the GPU.")
     if observed["moved"]:
@@ -518,7 +623,9 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
             f"your loader still held {observed['kept']} batches that the loop had finished with. "
             "With `record_stream` the allocator keeps their memory as long as it is read."
         )
-    copies, works, both, held = (observed["seconds"][name] for name in ("copies", "work", "both", "held"))
+    copies, works, both, held = (
+        observed["seconds"][name] for name in ("copies", "work", "both", "held")
+    )
     share = (copies + works - both) / min(copies, works)
     if not share >= REACHED:
         return not_yet(
@@ -532,7 +639,9 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
             "The work on a batch should wait for the copy of this batch, and for no later copy."
         )
     if observed["waited"]:
-        return not_yet("the host waited in your loader: when it ended, the GPU had finished the work that was launched before.")
+        return not_yet(
+            "the host waited in your loader: when it ended, the GPU had finished the work that was launched before."
+        )
     if not held <= HELD * copies / BATCHES:
         return not_yet(
             f"a copy takes {copies / BATCHES * 1e3:.3g} ms, and the host spends {held * 1e3:.3g} ms per batch in your loader, "
@@ -546,8 +655,17 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("02.1", draw_durations, observe_durations, judge_durations, section="What a clock measures"),
-    Check("02.2", draw_losses, observe_losses, judge_losses, script=mean_loss, section="What waiting costs"),
+    Check(
+        "02.1", draw_durations, observe_durations, judge_durations, section="What a clock measures"
+    ),
+    Check(
+        "02.2",
+        draw_losses,
+        observe_losses,
+        judge_losses,
+        script=mean_loss,
+        section="What waiting costs",
+    ),
     Check("02.3", draw_values, observe_values, judge_values, section="Copies and the host"),
     Check("02.4", draw_work, observe_work, judge_work, section="Memory that is used again"),
     Check("02.5", draw_batches, observe_batches, judge_batches, section="Copies beside products"),

@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    describe,
+    during,
+    not_yet,
+    one_number,
+    plural,
+    right,
+    wrong_type,
+)
 from labkit.checks.comparing import near
 
 WIDTH = 1 << 16  # features of a row: 256 KiB, so that what lies where shows in the memory
@@ -57,7 +68,10 @@ MOST_GPUS = 4
 def draw_batches(generator: random.Random) -> Plain:
     """Batches for as many GPUs as are in use, in one order and in another: with fewer rows than GPUs, as many for each, and some over."""
     order = generator.sample(range(MOST_GPUS), k=MOST_GPUS)
-    cases: list[Plain] = [{"order": order, "each": each, "more": more} for each, more in ((1, -1), (generator.choice([2, 3]), 0))]
+    cases: list[Plain] = [
+        {"order": order, "each": each, "more": more}
+        for each, more in ((1, -1), (generator.choice([2, 3]), 0))
+    ]
     cases.append({"order": order[::-1], "each": generator.choice([2, 3]), "more": 1})
     for case in cases:
         case["weight"] = generator.randint(1, 4)
@@ -73,17 +87,31 @@ def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
         values = case["values"][: len(devices) * case["each"] + case["more"]]
         first = f"cuda:{devices[0]}"
         module = Rows(float(case["weight"]), first)
-        x = torch.tensor([float(value) for value in values], device=first)[:, None].repeat(1, WIDTH).requires_grad_()
+        x = (
+            torch.tensor([float(value) for value in values], device=first)[:, None]
+            .repeat(1, WIDTH)
+            .requires_grad_()
+        )
         before = _allocated()
         with _without_the_wrapper(), during(f"{len(x)} rows and device_ids={devices}"):
             y = data_parallel(module, x, list(devices))
-        observed = {"devices": devices, "values": values, "result": describe(y), "seen": sorted(module.seen), "peak": _above(before)}
+        observed = {
+            "devices": devices,
+            "values": values,
+            "result": describe(y),
+            "seen": sorted(module.seen),
+            "peak": _above(before),
+        }
         observed["gradient"] = None
         gc.collect()
-        observed["held"] = [now - earlier for now, earlier in zip(_allocated(), before, strict=True)]
+        observed["held"] = [
+            now - earlier for now, earlier in zip(_allocated(), before, strict=True)
+        ]
         if isinstance(y, torch.Tensor) and y.requires_grad:
             y.sum().backward()
-            observed["gradient"] = None if module.weight.grad is None else module.weight.grad[0].item()
+            observed["gradient"] = (
+                None if module.weight.grad is None else module.weight.grad[0].item()
+            )
         observed["batch"] = None if x.grad is None else x.grad[:, 0].tolist()
         observations.append(observed)
         del module, x, y
@@ -95,7 +123,9 @@ def _without_the_wrapper() -> Iterator[None]:
     """nn.DataParallel, and the function that does the same, say that they are not to be used, whatever name they were imported under."""
 
     def refuse(*arguments: Any, **options: Any) -> None:
-        raise RuntimeError("the exercise asks for what nn.DataParallel does inside: scatter, replicate, parallel_apply, gather")
+        raise RuntimeError(
+            "the exercise asks for what nn.DataParallel does inside: scatter, replicate, parallel_apply, gather"
+        )
 
     with ExitStack() as stack:
         for function in (nn.DataParallel.forward, nn.parallel.data_parallel):
@@ -113,7 +143,9 @@ def _allocated() -> list[int]:
 
 def _above(before: list[int]) -> list[int]:
     """How much more than that each GPU has had allocated."""
-    return [torch.cuda.max_memory_allocated(index) - earlier for index, earlier in enumerate(before)]
+    return [
+        torch.cuda.max_memory_allocated(index) - earlier for index, earlier in enumerate(before)
+    ]
 
 
 def judge_batches(observations: Plain, cases: Plain) -> Verdict:
@@ -123,13 +155,21 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
         if result["type"] != "Tensor":
             return wrong_type(result["type"], "one tensor", "What puts the outputs together?")
         if result["device"] != f"cuda:{devices[0]}":
-            return not_yet(f"{given} the result is on {result['device']}; it belongs on the first of the devices.")
-        if result["shape"] != [len(values), 1] or result["values"] != [value * case["weight"] * WIDTH for value in values]:
+            return not_yet(
+                f"{given} the result is on {result['device']}; it belongs on the first of the devices."
+            )
+        if result["shape"] != [len(values), 1] or result["values"] != [
+            value * case["weight"] * WIDTH for value in values
+        ]:
             return not_yet(f"{given} the result is not what the module itself gives for the batch.")
         sizes = dict(zip(devices, chunks(len(values), len(devices)), strict=False))
         if observed["seen"] != sorted([f"cuda:{device}", rows] for device, rows in sizes.items()):
-            ran = ", ".join(f"{plural(rows, 'row')} on {device}" for device, rows in observed["seen"])
-            asked = ", ".join(f"{plural(rows, 'row')} on cuda:{device}" for device, rows in sorted(sizes.items()))
+            ran = ", ".join(
+                f"{plural(rows, 'row')} on {device}" for device, rows in observed["seen"]
+            )
+            asked = ", ".join(
+                f"{plural(rows, 'row')} on cuda:{device}" for device, rows in sorted(sizes.items())
+            )
             return not_yet(f"{given} the module should see {asked}; it saw {ran or 'nothing'}.")
         if observed["gradient"] != sum(values):
             return not_yet(
@@ -137,12 +177,20 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
                 "Do the gradients of all replicas come back to it?"
             )
         if observed["batch"] != [case["weight"]] * len(values):
-            return not_yet(f"{given} the gradient of the batch is not what the module itself gives. Which scatter does autograd follow?")
+            return not_yet(
+                f"{given} the gradient of the batch is not what the module itself gives. Which scatter does autograd follow?"
+            )
         for device in devices:
             due = ROW_BYTES * (1 + sizes[device]) if device in sizes and device != devices[0] else 0
             if (put := observed["held" if device in sizes else "peak"][device]) > due + SLACK:
-                what = f"{due >> 10} KiB, for weights and rows" if due else "nothing new, but for the results"
-                return not_yet(f"{given} cuda:{device} needs {what}; you put {put >> 10} KiB there.")
+                what = (
+                    f"{due >> 10} KiB, for weights and rows"
+                    if due
+                    else "nothing new, but for the results"
+                )
+                return not_yet(
+                    f"{given} cuda:{device} needs {what}; you put {put >> 10} KiB there."
+                )
     return right("Values, gradients and memory are those of nn.DataParallel.")
 
 
@@ -165,7 +213,11 @@ def draw_peaks(generator: random.Random) -> Plain:
 
 def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
     """What the answer says, and how often it ran the step. Each GPU held more once, so that an older peak is higher."""
-    held = [_take(index, units) for index, gpu in enumerate(inputs["gpus"]) for units in (32, gpu["before"])][1::2]
+    held = [
+        _take(index, units)
+        for index, gpu in enumerate(inputs["gpus"])
+        for units in (32, gpu["before"])
+    ][1::2]
     kept: list[torch.Tensor] = []
 
     def step() -> None:
@@ -173,12 +225,18 @@ def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
             for units in gpu["brief"]:
                 _take(index, units)
             kept.append(_take(index, gpu["kept"]))
-            torch.ones(1, device=f"cuda:{index}", requires_grad=True).sum().backward()  # a step trains: not under no_grad
+            torch.ones(
+                1, device=f"cuda:{index}", requires_grad=True
+            ).sum().backward()  # a step trains: not under no_grad
 
     with torch.cuda.device(inputs["current"]):
         said = peaks(step, list(inputs["devices"]))
         now = torch.cuda.current_device()
-    told = [one_number(value) for value in said] if isinstance(said, list | tuple) else type(said).__name__
+    told = (
+        [one_number(value) for value in said]
+        if isinstance(said, list | tuple)
+        else type(said).__name__
+    )
     return {"said": told, "calls": len(kept) // len(held), "current": now}
 
 
@@ -191,14 +249,21 @@ def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
         return wrong_type(observed["said"], "a list of bytes")
     if observed["calls"] != 1:
         return not_yet(f"expected step to run once; it ran {plural(observed['calls'], 'time')}.")
-    due, said = [max(inputs["gpus"][device]["brief"]) * UNIT for device in inputs["devices"]], observed["said"]
-    if len(said) != len(due) or not all(told is not None and abs(told - most) <= CLOSE for told, most in zip(said, due, strict=True)):
+    due, said = (
+        [max(inputs["gpus"][device]["brief"]) * UNIT for device in inputs["devices"]],
+        observed["said"],
+    )
+    if len(said) != len(due) or not all(
+        told is not None and abs(told - most) <= CLOSE for told, most in zip(said, due, strict=True)
+    ):
         return not_yet(
             f"at the step's peak the GPUs {inputs['devices']} held {due} bytes more than before it; you say {observed['said']}. "
             "Since when is a peak counted, and what was there already?"
         )
     if observed["current"] != inputs["current"]:
-        return not_yet(f"GPU {inputs['current']} was the current one before your function, and GPU {observed['current']} afterwards.")
+        return not_yet(
+            f"GPU {inputs['current']} was the current one before your function, and GPU {observed['current']} afterwards."
+        )
     return right("What a GPU holds at its peak must fit, however briefly.")
 
 
@@ -208,8 +273,16 @@ def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
 def draw_weights(generator: random.Random) -> Plain:
     cases = []
     for devices in ([0, 1], [1, 0], [1, 0, 1]):
-        values = [generator.randint(-9, 9) + 2.0**-12 for _ in range(generator.randint(2, 5))]  # more than half precision holds
-        cases.append({"devices": devices, "values": values, "factors": [generator.randint(1, 9) for _ in devices]})
+        values = [
+            generator.randint(-9, 9) + 2.0**-12 for _ in range(generator.randint(2, 5))
+        ]  # more than half precision holds
+        cases.append(
+            {
+                "devices": devices,
+                "values": values,
+                "factors": [generator.randint(1, 9) for _ in devices],
+            }
+        )
     generator.shuffle(cases)
     return cases
 
@@ -219,7 +292,9 @@ def observe_weights(copies: Any, cases: Plain) -> Plain:
     observations: list[Plain] = []
     for case in cases:
         first = f"cuda:{case['devices'][0]}"
-        weight = torch.tensor([[float(value)] for value in case["values"]], device=first, requires_grad=True)
+        weight = torch.tensor(
+            [[float(value)] for value in case["values"]], device=first, requires_grad=True
+        )
         with during(f"device_ids={case['devices']}"):
             made = copies(weight, list(case["devices"]))
         if not isinstance(made, list | tuple) or len(made) != len(case["devices"]):
@@ -227,7 +302,11 @@ def observe_weights(copies: Any, cases: Plain) -> Plain:
             continue
         observed = {"copies": [describe(copy) for copy in made], "gradient": None}
         if all(isinstance(copy, torch.Tensor) for copy in made):
-            used = [(factor * copy).sum() for copy, factor in zip(made, case["factors"], strict=True) if copy.requires_grad]
+            used = [
+                (factor * copy).sum()
+                for copy, factor in zip(made, case["factors"], strict=True)
+                if copy.requires_grad
+            ]
             torch.autograd.backward(used)
             observed["gradient"] = None if weight.grad is None else weight.grad.flatten().tolist()
         observations.append(observed)
@@ -238,13 +317,21 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         devices = [f"cuda:{device}" for device in case["devices"]]
         if observed["copies"] is None:
-            return not_yet(f"for device_ids={case['devices']}, expected a list of {len(devices)} tensors.")
+            return not_yet(
+                f"for device_ids={case['devices']}, expected a list of {len(devices)} tensors."
+            )
         found = [copy.get("device", copy["type"]) for copy in observed["copies"]]
         if found != devices:
             return not_yet(f"the copies belong on {', '.join(devices)}; yours: {', '.join(found)}.")
-        same = {"dtype": "torch.float32", "shape": [len(case["values"]), 1], "values": case["values"]}
+        same = {
+            "dtype": "torch.float32",
+            "shape": [len(case["values"]), 1],
+            "values": case["values"],
+        }
         if any(copy | same != copy for copy in observed["copies"]):
-            return not_yet("a copy has other values than the weight, another shape or another dtype.")
+            return not_yet(
+                "a copy has other values than the weight, another shape or another dtype."
+            )
         if observed["gradient"] != [float(sum(case["factors"]))] * len(case["values"]):
             return not_yet(
                 f"each copy was used once, with the factors {case['factors']}, so the weight's gradient is {sum(case['factors'])} "
@@ -259,9 +346,16 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
 def draw_parts(generator: random.Random) -> Plain:
     """Rows for the GPUs in either order, fewest for the first, no two alike; once four parts, the first empty; once from the host."""
     cases = []
-    for devices, source, least in (([0, 1], "cuda:0", 1), ([1, 0, 1, 0], "cuda:1", 0), ([1, 0], "cpu", 1)):
+    for devices, source, least in (
+        ([0, 1], "cuda:0", 1),
+        ([1, 0, 1, 0], "cuda:1", 0),
+        ([1, 0], "cpu", 1),
+    ):
         first = least and generator.randint(1, 3)
-        rows = [first, *(first + more for more in generator.sample(range(1, 5), k=len(devices) - 1))]
+        rows = [
+            first,
+            *(first + more for more in generator.sample(range(1, 5), k=len(devices) - 1)),
+        ]
         cases.append({"devices": devices, "source": source, "rows": rows})
     generator.shuffle(cases)
     return cases
@@ -272,17 +366,33 @@ def observe_parts(scatter_rows: Any, cases: Plain) -> Plain:
     observations = []
     for case in cases:
         count = sum(case["rows"])
-        x = torch.arange(float(count), device=case["source"])[:, None].repeat(1, WIDTH).requires_grad_()
+        x = (
+            torch.arange(float(count), device=case["source"])[:, None]
+            .repeat(1, WIDTH)
+            .requires_grad_()
+        )
         before = _allocated()
-        with during(f"a batch on {case['source']}, device_ids={case['devices']} and rows={case['rows']}"):
+        with during(
+            f"a batch on {case['source']}, device_ids={case['devices']} and rows={case['rows']}"
+        ):
             parts = scatter_rows(x, list(case["devices"]), list(case["rows"]))
         observed: dict[str, Plain] = {"type": type(parts).__name__, "peak": _above(before)}
-        if isinstance(parts, list | tuple) and all(isinstance(part, torch.Tensor) for part in parts):
+        if isinstance(parts, list | tuple) and all(
+            isinstance(part, torch.Tensor) for part in parts
+        ):
             observed["parts"] = [
-                [str(part.device), list(part.shape), str(part.dtype), part.detach()[:, -1].tolist()] for part in parts if part.dim() == 2
+                [str(part.device), list(part.shape), str(part.dtype), part.detach()[:, -1].tolist()]
+                for part in parts
+                if part.dim() == 2
             ]
             if len(parts) == len(observed["parts"]) and any(part.requires_grad for part in parts):
-                torch.autograd.backward([(index + 1) * part.sum() for index, part in enumerate(parts) if part.requires_grad])
+                torch.autograd.backward(
+                    [
+                        (index + 1) * part.sum()
+                        for index, part in enumerate(parts)
+                        if part.requires_grad
+                    ]
+                )
             observed["gradient"] = None if x.grad is None else x.grad[:, 0].tolist()
         observations.append(observed)
         del x, parts
@@ -297,18 +407,32 @@ def judge_parts(observations: Plain, cases: Plain) -> Verdict:
             return wrong_type(observed["type"], "a list of tensors")
         due, start = [], 0
         for device, count in zip(devices, rows, strict=True):
-            due.append([f"cuda:{device}", [count, WIDTH], "torch.float32", [float(row) for row in range(start, start + count)]])
+            due.append(
+                [
+                    f"cuda:{device}",
+                    [count, WIDTH],
+                    "torch.float32",
+                    [float(row) for row in range(start, start + count)],
+                ]
+            )
             start += count
         if observed["parts"] != due:
-            found, asked = (", ".join(f"{shape[0]} on {device}" for device, shape, *_ in told) for told in (observed["parts"], due))
+            found, asked = (
+                ", ".join(f"{shape[0]} on {device}" for device, shape, *_ in told)
+                for told in (observed["parts"], due)
+            )
             other = f". Yours are {found or 'none'}"
             if found == asked:
                 other = ". Yours have other values, another order or another dtype"
             return not_yet(f"{given} expected parts with these rows: {asked}{other}.")
-        if observed["gradient"] != [float(index + 1) for index, count in enumerate(rows) for _ in range(count)]:
+        if observed["gradient"] != [
+            float(index + 1) for index, count in enumerate(rows) for _ in range(count)
+        ]:
             return not_yet(f"{given} the gradients of the parts do not come back to it.")
         for device, put in enumerate(observed["peak"]):
-            own = ROW_BYTES * sum(count for other, count in zip(devices, rows, strict=True) if other == device)
+            own = ROW_BYTES * sum(
+                count for other, count in zip(devices, rows, strict=True) if other == device
+            )
             if put > own + SLACK:
                 hint = "Copy only the rows that belong on a GPU, and straight to that GPU."
                 if put >= sum(rows) * ROW_BYTES:
@@ -328,7 +452,10 @@ CLASSES = 1 << 10
 def draw_losses(generator: random.Random) -> Plain:
     """A batch that two GPUs cannot share evenly; `shift` makes the outputs of this try: above all targets, so that no gradient cancels."""
     rows = generator.choice([9, 11, 13])
-    return {"targets": [generator.randrange(CLASSES) for _ in range(rows)], "shift": generator.randint(7, 12)}
+    return {
+        "targets": [generator.randrange(CLASSES) for _ in range(rows)],
+        "shift": generator.randint(7, 12),
+    }
 
 
 class Wide(nn.Module):
@@ -359,7 +486,9 @@ def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
         return {"type": type(module).__name__}
     with during("a batch on cuda:1, without DataParallel around your module"):
         alone = module(x, targets)
-    shapes = [_shape(value) for value in alone] if isinstance(alone, list | tuple) else [_shape(alone)]
+    shapes = (
+        [_shape(value) for value in alone] if isinstance(alone, list | tuple) else [_shape(alone)]
+    )
     if shapes != [[1], [1]]:
         return {"type": "other", "shapes": shapes}
     if elsewhere := [str(value.device) for value in alone if value.device != x.device]:
@@ -371,7 +500,13 @@ def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
     if loss.requires_grad:
         loss.backward()
     gradient = None if model.weight.grad is None else model.weight.grad.sum().item()
-    return {"type": "losses", "losses": losses.tolist(), "rows": rows.tolist(), "gradient": gradient, "where": sorted(set(where))}
+    return {
+        "type": "losses",
+        "losses": losses.tolist(),
+        "rows": rows.tolist(),
+        "gradient": gradient,
+        "where": sorted(set(where)),
+    }
 
 
 def _shape(value: Any) -> list[int] | str:
@@ -380,11 +515,16 @@ def _shape(value: Any) -> list[int] | str:
 
 def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] == "elsewhere":
-        return not_yet(f"for a batch on {observed['due']}, one of the two tensors is on {observed['on']}. It belongs where the rows are.")
+        return not_yet(
+            f"for a batch on {observed['due']}, one of the two tensors is on {observed['on']}. It belongs where the rows are."
+        )
     if observed["type"] not in ("other", "losses"):
         return not_yet(f"your function returned {observed['type']}, not an nn.Module.")
     if observed["type"] == "other":
-        got = ", ".join(f"a tensor of shape {shape}" if isinstance(shape, list) else shape for shape in observed["shapes"])
+        got = ", ".join(
+            f"a tensor of shape {shape}" if isinstance(shape, list) else shape
+            for shape in observed["shapes"]
+        )
         return not_yet(
             "expected forward to return two tensors of one element each, both of shape [1]: the sum of the "
             f"losses and the number of rows. It returned {got}. (gather joins along dimension 0.)"
@@ -392,13 +532,17 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
     targets, shift = [target % 7 for target in inputs["targets"]], inputs["shift"]
     sizes = chunks(len(targets), 2)
     if observed["where"] != ["cuda:0", "cuda:1"]:
-        return not_yet(f"each GPU should compute the loss of its own rows; the criterion ran on {', '.join(observed['where']) or 'none'}.")
+        return not_yet(
+            f"each GPU should compute the loss of its own rows; the criterion ran on {', '.join(observed['where']) or 'none'}."
+        )
     parts = [targets[: sizes[0]], targets[sizes[0] :]]
     if observed["rows"] != sizes:
         return not_yet(f"the two GPUs have {sizes} rows; your module says {observed['rows']}.")
     due = [sum((shift - target) ** 2 for target in part) for part in parts]
     if not near(observed["losses"], due, 1e-3, 1e-3):
-        return not_yet(f"the sums of the rows' losses are {due}; yours are {observed['losses']}. The criterion gives their mean.")
+        return not_yet(
+            f"the sums of the rows' losses are {due}; yours are {observed['losses']}. The criterion gives their mean."
+        )
     slope = sum(2 * (shift - target) for target in targets) / len(targets)
     if observed["gradient"] is None:
         return not_yet(
@@ -414,8 +558,26 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
 
 CHECKS = [
     Check("03.1", draw_batches, observe_batches, judge_batches, gpus=2, section="Four functions"),
-    Check("03.2", draw_peaks, observe_peaks, judge_peaks, gpus=2, section="GPU 0 needs more memory"),
-    Check("03.3", draw_weights, observe_weights, judge_weights, gpus=2, section="The gradients come back"),
-    Check("03.4", draw_parts, observe_parts, judge_parts, gpus=2, section="Which GPU gets which rows"),
-    Check("03.5", draw_losses, observe_losses, judge_losses, gpus=2, section="The loss inside the module"),
+    Check(
+        "03.2", draw_peaks, observe_peaks, judge_peaks, gpus=2, section="GPU 0 needs more memory"
+    ),
+    Check(
+        "03.3",
+        draw_weights,
+        observe_weights,
+        judge_weights,
+        gpus=2,
+        section="The gradients come back",
+    ),
+    Check(
+        "03.4", draw_parts, observe_parts, judge_parts, gpus=2, section="Which GPU gets which rows"
+    ),
+    Check(
+        "03.5",
+        draw_losses,
+        observe_losses,
+        judge_losses,
+        gpus=2,
+        section="The loss inside the module",
+    ),
 ]

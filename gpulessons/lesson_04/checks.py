@@ -11,7 +11,18 @@ from torch import nn
 
 from gpulessons.lesson_04.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    describe,
+    during,
+    not_yet,
+    one_number,
+    plural,
+    right,
+    wrong_type,
+)
 from labkit.checks.comparing import near
 from labkit.labs.timing import host_seconds
 
@@ -92,7 +103,14 @@ def draw_cuts(generator: random.Random) -> Plain:
     for device in generator.sample(["cpu", "cuda:0", "cuda:1"], k=3):
         weights = [generator.randint(2, 4) for _ in range(generator.randint(4, 5))]
         values = [2 * generator.randint(1024, 2047) + 1 for _ in range(generator.randint(2, 4))]
-        cases.append({"device": device, "weights": weights, "values": values, "cut": generator.randint(1, len(weights) - 1)})
+        cases.append(
+            {
+                "device": device,
+                "weights": weights,
+                "values": values,
+                "cut": generator.randint(1, len(weights) - 1),
+            }
+        )
     cases[0]["cut"], cases[1]["cut"] = 1, len(cases[1]["weights"]) - 1  # neither is the middle
     generator.shuffle(cases)
     return cases
@@ -104,7 +122,9 @@ def observe_cuts(in_two: Any, cases: Plain) -> Plain:
     for case in cases:
         log = Log()
         layers = [Scale(weight, index, log) for index, weight in enumerate(case["weights"])]
-        x = torch.tensor([float(value) for value in case["values"]], device=case["device"], requires_grad=True)
+        x = torch.tensor(
+            [float(value) for value in case["values"]], device=case["device"], requires_grad=True
+        )
         with during(f"{len(layers)} layers, cut={case['cut']}, a batch on {case['device']}"):
             module = in_two(nn.Sequential(*layers), case["cut"])
             if not isinstance(module, nn.Module):
@@ -115,7 +135,15 @@ def observe_cuts(in_two: Any, cases: Plain) -> Plain:
         if isinstance(y, torch.Tensor) and y.requires_grad:
             y.sum().backward()
         gradients = [*log.gradients(len(layers)), None if x.grad is None else x.grad[0].item()]
-        observations.append({"type": "Module", "lie": lie, "ran": list(log), "result": describe(y), "gradients": gradients})
+        observations.append(
+            {
+                "type": "Module",
+                "lie": lie,
+                "ran": list(log),
+                "result": describe(y),
+                "gradients": gradients,
+            }
+        )
     return observations
 
 
@@ -127,12 +155,19 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
         given = f"with {len(weights)} layers, cut={cut} and a batch on {case['device']}"
         due = ["cuda:0"] * cut + ["cuda:1"] * (len(weights) - cut)
         if len(observed["lie"]) != len(weights):
-            return not_yet(f"your module has {len(observed['lie'])} parameters, the model {len(weights)}. An optimizer would miss some.")
+            return not_yet(
+                f"your module has {len(observed['lie'])} parameters, the model {len(weights)}. An optimizer would miss some."
+            )
         ran = [[index, device, device, len(values)] for index, device in enumerate(due)]
         if observed["lie"] != due:
-            return not_yet(f"{given} the layers belong on {', '.join(due)}. Your module has layers on {', '.join(observed['lie'])}.")
+            return not_yet(
+                f"{given} the layers belong on {', '.join(due)}. Your module has layers on {', '.join(observed['lie'])}."
+            )
         if observed["ran"] != ran:
-            saw = "; ".join(f"layer {index} on {lies} saw {plural(rows, 'row')} on {at}" for index, lies, at, rows in observed["ran"])
+            saw = "; ".join(
+                f"layer {index} on {lies} saw {plural(rows, 'row')} on {at}"
+                for index, lies, at, rows in observed["ran"]
+            )
             return not_yet(
                 f"{given} each layer should see the whole batch once, on its own GPU, in this order: "
                 f"{', '.join(due)}. But {saw or 'no layer ran'}."
@@ -141,11 +176,18 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
         if result.get("device") != "cuda:1":
             if result["type"] != "Tensor":
                 return not_yet(f"{given} your module returned {result['type']}, not a tensor.")
-            return not_yet(f"{given} the result is on {result['device']}. Expected it to stay on cuda:1.")
+            return not_yet(
+                f"{given} the result is on {result['device']}. Expected it to stay on cuda:1."
+            )
         if result["values"] != [factor * value for value in values]:
             return not_yet(f"{given} the result is not what the model itself gives.")
-        if observed["gradients"] != [*(sum(values) * factor / weight for weight in weights), factor]:
-            return not_yet(f"{given} the gradients of layers and batch are {observed['gradients']}. Is each copy part of autograd's graph?")
+        if observed["gradients"] != [
+            *(sum(values) * factor / weight for weight in weights),
+            factor,
+        ]:
+            return not_yet(
+                f"{given} the gradients of layers and batch are {observed['gradients']}. Is each copy part of autograd's graph?"
+            )
     return right("Two GPUs, one model, one graph.")
 
 
@@ -155,10 +197,22 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
 def draw_stages(generator: random.Random) -> Plain:
     """Draw equal stages, one stage alone, one micro-batch, and the slowest stage at each place."""
     cases: list[Plain] = [
-        [[generator.randint(1, 35) / 4 for _ in range(generator.randint(2, 6))], generator.randint(2, 12)] for _ in range(4)
+        [
+            [generator.randint(1, 35) / 4 for _ in range(generator.randint(2, 6))],
+            generator.randint(2, 12),
+        ]
+        for _ in range(4)
     ]
-    cases += [[[3] * generator.randint(2, 5), generator.randint(2, 9)], [[generator.randint(1, 9)], generator.randint(2, 9)]]
-    cases += [[[generator.randint(1, 9) for _ in range(3)], 1], [[1.5, 2.75, 8], 4], [[9, 2, 1.25], 5], [[2, 7.75, 1], 2]]
+    cases += [
+        [[3] * generator.randint(2, 5), generator.randint(2, 9)],
+        [[generator.randint(1, 9)], generator.randint(2, 9)],
+    ]
+    cases += [
+        [[generator.randint(1, 9) for _ in range(3)], 1],
+        [[1.5, 2.75, 8], 4],
+        [[9, 2, 1.25], 5],
+        [[2, 7.75, 1], 2],
+    ]
     generator.shuffle(cases)
     return cases
 
@@ -204,17 +258,29 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
     The second step is `compute_first` of the lesson.
     """
     splits, log = inputs["splits"], Log()
-    first, second = (Scale(weight, index, log, 4 * CYCLES).cuda(index) for index, weight in enumerate(inputs["weights"]))
-    x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None].repeat(1, WIDTH)
+    first, second = (
+        Scale(weight, index, log, 4 * CYCLES).cuda(index)
+        for index, weight in enumerate(inputs["weights"])
+    )
+    x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None].repeat(
+        1, WIDTH
+    )
     with during(f"{len(x)} rows, splits={splits}"):
         loss = step(first, second, x, splits)
         told = {
-            "loss": loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else type(loss).__name__,
+            "loss": loss.item()
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1
+            else type(loss).__name__,
             "gradients": log.gradients(2),
             "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
         }
-        tries = 1 if machine.in_use().virtual else 6  # the fastest counts, because the first on a real GPU is slow
-        sides = [[host_seconds(partial(run, first, second, x, splits), gpus=2) for run in (step, _known)] for _ in range(tries)]
+        tries = (
+            1 if machine.in_use().virtual else 6
+        )  # the fastest counts, because the first on a real GPU is slow
+        sides = [
+            [host_seconds(partial(run, first, second, x, splits), gpus=2) for run in (step, _known)]
+            for _ in range(tries)
+        ]
     return told | {"seconds": [min(side) for side in zip(*sides, strict=True)]}
 
 
@@ -229,11 +295,15 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
     squares = sum(value * value for value in values) / len(values)
     loss, due = observed["loss"], squares * (a * b) ** 2
     if isinstance(loss, str):
-        return not_yet(f"your function returned {loss}. Expected the loss as a tensor of one element.")
+        return not_yet(
+            f"your function returned {loss}. Expected the loss as a tensor of one element."
+        )
     count = -(-len(values) // -(-len(values) // splits))
     if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
         ran = " and ".join(str(len(seen)) for seen in observed["seen"])
-        return not_yet(f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU. They saw {ran}.")
+        return not_yet(
+            f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU. They saw {ran}."
+        )
     if not near(loss, due, 1e-3, 1e-3):
         size = -(-len(values) // splits)
         parts = [values[start : start + size] for start in range(0, len(values), size)]
@@ -242,7 +312,9 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
         if near(loss, sum(means) / len(means), 1e-3, 1e-3) or near(loss, sum(means), 1e-3, 1e-3):
             hint = "The micro-batches have different sizes, so the mean of their means is another number."
         return not_yet(f"the loss of the batch {values} is {due:g}. Yours is {loss:g}. {hint}")
-    for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
+    for found, gradient in zip(
+        observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True
+    ):
         if found is None:
             return not_yet(
                 f"a gradient is None. For the whole batch it is {gradient:g}. Does a backward pass run, "
@@ -259,7 +331,9 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
             "What is launched between a copy and the second half that needs it? "
             "When does the backward pass begin? Does Python wait for a GPU?"
         )
-    return right(f"The values of one batch, and {count} micro-batches take no longer than they need.")
+    return right(
+        f"The values of one batch, and {count} micro-batches take no longer than they need."
+    )
 
 
 # 04.4: where to cut, by measured times
@@ -273,10 +347,16 @@ def draw_layers(generator: random.Random) -> Plain:
     Such rules are a fixed number, the middle, and the first cut beyond or before half of the time.
     """
     while True:
-        cases = [[generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)]
+        cases = [
+            [generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)
+        ]
         for case, place in zip(cases, (0, -1, generator.randrange(4)), strict=False):
             case[place] = generator.randint(30, 60)  # the first cut is best, the last one, and any
-        rules: list[Callable[[Sequence[float]], int]] = [_beyond_half, _before_half, lambda layers: len(layers) // 2]
+        rules: list[Callable[[Sequence[float]], int]] = [
+            _beyond_half,
+            _before_half,
+            lambda layers: len(layers) // 2,
+        ]
         rules += [lambda layers: min(range(2, len(layers)), key=partial(_slower, layers))]
         rules += [lambda layers: min(range(1, len(layers) - 1), key=partial(_slower, layers))]
         rules += [partial(_always, cut) for cut in range(1, 8)]
@@ -302,11 +382,16 @@ def _always(cut: int, layers: Sequence[float]) -> int:
 
 
 def _beyond_half(layers: Sequence[float]) -> int:
-    return next((cut for cut in range(1, len(layers)) if 2 * sum(layers[:cut]) >= sum(layers)), len(layers) - 1)
+    return next(
+        (cut for cut in range(1, len(layers)) if 2 * sum(layers[:cut]) >= sum(layers)),
+        len(layers) - 1,
+    )
 
 
 def _before_half(layers: Sequence[float]) -> int:
-    return max((cut for cut in range(1, len(layers)) if 2 * sum(layers[:cut]) <= sum(layers)), default=1)
+    return max(
+        (cut for cut in range(1, len(layers)) if 2 * sum(layers[:cut]) <= sum(layers)), default=1
+    )
 
 
 class OneMore(Scale):
@@ -314,7 +399,9 @@ class OneMore(Scale):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) != (due := self.index + 1):
-            raise RuntimeError(f"layer {self.index} takes {due} rows, what the layer before it gives, not {len(x)}")
+            raise RuntimeError(
+                f"layer {self.index} takes {due} rows, what the layer before it gives, not {len(x)}"
+            )
         return torch.cat([super().forward(x), x[:1]])
 
 
@@ -324,7 +411,9 @@ def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
     with torch.cuda.device("cuda:0"):
         x = torch.ones(1, device="cuda:0")
         for case in cases:
-            layers = nn.Sequential(*[OneMore(1, index, Log(), 5 * units * CYCLES) for index, units in enumerate(case)]).cuda()
+            layers = nn.Sequential(
+                *[OneMore(1, index, Log(), 5 * units * CYCLES) for index, units in enumerate(case)]
+            ).cuda()
             layers(x)  # once before, as kernels are loaded at their first use
             torch.cuda.synchronize()
             with during(f"{len(case)} layers"):
@@ -339,7 +428,9 @@ def judge_best_cuts(answers: Plain, cases: Plain) -> Verdict:
         if isinstance(answer, str):
             return wrong_type(answer, "a whole number")
         if not 1 <= answer < len(layers):
-            return not_yet(f"a cut after {answer} of {len(layers)} layers leaves a GPU without work.")
+            return not_yet(
+                f"a cut after {answer} of {len(layers)} layers leaves a GPU without work."
+            )
         if _share(layers, answer) > TOLERANCE:
             return not_yet(
                 f"the layers take {', '.join(map(str, layers))} units of time. With {plural(answer, 'layer')} in the first half, "
@@ -357,7 +448,12 @@ WORK = {"F": FORWARD, "B": BACKWARD}
 
 def draw_pipelines(generator: random.Random) -> Plain:
     """Draw pairs (stages, micro-batches), some of them with fewer micro-batches than stages."""
-    cases = [[generator.randint(3, 5), generator.randint(6, 9)], [2, generator.randint(3, 6)], [4, generator.randint(2, 3)], [3, 1]]
+    cases = [
+        [generator.randint(3, 5), generator.randint(6, 9)],
+        [2, generator.randint(3, 6)],
+        [4, generator.randint(2, 3)],
+        [3, 1],
+    ]
     generator.shuffle(cases)
     return cases
 
@@ -389,7 +485,9 @@ def judge_orders(observations: Plain, cases: Plain) -> Verdict:
                 )
             kept, most = _most_kept(actions), stages - stage
             if kept > most:
-                return not_yet(f"{of}: {kept} micro-batches wait for their backward pass at once. The stage should keep at most {most}.")
+                return not_yet(
+                    f"{of}: {kept} micro-batches wait for their backward pass at once. The stage should keep at most {most}."
+                )
         orders = [[(WORK[action[0]], int(action[1:])) for action in actions] for actions in lists]
         try:
             took = finish(orders)
@@ -401,7 +499,9 @@ def judge_orders(observations: Plain, cases: Plain) -> Verdict:
                 f"{stages} stages, {count} micro-batches: if a forward pass takes 1 s and a backward pass 2 s, "
                 f"your order ends after {took} s. Expected {due} s."
             )
-    return right("The time of GPipe, and at most as many micro-batches kept as there are stages to come.")
+    return right(
+        "The time of GPipe, and at most as many micro-batches kept as there are stages to come."
+    )
 
 
 def _most_kept(actions: list[str]) -> int:
@@ -420,13 +520,29 @@ def finish(orders: Sequence[Sequence[tuple[str, int]]]) -> int:
     last, free = len(orders) - 1, [0] * len(orders)
     ends: dict[tuple[int, str, int], int] = {}
     for stage, work, index in launches(orders):
-        before = (stage - 1, work, index) if work == FORWARD else (stage + 1, work, index) if stage < last else (stage, FORWARD, index)
-        ends[stage, work, index] = free[stage] = max(free[stage], ends.get(before, 0)) + SECONDS[work]
+        before = (
+            (stage - 1, work, index)
+            if work == FORWARD
+            else (stage + 1, work, index)
+            if stage < last
+            else (stage, FORWARD, index)
+        )
+        ends[stage, work, index] = free[stage] = (
+            max(free[stage], ends.get(before, 0)) + SECONDS[work]
+        )
     return max(free)
 
 
 CHECKS = [
-    Check("04.1", draw_cuts, observe_cuts, judge_cuts, gpus=2, alters=("values", "hooks"), section="A network in two halves"),
+    Check(
+        "04.1",
+        draw_cuts,
+        observe_cuts,
+        judge_cuts,
+        gpus=2,
+        alters=("values", "hooks"),
+        section="A network in two halves",
+    ),
     Check("04.2", draw_stages, observe_seconds, judge_seconds, section="Micro-batches on paper"),
     Check("04.3", draw_steps, observe_steps, judge_steps, gpus=2, section="Two orders"),
     Check("04.4", draw_layers, observe_best_cuts, judge_best_cuts, section="Where to cut"),

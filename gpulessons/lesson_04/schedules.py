@@ -43,9 +43,17 @@ def launches(orders: Sequence[Sequence[Action]]) -> list[tuple[int, str, int]]:
     done: set[tuple[int, str, int]] = set()
     launched: list[tuple[int, str, int]] = []
     while any(waiting):
-        ready = [(stage, *actions[0]) for stage, actions in enumerate(waiting) if actions and _needs(stage, *actions[0], last) <= done]
+        ready = [
+            (stage, *actions[0])
+            for stage, actions in enumerate(waiting)
+            if actions and _needs(stage, *actions[0], last) <= done
+        ]
         if not ready:
-            stuck = ", ".join(f"{stage} before {actions[0][0]} {actions[0][1]}" for stage, actions in enumerate(waiting) if actions)
+            stuck = ", ".join(
+                f"{stage} before {actions[0][0]} {actions[0][1]}"
+                for stage, actions in enumerate(waiting)
+                if actions
+            )
             raise ValueError(f"the stages wait for each other: {stuck}")
         for action in ready:
             waiting[action[0]].pop(0)

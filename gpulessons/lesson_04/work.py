@@ -175,7 +175,9 @@ def _watching(stages: Sequence[nn.Module], watched: Sequence[_Watched]) -> Itera
 
 
 @in_style
-def plot_work(stages: Sequence[nn.Module], steps: Mapping[str, Callable[[], object]], memory: bool = False) -> Figure:
+def plot_work(
+    stages: Sequence[nn.Module], steps: Mapping[str, Callable[[], object]], memory: bool = False
+) -> Figure:
     """Run each step, and draw when the GPU of each stage works: a panel for each step.
 
     The title says for which share of the step the GPUs wait, on average. Panels have the same axis.
@@ -248,7 +250,11 @@ def _in_words(name: str, rows: Sequence[Row]) -> str:
     """Return the order of each GPU's work as a sentence."""
     parts = []
     for stage in sorted({row["stage"] for row in rows}):
-        done = [f"{row['work'][0].upper()}{row['micro_batch'] + 1}" for row in rows if row["stage"] == stage]
+        done = [
+            f"{row['work'][0].upper()}{row['micro_batch'] + 1}"
+            for row in rows
+            if row["stage"] == stage
+        ]
         parts.append(f"cuda:{stage} {' '.join(done)}")
     return f"Order with {name} (F is forward, B is backward): {'; '.join(parts)}."
 

@@ -86,7 +86,9 @@ def judge_requests(observed: Plain, sizes: Plain) -> Verdict:
         if isinstance(answer, str):
             return wrong_type(answer, "a number of bytes")
         if asked:
-            return not_yet("your function allocated GPU memory and measured it. Predict the result by calculation instead.")
+            return not_yet(
+                "your function allocated GPU memory and measured it. Predict the result by calculation instead."
+            )
         if answer != measured:
             reserved, said = sizes_alike(measured, answer)
             request = f"for a request of {size:,} bytes"
@@ -119,7 +121,9 @@ def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
         answer = number_or_type(largest_free_block())
     observed: list[Plain] = [{"answer": answer, "free": [], "emptied": False}]
     layouts = inputs["sizes"]
-    return observed + [_with_holes(largest_free_block, sizes, inputs["larger"]) for sizes in layouts]
+    return observed + [
+        _with_holes(largest_free_block, sizes, inputs["larger"]) for sizes in layouts
+    ]
 
 
 def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain:
@@ -166,7 +170,9 @@ def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
         if isinstance(answer, str):
             return wrong_type(answer, "a number of bytes")
         if found["emptied"]:
-            return not_yet("your function has returned free segments to the GPU. It should only look.")
+            return not_yet(
+                "your function has returned free segments to the GPU. It should only look."
+            )
         if answer == due:
             continue
         if not due:
@@ -176,8 +182,12 @@ def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
         largest_size, said = sizes_alike(due, answer)
         largest = f"the largest free block of the current stream has {largest_size}"
         if answer == sum(free):
-            return not_yet(f"{largest}. You returned {said}, the sum of its free blocks. A request needs one block that is large enough.")
-        return not_yet(f"{largest}. You returned {said}. Which blocks are free, and of which stream?")
+            return not_yet(
+                f"{largest}. You returned {said}, the sum of its free blocks. A request needs one block that is large enough."
+            )
+        return not_yet(
+            f"{largest}. You returned {said}. Which blocks are free, and of which stream?"
+        )
     blocks = f"{len(free)} blocks are free, {byte_text(sum(free))} in total"
     return right(f"{blocks}, and the largest has {byte_text(max(free))}.")
 
@@ -215,7 +225,9 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
     )
 
 
-def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[int], dtype: str) -> dict[str, Plain]:
+def _scattered(
+    compact: Any, sizes: list[int], values: list[int], order: list[int], dtype: str
+) -> dict[str, Plain]:
     """Return the difference to the expected values, the other devices, and the reserved bytes."""
     with _tidy():
         base = torch.cuda.memory_reserved()
@@ -265,12 +277,16 @@ def judge_scattered(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"the list must hold the same tensors in the same order. {difference}.")
     if observed["elsewhere"]:
         place = _place(observed["elsewhere"])
-        return not_yet(f"the new tensors should be on the GPU of the old ones. Some are on {place}.")
+        return not_yet(
+            f"the new tensors should be on the GPU of the old ones. Some are on {place}."
+        )
     before, after = byte_text(observed["before"]), byte_text(observed["after"])
     if observed["after"] > SEGMENT:
         measured = f"{before} were reserved before and {after} afterwards"
         if observed["least"] <= SEGMENT:
-            return not_yet(f"{measured}. Some segments are wholly free. What returns them, and when?")
+            return not_yet(
+                f"{measured}. Some segments are wholly free. What returns them, and when?"
+            )
         return not_yet(
             f"{measured}. {byte_text(SEGMENT)} are enough. When you made the new tensors, old ones "
             "were still in memory. A list, a loop's variable or a copy on the GPU keeps a segment."
@@ -297,7 +313,10 @@ def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
     """Return what the answer gives, and the bytes that stay allocated without the batches."""
     columns, count, dtype = inputs["columns"], inputs["count"], getattr(torch, inputs["dtype"])
     before = _requested()
-    due = [(torch.arange(rows * columns).remainder(1999) + rows).view(rows, columns).to(dtype) for rows in inputs["rows"]]
+    due = [
+        (torch.arange(rows * columns).remainder(1999) + rows).view(rows, columns).to(dtype)
+        for rows in inputs["rows"]
+    ]
     batches = [batch.cuda() for batch in due]
     with during(f"{len(batches)} batches and {count} rows"):
         kept = first_rows(batches, count)
@@ -350,8 +369,16 @@ def draw_work(generator: random.Random) -> Plain:
     row fits. In the fourth, the work fails for another reason.
     """
     cases = [
-        {"rows": 2 * generator.randint(10, 19) + 1, "fits": generator.randint(5, 9), "fails": False},
-        {"rows": 2 * generator.randint(20, 29) + 1, "fits": generator.randint(3, 5), "fails": False},
+        {
+            "rows": 2 * generator.randint(10, 19) + 1,
+            "fits": generator.randint(5, 9),
+            "fails": False,
+        },
+        {
+            "rows": 2 * generator.randint(20, 29) + 1,
+            "fits": generator.randint(3, 5),
+            "fails": False,
+        },
     ]
     cases.append({"rows": generator.randint(3, 9), "fits": 0, "fails": False})
     cases.append({"rows": generator.randint(3, 9), "fits": 1, "fails": True})
@@ -386,7 +413,9 @@ class EndlessError(Exception):
     """Raised if the work is tried again and again."""
 
 
-def _work(case: Plain, tries: list[list[int]], before: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def _work(
+    case: Plain, tries: list[list[int]], before: int
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function that doubles a batch, or runs out of memory if it has too many rows.
 
     Like the result of a model, its result has other columns and another dtype than the batch. The
@@ -415,13 +444,19 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         ended = raised or "a result"
         if not sizes or sizes[0] != rows:
             first = sizes[0] if sizes else "no"
-            return not_yet(f"try the whole batch of {rows} rows first. Your first try had {first} rows.")
+            return not_yet(
+                f"try the whole batch of {rows} rows first. Your first try had {first} rows."
+            )
         if case["fails"]:
             if raised is None or not raised.startswith("UnrelatedError") or len(sizes) > 1:
-                return not_yet("`work` raised an error that is not about memory. Leave it to the caller, and do not try again.")
+                return not_yet(
+                    "`work` raised an error that is not about memory. Leave it to the caller, and do not try again."
+                )
             continue
         if len(sizes) == 1:
-            return not_yet(f"{rows} rows did not fit, and your function tried no fewer. It ended with {ended}.")
+            return not_yet(
+                f"{rows} rows did not fit, and your function tried no fewer. It ended with {ended}."
+            )
         held = max(held for _, held in observed["tries"])
         if held > SCRATCH // 2:
             return not_yet(
@@ -430,20 +465,28 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
                 "variables of `work`."
             )
         if odd := _not_halved(sizes, case):
-            return not_yet(f"{rows} rows did not fit. Halve them, again and again. You tried {odd} of the {rows} rows.")
+            return not_yet(
+                f"{rows} rows did not fit. Halve them, again and again. You tried {odd} of the {rows} rows."
+            )
         if case["fits"] == 0:
             if raised is None or UNFIT not in raised:
-                return not_yet(f"not even one row fits, so raise the OutOfMemoryError of `work`. Your function ended with {ended}.")
+                return not_yet(
+                    f"not even one row fits, so raise the OutOfMemoryError of `work`. Your function ended with {ended}."
+                )
             continue
         if raised is not None:
             return not_yet(f"pieces of {case['fits']} rows fit, but your function raised {raised}.")
         if wrong := _wrong_result(observed["result"], rows):
             return not_yet(f"join the results of the pieces row by row, in order. {wrong}")
         if observed["result"]["device"] == "cpu":
-            return not_yet("the results of the pieces are on the GPU. What you returned is on the CPU.")
+            return not_yet(
+                "the results of the pieces are on the GPU. What you returned is on the CPU."
+            )
         fitting = [size for size in sizes if size <= case["fits"]]
         if len(fitting) > 2 * (-(-rows // case["fits"])):
-            return not_yet(f"{case['fits']} of the {rows} rows fit at once. You used {len(fitting)} pieces. Halve only what does not fit.")
+            return not_yet(
+                f"{case['fits']} of the {rows} rows fit at once. You used {len(fitting)} pieces. Halve only what does not fit."
+            )
     return right("Each batch that did not fit was halved until its pieces fit.")
 
 
@@ -454,7 +497,11 @@ def _not_halved(sizes: list[int], case: Plain) -> int:
     """
     rows = case["rows"]
     halves = {rows // 2, -(-rows // 2)}
-    halved = {size for power in range(1, rows.bit_length() + 1) for size in (rows >> power, -(-rows >> power))}
+    halved = {
+        size
+        for power in range(1, rows.bit_length() + 1)
+        for size in (rows >> power, -(-rows >> power))
+    }
     first = [size for size in sizes[1:2] if size not in halves]
     later = [size for size in sizes[2:] if size > case["fits"] and size not in halved]
     return (first + later + [0])[0]

@@ -25,9 +25,15 @@ from labkit.checks.left_behind import hooks_of
 
 STEPS = 12
 MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared
-EARLY, LATE = slice(2, 5), slice(-3, None)  # of the measurements before each step and after the last
+EARLY, LATE = (
+    slice(2, 5),
+    slice(-3, None),
+)  # of the measurements before each step and after the last
 FEW = 1024  # bytes: two blocks for numbers that are added up on the GPU
-RELATIVE, ABSOLUTE = 1e-5, 1e-6  # how close numbers must be: closer than a printed one, or float16, is rounded
+RELATIVE, ABSOLUTE = (
+    1e-5,
+    1e-6,
+)  # how close numbers must be: closer than a printed one, or float16, is rounded
 
 
 def draw(generator: random.Random, bad: int = 0) -> Plain:
@@ -65,15 +71,23 @@ def _without_collector() -> Iterator[None]:
 
 def _run(train: Any, inputs: Plain) -> Plain:
     generator = torch.Generator().manual_seed(inputs["seed"])
-    model = nn.Sequential(nn.Linear(inputs["width"], inputs["width"]), nn.Tanh(), nn.Linear(inputs["width"], inputs["outputs"]))
+    model = nn.Sequential(
+        nn.Linear(inputs["width"], inputs["width"]),
+        nn.Tanh(),
+        nn.Linear(inputs["width"], inputs["outputs"]),
+    )
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / inputs["width"] ** 0.5)
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=generator) / inputs["width"] ** 0.5
+            )
     model.cuda()
     calls: list[None] = []
     own_hook = model[1].register_forward_hook(lambda *_: calls.append(None))  # must stay
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    model(torch.ones(inputs["rows"], inputs["width"], device="cuda")).mean().backward()  # gradients are there, and workspaces
+    model(
+        torch.ones(inputs["rows"], inputs["width"], device="cuda")
+    ).mean().backward()  # gradients are there, and workspaces
     held: list[int] = []
     steps = Steps()
     before = _allocated()
@@ -98,8 +112,13 @@ def _run(train: Any, inputs: Plain) -> Plain:
 
 def _raised(train: Any, inputs: Plain) -> bool:
     """Return whether another error is raised to the caller, for rows that are too narrow."""
-    model = nn.Sequential(nn.Linear(inputs["width"], 8), nn.Tanh(), nn.Linear(8, inputs["outputs"])).cuda()
-    batch = torch.ones(2, inputs["width"] - 1, device="cuda"), torch.ones(2, inputs["outputs"], device="cuda")
+    model = nn.Sequential(
+        nn.Linear(inputs["width"], 8), nn.Tanh(), nn.Linear(8, inputs["outputs"])
+    ).cuda()
+    batch = (
+        torch.ones(2, inputs["width"] - 1, device="cuda"),
+        torch.ones(2, inputs["outputs"], device="cuda"),
+    )
     try:
         train(model, torch.optim.SGD(model.parameters(), lr=0.05), iter([batch]))
     except RuntimeError:
@@ -146,7 +165,9 @@ class Steps:
                 self._graphs.mark(module, given, output)
 
         def save(tensor: torch.Tensor) -> Saved:
-            saved = Saved(tensor.detach())  # or an output that its own node saves would keep that node
+            saved = Saved(
+                tensor.detach()
+            )  # or an output that its own node saves would keep that node
             self._saved.add(saved)
             return saved
 
@@ -175,7 +196,9 @@ class Steps:
             del batch
 
 
-def _batches(inputs: Plain, generator: torch.Generator, held: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(
+    inputs: Plain, generator: torch.Generator, held: list[int]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield new batches, the last one larger. Note the allocated bytes in `held` before each."""
     for step in range(STEPS):
         held.append(_allocated())
@@ -189,7 +212,9 @@ def _allocated() -> int:
     return sum(torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count()))
 
 
-def _batch(rows: int, inputs: Plain, generator: torch.Generator, bad: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(
+    rows: int, inputs: Plain, generator: torch.Generator, bad: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(rows, inputs["width"], generator=generator)
     y = x[:, : inputs["outputs"]].sin()
     return x.cuda(), (y * float("nan") if bad else y).cuda()
@@ -208,15 +233,21 @@ def _plain(value: Any) -> Plain:
 def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
     answer, expected = observed["answer"], observed["expected"]
     if len(answer["held"]) != STEPS + 1:
-        return not_yet(f"your function took {len(answer['held'])} of {STEPS} batches, and did not ask for more. Use all of them.")
+        return not_yet(
+            f"your function took {len(answer['held'])} of {STEPS} batches, and did not ask for more. Use all of them."
+        )
     if not near(answer["returned"], expected["returned"], RELATIVE, ABSOLUTE):
         got, due = _short(answer["returned"]), _short(expected["returned"])
         other = " with other values" if got == due else ""
-        return not_yet(f"your function must return what the script returned, {due}. Yours returned {got}{other}.")
+        return not_yet(
+            f"your function must return what the script returned, {due}. Yours returned {got}{other}."
+        )
     if not near(answer["model"], expected["model"], RELATIVE, ABSOLUTE):
         return not_yet("the model has not learned what it learns from the script.")
     if not observed["raised"]:
-        return not_yet("a batch was too narrow for the model, and your function hid the RuntimeError. The script raises it.")
+        return not_yet(
+            "a batch was too narrow for the model, and your function hid the RuntimeError. The script raises it."
+        )
     grown = _grown(answer["held"])
     if grown > 0:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
@@ -224,14 +255,22 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         return not_yet(f"the GPU still held {leaked}. {hint}")
     first = min(answer["held"][2:STEPS]) - answer["held"][1]
     if first > FEW:
-        return not_yet(f"the GPU still held {units.byte_text(first)} of the first step during all other steps. {hint}")
+        return not_yet(
+            f"the GPU still held {units.byte_text(first)} of the first step during all other steps. {hint}"
+        )
     most, step = _most(answer["held"], inputs["bad"])
     if most > FEW:
-        return not_yet(f"after step {step}, the GPU held {units.byte_text(most)} more than after the first step. {hint}")
+        return not_yet(
+            f"after step {step}, the GPU held {units.byte_text(most)} more than after the first step. {hint}"
+        )
     if answer["retained"]:
-        return not_yet("a backward pass had not freed the tensors that it used when the next batch came. Which argument asks for that?")
+        return not_yet(
+            "a backward pass had not freed the tensors that it used when the next batch came. Which argument asks for that?"
+        )
     if _grown(answer["graphs"]) > 0 or _most(answer["graphs"], inputs["bad"])[0] > 0:
-        return not_yet(f"the graphs of earlier steps were still there, in the computer's memory. {hint}")
+        return not_yet(
+            f"the graphs of earlier steps were still there, in the computer's memory. {hint}"
+        )
     if answer["backwards"] > expected["backwards"]:
         return not_yet(
             f"your function ran {answer['backwards']} backward passes, "
@@ -239,14 +278,20 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
             "A backward pass only to free a graph costs time and changes the gradients."
         )
     if not answer["own hook"]:
-        return not_yet("your function removed a hook that was there before. Remove only your own hooks.")
+        return not_yet(
+            "your function removed a hook that was there before. Remove only your own hooks."
+        )
     if _grown(answer["hooks"]) > 0 or _most(answer["hooks"], inputs["bad"])[0] > 0:
         more = max(answer["hooks"]) - answer["hooks"][1]
         compared = f"the model had {more} more hooks than after the first"
         return not_yet(f"after the last step, {compared}. {hint}")
     if answer["left"] > 0:
-        return not_yet(f"{units.byte_text(answer['left'])} were still in memory after your function had returned. {hint}")
-    return right(f"The script kept {units.byte_text(_grown(expected['held']))} in the steps compared, yours nothing.")
+        return not_yet(
+            f"{units.byte_text(answer['left'])} were still in memory after your function had returned. {hint}"
+        )
+    return right(
+        f"The script kept {units.byte_text(_grown(expected['held']))} in the steps compared, yours nothing."
+    )
 
 
 def _grown(held: list[int]) -> int:
@@ -270,7 +315,11 @@ def _short(value: Plain) -> str:
     """Describe a returned value in a few words."""
     if isinstance(value, dict):
         graph = ", with a graph" if value.get("graph") else ""
-        return f"a tensor of shape {value['shape']} on {value['device']}{graph}" if "shape" in value else value["type"]
+        return (
+            f"a tensor of shape {value['shape']} on {value['device']}{graph}"
+            if "shape" in value
+            else value["type"]
+        )
     if isinstance(value, list):
         more = ", …" if len(value) > 2 else ""
         return f"[{', '.join(map(_short, value[:2]))}{more}] ({len(value)} entries)"
@@ -281,16 +330,37 @@ def _fix(exercise: str, script: Callable[..., Any], hint: str, section: str, bad
     """Return the check of an exercise that hands out `script`."""
     draws: Callable[[random.Random], Plain] = partial(draw, bad=bad)
     return Check(
-        exercise, draws, partial(observe, script=script), partial(judge, hint=hint), script=script, alters=("values",), section=section
+        exercise,
+        draws,
+        partial(observe, script=script),
+        partial(judge, hint=hint),
+        script=script,
+        alters=("values",),
+        section=section,
     )
 
 
 SEVERAL = "What does a loss keep, what does the hook keep, and what does an exception know besides its message?"
 
 CHECKS = [
-    _fix("06.1", scripts.train_and_validate, "What holds the graphs that nobody calls backward on?", "Find it"),
+    _fix(
+        "06.1",
+        scripts.train_and_validate,
+        "What holds the graphs that nobody calls backward on?",
+        "Find it",
+    ),
     _fix("06.2", scripts.train_and_collect, "Where are the tensors in your list?", "What to keep"),
-    _fix("06.3", scripts.train_smoothed, "What does the average remember besides its value?", "Six loops"),
-    _fix("06.4", scripts.train_watched, "What does the hook keep, and how many hooks are there?", "A hook"),
+    _fix(
+        "06.3",
+        scripts.train_smoothed,
+        "What does the average remember besides its value?",
+        "Six loops",
+    ),
+    _fix(
+        "06.4",
+        scripts.train_watched,
+        "What does the hook keep, and how many hooks are there?",
+        "A hook",
+    ),
     _fix("06.5", scripts.train_robustly, SEVERAL, "Build it: three leaks at once", bad=3),
 ]

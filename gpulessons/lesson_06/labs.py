@@ -11,7 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gputrace import record, units
-from gputrace.figures.figure import BLACK, BLUE, GREEN, ORANGE, SKY_BLUE, VERMILLION, Figure, byte_ticks, darker, label_ends, new_canvas
+from gputrace.figures.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    SKY_BLUE,
+    VERMILLION,
+    Figure,
+    byte_ticks,
+    darker,
+    label_ends,
+    new_canvas,
+)
 from labkit.labs.experiment import Result, Row, Run, badge
 from labkit.labs.figures import finished, hollow, in_style
 from labkit.labs.panel import ExperimentPanel, switches
@@ -26,7 +38,11 @@ LEAKS = {
     "evaluation": "valid += nn.functional.mse_loss(model(x + 1), y + 1)",
     "retain_graph": "loss.backward(retain_graph=True)",
 }
-ALONE = tuple(LEAKS)[:5]  # those that are worth a training of their own: a retained graph goes with its loss, if nothing keeps that
+ALONE = tuple(
+    LEAKS
+)[
+    :5
+]  # those that are worth a training of their own: a retained graph goes with its loss, if nothing keeps that
 STEPS = 6
 MOST_STEPS = 1000
 COLUMNS = {"leak": "", "step": "", "allocated": "bytes", "grown": "bytes", "holder": ""}
@@ -61,19 +77,36 @@ def leaky_training(leaks: Sequence[str] = ALONE, steps: int = STEPS, together: b
     """
     chosen = list(dict.fromkeys(leaks))
     if not set(chosen) <= set(LEAKS) or not (chosen or together):
-        raise ValueError(f"leaks={leaks!r}: choose from {', '.join(map(repr, LEAKS))}; none of them only with together=True")
+        raise ValueError(
+            f"leaks={leaks!r}: choose from {', '.join(map(repr, LEAKS))}; none of them only with together=True"
+        )
     if type(steps) is not int or not 2 <= steps <= MOST_STEPS:
         raise ValueError(f"steps={steps!r}: give a whole number from 2 to {MOST_STEPS}")
     trainings = [chosen] if together else [[leak] for leak in chosen]
     parameters = {"leaks": chosen, "steps": steps, "together": together}
-    return Run("leaky_training", parameters, COLUMNS, badge(), steps * len(trainings), _points(trainings, steps, together))
+    return Run(
+        "leaky_training",
+        parameters,
+        COLUMNS,
+        badge(),
+        steps * len(trainings),
+        _points(trainings, steps, together),
+    )
 
 
 def script(leaks: Sequence[str]) -> tuple[str, str]:
     """The training's source: what comes before the loop, and a step."""
     before = _SET_UP + (f"{LEAKS['hook']}\n" if "hook" in leaks else "")
-    step = _STEP.replace("loss.backward()", LEAKS["retain_graph"]) if "retain_graph" in leaks else _STEP
-    return before, step + "".join(f"{LEAKS[leak]}\n" for leak in LEAKS if leak in leaks and leak not in ("hook", "retain_graph"))
+    step = (
+        _STEP.replace("loss.backward()", LEAKS["retain_graph"])
+        if "retain_graph" in leaks
+        else _STEP
+    )
+    return before, step + "".join(
+        f"{LEAKS[leak]}\n"
+        for leak in LEAKS
+        if leak in leaks and leak not in ("hook", "retain_graph")
+    )
 
 
 def growth(result: Result) -> dict[str, float]:
@@ -89,7 +122,9 @@ def _points(trainings: list[list[str]], steps: int, names_holder: bool) -> Itera
 
 def _training(leaks: list[str], steps: int, names_holder: bool) -> Iterator[Row]:
     before, step = (compile(source, "<string>", "exec") for source in script(leaks))
-    names: dict[str, Any] = {"__name__": "training"}  # a namespace of its own: what it holds is told by name
+    names: dict[str, Any] = {
+        "__name__": "training"
+    }  # a namespace of its own: what it holds is told by name
     try:
         exec(before, names)
         exec(step, names)
@@ -99,7 +134,13 @@ def _training(leaks: list[str], steps: int, names_holder: bool) -> Iterator[Row]
         def row(number: int) -> Row:
             exec(step, names)
             allocated = torch.cuda.memory_allocated()
-            return {"leak": " + ".join(leaks) or NO_LEAK, "step": number, "allocated": allocated, "grown": allocated - start, "holder": ""}
+            return {
+                "leak": " + ".join(leaks) or NO_LEAK,
+                "step": number,
+                "allocated": allocated,
+                "grown": allocated - start,
+                "holder": "",
+            }
 
         with record(timeline=False) if names_holder else nullcontext() as trace:
             for number in range(1, steps):
@@ -119,7 +160,9 @@ LOOKS = ((VERMILLION, "o"), (BLUE, "s"), (ORANGE, "^"), (GREEN, "D"), (SKY_BLUE,
 
 
 @in_style
-def plot_leaky_training(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
+def plot_leaky_training(
+    result: Result, recorded: Result | None = None, prediction: float | None = None
+) -> Figure:
     """What each training has kept after each step. `prediction` says in MiB what is kept a step; it is drawn at the last one."""
     kept = growth(result)
     canvas, axes = new_canvas(_finding(result, kept))
@@ -128,12 +171,22 @@ def plot_leaky_training(result: Result, recorded: Result | None = None, predicti
         if recorded is not None and leak in growth(recorded):
             _line(axes, recorded, leak, "--", index)
     guess = _predicted(axes, result, prediction)
-    highest = [*result.column("grown"), *(recorded.column("grown") if recorded else []), guess or 0, MIB]
+    highest = [
+        *result.column("grown"),
+        *(recorded.column("grown") if recorded else []),
+        guess or 0,
+        MIB,
+    ]
     byte_ticks(axes, 1.08 * max(highest), 6)
     axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # a line at 0 is seen
     axes.set(xlabel="training step", ylabel="kept since the start")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    label_ends(axes, [*labels, (result.rows[-1]["step"], guess, f"predicted: {prediction:g}", BLUE)] if guess is not None else labels)
+    label_ends(
+        axes,
+        [*labels, (result.rows[-1]["step"], guess, f"predicted: {prediction:g}", BLUE)]
+        if guess is not None
+        else labels,
+    )
     said = "" if prediction is None else f"Predicted: {prediction:g} MiB a step."
     return finished(canvas, result, recorded, _proof, _held(result), said)
 
@@ -143,7 +196,11 @@ def _finding(result: Result, kept: dict[str, float]) -> str:
         return "Not measured yet: not even one step"
     if len(kept) == 1:
         nbytes = next(iter(kept.values()))
-        return f"Memory grows by {units.byte_text(nbytes)} a step" if nbytes else "Memory does not grow"
+        return (
+            f"Memory grows by {units.byte_text(nbytes)} a step"
+            if nbytes
+            else "Memory does not grow"
+        )
     most, least = max(kept, key=lambda leak: kept[leak]), min(kept, key=lambda leak: kept[leak])
     nothing = units.byte_text(kept[least]) if kept[least] else "nothing"
     return f"“{most}” keeps {units.byte_text(kept[most])} a step, “{least}” {nothing}"
@@ -158,7 +215,9 @@ def _held(result: Result) -> str:
     return "".join(f"Held by {holder}." for holder in result.column("holder") if holder)
 
 
-def _line(axes: Axes, result: Result, leak: str, dashes: str, index: int) -> tuple[float, float, str, str]:
+def _line(
+    axes: Axes, result: Result, leak: str, dashes: str, index: int
+) -> tuple[float, float, str, str]:
     """Draw what one training kept; returns the name for the line's end."""
     steps, grown = result.column("step", leak=leak), result.column("grown", leak=leak)
     colour, marker = LOOKS[index % len(LOOKS)]
@@ -224,7 +283,9 @@ class LeakLab(ExperimentPanel):
         kept = next(iter(growth(result).values())) / MIB
         told = f"The loop keeps {kept:.4g} MiB a step; you predicted {prediction:g}"
         told += (
-            ". A good prediction!" if abs(prediction - kept) <= NEAR else f", {abs(prediction - kept):.4g} too {_way(prediction, kept)}."
+            ". A good prediction!"
+            if abs(prediction - kept) <= NEAR
+            else f", {abs(prediction - kept):.4g} too {_way(prediction, kept)}."
         )
         holder = result.rows[-1]["holder"]
         return f"{told} The largest tensor that leaked is held by {holder}." if holder else told
@@ -235,9 +296,14 @@ class LeakLab(ExperimentPanel):
 
     def _show_source(self) -> None:
         before, step = script(self.leaks)
-        loop = f"for _ in range({self.steps}):\n" + "".join(f"    {line}\n" for line in step.splitlines())
+        loop = f"for _ in range({self.steps}):\n" + "".join(
+            f"    {line}\n" for line in step.splitlines()
+        )
         leaking = {LEAKS[name] for name in self.leaks}
-        lines = [(f"<b>{escape(line)}</b>" if line.strip() in leaking else escape(line)) for line in (before + "\n" + loop).splitlines()]
+        lines = [
+            (f"<b>{escape(line)}</b>" if line.strip() in leaking else escape(line))
+            for line in (before + "\n" + loop).splitlines()
+        ]
         self.source.value = "<pre style='line-height: 1.3'>" + "\n".join(lines) + "</pre>"
 
 

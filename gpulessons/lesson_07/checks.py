@@ -80,7 +80,9 @@ def judge_bits(answers: Plain, cases: Plain) -> Verdict:
             return not_yet(f"for {parts}, your function returned {answer}. Return a number.")
         if not _same_number(answer, expected):
             question = _question(parts, answer, expected)
-            return not_yet(f"{parts} stands for {expected:.9g}. Your function returned {answer:.9g}. {question}")
+            return not_yet(
+                f"{parts} stands for {expected:.9g}. Your function returned {answer:.9g}. {question}"
+            )
     return right("One rule reads every format.")
 
 
@@ -173,7 +175,9 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
             hint = "Check the formula. Which numbers exceed 65504, or are rounded to three digits before the end?"
             if expected == 0:
                 hint = "Do they touch at all?"
-            return not_yet(f"the boxes {a} and {b} have an IoU of {expected:.4f}. Your function returned {value:.4f}. {hint}")
+            return not_yet(
+                f"the boxes {a} and {b} have an IoU of {expected:.4f}. Your function returned {value:.4f}. {hint}"
+            )
     return right("The boxes and the overlaps fit float16; the areas do not.")
 
 
@@ -282,7 +286,9 @@ def judge_model(found: Plain, model: Plain) -> Verdict:
     if found["type"] != "Module":
         return wrong_type(found["type"], "the model")
     if not found["same"] or not found["names"]:
-        return not_yet("your function returned another model, or one without some of its tensors. Convert the given model in place.")
+        return not_yet(
+            "your function returned another model, or one without some of its tensors. Convert the given model in place."
+        )
     if not found["kept"]:
         return not_yet(
             "some parameters are new objects, and an optimizer would still hold the old ones. Convert parameters in place, by their data."
@@ -294,12 +300,18 @@ def judge_model(found: Plain, model: Plain) -> Verdict:
         if dtype_before in ("torch.int64", "torch.bool"):
             if dtype != dtype_before:
                 changed = f"{name}, a buffer of {dtype_before}, is {dtype} now"
-                return not_yet(f"{changed}. Convert only floating-point tensors, as model.half() does.")
+                return not_yet(
+                    f"{changed}. Convert only floating-point tensors, as model.half() does."
+                )
             continue
         if in_norm and dtype != "torch.float32":
-            return not_yet(f"{name}, of a BatchNorm layer, is {dtype}. Does your function find all three kinds, at any depth?")
+            return not_yet(
+                f"{name}, of a BatchNorm layer, is {dtype}. Does your function find all three kinds, at any depth?"
+            )
         if in_norm and tensor["off"] != 0:
-            return not_yet(f"{name} has other values than before. Was it converted to float16 and back?")
+            return not_yet(
+                f"{name} has other values than before. Was it converted to float16 and back?"
+            )
         if not in_norm and dtype != "torch.float16":
             return not_yet(f"{name} is {dtype}. Only BatchNorm stays in float32.")
         if not in_norm and not tensor["off"] < 1e-2:
@@ -355,7 +367,9 @@ def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
         if isinstance(scale, str):
             return wrong_type(scale, "a number")
         if not same:
-            return not_yet("the gradients have other values than before. Which of your operations works in place?")
+            return not_yet(
+                "the gradients have other values than before. Which of your operations works in place?"
+            )
         if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
             return not_yet(f"{scale:.9g} is not a power of two.")
         largest = max(abs(value) for values in case for value in _flat(values))
@@ -444,7 +458,9 @@ def observe_step(training_step: Any, cases: Plain) -> Plain:
         model = Parts(case["weight"]).to(DEVICE)
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 1e5)  # of an earlier step
-        model.register_forward_hook(lambda module, inputs, output, dtypes=dtypes: dtypes.append(str(output.dtype)))
+        model.register_forward_hook(
+            lambda module, inputs, output, dtypes=dtypes: dtypes.append(str(output.dtype))
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=case["rate"])
         scaler = torch.amp.GradScaler("cuda", init_scale=case["scale"])
         x = torch.tensor(case["inputs"], device=DEVICE)
@@ -493,13 +509,19 @@ def judge_step(found: Plain, cases: Plain) -> Verdict:
             ran = f"{len(step['dtypes'])} times"
             if len(step["dtypes"]) == 1:
                 ran = f"in {step['dtypes'][0]}"
-            return not_yet(f"the model should run once, under autocast in torch.float16. It ran {ran}.")
+            return not_yet(
+                f"the model should run once, under autocast in torch.float16. It ran {ran}."
+            )
         after, loss = expected_step(case)
         if isinstance(step["loss"], str) or not math.isclose(step["loss"], loss, rel_tol=0.02):
-            return not_yet(f"the loss was {loss:.4g}, and your function returned {step['loss']}. Return the true loss, as a number.")
+            return not_yet(
+                f"the loss was {loss:.4g}, and your function returned {step['loss']}. Return the true loss, as a number."
+            )
         moved = math.dist(after, start_of(case))
         if not math.dist(step["after"], after) <= 0.03 * moved:
-            return not_yet(f"with {kind} gradients, the parameters did not move as they should. {_STEP_HINTS[kind]}")
+            return not_yet(
+                f"with {kind} gradients, the parameters did not move as they should. {_STEP_HINTS[kind]}"
+            )
         halved = kind == "overflowing"
         if step["scale"] != case["scale"] * (0.5 if halved else 1):
             return not_yet(

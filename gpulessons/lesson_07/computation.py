@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 LONGEST = 200  # characters
 MOST_TERMS = 10_000  # of a sum
-ALLOWED = (
-    "type numbers, + - * / **, brackets, pi, inf, or the functions sqrt, exp, log, abs and sum(number, times), such as sum(0.01, 1000)"
-)
+ALLOWED = "type numbers, + - * / **, brackets, pi, inf, or the functions sqrt, exp, log, abs and sum(number, times), such as sum(0.01, 1000)"
 CONSTANTS = {"pi": math.pi, "inf": math.inf}
 
 Rounding = Callable[[float], float]
@@ -29,7 +27,9 @@ def parse(text: str) -> Computation:
         raise ValueError(f"There is nothing to compute: {ALLOWED}.")
     text = " ".join(text.split())
     if len(text) > LONGEST:
-        raise ValueError(f"“{text[:20]}…” is too long, {len(text)} characters: type at most {LONGEST}.")
+        raise ValueError(
+            f"“{text[:20]}…” is too long, {len(text)} characters: type at most {LONGEST}."
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of text that is refused below
@@ -54,13 +54,19 @@ def _value(node: ast.expr, text: str, rounded: Rounding) -> float:
             value = _value(operand, text, rounded)
             return -value if isinstance(sign, ast.USub) else value
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            return rounded(_OPERATIONS[type(op)](_value(left, text, rounded), _value(right, text, rounded)))
-        case ast.Call(func=ast.Name(id="sum"), args=[term, ast.Constant(value=int() as times)], keywords=[]) if 1 <= times <= MOST_TERMS:
+            return rounded(
+                _OPERATIONS[type(op)](_value(left, text, rounded), _value(right, text, rounded))
+            )
+        case ast.Call(
+            func=ast.Name(id="sum"), args=[term, ast.Constant(value=int() as times)], keywords=[]
+        ) if 1 <= times <= MOST_TERMS:
             return _sum(_value(term, text, rounded), times, rounded)
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
             return rounded(_FUNCTIONS[name](_value(argument, text, rounded)))
         case ast.Call(func=ast.Name(id="sum")):
-            raise ValueError(f"“{ast.get_source_segment(text, node)}”: write sum(number, times), times a whole number up to {MOST_TERMS}.")
+            raise ValueError(
+                f"“{ast.get_source_segment(text, node)}”: write sum(number, times), times a whole number up to {MOST_TERMS}."
+            )
         case ast.Tuple():
             pointed = re.sub(r"(\d),(?=\d)", r"\1.", text)
             raise ValueError(f"“{text}” has a comma: type a point, {pointed}.")

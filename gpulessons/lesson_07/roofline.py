@@ -42,7 +42,9 @@ def plot_roofline(speeds: Result) -> Figure:
     for operation in (SUM, PRODUCT):
         for form in COLOURS:
             if not speeds.column("size", operation=operation, format=form):
-                raise ValueError(f"There is no {operation} in {form}. A roofline needs sums and products in float32 and float16.")
+                raise ValueError(
+                    f"There is no {operation} in {form}. A roofline needs sums and products in float32 and float16."
+                )
     canvas, axes = new_canvas(_finding(speeds))
     for form, colour in COLOURS.items():
         for operation in (SUM, PRODUCT):
@@ -155,5 +157,7 @@ def _in_words(speeds: Result) -> list[str]:
     for operation in (SUM, PRODUCT):
         sizes = sorted(set(speeds.column("size", operation=operation)))
         gains = [f"{gain(speeds, operation, size):.2g} at {size}²" for size in sizes]
-        sentences.append(f"A {operation} in float16 is faster by these factors: {', '.join(gains)}.")
+        sentences.append(
+            f"A {operation} in float16 is faster by these factors: {', '.join(gains)}."
+        )
     return sentences

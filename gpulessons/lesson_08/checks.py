@@ -15,7 +15,17 @@ from torch import nn
 from gpulessons.lesson_08.producer import ENDING, observe_producer
 from gputrace import units
 from labkit import processes
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    describe,
+    during,
+    not_yet,
+    number_or_type,
+    right,
+    wrong_type,
+)
 from labkit.checks.comparing import sizes_alike
 
 DEVICE = "cuda:0"
@@ -32,7 +42,9 @@ def draw_tensors(generator: random.Random) -> Plain:
     """Matrices, each of its own dtype, and none square: whole, transposed, and a few rows of a larger one."""
     rows, columns = generator.sample(range(2, 7), k=2)
     kinds = zip(generator.sample(KINDS, k=3), generator.sample(DTYPES, k=3), strict=True)
-    return [{"dtype": dtype, "kind": kind, "rows": rows, "columns": columns} for kind, dtype in kinds]
+    return [
+        {"dtype": dtype, "kind": kind, "rows": rows, "columns": columns} for kind, dtype in kinds
+    ]
 
 
 def matrix(case: Plain) -> torch.Tensor:
@@ -47,7 +59,11 @@ def observe_copies(shared_copy: Any, cases: Plain) -> Plain:
         x = matrix(case)
         with during(f"a {case['kind']} matrix of {x.dtype}"):
             answer = shared_copy(x)
-        told = {"answer": describe(answer), "private": not _seen_from_fork(x), "unchanged": describe(x) == describe(matrix(case))}
+        told = {
+            "answer": describe(answer),
+            "private": not _seen_from_fork(x),
+            "unchanged": describe(x) == describe(matrix(case)),
+        }
         if told["answer"] == describe(matrix(case)):
             told["shared"] = _seen_from_fork(answer)
         found.append(told)
@@ -61,7 +77,9 @@ def _seen_from_fork(tensor: torch.Tensor) -> bool:
     first = ctypes.c_uint8.from_address(tensor.data_ptr())
     before = first.value
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the child needs none, it writes one byte and is gone
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # about threads: the child needs none, it writes one byte and is gone
         child = os.fork()
     if child == 0:
         first.value = before ^ 0xFF
@@ -75,11 +93,17 @@ def judge_copies(found: Plain, cases: Plain) -> Verdict:
     for told, case in zip(found, cases, strict=True):
         expected, answer = describe(matrix(case)), told["answer"]
         if answer != expected:
-            return not_yet(f"from {_short(expected)} you made {_short(answer)}: it should have the same values, shape, dtype and device.")
+            return not_yet(
+                f"from {_short(expected)} you made {_short(answer)}: it should have the same values, shape, dtype and device."
+            )
         if not told["shared"]:
-            return not_yet("a forked child wrote into what you returned, and this process did not see it. Whose memory is it?")
+            return not_yet(
+                "a forked child wrote into what you returned, and this process did not see it. Whose memory is it?"
+            )
         if not told["private"]:
-            return not_yet("a forked child wrote into x, and this process saw it. x should stay private.")
+            return not_yet(
+                "a forked child wrote into x, and this process saw it. x should stay private."
+            )
         if not told["unchanged"]:
             return not_yet("x has other values than before.")
     return right("Every process that gets this tensor sees the same memory.")
@@ -159,7 +183,10 @@ def judge_held(found: Plain, inputs: Plain) -> Verdict:
 
 
 def draw_limits(generator: random.Random) -> Plain:
-    return [{"processes": count, "context": generator.randint(100, 600) * MIB} for count in generator.sample(range(2, 9), k=3)]
+    return [
+        {"processes": count, "context": generator.randint(100, 600) * MIB}
+        for count in generator.sample(range(2, 9), k=3)
+    ]
 
 
 def observe_limits(share_fairly: Any, cases: Plain) -> Plain:
@@ -172,7 +199,9 @@ def observe_limits(share_fairly: Any, cases: Plain) -> Plain:
             torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
             with torch.cuda.device(DEVICE):
                 share_fairly(case["processes"], case["context"])
-            found.append({"fraction": torch.cuda.get_per_process_memory_fraction(DEVICE), "total": total})
+            found.append(
+                {"fraction": torch.cuda.get_per_process_memory_fraction(DEVICE), "total": total}
+            )
     finally:
         del held
         torch.cuda.set_per_process_memory_fraction(before, DEVICE)
@@ -185,7 +214,9 @@ NEAR = 1e-6  # of the whole GPU: some kilobytes
 def judge_limits(found: Plain, cases: Plain) -> Verdict:
     for told, case in zip(found, cases, strict=True):
         if told["fraction"] == 1.0:
-            return not_yet("this process has no limit: torch.cuda.set_per_process_memory_fraction sets one.")
+            return not_yet(
+                "this process has no limit: torch.cuda.set_per_process_memory_fraction sets one."
+            )
         limit, total = told["fraction"] * told["total"], told["total"]
         together = case["processes"] * (limit + case["context"])
         if together <= total * (1 + NEAR) and together >= total * (1 - NEAR):
@@ -223,9 +254,13 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
     if found["raised"]:
         return not_yet(f"in its process, your function raised {found['raised']}")
     if found["forged"]:
-        return not_yet("your producer set `done` itself, or cleared it. Who can say that the consumer has released the tensors?")
+        return not_yet(
+            "your producer set `done` itself, or cleared it. Who can say that the consumer has released the tensors?"
+        )
     if found["lost"]:
-        return not_yet("your producer did not wait until the consumer was done. What it had sent was gone.")
+        return not_yet(
+            "your producer did not wait until the consumer was done. What it had sent was gone."
+        )
     if len(found["came"]) >= len(sizes) and not found["waited"] and found["ended"]:
         return not_yet(
             "your producer ended and did not wait until `done` was set. How does it know that the consumer has released the tensors?"
@@ -233,14 +268,24 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
     if len(found["came"]) < len(sizes):
         return not_yet(f"{len(found['came'])} of {len(sizes)} tensors came. Who waits for whom?")
     for tensor, size in zip(found["came"], sizes, strict=False):
-        if tensor["type"] != "Tensor" or tensor["values"] != [1.0] * size or tensor["shape"] != [size]:
+        if (
+            tensor["type"] != "Tensor"
+            or tensor["values"] != [1.0] * size
+            or tensor["shape"] != [size]
+        ):
             return not_yet(f"expected {size} ones, and {_short(tensor)} came.")
         if tensor["dtype"] != "torch.float32":
-            return not_yet(f"ones of torch.float32 were sent before, and you send {tensor['dtype']}. Only the end was to be corrected.")
+            return not_yet(
+                f"ones of torch.float32 were sent before, and you send {tensor['dtype']}. Only the end was to be corrected."
+            )
         if not tensor["device"].startswith("cuda"):
-            return not_yet(f"the tensors came on {tensor['device']}. They should stay on the GPU, uncopied.")
+            return not_yet(
+                f"the tensors came on {tensor['device']}. They should stay on the GPU, uncopied."
+            )
     if len(found["came"]) > len(sizes):
-        return not_yet(f"after the {len(sizes)} tensors, more came. The consumer takes as many as there are sizes.")
+        return not_yet(
+            f"after the {len(sizes)} tensors, more came. The consumer takes as many as there are sizes."
+        )
     if not found["ended"]:
         return not_yet(f"{ENDING:g} s after the consumer was done, your producer still ran.")
     return right("It stayed until nobody needed its memory.")
@@ -257,7 +302,9 @@ class Requests:
         self.looks: list[dict[str, int]] = []
 
     def get(self) -> tuple[int, torch.Tensor] | None:
-        self.looks.append({"replies": self._replies.qsize(), "allocated": torch.cuda.memory_allocated(DEVICE)})
+        self.looks.append(
+            {"replies": self._replies.qsize(), "allocated": torch.cuda.memory_allocated(DEVICE)}
+        )
         try:
             return next(self._requests)
         except StopIteration:
@@ -280,23 +327,43 @@ def draw_requests(generator: random.Random) -> Plain:
     def matrix_of(rows: int, columns: int) -> list[list[float]]:
         return [[generator.randint(1, 36) / 4 for _ in range(columns)] for _ in range(rows)]
 
-    requests = [{"client": client, "row": [generator.randint(1000, 9000) / 1000 for _ in range(3)]} for client in clients]
-    return {"requests": requests, "weights": [matrix_of(4, 3), [[-weight for weight in matrix_of(1, 4)[0]], *matrix_of(1, 4)]]}
+    requests = [
+        {"client": client, "row": [generator.randint(1000, 9000) / 1000 for _ in range(3)]}
+        for client in clients
+    ]
+    return {
+        "requests": requests,
+        "weights": [
+            matrix_of(4, 3),
+            [[-weight for weight in matrix_of(1, 4)[0]], *matrix_of(1, 4)],
+        ],
+    }
 
 
 def observe_server(serve: Any, inputs: Plain) -> Plain:
-    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).to(DEVICE)
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).to(
+        DEVICE
+    )
     with torch.no_grad():
         for parameter, weight in zip(model.parameters(), inputs["weights"], strict=True):
             parameter.copy_(torch.tensor(weight))
     model.eval()
     computed: list[str] = []  # where
-    model[0].register_forward_hook(lambda module, given, output: computed.append(str(output.device)))
+    model[0].register_forward_hook(
+        lambda module, given, output: computed.append(str(output.device))
+    )
     replies: SimpleQueue = SimpleQueue()
-    requests = Requests([(request["client"], torch.tensor([request["row"]])) for request in inputs["requests"]], replies)
+    requests = Requests(
+        [(request["client"], torch.tensor([request["row"]])) for request in inputs["requests"]],
+        replies,
+    )
     with torch.cuda.device(DEVICE):
         serve(model, requests, replies)
-    return {"looks": requests.looks, "replies": [_reply(replies.get()) for _ in range(replies.qsize())], "computed": computed}
+    return {
+        "looks": requests.looks,
+        "replies": [_reply(replies.get()) for _ in range(replies.qsize())],
+        "computed": computed,
+    }
 
 
 def _reply(reply: Any) -> Plain:
@@ -304,16 +371,24 @@ def _reply(reply: Any) -> Plain:
         return {"client": None, "answer": {"type": type(reply).__name__}, "graph": False}
     client, answer = reply
     graph = isinstance(answer, torch.Tensor) and answer.requires_grad
-    return {"client": client if isinstance(client, int) else type(client).__name__, "answer": describe(answer), "graph": graph}
+    return {
+        "client": client if isinstance(client, int) else type(client).__name__,
+        "answer": describe(answer),
+        "graph": graph,
+    }
 
 
 def judge_server(found: Plain, inputs: Plain) -> Verdict:
     looks, replies, requests = found["looks"], found["replies"], inputs["requests"]
     for count, look in enumerate(looks):
         if look["replies"] < count:
-            return not_yet(f"you asked for request {count + 1} when client {requests[count - 1]['client']} still had no reply.")
+            return not_yet(
+                f"you asked for request {count + 1} when client {requests[count - 1]['client']} still had no reply."
+            )
     if len(looks) <= len(requests):
-        return not_yet(f"you answered {len(looks)} of {len(requests)} requests; go on until None comes.")
+        return not_yet(
+            f"you answered {len(looks)} of {len(requests)} requests; go on until None comes."
+        )
     if places := sorted({place for place in found["computed"] if not place.startswith("cuda")}):
         return not_yet(f"the model computed on {places[0]}. It was on the GPU: what should move?")
     if len(replies) != len(requests):
@@ -321,15 +396,21 @@ def judge_server(found: Plain, inputs: Plain) -> Verdict:
     for reply, request in zip(replies, requests, strict=True):
         answer = reply["answer"]
         if answer["type"] != "Tensor" or reply["client"] != request["client"]:
-            return not_yet(f"a reply is a pair of the client, here {request['client']}, and a tensor; yours: {reply['client']}, {answer}.")
+            return not_yet(
+                f"a reply is a pair of the client, here {request['client']}, and a tensor; yours: {reply['client']}, {answer}."
+            )
         if answer["device"] != "cpu":
             return not_yet(
                 f"a reply came on {answer['device']}: then every client needs a context, and you must outlive them. Send .cpu()."
             )
         if reply["graph"]:
-            return not_yet("a reply requires a gradient, and no queue takes it. The server does not train.")
+            return not_yet(
+                "a reply requires a gradient, and no queue takes it. The server does not train."
+            )
         expected = _answered(inputs["weights"], request["row"])
-        if answer["shape"] != [1, len(expected)] or not all(abs(a - b) <= 1e-2 for a, b in zip(answer["values"], expected, strict=True)):
+        if answer["shape"] != [1, len(expected)] or not all(
+            abs(a - b) <= 1e-2 for a, b in zip(answer["values"], expected, strict=True)
+        ):
             return not_yet(
                 f"to the request {_numbers(request['row'])} the model answers {_numbers(expected)}. You sent a tensor of {_short(answer)}"
             )

@@ -10,7 +10,17 @@ from matplotlib.patches import Patch
 
 from gpulessons.lesson_08.sharing_process import take_part
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, Figure, binary_ticks, darker, new_canvas
+from gputrace.figures.figure import (
+    BESIDE,
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    Figure,
+    binary_ticks,
+    darker,
+    new_canvas,
+)
 from labkit.labs.experiment import Result, Row, Run, badge
 from labkit.labs.figures import finished, hollow, in_style
 from labkit.labs.panel import ExperimentPanel, one_of
@@ -19,7 +29,11 @@ from labkit.processes import PATIENCE, children, context
 
 MIB = 1 << 20
 # By way, the part of the first process and that of each other.
-PARTS = {"a copy each": ("worker", "worker"), "shared weights": ("owner", "borrower"), "one server": ("server", "client")}
+PARTS = {
+    "a copy each": ("worker", "worker"),
+    "shared weights": ("owner", "borrower"),
+    "one server": ("server", "client"),
+}
 WAYS = tuple(PARTS)
 MOST_PROCESSES = 8
 WORK = 64 * MIB  # what a request takes for a moment
@@ -44,14 +58,26 @@ def shared_model(ways: Sequence[str] = WAYS, processes: int = 3, weights: int = 
     if type(processes) is not int or not 2 <= processes <= MOST_PROCESSES:
         raise ValueError(f"processes={processes!r}: give a whole number from 2 to {MOST_PROCESSES}")
     if type(weights) is not int or not MIB <= weights <= LARGEST:
-        raise ValueError(f"weights={weights!r}: give a number of bytes from {MIB} (1 MiB) to {LARGEST} (16 GiB)")
+        raise ValueError(
+            f"weights={weights!r}: give a number of bytes from {MIB} (1 MiB) to {LARGEST} (16 GiB)"
+        )
     parameters = {"ways": chosen, "processes": processes, "weights": weights, "work": WORK}
-    return Run("shared_model", parameters, COLUMNS, badge(), len(chosen) * processes, _points(chosen, processes, weights))
+    return Run(
+        "shared_model",
+        parameters,
+        COLUMNS,
+        badge(),
+        len(chosen) * processes,
+        _points(chosen, processes, weights),
+    )
 
 
 def held_by_way(result: Result) -> dict[str, int]:
     """Bytes of the GPU that all processes hold together, by way."""
-    return {way: sum(sum(result.column(name, way=way)) for name in HELD) for way in dict.fromkeys(result.column("way"))}
+    return {
+        way: sum(sum(result.column(name, way=way)) for name in HELD)
+        for way in dict.fromkeys(result.column("way"))
+    }
 
 
 def _points(ways: list[str], processes: int, weights: int) -> Iterator[Row]:
@@ -66,7 +92,10 @@ def _rows(way: str, parts: list[str], weights: int) -> Iterator[Row]:
     make = context()
     queues = [make.SimpleQueue() for _ in range(3)]
     lines = [make.Pipe() for _ in parts]
-    arguments = [(theirs, part, weights, WORK, queues) for (_, theirs), part in zip(lines, parts, strict=True)]
+    arguments = [
+        (theirs, part, weights, WORK, queues)
+        for (_, theirs), part in zip(lines, parts, strict=True)
+    ]
     with children(take_part, arguments) as started:
         for _, theirs in lines:
             theirs.close()  # a child that dies is heard of
@@ -76,10 +105,18 @@ def _rows(way: str, parts: list[str], weights: int) -> Iterator[Row]:
             try:
                 reserved, own = line.recv()
             except (EOFError, ConnectionResetError):
-                raise RuntimeError(f"process {number + 1} of “{way}” has ended; its error stands in the kernel's log") from None
+                raise RuntimeError(
+                    f"process {number + 1} of “{way}” has ended; its error stands in the kernel's log"
+                ) from None
             taken = _used() - before
             name = part if parts.count(part) == 1 else f"{part} {number + (parts[0] == part)}"
-            yield {"way": way, "process": name, "context": taken - reserved, "weights": own, "cache": reserved - own}
+            yield {
+                "way": way,
+                "process": name,
+                "context": taken - reserved,
+                "weights": own,
+                "cache": reserved - own,
+            }
         for (line, _), process in reversed(list(zip(lines, started, strict=True))):
             line.close()
             process.join(PATIENCE)
@@ -100,7 +137,9 @@ GIB = 1 << 30
 
 
 @in_style
-def plot_shared_model(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
+def plot_shared_model(
+    result: Result, recorded: Result | None = None, prediction: float | None = None
+) -> Figure:
     """A bar for each way, of one piece a process and kind of memory. `prediction` is in GiB, of the first way."""
     canvas, axes = new_canvas(_finding(result))
     ways = [way for way in WAYS if way in result.column("way")]
@@ -115,9 +154,25 @@ def plot_shared_model(result: Result, recorded: Result | None = None, prediction
     if prediction is not None and ways:
         above = prediction * GIB, -FILLED / 2 - 0.12
         axes.plot(*([value] for value in above), marker="o", **hollow(BLUE, 9))
-        beside = ((9, 0), "left") if prediction * GIB < max(held_by_way(result).values()) / 2 else ((-9, 0), "right")
-        axes.annotate(f"predicted: {prediction:g} GiB", above, beside[0], **BESIDE, ha=beside[1], color=darker(BLUE))
-    highest = [*held_by_way(result).values(), *(held_by_way(recorded).values() if recorded else []), (prediction or 0) * GIB, MIB]
+        beside = (
+            ((9, 0), "left")
+            if prediction * GIB < max(held_by_way(result).values()) / 2
+            else ((-9, 0), "right")
+        )
+        axes.annotate(
+            f"predicted: {prediction:g} GiB",
+            above,
+            beside[0],
+            **BESIDE,
+            ha=beside[1],
+            color=darker(BLUE),
+        )
+    highest = [
+        *held_by_way(result).values(),
+        *(held_by_way(recorded).values() if recorded else []),
+        (prediction or 0) * GIB,
+        MIB,
+    ]
     binary_ticks(axes, 1.02 * max(highest))
     size, unit = units.byte_unit(max(highest))
     ticks = axes.get_xticks()
@@ -126,8 +181,18 @@ def plot_shared_model(result: Result, recorded: Result | None = None, prediction
     axes.set(ylim=(max(len(ways), 1) - 0.4, -0.6), xlabel="memory of the GPU")
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    kinds = [Patch(facecolor=colour, edgecolor=BLACK, linewidth=0.6, label=kind) for kind, colour in COLOURS.items()]
-    axes.legend(handles=kinds, ncols=len(kinds), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)
+    kinds = [
+        Patch(facecolor=colour, edgecolor=BLACK, linewidth=0.6, label=kind)
+        for kind, colour in COLOURS.items()
+    ]
+    axes.legend(
+        handles=kinds,
+        ncols=len(kinds),
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        frameon=False,
+        borderaxespad=0.2,
+    )
     said = "" if prediction is None else f"Predicted: {prediction:g} GiB."
     return finished(canvas, result, recorded, _proof, said)
 
@@ -136,12 +201,16 @@ def _bar(axes: Axes, result: Result, way: str, row: int) -> None:
     """The processes one after the other, and the sum at the end, in the unit of the longest bar."""
     size_of_unit, unit = units.byte_unit(max(held_by_way(result).values()))
     end = 0
-    for *sizes, _ in zip(*(result.column(name, way=way) for name in (*HELD, "process")), strict=True):
+    for *sizes, _ in zip(
+        *(result.column(name, way=way) for name in (*HELD, "process")), strict=True
+    ):
         start = end
         for kind, size in zip(HELD, sizes, strict=True):
             axes.barh(row, size, FILLED, left=end, color=COLOURS[kind])
             end += size
-        axes.barh(row, end - start, FILLED, left=start, facecolor="none", edgecolor=BLACK, linewidth=1.2)
+        axes.barh(
+            row, end - start, FILLED, left=start, facecolor="none", edgecolor=BLACK, linewidth=1.2
+        )
     axes.annotate(f"{end / size_of_unit:.4g} {unit}", (end, row), (6, 0), **BESIDE)
 
 
@@ -168,7 +237,9 @@ def _finding(result: Result) -> str:
 def _proof(result: Result) -> str:
     parts = []
     for way, total in held_by_way(result).items():
-        kinds = ", ".join(f"{kind} {units.byte_text(sum(result.column(kind, way=way)))}" for kind in HELD)
+        kinds = ", ".join(
+            f"{kind} {units.byte_text(sum(result.column(kind, way=way)))}" for kind in HELD
+        )
         parts.append(f"{way} {units.byte_text(total)} ({kinds})")
     return f"{'; '.join(parts)}."
 
@@ -194,8 +265,12 @@ class SharingLab(ExperimentPanel):
     def __init__(self, way: str = WAYS[0], processes: int = 3, weights: int = 512 * MIB) -> None:
         self.choices = {
             "way": _choice("way", [(way, way) for way in WAYS], way),
-            "processes": _choice("processes", [(str(count), count) for count in PROCESSES], processes),
-            "weights": _choice("weights", [(units.byte_text(size), size) for size in WEIGHTS], weights),
+            "processes": _choice(
+                "processes", [(str(count), count) for count in PROCESSES], processes
+            ),
+            "weights": _choice(
+                "weights", [(units.byte_text(size), size) for size in WEIGHTS], weights
+            ),
         }
         super().__init__(list(self.choices.values()))
         told = f"A request takes {units.byte_text(WORK)} more for a moment, in the process that answers it."
@@ -207,7 +282,11 @@ class SharingLab(ExperimentPanel):
         return shared_model([chosen["way"]], chosen["processes"], chosen["weights"])
 
     def point(self, row: dict[str, Any]) -> str:
-        sizes = (f"{name} {units.byte_text(row[name])}" for name, unit in COLUMNS.items() if unit == "bytes")
+        sizes = (
+            f"{name} {units.byte_text(row[name])}"
+            for name, unit in COLUMNS.items()
+            if unit == "bytes"
+        )
         return f"{row['process']} holds {', '.join(sizes)}"
 
     def draw(self, result: Result, prediction: float | None) -> Figure:
@@ -220,9 +299,13 @@ class SharingLab(ExperimentPanel):
         was = f"Together they take {taken:.3g} GiB; you predicted {prediction:g}"
         if abs(prediction - taken) <= GOOD * taken:
             return f"{was}. A good prediction!"
-        return f"{was}, {abs(prediction - taken):.3g} too {'high' if prediction > taken else 'low'}."
+        return (
+            f"{was}, {abs(prediction - taken):.3g} too {'high' if prediction > taken else 'low'}."
+        )
 
 
 def _choice(name: str, options: list[tuple[str, Any]], value: Any) -> widgets.Dropdown:
     one_of(value, (allowed for _, allowed in options))
-    return widgets.Dropdown(description=name, options=options, value=value, layout=widgets.Layout(width="17em"))
+    return widgets.Dropdown(
+        description=name, options=options, value=value, layout=widgets.Layout(width="17em")
+    )

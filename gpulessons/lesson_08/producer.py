@@ -23,7 +23,12 @@ class Watched:
 
     def __init__(self) -> None:
         make = processes.context()
-        self._event, self.awaited, self.seen, self.forged = make.Event(), make.Event(), make.Event(), make.Event()
+        self._event, self.awaited, self.seen, self.forged = (
+            make.Event(),
+            make.Event(),
+            make.Event(),
+            make.Event(),
+        )
         self._owner, self.looks = os.getpid(), 0
 
     def set(self) -> None:
@@ -49,7 +54,10 @@ class Watched:
         return happened
 
 
-COMING, ENDING = 60.0, 20.0  # seconds for the producer to come so far that it waits, and then to end
+COMING, ENDING = (
+    60.0,
+    20.0,
+)  # seconds for the producer to come so far that it waits, and then to end
 LOOK = 0.01  # seconds between two looks into the queue
 NAP = 0.001  # seconds at most between two looks of the producer at `done`
 
@@ -59,7 +67,9 @@ def observe_producer(answer: Any, sizes: Plain) -> Plain:
     make = processes.context()
     queue, done = make.SimpleQueue(), Watched()
     ours, theirs = make.Pipe()
-    with processes.children(_produce, [(theirs, by_value.dumps(answer), queue, done, sizes)]) as (producer,):
+    with processes.children(_produce, [(theirs, by_value.dumps(answer), queue, done, sizes)]) as (
+        producer,
+    ):
         theirs.close()
         try:
             came, lost = _consumed(queue, done, producer), ""
@@ -72,7 +82,12 @@ def observe_producer(answer: Any, sizes: Plain) -> Plain:
         if not ended:
             producer.kill()
         raised = _last_words(ours) if ended else ""
-    told = {"waited": done.seen.is_set(), "forged": done.forged.is_set(), "ended": ended, "raised": raised}
+    told = {
+        "waited": done.seen.is_set(),
+        "forged": done.forged.is_set(),
+        "ended": ended,
+        "raised": raised,
+    }
     return {"came": came, "lost": lost, **told}
 
 
@@ -101,7 +116,9 @@ def _consumed(queue: Any, done: Watched, producer: Any) -> Plain:
     received: list[Any] = []
 
     def nothing_more() -> bool:
-        over = producer.exitcode is not None or done.awaited.is_set()  # what was put before is in the queue
+        over = (
+            producer.exitcode is not None or done.awaited.is_set()
+        )  # what was put before is in the queue
         while not queue.empty():
             received.append(queue.get())
         return over

@@ -20,7 +20,11 @@ def take_part(line: Connection, part: str, weights: int, work: int, queues: list
         line.poll(None)
         return
     with _without_values():
-        model = lent.get() if part == "borrower" else torch.empty(weights, dtype=torch.uint8, device="cuda")
+        model = (
+            lent.get()
+            if part == "borrower"
+            else torch.empty(weights, dtype=torch.uint8, device="cuda")
+        )
         for _ in range(others if part == "owner" else 0):
             lent.put(model)
         torch.empty(work, dtype=torch.uint8, device="cuda")  # a request's activations

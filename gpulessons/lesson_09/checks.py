@@ -36,7 +36,10 @@ OPTIMIZERS = {"SGD": {}, "momentum": {"momentum": 0.9}, "Adam": {}}
 
 def draw_models(generator: random.Random) -> Plain:
     """For each optimizer a model with a frozen layer, a layer in half precision, a weight that two layers share, and buffers."""
-    return [{"optimizer": name, "sizes": [generator.randint(3, 40) for _ in range(4)]} for name in OPTIMIZERS]
+    return [
+        {"optimizer": name, "sizes": [generator.randint(3, 40) for _ in range(4)]}
+        for name in OPTIMIZERS
+    ]
 
 
 def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
@@ -50,12 +53,19 @@ def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
 
 
 def expect_bytes(models: Plain) -> Plain:
-    return [_bytes_of_training(_mixed_model(item["sizes"], "cpu"), item["optimizer"]) for item in models]
+    return [
+        _bytes_of_training(_mixed_model(item["sizes"], "cpu"), item["optimizer"]) for item in models
+    ]
 
 
 def _mixed_model(sizes: list[int], device: str) -> nn.Sequential:
     first, second, third, fourth = sizes
-    layers = [nn.Linear(first, second), nn.BatchNorm1d(second), nn.Linear(second, third), nn.Linear(third, fourth).half()]
+    layers = [
+        nn.Linear(first, second),
+        nn.BatchNorm1d(second),
+        nn.Linear(second, third),
+        nn.Linear(third, fourth).half(),
+    ]
     model = nn.Sequential(*layers, nn.Linear(first, second))
     model[4].weight = model[0].weight
     model[2].requires_grad_(False)
@@ -71,9 +81,18 @@ def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
     make: Any = torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD
     chosen = make(trained, lr=0.1, **OPTIMIZERS[optimizer])
     chosen.step()
-    slots = [value for slot in chosen.state.values() for value in slot.values() if isinstance(value, torch.Tensor) and value.dim()]
+    slots = [
+        value
+        for slot in chosen.state.values()
+        for value in slot.values()
+        if isinstance(value, torch.Tensor) and value.dim()
+    ]
     kept = [*model.parameters(), *model.buffers()]
-    parts: dict[str, list[Any]] = {"parameters and buffers": kept, "gradients": [p.grad for p in trained], "optimizer state": slots}
+    parts: dict[str, list[Any]] = {
+        "parameters and buffers": kept,
+        "gradients": [p.grad for p in trained],
+        "optimizer state": slots,
+    }
     return {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in parts.items()}
 
 
@@ -85,13 +104,18 @@ def judge_bytes(observed: Plain, models: Plain, expected: Plain) -> Verdict:
         if answer != due:
             parts = ", ".join(f"{name} {nbytes} B" for name, nbytes in each.items())
             hint = "A layer is frozen, one is in half precision, two share a weight, and some buffers are never saved."
-            return not_yet(f"with {item['optimizer']} there are {due} B: {parts}. You said {answer:.0f} B. {hint}")
+            return not_yet(
+                f"with {item['optimizer']} there are {due} B: {parts}. You said {answer:.0f} B. {hint}"
+            )
     return right("What is left to know is the activations.")
 
 
 # 09.4: micro-batches
 
-FEATURES, HIDDEN = 8, 256  # so that a graph of some rows is much larger than the parameters and their gradients
+FEATURES, HIDDEN = (
+    8,
+    256,
+)  # so that a graph of some rows is much larger than the parameters and their gradients
 
 
 def draw_batch(generator: random.Random) -> Plain:
@@ -116,7 +140,9 @@ def expect_accumulate(inputs: Plain) -> Plain:
     return [_values(parameter.grad) for parameter in model.parameters()]
 
 
-def _batch_and_model(inputs: Plain, device: str) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+def _batch_and_model(
+    inputs: Plain, device: str
+) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
     draws = torch.Generator().manual_seed(inputs["seed"])
     x = torch.randn(inputs["batch"], FEATURES, generator=draws)
     y = (x[:, 0] + torch.linspace(-2, 2, inputs["batch"]) > 0).long()
@@ -154,7 +180,9 @@ def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
 def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     seen, rows = observed["seen"], inputs["rows"]
     if not seen or max(seen) > rows:
-        return not_yet(f"the model met {max(seen, default=0)} rows at once; at most {rows} were allowed.")
+        return not_yet(
+            f"the model met {max(seen, default=0)} rows at once; at most {rows} were allowed."
+        )
     if sum(seen) < inputs["batch"]:
         return not_yet(f"the model met {sum(seen)} of {inputs['batch']} rows.")
     if not near(observed["got"], due, RELATIVE, ABSOLUTE):
@@ -162,12 +190,18 @@ def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
         return not_yet(f"these are not the gradients of the whole batch. {hint}")
     least = -(-inputs["batch"] // rows)
     if len(seen) > 2 * least:
-        return not_yet(f"{len(seen)} micro-batches, where {least} of {rows} rows would do. Is {rows} a size, or a number?")
+        return not_yet(
+            f"{len(seen)} micro-batches, where {least} of {rows} rows would do. Is {rows} a size, or a number?"
+        )
     if observed["kept"] > rows * HIDDEN * 4 / 2:  # half of what one layer keeps of a full part
         kept = units.byte_text(observed["kept"])
-        return not_yet(f"when a forward pass began, {kept} of earlier micro-batches were still there. What keeps their graphs?")
+        return not_yet(
+            f"when a forward pass began, {kept} of earlier micro-batches were still there. What keeps their graphs?"
+        )
     if observed["graphs"] > 1:  # that of the one before goes with the next loss
-        return not_yet(f"when a forward pass began, {observed['graphs']} graphs were still there, without their tensors. What keeps them?")
+        return not_yet(
+            f"when a forward pass began, {observed['graphs']} graphs were still there, without their tensors. What keeps them?"
+        )
     if not observed["unchanged"]:
         return not_yet("the parameters have changed. Only the gradients should change.")
     return right(f"{len(seen)} micro-batches, the gradients of one batch.")
@@ -175,8 +209,12 @@ def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
 
 def _take_workspaces() -> None:
     """cuBLAS takes its workspaces at its first products, of this thread and of the backward's, and keeps them: no answer's bytes."""
-    layer = nn.Linear(8, 8, device=DEVICE)  # of two, the backward computes the first one's forward again
-    checkpoint(nn.Sequential(layer, layer), torch.ones(8, 8, device=DEVICE), use_reentrant=False).sum().backward()
+    layer = nn.Linear(
+        8, 8, device=DEVICE
+    )  # of two, the backward computes the first one's forward again
+    checkpoint(
+        nn.Sequential(layer, layer), torch.ones(8, 8, device=DEVICE), use_reentrant=False
+    ).sum().backward()
 
 
 def _values(tensor: Any) -> Plain:
@@ -192,28 +230,49 @@ KEPT = ROWS * WIDTH * 4  # bytes of one block's input
 def draw_blocks(generator: random.Random) -> Plain:
     """A number of blocks that leaves a rest, and for which `every` parts have another size than parts of `every` blocks."""
     every = generator.randint(2, 4)
-    counts = [blocks for blocks in range(2 * every + 1, 5 * every) if blocks % every and -(-blocks // every) != every]
-    return {"seed": generator.randrange(1 << 30), "every": every, "blocks": generator.choice(counts)}
+    counts = [
+        blocks
+        for blocks in range(2 * every + 1, 5 * every)
+        if blocks % every and -(-blocks // every) != every
+    ]
+    return {
+        "seed": generator.randrange(1 << 30),
+        "every": every,
+        "blocks": generator.choice(counts),
+    }
 
 
 def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
     torch.manual_seed(inputs["seed"])
     torch.cuda.manual_seed_all(inputs["seed"])
-    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.GELU(), nn.Dropout(0.3), nn.Tanh()) for _ in range(inputs["blocks"])]
+    blocks = [
+        nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.GELU(), nn.Dropout(0.3), nn.Tanh())
+        for _ in range(inputs["blocks"])
+    ]
     for block in blocks:
-        nn.init.normal_(block[0].get_parameter("weight"), std=2 / WIDTH**0.5)  # so that many blocks leave something of x
+        nn.init.normal_(
+            block[0].get_parameter("weight"), std=2 / WIDTH**0.5
+        )  # so that many blocks leave something of x
     x = torch.randn(ROWS, WIDTH)
     model, x = nn.ModuleList(blocks).to(DEVICE), x.to(DEVICE).requires_grad_()
     _take_workspaces()
     twin = copy.deepcopy(model)  # which the answer cannot change
-    answers = [_pass(run, model, given, inputs) for given in (x.detach(), x)]  # a batch that needs no gradient, and one that does
-    return {"expected": _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), twin, x, inputs), "answers": answers}
+    answers = [
+        _pass(run, model, given, inputs) for given in (x.detach(), x)
+    ]  # a batch that needs no gradient, and one that does
+    return {
+        "expected": _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), twin, x, inputs),
+        "answers": answers,
+    }
 
 
 def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Plain:
     """What a forward returns and keeps, which blocks its backward runs again, and the gradients that come of it."""
     calls: list[int] = []
-    handles = [block.register_forward_pre_hook(lambda *_, index=index: calls.append(index)) for index, block in enumerate(model)]
+    handles = [
+        block.register_forward_pre_hook(lambda *_, index=index: calls.append(index))
+        for index, block in enumerate(model)
+    ]
     torch.cuda.manual_seed_all(inputs["seed"])
     leaves = [*([x] if x.requires_grad else []), *model.parameters()]
     before = torch.cuda.memory_allocated(DEVICE)
@@ -231,12 +290,21 @@ def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Pla
     gradients = [_values(leaf.grad) for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None
-    return {"type": "Tensor", "result": _values(result), "kept": kept, "again": calls[forward:], "gradients": gradients}
+    return {
+        "type": "Tensor",
+        "result": _values(result),
+        "kept": kept,
+        "again": calls[forward:],
+        "gradients": gradients,
+    }
 
 
 def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
     expected, every = observed["expected"], inputs["every"]
-    due = [list(range(inputs["blocks"]))[first : first + every] for first in range(0, inputs["blocks"], every)][::-1]
+    due = [
+        list(range(inputs["blocks"]))[first : first + every]
+        for first in range(0, inputs["blocks"], every)
+    ][::-1]
     allowed = (len(due) + 1) * KEPT  # inputs of the parts but the first, the result, and a little
     without = units.byte_text(expected["kept"])
     for answer in observed["answers"]:
@@ -245,8 +313,15 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
         if not near(answer["result"], expected["result"], RELATIVE, ABSOLUTE):
             return not_yet("this is not what the blocks make of x, one after the other.")
         if answer["gradients"] is None:
-            return not_yet("the result has no gradient, though the blocks' weights are trained. What if x itself needs none?")
-        if not near(answer["gradients"], expected["gradients"][-len(answer["gradients"]) :], RELATIVE, ABSOLUTE):
+            return not_yet(
+                "the result has no gradient, though the blocks' weights are trained. What if x itself needs none?"
+            )
+        if not near(
+            answer["gradients"],
+            expected["gradients"][-len(answer["gradients"]) :],
+            RELATIVE,
+            ABSOLUTE,
+        ):
             return not_yet("the gradients are not those of the blocks without checkpoints.")
         kept = units.byte_text(answer["kept"])
         if answer["kept"] > allowed:
@@ -255,7 +330,9 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
         if answer["again"] != [index for part in due for index in part]:
             groups = f"a checkpoint for every {every} of {inputs['blocks']} blocks"
             wanted = f"with {groups}, the backward pass computes {due} again, part by part"
-            return not_yet(f"{wanted}. Yours computed {answer['again']}, and {kept} were kept. The longest part decides about the peak.")
+            return not_yet(
+                f"{wanted}. Yours computed {answer['again']}, and {kept} were kept. The longest part decides about the peak."
+            )
     return right(f"{kept} kept instead of {without}.")
 
 
@@ -411,7 +488,9 @@ class _LimitedLayer(nn.Module):
         return _Limited.apply(x, most)
 
 
-def _fitting_model(case: Plain, device: str) -> tuple[nn.Sequential, Any, torch.Tensor, torch.Tensor]:
+def _fitting_model(
+    case: Plain, device: str
+) -> tuple[nn.Sequential, Any, torch.Tensor, torch.Tensor]:
     """Return the model, its optimizer and the batch.
 
     The optimizer has a state from a step before, and the gradients of that step are still there.
@@ -514,7 +593,9 @@ def _judge_failure(got: Plain, case: Plain, weights: Plain) -> Verdict:
             )
     elif not got["error"].startswith("OutOfMemoryError"):
         raised = got["error"] or "no error"
-        return not_yet(f"not even one row fits, and your function raised {raised}. Expected the torch.OutOfMemoryError.")
+        return not_yet(
+            f"not even one row fits, and your function raised {raised}. Expected the torch.OutOfMemoryError."
+        )
     if not near(got["weights"], weights["before"], RELATIVE, ABSOLUTE):
         return not_yet("the step failed, but the weights have changed.")
     return right("")

@@ -81,7 +81,11 @@ def _draw(axes: Axes, peaks: Mapping[str, Mapping[str, int]], room: int) -> None
         axes.annotate(f"{total:.1f}", (beside, row), (4, 0), **place)
     axes.axvline(room / GIB, color=BLACK, linestyle=":", linewidth=1.6, label="free on the GPU")
     axes.set_yticks(range(len(peaks)), list(peaks), fontsize=TEXT_POINTS)
-    axes.set(xlim=(0, 1.1 * max(*left, room / GIB)), ylim=(len(peaks) - 0.5, -0.5), xlabel="GiB at the peak")
+    axes.set(
+        xlim=(0, 1.1 * max(*left, room / GIB)),
+        ylim=(len(peaks) - 0.5, -0.5),
+        xlabel="GiB at the peak",
+    )
     axes.grid(axis="y", visible=False)
     legend: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.02, 0.06), "ncols": 4}
     axes.figure.legend(frameon=False, fontsize=TEXT_POINTS, **legend)

@@ -23,7 +23,13 @@ def draw_gradients(generator: random.Random) -> Plain:
     """For two and for three ranks a gradient of each parameter on every rank: none for one but the last, of another zeros on one rank."""
     cases: Plain = []
     for ranks in (2, 3):
-        case: Plain = [[[generator.choice((-1, 1)) * generator.randint(1, 9) for _ in range(size)] for size in SIZES] for _ in range(ranks)]
+        case: Plain = [
+            [
+                [generator.choice((-1, 1)) * generator.randint(1, 9) for _ in range(size)]
+                for size in SIZES
+            ]
+            for _ in range(ranks)
+        ]
         none, zero = generator.choice(((0, 1), (0, 2), (1, 0), (1, 2)))
         case[generator.randrange(ranks)][zero] = [0] * SIZES[zero]
         for of_rank in case:
@@ -41,11 +47,17 @@ def judge_gradients(observations: Plain, cases: Plain) -> Verdict:
         for rank, observed in enumerate(told):
             of = f"rank {rank} of {len(case)}"
             if any(value != 1 for values in observed["parameters"] for value in values):
-                return not_yet(f"{of} has changed its parameters. Only the gradients were to change.")
-            for found, *everywhere in zip(observed["gradients"], *([*of_rank, None] for of_rank in case), strict=True):
+                return not_yet(
+                    f"{of} has changed its parameters. Only the gradients were to change."
+                )
+            for found, *everywhere in zip(
+                observed["gradients"], *([*of_rank, None] for of_rank in case), strict=True
+            ):
                 if everywhere[rank] is None:
                     if found is not None:
-                        return not_yet(f"a parameter without a gradient has {shown(found)} on {of} now. An optimizer would not skip it.")
+                        return not_yet(
+                            f"a parameter without a gradient has {shown(found)} on {of} now. An optimizer would not skip it."
+                        )
                     continue
                 mean = [sum(values) / len(case) for values in zip(*everywhere, strict=True)]
                 if found is None or not near(found, mean):
@@ -61,7 +73,9 @@ def _average_hint(found: list[float] | None, own: list[float], ranks: int) -> st
     if found is None:
         return ""
     if near(found, [value / ranks for value in own]):
-        return " Was its sum there when you divided? With `async_op=True`, `wait()` before you read."
+        return (
+            " Was its sum there when you divided? With `async_op=True`, `wait()` before you read."
+        )
     if near(found, own):
         return " No other rank's gradient has arrived. With `async_op=True`, `wait()` before you return."
     return ""
@@ -83,7 +97,14 @@ def draw_epochs(generator: random.Random) -> Plain:
         count = ranks * generator.randint(20, 40) + min(2, ranks - 1)
         epoch = generator.randint(1, 39)
         epochs = [0, epoch, epoch + 1, epoch + 2, epoch + generator.randint(3, 9), *LATER, 0]
-        cases.append({"count": count, "ranks": ranks, "epochs": epochs, "seeds": generator.sample(range(1 << 20), ranks)})
+        cases.append(
+            {
+                "count": count,
+                "ranks": ranks,
+                "epochs": epochs,
+                "seeds": generator.sample(range(1 << 20), ranks),
+            }
+        )
     return cases
 
 
@@ -102,29 +123,53 @@ def _judge_epochs(told: Plain, case: Plain) -> Verdict:
     for shares, epoch in zip(by_epoch, epochs, strict=True):
         if odd := next((rows for rows in shares if isinstance(rows, str)), None):
             return wrong_type(odd, "a list of numbers of rows")
-        every, lengths = sorted(row for rows in shares for row in rows), [len(rows) for rows in shares]
+        every, lengths = (
+            sorted(row for rows in shares for row in rows),
+            [len(rows) for rows in shares],
+        )
         if every != list(range(count)):
-            missing, twice = count - len(set(every) & set(range(count))), len(every) - len(set(every))
-            return not_yet(f"of {count} rows, {missing} went to none of {ranks} ranks in epoch {epoch}, and {twice} came up once more.")
+            missing, twice = (
+                count - len(set(every) & set(range(count))),
+                len(every) - len(set(every)),
+            )
+            return not_yet(
+                f"of {count} rows, {missing} went to none of {ranks} ranks in epoch {epoch}, and {twice} came up once more."
+            )
         if max(lengths) - min(lengths) > 1:
-            return not_yet(f"the ranks have {lengths} rows: the one with fewer would wait for the others.")
+            return not_yet(
+                f"the ranks have {lengths} rows: the one with fewer would wait for the others."
+            )
         steps = [later > row for rows in shares for row, later in itertools.pairwise(rows)]
         if not 0.2 < sum(steps) / len(steps) < 0.8:
             return not_yet(f"in epoch {epoch} the rows come in their own order: shuffle them.")
-    for (one, first), (other, second) in itertools.combinations(zip(epochs[:-1], by_epoch[:-1], strict=True), 2):
+    for (one, first), (other, second) in itertools.combinations(
+        zip(epochs[:-1], by_epoch[:-1], strict=True), 2
+    ):
         neighbours, again = _neighbours(first), _neighbours(second)
         if 2 * len(neighbours & again) > len(neighbours):
-            return not_yet(f"in epochs {one} and {other} most rows follow the same row: give each epoch an order of its own.")
+            return not_yet(
+                f"in epochs {one} and {other} most rows follow the same row: give each epoch an order of its own."
+            )
         if {frozenset(rows) for rows in first} == {frozenset(rows) for rows in second}:
-            return not_yet(f"in epochs {one} and {other} the same rows are together on a rank. Shuffle first, and deal out then.")
+            return not_yet(
+                f"in epochs {one} and {other} the same rows are together on a rank. Shuffle first, and deal out then."
+            )
     if by_epoch[0] != by_epoch[-1]:
-        return not_yet(f"asked again for epoch {epochs[0]}, the ranks have other rows: a run that starts again would miss some.")
-    for name, *drawn in zip(("torch", "random", "NumPy"), *(of_rank["drawn"] for of_rank in told), strict=True):
+        return not_yet(
+            f"asked again for epoch {epochs[0]}, the ranks have other rows: a run that starts again would miss some."
+        )
+    for name, *drawn in zip(
+        ("torch", "random", "NumPy"), *(of_rank["drawn"] for of_rank in told), strict=True
+    ):
         if len(set(drawn)) == 1:
-            return not_yet(f"after your function, {name} draws the same on all ranks, for dropout too. Use a generator of your own.")
+            return not_yet(
+                f"after your function, {name} draws the same on all ranks, for dropout too. Use a generator of your own."
+            )
     for rank, of_rank in enumerate(told):
         if of_rank["drawn"] != of_rank["undisturbed"]:
-            return not_yet(f"rank {rank} had a random state of its own, and your function has changed it. Use a generator of your own.")
+            return not_yet(
+                f"rank {rank} had a random state of its own, and your function has changed it. Use a generator of your own."
+            )
     return right("One order for all ranks, another for each epoch, every row once.")
 
 
@@ -140,7 +185,9 @@ def draw_parts(generator: random.Random) -> Plain:
     count = generator.randint(5, 7)  # with three, two losses at once would not be told from one
 
     def part(place: int) -> Plain:
-        return [[generator.randint(1 + 3 * place, 3 + 3 * place) for _ in range(2)] for _ in range(2)]
+        return [
+            [generator.randint(1 + 3 * place, 3 + 3 * place) for _ in range(2)] for _ in range(2)
+        ]
 
     return [[part(3 * number + rank) for number in range(count)] for rank in range(3)]
 
@@ -152,21 +199,34 @@ def observe_accumulation(accumulate: Any, parts: Plain) -> Plain:
 def judge_accumulation(told: Plain, parts: Plain) -> Verdict:
     count, size = len(parts[0]), len(parts[0][0])
     rows = [row for of_rank in parts for part in of_rank for row in part]
-    due = [sum(2 * 0.5 * (row[0] + row[1]) * row[column] for row in rows) / len(rows) for column in range(2)]
+    due = [
+        sum(2 * 0.5 * (row[0] + row[1]) * row[column] for row in rows) / len(rows)
+        for column in range(2)
+    ]
     for rank, observed in enumerate(told):
         found = observed["gradient"]
         if observed["weight"] != [0.5, 0.5]:
             return not_yet("the weights have changed: only the gradients were asked for.")
         if observed["messages"] == 0:
-            return not_yet(f"nothing was sent, so every rank has the gradient of its own rows alone. Which of the {count} backwards sends?")
+            return not_yet(
+                f"nothing was sent, so every rank has the gradient of its own rows alone. Which of the {count} backwards sends?"
+            )
         if found is None or not near(found, due):
-            return not_yet(f"rank {rank} has the gradient {shown(found)}; that of all ranks' rows in one batch is {shown(due)}.")
+            return not_yet(
+                f"rank {rank} has the gradient {shown(found)}; that of all ranks' rows in one batch is {shown(due)}."
+            )
         if observed["messages"] != 1:
-            return not_yet(f"the gradient is right, but sent {observed['messages']} times; once is enough for {count} micro-batches.")
+            return not_yet(
+                f"the gradient is right, but sent {observed['messages']} times; once is enough for {count} micro-batches."
+            )
         if max(observed["rows"], default=0) > size or sum(observed["rows"]) < count * size:
-            return not_yet(f"the model met {observed['rows']} rows; it was to meet {count} parts of {size}, one at a time.")
+            return not_yet(
+                f"the model met {observed['rows']} rows; it was to meet {count} parts of {size}, one at a time."
+            )
         if observed["waiting"] > 1:
-            return not_yet(f"when a forward began, the outputs of {observed['waiting']} others were there still. When does a graph go?")
+            return not_yet(
+                f"when a forward began, the outputs of {observed['waiting']} others were there still. When does a graph go?"
+            )
     return right("One message, whatever the number of micro-batches.")
 
 
@@ -175,7 +235,11 @@ def judge_accumulation(told: Plain, parts: Plain) -> Verdict:
 
 def draw_lives(generator: random.Random) -> Plain:
     steps = generator.randint(5, 7)
-    return {"steps": steps, "dies": generator.randint(2, steps - 2), "gradients": [generator.randint(1, 9) for _ in range(steps)]}
+    return {
+        "steps": steps,
+        "dies": generator.randint(2, steps - 2),
+        "gradients": [generator.randint(1, 9) for _ in range(steps)],
+    }
 
 
 def observe_lives(train: Any, inputs: Plain) -> Plain:
@@ -187,7 +251,9 @@ def observe_lives(train: Any, inputs: Plain) -> Plain:
         path, lives = os.path.join(os.path.realpath(folder), "checkpoint.pt"), []
         for dies in (inputs["dies"], None, None):
             lives.append(in_ranks(life, train, [{**inputs, "path": path, "dies": dies}] * 2))
-            for beside in set(Path(folder).iterdir()) - {Path(folder, "checkpoint.pt")}:  # the checkpoint is to hold all that is needed
+            for beside in set(Path(folder).iterdir()) - {
+                Path(folder, "checkpoint.pt")
+            }:  # the checkpoint is to hold all that is needed
                 shutil.rmtree(beside) if beside.is_dir() else beside.unlink()
         return lives
 
@@ -205,26 +271,40 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
                 f"with nothing saved before, rank {rank} was to do the steps 0 to {dies}, where it died; it did {told['begun']}."
             )
     if (savers := sum(told["saved"] + told["placed"] > 0 for told in first)) > 1:
-        return not_yet(f"{savers} ranks saved the checkpoint: two processes that write one file at once can spoil it.")
+        return not_yet(
+            f"{savers} ranks saved the checkpoint: two processes that write one file at once can spoil it."
+        )
     for step, (before, after) in enumerate(itertools.pairwise(first[0]["files"])):
         if after in (None, before):
-            return not_yet(f"after step {step}, the file {'was not there' if after is None else 'was as before'}. Save after every step.")
+            return not_yet(
+                f"after step {step}, the file {'was not there' if after is None else 'was as before'}. Save after every step."
+            )
     for rank, told in enumerate(second):
         if told["begun"] != list(range(dies, steps)):
             hint = " Did you save before `work(step)`?" if first[0]["files"][0] is not None else ""
-            return not_yet(f"{dies} steps were done when the ranks died; started again, rank {rank} did {told['begun']} of {steps}.{hint}")
+            return not_yet(
+                f"{dies} steps were done when the ranks died; started again, rank {rank} did {told['begun']} of {steps}.{hint}"
+            )
         if not near([told["weight"]], [weight]):
-            cause = "momentum" if told["momentum"] is None or not near([told["momentum"]], [momentum]) else "weight"
+            cause = (
+                "momentum"
+                if told["momentum"] is None or not near([told["momentum"]], [momentum])
+                else "weight"
+            )
             return not_yet(
                 f"rank {rank} ends with the weight {told['weight']:g}; without a death it is {weight:g}. The {cause} was not restored."
             )
     if any(told["removed"] for told in first + second):
-        return not_yet("the file was removed: a rank that dies before another one is there leaves none.")
+        return not_yet(
+            "the file was removed: a rank that dies before another one is there leaves none."
+        )
     if again := third[0]["begun"]:
         hint = "Save after the last step, too."
         if first[0]["files"][0] is not None:  # there before the first step
             hint = "You save before `work(step)`: save when the step is done."
-        return not_yet(f"all {steps} steps were done; started once more, the ranks did {again}. {hint}")
+        return not_yet(
+            f"all {steps} steps were done; started once more, the ranks did {again}. {hint}"
+        )
     if any(told["moved"] for told in first):
         return not_yet(
             "the new file was written in another folder, and moved. That folder may be on another file system, where moving means "
@@ -232,14 +312,39 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
         )
     written = any(told["overwritten"] for told in first)
     if written or sum(told["placed"] for told in first) < len(set(first[0]["files"]) - {None}):
-        return not_yet("the file was written in its place: a rank that dies meanwhile leaves half of it. What puts a whole one there?")
+        return not_yet(
+            "the file was written in its place: a rank that dies meanwhile leaves half of it. What puts a whole one there?"
+        )
     return right("As if nobody had died.")
 
 
 CHECKS = [
-    Check("10.1", draw_gradients, observe_gradients, judge_gradients, children=True, section="A sum over all ranks"),
-    Check("10.2", draw_epochs, observe_rows, judge_rows, children=True, section="Where training begins"),
-    Check("10.3", draw_parts, observe_accumulation, judge_accumulation, children=True, section="Micro-batches"),
-    Check("10.4", draw_lives, observe_lives, judge_lives, children=True, section="The whole script"),
+    Check(
+        "10.1",
+        draw_gradients,
+        observe_gradients,
+        judge_gradients,
+        children=True,
+        section="A sum over all ranks",
+    ),
+    Check(
+        "10.2",
+        draw_epochs,
+        observe_rows,
+        judge_rows,
+        children=True,
+        section="Where training begins",
+    ),
+    Check(
+        "10.3",
+        draw_parts,
+        observe_accumulation,
+        judge_accumulation,
+        children=True,
+        section="Micro-batches",
+    ),
+    Check(
+        "10.4", draw_lives, observe_lives, judge_lives, children=True, section="The whole script"
+    ),
     own_ddp.CHECK,
 ]

@@ -31,7 +31,9 @@ class _LateCollective(TorchDispatchMode):
         super().__init__()
         self._seconds = seconds
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function.namespace == "c10d":
             time.sleep(self._seconds)
             self._seconds = 0.0
@@ -54,7 +56,9 @@ def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
     model.append(nn.Parameter(torch.ones(2), requires_grad=False))
     with _LateCollective(LATE if dist.get_rank() else 0.0):
         average_gradients(model)
-    found = [None if parameter.grad is None else parameter.grad.flatten().tolist() for parameter in model]
+    found = [
+        None if parameter.grad is None else parameter.grad.flatten().tolist() for parameter in model
+    ]
     return {"gradients": found, "parameters": [parameter.flatten().tolist() for parameter in model]}
 
 
@@ -66,7 +70,9 @@ def rows_of(my_rows: Any, case: Plain) -> Plain:
         for seed in (torch.manual_seed, random.seed, numpy.random.seed):
             seed(case["seeds"][rank])
         torch.rand(()), random.random(), numpy.random.rand()  # a state that is not that of any seed
-        rows = [_row_numbers(my_rows(case["count"], rank, case["ranks"], epoch)) for epoch in epochs]
+        rows = [
+            _row_numbers(my_rows(case["count"], rank, case["ranks"], epoch)) for epoch in epochs
+        ]
         drawn.append([torch.rand(()).item(), random.random(), numpy.random.rand()])
     return {"rows": rows, "drawn": drawn[1], "undisturbed": drawn[0]}
 
@@ -85,7 +91,9 @@ def accumulated(accumulate: Any, parts: Plain) -> Plain:
     that were there still when one began.
     """
     layer, rows, waiting = nn.Linear(2, 1, bias=False), [], 0
-    outputs: list[weakref.ref[torch.Tensor]] = []  # a graph keeps the output for the square's backward
+    outputs: list[
+        weakref.ref[torch.Tensor]
+    ] = []  # a graph keeps the output for the square's backward
     nn.init.constant_(layer.weight, 0.5)
     model = DistributedDataParallel(layer)
 
@@ -99,7 +107,11 @@ def accumulated(accumulate: Any, parts: Plain) -> Plain:
     with MessageNames() as messages:
         accumulate(model, [torch.tensor(part, dtype=torch.float32) for part in parts])
     gradient = None if layer.weight.grad is None else layer.weight.grad[0].tolist()
-    told = {"gradient": gradient, "messages": len(messages.names), "weight": layer.weight[0].tolist()}
+    told = {
+        "gradient": gradient,
+        "messages": len(messages.names),
+        "weight": layer.weight[0].tolist(),
+    }
     return told | {"rows": rows, "waiting": waiting}
 
 
@@ -120,7 +132,11 @@ def life(train: Any, inputs: Plain) -> Plain:
     def work(step: int) -> None:
         begun.append(step)
         dist.barrier()  # as in training, where no rank is a step ahead of another
-        files.append(zlib.crc32(Path(inputs["path"]).read_bytes()) if os.path.exists(inputs["path"]) else None)
+        files.append(
+            zlib.crc32(Path(inputs["path"]).read_bytes())
+            if os.path.exists(inputs["path"])
+            else None
+        )
         dist.barrier()  # nobody writes while another looks
         if step == inputs["dies"]:
             raise DeathError
@@ -132,7 +148,12 @@ def life(train: Any, inputs: Plain) -> Plain:
     with contextlib.suppress(DeathError):
         train(model, optimizer, work, inputs["steps"], inputs["path"])
     momentum = optimizer.state[weight].get("momentum_buffer")
-    told = {"begun": begun, "files": files, "weight": weight.item(), "momentum": None if momentum is None else momentum.item()}
+    told = {
+        "begun": begun,
+        "files": files,
+        "weight": weight.item(),
+        "momentum": None if momentum is None else momentum.item(),
+    }
     return told | done
 
 

@@ -46,7 +46,9 @@ class _Network(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        sizes = [(width, width // 2), (width // 2, width)] * (NARROW // 2) + [(width, width)] * (layers - NARROW // 2)
+        sizes = [(width, width // 2), (width // 2, width)] * (NARROW // 2) + [(width, width)] * (
+            layers - NARROW // 2
+        )
         self.layers = nn.ModuleList(nn.Linear(*size, bias=False) for size in sizes)
         self.unused = nn.Parameter(torch.randn(width))
         self.frozen = nn.Parameter(torch.randn(width), requires_grad=False)
@@ -78,9 +80,15 @@ class _Collectives(TorchDispatchMode):
         super().__init__()
         self._events = events
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function.namespace == "c10d":
-            sent = {id(leaf): leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()}
+            sent = {
+                id(leaf): leaf.nbytes
+                for leaf in tree_leaves(args)
+                if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            }
             if sent:
                 self._events.append([MESSAGE, sum(sent.values())])
         return function(*args, **(kwargs or {}))
@@ -94,12 +102,16 @@ UNTRAINED = 2  # parameters, one unused and one frozen
 def trained(distribute: Any, inputs: Plain) -> Plain:
     """In a rank: what the answer does in three steps, and the time and memory of a step beside PyTorch's DDP."""
     rank = dist.get_rank()
-    nn.Linear(8, 8, device="cuda")(torch.ones(8, 8, device="cuda")).sum().backward()  # cuBLAS takes its workspaces, and keeps them
+    nn.Linear(8, 8, device="cuda")(
+        torch.ones(8, 8, device="cuda")
+    ).sum().backward()  # cuBLAS takes its workspaces, and keeps them
     base = torch.cuda.memory_allocated()
     model = _network(inputs, rank).cuda()
     events: list[list] = []
     for weight in model.layers.parameters():
-        weight.register_post_accumulate_grad_hook(lambda weight: events.append([GRADIENT, weight.nbytes]))
+        weight.register_post_accumulate_grad_hook(
+            lambda weight: events.append([GRADIENT, weight.nbytes])
+        )
     finish = distribute(model, inputs["bucket_bytes"])
     if not callable(finish):
         return {"returned": type(finish).__name__}
@@ -119,7 +131,9 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
                 backward_seconds = host_time() - began
                 part = "`finish()`"
                 finish()
-                gradients.append([None if p.grad is None else p.grad.cpu() for p in model.parameters()])
+                gradients.append(
+                    [None if p.grad is None else p.grad.cpu() for p in model.parameters()]
+                )
         except (AttributeError, TypeError) as error:
             if "NoneType" not in str(error):
                 raise
@@ -131,8 +145,12 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         waited = max(waited, trace.waited_for_collectives(rank, backward_seconds))
         races += [[race.first.name, race.second.name] for race in trace.races]
     told = {
-        "start": _furthest(start, [tensor.detach() for tensor in _network(inputs, 0).state_dict().values()]),
-        "gradients": [_compared(found, mean) for found, mean in zip(gradients, _due(inputs), strict=False)],
+        "start": _furthest(
+            start, [tensor.detach() for tensor in _network(inputs, 0).state_dict().values()]
+        ),
+        "gradients": [
+            _compared(found, mean) for found, mean in zip(gradients, _due(inputs), strict=False)
+        ],
         "events": happened,
     }
     if stopped:
@@ -172,7 +190,9 @@ def _pytorchs(inputs: Plain) -> list[float]:
     base = torch.cuda.memory_allocated()
     model = _network(inputs, 0)
     model.unused.requires_grad_(False)  # DDP would ask for find_unused_parameters
-    wrapped = DistributedDataParallel(model.cuda(), bucket_cap_mb=inputs["bucket_bytes"] / (1 << 20))
+    wrapped = DistributedDataParallel(
+        model.cuda(), bucket_cap_mb=inputs["bucket_bytes"] / (1 << 20)
+    )
     return _measured(wrapped, lambda: None, inputs, base)
 
 
@@ -198,13 +218,19 @@ def observe(distribute: Any, inputs: Plain) -> Plain:
 
 
 def judge(told: Plain, inputs: Plain) -> Verdict:
-    if returned := next((observed["returned"] for observed in told if "returned" in observed), None):
+    if returned := next(
+        (observed["returned"] for observed in told if "returned" in observed), None
+    ):
         return not_yet(f"your function returned {returned}; it is to return `finish`, a function.")
     for rank, observed in enumerate(told):
         if not observed["start"] <= CLOSE:
-            return not_yet(f"rank {rank} does not begin with rank 0's parameters and buffers, but {observed['start']:.2g} away from them.")
+            return not_yet(
+                f"rank {rank} does not begin with rank 0's parameters and buffers, but {observed['start']:.2g} away from them."
+            )
     for rank, observed in enumerate(told):
-        if verdict := _judge_values(rank, observed, inputs) or _judge_messages(observed["events"], inputs):
+        if verdict := _judge_values(rank, observed, inputs) or _judge_messages(
+            observed["events"], inputs
+        ):
             return verdict
         if stopped := observed.get("stopped"):
             return not_yet(
@@ -212,7 +238,9 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
                 "parameter's gradient is accumulated, or after? What is in the bucket when a step begins, and who is used on no rank?"
             )
         if not observed["overlapped"] > 0:
-            return not_yet("no kernel ran while a message was under way: whoever starts one waits for it at once. What is `async_op`?")
+            return not_yet(
+                "no kernel ran while a message was under way: whoever starts one waits for it at once. What is `async_op`?"
+            )
         if observed["waited"] > LONGEST_WAIT:
             return not_yet(
                 f"on rank {rank} the backward pass stood still for {units.time_text(observed['waited'])}, until a message had arrived. "
@@ -236,18 +264,28 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
 
 def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
     size = 4 * inputs["layers"] * inputs["width"] ** 2  # bytes of the gradients
-    for step, (gradients, events) in enumerate(zip(observed["gradients"], observed["events"], strict=True), start=1):
+    for step, (gradients, events) in enumerate(
+        zip(observed["gradients"], observed["events"], strict=True), start=1
+    ):
         if "one" in gradients:
-            return not_yet(f"in step {step}, a parameter that no forward uses has a gradient on rank {rank}. It was to keep none.")
+            return not_yet(
+                f"in step {step}, a parameter that no forward uses has a gradient on rank {rank}. It was to keep none."
+            )
         if "none" in gradients:
-            return not_yet(f"in step {step}, a parameter is without the gradient that it had on rank {rank}.")
+            return not_yet(
+                f"in step {step}, a parameter is without the gradient that it had on rank {rank}."
+            )
         wrong = [number for number, far in enumerate(gradients) if not far <= CLOSE]
         sent = sum(nbytes for kind, nbytes in events if kind == MESSAGE)
         if wrong and sent < size:
             of = f"in step {step}, {sent:,} of {size:,} bytes of gradients were sent on rank {rank}"
             if sent:
-                return not_yet(f"{of}: what sends a bucket that is not full when the backward is over?")
-            return not_yet(f"{of}. Is a gradient there when its hook is called? Is a bucket ever full? Who sends the last one?")
+                return not_yet(
+                    f"{of}: what sends a bucket that is not full when the backward is over?"
+                )
+            return not_yet(
+                f"{of}. Is a gradient there when its hook is called? Is a bucket ever full? Who sends the last one?"
+            )
         if wrong:
             of = (
                 "all gradients are"
@@ -267,7 +305,9 @@ def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
     for step, events in enumerate(steps, start=1):
         sizes = [size for kind, size in events if kind == MESSAGE and size >= layer // 4]
         if max(sizes, default=0) > (full + 1) * layer:
-            return not_yet(f"in step {step}, one message took {max(sizes):,} bytes; a bucket is full with {inputs['bucket_bytes']:,}.")
+            return not_yet(
+                f"in step {step}, one message took {max(sizes):,} bytes; a bucket is full with {inputs['bucket_bytes']:,}."
+            )
         if len(sizes) > inputs["layers"] // full + 1:
             return not_yet(
                 f"in step {step}, {len(sizes)} messages took {layer * inputs['layers']:,} bytes of gradients; "

@@ -16,7 +16,16 @@ from gpulessons.lesson_11.observed_in_ranks import (
     mean_of_ranks,
 )
 from gputrace import units
-from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number_or_type, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    during,
+    not_yet,
+    number_or_type,
+    right,
+    wrong_type,
+)
 from labkit.checks.comparing import apart, near
 from labkit.checks.in_ranks import in_ranks
 
@@ -31,7 +40,12 @@ HALVES = ("reduce_scatter", "allgather")  # parts of the names that PyTorch give
 def draw_tensors(generator: random.Random) -> Plain:
     """Draw a tensor for each rank, in four shapes. Three ranks cannot share two of them evenly."""
     columns = generator.choice((4, 5, 7))
-    shapes = [[MEAN_RANKS * generator.randint(2, 4)], [generator.choice((5, 7)), columns], [1], [3, columns]]
+    shapes = [
+        [MEAN_RANKS * generator.randint(2, 4)],
+        [generator.choice((5, 7)), columns],
+        [1],
+        [3, columns],
+    ]
     generator.shuffle(shapes)
     cases = []
     for shape in shapes:
@@ -50,7 +64,12 @@ def judge_mean(told: Plain, cases: Plain) -> Verdict:
         shape, numbers = case["shape"], case["values"]
         expected = [sum(column) / MEAN_RANKS for column in zip(*numbers, strict=True)]
         for rank in range(MEAN_RANKS):
-            verdict = _judge_mean(told[rank][number], f"with tensors of {shape}, rank {rank} of {MEAN_RANKS}", shape, expected)
+            verdict = _judge_mean(
+                told[rank][number],
+                f"with tensors of {shape}, rank {rank} of {MEAN_RANKS}",
+                shape,
+                expected,
+            )
             if verdict is not None:
                 return verdict
     return right("The two halves give the same mean as an all_reduce.")
@@ -70,7 +89,9 @@ def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float])
     others = [name for name, _ in found["calls"] if not any(half in name for half in HALVES)]
     if others:
         name = others[0].removeprefix("c10d::").strip("_")
-        return not_yet(f"the mean is right, but {who} called another collective, {name}. Use the two halves only.")
+        return not_yet(
+            f"the mean is right, but {who} called another collective, {name}. Use the two halves only."
+        )
     scattered = sum(nbytes for name, nbytes in found["calls"] if "reduce_scatter" in name)
     gathered = sum(nbytes for name, nbytes in found["calls"] if "reduce_scatter" not in name)
     count = math.prod(shape)
@@ -82,7 +103,9 @@ def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float])
             "Each rank needs to add only its own part."
         )
     if scattered < 4 * count:
-        return not_yet(f"the mean is right, but {who} gave only {scattered} bytes of x to a reduce_scatter. Who adds the rest?")
+        return not_yet(
+            f"the mean is right, but {who} gave only {scattered} bytes of x to a reduce_scatter. Who adds the rest?"
+        )
     if gathered > most // MEAN_RANKS:
         return not_yet(
             f"the mean is right, but {who} gave {gathered} bytes to an all_gather. After the reduce_scatter, a rank has one part "
@@ -94,14 +117,19 @@ def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float])
 # 11.2: ZeRO's first stage
 
 SHARERS = 3  # ranks
-KEPT, TOGETHER = 0.6, 1.2  # of the whole state, which whole layers cannot divide exactly: a rank's share, and that of all ranks
+KEPT, TOGETHER = (
+    0.6,
+    1.2,
+)  # of the whole state, which whole layers cannot divide exactly: a rank's share, and that of all ranks
 
 
 def draw_adam(generator: random.Random) -> Plain:
     return {
         "width": 16 * generator.randint(6, 9),
         "layers": (layers := 2 * SHARERS),
-        "idle": generator.randrange(1, layers),  # who numbers only parameters with a gradient finds others behind it
+        "idle": generator.randrange(
+            1, layers
+        ),  # who numbers only parameters with a gradient finds others behind it
         "lr": generator.choice((0.01, 0.02, 0.05)),
         "steps": 3,
         "seed": generator.randrange(1 << 20),
@@ -143,7 +171,9 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
             f"the steps are right, but all {SHARERS} ranks together keep {units.byte_text(together)}; Adam's whole state is "
             f"{units.byte_text(whole)}. What does more than one rank keep?"
         )
-    return right(f"No rank keeps more than {units.byte_text(max(found['kept'] for found in told))} of {units.byte_text(told[0]['whole'])}.")
+    return right(
+        f"No rank keeps more than {units.byte_text(max(found['kept'] for found in told))} of {units.byte_text(told[0]['whole'])}."
+    )
 
 
 # 11.3: how many GPUs a model needs
@@ -158,10 +188,17 @@ def draw_budgets(generator: random.Random) -> Plain:
     The second needs a little more than a whole number of GPUs, so that who rounds is told.
     """
     cases = []
-    for ranks, rest in ((1, 0.5), (generator.randint(2, 4), 0.4), (generator.randint(5, 9), 0), (generator.randint(20, 60), 1)):
+    for ranks, rest in (
+        (1, 0.5),
+        (generator.randint(2, 4), 0.4),
+        (generator.randint(5, 9), 0),
+        (generator.randint(20, 60), 1),
+    ):
         parameters = generator.randint(50, 900) * ranks * 10**6
         layer = parameters // generator.randint(8, 30)
-        needed = ranks - 1 + generator.uniform(rest / 8, rest) if rest else ranks  # of such GPUs, before it is rounded up
+        needed = (
+            ranks - 1 + generator.uniform(rest / 8, rest) if rest else ranks
+        )  # of such GPUs, before it is rounded up
         cases.append([parameters, layer, WHOLE * layer + round(HELD * parameters / needed)])
     generator.shuffle(cases)
     return cases
@@ -192,7 +229,9 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
 
 # 11.4: the backward of a layer under FSDP
 
-HOLDERS = 3  # ranks: with two, a share that is divided takes as much as half of a second whole matrix
+HOLDERS = (
+    3  # ranks: with two, a share that is divided takes as much as half of a second whole matrix
+)
 MOST = 1.9  # whole weights at a time: one, the share that is returned, and another in its making
 
 
@@ -208,12 +247,16 @@ def observe_backward(backward: Any, case: Plain) -> Plain:
 def judge_backward(told: Plain, case: Plain) -> Verdict:
     for rank, found in enumerate(told):
         if "returned" in found:
-            return not_yet(f"rank {rank} returned {found['returned']}; two tensors are due: the gradients of x and of this rank's rows.")
+            return not_yet(
+                f"rank {rank} returned {found['returned']}; two tensors are due: the gradients of x and of this rank's rows."
+            )
         for name, of in (("x", "x"), ("part", "this rank's rows of the weight")):
             if found[name] != RIGHT:
                 return not_yet(f"on rank {rank}, the gradient of {of} is {found[name]}.")
         if found["changed"]:
-            return not_yet(f"rank {rank} has changed {', '.join(found['changed'])}, which others may still need.")
+            return not_yet(
+                f"rank {rank} has changed {', '.join(found['changed'])}, which others may still need."
+            )
         if found["to_all"]:
             return not_yet(
                 f"the gradients are right, but rank {rank} sent every rank more than its rows of the weight. "
@@ -240,7 +283,10 @@ def draw_layers(generator: random.Random) -> Plain:
         width, hidden, out = generator.randint(20, 24), HIDDEN * ranks, generator.randint(8, 12)
 
         def matrix(rows: int, columns: int) -> Plain:
-            return [[generator.choice((-3, -2, -1, 1, 2, 3)) for _ in range(columns)] for _ in range(rows)]
+            return [
+                [generator.choice((-3, -2, -1, 1, 2, 3)) for _ in range(columns)]
+                for _ in range(rows)
+            ]
 
         whole = {
             "x": matrix(4, width),
@@ -254,16 +300,26 @@ def draw_layers(generator: random.Random) -> Plain:
 
 
 def observe_layers(two_layers: Any, cases: Plain) -> Plain:
-    return [in_ranks(cut_layers, two_layers, [{**case, "rank": rank} for rank in range(case["ranks"])]) for case in cases]
+    return [
+        in_ranks(cut_layers, two_layers, [{**case, "rank": rank} for rank in range(case["ranks"])])
+        for case in cases
+    ]
 
 
 def judge_layers(observations: Plain, cases: Plain) -> Verdict:
     for told, case in zip(observations, cases, strict=True):
         hidden = [
-            [max(0, sum(a * b for a, b in zip(row, weights, strict=True)) + bias) for weights, bias in _layer(case, "first")]
+            [
+                max(0, sum(a * b for a, b in zip(row, weights, strict=True)) + bias)
+                for weights, bias in _layer(case, "first")
+            ]
             for row in case["x"]
         ]
-        due = [sum(a * b for a, b in zip(row, weights, strict=True)) + bias for row in hidden for weights, bias in _layer(case, "second")]
+        due = [
+            sum(a * b for a, b in zip(row, weights, strict=True)) + bias
+            for row in hidden
+            for weights, bias in _layer(case, "second")
+        ]
         for rank, answer in enumerate(told):
             of = f"rank {rank} of {case['ranks']}"
             if answer["type"] != "Tensor":
@@ -273,9 +329,13 @@ def judge_layers(observations: Plain, cases: Plain) -> Verdict:
                     f"{of} returned a tensor of {answer['shape']}; {[len(case['x']), len(case['second'])]} was due, whole on each rank."
                 )
             if not near(answer["values"], [float(value) for value in due]):
-                return not_yet(f"{of} has {apart(answer['values'], due, 'the whole layers give')}. What is summed, and how often?")
+                return not_yet(
+                    f"{of} has {apart(answer['values'], due, 'the whole layers give')}. What is summed, and how often?"
+                )
             if answer["changed"]:
-                return not_yet(f"{of} has changed {', '.join(answer['changed'])}: the next call would compute with other numbers.")
+                return not_yet(
+                    f"{of} has changed {', '.join(answer['changed'])}: the next call would compute with other numbers."
+                )
             output = 4 * len(due)
             if answer["sent"] > (case["ranks"] - 1) * output + OBJECT:
                 return not_yet(
@@ -317,12 +377,20 @@ def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
     mesh = f"{rows} × {columns} ranks"
     for rank, found in enumerate(told):
         if isinstance(found["groups"], str):
-            return not_yet(f"your function returned {found['groups']}; a pair of groups is due: that of the row, that of the column.")
-        for name, group, due in zip(("row", "column"), found["groups"], due_groups(rank, rows, columns), strict=True):
+            return not_yet(
+                f"your function returned {found['groups']}; a pair of groups is due: that of the row, that of the column."
+            )
+        for name, group, due in zip(
+            ("row", "column"), found["groups"], due_groups(rank, rows, columns), strict=True
+        ):
             if isinstance(group, str):
-                return not_yet(f"for the {name} of rank {rank} you returned {group}, not a process group that it is in.")
+                return not_yet(
+                    f"for the {name} of rank {rank} you returned {group}, not a process group that it is in."
+                )
             if group != due:
-                return not_yet(f"of {mesh}, the {name} of rank {rank} is {due}; your group has {group}.")
+                return not_yet(
+                    f"of {mesh}, the {name} of rank {rank} is {due}; your group has {group}."
+                )
     for rank, found in enumerate(told):
         if found["reached"] != due_groups(rank, rows, columns):
             return not_yet(
@@ -365,7 +433,9 @@ def judge_training(told: Plain, case: Plain) -> Verdict:
             return not_yet(f"{who} did not call build().")
         elsewhere = sorted({device for device in found["built"] if device != "meta"})
         if elsewhere:
-            return not_yet(f"{who} built the whole model on {elsewhere[0]}, where it would not fit. Which device needs no memory?")
+            return not_yet(
+                f"{who} built the whole model on {elsewhere[0]}, where it would not fit. Which device needs no memory?"
+            )
         if found["whole"]:
             return not_yet(
                 f"on {who}, {found['whole']} of {found['parameters']} parameters are not divided by rows among all ranks. "
@@ -383,20 +453,57 @@ def judge_training(told: Plain, case: Plain) -> Verdict:
             )
     saved = told[0]["saved"]
     if saved == UNCHANGED:
-        return not_yet("the folder still has the checkpoint from before the training. Save the new one there.")
+        return not_yet(
+            "the folder still has the checkpoint from before the training. Save the new one there."
+        )
     if saved == UNREADABLE:
-        return not_yet('the folder has no checkpoint with the weights and averages under the keys "model" and "optimizer".')
+        return not_yet(
+            'the folder has no checkpoint with the weights and averages under the keys "model" and "optimizer".'
+        )
     if saved != RIGHT:
-        return not_yet(f"the weights and averages that you saved are not those of the whole batches. They are {saved}.")
+        return not_yet(
+            f"the weights and averages that you saved are not those of the whole batches. They are {saved}."
+        )
     return right(f"{case['ranks']} ranks went on where one had stopped.")
 
 
 CHECKS = [
-    Check("11.1", draw_tensors, observe_mean, judge_mean, children=True, section="Two halves of an all_reduce"),
-    Check("11.2", draw_adam, observe_adam, judge_adam, children=True, section="Bytes per parameter", alters=("values",)),
+    Check(
+        "11.1",
+        draw_tensors,
+        observe_mean,
+        judge_mean,
+        children=True,
+        section="Two halves of an all_reduce",
+    ),
+    Check(
+        "11.2",
+        draw_adam,
+        observe_adam,
+        judge_adam,
+        children=True,
+        section="Bytes per parameter",
+        alters=("values",),
+    ),
     Check("11.3", draw_budgets, observe_budgets, judge_budgets, section="When is a layer whole?"),
-    Check("11.4", draw_layer, observe_backward, judge_backward, children=True, section="FSDP by hand"),
+    Check(
+        "11.4", draw_layer, observe_backward, judge_backward, children=True, section="FSDP by hand"
+    ),
     Check("11.5", draw_layers, observe_layers, judge_layers, children=True, section="Cut a layer"),
-    Check("11.6", draw_meshes, observe_meshes, judge_meshes, children=True, section="Rows and columns of ranks"),
-    Check("11.7", draw_training, observe_training, judge_training, children=True, section="A checkpoint of shares"),
+    Check(
+        "11.6",
+        draw_meshes,
+        observe_meshes,
+        judge_meshes,
+        children=True,
+        section="Rows and columns of ranks",
+    ),
+    Check(
+        "11.7",
+        draw_training,
+        observe_training,
+        judge_training,
+        children=True,
+        section="A checkpoint of shares",
+    ),
 ]

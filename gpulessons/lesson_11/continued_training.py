@@ -46,7 +46,9 @@ def network(case: Plain, undivided: list[str] | None = None) -> nn.Sequential:
     return nn.Sequential(*itertools.chain.from_iterable(layers))
 
 
-def batches(case: Plain, rank: int, ranks: int, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    case: Plain, rank: int, ranks: int, device: str
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the rows of each batch that belong to a rank."""
     generator = torch.Generator().manual_seed(case["seed"])
     drawn = []
@@ -108,7 +110,9 @@ def _save_first(case: Plain) -> None:
     weights, moments = get_state_dict(model, optimizer)
     for name in (FIRST, ANSWER):
         folder = Path(case["folder"], name)
-        checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder, no_dist=True)
+        checkpoint.save(
+            {"model": weights, "optimizer": moments}, checkpoint_id=folder, no_dist=True
+        )
 
 
 def _training_of(case: Plain) -> str:
@@ -168,13 +172,21 @@ def _loaded(case: Plain, name: str) -> tuple[nn.Sequential, torch.optim.Optimize
     return model, optimizer
 
 
-def _weights_and_averages(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def _weights_and_averages(
+    model: nn.Sequential, optimizer: torch.optim.Optimizer
+) -> list[torch.Tensor]:
     parameters = list(model.parameters())
-    averages = [optimizer.state[parameter]["exp_avg"] for parameter in parameters if parameter in optimizer.state]
+    averages = [
+        optimizer.state[parameter]["exp_avg"]
+        for parameter in parameters
+        if parameter in optimizer.state
+    ]
     return [tensor.detach() for tensor in (*parameters, *averages)]
 
 
 def _near(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     if len(found) != len(expected):
         return False
-    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(found, expected, strict=True))
+    return all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(found, expected, strict=True)
+    )

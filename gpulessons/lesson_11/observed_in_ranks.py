@@ -16,21 +16,32 @@ def mean_of_ranks(averaged: Any, cases: Plain) -> Plain:
     """In a rank, for each case: the answer for this rank's tensor, whether it has changed, and the collectives with their bytes."""
     found = []
     for case in cases:
-        x = torch.tensor(case["values"][dist.get_rank()], dtype=torch.float32).reshape(case["shape"])
+        x = torch.tensor(case["values"][dist.get_rank()], dtype=torch.float32).reshape(
+            case["shape"]
+        )
         given = x.clone()
         with SentBytes() as sent:
             answer = averaged(x)
         calls = [[name, nbytes] for name, _, nbytes in sent.calls]
-        found.append({"answer": describe(answer), "changed": not torch.equal(x, given), "calls": calls})
+        found.append(
+            {"answer": describe(answer), "changed": not torch.equal(x, given), "calls": calls}
+        )
     return found
 
 
 def cut_layers(two_layers: Any, case: Plain) -> Plain:
     """Return what the answer gives for this rank's rows of the first layer and columns of the second, what it changed, and what it sent."""
-    tensors = {name: torch.tensor(case[name], dtype=torch.float32) for name in ("x", "first", "first_bias", "second", "second_bias")}
+    tensors = {
+        name: torch.tensor(case[name], dtype=torch.float32)
+        for name in ("x", "first", "first_bias", "second", "second_bias")
+    }
     own = len(case["first"]) // case["ranks"]
     mine = slice(own * case["rank"], own * (case["rank"] + 1))
-    tensors |= {"first": tensors["first"][mine], "first_bias": tensors["first_bias"][mine], "second": tensors["second"][:, mine]}
+    tensors |= {
+        "first": tensors["first"][mine],
+        "first_bias": tensors["first_bias"][mine],
+        "second": tensors["second"][:, mine],
+    }
     given = {name: tensor.clone() for name, tensor in tensors.items()}
     with torch.no_grad(), SentBytes() as sent:
         answer = two_layers(**given)
@@ -54,7 +65,10 @@ def layer_backward(backward: Any, case: Plain) -> Plain:
         return torch.randint(-3, 4, shape, generator=generator).float().cuda()
 
     weight = drawn(case["outputs"], case["inputs"])
-    xs, upstreams = ([drawn(case["rows"], width) for _ in range(ranks)] for width in (case["inputs"], case["outputs"]))
+    xs, upstreams = (
+        [drawn(case["rows"], width) for _ in range(ranks)]
+        for width in (case["inputs"], case["outputs"])
+    )
     shard, x, upstream = weight.chunk(ranks)[rank].clone(), xs[rank], upstreams[rank]
     given = [tensor.clone() for tensor in (x, shard, upstream)]
     dist.all_reduce(upstream.T @ x)  # cuBLAS takes its workspace, and keeps it
@@ -65,9 +79,14 @@ def layer_backward(backward: Any, case: Plain) -> Plain:
         answer = backward(x, shard, upstream)
         torch.cuda.synchronize()
     peak = (torch.cuda.max_memory_allocated() - base) / weight.nbytes
-    changed = [not torch.equal(now, before) for now, before in zip((x, shard, upstream), given, strict=True)]
+    changed = [
+        not torch.equal(now, before)
+        for now, before in zip((x, shard, upstream), given, strict=True)
+    ]
     names = [name for name, other in zip(("x", "share", "upstream"), changed, strict=True) if other]
-    if not isinstance(answer, tuple | list) or [isinstance(part, torch.Tensor) for part in answer] != [True, True]:
+    if not isinstance(answer, tuple | list) or [
+        isinstance(part, torch.Tensor) for part in answer
+    ] != [True, True]:
         return {"returned": describe(answer)["type"]}
     xs[rank], _, upstreams[rank] = given
     all_x = torch.stack([upstream @ weight for upstream in upstreams])
@@ -82,9 +101,17 @@ def layer_backward(backward: Any, case: Plain) -> Plain:
     }
     for other in set(range(ranks)) - {rank}:
         parts[f"that of rank {other}'s rows of the weight"] = mean.chunk(ranks)[other]
-    of_x = {RIGHT: all_x[rank], "the mean over the ranks": all_x.mean(0), "the sum over the ranks": all_x.sum(0)}
+    of_x = {
+        RIGHT: all_x[rank],
+        "the mean over the ranks": all_x.mean(0),
+        "the sum over the ranks": all_x.sum(0),
+    }
     found = {"x": _which(answer[0], of_x), "part": _which(answer[1], parts)}
-    return found | {"peak": peak, "to_all": _sends_too_much_to_all(sent, shard.nbytes), "changed": names}
+    return found | {
+        "peak": peak,
+        "to_all": _sends_too_much_to_all(sent, shard.nbytes),
+        "changed": names,
+    }
 
 
 def _sends_too_much_to_all(sent: SentBytes, share: int) -> bool:
@@ -94,17 +121,27 @@ def _sends_too_much_to_all(sent: SentBytes, share: int) -> bool:
         for kind in given:
             if kind in name.replace("_", ""):
                 given[kind] += nbytes
-    broadcast = given["broadcast"] / dist.get_world_size()  # every rank gives a tensor, and one of them is sent
+    broadcast = (
+        given["broadcast"] / dist.get_world_size()
+    )  # every rank gives a tensor, and one of them is sent
     return given["allreduce"] > 0 or given["allgather"] + broadcast > share + PICKLED
 
 
 def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
     """The name of the known tensor that was found, or what else it is."""
     for name, values in known.items():
-        if found.shape == values.shape and found.device == values.device and torch.allclose(found.float(), values, rtol=1e-4, atol=1e-3):
+        if (
+            found.shape == values.shape
+            and found.device == values.device
+            and torch.allclose(found.float(), values, rtol=1e-4, atol=1e-3)
+        ):
             return name
     right = known[RIGHT]
-    return "other numbers" if found.shape == right.shape else f"a tensor of {list(found.shape)} where {list(right.shape)} was due"
+    return (
+        "other numbers"
+        if found.shape == right.shape
+        else f"a tensor of {list(found.shape)} where {list(right.shape)} was due"
+    )
 
 
 def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
@@ -135,10 +172,17 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
             model[number].grad = gradients[-1][number].cuda()
         step()
         after.append([parameter.detach().cpu() for parameter in model])
-        same = [p.grad is not None and torch.equal(p.grad.cpu(), given) for p, given in zip(model, gradients[-1], strict=True)]
-        altered.append(sum(not same[number] for number in trained) + (model[case["idle"]].grad is not None))
+        same = [
+            p.grad is not None and torch.equal(p.grad.cpu(), given)
+            for p, given in zip(model, gradients[-1], strict=True)
+        ]
+        altered.append(
+            sum(not same[number] for number in trained) + (model[case["idle"]].grad is not None)
+        )
     held = sum(tensor.nbytes for p in model for tensor in (p, p.grad) if tensor is not None)
-    own = sum(tensor.nbytes for tensor in itertools.chain(start, *after, *gradients))  # those of this function
+    own = sum(
+        tensor.nbytes for tensor in itertools.chain(start, *after, *gradients)
+    )  # those of this function
     kept = torch.cuda.memory_allocated() - base - held + host_bytes() - on_host - own
     due = nn.ParameterList(tensor.clone() for tensor in start)
     optimizer, wrong, still = torch.optim.Adam(due.parameters(), lr=case["lr"]), [], []
@@ -146,10 +190,18 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
         for number in trained:
             due[number].grad = given[number]
         optimizer.step()
-        far = [(one - other.detach()).abs().max().item() for one, other in zip(found, due, strict=True)]
+        far = [
+            (one - other.detach()).abs().max().item() for one, other in zip(found, due, strict=True)
+        ]
         wrong.append(sum(not distance <= 0.01 * case["lr"] for distance in far))
         still.append(sum(torch.equal(before[number], found[number]) for number in trained))
-    return {"wrong": wrong, "still": still, "altered": altered, "kept": kept, "whole": 2 * sum(model[number].nbytes for number in trained)}
+    return {
+        "wrong": wrong,
+        "still": still,
+        "altered": altered,
+        "kept": kept,
+        "whole": 2 * sum(model[number].nbytes for number in trained),
+    }
 
 
 def host_bytes() -> int:
@@ -170,7 +222,10 @@ def _groups_in(my_groups: Any, rows: int, columns: int) -> Plain:
         told: Plain = type(answer).__name__
     else:
         told = [
-            sorted(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else _no_group(group) for group in answer
+            sorted(dist.get_process_group_ranks(group))
+            if isinstance(group, dist.ProcessGroup)
+            else _no_group(group)
+            for group in answer
         ]
     everywhere: list[Plain] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, told)
@@ -185,10 +240,17 @@ def _groups_in(my_groups: Any, rows: int, columns: int) -> Plain:
 
 def _no_group(group: Any) -> str:
     """What is not a group of this rank's: new_group gives a rank a mark, which is a number, for a group that it is not in."""
-    return "a group of others" if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER else type(group).__name__
+    return (
+        "a group of others"
+        if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER
+        else type(group).__name__
+    )
 
 
 def due_groups(rank: int, rows: int, columns: int) -> list[list[int]]:
     """The ranks of this rank's row, and those of its column."""
     row, column = divmod(rank, columns)
-    return [[row * columns + other for other in range(columns)], [other * columns + column for other in range(rows)]]
+    return [
+        [row * columns + other for other in range(columns)],
+        [other * columns + column for other in range(rows)],
+    ]

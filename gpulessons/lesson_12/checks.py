@@ -5,7 +5,12 @@ import random
 import tempfile
 from typing import Any
 
-from gpulessons.lesson_12.observed_in_ranks import newest_of, node_work, summed_by_nodes, uneven_gradient
+from gpulessons.lesson_12.observed_in_ranks import (
+    newest_of,
+    node_work,
+    summed_by_nodes,
+    uneven_gradient,
+)
 from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, not_yet, number_or_type, right, wrong_type
 from labkit.checks.comparing import apart, near, shown
@@ -26,22 +31,42 @@ def observe_nodes(once_per_node: Any, per_node: Plain) -> Plain:
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         inputs = []
         for rank, (node, local) in enumerate(places):
-            told = {"RANK": rank, "WORLD_SIZE": len(places), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": per_node[node]}
+            told = {
+                "RANK": rank,
+                "WORLD_SIZE": len(places),
+                "LOCAL_RANK": local,
+                "LOCAL_WORLD_SIZE": per_node[node],
+            }
             told |= {"GROUP_RANK": node, "GROUP_WORLD_SIZE": len(per_node)}
-            inputs.append({"folder": folder, "environment": {name: str(value) for name, value in told.items()}})
+            inputs.append(
+                {
+                    "folder": folder,
+                    "environment": {name: str(value) for name, value in told.items()},
+                }
+            )
         return in_ranks(node_work, once_per_node, inputs)
 
 
 def judge_nodes(told: Plain, per_node: Plain) -> Verdict:
     places = _places(per_node)
     for node, count in enumerate(per_node):
-        calls = [found["calls"] for found, (other, _) in zip(told, places, strict=True) if other == node]
+        calls = [
+            found["calls"] for found, (other, _) in zip(told, places, strict=True) if other == node
+        ]
         if sum(calls) != 1:
-            did = f"its ranks called it {', '.join(map(str, calls))} times" if any(calls) else "nobody did the work"
-            return not_yet(f"node {node} has {count} rank{'s' * (count > 1)}, and {did}. Once was asked for on each node.")
+            did = (
+                f"its ranks called it {', '.join(map(str, calls))} times"
+                if any(calls)
+                else "nobody did the work"
+            )
+            return not_yet(
+                f"node {node} has {count} rank{'s' * (count > 1)}, and {did}. Once was asked for on each node."
+            )
     for rank, found in enumerate(told):
         if not found["done"]:
-            return not_yet(f"rank {rank} came back before the work of its node was done. What do ranks wait at?")
+            return not_yet(
+                f"rank {rank} came back before the work of its node was done. What do ranks wait at?"
+            )
     return right("Once on each node, and nobody goes on too early.")
 
 
@@ -59,7 +84,10 @@ TWICE = 2  # times its share, each for itself: a sum and a broadcast make an all
 def draw_sums(generator: random.Random) -> Plain:
     """Whole numbers whose sums float32 keeps, and no shorter type does."""
     length = NODES * PER_NODE * generator.randint(1, 3)
-    rows = [[generator.randint(-200_000, 200_000) for _ in range(length)] for _ in range(NODES * PER_NODE)]
+    rows = [
+        [generator.randint(-200_000, 200_000) for _ in range(length)]
+        for _ in range(NODES * PER_NODE)
+    ]
     return {"per_node": PER_NODE, "rows": rows}
 
 
@@ -71,7 +99,9 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
     due = [float(sum(column)) for column in zip(*case["rows"], strict=True)]
     for rank, found in enumerate(told):
         if not near(found["values"], due):
-            return not_yet(f"rank {rank} has, in `x`, {apart(found['values'], due, 'the sum over all ranks is')}.")
+            return not_yet(
+                f"rank {rank} has, in `x`, {apart(found['values'], due, 'the sum over all ranks is')}."
+            )
     for rank, found in enumerate(told):
         share = found["bytes"] // case["per_node"]
         given = found["between"]
@@ -97,13 +127,21 @@ def draw_trainings(generator: random.Random) -> Plain:
     unlike = generator.sample(((2, 4), (1, 2), (4, 4), (2, 8)), 4)
     for keep, (gather_bytes, reduce_bytes) in zip((False, True, False, True), unlike, strict=True):
         while True:
-            case = {"parameters": generator.randint(10**8, 10**10), "flops": generator.uniform(1e14, 9e14)}
+            case = {
+                "parameters": generator.randint(10**8, 10**10),
+                "flops": generator.uniform(1e14, 9e14),
+            }
             case |= {"bandwidth": generator.uniform(1e10, 4e11), "keep": keep}
             case |= {"gather_bytes": gather_bytes, "reduce_bytes": reduce_bytes}
             if 0.1 < _threshold(case) % 1 < 0.4:
                 break
         cases.append(case)
-    exact = {"parameters": 2**30, "flops": 6.0 * 2 ** generator.randint(44, 46), "bandwidth": 2.0**36, "keep": False}
+    exact = {
+        "parameters": 2**30,
+        "flops": 6.0 * 2 ** generator.randint(44, 46),
+        "bandwidth": 2.0**36,
+        "keep": False,
+    }
     return [*cases, exact | {"gather_bytes": 2, "reduce_bytes": 4}]
 
 
@@ -126,9 +164,13 @@ def judge_trainings(answers: Plain, cases: Plain) -> Verdict:
         given = ", ".join(f"{name}={value:.4g}" for name, value in case.items() if name != "keep")
         given += f", keep={case['keep']}"
         if isinstance(answer, float) and not answer.is_integer():
-            return not_yet(f"With {given}, you return {answer:,.2f}. Return the smallest whole number of tokens that is enough.")
+            return not_yet(
+                f"With {given}, you return {answer:,.2f}. Return the smallest whole number of tokens that is enough."
+            )
         if answer != expected:
-            return not_yet(f"With {given}, {expected:,} tokens are needed. You return {answer:,.0f}. {_hint(answer, case)}".rstrip())
+            return not_yet(
+                f"With {given}, {expected:,} tokens are needed. You return {answer:,.0f}. {_hint(answer, case)}".rstrip()
+            )
     return right("From this number on, sending is hidden.")
 
 
@@ -154,7 +196,15 @@ def draw_entries(generator: random.Random) -> Plain:
     A case has a list for each rank: pairs of the number of a collective and the time.
     """
     cases = [_entries(generator, 2)]
-    for misled in (_most_often, _longest_once, _over_all, _latest_in_the_first, _latest_in_the_last, _latest_on_average, _behind_the_first):
+    for misled in (
+        _most_often,
+        _longest_once,
+        _over_all,
+        _latest_in_the_first,
+        _latest_in_the_last,
+        _latest_on_average,
+        _behind_the_first,
+    ):
         case = _entries(generator, generator.randint(3, 4))
         while misled(case) == _late_rank(case):
             case = _entries(generator, generator.randint(3, 4))
@@ -239,7 +289,10 @@ def _over_all(case: Plain) -> int:
 
 
 def observe_entries(late_rank: Any, cases: Plain) -> Plain:
-    return [number_or_type(late_rank([{number: time for number, time in of_rank} for of_rank in case])) for case in cases]
+    return [
+        number_or_type(late_rank([{number: time for number, time in of_rank} for of_rank in case]))
+        for case in cases
+    ]
 
 
 def judge_entries(answers: Plain, cases: Plain) -> Verdict:
@@ -265,7 +318,11 @@ def draw_steps(generator: random.Random) -> Plain:
     """
     one, two, three, four, five = 0, *sorted(generator.sample(range(1, 1_000_000), 4))
     listed = [[one, two, three, five], [two, one, four], [one, three, two, four]]
-    pairs = [[one, three, four], [one, three, five], [one, four, five]]  # any two have a newer one than all three
+    pairs = [
+        [one, three, four],
+        [one, three, five],
+        [one, four, five],
+    ]  # any two have a newer one than all three
     cases = [
         listed,
         pairs,
@@ -277,7 +334,11 @@ def draw_steps(generator: random.Random) -> Plain:
         for steps in case:
             generator.shuffle(steps)
     generator.shuffle(cases[0])
-    older, newer, newest = generator.randint(700, 999), generator.randint(1000, 4000), generator.randint(5000, 6000)
+    older, newer, newest = (
+        generator.randint(700, 999),
+        generator.randint(1000, 4000),
+        generator.randint(5000, 6000),
+    )
     upwards = [[older, newer], [older, newer], [older, newer, newest]]
     return [*cases, upwards, [steps[::-1] for steps in upwards]]
 
@@ -295,9 +356,13 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
                 return not_yet(f"your function returned {found}; a step or None is due.")
             if found != due:
                 lists = "; ".join(f"rank {other}: {steps}" for other, steps in enumerate(case))
-                return not_yet(f"{lists}. The newest that all have found is {due}; on rank {rank} you return {found}.")
+                return not_yet(
+                    f"{lists}. The newest that all have found is {due}; on rank {rank} you return {found}."
+                )
             if changed:
-                return not_yet("your function changed the list that it was given. Leave it as it was.")
+                return not_yet(
+                    "your function changed the list that it was given. Leave it as it was."
+                )
     return right("All ranks go on from the same step.")
 
 
@@ -310,9 +375,19 @@ def draw_shares(generator: random.Random) -> Plain:
     for shares in ([1, generator.randint(3, 5)], [generator.randint(3, 4), 0, 2]):
         generator.shuffle(shares)
         rows = [
-            [{"x": [generator.randint(-3, 3) for _ in range(2)], "y": generator.randint(-9, 9)} for _ in range(count)] for count in shares
+            [
+                {"x": [generator.randint(-3, 3) for _ in range(2)], "y": generator.randint(-9, 9)}
+                for _ in range(count)
+            ]
+            for count in shares
         ]
-        cases.append({"weight": [generator.choice((-2, -1, 1, 2)) for _ in range(2)], "bias": generator.randint(1, 3), "rows": rows})
+        cases.append(
+            {
+                "weight": [generator.choice((-2, -1, 1, 2)) for _ in range(2)],
+                "bias": generator.randint(1, 3),
+                "rows": rows,
+            }
+        )
     return cases
 
 
@@ -324,12 +399,27 @@ def judge_shares(observations: Plain, cases: Plain) -> Verdict:
     for told, case in zip(observations, cases, strict=True):
         weight, bias = [float(value) for value in case["weight"]], float(case["bias"])
         every = [row for rows in case["rows"] for row in rows]
-        errors = [2 * (sum(a * b for a, b in zip(weight, row["x"], strict=True)) + bias - row["y"]) / len(every) for row in every]
-        due = [[sum(e * row["x"][place] for e, row in zip(errors, every, strict=True)) for place in range(2)], [sum(errors)]]
+        errors = [
+            2
+            * (sum(a * b for a, b in zip(weight, row["x"], strict=True)) + bias - row["y"])
+            / len(every)
+            for row in every
+        ]
+        due = [
+            [
+                sum(e * row["x"][place] for e, row in zip(errors, every, strict=True))
+                for place in range(2)
+            ],
+            [sum(errors)],
+        ]
         for rank, found in enumerate(told):
             if found["parameters"] != [weight, [bias]]:
-                return not_yet(f"rank {rank} has changed the parameters; leave the step to the optimizer.")
-            for name, gradient, wanted in zip(("weight", "bias"), found["gradients"], due, strict=True):
+                return not_yet(
+                    f"rank {rank} has changed the parameters; leave the step to the optimizer."
+                )
+            for name, gradient, wanted in zip(
+                ("weight", "bias"), found["gradients"], due, strict=True
+            ):
                 if gradient is None or not near(gradient, wanted):
                     counts = ", ".join(str(len(rows)) for rows in case["rows"])
                     return not_yet(
@@ -340,10 +430,35 @@ def judge_shares(observations: Plain, cases: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("12.1", draw_nodes, observe_nodes, judge_nodes, children=True, section="Two machines, one command"),
-    Check("12.2", draw_sums, observe_sums, judge_sums, children=True, section="What the network carries", alters=("values",)),
-    Check("12.3", draw_trainings, observe_trainings, judge_trainings, section="When computing hides sending"),
+    Check(
+        "12.1",
+        draw_nodes,
+        observe_nodes,
+        judge_nodes,
+        children=True,
+        section="Two machines, one command",
+    ),
+    Check(
+        "12.2",
+        draw_sums,
+        observe_sums,
+        judge_sums,
+        children=True,
+        section="What the network carries",
+        alters=("values",),
+    ),
+    Check(
+        "12.3",
+        draw_trainings,
+        observe_trainings,
+        judge_trainings,
+        section="When computing hides sending",
+    ),
     Check("12.4", draw_entries, observe_entries, judge_entries, section="The flight recorder"),
-    Check("12.5", draw_steps, observe_steps, judge_steps, children=True, section="A rank that dies"),
-    Check("12.6", draw_shares, observe_shares, judge_shares, children=True, section="A rank that dies"),
+    Check(
+        "12.5", draw_steps, observe_steps, judge_steps, children=True, section="A rank that dies"
+    ),
+    Check(
+        "12.6", draw_shares, observe_shares, judge_shares, children=True, section="A rank that dies"
+    ),
 ]

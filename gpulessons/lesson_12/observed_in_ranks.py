@@ -48,7 +48,11 @@ def summed_by_nodes(all_reduce_by_nodes: Any, case: Plain) -> Plain:
     with SentBytes() as sent:
         all_reduce_by_nodes(x, near, far)
         torch.cuda.synchronize()
-    between = [nbytes for _, members, nbytes in sent.calls if len({member // per_node for member in members}) > 1]
+    between = [
+        nbytes
+        for _, members, nbytes in sent.calls
+        if len({member // per_node for member in members}) > 1
+    ]
     return {"values": x.tolist(), "between": between, "bytes": x.nbytes}
 
 
@@ -63,7 +67,9 @@ def newest_of(newest_common: Any, cases: Plain) -> Plain:
     for case in cases:
         steps = list(case[dist.get_rank()])
         answer = newest_common(steps)
-        told.append([None if answer is None else number_or_type(answer), steps != case[dist.get_rank()]])
+        told.append(
+            [None if answer is None else number_or_type(answer), steps != case[dist.get_rank()]]
+        )
         dist.barrier()
     return told
 
@@ -75,8 +81,13 @@ def uneven_gradient(batch_gradient: Any, case: Plain) -> Plain:
         layer.weight.copy_(torch.tensor([case["weight"]], dtype=torch.float32))
         layer.bias.fill_(case["bias"])
     rows = case["rows"][dist.get_rank()]
-    x = torch.tensor([row["x"] for row in rows], dtype=torch.float32).reshape(len(rows), len(case["weight"]))
+    x = torch.tensor([row["x"] for row in rows], dtype=torch.float32).reshape(
+        len(rows), len(case["weight"])
+    )
     y = torch.tensor([row["y"] for row in rows], dtype=torch.float32).reshape(len(rows), 1)
     batch_gradient(layer, x, y)
     gradients = [None if p.grad is None else p.grad.flatten().tolist() for p in layer.parameters()]
-    return {"gradients": gradients, "parameters": [p.flatten().tolist() for p in layer.parameters()]}
+    return {
+        "gradients": gradients,
+        "parameters": [p.flatten().tolist() for p in layer.parameters()],
+    }

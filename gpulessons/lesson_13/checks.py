@@ -15,11 +15,26 @@ from gpulessons.lesson_13.defence import is_example, misjudged, refused, try_on
 from gpulessons.lesson_13.defence import observe as observe_defence
 from gpulessons.lesson_13.deprecated import deprecated_calls
 from gpulessons.lesson_13.stand_ins import ALLOCATED
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, number_or_type, right, wrong_type
+from labkit.checks.checking import (
+    Check,
+    Plain,
+    Verdict,
+    describe,
+    during,
+    not_yet,
+    number,
+    number_or_type,
+    right,
+    wrong_type,
+)
 
 # 13.1: a tensor like another
 
-DTYPES = {"torch.float32": torch.float32, "torch.float16": torch.float16, "torch.int64": torch.int64}
+DTYPES = {
+    "torch.float32": torch.float32,
+    "torch.float16": torch.float16,
+    "torch.int64": torch.int64,
+}
 PLACES = ("cuda:0", "cuda:1", "cpu")
 
 
@@ -27,8 +42,14 @@ def draw_tensors(generator: random.Random) -> Plain:
     """Tensors of each place, of several types and shapes; one has no dimensions."""
     places = [*PLACES, generator.choice(PLACES)]
     dtypes = [*generator.sample(list(DTYPES), len(DTYPES)), generator.choice(list(DTYPES))]
-    shapes = [[generator.randint(2, 9) for _ in range(dimensions)] for dimensions in generator.sample(range(4), 4)]
-    return [{"device": d, "dtype": t, "shape": s} for d, t, s in zip(places, dtypes, shapes, strict=True)]
+    shapes = [
+        [generator.randint(2, 9) for _ in range(dimensions)]
+        for dimensions in generator.sample(range(4), 4)
+    ]
+    return [
+        {"device": d, "dtype": t, "shape": s}
+        for d, t, s in zip(places, dtypes, shapes, strict=True)
+    ]
 
 
 def observe_zeros(zeros_beside: Any, cases: Plain) -> Plain:
@@ -41,13 +62,24 @@ def observe_zeros(zeros_beside: Any, cases: Plain) -> Plain:
         dtype = DTYPES[case["dtype"]]
         t = _unlike_numbers(case["shape"], dtype).to(case["device"])
         before = t.clone()
-        with torch.cuda.device(_elsewhere(case)), during(f"a tensor of {case['dtype']}, shape {case['shape']}, on {case['device']}"):
+        with (
+            torch.cuda.device(_elsewhere(case)),
+            during(f"a tensor of {case['dtype']}, shape {case['shape']}, on {case['device']}"),
+        ):
             made = zeros_beside(t)
-            observed = {"made": describe(made), "kept": torch.allclose(t, before, rtol=0, atol=0, equal_nan=True)}
+            observed = {
+                "made": describe(made),
+                "kept": torch.allclose(t, before, rtol=0, atol=0, equal_nan=True),
+            }
             if observed["made"]["type"] == "Tensor":
-                with contextlib.suppress(RuntimeError):  # several elements that are one number in memory
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # several elements that are one number in memory
                     made += 1
-                observed["written"], observed["next"] = describe(made)["values"], describe(zeros_beside(t))["values"]
+                observed["written"], observed["next"] = (
+                    describe(made)["values"],
+                    describe(zeros_beside(t))["values"],
+                )
         observations.append(observed)
     return observations
 
@@ -73,13 +105,21 @@ def judge_zeros(observations: Plain, cases: Plain) -> Verdict:
             return not_yet("the tensor that you were given has changed. Make a new one beside it.")
         for what in ("device", "dtype", "shape"):
             if made[what] != case[what]:
-                return not_yet(f"beside a tensor with {what} {case[what]} you made one with {what} {made[what]}.")
+                return not_yet(
+                    f"beside a tensor with {what} {case[what]} you made one with {what} {made[what]}."
+                )
         if any(made["values"]):
-            return not_yet("not all of its numbers are 0. The tensor that you were given may hold inf and nan.")
+            return not_yet(
+                "not all of its numbers are 0. The tensor that you were given may hold inf and nan."
+            )
         if not all(observed["written"]):
-            return not_yet("nobody can add 1 to what you made. Has each of its elements a place of its own in memory?")
+            return not_yet(
+                "nobody can add 1 to what you made. Has each of its elements a place of its own in memory?"
+            )
         if any(observed["next"]):
-            return not_yet("what your function makes at its next call is no longer 0 when the first tensor was written to. Make a new one.")
+            return not_yet(
+                "what your function makes at its next call is no longer 0 when the first tensor was written to. Make a new one."
+            )
     return right("A tensor tells its own device, type and shape.")
 
 
@@ -114,10 +154,20 @@ def observe_report(report: Any, sizes: Plain) -> Plain:
     truths = [_truth(device) for device in range(len(sizes))]
     observations = []
     for device, truth in enumerate(truths):
-        with torch.cuda.device(1 - device), deprecated_calls() as warned, during(f"device {device}"):
+        with (
+            torch.cuda.device(1 - device),
+            deprecated_calls() as warned,
+            during(f"device {device}"),
+        ):
             said = report(torch.device("cuda", device))
-        said = {str(name): number(value) for name, value in said.items()} if isinstance(said, dict) else type(said).__name__
-        observations.append({"said": said, "truth": truth, "after": _truth(device), "warned": warned})
+        said = (
+            {str(name): number(value) for name, value in said.items()}
+            if isinstance(said, dict)
+            else type(said).__name__
+        )
+        observations.append(
+            {"said": said, "truth": truth, "after": _truth(device), "warned": warned}
+        )
     del held
     return observations
 
@@ -138,7 +188,9 @@ def _fill(device: int, kept: int, cached: int, returned: int) -> list[torch.Tens
 
 
 def _take(device: int, mebibytes: int) -> torch.Tensor:
-    return torch.empty(mebibytes * MIB - 1, dtype=torch.uint8, device=f"cuda:{device}")  # allocated is more than requested
+    return torch.empty(
+        mebibytes * MIB - 1, dtype=torch.uint8, device=f"cuda:{device}"
+    )  # allocated is more than requested
 
 
 def _truth(device: int) -> dict[str, int]:
@@ -158,15 +210,23 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
         if isinstance(said, str):
             return wrong_type(said, "a dict")
         if observed["warned"]:
-            return not_yet(f"PyTorch warns, though you may have silenced it: {observed['warned'][0]}.")
+            return not_yet(
+                f"PyTorch warns, though you may have silenced it: {observed['warned'][0]}."
+            )
         numbers = [name for name in FIGURES if said.get(name) is not None]
         if len(numbers) < len(FIGURES):
-            return not_yet(f"expected numbers of bytes for {', '.join(FIGURES)}; yours are for {', '.join(numbers) or 'nothing'}.")
+            return not_yet(
+                f"expected numbers of bytes for {', '.join(FIGURES)}; yours are for {', '.join(numbers) or 'nothing'}."
+            )
         for name in FIGURES:
             if said[name] != truth[name]:
-                return not_yet(f"on cuda:{device}, {name} is {truth[name]:,} bytes; you said {said[name]:,}.")
+                return not_yet(
+                    f"on cuda:{device}, {name} is {truth[name]:,} bytes; you said {said[name]:,}."
+                )
         if observed["after"] != truth:
-            return not_yet(f"asking has changed the figures of cuda:{device}. What empties the cache, resets the peaks, or takes memory?")
+            return not_yet(
+                f"asking has changed the figures of cuda:{device}. What empties the cache, resets the peaks, or takes memory?"
+            )
     return right("Of the device that was asked for, and without a warning.")
 
 
@@ -205,7 +265,10 @@ def _to_train(inputs: Plain) -> tuple[nn.Linear, list[tuple[torch.Tensor, torch.
         model.bias.copy_(SCALE * torch.randn(1, generator=maker))
     # The targets grow, so that no single loss is near the mean of all, which is small, so that nobody rounds it unseen.
     batches = [
-        (torch.randn(rows, inputs["features"], generator=maker), SCALE * (place + 1) * torch.randn(rows, 1, generator=maker))
+        (
+            torch.randn(rows, inputs["features"], generator=maker),
+            SCALE * (place + 1) * torch.randn(rows, 1, generator=maker),
+        )
         for place, rows in enumerate(inputs["rows"])
     ]
     return model, batches
@@ -260,7 +323,11 @@ def observe_training(answer: Any, inputs: Plain) -> Plain:
 
 
 def _numbers(model: nn.Module) -> list[float]:
-    return [value for parameter in model.parameters() for value in parameter.detach().cpu().flatten().tolist()]
+    return [
+        value
+        for parameter in model.parameters()
+        for value in parameter.detach().cpu().flatten().tolist()
+    ]
 
 
 def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
@@ -279,7 +346,9 @@ def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     if not abs(observed["loss"] - due["loss"]) < 1e-4 * due["loss"]:
         return not_yet(f"the mean loss is {due['loss']:.5g}; you said {observed['loss']:.5g}.")
     if observed["kept"] > 1:  # that of the step before goes with the next loss
-        return not_yet(f"when a forward began, the graphs of {observed['kept']} earlier steps were still there. What keeps them?")
+        return not_yet(
+            f"when a forward began, the graphs of {observed['kept']} earlier steps were still there. What keeps them?"
+        )
     return right("The model first, then its optimizer; and a number for a loss.")
 
 
@@ -290,7 +359,12 @@ def _furthest(found: list[float], expected: list[float]) -> float:
 # 13.4: an experiment that decides
 
 CACHED = (1, 66)  # MiB that lie in the cache of each GPU while the experiment runs
-ANSWERS_BY_PYTORCH = ("memory.memory_allocated", "memory_allocated", "memory_stats", "memory_stats_as_nested_dict")
+ANSWERS_BY_PYTORCH = (
+    "memory.memory_allocated",
+    "memory_allocated",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+)
 
 
 def draw_memory(generator: random.Random) -> Plain:
@@ -298,7 +372,10 @@ def draw_memory(generator: random.Random) -> Plain:
 
     The numbers are even. An odd number can leave a rest of 1 MiB, which the allocator gives to the next tensor.
     """
-    return {"kept": [generator.randrange(2, 10, 2), generator.randrange(10, 18, 2)], "current": generator.randrange(2)}
+    return {
+        "kept": [generator.randrange(2, 10, 2), generator.randrange(10, 18, 2)],
+        "current": generator.randrange(2),
+    }
 
 
 def observe_memory(experiment: Any, inputs: Plain) -> Plain:
@@ -327,7 +404,9 @@ def _not_this_one(*_: Any) -> int:
 def judge_memory(tried: Plain, inputs: Plain) -> Verdict:
     for run in tried:
         if not run["raised"] and run["result"] not in ("True", "False"):
-            return not_yet(f"your experiment returned {run['result']}. It must return True or False.")
+            return not_yet(
+                f"your experiment returned {run['result']}. It must return True or False."
+            )
     results = {run["result"] for run in tried}
     if len(results) == 1 and not any(run["raised"] for run in tried):
         told = f"your experiment gives {results.pop()} for every function. So it decides nothing."
@@ -335,7 +414,9 @@ def judge_memory(tried: Plain, inputs: Plain) -> Verdict:
             told += " Other tensors may lie on the GPUs already, and PyTorch rounds sizes up."
         return not_yet(told)
     told = misjudged(tried)
-    return not_yet(told) if told else right("It tells what the sentence says from ten other things.")
+    return (
+        not_yet(told) if told else right("It tells what the sentence says from ten other things.")
+    )
 
 
 # 13.5: a verdict of one's own
@@ -359,12 +440,26 @@ def judge_verdict(observed: Plain, inputs: Plain) -> Verdict:
     told = refused(observed)
     if not told and is_example(observed):
         told = "the experiment decides, but this is the sentence that the lesson defends. Choose one of your own."
-    return not_yet(told) if told else right(f"The experiment decides, and the verdict is: {observed['verdict']}.")
+    return (
+        not_yet(told)
+        if told
+        else right(f"The experiment decides, and the verdict is: {observed['verdict']}.")
+    )
 
 
 CHECKS = [
-    Check("13.1", draw_tensors, observe_zeros, judge_zeros, gpus=2, section="A tensor beside another"),
-    Check("13.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="Old lines"),
+    Check(
+        "13.1", draw_tensors, observe_zeros, judge_zeros, gpus=2, section="A tensor beside another"
+    ),
+    Check(
+        "13.2",
+        draw_sizes,
+        observe_report,
+        judge_report,
+        gpus=2,
+        script=memory_report,
+        section="Old lines",
+    ),
     Check(
         "13.3",
         draw_training,
@@ -375,6 +470,20 @@ CHECKS = [
         alters=("values",),
         section="Misspelt or invented",
     ),
-    Check("13.4", draw_memory, observe_memory, judge_memory, gpus=2, section="An experiment that can fail"),
-    Check("13.5", draw_nothing, observe_verdict, judge_verdict, gpus=2, section="Build it: a verdict of your own"),
+    Check(
+        "13.4",
+        draw_memory,
+        observe_memory,
+        judge_memory,
+        gpus=2,
+        section="An experiment that can fail",
+    ),
+    Check(
+        "13.5",
+        draw_nothing,
+        observe_verdict,
+        judge_verdict,
+        gpus=2,
+        section="Build it: a verdict of your own",
+    ),
 ]

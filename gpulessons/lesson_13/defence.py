@@ -23,8 +23,15 @@ from gputrace.figures.figure import Figure
 PARTS = ("quote", "verdict", "experiment", "subject", "opposite")
 VERDICTS = {"holds": True, "false": False, "outdated": False}  # what the experiment then returns
 FEWEST_WORDS = 5
-EXAMPLE = "Returned Tensor shares the same storage with the original one."  # which the lesson defends
-ORDER = ("subject", "opposite", "opposite", "subject") * 2  # a coin that is tossed each time rarely passes
+EXAMPLE = (
+    "Returned Tensor shares the same storage with the original one."  # which the lesson defends
+)
+ORDER = (
+    "subject",
+    "opposite",
+    "opposite",
+    "subject",
+) * 2  # a coin that is tossed each time rarely passes
 WHOSE = {"subject": "the subject", "opposite": "the opposite"}
 
 
@@ -40,14 +47,24 @@ def defend(
 
     If the experiment decides nothing, say why and return None.
     """
-    observed = observe({"quote": quote, "verdict": verdict, "experiment": experiment, "subject": subject, "opposite": opposite})
+    observed = observe(
+        {
+            "quote": quote,
+            "verdict": verdict,
+            "experiment": experiment,
+            "subject": subject,
+            "opposite": opposite,
+        }
+    )
     refusal = refused(observed)
     if refusal:
         print(f"Refused: {refusal}")
         return None
     first, second = observed["runs"][:2]
     print(f"{verdict}: {quote}")
-    print(f"the experiment returns {first['result']} for the subject, {second['result']} for the opposite")
+    print(
+        f"the experiment returns {first['result']} for the subject, {second['result']} for the opposite"
+    )
     return draw_verdicts(among, [verdict])
 
 
@@ -86,7 +103,9 @@ def try_on(experiment: Callable[[Any], Any], stand_ins: StandIns) -> Any:
     forwards = holds + fails
     for expected, does, function in forwards + forwards[::-1]:
         run = _run(experiment, function)
-        tried.append({"does": does, "expected": expected, "result": run["result"], "raised": run["raised"]})
+        tried.append(
+            {"does": does, "expected": expected, "result": run["result"], "raised": run["raised"]}
+        )
     return tried
 
 
@@ -200,15 +219,15 @@ def _badly_run(runs: Any) -> str:
     for run in runs:
         whose = WHOSE[run["of"]]
         if run["raised"]:
-            return (
-                f"with {whose}, the experiment raised {run['raised']}. If an error is what you look for, catch it and return True or False."
-            )
+            return f"with {whose}, the experiment raised {run['raised']}. If an error is what you look for, catch it and return True or False."
         if run["result"] not in ("True", "False"):
             return f"with {whose}, the experiment returned {run['result']}. It must return True or False."
         if not run["answers"]:
             return f"with {whose}, the experiment never calls what it is given. So its result cannot depend on it."
     if not any(run["used a GPU"] for run in runs if run["of"] == "subject"):
-        return "with the subject, the experiment uses no tensor on a GPU. Try the sentence with one."
+        return (
+            "with the subject, the experiment uses no tensor on a GPU. Try the sentence with one."
+        )
     if all(set(run["answers"]) == {run["result"]} for run in runs):
         return (
             "subject and opposite answer True and False themselves, and the experiment only passes it on. "

@@ -13,8 +13,14 @@ import torch
 @contextlib.contextmanager
 def deprecated_calls() -> Iterator[list[str]]:
     """What PyTorch warns of in the functions of torch.cuda that the block calls, also where no warning is to be seen."""
-    functions = [function for function in vars(torch.cuda).values() if hasattr(function, "__deprecated__")]
-    texts, warned, before = {function.__wrapped__.__code__: function.__deprecated__ for function in functions}, [], sys.getprofile()
+    functions = [
+        function for function in vars(torch.cuda).values() if hasattr(function, "__deprecated__")
+    ]
+    texts, warned, before = (
+        {function.__wrapped__.__code__: function.__deprecated__ for function in functions},
+        [],
+        sys.getprofile(),
+    )
 
     def called(frame: types.FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code in texts:

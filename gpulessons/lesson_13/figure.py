@@ -65,7 +65,9 @@ def draw_verdicts(outcomes: Mapping[Claim, ClaimOutcome], own: Sequence[str] = (
     spoken = [_spoken(label, counts) for label, counts in rows]
     recorded = _recorded(outcomes)
     if recorded:
-        canvas.text(0.98, 0.085, recorded, ha="right", fontsize=TEXT_POINTS, color="#444444", style="italic")
+        canvas.text(
+            0.98, 0.085, recorded, ha="right", fontsize=TEXT_POINTS, color="#444444", style="italic"
+        )
         spoken.append(recorded)
     return badged(canvas, _agreement(outcomes), *spoken)
 
@@ -88,7 +90,15 @@ def _draw_row(axes: Axes, place: int, counts: Counter) -> None:
             axes.text(column, place, "–", ha="center", va="center", color=BLACK)
             continue
         size = SMALLEST_MARKER + MARKER_PER_SENTENCE * count
-        axes.scatter(column - 0.12, place, s=size, color=colour, marker=marker, edgecolor=BLACK, linewidth=0.7)
+        axes.scatter(
+            column - 0.12,
+            place,
+            s=size,
+            color=colour,
+            marker=marker,
+            edgecolor=BLACK,
+            linewidth=0.7,
+        )
         axes.text(column + 0.18, place, str(count), ha="left", va="center", fontweight="bold")
 
 
@@ -117,7 +127,9 @@ def _recorded(outcomes: Mapping[Claim, ClaimOutcome]) -> str:
     if recorded is None:
         return ""
     verdicts = {claim.name: claim.verdict for claim in outcomes}
-    answers = Counter(row["as_expected"] for row in recorded.rows if verdicts.get(row["claim"]) == row["verdict"])
+    answers = Counter(
+        row["as_expected"] for row in recorded.rows if verdicts.get(row["claim"]) == row["verdict"]
+    )
     tried = answers["yes"] + answers["no"]
     return f"{tried} tried, {answers['no']} unlike their verdict: {recorded.badge}" if tried else ""
 

@@ -48,10 +48,22 @@ class ClaimsPanel(Panel):
         claim = articles.find(name)
         self.outcome: ClaimOutcome | None = None
         described = {"style": {"description_width": "5em"}}
-        titles = [("all four", ANY), *((article.title, article.name) for article in articles.articles())]
-        self.article = widgets.Dropdown(options=titles, value=ANY, description="Article:", **described)
-        self.verdict = widgets.Dropdown(options=[ANY, *VERDICTS], value=ANY, description="Verdict:", **described)
-        self.choice = widgets.Select(description="Claim:", rows=8, layout=widgets.Layout(width="34em", max_width="100%"), **described)
+        titles = [
+            ("all four", ANY),
+            *((article.title, article.name) for article in articles.articles()),
+        ]
+        self.article = widgets.Dropdown(
+            options=titles, value=ANY, description="Article:", **described
+        )
+        self.verdict = widgets.Dropdown(
+            options=[ANY, *VERDICTS], value=ANY, description="Verdict:", **described
+        )
+        self.choice = widgets.Select(
+            description="Claim:",
+            rows=8,
+            layout=widgets.Layout(width="34em", max_width="100%"),
+            **described,
+        )
         self.source = widgets.HTML()
         self.guesses = {verdict: _guess_button(words) for verdict, words in VERDICTS.items()}
         self.message = widgets.HTML()
@@ -89,9 +101,14 @@ class ClaimsPanel(Panel):
 
     def _filter(self) -> None:
         """Offer the claims that both filters let pass; the one chosen stays so if it is among them."""
-        chosen = [None if filtered.value == ANY else filtered.value for filtered in (self.article, self.verdict)]
+        chosen = [
+            None if filtered.value == ANY else filtered.value
+            for filtered in (self.article, self.verdict)
+        ]
         names, before = [claim.name for claim in articles.claims(*chosen)], self.choice.value
-        self._offer(self.choice, names, "value", before if before in names else next(iter(names), None))
+        self._offer(
+            self.choice, names, "value", before if before in names else next(iter(names), None)
+        )
         self._show_claim()
 
     def _show_claim(self) -> None:
@@ -112,7 +129,9 @@ class ClaimsPanel(Panel):
             return
         self._say(f"“{claim.name}” runs…")
         if claim.alone and self._loop is not None and self._loop.is_running():
-            self._loop.call_later(0.1, self._run, claim, verdict)  # some seconds: let the page say so first
+            self._loop.call_later(
+                0.1, self._run, claim, verdict
+            )  # some seconds: let the page say so first
         else:
             self._run(claim, verdict)
 
@@ -135,14 +154,20 @@ class ClaimsPanel(Panel):
 
 def _guess_button(words: str) -> widgets.Button:
     sentence = f"{words[0].upper()}{words[1:]}"
-    return widgets.Button(description=sentence, tooltip="Guess, and run it", layout=widgets.Layout(width="auto"))
+    return widgets.Button(
+        description=sentence, tooltip="Guess, and run it", layout=widgets.Layout(width="auto")
+    )
 
 
 def _told_claim(claim: Claim) -> str:
     """What the article says, where, and the code that puts it to the test."""
     by = f", {claim.article.author}" if claim.article.author else ""
     told = f"<p>“{escape(claim.article.title)}”{escape(by)}, section “{escape(claim.section)}”: <b>{escape(claim.says)}</b>.</p>"
-    parts = {"Before it runs": claim.before, _whose(claim): claim.code, "What we look at": claim.after}
+    parts = {
+        "Before it runs": claim.before,
+        _whose(claim): claim.code,
+        "What we look at": claim.after,
+    }
     return told + "".join(f"<p>{name}:</p>{_code(code)}" for name, code in parts.items() if code)
 
 
@@ -158,7 +183,9 @@ def _told_outcome(claim: Claim, outcome: ClaimOutcome) -> str:
     if claim.changed:
         parts.append(f"<p>Changed in {escape(claim.changed)}.</p>")
     if claim.source:
-        parts.append(f'<p>Source: <a href="{escape(claim.source)}" target="_blank">{escape(claim.source)}</a></p>')
+        parts.append(
+            f'<p>Source: <a href="{escape(claim.source)}" target="_blank">{escape(claim.source)}</a></p>'
+        )
     return "".join(parts)
 
 

@@ -144,11 +144,15 @@ def _gather_reversed(outputs: Sequence[torch.Tensor], device: Any) -> torch.Tens
 
 
 def _gather_columns(outputs: Sequence[torch.Tensor], device: Any) -> torch.Tensor:
-    return torch.cat([output.to(torch.device("cuda", _index(device))) for output in outputs], dim=-1)
+    return torch.cat(
+        [output.to(torch.device("cuda", _index(device))) for output in outputs], dim=-1
+    )
 
 
 def _gather_mean(outputs: Sequence[torch.Tensor], device: Any) -> torch.Tensor:
-    return torch.stack([output.to(torch.device("cuda", _index(device))) for output in outputs]).mean(0)
+    return torch.stack(
+        [output.to(torch.device("cuda", _index(device))) for output in outputs]
+    ).mean(0)
 
 
 def _gather_first(outputs: Sequence[torch.Tensor], device: Any) -> torch.Tensor:
@@ -213,7 +217,10 @@ SENTENCES = {
         },
     ),
     REPLICATE: StandIns(
-        holds={"is `nn.parallel.replicate`": _replicate, "copies the module to each GPU": _copy_to_each},
+        holds={
+            "is `nn.parallel.replicate`": _replicate,
+            "copies the module to each GPU": _copy_to_each,
+        },
         fails={
             "returns the same module for each GPU": _same_for_each,
             "makes all copies on one GPU": _copies_on_one_gpu,

@@ -23,7 +23,10 @@ from labkit.labs.experiment import Result, Run
 from labkit.labs.predictions import parse_prediction
 from labkit.labs.round_trip import PANEL, RoundTrip, picture_that_runs
 
-WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it
+WRAP = {
+    "flex_flow": "row wrap",
+    "align_items": "center",
+}  # not a Layout: each box makes one of its own of it
 
 # What a panel brings to the page that shows it, hidden: what ipywidgets leaves unseen is seen, and a list keeps its keys. Seen are links,
 # the arrows of lists in a dark theme, and which control has the keyboard's place: ipywidgets' own sign of it is a line of one pixel that
@@ -75,7 +78,9 @@ def interrupted_by(action: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) == action:  # else a cell has begun meanwhile, which puts its own back
+        if (
+            signal.getsignal(signal.SIGINT) == action
+        ):  # else a cell has begun meanwhile, which puts its own back
             signal.signal(signal.SIGINT, before)
 
 
@@ -112,7 +117,9 @@ class Panel(widgets.VBox):
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.question} Run this cell to bring it up."
 
-    if hasattr(widgets.Widget, "_repr_mimebundle_"):  # ipywidgets 8, which cuts the text after 110 characters
+    if hasattr(
+        widgets.Widget, "_repr_mimebundle_"
+    ):  # ipywidgets 8, which cuts the text after 110 characters
 
         def _repr_mimebundle_(self, **options: Any) -> Any:
             return super()._repr_mimebundle_(**options) | {"text/plain": repr(self)}
@@ -133,12 +140,18 @@ class Panel(widgets.VBox):
             else:
                 setattr(self, name, its)
 
-    def _when_clicked(self, button: widgets.Button, action: Callable[[], None], at_once: bool = False) -> None:
+    def _when_clicked(
+        self, button: widgets.Button, action: Callable[[], None], at_once: bool = False
+    ) -> None:
         """Let a click run the action, after all values on the page have arrived.
 
         `at_once` is for an action that reads no value and must not wait.
         """
-        button.on_click(lambda _: self._on_main_thread(action if at_once else partial(self._round_trip.then, action)))
+        button.on_click(
+            lambda _: self._on_main_thread(
+                action if at_once else partial(self._round_trip.then, action)
+            )
+        )
 
     def _when_entered(self, field: widgets.Text, action: Callable[[], None]) -> None:
         """The Enter key does the same as the button beside the field."""
@@ -240,9 +253,15 @@ class ExperimentPanel(Panel):
             style={"description_width": "initial"},
             layout=widgets.Layout(width="16em"),
         )
-        self.predict_button = widgets.Button(description="Predict", icon="check", tooltip="Take the number as your prediction")
-        self.run_button = widgets.Button(description="Run", icon="play", tooltip="Run the experiment", disabled=True)
-        self.stop_button = widgets.Button(description="Stop", icon="stop", tooltip="Stop the experiment", disabled=True)
+        self.predict_button = widgets.Button(
+            description="Predict", icon="check", tooltip="Take the number as your prediction"
+        )
+        self.run_button = widgets.Button(
+            description="Run", icon="play", tooltip="Run the experiment", disabled=True
+        )
+        self.stop_button = widgets.Button(
+            description="Stop", icon="stop", tooltip="Stop the experiment", disabled=True
+        )
         self.progress = widgets.IntProgress(min=0, max=1, layout=widgets.Layout(width="16em"))
         self.message = widgets.HTML()
         self.picture = widgets.HTML()
@@ -253,8 +272,13 @@ class ExperimentPanel(Panel):
         super().__init__(
             [
                 widgets.HTML(f"<p><b>{escape(self.question)}</b></p>"),
-                *(widgets.HBox(list(row), layout=widgets.Layout(flex_flow="row wrap")) for row in choices),
-                widgets.HBox([self.answer, widgets.Label(self.unit), self.predict_button], layout=WRAP),
+                *(
+                    widgets.HBox(list(row), layout=widgets.Layout(flex_flow="row wrap"))
+                    for row in choices
+                ),
+                widgets.HBox(
+                    [self.answer, widgets.Label(self.unit), self.predict_button], layout=WRAP
+                ),
                 widgets.HBox([self.run_button, self.stop_button, self.progress], layout=WRAP),
                 self.message,
                 self.picture,
@@ -264,19 +288,25 @@ class ExperimentPanel(Panel):
         self._bring_back(self._used_before())
         for choice in self._choices:
             # After whatever was entered before: a prediction that is still on its way belongs to the choice before.
-            choice.observe(lambda _: self._on_main_thread(partial(self._round_trip.then, self._chosen)), "value")
+            choice.observe(
+                lambda _: self._on_main_thread(partial(self._round_trip.then, self._chosen)),
+                "value",
+            )
 
     def _bring_back(self, before: "ExperimentPanel | None") -> None:
         """Its choices, prediction and result, if the same can be chosen now: another machine may have fewer GPUs."""
         if before is None or any(
-            getattr(own, "options", None) != getattr(its, "options", None) for own, its in zip(self._choices, before._choices, strict=True)
+            getattr(own, "options", None) != getattr(its, "options", None)
+            for own, its in zip(self._choices, before._choices, strict=True)
         ):
             return
         for own, its in zip(self._choices, before._choices, strict=True):
             own.value = its.value
         self._take_over(before, "answer", "prediction")
         if before.running:
-            self._say("An earlier run of this lab goes on. Interrupt the kernel to stop it, and run this cell again to see its result.")
+            self._say(
+                "An earlier run of this lab goes on. Interrupt the kernel to stop it, and run this cell again to see its result."
+            )
         else:
             self.progress.max = before.progress.max
             self._take_over(before, "result", "progress", "message", "picture")
@@ -319,8 +349,13 @@ class ExperimentPanel(Panel):
         if self.running or self.prediction is None or not self._read_prediction():
             return
         begun = ExperimentPanel._begun
-        if begun is not None and begun.running:  # on the same GPUs each would count what the other does
-            self._say(f"A {type(begun).__name__} runs: wait for its end, or stop it, and press Run again.", alert=True)
+        if (
+            begun is not None and begun.running
+        ):  # on the same GPUs each would count what the other does
+            self._say(
+                f"A {type(begun).__name__} runs: wait for its end, or stop it, and press Run again.",
+                alert=True,
+            )
             return
         ExperimentPanel._begun = self
         self._stopping = self._interrupted = self._chosen_meanwhile = False
@@ -351,7 +386,9 @@ class ExperimentPanel(Panel):
         end = object()
         with closing(self._steps(run)) as steps:
             while True:
-                with interrupted_by(self._interrupt):  # for each point anew: cells and clicks in between put their own back
+                with interrupted_by(
+                    self._interrupt
+                ):  # for each point anew: cells and clicks in between put their own back
                     if next(steps, end) is end:
                         return
                     await asyncio.sleep(0)
@@ -368,7 +405,9 @@ class ExperimentPanel(Panel):
                         break
             self._show(run)
         except Exception as error:
-            if self._interrupted:  # Jupyter interrupts the kernel's processes, too: theirs is no failure
+            if (
+                self._interrupted
+            ):  # Jupyter interrupts the kernel's processes, too: theirs is no failure
                 self._show(run)
             else:
                 self._fail(error)
@@ -382,14 +421,19 @@ class ExperimentPanel(Panel):
         self.result = run.result()
         self.progress.max = run.total  # a run may end earlier than it expected
         self.picture.value = self.draw(self.result, self.prediction).html
-        stopped = f"Stopped after {run.done} of {run.total} points. " if run.done < run.total else ""
+        stopped = (
+            f"Stopped after {run.done} of {run.total} points. " if run.done < run.total else ""
+        )
         self._say(stopped + self.verdict(self.result, self.prediction))
         self._prediction_tested()
 
     def _fail(self, error: Exception) -> None:
         self.picture.value = ""
         refused = self._choices and isinstance(error, ValueError)
-        self._say(str(error) if refused else f"The experiment failed. {type(error).__name__}: {error}", alert=True)
+        self._say(
+            str(error) if refused else f"The experiment failed. {type(error).__name__}: {error}",
+            alert=True,
+        )
 
     def _set_buttons(self, running: bool) -> None:
         """While the experiment runs, only Stop does something. Run stays as it is: a disabled button loses the keyboard's place."""
@@ -408,7 +452,13 @@ def choice(description: str, options: Sequence[Any], value: Any, width: str) -> 
     """
     layout = widgets.Layout(width=width, margin="2px 10px 2px 2px")
     style = {"description_width": "initial"}
-    return widgets.Dropdown(options=options, value=one_of(value, options), description=description, style=style, layout=layout)
+    return widgets.Dropdown(
+        options=options,
+        value=one_of(value, options),
+        description=description,
+        style=style,
+        layout=layout,
+    )
 
 
 def switches(on: Sequence[str], names: Iterable[str], width: str) -> dict[str, widgets.Checkbox]:
@@ -416,7 +466,12 @@ def switches(on: Sequence[str], names: Iterable[str], width: str) -> dict[str, w
     names = list(names)
     for name in on:
         one_of(name, names)
-    return {name: widgets.Checkbox(value=name in on, description=name, indent=False, layout={"width": width}) for name in names}
+    return {
+        name: widgets.Checkbox(
+            value=name in on, description=name, indent=False, layout={"width": width}
+        )
+        for name in names
+    }
 
 
 def one_of(value: Any, allowed: Iterable[Any]) -> Any:

@@ -27,7 +27,9 @@ def context() -> BaseContext:
 
 
 @contextmanager
-def children(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]]) -> Iterator[list[BaseProcess]]:
+def children(
+    function: Callable[..., None], arguments: Iterable[tuple[Any, ...]]
+) -> Iterator[list[BaseProcess]]:
     """One child for each tuple of `arguments`, in which `function`, importable by its name, runs with them.
 
     The block ends when all have ended; they are killed where it ends in an exception, or `PATIENCE` runs out.

@@ -27,7 +27,9 @@ def without_report(name: str, status: int) -> tuple[str, str]:
         return "crash", f"{name} crashed with {_CRASHES[number]} ({number})."
     perhaps = ""
     if number == "SIGKILL":
-        perhaps = ", perhaps by the system's out-of-memory killer because this computer's memory ran out"
+        perhaps = (
+            ", perhaps by the system's out-of-memory killer because this computer's memory ran out"
+        )
     return "signal", f"{name} was killed from outside ({number}){perhaps}."
 
 

@@ -29,7 +29,9 @@ from labkit.processes import messages
 from labkit.processes.supervision import JOB_VARIABLE, KIT, start_connected
 from virtualgpu.script import run_script
 
-VARIABLE_BYTES = 8192  # kept for `JOB_VARIABLE` in the environment that the system shows of the server's copies
+VARIABLE_BYTES = (
+    8192  # kept for `JOB_VARIABLE` in the environment that the system shows of the server's copies
+)
 STARTING = 120.0  # seconds for the server to import torch
 POSSIBLE = sys.platform == "linux"  # on macOS, a copy may not use the system's libraries
 MODULES = [  # whose memory the copies share. A program may add to them before its server starts.
@@ -131,16 +133,27 @@ def popen(
 class _Server:
     """This process's end of the line to a server, which has a `kind`: what its copies inherit and cannot change."""
 
-    def __init__(self, line: socket.socket, kind: Any = None, process: "subprocess.Popen[bytes] | None" = None) -> None:
+    def __init__(
+        self,
+        line: socket.socket,
+        kind: Any = None,
+        process: "subprocess.Popen[bytes] | None" = None,
+    ) -> None:
         self.line, self.kind, self.process, self.has_served = line, kind, process, False
 
     @classmethod
     def start(cls, env: dict[str, str], kind: Any) -> "_Server":
         # Should an import ask whether there are GPUs, the driver answers without CUDA, which a process cannot use after a fork.
         jobs = os.environ.get(JOB_VARIABLE, "").ljust(VARIABLE_BYTES)
-        env = env | {JOB_VARIABLE: jobs, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
+        env = env | {
+            JOB_VARIABLE: jobs,
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         command, none = [sys.executable, "-u", "-c", _START, *MODULES], subprocess.DEVNULL
-        process, line = start_connected(command, socket.SOCK_SEQPACKET, stdout=none, stderr=none, env=env)
+        process, line = start_connected(
+            command, socket.SOCK_SEQPACKET, stdout=none, stderr=none, env=env
+        )
         return cls(line, kind, process)
 
     def fork(
@@ -159,10 +172,16 @@ class _Server:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
             with theirs:
-                socket.send_fds(self.line, [bytes([with_caller])], [theirs.fileno(), folder, *files, *pass_fds, *to_ask])
+                socket.send_fds(
+                    self.line,
+                    [bytes([with_caller])],
+                    [theirs.fileno(), folder, *files, *pass_fds, *to_ask],
+                )
             ours.settimeout(STARTING)
             pid = messages.receive(ours)
-            ours.sendall(messages.packed(request))  # without it, if this process is interrupted, the copy ends at once
+            ours.sendall(
+                messages.packed(request)
+            )  # without it, if this process is interrupted, the copy ends at once
             told = messages.receive(ours)
             ours.settimeout(None)
             self.has_served = True
@@ -180,7 +199,9 @@ class _Server:
         """Let it end as soon as no agent needs it."""
         self.line.close()
         if self.process is not None:
-            threading.Thread(target=self.process.wait, daemon=True).start()  # or it would stay as a zombie
+            threading.Thread(
+                target=self.process.wait, daemon=True
+            ).start()  # or it would stay as a zombie
 
 
 _server: _Server | None = None
@@ -329,14 +350,18 @@ def _follow(fd: int, copy: _Copy) -> None:
         copy.has_ended = True
         ended = os.waitid(os.P_PID, copy.pid, os.WEXITED | os.WNOWAIT)
         if ended is not None and not copy.is_abandoned:
-            _send(copy.line, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+            _send(
+                copy.line, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            )
     else:
         copy.is_abandoned = True
         if copy.with_caller and not copy.has_ended:
             os.kill(copy.pid, signal.SIGKILL)
     os.close(fd)
     if copy.has_ended and copy.is_abandoned:
-        os.waitpid(copy.pid, 0)  # not sooner: the number would be free while somebody may still send it a signal
+        os.waitpid(
+            copy.pid, 0
+        )  # not sooner: the number would be free while somebody may still send it a signal
 
 
 def _send(line: int, number: int) -> None:
@@ -359,7 +384,9 @@ def _become(fds: list[int], job: int) -> list[str]:
         except (OSError, EOFError):  # the caller was interrupted
             os._exit(1)
     above = max(above, *request["targets"]) + 1
-    folder, *files = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds[1:]]  # out of the way of each other
+    folder, *files = [
+        fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds[1:]
+    ]  # out of the way of each other
     for fd in fds[1:]:
         os.close(fd)
     for target in request["targets"]:
@@ -376,7 +403,9 @@ def _become(fds: list[int], job: int) -> list[str]:
     if threads.isdecimal() and threads != "1":  # the server has 1
         sys.modules["torch"].set_num_threads(int(threads))
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # torch's is always the same at first, and Python sees to its own
+        sys.modules[
+            "numpy"
+        ].random.seed()  # torch's is always the same at first, and Python sees to its own
     importlib.invalidate_caches()
     sys.orig_argv = [sys.executable, "-u", *request["command"]]
     if not sys.flags.safe_path:

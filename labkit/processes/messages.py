@@ -40,12 +40,18 @@ def send(connection: socket.socket, /, **message: Any) -> None:
         connection.sendall(packed(message))
 
 
-def receive(connection: socket.socket, recv: Callable[[socket.socket, int], bytes] = socket.socket.recv) -> Any:
+def receive(
+    connection: socket.socket, recv: Callable[[socket.socket, int], bytes] = socket.socket.recv
+) -> Any:
     """Wait for one message. Raises EOFError when the other end has closed."""
-    return unpacked(_exactly(connection, _HEAD.unpack(_exactly(connection, _HEAD.size, recv))[0], recv))
+    return unpacked(
+        _exactly(connection, _HEAD.unpack(_exactly(connection, _HEAD.size, recv))[0], recv)
+    )
 
 
-def _exactly(connection: socket.socket, count: int, recv: Callable[[socket.socket, int], bytes]) -> bytes:
+def _exactly(
+    connection: socket.socket, count: int, recv: Callable[[socket.socket, int], bytes]
+) -> bytes:
     received = bytearray()
     while len(received) < count:
         data = recv(connection, min(count - len(received), 1 << 20))
@@ -68,7 +74,10 @@ class Inbox:
     def add(self, data: bytes) -> None:
         """Raises MessageError as soon as a message turns out to be too long."""
         self._received += data
-        if len(self._received) >= _HEAD.size and _HEAD.unpack_from(self._received)[0] > self._largest:
+        if (
+            len(self._received) >= _HEAD.size
+            and _HEAD.unpack_from(self._received)[0] > self._largest
+        ):
             raise MessageError("too long")
 
     def take(self) -> Any:

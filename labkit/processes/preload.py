@@ -8,7 +8,9 @@ packages. The children look where their parent does, but they have what the kit 
 import os
 import sys
 
-_KIT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # perhaps the working folder
+_KIT = os.path.dirname(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+)  # perhaps the working folder
 sys.path[:] = [*(folder for folder in sys.path if os.path.abspath(folder) != os.getcwd()), _KIT]
 
 import labkit.machine  # noqa: E402

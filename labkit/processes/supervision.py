@@ -22,7 +22,9 @@ from typing import Any, NoReturn
 import psutil
 
 JOB_VARIABLE = "LABKIT_ISOLATED"  # the environment variable that holds the folders of the jobs to which a process belongs
-KIT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the folder from which this kit is imported
+KIT = os.path.dirname(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+)  # the folder from which this kit is imported
 KILLING = 10.0  # seconds until the system has ended what was killed
 LOOK = 0.05  # seconds between looks at a process that has closed everything
 KEPT = 512 << 10  # bytes of output kept of its beginning, and of its end
@@ -43,7 +45,11 @@ def start_connected(
     try:
         with theirs:
             process = subprocess.Popen(
-                [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, **options
+                [*command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                **options,
             )
     except BaseException:
         ours.close()
@@ -114,7 +120,10 @@ def processes_of(folder: str) -> list[psutil.Process]:
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
-            if folder in process.environ().get(JOB_VARIABLE, "") and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                folder in process.environ().get(JOB_VARIABLE, "")
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
     return found
 
@@ -130,7 +139,9 @@ def is_running(pid: int) -> bool:
 def kill_job(folder: str) -> None:
     """Kill the processes of the job in `folder`, but for the one that calls this; return when all are gone."""
     deadline = time.monotonic() + KILLING
-    while (alive := [process for process in processes_of(folder) if process.pid != os.getpid()]) and time.monotonic() < deadline:
+    while (
+        alive := [process for process in processes_of(folder) if process.pid != os.getpid()]
+    ) and time.monotonic() < deadline:
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()

@@ -20,7 +20,9 @@ from virtualgpu.script import check_script, module_file
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
 
-_LONGEST = 90  # bytes of a folder's name that leave enough for a socket's: 104 on macOS, 108 on Linux
+_LONGEST = (
+    90  # bytes of a folder's name that leave enough for a socket's: 104 on macOS, 108 on Linux
+)
 
 
 def torchrun(
@@ -128,8 +130,12 @@ def cell_request(
         raise NotImplementedError("labkit.torchrun works on Linux and macOS, not on this system")
     simulated = None
     if simulate is not None:
-        _check_alone(ranks=(ranks, RANKS), max_restarts=(max_restarts, MAX_RESTARTS), devices=(devices, None))
-        from virtualgpu import simulated_world  # torch comes with it, for which other calls do not wait
+        _check_alone(
+            ranks=(ranks, RANKS), max_restarts=(max_restarts, MAX_RESTARTS), devices=(devices, None)
+        )
+        from virtualgpu import (
+            simulated_world,
+        )  # torch comes with it, for which other calls do not wait
 
         simulated_world.check(simulate, nodes)
         simulated = {"world": simulate, "nodes": nodes, "network": network, "host": host}
@@ -160,9 +166,13 @@ def cell_request(
         rate = parse_rate(network)
         virtual = asdict(asked) | {"name": name, "time": virtual_time, "network": rate}
     elif memory is not None or values is not True or virtual_time or host != 1:
-        raise ValueError("memory=, values=, virtual_time= and host= are those of virtual GPUs: name their model too, such as like='H200'")
+        raise ValueError(
+            "memory=, values=, virtual_time= and host= are those of virtual GPUs: name their model too, such as like='H200'"
+        )
     elif trace:
-        raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
+        raise ValueError(
+            "trace=True records virtual GPUs: name their model too, such as like='H200'"
+        )
     return {
         "arguments": [],
         "nodes": nodes,
@@ -193,21 +203,29 @@ def torchrun_cell(source: str, request: dict[str, Any], timeout: float | None, l
     return _run(source.encode(), request, timeout, live, quiet=False)
 
 
-def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bool, quiet: bool) -> Ranks:
+def _run(
+    source: bytes, request: dict[str, Any], timeout: float | None, live: bool, quiet: bool
+) -> Ranks:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each rank gives them
         compile(source, request["name"], "exec", dont_inherit=True)
-    with tempfile.TemporaryDirectory(prefix="labkit-", dir=_short_folder(), ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="labkit-", dir=_short_folder(), ignore_cleanup_errors=True
+    ) as folder:
         if request["script"] is None:
             cell = Path(folder, request["name"])
             cell.write_bytes(source)
             request["script"] = str(cell)
         Path(folder, "request.json").write_text(json.dumps(request))
-        job = TorchrunJob(folder, request, RankPrinter(request["ranks_of_node"] * request["nodes"], live, quiet))
+        job = TorchrunJob(
+            folder, request, RankPrinter(request["ranks_of_node"] * request["nodes"], live, quiet)
+        )
         try:
             job.run(timeout)
         except KeyboardInterrupt as error:
-            vars(error)["_render_traceback_"] = lambda: ["KeyboardInterrupt: all ranks are stopped."]  # what a notebook shows of it
+            vars(error)["_render_traceback_"] = lambda: [
+                "KeyboardInterrupt: all ranks are stopped."
+            ]  # what a notebook shows of it
             raise
         return result(job, timeout)
 

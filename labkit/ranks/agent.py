@@ -11,7 +11,9 @@ from typing import Any
 
 if not sys.flags.safe_path:
     del sys.path[0]  # this folder
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
+sys.path.insert(
+    0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+)  # for this kit, not one installed
 from labkit.processes import forkserver, messages
 from labkit.processes.supervision import end_with_caller, stay_until_cleared
 from virtualgpu.machines import share
@@ -47,7 +49,11 @@ def main(folder: str, fileno: str, node: str) -> None:
         if virtual := request["virtual"]:
             share(virtual["gpus"], virtual["like"], virtual["memory"])
         store = TCPStore(ADDRESS, port, is_master=port == 0, wait_for_workers=False)
-        messages.send(caller, port=store.port, devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
+        messages.send(
+            caller,
+            port=store.port,
+            devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu",
+        )
         _name_interface()
         _renew_stores()
         _report_exits(caller)
@@ -83,7 +89,9 @@ def _choose_devices(request: dict[str, Any], node: int) -> None:
     count = torch.cuda.device_count() if wish != "cpu" else 0
     needed = ranks * request["nodes"]
     if wish == "cuda" and count < needed:
-        raise RefusedError("start", f'devices="cuda" asks for {needed} real CUDA GPUs, and PyTorch sees {count}')
+        raise RefusedError(
+            "start", f'devices="cuda" asks for {needed} real CUDA GPUs, and PyTorch sees {count}'
+        )
     if count < needed:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif request["nodes"] > 1:
@@ -124,7 +132,10 @@ def _report_exits(caller: socket.socket) -> None:
         def _monitor_workers(self, worker_group: Any) -> Any:
             result = super()._monitor_workers(worker_group)
             if result.is_failed():
-                messages.send(caller, exits={failure.pid: failure.exitcode for failure in result.failures.values()})
+                messages.send(
+                    caller,
+                    exits={failure.pid: failure.exitcode for failure in result.failures.values()},
+                )
             return result
 
     launcher.api.LocalElasticAgent = Agent  # type: ignore[misc]  # as torchrun looks it up when it starts
@@ -135,7 +146,11 @@ def _fork_ranks() -> None:
     start_afresh = SubprocessHandler._popen
 
     def popen(self: Any, args: tuple, env: dict[str, str]) -> Any:
-        if args[:3] != (sys.executable, "-u", _RANK):  # with a command before it that binds it to a processor, or with another Python
+        if args[:3] != (
+            sys.executable,
+            "-u",
+            _RANK,
+        ):  # with a command before it that binds it to a processor, or with another Python
             return start_afresh(self, args, env)
         return forkserver.popen(args[2:], env, with_caller=True)
 
@@ -146,7 +161,9 @@ def _look_often() -> None:
     """Have the nodes look for each other often: torchrun's look once a second, because their store may be far."""
     rendezvous: Any = dynamic_rendezvous
     rendezvous._delay = lambda seconds: time.sleep(PAUSE)
-    rendezvous._BackendRendezvousStateHolder = partial(rendezvous._BackendRendezvousStateHolder, cache_duration=PAUSE)
+    rendezvous._BackendRendezvousStateHolder = partial(
+        rendezvous._BackendRendezvousStateHolder, cache_duration=PAUSE
+    )
 
 
 def _torchrun_arguments(request: dict[str, Any], folder: str, port: int) -> list[str]:

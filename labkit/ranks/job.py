@@ -20,7 +20,15 @@ from labkit.processes import forkserver, messages
 from labkit.processes.exit_status import is_whole_stack
 from labkit.processes.forkserver import Forked
 from labkit.processes.messages import Inbox
-from labkit.processes.supervision import CHUNK, KILLING, LOOK, KeptOutput, is_running, kill_job, rank_environment
+from labkit.processes.supervision import (
+    CHUNK,
+    KILLING,
+    LOOK,
+    KeptOutput,
+    is_running,
+    kill_job,
+    rank_environment,
+)
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.rank_process import RankProcess
 from virtualgpu.machines import with_maker
@@ -57,11 +65,15 @@ class TorchrunJob:
         self.late = False
         self.stacks: dict[int, str] = {}
         self._attempts: list[str] = []
-        self._exit_codes: dict[int, int] = {}  # by process, as torchrun tells them: of one that is heard late, before it is
+        self._exit_codes: dict[
+            int, int
+        ] = {}  # by process, as torchrun tells them: of one that is heard late, before it is
         self._timeout = self._deadline = math.inf
         self._agents: list[Forked | subprocess.Popen[bytes]] = []
         self._to_agents: list[socket.socket] = []
-        self._selector = selectors.DefaultSelector()  # the data of each file is the function that reads it
+        self._selector = (
+            selectors.DefaultSelector()
+        )  # the data of each file is the function that reads it
         self._open_files: set[socket.socket | IO[bytes]] = set()
         self._ended: list[RankProcess] = []  # since the last look
 
@@ -80,7 +92,13 @@ class TorchrunJob:
     def attempts(self) -> list[list[RankProcess]]:
         """The processes of each attempt, in the order of the ranks."""
         count = range(len(self._attempts))
-        return [sorted((process for process in self.processes if process.attempt == k), key=lambda process: process.rank) for k in count]
+        return [
+            sorted(
+                (process for process in self.processes if process.attempt == k),
+                key=lambda process: process.rank,
+            )
+            for k in count
+        ]
 
     def trace_file(self, process: RankProcess) -> Path:
         return Path(self._folder, f"trace-{process.pid}.npz")
@@ -91,9 +109,13 @@ class TorchrunJob:
         failed = [process for process in self.failed if process.attempt == attempt]
 
         def was_ended(process: RankProcess) -> bool:
-            return process.exit_code == -signal.SIGTERM or (process.report is None and process.exit_code is None)
+            return process.exit_code == -signal.SIGTERM or (
+                process.report is None and process.exit_code is None
+            )
 
-        return min(failed, key=lambda process: process.lost_another or was_ended(process), default=None)
+        return min(
+            failed, key=lambda process: process.lost_another or was_ended(process), default=None
+        )
 
     # Starting
 
@@ -109,7 +131,9 @@ class TorchrunJob:
     def _start_agent(self, node: int) -> None:
         connection, theirs = socket.socketpair()
         self._to_agents.append(connection)
-        self._register(connection, partial(self._read_messages, connection, Inbox(), self._hear_agent))
+        self._register(
+            connection, partial(self._read_messages, connection, Inbox(), self._hear_agent)
+        )
         reading, writing = os.pipe()
         pipe = open(reading, "rb", buffering=0)  # noqa: SIM115
         self._register(pipe, partial(self._read_agent_output, pipe))
@@ -117,7 +141,9 @@ class TorchrunJob:
             fileno = theirs.fileno()
             command = [_AGENT, self._folder, str(fileno), str(node)]
             environment = rank_environment(self._folder)
-            agent = forkserver.popen(command, environment, output=writing, pass_fds=[fileno], with_server=True)
+            agent = forkserver.popen(
+                command, environment, output=writing, pass_fds=[fileno], with_server=True
+            )
             self._agents.append(agent)
 
     def _register(self, file: socket.socket | IO[bytes], read: Callable[[], None]) -> None:
@@ -147,7 +173,9 @@ class TorchrunJob:
     def _note_ended(self) -> None:
         """Of the ranks that ended at once, the ones that reported nothing did so first."""
         ended, self._ended = self._ended, []
-        self._note_failures(sorted(ended, key=lambda process: (process.report or {"time": 0}).get("time", math.inf)))
+        self._note_failures(
+            sorted(ended, key=lambda process: (process.report or {"time": 0}).get("time", math.inf))
+        )
 
     def _receive(self, file: socket.socket | IO[bytes]) -> bytes:
         """What has come; nothing from a file at its end, which is closed then."""
@@ -173,14 +201,22 @@ class TorchrunJob:
             return
         process = self._process(about["rank"], about["pid"], about["attempt"])
         if about["purpose"] == "output":
-            self._selector.modify(connection, selectors.EVENT_READ, partial(self._read_output, connection, process))
+            self._selector.modify(
+                connection, selectors.EVENT_READ, partial(self._read_output, connection, process)
+            )
             self._add_output(process, inbox.take_rest())
         else:
             hear = partial(self._hear_rank, process)
-            self._selector.modify(connection, selectors.EVENT_READ, partial(self._read_messages, connection, inbox, hear))
+            self._selector.modify(
+                connection,
+                selectors.EVENT_READ,
+                partial(self._read_messages, connection, inbox, hear),
+            )
             self._hear_all(inbox, hear)
 
-    def _read_messages(self, connection: socket.socket, inbox: Inbox, hear: Callable[[dict[str, Any] | None], None]) -> None:
+    def _read_messages(
+        self, connection: socket.socket, inbox: Inbox, hear: Callable[[dict[str, Any] | None], None]
+    ) -> None:
         data = self._receive(connection)
         inbox.add(data)
         self._hear_all(inbox, hear)
@@ -220,7 +256,9 @@ class TorchrunJob:
         elif not self.late:  # then it ends because it was looked at, or asked to
             process.report = report
             if "traceback" in report:
-                report["traceback"] = report["traceback"].replace(self.request["script"], self.request["name"])
+                report["traceback"] = report["traceback"].replace(
+                    self.request["script"], self.request["name"]
+                )
             if report["ended"] != "returned":
                 self._ended.append(process)
 
@@ -236,7 +274,9 @@ class TorchrunJob:
                 self._note_ended()
                 self._printer.end_attempt(self._restart_note(len(self._attempts) - 1))
             self._attempts.append(attempt)
-        process = RankProcess(rank, self._attempts.index(attempt), pid, exit_code=self._exit_codes.get(pid))
+        process = RankProcess(
+            rank, self._attempts.index(attempt), pid, exit_code=self._exit_codes.get(pid)
+        )
         self.processes.append(process)
         if self._is_printed(process):
             self._printer.start(rank)
@@ -282,8 +322,14 @@ class TorchrunJob:
         for process in processes:
             if process not in self.failed and not process.succeeded:
                 self.failed.append(process)
-                process.ended_before = [other.rank for other in self.processes if other.attempt == process.attempt and other.succeeded]
-                if not self.stacks and process.waited_for(self.processes):  # before torchrun ends them
+                process.ended_before = [
+                    other.rank
+                    for other in self.processes
+                    if other.attempt == process.attempt and other.succeeded
+                ]
+                if not self.stacks and process.waited_for(
+                    self.processes
+                ):  # before torchrun ends them
                     self.stacks = self._stacks()
                 if self._is_final(process):
                     self._deadline = min(self._deadline, time.monotonic() + ENDING)
@@ -306,18 +352,29 @@ class TorchrunJob:
             for process in missing:
                 with contextlib.suppress(OSError):
                     found[process.rank] = Path(self._folder, f"stacks-{process.pid}").read_text()
-            missing = [process for process in missing if not is_whole_stack(found.get(process.rank, "")) and is_running(process.pid)]
+            missing = [
+                process
+                for process in missing
+                if not is_whole_stack(found.get(process.rank, "")) and is_running(process.pid)
+            ]
         return found
 
     def _end_all(self) -> None:
         """Ask what is left to end, then kill it; then read what lies in the connections."""
         running = [agent.pid for agent in self._agents if agent.poll() is None]
         asked = running != []
-        for pid in (*(process.pid for process in self.processes if asked and not process.disconnected), *running):
+        for pid in (
+            *(process.pid for process in self.processes if asked and not process.disconnected),
+            *running,
+        ):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
         until = time.monotonic() + STOPPING
-        while asked and any(agent.poll() is None for agent in self._agents) and time.monotonic() < until:
+        while (
+            asked
+            and any(agent.poll() is None for agent in self._agents)
+            and time.monotonic() < until
+        ):
             self._look(LOOK)
         kill_job(self._folder)
         for agent in self._agents:

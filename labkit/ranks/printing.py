@@ -43,14 +43,18 @@ class RankPrinter:
         self._allowed[rank] -= len(line) + 1
         if self._allowed[rank] >= 0:
             # A progress bar draws over its line: its last state is what a terminal would show.
-            self._waiting[rank].append(line.rstrip(b"\r").rsplit(b"\r")[-1].decode(errors="replace"))
+            self._waiting[rank].append(
+                line.rstrip(b"\r").rsplit(b"\r")[-1].decode(errors="replace")
+            )
 
     def end(self, rank: int) -> None:
         """This rank prints no more."""
         if self._open[rank]:
             self._add_line(rank, self._open[rank])
         if self._allowed[rank] < 0:
-            self._waiting[rank].append(f"[... {-self._allowed[rank] / (1 << 20):.1f} MiB of output left out ...]")
+            self._waiting[rank].append(
+                f"[... {-self._allowed[rank] / (1 << 20):.1f} MiB of output left out ...]"
+            )
         self._open[rank] = b""
         self._ended.add(rank)
         self._print_ready()

@@ -17,7 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
+sys.path.insert(
+    0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+)  # for this kit, not one installed
 from labkit.processes import messages
 from labkit.processes.supervision import end_before_others, leave
 from virtualgpu.cluster import Cluster
@@ -50,8 +52,17 @@ def main(folder: str) -> None:
     if request["simulated"] is not None:
         _simulate(folder, request["simulated"], virtual)
     elif virtual is not None:
-        before, tempfile.tempdir = tempfile.tempdir, folder  # its nvidia-smi goes with the job, even if this process is killed
-        gpus = use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"], host=virtual["host"])
+        before, tempfile.tempdir = (
+            tempfile.tempdir,
+            folder,
+        )  # its nvidia-smi goes with the job, even if this process is killed
+        gpus = use(
+            virtual["gpus"],
+            virtual["like"],
+            virtual["memory"],
+            virtual["values"],
+            host=virtual["host"],
+        )
         tempfile.tempdir = before
         set_up_for_times(gpus, virtual["time"])
         gpus.machine.cluster = Cluster(virtual["gpus"], virtual["network"])
@@ -115,8 +126,12 @@ def _connect(folder: str, purpose: str) -> socket.socket:
         with connection as low:
             connection = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, above))
     # Each agent counts its own ranks' failures alone; but the ranks of all nodes meet at one port, each time at a new one.
-    attempt = os.environ["TORCHELASTIC_RESTART_COUNT" if os.environ["GROUP_WORLD_SIZE"] == "1" else "MASTER_PORT"]
-    messages.send(connection, purpose=purpose, rank=int(os.environ["RANK"]), pid=os.getpid(), attempt=attempt)
+    attempt = os.environ[
+        "TORCHELASTIC_RESTART_COUNT" if os.environ["GROUP_WORLD_SIZE"] == "1" else "MASTER_PORT"
+    ]
+    messages.send(
+        connection, purpose=purpose, rank=int(os.environ["RANK"]), pid=os.getpid(), attempt=attempt
+    )
     return connection
 
 
@@ -154,7 +169,9 @@ def _described(error: BaseException, script: str) -> dict[str, Any]:
         "time": time.monotonic(),
         "type": name if module in ("builtins", "__main__") else f"{module}.{name}",
         "text": str(error),
-        "line": next((frame.lineno for frame in reversed(report.stack) if frame.filename == script), None),
+        "line": next(
+            (frame.lineno for frame in reversed(report.stack) if frame.filename == script), None
+        ),
         "traceback": "".join(report.format()),
     }
 

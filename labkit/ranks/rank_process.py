@@ -43,7 +43,11 @@ class RankProcess:
     def waited_for(self, processes: "list[RankProcess]") -> "list[RankProcess]":
         """Those of its attempt that still ran, and for which it waited in vain in a collective of the virtual NCCL."""
         said = (self.report or {}).get("text", "")
-        missing = [other for other in processes if other.attempt == self.attempt and f"rank {other.rank} never entered it" in said]
+        missing = [
+            other
+            for other in processes
+            if other.attempt == self.attempt and f"rank {other.rank} never entered it" in said
+        ]
         return [other for other in missing if other.report is None]
 
     @property

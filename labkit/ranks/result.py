@@ -47,7 +47,9 @@ class TorchrunError(Exception):
         restarts, trace: as in `Ranks`; the trace is that of the ranks that were not killed.
     """
 
-    def __init__(self, message: str, kind: str = "", rank: int | None = None, job: TorchrunJob | None = None) -> None:
+    def __init__(
+        self, message: str, kind: str = "", rank: int | None = None, job: TorchrunJob | None = None
+    ) -> None:
         super().__init__(message)
         last = _last(job) if job is not None and job.processes else []
         self.kind, self.rank = kind, rank
@@ -75,10 +77,16 @@ def trace_of(job: TorchrunJob) -> "Trace | None":
     """The traces that the ranks of the last attempt left, as one; None if none did."""
     if not job.request["trace"] or not job.processes:
         return None
-    from gputrace import Trace  # torch comes with it, for which a call without a trace does not wait
+    from gputrace import (
+        Trace,
+    )  # torch comes with it, for which a call without a trace does not wait
     from gputrace.ranks import together
 
-    traces = {process.rank: Trace.load(file) for process in job.attempts()[-1] if (file := job.trace_file(process)).exists()}
+    traces = {
+        process.rank: Trace.load(file)
+        for process in job.attempts()[-1]
+        if (file := job.trace_file(process)).exists()
+    }
     return together(traces, job.request["ranks_of_node"]) if traces else None
 
 
@@ -95,7 +103,11 @@ def result(job: TorchrunJob, timeout: float | None) -> Ranks:
         raise TorchrunError(f"{why.rstrip('.')}.", kind, job=job)
     if job.late:
         raise _too_late(job, timeout)
-    if attempts and len(attempts[-1]) == job.expected and all(process.succeeded for process in attempts[-1]):
+    if (
+        attempts
+        and len(attempts[-1]) == job.expected
+        and all(process.succeeded for process in attempts[-1])
+    ):
         return Ranks(job)
     first = job.first_failed(len(attempts) - 1)
     if first is None:
@@ -109,7 +121,11 @@ def _failed(job: TorchrunJob, first: RankProcess) -> TorchrunError:
     kind, message = first.failure()
     if first.ended_before:
         message += f" By then {_listed(first.ended_before)} had ended."
-    if job.devices == "cpu" and job.request["virtual"] is None and re.search("cuda|nccl", message, re.IGNORECASE):
+    if (
+        job.devices == "cpu"
+        and job.request["virtual"] is None
+        and re.search("cuda|nccl", message, re.IGNORECASE)
+    ):
         message += " No rank has a GPU here: --like T4, or like='T4', gives each a virtual one."
     for process in first.waited_for(job.attempts()[-1]):
         if process.rank in job.stacks:
@@ -136,7 +152,11 @@ def _too_late(job: TorchrunJob, timeout: float | None) -> TorchrunError:
     for process in job.attempts()[-1]:
         lines.setdefault(_last_line(job, process), []).append(process.rank)
     last = "; ".join(f"{_listed(ranks)} {line}" for line, ranks in lines.items())
-    return TorchrunError(f"the ranks took longer than {timeout:g} s and were stopped. Then {last}.", "timeout", job=job)
+    return TorchrunError(
+        f"the ranks took longer than {timeout:g} s and were stopped. Then {last}.",
+        "timeout",
+        job=job,
+    )
 
 
 def _last_line(job: TorchrunJob, process: RankProcess) -> str:
@@ -147,7 +167,9 @@ def _last_line(job: TorchrunJob, process: RankProcess) -> str:
     found = re.search(rf'^  File "{script}", line (\d+) in', job.stacks[process.rank], re.MULTILINE)
     if found is None:
         return "ran"
-    return f"ran line {found[1]}, `{linecache.getline(job.request['script'], int(found[1])).strip()}`"
+    return (
+        f"ran line {found[1]}, `{linecache.getline(job.request['script'], int(found[1])).strip()}`"
+    )
 
 
 def _listed(ranks: list[int]) -> str:

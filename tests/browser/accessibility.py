@@ -13,7 +13,9 @@ PICTURES = """selectors => [...document.querySelectorAll(selectors.map(([selecto
 
 def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
     """What axe-core finds in the parts of the page that `drawn` includes: the rule, the element, and what is wrong with it."""
-    from axe_playwright_python.sync_playwright import Axe  # `make test` collects this folder too, and does without what the browser needs
+    from axe_playwright_python.sync_playwright import (
+        Axe,
+    )  # `make test` collects this folder too, and does without what the browser needs
 
     found = Axe().run(page, drawn, {"resultTypes": ["violations"]}).response["violations"]
     return [
@@ -21,11 +23,16 @@ def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
         for rule in found
         if rule["impact"] in GRAVE
         for node in rule["nodes"]
-        if rule["id"] not in THEIRS or not page.evaluate(WITHIN, [node["target"][0], THEIRS[rule["id"]]])
+        if rule["id"] not in THEIRS
+        or not page.evaluate(WITHIN, [node["target"][0], THEIRS[rule["id"]]])
     ]
 
 
 def wordless_pictures(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
     """The alternative texts that are too short to say what a picture shows, with a figure that proves it."""
     texts = page.evaluate(PICTURES, drawn["include"])
-    return [f"a picture whose words are “{text}”" for text in texts if len(text.split()) < LEAST_WORDS or not any(map(str.isdigit, text))]
+    return [
+        f"a picture whose words are “{text}”"
+        for text in texts
+        if len(text.split()) < LEAST_WORDS or not any(map(str.isdigit, text))
+    ]

@@ -17,7 +17,12 @@ from .front_ends import HEIGHT, SECONDS, WIDTH, ClassicNotebook, JupyterLab
 from .pages import DONE, FRONT_END, PICTURES, await_answer, make_notebook, opened
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+CHROMIUMS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -27,7 +32,9 @@ FLAGS = [
     "--disable-sync",
 ]
 TOLD: list[str] = []  # by other processes, of their pictures
-SLOWEST = 60 * SECONDS  # what a page shows after a click, on a machine that is busy with something else
+SLOWEST = (
+    60 * SECONDS
+)  # what a page shows after a click, on a machine that is busy with something else
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +63,18 @@ def server(folder, tmp_path_factory) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = folder / "server.log"
-    options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", *FRONT_END.options(folder)]
+    options = [
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        *FRONT_END.options(folder),
+    ]
     # Neither read nor change what the user has set and installed for notebooks.
-    settings = {name: str(tmp_path_factory.mktemp(name)) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
+    settings = {
+        name: str(tmp_path_factory.mktemp(name))
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
+    }
     if isinstance(FRONT_END, ClassicNotebook):  # it stands in for Colab
         settings |= kernel_settings(tmp_path_factory.mktemp("ipython"))
     with log.open("w") as output:
@@ -84,10 +100,16 @@ def browser() -> Iterator[object]:
 
     program = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if program is None:
-        pytest.fail(f"no browser found; install one of {', '.join(CHROMIUMS)} (Debian and Ubuntu: apt-get install chromium)")
+        pytest.fail(
+            f"no browser found; install one of {', '.join(CHROMIUMS)} (Debian and Ubuntu: apt-get install chromium)"
+        )
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
         context = playwright.chromium.launch_persistent_context(
-            profile, executable_path=program, headless=True, args=FLAGS, viewport={"width": WIDTH, "height": HEIGHT}
+            profile,
+            executable_path=program,
+            headless=True,
+            args=FLAGS,
+            viewport={"width": WIDTH, "height": HEIGHT},
         )
         expect.set_options(timeout=SLOWEST)
         context.set_default_timeout(SLOWEST)

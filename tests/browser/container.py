@@ -10,7 +10,13 @@ GROUPS = Path("/sys/fs/cgroup")
 # Of both versions of Linux's control groups: where they are, their line in /proc/self/cgroup, the files of the limit, of swap and of kills.
 MEMORY_OF_ONE = r"^\d+:(?:\w+,)*memory(?:,\w+)*:/(.*)$"
 VERSIONS = (
-    (GROUPS / "memory", MEMORY_OF_ONE, "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control"),
+    (
+        GROUPS / "memory",
+        MEMORY_OF_ONE,
+        "memory.limit_in_bytes",
+        "memory.memsw.limit_in_bytes",
+        "memory.oom_control",
+    ),
     (GROUPS, r"^0::/(.*)$", "memory.max", "memory.swap.max", "memory.events"),
 )
 
@@ -36,14 +42,18 @@ class Container:
         """How many processes the kernel has ended because the memory was used up."""
         if self.folder is None:
             return 0
-        found = re.search(r"^oom_kill (\d+)$", (self.folder / self._kills).read_text(), re.MULTILINE)
+        found = re.search(
+            r"^oom_kill (\d+)$", (self.folder / self._kills).read_text(), re.MULTILINE
+        )
         return int(found[1]) if found else 0
 
 
 @contextmanager
 def container(memory: int) -> Iterator[Container]:
     """A container with so many bytes of memory, and no more with swap, within the control group of this process."""
-    made = next(filter(None, (_make(memory, *version) for version in VERSIONS)), Container(None, ""))
+    made = next(
+        filter(None, (_make(memory, *version) for version in VERSIONS)), Container(None, "")
+    )
     try:
         yield made
     finally:

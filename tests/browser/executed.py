@@ -35,7 +35,9 @@ def _failed(output: dict[str, Any], announced: bool) -> bool:
 def _text(output: dict[str, Any]) -> str:
     match output["output_type"]:
         case "error":
-            return _COLOURS.sub("", "\n".join([*output["traceback"], f"{output['ename']}: {output['evalue']}"]))
+            return _COLOURS.sub(
+                "", "\n".join([*output["traceback"], f"{output['ename']}: {output['evalue']}"])
+            )
         case "stream":
             return _joined(output["text"])
     return ""

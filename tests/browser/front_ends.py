@@ -71,9 +71,13 @@ class JupyterLab:
         page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
 
     def change_theme(self, page: Any, theme: str) -> None:
-        page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", theme)
+        page.evaluate(
+            "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", theme
+        )
         page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=theme)
-        page.locator("#jupyterlab-splash").wait_for(state="detached")  # which covers the page meanwhile
+        page.locator("#jupyterlab-splash").wait_for(
+            state="detached"
+        )  # which covers the page meanwhile
 
     def select_cell(self, page: Any, cell: Any) -> None:
         """With keys alone, wherever in the notebook the keyboard is."""
@@ -98,7 +102,9 @@ class ClassicNotebook:
     notebook = "#notebook-container"
     keeps_focus = False
     themes = ("classic",)  # it has no other
-    drawn: ClassVar = {"include": [[".output_subarea:not(.output_error)"], [".rendered_html"]]}  # colours of tracebacks are IPython's
+    drawn: ClassVar = {
+        "include": [[".output_subarea:not(.output_error)"], [".rendered_html"]]
+    }  # colours of tracebacks are IPython's
     narrow = 480
     cells = "window.Jupyter.notebook.toJSON().cells"
     ready = """() => {
@@ -108,7 +114,11 @@ class ClassicNotebook:
 
     @staticmethod
     def options(folder: Path) -> list[str]:
-        return ["--NotebookApp.port_retries=0", f"--NotebookApp.token={TOKEN}", f"--NotebookApp.notebook_dir={folder}"]
+        return [
+            "--NotebookApp.port_retries=0",
+            f"--NotebookApp.token={TOKEN}",
+            f"--NotebookApp.notebook_dir={folder}",
+        ]
 
     def open(self, page: Any, address: str, name: str) -> None:
         page.goto(f"{address}/notebooks/{name}?token={TOKEN}", timeout=OPENED)
@@ -124,7 +134,9 @@ class ClassicNotebook:
 
     def select_cell(self, page: Any, cell: Any) -> None:
         """To the beginning of its output. Cells have an order of their own for the Tab key, and in a cell's editor that key indents."""
-        cell.locator(".output_wrapper").evaluate("output => { output.tabIndex = -1; output.focus(); }")
+        cell.locator(".output_wrapper").evaluate(
+            "output => { output.tabIndex = -1; output.focus(); }"
+        )
 
     def run_all(self, page: Any) -> None:
         page.locator("#celllink").click()

@@ -23,10 +23,14 @@ STARTED = 180  # seconds until a notebook server answers
 DONE = "every cell has run"
 PATIENCE = 240  # seconds for all cells of a lesson: many times what they take on two idle cores
 FRONT_END = JupyterLab() if find_spec("jupyterlab") else ClassicNotebook()
-PICTURES = Pictures(Path(os.environ.get("LABKIT_SCREENSHOTS", ROOT / "build" / "screenshots")), FRONT_END.module)
+PICTURES = Pictures(
+    Path(os.environ.get("LABKIT_SCREENSHOTS", ROOT / "build" / "screenshots")), FRONT_END.module
+)
 
 
-def make_notebook(folder: Path, name: str, cells: Sequence[str], raising: Sequence[int] = ()) -> str:
+def make_notebook(
+    folder: Path, name: str, cells: Sequence[str], raising: Sequence[int] = ()
+) -> str:
     """Write a notebook of these cells, and the one that says that all have run; what it is called."""
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
@@ -39,7 +43,9 @@ def make_notebook(folder: Path, name: str, cells: Sequence[str], raising: Sequen
 
 def ask(address: str, what: str, method: str = "GET") -> object:
     """What the server answers to a question of its REST interface."""
-    request = urllib.request.Request(f"{address}/api/{what}", method=method, headers={"Authorization": f"token {TOKEN}"})
+    request = urllib.request.Request(
+        f"{address}/api/{what}", method=method, headers={"Authorization": f"token {TOKEN}"}
+    )
     with urllib.request.urlopen(request) as answer:
         text = answer.read()
     return json.loads(text) if text else None
@@ -78,14 +84,22 @@ def examine(page: object, name: str) -> list[str]:
     FRONT_END.show_whole(page)
     for theme in FRONT_END.themes:
         FRONT_END.change_theme(page, theme)
-        found += [f"{name}, {theme}: {said}" for said in (*violations(page, FRONT_END.drawn), *wordless_pictures(page, FRONT_END.drawn))]
+        found += [
+            f"{name}, {theme}: {said}"
+            for said in (
+                *violations(page, FRONT_END.drawn),
+                *wordless_pictures(page, FRONT_END.drawn),
+            )
+        ]
         PICTURES.keep(page, f"{name}_{theme.split()[-1].lower()}")
     FRONT_END.change_theme(page, FRONT_END.themes[0])
     return found
 
 
 @contextmanager
-def opened(server: str, browser: object, script: str | None = None) -> Iterator[Callable[[str], object]]:
+def opened(
+    server: str, browser: object, script: str | None = None
+) -> Iterator[Callable[[str], object]]:
     """A function that opens a notebook, runs all its cells and returns the page.
 
     `script` is JavaScript that runs in each page before the page's own scripts.
@@ -101,7 +115,12 @@ def opened(server: str, browser: object, script: str | None = None) -> Iterator[
         pages.append(page)
         names.append(name)
         page.on("pageerror", lambda error: wrong.append(f"{name}: {error}"))
-        page.on("console", lambda message: wrong.append(f"{name}: {message.text}") if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: (
+                wrong.append(f"{name}: {message.text}") if message.type == "error" else None
+            ),
+        )
         FRONT_END.open(page, server, name)
         FRONT_END.run_all(page)
         await_cells(page)

@@ -19,16 +19,34 @@ def test_a_learner_allocates_frees_and_starts_again(open_cells, look):
 
     page = open_cells("allocator", CELLS)
     step, size, stream, block, answer = (
-        page.get_by_label(label) for label in ("Next step:", "MiB:", "on stream:", "block:", "Reserved afterwards, you predict:")
+        page.get_by_label(label)
+        for label in (
+            "Next step:",
+            "MiB:",
+            "on stream:",
+            "block:",
+            "Reserved afterwards, you predict:",
+        )
     )
     size = size.first
-    run, reset, said, drawn = button(page, "Do it"), button(page, "Reset"), message(page), picture(page)
+    run, reset, said, drawn = (
+        button(page, "Do it"),
+        button(page, "Reset"),
+        message(page),
+        picture(page),
+    )
     expect(block).to_be_hidden()
 
-    for silly, told in (("", "nothing is typed yet"), ("banana", "“banana” is none"), ("-3", "“-3” is none")):
+    for silly, told in (
+        ("", "nothing is typed yet"),
+        ("banana", "“banana” is none"),
+        ("-3", "“-3” is none"),
+    ):
         answer.fill(silly)
         run.click()
-        expect(said).to_contain_text(re.compile(f"Your prediction is a number of MiB .*{told}"))  # this click was heard, not only the first
+        expect(said).to_contain_text(
+            re.compile(f"Your prediction is a number of MiB .*{told}")
+        )  # this click was heard, not only the first
     answer.fill("20")
     size.fill("0")
     run.click()
@@ -43,7 +61,9 @@ def test_a_learner_allocates_frees_and_starts_again(open_cells, look):
     expect(drawn).to_have_attribute("alt", re.compile("A 5 MiB, free 15 MiB"))
     stream.select_option("1")
     run.click()
-    expect(said).to_contain_text("Now 40 MiB reserved, you predicted 20 MiB. 1 of 2 predictions came true.")
+    expect(said).to_contain_text(
+        "Now 40 MiB reserved, you predicted 20 MiB. 1 of 2 predictions came true."
+    )
     look(page, "allocator_two_streams", drawn)
 
     step.select_option("free")
@@ -62,4 +82,6 @@ def test_a_learner_allocates_frees_and_starts_again(open_cells, look):
     expect(drawn).to_be_hidden()
     step.select_option("allocate")
     run.click()
-    expect(said).to_contain_text("Now 20 MiB reserved, as you predicted. 1 of 1 predictions came true.")
+    expect(said).to_contain_text(
+        "Now 20 MiB reserved, as you predicted. 1 of 1 predictions came true."
+    )

@@ -9,7 +9,9 @@ from .labs import IMPORTS
 pytestmark = pytest.mark.browser
 
 LABS = [
-    name for name in re.findall(r"import (\w+(?:Lab|Panel))$", IMPORTS, re.MULTILINE) if name != "MemoryPanel"
+    name
+    for name in re.findall(r"import (\w+(?:Lab|Panel))$", IMPORTS, re.MULTILINE)
+    if name != "MemoryPanel"
 ]  # the panel asks nothing
 SET_UP = f"import labkit\n{IMPORTS}\nlabkit.use(gpus=4, virtual=True)"
 # The choices on which other fields depend: what each option needs of them. All other fields are always there.
@@ -53,8 +55,16 @@ def test_what_a_choice_needs_can_be_chosen(page, lab):
     fields = panel.locator(f":is({FIELDS}):not(.labkit-answer *)")
     every = names(fields)
     assert every and all(every), "each field has a name"
-    sometimes = {field for (of, _), needs in NEEDS.items() if of == lab for needed in needs.values() for field in needed}
-    selects = panel.locator("select:not([size])")  # one with a size is a list of lines, not a choice
+    sometimes = {
+        field
+        for (of, _), needs in NEEDS.items()
+        if of == lab
+        for needed in needs.values()
+        for field in needed
+    }
+    selects = panel.locator(
+        "select:not([size])"
+    )  # one with a size is a list of lines, not a choice
     for select in map(selects.nth, range(selects.count())):
         if not select.is_visible():
             continue
@@ -64,5 +74,12 @@ def test_what_a_choice_needs_can_be_chosen(page, lab):
             if (lab, name) in NEEDS:
                 for field in sometimes:
                     shown = fields.nth(every.index(field))
-                    (expect(shown).to_be_visible if field in NEEDS[lab, name][option] else expect(shown).to_be_hidden)()
-            assert set(every) - set(names(panel.locator(f":is({FIELDS}):visible"))) <= sometimes, (name, option)
+                    (
+                        expect(shown).to_be_visible
+                        if field in NEEDS[lab, name][option]
+                        else expect(shown).to_be_hidden
+                    )()
+            assert set(every) - set(names(panel.locator(f":is({FIELDS}):visible"))) <= sometimes, (
+                name,
+                option,
+            )

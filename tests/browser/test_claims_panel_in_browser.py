@@ -6,7 +6,10 @@ from .labs import button, message
 
 pytestmark = pytest.mark.browser
 
-CELLS = ("import labkit\n\nlabkit.use(gpus=3)", 'from gpulessons.lesson_13.labs import ClaimsPanel\n\nClaimsPanel("empy_cache")')
+CELLS = (
+    "import labkit\n\nlabkit.use(gpus=3)",
+    'from gpulessons.lesson_13.labs import ClaimsPanel\n\nClaimsPanel("empy_cache")',
+)
 
 
 def test_a_learner_guesses_filters_and_tries_another(open_cells, look):
@@ -16,12 +19,16 @@ def test_a_learner_guesses_filters_and_tries_another(open_cells, look):
     said = message(page)
     code = page.locator(".widget-html-content pre").first
     outcome = page.locator(".widget-html-content", has_text="Here:").locator("pre").first
-    holds, deprecated, wrong = (button(page, name) for name in ("It holds", "It is deprecated", "It is false"))
+    holds, deprecated, wrong = (
+        button(page, name) for name in ("It holds", "It is deprecated", "It is false")
+    )
     expect(said).to_contain_text("First guess")
     expect(code).to_contain_text("torch.cuda.empy_cache()")
     holds.click()
     expect(said).to_contain_text("No: it has a typo. A letter is missing.")
-    expect(outcome).to_contain_text("AttributeError: module 'torch.cuda' has no attribute 'empy_cache'")
+    expect(outcome).to_contain_text(
+        "AttributeError: module 'torch.cuda' has no attribute 'empy_cache'"
+    )
     look(page, "claims_guessed", said)
 
     page.get_by_label("Article:").select_option(label="Speed Up your Algorithms Part 1 — PyTorch")

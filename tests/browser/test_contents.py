@@ -12,7 +12,10 @@ from .pages import FRONT_END, ask, examine
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(not isinstance(FRONT_END, JupyterLab), reason="`make lab` opens the contents in JupyterLab alone"),
+    pytest.mark.skipif(
+        not isinstance(FRONT_END, JupyterLab),
+        reason="`make lab` opens the contents in JupyterLab alone",
+    ),
 ]
 ANSWER = 'def on_gpu(numbers):\n    return torch.tensor(numbers, device="cuda")'
 
@@ -23,7 +26,9 @@ def work(folder, server):
     copies = folder / "contents"
     lesson_copies.copy(copies)
     lesson = nbformat.read(copies / "00_start_here.ipynb", as_version=4)
-    next(cell for cell in lesson.cells if "exercise" in cell.metadata.get("tags", [])).source = ANSWER
+    next(
+        cell for cell in lesson.cells if "exercise" in cell.metadata.get("tags", [])
+    ).source = ANSWER
     nbformat.write(lesson, copies / "00_start_here.ipynb")
     yield copies
     for session in ask(server, "sessions"):
@@ -31,7 +36,9 @@ def work(folder, server):
             ask(server, f"sessions/{session['id']}", "DELETE")
 
 
-def test_the_table_is_there_before_anything_runs_and_counts_an_exercise_done_in_a_lesson(work, server, browser):
+def test_the_table_is_there_before_anything_runs_and_counts_an_exercise_done_in_a_lesson(
+    work, server, browser
+):
     from playwright.sync_api import expect
 
     page = browser.new_page()
@@ -45,7 +52,9 @@ def test_the_table_is_there_before_anything_runs_and_counts_an_exercise_done_in_
         expect(lesson.get_by_role("link", name="1 Device basics →").first).to_be_visible()
         page.evaluate(FRONT_END.ready)
         FRONT_END.run_all(page)
-        page.wait_for_function(f"JSON.stringify({FRONT_END.cells}).includes('Lesson 00: 1 of 1 right')")
+        page.wait_for_function(
+            f"JSON.stringify({FRONT_END.cells}).includes('Lesson 00: 1 of 1 right')"
+        )
         page.get_by_role("tab", name=re.compile("index.ipynb")).click()
         page.evaluate(FRONT_END.ready)
         FRONT_END.run_all(page)

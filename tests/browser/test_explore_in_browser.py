@@ -49,12 +49,27 @@ def many_spans(tmp_path_factory):
     from gputrace.trace import Trace
     from virtualgpu.allocator.settings import Settings
 
-    spans = Spans.of((n * 1e-6, 0.9e-6, 0, n % 4, KERNEL, f"kernel {n % 50}", 0, -1) for n in range(MANY))
+    spans = Spans.of(
+        (n * 1e-6, 0.9e-6, 0, n % 4, KERNEL, f"kernel {n % 50}", 0, -1) for n in range(MANY)
+    )
     kept = [(n * 1e-6, "alloc", (n % 4096) * 4096) for n in range(MANY)]
-    freed = [((n + 4000) * 1e-6, kind, (n % 4096) * 4096) for n in range(MANY - 4000) for kind in ("free_requested", "free_completed")]
+    freed = [
+        ((n + 4000) * 1e-6, kind, (n % 4096) * 4096)
+        for n in range(MANY - 4000)
+        for kind in ("free_requested", "free_completed")
+    ]
     rows = [(0.0, "segment_alloc", 0), *kept, *freed]
     events = Events.of(
-        MemoryEvent(at, 0, 0, ACTION_OF[kind], address + (1 << 30), 0, 1 << 24 if kind == "segment_alloc" else 4096, 0)
+        MemoryEvent(
+            at,
+            0,
+            0,
+            ACTION_OF[kind],
+            address + (1 << 30),
+            0,
+            1 << 24 if kind == "segment_alloc" else 4096,
+            0,
+        )
         for at, kind, address in rows
     )
     trace = Trace(
@@ -75,18 +90,28 @@ def many_spans(tmp_path_factory):
         census=None,
         execution=Execution(spans, Waits.of([]), []),
     )
-    assert len(trace.spans) == MANY and np.count_nonzero(trace.events.action == ACTION_OF["alloc"]) == MANY
+    assert (
+        len(trace.spans) == MANY
+        and np.count_nonzero(trace.events.action == ACTION_OF["alloc"]) == MANY
+    )
     path = tmp_path_factory.mktemp("many") / "many.html"
     trace.explore().save(path)
     return path
 
 
-def test_a_hundred_thousand_spans_and_blocks_cost_a_drawing_no_more_boxes_than_it_has_pixels(browser, many_spans):
+def test_a_hundred_thousand_spans_and_blocks_cost_a_drawing_no_more_boxes_than_it_has_pixels(
+    browser, many_spans
+):
     assert many_spans.stat().st_size < 5e6
     page = browser.new_page()
     page.goto(many_spans.as_uri())
     page.locator(".explorer .frame canvas[data-drawn]").wait_for()
-    assert page.evaluate("document.querySelector('.explorer').explorer.lanes.reduce((sum, lane) => sum + lane.count, 0)") > 2 * MANY
+    assert (
+        page.evaluate(
+            "document.querySelector('.explorer').explorer.lanes.reduce((sum, lane) => sum + lane.count, 0)"
+        )
+        > 2 * MANY
+    )
     frames = []
     for _ in range(12):  # from all of it down to single kernels
         frames.append(page.evaluate(DRAW))

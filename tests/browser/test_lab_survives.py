@@ -47,7 +47,11 @@ def interrupt(server):
     """A function that interrupts the notebook's kernel, as the button ■ does."""
 
     def interrupt() -> None:
-        [kernel] = [session["kernel"]["id"] for session in ask(server, "sessions") if session["path"] == "surviving_labs.ipynb"]
+        [kernel] = [
+            session["kernel"]["id"]
+            for session in ask(server, "sessions")
+            if session["path"] == "surviving_labs.ipynb"
+        ]
         ask(server, f"kernels/{kernel}/interrupt", "POST")
 
     return interrupt
@@ -86,7 +90,9 @@ def test_what_has_nothing_to_stop_works_after_an_interrupt(page, interrupt):
     from playwright.sync_api import expect
 
     interrupt()
-    allocator, streams, memory = (cell(page, name) for name in ("AllocatorLab", "StreamsLab", "MemoryPanel"))
+    allocator, streams, memory = (
+        cell(page, name) for name in ("AllocatorLab", "StreamsLab", "MemoryPanel")
+    )
     button(allocator, "Reset").click()
     expect(message(allocator)).to_contain_text("All blocks are freed")
     streams.get_by_label("You predict:").select_option(index=1)
@@ -97,11 +103,19 @@ def test_what_has_nothing_to_stop_works_after_an_interrupt(page, interrupt):
     expect(message(memory)).to_contain_text("allocated")
 
 
-@pytest.mark.skipif(FRONT_END.module != "jupyterlab", reason="the classic notebook draws a widget again by itself")
-def test_after_a_reload_each_says_what_it_said_and_a_cell_that_runs_again_shows_its_result(page, look):
+@pytest.mark.skipif(
+    FRONT_END.module != "jupyterlab", reason="the classic notebook draws a widget again by itself"
+)
+def test_after_a_reload_each_says_what_it_said_and_a_cell_that_runs_again_shows_its_result(
+    page, look
+):
     from playwright.sync_api import expect
 
-    said = {name: message(cell(page, name)).inner_text() for name in [*LABS, *PANELS] if name != "MemoryPanel"}
+    said = {
+        name: message(cell(page, name)).inner_text()
+        for name in [*LABS, *PANELS]
+        if name != "MemoryPanel"
+    }
     page.keyboard.press("Control+S")
     page.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
     page.reload()

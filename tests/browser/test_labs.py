@@ -29,7 +29,11 @@ def test_the_lab_of_data_parallel(open_cells, look):
     look(page, "parallel_finished", lab.picture)
 
 
-FORMATS = ("import labkit", ENDLESS, "from gpulessons.lesson_07.labs import FormatLab\n\nlab = FormatLab()\nendless(lab)\nlab")
+FORMATS = (
+    "import labkit",
+    ENDLESS,
+    "from gpulessons.lesson_07.labs import FormatLab\n\nlab = FormatLab()\nendless(lab)\nlab",
+)
 
 
 def test_the_lab_of_formats(open_cells, look):
@@ -46,7 +50,11 @@ def test_the_lab_of_formats(open_cells, look):
 
     for typed, prediction, said in (
         ("print(1)", "0.3", "I cannot compute “print(1)”: type numbers"),
-        ("300**2", "inf", "float16 makes infinity of 300**2; you predicted inf. A good prediction!"),
+        (
+            "300**2",
+            "inf",
+            "float16 makes infinity of 300**2; you predicted inf. A good prediction!",
+        ),
     ):
         computation.fill(typed)
         computation.press("Tab")

@@ -31,7 +31,9 @@ CORES = 1
 def built() -> Path:
     folder = Path(os.environ.get("LABKIT_BINDER", ""))
     if not (folder / "bin" / "jupyter").exists():
-        pytest.fail("LABKIT_BINDER does not name a folder that nox has made: run `make test-binder`")
+        pytest.fail(
+            "LABKIT_BINDER does not name a folder that nox has made: run `make test-binder`"
+        )
     return folder.resolve()
 
 
@@ -57,8 +59,18 @@ def started(built, box, folder, tmp_path_factory) -> Iterator[tuple[subprocess.P
         port = free.getsockname()[1]
     names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     own = {name: str(tmp_path_factory.mktemp(name)) for name in names}
-    variables = os.environ | own | {"PATH": f"{built / 'bin'}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
-    options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", *FRONT_END.options(folder)]
+    variables = (
+        os.environ
+        | own
+        | {"PATH": f"{built / 'bin'}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    )
+    options = [
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        *FRONT_END.options(folder),
+    ]
     log = tmp_path_factory.mktemp("log") / "server.log"
     start = time.perf_counter()
     with log.open("w") as output:
@@ -118,8 +130,15 @@ def end_kernels(address: str) -> None:
 def test_a_process_that_takes_more_is_ended(box):
     """The limit is one, where the system lets us set it."""
     if box.folder is None:
-        pytest.skip("this system lets nobody make a control group here; the memory is added up instead")
+        pytest.skip(
+            "this system lets nobody make a control group here; the memory is added up instead"
+        )
     greedy = f"b'x' * {MEMORY + (64 << 20)}"
     before = box.killed()
-    assert subprocess.run(["python3", "-c", greedy], preexec_fn=box.entering(CORES), stderr=subprocess.DEVNULL).returncode == -9
+    assert (
+        subprocess.run(
+            ["python3", "-c", greedy], preexec_fn=box.entering(CORES), stderr=subprocess.DEVNULL
+        ).returncode
+        == -9
+    )
     assert box.killed() > before

@@ -31,13 +31,19 @@ def test_all_cells_run(open_lesson, front_end, name):
 
 
 def test_an_error_is_found_and_said(open_cells):
-    with pytest.raises(pytest.fail.Exception, match=r"cell 3:\nspeed = 1 / 0\n(?s:.*)ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        pytest.fail.Exception,
+        match=r"cell 3:\nspeed = 1 / 0\n(?s:.*)ZeroDivisionError: division by zero",
+    ):
         open_cells("error", ["1 + 1", "2", "3", "speed = 1 / 0", *FAR_DOWN])
 
 
 def test_a_traceback_of_a_thread_is_found_too(open_cells):
     thread = "import threading\n\nthread = threading.Thread(target=lambda: [][0])\nthread.start()\nthread.join()"
-    with pytest.raises(pytest.fail.Exception, match=r"cell 0:\nimport threading(?s:.*)IndexError: list index out of range"):
+    with pytest.raises(
+        pytest.fail.Exception,
+        match=r"cell 0:\nimport threading(?s:.*)IndexError: list index out of range",
+    ):
         open_cells("thread", [thread, *FAR_DOWN])
 
 
@@ -52,9 +58,15 @@ def test_each_fault_is_told(server, browser, folder, front_end):
         panel = page.locator("#panel")
         panel.locator("button").first.focus()
         front_end.select_cell(page, page.locator(front_end.cell).nth(len(HTML)))
-        assert sorted(fault.split(":")[0] for fault in walk(page, panel)) == ["cannot be seen there", "reached too late"]
+        assert sorted(fault.split(":")[0] for fault in walk(page, panel)) == [
+            "cannot be seen there",
+            "reached too late",
+        ]
     told = str(raised.value)
     assert "faulty.ipynb: something broke" in told
     assert "svg-img-alt (serious)" in told
-    assert told.count("a picture whose words are") == 2 * len(front_end.themes) and "a picture whose words are “figure 1”" in told
+    assert (
+        told.count("a picture whose words are") == 2 * len(front_end.themes)
+        and "a picture whose words are “figure 1”" in told
+    )
     assert all(f"{theme}: color-contrast (serious)" in told for theme in front_end.themes)

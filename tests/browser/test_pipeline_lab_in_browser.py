@@ -21,10 +21,16 @@ def test_a_learner_predicts_stops_half_way_and_runs_another_pipeline(open_cells,
 
     page = open_cells("pipeline_lab", CELLS)
     lab = Lab(page)
-    for silly, said in (("a lot", "type a number from 0"), ("-1", "type a number from 0"), ("100", "predict less than 100%")):
+    for silly, said in (
+        ("a lot", "type a number from 0"),
+        ("-1", "type a number from 0"),
+        ("100", "predict less than 100%"),
+    ):
         lab.refuses(silly, said)
     lab.takes("20", "You predict: 20 %")
-    lab.stops_half_way("GPipe, forward of micro-batch 1 on cuda:0", "so your prediction of 20% stays open")
+    lab.stops_half_way(
+        "GPipe, forward of micro-batch 1 on cuda:0", "so your prediction of 20% stays open"
+    )
     look(page, "pipeline_stopped", lab.picture)
 
     lab.run.click()
@@ -43,5 +49,7 @@ def test_a_learner_predicts_stops_half_way_and_runs_another_pipeline(open_cells,
     page.get_by_label("Link:").select_option("16 times slower")
     lab.takes("50")
     lab.run.click()
-    lab.says(re.compile(r"With one batch the GPUs wait \d+% of the step; you predicted 50%, \d+ too low"))
+    lab.says(
+        re.compile(r"With one batch the GPUs wait \d+% of the step; you predicted 50%, \d+ too low")
+    )
     look(page, "pipeline_slow_link", lab.picture)

@@ -13,7 +13,16 @@ pytestmark = pytest.mark.browser
 SITE = Path(__file__).parents[2] / "build" / "site"
 LESSONS = ("notebooks/02_streams", "notebooks/12_several_machines")
 LIVE = "docs/a-step-on-four-gpus"
-PAGES = ("index", *LESSONS, "docs/glossary", LIVE, f"{LIVE}-explorer", f"{LIVE}-trace", "docs/reference", "docs/measured/report_h200_x1")
+PAGES = (
+    "index",
+    *LESSONS,
+    "docs/glossary",
+    LIVE,
+    f"{LIVE}-explorer",
+    f"{LIVE}-trace",
+    "docs/reference",
+    "docs/measured/report_h200_x1",
+)
 
 
 class Read(HTMLParser):
@@ -49,8 +58,14 @@ def test_everybody_can_read_and_reach_each_page(page, scheme, width):
     for name in PAGES:
         page.goto((SITE / f"{name}.html").as_uri())
         found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
-        assert [(name, each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in GRAVE] == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width  # it scrolls in one direction only
+        assert [
+            (name, each["id"], each["nodes"][0]["html"])
+            for each in found
+            if each["impact"] in GRAVE
+        ] == []
+        assert (
+            page.evaluate("document.documentElement.scrollWidth") <= width
+        )  # it scrolls in one direction only
 
 
 def test_a_reader_goes_from_lesson_to_lesson_and_finds_a_word(page):
@@ -88,7 +103,10 @@ def test_elsewhere_its_picture_stays(browser):
     silent = browser.browser.new_context(java_script_enabled=False)
     page = silent.new_page()
     page.goto((SITE / f"{LIVE}.html").as_uri())
-    assert page.locator("details.picture img").is_visible() and not page.locator("iframe.live").is_visible()
+    assert (
+        page.locator("details.picture img").is_visible()
+        and not page.locator("iframe.live").is_visible()
+    )
     silent.close()
 
 
@@ -129,6 +147,8 @@ def test_every_link_within_the_site_arrives():
     for path, read in pages.items():
         for link in read.links:
             target = (path.parent / unquote(link.path)).resolve() if link.path else path
-            if not target.is_file() or (target in pages and unquote(link.fragment) not in pages[target].places):
+            if not target.is_file() or (
+                target in pages and unquote(link.fragment) not in pages[target].places
+            ):
                 lost.append((path.name, link.geturl()))
     assert sum(len(read.links) for read in pages.values()) > 1000 and lost == []

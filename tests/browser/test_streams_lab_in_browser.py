@@ -21,9 +21,12 @@ def test_a_learner_puts_waits_in_and_takes_them_out(open_cells, look):
 
     page = open_cells("streams_lab", CELLS)
     action, stream, other, program, answer = (
-        page.get_by_label(label) for label in ("New line:", "stream:", "waits for:", "Program:", "You predict:")
+        page.get_by_label(label)
+        for label in ("New line:", "stream:", "waits for:", "Program:", "You predict:")
     )
-    insert, remove, reset, run = (button(page, name) for name in ("Insert", "Remove", "Reset", "Run"))
+    insert, remove, reset, run = (
+        button(page, name) for name in ("Insert", "Remove", "Reset", "Run")
+    )
     said, drawn = message(page), picture(page)
 
     run.click()

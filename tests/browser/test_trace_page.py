@@ -32,7 +32,17 @@ dist.destroy_process_group()
 def trace_page(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trace")
     (folder / "step.py").write_text(TRANSFORMER)
-    command = [sys.executable, "-m", "labkit", "trace", "--ranks", "4", "--output", "step.html", "step.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "labkit",
+        "trace",
+        "--ranks",
+        "4",
+        "--output",
+        "step.html",
+        "step.py",
+    ]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
     return folder / "step.html"
 
@@ -42,7 +52,9 @@ def opened_page(browser, trace_page):
     page = browser.new_page()
     wrong = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console", lambda message: wrong.append(message.text) if message.type == "error" else None
+    )
     page.goto(trace_page.as_uri())
     page.locator(".explorer .frame canvas[data-drawn]").wait_for()
     yield page
@@ -56,7 +68,9 @@ def canvas_of(page):
 
 def looked_at(page) -> tuple[float, float]:
     """From where to where the drawing reaches, once it has been drawn."""
-    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
     return tuple(float(canvas_of(page).get_attribute(f"data-{name}")) for name in ("from", "until"))
 
 
@@ -65,8 +79,14 @@ def test_the_keyboard_reaches_one_kernel_and_what_is_known_of_it(opened_page):
     opened_page.get_by_label("Find a kernel, a block or a line").fill("gelu")
     opened_page.keyboard.press("Enter")
     chosen = opened_page.locator(".explorer .chosen")
-    assert "gelu" in chosen.inner_text() and "takes" in chosen.inner_text() and "cuda:0 default" in chosen.inner_text()
-    assert "step.py:12" in chosen.inner_text() and "<img src=x onerror=" in chosen.inner_text()  # a line of the script, as text
+    assert (
+        "gelu" in chosen.inner_text()
+        and "takes" in chosen.inner_text()
+        and "cuda:0 default" in chosen.inner_text()
+    )
+    assert (
+        "step.py:12" in chosen.inner_text() and "<img src=x onerror=" in chosen.inner_text()
+    )  # a line of the script, as text
     start, end = looked_at(opened_page)
     assert end - start < (whole[1] - whole[0]) / 20
     canvas_of(opened_page).focus()
@@ -101,7 +121,12 @@ def test_the_wheel_zooms_to_what_is_under_the_pointer_which_is_told(opened_page)
     opened_page.mouse.move(0, 0)
     canvas_of(opened_page).hover(position=at)
     tip = opened_page.locator(".explorer .tip")
-    assert tip.is_visible() and place["name"] in tip.inner_text() and "takes" in tip.inner_text() and "line" in tip.inner_text()
+    assert (
+        tip.is_visible()
+        and place["name"] in tip.inner_text()
+        and "takes" in tip.inner_text()
+        and "line" in tip.inner_text()
+    )
 
 
 def test_dragging_moves_it(opened_page):
@@ -145,7 +170,10 @@ def test_a_line_of_the_table_leads_to_its_blocks_and_they_lead_back(opened_page)
     assert canvas_of(opened_page).evaluate("canvas => canvas === document.activeElement")
     first = chosen.locator("dl").inner_text()
     opened_page.keyboard.press("n")
-    assert chosen.locator("dl").inner_text() != first and "step.py:14" in chosen.locator("dl").inner_text()
+    assert (
+        chosen.locator("dl").inner_text() != first
+        and "step.py:14" in chosen.locator("dl").inner_text()
+    )
     chosen.get_by_role("button", name="Its line in the table").press("Enter")
     assert row.get_by_role("button").evaluate("button => button === document.activeElement")
 
@@ -166,13 +194,20 @@ def test_blocks_are_zoomed_into_by_keyboard(opened_page):
     assert opened_page.evaluate(LARGEST_BLOCK)["share"] == before["share"]
 
 
-@pytest.mark.parametrize(("tool", "starts"), [("Perfetto", b'{"displayTimeUnit"'), ("PyTorch's memory viewer", b"\x80\x04")])
+@pytest.mark.parametrize(
+    ("tool", "starts"),
+    [("Perfetto", b'{"displayTimeUnit"'), ("PyTorch's memory viewer", b"\x80\x04")],
+)
 def test_one_click_gives_the_file_that_the_tool_opens(opened_page, tmp_path, tool, starts):
     with opened_page.expect_download() as download:
         opened_page.get_by_role("button", name=f"Download for {tool}").click()
     download.value.save_as(tmp_path / "file")
     assert (tmp_path / "file").read_bytes().startswith(starts)
-    assert opened_page.get_by_role("link", name=f"Open {tool}").get_attribute("href").startswith("https://")
+    assert (
+        opened_page.get_by_role("link", name=f"Open {tool}")
+        .get_attribute("href")
+        .startswith("https://")
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -186,16 +221,26 @@ def test_everybody_can_read_and_reach_it(opened_page, look, scheme, width):
     opened_page.keyboard.press("ArrowDown")
     look(opened_page, f"trace_page_{scheme}_{width}", canvas_of(opened_page))
     found = Axe().run(opened_page, options={"resultTypes": ["violations"]}).response["violations"]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in GRAVE] == []
+    assert [
+        (each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in GRAVE
+    ] == []
     assert opened_page.evaluate("document.documentElement.scrollWidth") <= width
-    assert canvas_of(opened_page).evaluate("canvas => getComputedStyle(canvas).outlineStyle") == "solid"
+    assert (
+        canvas_of(opened_page).evaluate("canvas => getComputedStyle(canvas).outlineStyle")
+        == "solid"
+    )
 
 
 def test_the_picture_is_there_where_scripts_do_not_run(browser, trace_page, tmp_path):
     silent = tmp_path / "silent.html"
     text = trace_page.read_text("utf-8")
-    silent.write_text(text.replace("sha256-", "sha256-A"), "utf-8")  # the page's own rule forbids it
+    silent.write_text(
+        text.replace("sha256-", "sha256-A"), "utf-8"
+    )  # the page's own rule forbids it
     page = browser.new_page()
     page.goto(silent.as_uri())
-    assert page.locator("details[open] figure img").first.is_visible() and not page.locator(".explorer").first.is_visible()
+    assert (
+        page.locator("details[open] figure img").first.is_visible()
+        and not page.locator(".explorer").first.is_visible()
+    )
     page.close()

@@ -65,7 +65,9 @@ def test_progress_outlives_the_kernel_and_two_kernels_share_it(monkeypatch, tmp_
     labkit.check("00.1", right)
     assert json.loads(file.read_text()) == {"00.1": [False, False, True], "01.1": [True]}
     progress_file.tries.clear()  # a new kernel
-    assert "00.1 right, at try 3" in repr(labkit.progress()) and "Lesson 01: 1 of" in repr(labkit.progress())
+    assert "00.1 right, at try 3" in repr(labkit.progress()) and "Lesson 01: 1 of" in repr(
+        labkit.progress()
+    )
     shown = labkit.progress("01")._repr_html_()
     assert "✔ 01.1 right</span>, at try 1" in shown and "○ 01.2 not attempted" in shown
     file.write_text("[")
@@ -80,10 +82,14 @@ def test_progress_outlives_the_kernel_and_two_kernels_share_it(monkeypatch, tmp_
 def test_a_lesson_that_changes_its_folder_keeps_its_progress_beside_the_notebook(tmp_path):
     program = "import os, labkit; os.chdir('/')\nfrom labkit import progress_file\nfrom virtualgpu import front_end\n"
     program += "front_end.ipython_shell = lambda: object()\nprint(progress_file.path())"
-    told = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
     assert told == f"{tmp_path.resolve()}/.labkit/progress.json\n"
 
 
 def test_an_unknown_lesson_is_named():
-    with pytest.raises(ValueError, match="There is no lesson '99' with exercises. Choose one of these: 00, 01"):
+    with pytest.raises(
+        ValueError, match="There is no lesson '99' with exercises. Choose one of these: 00, 01"
+    ):
         labkit.progress("99")

@@ -19,7 +19,11 @@ DOUBLE = Check(
     "98.1",
     draw=lambda generator: generator.randint(1, 99),
     observe=lambda student, number: student(number),
-    judge=lambda observed, number: right("Doubled.") if observed == 2 * number else not_yet(f"{observed} is not twice {number}."),
+    judge=lambda observed, number: (
+        right("Doubled.")
+        if observed == 2 * number
+        else not_yet(f"{observed} is not twice {number}.")
+    ),
 )
 
 
@@ -32,27 +36,41 @@ def two_gpus():
 def test_verdicts_read_as_sentences():
     assert repr(Verdict(True, "Right.", 1.0, "01.2")) == "01.2 Right."
     assert (right().message, right("Well done.").message) == ("Right.", "Right. Well done.")
-    assert (not_yet("look.").message, not_attempted().message) == ("Not yet: look.", "not attempted")
+    assert (not_yet("look.").message, not_attempted().message) == (
+        "Not yet: look.",
+        "not attempted",
+    )
     assert [verdict.points for verdict in (right(), not_yet(""), not_attempted())] == [1, 0, 0]
 
 
 def test_a_check_imports_only_the_checks_of_its_lesson(monkeypatch):
     imported = []
-    monkeypatch.setattr(checks, "import_module", lambda name: imported.append(name) or import_module(name))
+    monkeypatch.setattr(
+        checks, "import_module", lambda name: imported.append(name) or import_module(name)
+    )
     assert checks.find("01.2").number == "01.2" and checks.progress("01").numbers[0] == "01.1"
     assert imported == ["gpulessons.lesson_01.checks"] * 2
 
 
 def test_an_unknown_exercise_names_those_there_are():
-    with pytest.raises(ValueError, match=r"no exercise '99\.9'. Choose one of these: 00\.1, 01\.1, .*01\.5"):
+    with pytest.raises(
+        ValueError, match=r"no exercise '99\.9'. Choose one of these: 00\.1, 01\.1, .*01\.5"
+    ):
         labkit.check("99.9", print)
-    assert labkit.checks.exercises().keys() == {check.number for check in checks.exercises().values()}
+    assert labkit.checks.exercises().keys() == {
+        check.number for check in checks.exercises().values()
+    }
 
 
 def test_a_check_needs_its_gpus():
-    with pytest.raises(RuntimeError, match=r"01\.1 needs 2 GPU\(s\), and 0 are in use. Run the lesson's first cell"):
+    with pytest.raises(
+        RuntimeError, match=r"01\.1 needs 2 GPU\(s\), and 0 are in use. Run the lesson's first cell"
+    ):
         labkit.check("01.1", print)
-    with labkit.use(gpus=1, virtual=True, quiet=True), pytest.raises(RuntimeError, match="1 are in use"):
+    with (
+        labkit.use(gpus=1, virtual=True, quiet=True),
+        pytest.raises(RuntimeError, match="1 are in use"),
+    ):
         labkit.check("01.1", print)
 
 
@@ -68,8 +86,12 @@ def test_a_check_computes_values_on_gpus_that_compute_none():
     total = Check(
         "98.2",
         draw=lambda generator: generator.randint(1, 9),
-        observe=lambda student, number: student(torch.full((1 << 20,), float(number), device="cuda")).item(),
-        judge=lambda observed, number: right() if observed == number << 20 else not_yet(f"{observed}"),
+        observe=lambda student, number: student(
+            torch.full((1 << 20,), float(number), device="cuda")
+        ).item(),
+        judge=lambda observed, number: (
+            right() if observed == number << 20 else not_yet(f"{observed}")
+        ),
     )
     with labkit.use(gpus=1, virtual=True, values=False, quiet=True):
         assert checking.run(total, lambda x: (x + 0).sum()).passed
@@ -82,7 +104,9 @@ def test_an_answer_that_raises_is_quoted(two_gpus):
 
     verdict = checking.run(DOUBLE, wrong)
     assert (verdict.passed, verdict.points) == (False, 0)
-    assert repr(verdict).startswith("98.1 Not yet: your answer raised KeyError: 'first line\\nsecond line' (line ")
+    assert repr(verdict).startswith(
+        "98.1 Not yet: your answer raised KeyError: 'first line\\nsecond line' (line "
+    )
     assert repr(verdict).endswith(': raise KeyError("first line\\nsecond line"))')
 
 
@@ -101,8 +125,14 @@ def test_an_answer_that_leaves_the_program_has_a_verdict(two_gpus):
 
 def test_an_answer_that_ends_the_gpus_work_has_a_verdict():
     with labkit.use(gpus=2, virtual=True, quiet=True):
-        verdict = checking.run(DOUBLE, lambda number: torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].item())
-        assert "device-side assert triggered. After this error the GPU takes no more work. Call labkit.use(None)" in repr(verdict)
+        verdict = checking.run(
+            DOUBLE,
+            lambda number: torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].item(),
+        )
+        assert (
+            "device-side assert triggered. After this error the GPU takes no more work. Call labkit.use(None)"
+            in repr(verdict)
+        )
 
 
 REPLICA = "Caught OSError in replica 1 on device 1.\nOriginal Traceback (most recent call last):\n  File\nOSError: no weights"
@@ -132,13 +162,21 @@ def test_an_error_is_quoted_with_what_was_given():
 
 
 WITHOUT = ("07",)  # lessons whose checks name no section yet
-NAMING = [check for check in checks.exercises().values() if check.section or check.number[:2] not in WITHOUT]
+NAMING = [
+    check
+    for check in checks.exercises().values()
+    if check.section or check.number[:2] not in WITHOUT
+]
 
 
 @pytest.mark.parametrize("check", NAMING, ids=lambda check: check.number)
 def test_the_section_that_a_check_names_is_in_its_lesson(check):
     (lesson,) = Path("notebooks").glob(f"{check.number[:2]}_*.ipynb")
-    text = "\n".join("".join(cell["source"]) for cell in json.loads(lesson.read_text())["cells"] if cell["cell_type"] == "markdown")
+    text = "\n".join(
+        "".join(cell["source"])
+        for cell in json.loads(lesson.read_text())["cells"]
+        if cell["cell_type"] == "markdown"
+    )
     assert check.section in [line.strip("# ") for line in text.splitlines() if line.startswith("#")]
 
 
@@ -184,7 +222,13 @@ def script(numbers, start=0):
         start,  # the sum
     )
 '''
-MENDED = ("n > 0", "n > 1"), ("a + b", "a - b"), ("start=0", "start=1"), ("add(start, number)", "start"), ("in numbers", "in set(numbers)")
+MENDED = (
+    ("n > 0", "n > 1"),
+    ("a + b", "a - b"),
+    ("start=0", "start=1"),
+    ("add(start, number)", "start"),
+    ("in numbers", "in set(numbers)"),
+)
 
 
 def defined(source):
@@ -198,10 +242,14 @@ def test_a_script_to_mend_is_a_stub_until_it_does_something_else():
     assert is_stub(defined(AS_HANDED_OUT), script)
     often = defined(AS_HANDED_OUT)
     for _ in range(100):
-        assert often([1, 2, -3]) == script([1, 2, -3]) == 3  # Python rewrites the code of a function that is called often
+        assert (
+            often([1, 2, -3]) == script([1, 2, -3]) == 3
+        )  # Python rewrites the code of a function that is called often
     assert is_stub(often, script)
     for before, after in MENDED:
-        assert before in AS_HANDED_OUT and not is_stub(defined(AS_HANDED_OUT.replace(before, after)), script)
+        assert before in AS_HANDED_OUT and not is_stub(
+            defined(AS_HANDED_OUT.replace(before, after)), script
+        )
     assert is_stub(None, script) and is_stub(lambda: None, script)
     assert not is_stub(print, script) and not is_stub(often)
 
@@ -221,11 +269,15 @@ def test_a_check_leaves_no_memory_and_the_same_current_device(two_gpus):
         kept.append("called")
         raise RuntimeError(f"with {tensor.numel()} numbers in a frame that the exception holds")
 
-    before = [torch.cuda.memory_allocated(index) + torch.cuda.memory_reserved(index) for index in range(2)]
+    before = [
+        torch.cuda.memory_allocated(index) + torch.cuda.memory_reserved(index) for index in range(2)
+    ]
     assert "1048576 numbers" in repr(labkit.check("01.1", wrong))
     assert kept
     assert torch.cuda.current_device() == 0
-    assert [torch.cuda.memory_allocated(index) + torch.cuda.memory_reserved(index) for index in range(2)] == before
+    assert [
+        torch.cuda.memory_allocated(index) + torch.cuda.memory_reserved(index) for index in range(2)
+    ] == before
 
 
 def test_a_check_leaves_the_same_current_streams(two_gpus):
@@ -234,7 +286,9 @@ def test_a_check_leaves_the_same_current_streams(two_gpus):
         return 2 * number
 
     assert not checking.run(DOUBLE, answer).passed
-    assert [torch.cuda.current_stream(index) for index in range(2)] == [torch.cuda.default_stream(index) for index in range(2)]
+    assert [torch.cuda.current_stream(index) for index in range(2)] == [
+        torch.cuda.default_stream(index) for index in range(2)
+    ]
 
 
 WITHOUT_INPUTS = ("13.5",)  # a verdict of the learner's own brings its inputs along
@@ -269,7 +323,9 @@ def test_the_server_of_children_is_there_before_an_answers_time_begins(two_gpus,
         (False, lambda x: 2 * x, ["time"]),
         (True, ..., ["time"]),
     ):
-        monkeypatch.setattr(checks, "find", lambda number, children=children: replace(DOUBLE, children=children))
+        monkeypatch.setattr(
+            checks, "find", lambda number, children=children: replace(DOUBLE, children=children)
+        )
         happened.clear()
         checks.check("98.1", answer)
         assert happened == expected

@@ -30,7 +30,10 @@ def test_two_sizes_have_one_unit_and_all_their_digits(sizes, texts):
         ([torch.ones(2), torch.zeros(3)], ""),
         ([torch.ones(2)], "there are 1 tensors instead of 2"),
         ([torch.ones(2), [0, 0, 0]], "entry 1 is of type list, not a tensor"),
-        ([torch.ones(2, dtype=torch.int64), torch.zeros(3)], "entry 0 has dtype torch.int64 instead of torch.float32"),
+        (
+            [torch.ones(2, dtype=torch.int64), torch.zeros(3)],
+            "entry 0 has dtype torch.int64 instead of torch.float32",
+        ),
         ([torch.ones(2), torch.zeros(1, 3)], "entry 1 has shape [1, 3] instead of [3]"),
         ([torch.zeros(2), torch.zeros(3)], "entry 0 has other values"),
     ],

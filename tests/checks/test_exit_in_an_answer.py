@@ -7,14 +7,20 @@ from nbclient import NotebookClient
 from labkit.checks import limits
 
 SETUP = "import labkit\n\nlabkit.use(gpus=1, virtual=True, quiet=True)"
-CELLS = ("def on_gpu(numbers):\n    LEAVE", 'print(labkit.check("00.1", on_gpu))', "print('still here')")
+CELLS = (
+    "def on_gpu(numbers):\n    LEAVE",
+    'print(labkit.check("00.1", on_gpu))',
+    "print('still here')",
+)
 WAYS = ("exit()", "quit()", "exit(keep_kernel=True)", "raise SystemExit", "import sys; sys.exit(3)")
 
 
 @pytest.fixture(scope="module")
 def outputs():
     """What the cells of each way print, by the way, all in one kernel."""
-    cells = [nbformat.v4.new_code_cell(source.replace("LEAVE", way)) for way in WAYS for source in CELLS]
+    cells = [
+        nbformat.v4.new_code_cell(source.replace("LEAVE", way)) for way in WAYS for source in CELLS
+    ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SETUP), *cells])
     NotebookClient(notebook, kernel_name="python3", timeout=280).execute()
     printed = ["".join(output.text for output in cell.outputs) for cell in cells]

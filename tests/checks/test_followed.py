@@ -29,7 +29,9 @@ def told(answer, *given, alters=()) -> str:
             if callable(result):
                 result(torch.ones(2, device="cuda:1"))
 
-    return checking.run(Check("98.2", lambda _: None, observe, lambda *_: right(), alters=alters), answer).message
+    return checking.run(
+        Check("98.2", lambda _: None, observe, lambda *_: right(), alters=alters), answer
+    ).message
 
 
 def network() -> nn.Module:
@@ -56,9 +58,15 @@ GIVEN = {
     "changed a list": (lambda: [3, 1, 2], lambda given: given.sort()),
     "changed a dict": (lambda: {"a": 1}, lambda given: given.pop("a")),
     "changed a tensor": (lambda: torch.ones(2, device="cuda"), lambda given: given.mul_(2)),
-    "changed a list that": (lambda: [torch.ones(2)], lambda given: given.append(given.pop().clone())),
+    "changed a list that": (
+        lambda: [torch.ones(2)],
+        lambda given: given.append(given.pop().clone()),
+    ),
     "BatchNorm1d is now in evaluation mode": (network, lambda model: model[1].eval()),
-    "left 1 hook(s) behind": (network, lambda model: model[0].register_forward_hook(lambda *_: None)),
+    "left 1 hook(s) behind": (
+        network,
+        lambda model: model[0].register_forward_hook(lambda *_: None),
+    ),
     "on the model: 1.last": (network, lambda model: setattr(model[1], "last", 1)),
     "parameters require gradients": (network, lambda model: model[0].requires_grad_(False)),
     "from their GPU": (network, lambda model: model.cpu()),
@@ -74,7 +82,12 @@ def test_what_was_given(said):
 
 
 @pytest.mark.parametrize(
-    ("said", "alters"), [("changed a list", "values"), ("changed the model's weights", "values"), ("left 1 hook(s) behind", "hooks")]
+    ("said", "alters"),
+    [
+        ("changed a list", "values"),
+        ("changed the model's weights", "values"),
+        ("left 1 hook(s) behind", "hooks"),
+    ],
 )
 def test_what_an_exercise_asks_for_may_be_altered(said, alters):
     make, change = GIVEN[said]

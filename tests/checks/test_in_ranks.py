@@ -17,7 +17,10 @@ from labkit.checks.in_ranks import RankError, in_ranks
 
 def add(answer, number):
     """Called in a rank."""
-    return {"sum": answer(torch.tensor([float(number)])).tolist(), "virtual": labkit.current() is not None}
+    return {
+        "sum": answer(torch.tensor([float(number)])).tolist(),
+        "virtual": labkit.current() is not None,
+    }
 
 
 def running_children() -> set[int]:
@@ -88,7 +91,9 @@ def test_an_error_that_cannot_be_sent_is_told_in_words():
 
 def test_text_has_another_hash_in_each_rank_as_in_each_python_that_is_started():
     def answer(tensor):
-        return tensor.new_tensor([hash("text") % 1000, hash((1, b"bytes")) % 1000, hash((1, 2.5)) % 1000])
+        return tensor.new_tensor(
+            [hash("text") % 1000, hash((1, b"bytes")) % 1000, hash((1, 2.5)) % 1000]
+        )
 
     one, other = (told["sum"] for told in in_ranks(add, answer, [1, 2]))
     assert [found == twin for found, twin in zip(one, other, strict=True)] == [False, False, True]
@@ -161,7 +166,9 @@ def test_files_named_like_packages_are_not_imported_by_ranks(like, tmp_path):
     assert (ended.stdout, ended.stderr) == ("[2, 4]\n", "")
 
 
-@pytest.mark.parametrize(("load", "seconds"), [(0.1, 10.0), (4.0, 10.0), (12.0, 30.0), (400.0, 50.0)])
+@pytest.mark.parametrize(
+    ("load", "seconds"), [(0.1, 10.0), (4.0, 10.0), (12.0, 30.0), (400.0, 50.0)]
+)
 def test_on_a_busy_machine_ranks_may_wait_longer(monkeypatch, load, seconds):
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)

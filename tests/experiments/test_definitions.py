@@ -27,7 +27,9 @@ def run(cells):
 
 def changed(number, before, after):
     assert before in CELLS[number]
-    return [cell.replace(before, after) if index == number else cell for index, cell in enumerate(CELLS)]
+    return [
+        cell.replace(before, after) if index == number else cell for index, cell in enumerate(CELLS)
+    ]
 
 
 def test_a_running_notebook_and_its_cells_give_the_same():
@@ -81,7 +83,10 @@ def test_what_has_no_source_in_a_notebook_has_no_fingerprint():
 
 
 def test_a_decorated_function_is_found():
-    cells = ["import functools\n\n\n@functools.cache\ndef helper(n):\n    return n\n", "def step(n):\n    return n\n"]
+    cells = [
+        "import functools\n\n\n@functools.cache\ndef helper(n):\n    return n\n",
+        "def step(n):\n    return n\n",
+    ]
     assert fingerprint(run(cells)["helper"].__wrapped__) == fingerprints(cells)["helper"]
 
 
@@ -115,15 +120,30 @@ def test_a_change_of_a_constant_gives_another(first, second, uses):
     [
         ("step = functools.partial(base, k=1)", "step = functools.partial(base, k=2)"),
         ("step = functools.partial(base, 1)", "step = functools.partial(base, 2)"),
-        ("step = functools.partial(base, k=torch.relu)", "step = functools.partial(base, k=torch.sin)"),
-        ("step = functools.partial(base, k=lambda: 1)", "step = functools.partial(base, k=lambda: 2)"),
+        (
+            "step = functools.partial(base, k=torch.relu)",
+            "step = functools.partial(base, k=torch.sin)",
+        ),
+        (
+            "step = functools.partial(base, k=lambda: 1)",
+            "step = functools.partial(base, k=lambda: 2)",
+        ),
         ("step = made(1)", "step = made(2)"),
         ("step = made(lambda: 1)", "step = made(lambda: 2)"),
         ("step = timed(base)", "step = base"),
-        ("k = made(1)\ndef step(n):\n    return k(n)", "k = made(2)\ndef step(n):\n    return k(n)"),
-        ("k = torch.relu\ndef step(n):\n    return k(n)", "k = torch.sin\ndef step(n):\n    return k(n)"),
+        (
+            "k = made(1)\ndef step(n):\n    return k(n)",
+            "k = made(2)\ndef step(n):\n    return k(n)",
+        ),
+        (
+            "k = torch.relu\ndef step(n):\n    return k(n)",
+            "k = torch.sin\ndef step(n):\n    return k(n)",
+        ),
         ("@decorated(1)\ndef step(n):\n    return n", "@decorated(2)\ndef step(n):\n    return n"),
-        ("@decorated(1)\ndef step(n):\n    return n", "@decorated(1)\ndef step(n):\n    return 2 * n"),
+        (
+            "@decorated(1)\ndef step(n):\n    return n",
+            "@decorated(1)\ndef step(n):\n    return 2 * n",
+        ),
     ],
 )
 def test_what_is_bound_or_enclosed_counts(first, second):
@@ -142,7 +162,14 @@ def test_what_is_bound_or_enclosed_counts(first, second):
 
 @pytest.mark.parametrize(
     "unknown",
-    ["torch.ones(2)", "torch.nn.Linear(2, 2)", "[torch.ones(2)]", "object()", "[1].append", "type('T', (), {})"],
+    [
+        "torch.ones(2)",
+        "torch.nn.Linear(2, 2)",
+        "[torch.ones(2)]",
+        "object()",
+        "[1].append",
+        "type('T', (), {})",
+    ],
 )
 def test_what_uses_a_value_without_a_text_has_no_fingerprint(unknown):
     before = f"import functools\nimport torch\nCONSTANT = {unknown}\n"

@@ -59,19 +59,44 @@ def test_a_prediction_that_is_too_high_is_told_so():
     ("function", "predict", "options", "unit", "typed", "said"),
     [
         (copy_seconds, "copy_seconds", {}, "ms", "1", "ms. You predicted 1"),
-        (lambda count, size: {"peak_bytes": count << 20}, "peak_bytes", {}, "MiB", "1", "1 MiB. You predicted 1"),
-        (lambda count, size: {"held": 1 << 20}, "held", {"units": {"held": "bytes"}}, "MiB", "2", "2.0 times too high"),
-        (lambda count, size: count - 1, "value", {}, "", "0", "0. You predicted 0. A good prediction!"),
+        (
+            lambda count, size: {"peak_bytes": count << 20},
+            "peak_bytes",
+            {},
+            "MiB",
+            "1",
+            "1 MiB. You predicted 1",
+        ),
+        (
+            lambda count, size: {"held": 1 << 20},
+            "held",
+            {"units": {"held": "bytes"}},
+            "MiB",
+            "2",
+            "2.0 times too high",
+        ),
+        (
+            lambda count, size: count - 1,
+            "value",
+            {},
+            "",
+            "0",
+            "0. You predicted 0. A good prediction!",
+        ),
         (lambda count, size: count - 1, "value", {}, "", "3", "0. You predicted 3."),
     ],
 )
-def test_a_prediction_is_typed_in_a_unit_that_people_use(function, predict, options, unit, typed, said):
+def test_a_prediction_is_typed_in_a_unit_that_people_use(
+    function, predict, options, unit, typed, said
+):
     lab = lab_of(function, predict=predict, **options)
     assert lab.unit == unit
     assert said in predict_and_run(lab, typed)
 
 
-@pytest.mark.parametrize(("typed", "said"), [("fast", "type a number greater than 0"), ("1,5", "type a point, 1.5")])
+@pytest.mark.parametrize(
+    ("typed", "said"), [("fast", "type a number greater than 0"), ("1,5", "type a point, 1.5")]
+)
 def test_what_is_no_number_is_no_prediction(typed, said):
     lab = lab_of()
     lab.answer.value = typed
@@ -96,7 +121,10 @@ def test_a_stopped_run_shows_what_there_is():
 
     stopped.append(lab_of(value, predict="value"))
     said = predict_and_run(stopped[0], "2")
-    assert "Stopped after 1 of 3 points. count 1, size 4194304 was not measured, so your prediction of 2 stays open" in said
+    assert (
+        "Stopped after 1 of 3 points. count 1, size 4194304 was not measured, so your prediction of 2 stays open"
+        in said
+    )
     assert "Value at count 4: 0.25" in stopped[0].picture.value
 
 
@@ -122,7 +150,9 @@ def test_large_numbers_are_written_out():
     lab.answer.value = "2345678"
     lab.predict_button.click()
     assert "You predict: 2345678" in lab.message.value
-    assert "n 2: 2469135. You predicted 2345678. A good prediction!" in predict_and_run(lab, "2345678")
+    assert "n 2: 2469135. You predicted 2345678. A good prediction!" in predict_and_run(
+        lab, "2345678"
+    )
 
 
 def test_times_of_zero_give_no_speed_up_and_the_prediction_stays_open():
@@ -130,7 +160,9 @@ def test_times_of_zero_give_no_speed_up_and_the_prediction_stays_open():
         return 0.0 if n == 2 else 1.0
 
     lab = lab_of(zero_seconds, {"n": [1, 2]})
-    assert "n 2 has no speed-up, so your prediction of 2 times stays open" in predict_and_run(lab, "2")
+    assert "n 2 has no speed-up, so your prediction of 2 times stays open" in predict_and_run(
+        lab, "2"
+    )
     assert "Not drawn, because a time is not above 0: n 2." in lab.picture.value
 
 
@@ -138,16 +170,24 @@ def test_every_kind_of_value_can_be_chosen():
     def nbytes(rows, dtype):
         return torch.zeros(rows, dtype=dtype, device="cuda").nbytes
 
-    lab = lab_of(nbytes, {"rows": [1 << 20, 1 << 21], "dtype": [torch.float32, torch.float16]}, predict="nbytes")
+    lab = lab_of(
+        nbytes,
+        {"rows": [1 << 20, 1 << 21], "dtype": [torch.float32, torch.float16]},
+        predict="nbytes",
+    )
     assert lab.lists["dtype"].options == ("float32", "float16")
     lab.lists["dtype"].value = "float16"
-    assert "rows 2097152, dtype float16: 4194304. You predicted 4194304. A good" in predict_and_run(lab, "4194304")
+    assert "rows 2097152, dtype float16: 4194304. You predicted 4194304. A good" in predict_and_run(
+        lab, "4194304"
+    )
 
 
 def test_a_wrong_prediction_column_shows_the_table_and_says_so():
     lab = lab_of(lambda count, size: 2 * count, predict="speedup")
     said = predict_and_run(lab, "4")
-    assert "There is no figure of &#x27;speedup&#x27;. value has no column &#x27;speedup&#x27;" in said
+    assert (
+        "There is no figure of &#x27;speedup&#x27;. value has no column &#x27;speedup&#x27;" in said
+    )
     assert "KeyError" not in said and "\\" not in said
     assert "<td" in lab.picture.value and ">8</td>" in lab.picture.value
 
@@ -181,7 +221,9 @@ def test_without_the_first_x_the_prediction_stays_open_and_is_not_drawn():
 
     lab = lab_of(value_seconds, units={"value_seconds": "seconds"})
     said = predict_and_run(lab, "4")
-    assert "count 4, size 4194304 was not measured, so your prediction of 4 times stays open" in said
+    assert (
+        "count 4, size 4194304 was not measured, so your prediction of 4 times stays open" in said
+    )
     assert "Predicted" not in lab.picture.value
     said = predict_and_run(lab_of(value_seconds, predict="value_seconds"), "1000")
     assert "count 1, size 4194304: 1000 ms. You predicted 1000. A good prediction!" in said
@@ -245,6 +287,9 @@ def test_wrong_arguments_are_refused(changes, error, said):
 def test_the_table_of_lessons_counts_its_predictions(tmp_path):
     import nbformat
 
-    cells = [nbformat.v4.new_markdown_cell("# 3 A lesson"), nbformat.v4.new_code_cell("labkit.Lab(\n    step_seconds,\n    {})")]
+    cells = [
+        nbformat.v4.new_markdown_cell("# 3 A lesson"),
+        nbformat.v4.new_code_cell("labkit.Lab(\n    step_seconds,\n    {})"),
+    ]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "03_lesson.ipynb")
     assert contents.read(tmp_path / "03_lesson.ipynb").labs == ("step_seconds",)

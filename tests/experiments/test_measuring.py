@@ -97,7 +97,11 @@ def test_seconds_refuse_a_step_whose_code_does_not_run(gpu):
         ran.append(1)
         yield
 
-    for step, kind in ((generator, "generator"), (coroutine, "coroutine"), (both, "async_generator")):
+    for step, kind in (
+        (generator, "generator"),
+        (coroutine, "coroutine"),
+        (both, "async_generator"),
+    ):
         with pytest.raises(TypeError, match=f"returned a {kind}, so its code did not run"):
             labkit.seconds(step)
         with pytest.raises(TypeError, match="so its code did not run"):
@@ -198,7 +202,9 @@ def test_truth_values_of_numpy_are_numbers_and_grid_values(gpu):
 
     for values in ([numpy.True_, numpy.False_], numpy.array([True, False])):
         result = labkit.measure(agrees, {"flag": values})
-        assert result.rows == [{"flag": flag, "same": flag, "is_true": flag} for flag in (True, False)]
+        assert result.rows == [
+            {"flag": flag, "same": flag, "is_true": flag} for flag in (True, False)
+        ]
         assert {type(value) for row in result for value in row.values()} == {bool}
         assert Result.from_json(result.to_json()) == result
 
@@ -225,7 +231,10 @@ def test_on_real_gpus_values_are_always_computed():
     with labkit.use(gpus=2, virtual=False, quiet=True):
         assert labkit.measure(total, {"rows": [4, 8]}, values=False).column("sum") == [4, 8]
         times = labkit.measure(product_seconds, {"gpus": [1, 2], "size": 512})
-        assert times.badge.startswith("measured on NVIDIA") and min(times.column("product_seconds")) > 0
+        assert (
+            times.badge.startswith("measured on NVIDIA")
+            and min(times.column("product_seconds")) > 0
+        )
 
 
 def test_tensors_of_one_combination_do_not_count_for_the_next(gpu):
@@ -256,7 +265,12 @@ def test_a_call_leaves_no_settings_to_the_next_call_or_to_the_notebook(gpu):
         return device, stream, dtype, torch.get_default_device(), torch.is_grad_enabled()
 
     def draws():
-        return random.random(), numpy.random.rand(), torch.rand(1).item(), torch.rand(1, device="cuda").item()
+        return (
+            random.random(),
+            numpy.random.rand(),
+            torch.rand(1).item(),
+            torch.rand(1, device="cuda").item(),
+        )
 
     found = []
 
@@ -291,7 +305,10 @@ def test_only_one_thread_measures_at_a_time(gpu):
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(labkit.measure, waits, {"n": 1})
         assert started.wait(60)
-        for call in (lambda: labkit.seconds(print), lambda: labkit.measure(product_seconds, {"size": 4})):
+        for call in (
+            lambda: labkit.seconds(print),
+            lambda: labkit.measure(product_seconds, {"size": 4}),
+        ):
             with pytest.raises(RuntimeError, match="Another thread is measuring on these GPUs"):
                 call()
         ended.set()
@@ -324,7 +341,11 @@ def test_a_column_of_texts_may_have_the_name_of_a_unit(gpu):
 @pytest.mark.parametrize(
     ("grid", "error", "said"),
     [
-        ({"width": 4}, TypeError, "product_seconds has no argument 'width'. Its arguments are size, gpus."),
+        (
+            {"width": 4},
+            TypeError,
+            "product_seconds has no argument 'width'. Its arguments are size, gpus.",
+        ),
         ({"gpus": 1}, TypeError, "product_seconds also needs a value of size. Add it to the grid."),
         ({"size": []}, ValueError, r"grid\['size'\] is empty. Give at least one value."),
         ({"size": [1, 2, 1]}, ValueError, r"grid\['size'\] has 1 more than once."),
@@ -351,7 +372,10 @@ def test_a_function_of_any_named_arguments_takes_every_grid(gpu):
     ("returned", "said"),
     [
         (torch.ones(()), r"step returned a tensor. Return a number, for example with `.item\(\)`."),
-        (None, "step returned None. Return a number or a dictionary of numbers. Does it end with `return`"),
+        (
+            None,
+            "step returned None. Return a number or a dictionary of numbers. Does it end with `return`",
+        ),
         ("fast", "step returned a str. Return a number or a dictionary of numbers."),
         ({"loss": torch.ones(())}, "step returned a tensor as 'loss'"),
         ({"loss": None}, "step returned None as 'loss'"),
@@ -416,7 +440,11 @@ def test_every_error_has_a_text(gpu, capsys):
     [
         ({"values": 0}, TypeError, "values=0: choose True or False"),
         ({"units": ["bytes"]}, TypeError, "units=.*give a dictionary"),
-        ({"units": {"peak": "bytes"}}, ValueError, "units has the column 'peak'. The columns are n, value"),
+        (
+            {"units": {"peak": "bytes"}},
+            ValueError,
+            "units has the column 'peak'. The columns are n, value",
+        ),
     ],
 )
 def test_wrong_options_are_refused(gpu, options, error, said):
@@ -433,7 +461,10 @@ def test_a_combination_that_fails_is_reported_and_the_others_are_kept(gpu, capsy
 
     result = labkit.measure(used_bytes, {"size": [1 << 40, 1 << 10, 1 << 20]})
     assert result.column("size") == [1 << 10, 1 << 20]
-    assert "used_bytes failed for size 1099511627776. OutOfMemoryError: CUDA out of" in capsys.readouterr().out
+    assert (
+        "used_bytes failed for size 1099511627776. OutOfMemoryError: CUDA out of"
+        in capsys.readouterr().out
+    )
     [failure] = result.failures
     assert failure["arguments"] == {"size": 1 << 40}
     assert repr(result).splitlines()[-2].split() == ["1099511627776", "failed"]
@@ -459,7 +490,9 @@ def test_if_every_combination_fails_the_first_error_is_raised(gpu, capsys):
 
     with pytest.raises(NameError, match="undefined_name") as caught:
         labkit.measure(step, {"width": [1, 2]})
-    assert caught.value.__notes__ == ["All 2 combinations failed. This is the error of the first one."]
+    assert caught.value.__notes__ == [
+        "All 2 combinations failed. This is the error of the first one."
+    ]
     assert caught.traceback[-1].name == "step"
 
 
@@ -467,7 +500,10 @@ def test_if_every_combination_fails_the_first_error_is_raised(gpu, capsys):
 def test_a_number_that_is_not_finite_fails_alone(gpu, capsys, number):
     result = labkit.measure(lambda n: number if n == 1 else n, {"n": [1, 2]})
     assert result.rows == [{"n": 2, "value": 2}]
-    assert f"value failed for n 1. ValueError: value returned {number} as value" in capsys.readouterr().out
+    assert (
+        f"value failed for n 1. ValueError: value returned {number} as value"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_number_that_needs_values_says_so(gpu):
@@ -492,7 +528,9 @@ def test_an_interrupt_keeps_the_rows_and_says_so(gpu, capsys):
 
     result = labkit.measure(step, {"n": [1, 2, 3, 4]})
     assert result.column("step") == [1, 2]
-    assert capsys.readouterr().out == "Interrupted after 2 of 4 combinations. The result has 2 rows.\n"
+    assert (
+        capsys.readouterr().out == "Interrupted after 2 of 4 combinations. The result has 2 rows.\n"
+    )
     with pytest.raises(KeyboardInterrupt):
         labkit.measure(step, {"n": [3, 4]})
 
@@ -505,7 +543,9 @@ def test_an_interrupt_keeps_the_failures(gpu, capsys):
 
     result = labkit.measure(step, {"n": [1, 2, 3]})
     assert result.rows == [] and result.failures[0]["arguments"] == {"n": 1}
-    assert "Interrupted after 1 of 3 combinations. The result has 0 rows." in capsys.readouterr().out
+    assert (
+        "Interrupted after 1 of 3 combinations. The result has 0 rows." in capsys.readouterr().out
+    )
     assert "no room" in repr(result)
 
 
@@ -541,11 +581,16 @@ def test_a_notebook_shows_a_bar_and_its_stored_output_is_empty(gpu, monkeypatch)
         def update(self, data, raw):
             updates.append(data)
 
-    monkeypatch.setattr("IPython.display.display", lambda *shown, **options: updates.append(shown[0]) or Handle())
+    monkeypatch.setattr(
+        "IPython.display.display", lambda *shown, **options: updates.append(shown[0]) or Handle()
+    )
     with capture_output():
         labkit.measure(lambda n: n, {"n": [10, 20]})
     assert updates[0] == updates[-1] == {"text/plain": ""}
-    assert '<progress value="1" max="2"></progress> value: 1 of 2 done, now n 20' in updates[2]["text/html"]
+    assert (
+        '<progress value="1" max="2"></progress> value: 1 of 2 done, now n 20'
+        in updates[2]["text/html"]
+    )
 
 
 def test_a_backward_pass_that_runs_out_of_memory_leaves_the_next_call_all_of_it():

@@ -8,7 +8,14 @@ from matplotlib.colors import to_hex
 from gputrace.figures.figure import BLACK, BLUE, VERMILLION
 from labkit.experiments.result import Result
 
-TIMES = {(1, 1024): 8e-3, (2, 1024): 16e-3, (4, 1024): 24e-3, (1, 4096): 1.6, (2, 4096): 1.0, (4, 4096): 0.8}
+TIMES = {
+    (1, 1024): 8e-3,
+    (2, 1024): 16e-3,
+    (4, 1024): 24e-3,
+    (1, 4096): 1.6,
+    (2, 4096): 1.0,
+    (4, 4096): 0.8,
+}
 
 
 def result(**changes):
@@ -16,7 +23,10 @@ def result(**changes):
         "name": "step_seconds",
         "parameters": {"gpus": [1, 2, 4], "width": [1024, 4096]},
         "columns": {"gpus": "", "width": "", "step_seconds": "seconds"},
-        "rows": [{"gpus": gpus, "width": width, "step_seconds": time} for (gpus, width), time in TIMES.items()],
+        "rows": [
+            {"gpus": gpus, "width": width, "step_seconds": time}
+            for (gpus, width), time in TIMES.items()
+        ],
         "badge": "virtual GPU, modelled on paper",
     }
     return Result(**(fields | changes))
@@ -24,8 +34,17 @@ def result(**changes):
 
 def peaks():
     """A result with two columns that were measured."""
-    rows = [{"kind": kind, "peak_bytes": 1024 * n, "loss": 0.5} for n, kind in enumerate(("a", "b", "c"), 1)]
-    return Result("peak", {"kind": ["a", "b", "c"]}, {"kind": "", "peak_bytes": "bytes", "loss": ""}, rows, "on paper")
+    rows = [
+        {"kind": kind, "peak_bytes": 1024 * n, "loss": 0.5}
+        for n, kind in enumerate(("a", "b", "c"), 1)
+    ]
+    return Result(
+        "peak",
+        {"kind": ["a", "b", "c"]},
+        {"kind": "", "peak_bytes": "bytes", "loss": ""},
+        rows,
+        "on paper",
+    )
 
 
 @pytest.fixture
@@ -59,7 +78,10 @@ def test_a_line_for_each_value_with_its_name_at_the_end(drawn):
 
 def test_the_title_is_the_finding_and_the_words_have_all_numbers():
     figure = result().plot("gpus", "step_seconds", by="width")
-    assert figure.title == "Step seconds, GPUs 1 → 4: width 1024 8 ms → 24 ms; width 4096 1.6 s → 800 ms"
+    assert (
+        figure.title
+        == "Step seconds, GPUs 1 → 4: width 1024 8 ms → 24 ms; width 4096 1.6 s → 800 ms"
+    )
     assert "width 4096: 1.6 s at 1 GPU, 1 s at 2 GPUs, 800 ms at 4 GPUs" in figure.alt
     assert figure.alt.endswith("Virtual GPU, modelled on paper.")
     assert result().plot("gpus", "step_seconds", title="A finding").title == "A finding"
@@ -128,7 +150,9 @@ def test_a_derived_quantity_of_one_of_several_columns(drawn):
     rows = [{"gpus": n, "forward_seconds": 1 / n, "backward_seconds": 2.0} for n in (1, 2)]
     both = result(columns=columns, rows=rows, parameters={"gpus": [1, 2]})
     assert both.plot("gpus", "forward_seconds speed-up").title == "GPUs 1 → 2: 2 times as fast"
-    with pytest.raises(ValueError, match="Which column. Write one of 'forward_seconds speed-up', 'backward_s"):
+    with pytest.raises(
+        ValueError, match="Which column. Write one of 'forward_seconds speed-up', 'backward_s"
+    ):
         both.plot("gpus", "speed-up")
 
 
@@ -142,7 +166,10 @@ def test_a_recording_is_dashed_and_has_its_badge(drawn, recording):
     dashed = lines(drawn[0])[BLUE, "--"]
     assert list(dashed.get_ydata()) == pytest.approx([24e-3, 48e-3, 72e-3])
     assert "width 1024, recorded" in texts(drawn[0])
-    assert drawn[0].texts[-1].get_text() == "virtual GPU, modelled on paper  ·  dashed: recorded on paper"
+    assert (
+        drawn[0].texts[-1].get_text()
+        == "virtual GPU, modelled on paper  ·  dashed: recorded on paper"
+    )
     assert "Recorded on paper: width 1024: 24 ms at 1 GPU" in figure.alt
     result().plot("gpus", "step_seconds", by="width", recorded=False)
     assert (BLUE, "--") not in lines(drawn[1])
@@ -167,13 +194,18 @@ def test_words_on_the_x_axis_are_not_joined_by_a_line(drawn):
 
 
 def test_one_point_is_a_figure_too():
-    assert result().where(gpus=1, width=1024).plot("gpus", "step_seconds").title == "Step seconds at GPUs 1: 8 ms"
+    assert (
+        result().where(gpus=1, width=1024).plot("gpus", "step_seconds").title
+        == "Step seconds at GPUs 1: 8 ms"
+    )
 
 
 def test_bytes_have_binary_units_on_both_axes(drawn):
     rows = [{"size": 2**n, "peak_bytes": 3 * 2**n} for n in range(10, 21)]
     columns = {"size": "bytes", "peak_bytes": "bytes"}
-    Result("peak", {"size": [2**n for n in range(10, 21)]}, columns, rows, "on paper").plot("size", "peak_bytes")
+    Result("peak", {"size": [2**n for n in range(10, 21)]}, columns, rows, "on paper").plot(
+        "size", "peak_bytes"
+    )
     axes = drawn[0].axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["1 KiB", "4 KiB"]
     assert "64 KiB" in [label.get_text() for label in axes.get_yticklabels()]
@@ -183,18 +215,30 @@ def test_negative_and_zero_values_are_drawn():
     rows = [{"n": n, "change": change} for n, change in ((1, -2.0), (2, 0.0), (3, 2.0))]
     changes = Result("change", {"n": [1, 2, 3]}, {"n": "", "change": ""}, rows, "on paper")
     assert changes.plot("n", "change").title == "Change, n 1 → 3: -2 → 2"
-    zeros = Result("change", {"n": [1]}, {"n": "", "change": ""}, [{"n": 1, "change": 0}], "on paper")
+    zeros = Result(
+        "change", {"n": [1]}, {"n": "", "change": ""}, [{"n": 1, "change": 0}], "on paper"
+    )
     assert zeros.plot("n", "change").title == "Change at n 1: 0"
 
 
 @pytest.mark.parametrize(
     ("made", "arguments", "error", "said"),
     [
-        (result, ("rows", "step_seconds"), KeyError, "no column 'rows'; it has gpus, width, step_seconds"),
+        (
+            result,
+            ("rows", "step_seconds"),
+            KeyError,
+            "no column 'rows'; it has gpus, width, step_seconds",
+        ),
         (result, ("gpus", "loss"), KeyError, "no column 'loss'.*'speed-up' and 'per GPU'"),
         (result, ("gpus", "step_seconds", "rows"), KeyError, "no column 'rows'"),
         (peaks, ("kind", "speed-up"), ValueError, "Which column"),
-        (peaks, ("kind", "loss speed-up"), ValueError, "compares seconds, and the column loss has another"),
+        (
+            peaks,
+            ("kind", "loss speed-up"),
+            ValueError,
+            "compares seconds, and the column loss has another",
+        ),
         (peaks, ("kind", "loss per GPU"), ValueError, "divides by the column gpus"),
     ],
 )
@@ -208,9 +252,15 @@ def test_several_rows_at_one_point_are_refused():
     columns = {"gpus": "", "width": "", "batch": "", "step_seconds": "seconds"}
     parameters = {"gpus": [1, 2, 4], "width": [1024, 4096], "batch": [8, 16]}
     made = result(rows=rows, columns=columns, parameters=parameters)
-    with pytest.raises(ValueError, match=r"batch has the values 8, 16. Draw a line for each with by='batch', or"):
+    with pytest.raises(
+        ValueError, match=r"batch has the values 8, 16. Draw a line for each with by='batch', or"
+    ):
         made.plot("gpus", "step_seconds", by="width")
-    assert made.where(batch=8).plot("gpus", "step_seconds", by="width").title.startswith("Step seconds, GPUs")
+    assert (
+        made.where(batch=8)
+        .plot("gpus", "step_seconds", by="width")
+        .title.startswith("Step seconds, GPUs")
+    )
 
 
 def test_too_many_lines_and_no_rows_are_refused():
@@ -245,7 +295,13 @@ def check_that_texts_can_be_read(canvas):
     axes = canvas.axes[0]
     low, high = axes.get_ylim()
     ticks = [text for text in axes.get_yticklabels() if low <= text.get_position()[1] <= high]
-    for kind in (axes.texts, axes.get_xticklabels(), ticks, canvas.texts, [axes.xaxis.label, axes.yaxis.label]):
+    for kind in (
+        axes.texts,
+        axes.get_xticklabels(),
+        ticks,
+        canvas.texts,
+        [axes.xaxis.label, axes.yaxis.label],
+    ):
         boxes = [(text.get_text(), text.get_window_extent()) for text in kind if text.get_text()]
         for name, box in boxes:
             assert box.x0 >= 0 and box.y0 >= 0, name
@@ -279,7 +335,9 @@ def test_names_on_the_x_axis_do_not_overlap(drawn, count, length):
         assert len(axes.get_xticks()) == count
 
 
-@pytest.mark.parametrize("places", [[1, 2, 3, 100], [1, 2, 3, 4000], [1000000 + n for n in range(8)], [-3, -2, 5]])
+@pytest.mark.parametrize(
+    "places", [[1, 2, 3, 100], [1, 2, 3, 4000], [1000000 + n for n in range(8)], [-3, -2, 5]]
+)
 def test_numbers_on_the_x_axis_do_not_overlap(drawn, places):
     values_of([(n, float(n)) for n in places]).plot("n", "value")
     check_that_texts_can_be_read(drawn[0])
@@ -288,7 +346,10 @@ def test_numbers_on_the_x_axis_do_not_overlap(drawn, places):
 
 @pytest.mark.parametrize("text", ["張量並列", "🚀 rocket", "a$b$c_{", "two\nlines"])
 def test_texts_of_all_kinds_are_drawn_and_told(drawn, text):
-    made = values_of([(x, line, 1.0 + len(x + line)) for x in (text, "b") for line in (text, "c")], ("x", text, text + "s"))
+    made = values_of(
+        [(x, line, 1.0 + len(x + line)) for x in (text, "b") for line in (text, "c")],
+        ("x", text, text + "s"),
+    )
     figure = made.plot("x", text + "s", title=f"On {text}")
     assert figure.title == f"On {text}" and text in figure.alt
     assert figure.png.startswith(b"\x89PNG")  # without a warning of a missing letter
@@ -320,7 +381,9 @@ def test_a_speed_up_leaves_out_points_without_a_time(drawn):
     assert "Not drawn, because a time is not above 0: 4 GPUs." in figure.alt
     assert "not drawn, because a time is not above 0: 4 GPUs" in drawn[0].texts[-1].get_text()
     zeros = result(rows=[row | {"step_seconds": 0.0} for row in rows])
-    with pytest.raises(ValueError, match="No point of speed-up can be drawn, because a time is not above 0"):
+    with pytest.raises(
+        ValueError, match="No point of speed-up can be drawn, because a time is not above 0"
+    ):
         zeros.plot("gpus", "speed-up")
 
 
@@ -329,7 +392,9 @@ def test_points_that_are_not_finite_are_left_out_and_told(drawn):
     made = values_of([(n, value) for n, value in enumerate([1.0, *missing, 2.0])])
     figure = made.plot("n", "value")
     assert list(lines(drawn[0])[BLUE, "-"].get_xdata()) == [0, 5]
-    assert "Not drawn, because the number is missing or not finite: n 1, n 2, n 3, n 4." in figure.alt
+    assert (
+        "Not drawn, because the number is missing or not finite: n 1, n 2, n 3, n 4." in figure.alt
+    )
     with pytest.raises(ValueError, match="No point of value can be drawn"):
         values_of([(1, None)]).plot("n", "value")
     none = values_of([(None, 1.0), (2, 2.0), (float("inf"), 3.0)])
@@ -343,7 +408,9 @@ def test_points_that_are_not_finite_are_left_out_and_told(drawn):
 
 
 def test_texts_have_no_place_on_the_y_axis():
-    with pytest.raises(ValueError, match="The y axis needs numbers, and the column kind has texts, such as 'a'"):
+    with pytest.raises(
+        ValueError, match="The y axis needs numbers, and the column kind has texts, such as 'a'"
+    ):
         peaks().plot("loss", "kind")
 
 
@@ -357,7 +424,9 @@ def test_a_unit_that_the_kit_does_not_know_is_on_the_axes_and_in_the_words(drawn
         figure = values_of([(1, 2.0), (2, 2.0 * change)], unit="furlong").plot("n", "value")
         assert drawn[-1].axes[0].get_ylabel() == "value, furlong"
         assert "2 furlong at n 1" in figure.alt
-    Result("value", {"n": [1]}, {"n": "laps", "value": ""}, [{"n": 1, "value": 2}], "on paper").plot("n", "value")
+    Result(
+        "value", {"n": [1]}, {"n": "laps", "value": ""}, [{"n": 1, "value": 2}], "on paper"
+    ).plot("n", "value")
     assert drawn[-1].axes[0].get_xlabel() == "n, laps"
 
 

@@ -41,12 +41,16 @@ def test_it_prints_as_a_table_with_units_and_the_badge():
         "gpus  width  step seconds  loss",
         "1     1024   8 ms          1.5",
     ]
-    assert "measured on paper" in result()._repr_html_() and ">800 ms</td>" in result()._repr_html_()
+    assert (
+        "measured on paper" in result()._repr_html_() and ">800 ms</td>" in result()._repr_html_()
+    )
 
 
 def test_a_unit_that_the_kit_does_not_know_is_in_the_name_of_the_column():
     columns = COLUMNS | {"loss": "furlong"}
-    assert repr(result(columns=columns)).splitlines()[1] == "gpus  width  step seconds  loss, furlong"
+    assert (
+        repr(result(columns=columns)).splitlines()[1] == "gpus  width  step seconds  loss, furlong"
+    )
     assert ">loss, furlong</th>" in result(columns=columns)._repr_html_()
 
 
@@ -64,7 +68,9 @@ def test_a_column_that_is_not_there_names_those_that_are():
 
 
 def test_a_row_with_other_columns_is_refused():
-    with pytest.raises(ValueError, match="a row has the columns gpus. Expected gpus, width, step_sec"):
+    with pytest.raises(
+        ValueError, match="a row has the columns gpus. Expected gpus, width, step_sec"
+    ):
         result(rows=[{"gpus": 1}])
 
 
@@ -83,7 +89,9 @@ def test_a_choice_that_no_row_has_is_refused():
 
 
 def test_failures_are_chosen_with_the_rows():
-    failures = [{"arguments": {"gpus": 4, "width": width}, "error": "Error"} for width in (1024, 4096)]
+    failures = [
+        {"arguments": {"gpus": 4, "width": width}, "error": "Error"} for width in (1024, 4096)
+    ]
     chosen = result(failures=failures).where(width=4096)
     assert chosen.failures == failures[1:]
 

@@ -54,9 +54,26 @@ def test_a_script_without_a_guard_which_is_killed(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # it hides virtual GPUs too
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "labkit", "run", "--gpus", "2", "--like", "H200", script, "end"]
+    command = [
+        sys.executable,
+        "-m",
+        "labkit",
+        "run",
+        "--gpus",
+        "2",
+        "--like",
+        "H200",
+        script,
+        "end",
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": folder}, timeout=240)
+        ran = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"TMPDIR": folder},
+            timeout=240,
+        )
         assert (ran.stdout, ran.returncode) == ("True True NVIDIA H200\n", -signal.SIGKILL)
         assert len(ran.stderr.splitlines()) == 1  # where it runs
         psutil.wait_procs(processes_of(folder), timeout=60)
@@ -74,7 +91,9 @@ CELLS = (
 def test_from_a_notebook():
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", allow_errors=True).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=240, kernel_name="python3", allow_errors=True
+    ).execute()
     assert notebook.cells[2].outputs[0].text == "12 True\n"
     error = notebook.cells[3].outputs[0]
     assert (error.ename, error.evalue) == ("IsolatedError", "train() raised ValueError: negative.")
@@ -95,5 +114,7 @@ def test_an_isolated_function_sees_what_this_process_holds():
     with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
         context = torch.cuda.get_device_properties(1).total_memory - torch.cuda.mem_get_info(1)[0]
         held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:1")
-        assert labkit.isolated(free_here).value == torch.cuda.mem_get_info(1)[0] - context - (2 << 20)
+        assert labkit.isolated(free_here).value == torch.cuda.mem_get_info(1)[0] - context - (
+            2 << 20
+        )
         assert held.nbytes == torch.cuda.memory_reserved(1)

@@ -57,7 +57,9 @@ def test_out_of_memory():
             kept.append(torch.ones(1 << 30, device="cuda"))
 
     error = failure(fill)
-    assert str(error).startswith("fill() raised torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB.")
+    assert str(error).startswith(
+        "fill() raised torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB."
+    )
     assert "kept.append(torch.ones" in error.__notes__[0]
 
 
@@ -85,7 +87,9 @@ def test_an_endless_kernel_queue_is_stopped():
         while True:
             x = x @ x
 
-    with pytest.raises(labkit.IsolatedError, match=r"forever\(\) took longer than 10 s and was stopped."):
+    with pytest.raises(
+        labkit.IsolatedError, match=r"forever\(\) took longer than 10 s and was stopped."
+    ):
         labkit.isolated(forever, timeout=10)
 
 

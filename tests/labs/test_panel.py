@@ -30,8 +30,16 @@ def all_labs() -> dict[str, type[Panel]]:
     found: dict[str, type[Panel]] = {}
     for package, folder in courses.lessons().values():
         if list(folder.glob("labs*")):
-            classes = [value for value in vars(import_module(f"{package}.labs")).values() if isinstance(value, type)]
-            own = [made for made in classes if issubclass(made, Panel) and made.__module__.startswith(package)]
+            classes = [
+                value
+                for value in vars(import_module(f"{package}.labs")).values()
+                if isinstance(value, type)
+            ]
+            own = [
+                made
+                for made in classes
+                if issubclass(made, Panel) and made.__module__.startswith(package)
+            ]
             found |= {made.__name__: made for made in own}
     return found
 
@@ -81,7 +89,13 @@ class FakeLab(ExperimentPanel):
             for n in range(6):
                 self.before.get(n, lambda: None)()
                 size, memory = 1 << (20 + n // 2), ("pageable", "pinned")[n % 2]
-                yield {"size": size, "memory": memory, "direction": "h2d", "seconds": 1.0, "bytes_per_second": 1e9 + n}
+                yield {
+                    "size": size,
+                    "memory": memory,
+                    "direction": "h2d",
+                    "seconds": 1.0,
+                    "bytes_per_second": 1e9 + n,
+                }
         finally:
             self.closed += 1
 
@@ -102,7 +116,9 @@ def text(lab) -> str:
 
 def buttons(lab) -> tuple[bool, bool, bool]:
     """Can Predict, Run, Stop be pressed?"""
-    return tuple(not button.disabled for button in (lab.predict_button, lab.run_button, lab.stop_button))
+    return tuple(
+        not button.disabled for button in (lab.predict_button, lab.run_button, lab.stop_button)
+    )
 
 
 def predict(lab, value: str) -> None:
@@ -200,7 +216,9 @@ def test_it_runs_again_after_a_stop():
 def test_while_it_runs_only_stop_does_something():
     lab = FakeLab()
     seen = []
-    lab.before[1] = lambda: seen.append((buttons(lab), lab.run_button.description, lab.answer.disabled, text(lab)))
+    lab.before[1] = lambda: seen.append(
+        (buttons(lab), lab.run_button.description, lab.answer.disabled, text(lab))
+    )
     lab.before[2] = lab.run_button.click  # does nothing
     lab.before[3] = lambda: lab.answer._handle_custom_msg({"event": "submit"}, [])  # nor does Enter
     predict(lab, "2")
@@ -259,8 +277,15 @@ def test_a_lab_brought_up_again_has_its_choices_prediction_and_result():
         predict(first, "3")
         first.run_button.click()
         again, second_cell = LeakLab(("kept losses",), 3), LeakLab(steps=3)
-        assert again.leaks == ["kept losses", "retain_graph"] and "retain_graph=True" in again.source.value
-        assert again.prediction == 3 and again.result is first.result and again.progress.value == again.progress.max
+        assert (
+            again.leaks == ["kept losses", "retain_graph"]
+            and "retain_graph=True" in again.source.value
+        )
+        assert (
+            again.prediction == 3
+            and again.result is first.result
+            and again.progress.value == again.progress.max
+        )
         assert text(again) == text(first) and again.picture.value == first.picture.value
         assert buttons(again) == (True, True, False)
         assert LeakLab(steps=4).prediction is other.prediction is None
@@ -286,7 +311,9 @@ def test_each_other_panel_brought_up_again_has_what_it_showed():
             button = lab.guesses["deprecated"] if isinstance(lab, ClaimsPanel) else lab.run_button
             button.click()
             again = type(lab)()
-            shown = ([getattr(part, "value", None) for part in parts(panel)] for panel in (lab, again))
+            shown = (
+                [getattr(part, "value", None) for part in parts(panel)] for panel in (lab, again)
+            )
             assert next(shown) == next(shown)
             assert "predict" in text(again) or "it is deprecated" in text(again).lower()
         held = AllocatorLab().hand
@@ -380,5 +407,7 @@ def test_no_two_widgets_share_a_layout_or_a_style(name):
     with labkit.use(gpus=2, virtual=True, quiet=True):
         shown = [part for _ in range(2) for part in parts(LABS[name]())]
     for trait in ("layout", "style"):
-        owners = Counter(look.model_id for part in shown if (look := getattr(part, trait, None)) is not None)
+        owners = Counter(
+            look.model_id for part in shown if (look := getattr(part, trait, None)) is not None
+        )
         assert owners and max(owners.values()) == 1, trait

@@ -13,7 +13,10 @@ from gpulessons.networks import GPT, MLP, OPTIMIZERS, ResNet
     [
         (lambda: MLP(width=0), "width=0 of MLP: give a whole number from 1"),
         (lambda: MLP(depth=True), "depth=True of MLP"),
-        (lambda: GPT(width=100, heads=3), "width=100 with heads=3: the width must be a multiple of 8 times the heads"),
+        (
+            lambda: GPT(width=100, heads=3),
+            "width=100 with heads=3: the width must be a multiple of 8 times the heads",
+        ),
         (lambda: ResNet(side=1.5), "side=1.5 of ResNet"),
     ],
 )
@@ -27,7 +30,10 @@ def test_sizes_that_make_no_network_are_refused(make, said):
     [
         (MLP(10, 3, 4), 3 * (10 * 10 + 10) + 10 * 4 + 4),
         (ResNet(), 11_689_512),  # ResNet-18, as torchvision counts it
-        (GPT(), 124_439_808 + 50257 * 768),  # GPT-2, which shares the weights of its first and its last layer
+        (
+            GPT(),
+            124_439_808 + 50257 * 768,
+        ),  # GPT-2, which shares the weights of its first and its last layer
     ],
 )
 def test_parameters_are_counted(network, parameters):
@@ -36,7 +42,11 @@ def test_parameters_are_counted(network, parameters):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("network", [MLP(16, 4, 3), GPT(16, 2, 2, 8, 11), ResNet(8, 1, 32, 5)], ids=lambda network: type(network).__name__)
+@pytest.mark.parametrize(
+    "network",
+    [MLP(16, 4, 3), GPT(16, 2, 2, 8, 11), ResNet(8, 1, 32, 5)],
+    ids=lambda network: type(network).__name__,
+)
 @pytest.mark.parametrize("optimizer", ["SGD momentum", "RMSprop", "Adam fused"])
 def test_a_step_trains_and_checkpointing_changes_no_gradient(network, optimizer):
     with labkit.use(gpus=1, virtual=True, quiet=True):
@@ -50,4 +60,6 @@ def test_a_step_trains_and_checkpointing_changes_no_gradient(network, optimizer)
             torch.testing.assert_close(one.grad, other.grad)
         before = [parameter.clone() for parameter in plain.parameters()]
         OPTIMIZERS[optimizer](plain.parameters()).step()
-        assert any(not torch.equal(old, new) for old, new in zip(before, plain.parameters(), strict=True))
+        assert any(
+            not torch.equal(old, new) for old, new in zip(before, plain.parameters(), strict=True)
+        )

@@ -15,7 +15,9 @@ def test_each_recording_says_where_and_when_it_was_made(stem):
     name, gpu = stem.rsplit("_", 1)
     recording = recorded_result(name, gpu)
     assert recording.name == name
-    assert recording.badge.startswith(f"recorded on {recording.origin['machine'].replace('x ', '× ')}, torch 2.")
+    assert recording.badge.startswith(
+        f"recorded on {recording.origin['machine'].replace('x ', '× ')}, torch 2."
+    )
     assert {"machine", "torch", "cuda", "driver", "date"} <= set(recording.origin)
     assert datetime.date.fromisoformat(recording.origin["date"]).year >= 2026
     assert all(row["seconds"] > 0 for row in recording.rows if "seconds" in row)
@@ -24,8 +26,13 @@ def test_each_recording_says_where_and_when_it_was_made(stem):
 def test_the_copies_of_an_h200_are_there():
     recording = recorded_result("copy_speed")
     assert "copy_speed_h200" in RECORDINGS
-    assert recording.column("seconds", size=1 << 24, memory="pinned", direction="h2d") == pytest.approx([0.31e-3], rel=0.1)
-    assert all(row["bytes_per_second"] == pytest.approx(row["size"] / row["seconds"]) for row in recording.rows)
+    assert recording.column(
+        "seconds", size=1 << 24, memory="pinned", direction="h2d"
+    ) == pytest.approx([0.31e-3], rel=0.1)
+    assert all(
+        row["bytes_per_second"] == pytest.approx(row["size"] / row["seconds"])
+        for row in recording.rows
+    )
 
 
 def test_what_was_not_recorded_is_none():
@@ -34,7 +41,13 @@ def test_what_was_not_recorded_is_none():
 
 
 def asked(**parameters) -> Result:
-    columns = {"size": "bytes", "memory": "", "direction": "", "seconds": "seconds", "bytes_per_second": "bytes per second"}
+    columns = {
+        "size": "bytes",
+        "memory": "",
+        "direction": "",
+        "seconds": "seconds",
+        "bytes_per_second": "bytes per second",
+    }
     return Result("copy_speed", parameters, columns, [], "measured on paper")
 
 

@@ -27,7 +27,9 @@ def is_introduction(path):
 
 
 lessons = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-full_lessons = pytest.mark.parametrize("path", [path for path in LESSONS if not is_introduction(path)], ids=lambda path: path.stem)
+full_lessons = pytest.mark.parametrize(
+    "path", [path for path in LESSONS if not is_introduction(path)], ids=lambda path: path.stem
+)
 
 
 def sections(path):

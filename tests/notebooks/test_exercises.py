@@ -27,12 +27,20 @@ from labkit.checks import checking, limits
 
 # On real GPUs, of a model and its copy on another: PyTorch says it once in a process.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Using -1 to represent CPU tensor is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The AccumulateGrad node's stream does not match:UserWarning"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:Using -1 to represent CPU tensor is deprecated:FutureWarning"
+    ),
 ]
 FOLDER = Path(__file__).parents[2] / "notebooks"
-TRIES = int(os.environ.get("LABKIT_TRIES", 1))  # set to 60, inputs are drawn anew in each run, which shows a leak of one in fifty
+TRIES = int(
+    os.environ.get("LABKIT_TRIES", 1)
+)  # set to 60, inputs are drawn anew in each run, which shows a leak of one in fifty
 
 # For each exercise, answers that a learner may well give, and a part of what the check says to each, one folder a lesson: texts as those of
 # the controls, or programs where answers are made from others. Beside them the one that grading uses as a control. An answer that is
@@ -44,18 +52,29 @@ Answers = dict[str, dict[str, tuple[str, str]]]  # by exercise and name: source 
 
 def given() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
     for file in sorted(ANSWERS.glob("lesson_*/*answers.txt")):
-        for number, answers in groupby(wrong_answers(file.read_text()), key=lambda answer: answer[0]):
+        for number, answers in groupby(
+            wrong_answers(file.read_text()), key=lambda answer: answer[0]
+        ):
             yield number, {name: (source, hint) for _, name, hint, source in answers}
     for file in sorted(ANSWERS.glob("lesson_*/answers*.py")):
         told = runpy.run_path(str(file))
         for number, answers in told["WRONG"].items():
-            yield number, answers | {name: (source, "Right.") for name, source in told.get("RIGHT", {}).get(number, {}).items()}
+            yield (
+                number,
+                answers
+                | {
+                    name: (source, "Right.")
+                    for name, source in told.get("RIGHT", {}).get(number, {}).items()
+                },
+            )
 
 
 def chosen(right: bool) -> Answers:
     found: Answers = {number: {} for number in EXERCISES}
     for number, answers in given():
-        found[number] |= {name: told for name, told in answers.items() if told[1].startswith("Right.") == right}
+        found[number] |= {
+            name: told for name, told in answers.items() if told[1].startswith("Right.") == right
+        }
     return found
 
 
@@ -67,7 +86,10 @@ def exercise_cells() -> dict[str, tuple[str, str]]:
         for index, cell in enumerate(cells):
             if "exercise" in cell.metadata.get("tags", []):
                 number = re.search(r'labkit\.check\("([\d.]+)"', cells[index + 1].source)[1]
-                found[number] = cell.source, re.search(r"```python\n(.*?)```", cells[index + 2].source, re.DOTALL)[1]
+                found[number] = (
+                    cell.source,
+                    re.search(r"```python\n(.*?)```", cells[index + 2].source, re.DOTALL)[1],
+                )
     return found
 
 
@@ -76,13 +98,22 @@ EXERCISES = exercise_cells()
 IN_CHILDREN = {number for number in EXERCISES if checks.find(number).children}
 # One try of each answer is enough for these exercises, because they train or start processes.
 ONE_TRY = {"09.3", *IN_CHILDREN}
-WRONG = {number: {CONTROL: control(number)[::-1]} | answers for number, answers in chosen(right=False).items()}
+WRONG = {
+    number: {CONTROL: control(number)[::-1]} | answers
+    for number, answers in chosen(right=False).items()
+}
 RIGHT = chosen(right=True)
 
 
 def answer(number: str, source: str) -> Any:
     """What `source` defines under the name that the exercise asks for, as a notebook would define it."""
-    names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": torch.distributed, "os": os, "labkit": labkit}
+    names: dict[str, Any] = {
+        "torch": torch,
+        "nn": torch.nn,
+        "dist": torch.distributed,
+        "os": os,
+        "labkit": labkit,
+    }
     exec(source, names)
     return names[re.match(r"def (\w+)", EXERCISES[number][0])[1]]
 
@@ -120,7 +151,9 @@ def undisturbed(gpus):
 
 def memory() -> tuple[list[int], list[int]]:
     """Bytes allocated and reserved on each GPU."""
-    return [torch.cuda.memory_allocated(index) for index in range(2)], [torch.cuda.memory_reserved(index) for index in range(2)]
+    return [torch.cuda.memory_allocated(index) for index in range(2)], [
+        torch.cuda.memory_reserved(index) for index in range(2)
+    ]
 
 
 def random_state() -> list[Any]:
@@ -147,7 +180,9 @@ def test_a_check_names_a_section_of_its_lesson(number):
     """A learner whose answer is refused is sent there."""
     [path] = FOLDER.glob(f"{number.partition('.')[0]}_*.ipynb")
     cells = nbformat.read(path, as_version=4).cells
-    lines = [line for cell in cells if cell.cell_type == "markdown" for line in cell.source.splitlines()]
+    lines = [
+        line for cell in cells if cell.cell_type == "markdown" for line in cell.source.splitlines()
+    ]
     assert f"## {checks.find(number).section}" in lines
 
 
@@ -169,7 +204,9 @@ EACH_EXERCISE = [pytest.param(number, marks=marks(number)) for number in EXERCIS
 def test_the_solution_passes_and_its_check_leaves_the_random_state(number, monkeypatch):
     """A seeded experiment in a notebook gives the same numbers after a check as without it."""
     forked, fork = [], forkserver.connect_to_new_process
-    monkeypatch.setattr(forkserver, "connect_to_new_process", lambda fds: forked.append(number) or fork(fds))
+    monkeypatch.setattr(
+        forkserver, "connect_to_new_process", lambda fds: forked.append(number) or fork(fds)
+    )
     before = random_state()
     for _ in range(TRIES):
         verdict = labkit.check(number, answer(number, EXERCISES[number][1]))
@@ -211,7 +248,9 @@ def own_environment():
 
 def each(answers: Answers) -> pytest.MarkDecorator:
     cases = [(number, name) for number, named in answers.items() for name in named]
-    return pytest.mark.parametrize(("number", "name"), [pytest.param(*case, marks=marks(case[0])) for case in cases])
+    return pytest.mark.parametrize(
+        ("number", "name"), [pytest.param(*case, marks=marks(case[0])) for case in cases]
+    )
 
 
 @pytest.mark.sample(40)
@@ -227,7 +266,9 @@ def test_an_unusual_right_answer_passes(number, name):
 def test_a_wrong_answer_fails_and_is_told_why(number, name):
     source, hint = WRONG[number][name]
     for _ in range(1 if number in ONE_TRY else TRIES):
-        verdict = labkit.check(number, answer_in(source) if name == CONTROL else answer(number, source))
+        verdict = labkit.check(
+            number, answer_in(source) if name == CONTROL else answer(number, source)
+        )
         assert not verdict.passed and verdict.points == 0, verdict
         assert repr(verdict).startswith(f"{number} Not yet: ")
         assert re.search(hint, verdict.message), verdict

@@ -36,9 +36,17 @@ class Kernel:
     """A kernel with virtual GPUs whose temporary files lie in a folder of their own."""
 
     def __init__(self, temporary: str, settings: Path) -> None:
-        environment = os.environ | {"LABKIT_VIRTUAL": "1", "TMPDIR": temporary, "IPYTHONDIR": str(settings)}
-        self._manager, self._client = start_new_kernel(kernel_name="python3", env=environment, stderr=subprocess.DEVNULL)
-        self._manager.shutdown_wait_time = PATIENCE  # then it would be killed, and could remove nothing
+        environment = os.environ | {
+            "LABKIT_VIRTUAL": "1",
+            "TMPDIR": temporary,
+            "IPYTHONDIR": str(settings),
+        }
+        self._manager, self._client = start_new_kernel(
+            kernel_name="python3", env=environment, stderr=subprocess.DEVNULL
+        )
+        self._manager.shutdown_wait_time = (
+            PATIENCE  # then it would be killed, and could remove nothing
+        )
         self._process = psutil.Process(self._manager.provisioner.pid)
         self.seen: set[int] = {self._process.pid}
 
@@ -55,7 +63,9 @@ class Kernel:
             reply = self._client.get_shell_msg(timeout=PATIENCE)
             if (request := reply["parent_header"].get("msg_id")) in sent:
                 assert reply["content"]["status"] in ("ok", "error"), reply["content"]
-                return request, " ".join(reply["content"].get(part, "") for part in ("ename", "evalue")).strip()
+                return request, " ".join(
+                    reply["content"].get(part, "") for part in ("ename", "evalue")
+                ).strip()
 
     def run(self, source: str) -> str:
         """The error with which a cell ends."""
@@ -76,8 +86,16 @@ class Kernel:
 
     def ports(self) -> set[int]:
         """Those at which the kernel and what is under it can be reached from outside."""
-        connections = [found for process in (self._process, *self.workers()) for found in process.net_connections(kind="inet")]
-        return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
+        connections = [
+            found
+            for process in (self._process, *self.workers())
+            for found in process.net_connections(kind="inet")
+        ]
+        return {
+            connection.laddr.port
+            for connection in connections
+            if connection.status == psutil.CONN_LISTEN
+        }
 
     def close(self) -> None:
         self.workers()
@@ -88,7 +106,11 @@ class Kernel:
 def _is_server(process: psutil.Process) -> bool:
     try:
         command = " ".join(process.cmdline())
-        return process.status() == psutil.STATUS_ZOMBIE or "resource_tracker" in command or _is_forkserver(process, command)
+        return (
+            process.status() == psutil.STATUS_ZOMBIE
+            or "resource_tracker" in command
+            or _is_forkserver(process, command)
+        )
     except psutil.NoSuchProcess:
         return True
 
@@ -97,7 +119,9 @@ def _is_forkserver(process: psutil.Process, command: str) -> bool:
     """Its children bear its command line too; it alone is a child of the kernel."""
     parent = process.parent()
     servers = ("multiprocessing.forkserver", "labkit.processes import forkserver")
-    return parent is not None and any(server in command and server not in " ".join(parent.cmdline()) for server in servers)
+    return parent is not None and any(
+        server in command and server not in " ".join(parent.cmdline()) for server in servers
+    )
 
 
 def soon(condition: Callable[[], object]) -> bool:
@@ -112,12 +136,17 @@ def soon(condition: Callable[[], object]) -> bool:
 
 def _is_pytorchs(path: Path) -> bool:
     """Its cache, and what torch 2.6 writes where `torch.distributed.nn` is imported, in a process that ends by os._exit."""
-    return path.name.startswith("torchinductor") or (path / "_remote_module_non_scriptable.py").exists()
+    return (
+        path.name.startswith("torchinductor")
+        or (path / "_remote_module_non_scriptable.py").exists()
+    )
 
 
 @pytest.fixture
 def kernel(tmp_path) -> Iterator[Kernel]:
-    with tempfile.TemporaryDirectory() as temporary:  # not pytest's: the name of a socket in it may have 107 characters
+    with (
+        tempfile.TemporaryDirectory() as temporary
+    ):  # not pytest's: the name of a socket in it may have 107 characters
         kernel = Kernel(temporary, tmp_path)
         try:
             yield kernel
@@ -126,14 +155,22 @@ def kernel(tmp_path) -> Iterator[Kernel]:
         assert soon(lambda: not any(psutil.pid_exists(pid) for pid in kernel.seen))
         assert [path for path in Path(temporary).iterdir() if not _is_pytorchs(path)] == []
     if SHARED.exists():
-        assert [name for name in os.listdir(SHARED) if any(f"_{pid}_" in f"_{name}_" for pid in kernel.seen)] == []
+        assert [
+            name
+            for name in os.listdir(SHARED)
+            if any(f"_{pid}_" in f"_{name}_" for pid in kernel.seen)
+        ] == []
 
 
 @pytest.mark.sample(2)
 @pytest.mark.timeout(900)  # a whole lesson, and then some cells again and again
 @pytest.mark.parametrize("lesson", STARTING)
 def test_nothing_is_left_behind_by_a_lesson_nor_by_a_cell_that_is_interrupted(kernel, lesson):
-    cells = {cell.id: cell.source for cell in nbformat.read(FOLDER / f"{lesson}.ipynb", as_version=4).cells if cell.cell_type == "code"}
+    cells = {
+        cell.id: cell.source
+        for cell in nbformat.read(FOLDER / f"{lesson}.ipynb", as_version=4).cells
+        if cell.cell_type == "code"
+    }
     ports = kernel.ports()
     for name, source in cells.items():
         assert kernel.run(source) == "", name
@@ -146,7 +183,9 @@ def test_nothing_is_left_behind_by_a_lesson_nor_by_a_cell_that_is_interrupted(ke
             time.sleep(delay)
             # AcceleratorError: a pool that is terminated reads its own queue, and no process may open the CUDA tensors that it sent.
             error = kernel.interrupted()
-            assert error.split(" ")[0] in ("", "KeyboardInterrupt", "AcceleratorError"), f"{name}: {error}"
+            assert error.split(" ")[0] in ("", "KeyboardInterrupt", "AcceleratorError"), (
+                f"{name}: {error}"
+            )
             assert soon(lambda: not kernel.workers()), name
     assert kernel.ports() == ports
     assert kernel.run("assert outside() == before") == ""

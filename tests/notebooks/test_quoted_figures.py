@@ -20,7 +20,11 @@ MIB = 1 << 20
 
 
 def text(lesson: str) -> str:
-    return "\n".join(cell.source for cell in nbformat.read(FOLDER / lesson, as_version=4).cells if cell.cell_type == "markdown")
+    return "\n".join(
+        cell.source
+        for cell in nbformat.read(FOLDER / lesson, as_version=4).cells
+        if cell.cell_type == "markdown"
+    )
 
 
 def micro(name: str) -> dict[str, float]:
@@ -30,7 +34,9 @@ def micro(name: str) -> dict[str, float]:
 
 
 def test_a_real_h200_takes_as_long_for_a_product_as_lesson_0_says():
-    quoted = re.search(r"A real H200 took ([\d.]+) ms for this product", text("00_start_here.ipynb"))
+    quoted = re.search(
+        r"A real H200 took ([\d.]+) ms for this product", text("00_start_here.ipynb")
+    )
     assert round(micro("matmul 2048 torch.float32")["ms"], 2) == float(quoted[1])
 
 
@@ -42,14 +48,23 @@ def test_an_h200_s_context_is_the_recorded_one():
 
 def printed(lesson: str, cell: str) -> str:
     """Return the text that is stored below a cell."""
-    [found] = [each for each in nbformat.read(FOLDER / lesson, as_version=4).cells if each.id == cell]
-    texts = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in found.outputs]
+    [found] = [
+        each for each in nbformat.read(FOLDER / lesson, as_version=4).cells if each.id == cell
+    ]
+    texts = [
+        output.get("text", "") or output.get("data", {}).get("text/plain", "")
+        for output in found.outputs
+    ]
     return "\n".join(texts)
 
 
 def test_the_sine_costs_no_time_and_the_product_60_times_as_lesson_1_says():
-    assert "takes as long as `x + 1`, and `x @ x` takes 60 times as long" in text("01_device_basics.ipynb")
-    shown = re.findall(r"^(x.*?)  +([\d.]+) (µs|ms)$", printed("01_device_basics.ipynb", "gpu"), re.MULTILINE)
+    assert "takes as long as `x + 1`, and `x @ x` takes 60 times as long" in text(
+        "01_device_basics.ipynb"
+    )
+    shown = re.findall(
+        r"^(x.*?)  +([\d.]+) (µs|ms)$", printed("01_device_basics.ipynb", "gpu"), re.MULTILINE
+    )
     times = {name: float(number) * {"µs": 1e-6, "ms": 1e-3}[unit] for name, number, unit in shown}
     assert times["x.sin()"] == times["x + 1"]
     assert round(times["x @ x"] / times["x + 1"], -1) == 60
@@ -102,21 +117,32 @@ def test_a_narrow_step_is_limited_by_its_launches_as_lesson_1_says():
 
 def test_a_loop_that_reads_each_loss_takes_the_sum_of_the_times_as_lesson_2_says():
     lesson = text("02_streams.ipynb")
-    prepares, computes = map(float, re.search(r"this takes ([\d.]+) ms, and the GPU needs ([\d.]+) ms", lesson).groups())
-    shown = re.findall(r"^(False|True) +([\d.]+) ms$", printed("02_streams.ipynb", "cost"), re.MULTILINE)
+    prepares, computes = map(
+        float, re.search(r"this takes ([\d.]+) ms, and the GPU needs ([\d.]+) ms", lesson).groups()
+    )
+    shown = re.findall(
+        r"^(False|True) +([\d.]+) ms$", printed("02_streams.ipynb", "cost"), re.MULTILINE
+    )
     times = {name == "True": float(number) for name, number in shown}
-    never, always = map(float, re.search(r"Never read: ([\d.]+) ms.*every step: ([\d.]+) ms", lesson).groups())
+    never, always = map(
+        float, re.search(r"Never read: ([\d.]+) ms.*every step: ([\d.]+) ms", lesson).groups()
+    )
     assert [round(times[False]), times[True]] == [never, always]
     assert times[False] / 10 == pytest.approx(computes, rel=0.05)
-    assert times[True] / 10 == pytest.approx(computes + prepares, rel=0.1)  # they are quoted with one digit
+    assert times[True] / 10 == pytest.approx(
+        computes + prepares, rel=0.1
+    )  # they are quoted with one digit
 
 
 def test_two_streams_gain_something_only_in_between_as_lesson_2_says():
     """The gains of the stored figure and of a recorded H200."""
-    quoted = re.search(r"In between\. A small kernel .* gained at most ([\d.]+) times", text("02_streams.ipynb"))
+    quoted = re.search(
+        r"In between\. A small kernel .* gained at most ([\d.]+) times", text("02_streams.ipynb")
+    )
     figure = printed("02_streams.ipynb", "gain")
     virtual, recorded = (
-        {int(width): float(gain) for gain, width in re.findall(r"([\d.]+) at width (\d+)", part)} for part in figure.split("Recorded")
+        {int(width): float(gain) for gain, width in re.findall(r"([\d.]+) at width (\d+)", part)}
+        for part in figure.split("Recorded")
     )
     for gain in (virtual, recorded):
         assert max(gain[64], gain[4096]) < 1.05 < 1.1 < max(gain.values())
@@ -155,7 +181,9 @@ def test_four_gpus_are_slower_than_one_and_two_micro_batches_faster_as_lesson_4_
     one, _, four = (milliseconds(*time) for _, *time in times)
     assert 1 < four / one < 1.5
     assert "Only `compute_first` is faster." in text(lesson)
-    times = re.findall(r"^(\w+ first) +(\d) +([\d.]+) (ms|s)$", printed(lesson, "orders"), re.MULTILINE)
+    times = re.findall(
+        r"^(\w+ first) +(\d) +([\d.]+) (ms|s)$", printed(lesson, "orders"), re.MULTILINE
+    )
     found = {(order, int(count)): milliseconds(*time) for order, count, *time in times}
     assert found["copy first", 1] / found["copy first", 2] < 1.05
     assert found["compute first", 1] / found["compute first", 2] > 1.2
@@ -168,31 +196,46 @@ def recorded_in_lesson_4(name: str) -> Result:
 
 def test_real_h200s_lose_with_32_micro_batches_what_lesson_4_says():
     lesson = text("04_model_parallelism.ipynb")
-    speed_up = re.search(r"The dashed line was recorded on real H200s: ([\d.]+) and ([\d.]+) times", lesson)
-    whole = recorded_in_lesson_4("split_seconds").by("micro_batches", "split_seconds", order="compute first")
+    speed_up = re.search(
+        r"The dashed line was recorded on real H200s: ([\d.]+) and ([\d.]+) times", lesson
+    )
+    whole = recorded_in_lesson_4("split_seconds").by(
+        "micro_batches", "split_seconds", order="compute first"
+    )
     assert [f"{whole[1] / whole[count]:.1f}" for count in (8, 32)] == list(speed_up.groups())
     share = re.search(r"the adding was only ([\d.]+) of ([\d.]+) ms", lesson)
     layer = recorded_in_lesson_4("layer_seconds")
     lost = [
         1e3 * (seconds[32] - seconds[8])
-        for seconds in (layer.by("micro_batches", "layer_seconds", adding=adding) for adding in (True, False))
+        for seconds in (
+            layer.by("micro_batches", "layer_seconds", adding=adding) for adding in (True, False)
+        )
     ]
     assert [f"{lost[0] - lost[1]:.1f}", f"{lost[0]:.1f}"] == list(share.groups())
 
 
 def test_four_real_h200s_take_as_long_as_lesson_4_says():
-    quoted = re.search(r"there, one GPU took ([\d.]+) ms and four took ([\d.]+) ms", text("04_model_parallelism.ipynb"))
+    quoted = re.search(
+        r"there, one GPU took ([\d.]+) ms and four took ([\d.]+) ms",
+        text("04_model_parallelism.ipynb"),
+    )
     seconds = recorded_in_lesson_4("step_seconds").by("gpus", "step_seconds")
     assert [f"{seconds[gpus] * 1e3:.1f}" for gpus in (1, 4)] == list(quoted.groups())
 
 
 def test_adding_gradients_is_most_of_what_32_micro_batches_lose_as_lesson_4_says():
     lesson = "04_model_parallelism.ipynb"
-    quoted = re.search(r"takes (\d+) ms longer than with 8.*only (\d+) ms longer.*other (\d+) ms", text(lesson))
-    times = re.findall(r"^(\d+) +(True|False) +([\d.]+) ms$", printed(lesson, "adding"), re.MULTILINE)
+    quoted = re.search(
+        r"takes (\d+) ms longer than with 8.*only (\d+) ms longer.*other (\d+) ms", text(lesson)
+    )
+    times = re.findall(
+        r"^(\d+) +(True|False) +([\d.]+) ms$", printed(lesson, "adding"), re.MULTILINE
+    )
     found = {(int(count), adding): float(time) for count, adding, time in times}
     lost, rest = found[32, "True"] - found[8, "True"], found[32, "False"] - found[8, "False"]
-    assert [round(lost), round(rest), round(lost - rest)] == [int(number) for number in quoted.groups()]
+    assert [round(lost), round(rest), round(lost - rest)] == [
+        int(number) for number in quoted.groups()
+    ]
     assert rest < lost / 2
 
 
@@ -200,12 +243,17 @@ def test_more_micro_batches_gain_what_lesson_4_says():
     lesson = "04_model_parallelism.ipynb"
     gains = re.search(r"The cell measures ([\d.]+) and ([\d.]+) times", text(lesson))
     figure = printed(lesson, "sweep").partition("Recorded")[0]
-    shown = re.search(r"([\d.]+) times at micro batches 8, ([\d.]+) times at micro batches 32", figure)
+    shown = re.search(
+        r"([\d.]+) times at micro batches 8, ([\d.]+) times at micro batches 32", figure
+    )
     assert gains.groups() == shown.groups()
 
 
 def test_gpus_wait_as_long_under_both_schedules_on_real_h200s_as_lesson_4_says():
-    quoted = re.search(r"On four real H200s, with two layers on each, both schedules waited (\d+)%", text("04_model_parallelism.ipynb"))
+    quoted = re.search(
+        r"On four real H200s, with two layers on each, both schedules waited (\d+)%",
+        text("04_model_parallelism.ipynb"),
+    )
     recorded = recorded_result("pipeline_step")
     assert recorded.parameters["layers"] == "2+2+2+2"
     shares = {waiting_share(recorded, schedule) for schedule in ("GPipe", "1F1B")}
@@ -216,15 +264,24 @@ def test_settings_help_on_a_real_h200_as_lesson_5_says():
     """The recording was made by an earlier experiment of the same blocks, requests and settings."""
     lesson = "05_caching_allocator.ipynb"
     assert "A real H200 gave the same three numbers for 64 MiB." in text(lesson)
-    [cell] = [cell for cell in nbformat.read(FOLDER / lesson, as_version=4).cells if cell.id == "settings"]
+    [cell] = [
+        cell for cell in nbformat.read(FOLDER / lesson, as_version=4).cells if cell.id == "settings"
+    ]
     shown = "\n".join(str(output.get("data", {}).get("text/plain", "")) for output in cell.outputs)
-    recording = Result.from_json((FOLDER.parent / "docs" / "measured" / "fragmentation_h200.json").read_text())
-    names = {"default": "expandable_segments:False", "expandable_segments": "expandable_segments:True"}
+    recording = Result.from_json(
+        (FOLDER.parent / "docs" / "measured" / "fragmentation_h200.json").read_text()
+    )
+    names = {
+        "default": "expandable_segments:False",
+        "expandable_segments": "expandable_segments:True",
+    }
     rows = [row for row in recording.rows if row["block"] == 64 * MIB]
     assert len(rows) == 3
     for row in rows:
         setting = names.get(row["setting"], row["setting"])
-        assert re.search(rf"^{setting} +64 MiB +{row['largest'] // MIB} MiB$", shown, re.MULTILINE), setting
+        assert re.search(
+            rf"^{setting} +64 MiB +{row['largest'] // MIB} MiB$", shown, re.MULTILINE
+        ), setting
 
 
 def test_float16_makes_large_products_faster_on_a_real_h200_as_lesson_7_says():
@@ -250,7 +307,10 @@ def test_half_precision_pays_for_the_wide_network_only_as_lesson_7_says():
     row = r"^(float\d+) +(\d+) +(\d+) +([\d.]+) (ms|s) +([\d.]+) (MiB|GiB)$"
     shown = re.findall(row, printed(lesson, "cost"), re.MULTILINE)
     times = {(form, width): milliseconds(time, unit) for form, width, _, time, unit, _, _ in shown}
-    peaks = {(form, width): float(peak) * {"MiB": 1, "GiB": 1024}[unit] for form, width, *_, peak, unit in shown}
+    peaks = {
+        (form, width): float(peak) * {"MiB": 1, "GiB": 1024}[unit]
+        for form, width, *_, peak, unit in shown
+    }
     assert times["float16", "64"] > 1.1 * times["float32", "64"]
     assert times["float16", "1024"] < times["float32", "1024"] / 3
     assert peaks["float16", "1024"] < 0.75 * peaks["float32", "1024"]
@@ -259,7 +319,9 @@ def test_half_precision_pays_for_the_wide_network_only_as_lesson_7_says():
 def test_autocast_doubles_the_time_of_a_tiny_layer_as_lesson_7_says():
     lesson = "07_half_precision.ipynb"
     assert "With autocast, `layer(x)` takes about twice as long." in text(lesson)
-    shown = dict(re.findall(r"layer\(x\) with autocast (False|True): (\d+) µs", printed(lesson, "autocast")))
+    shown = dict(
+        re.findall(r"layer\(x\) with autocast (False|True): (\d+) µs", printed(lesson, "autocast"))
+    )
     assert 1.6 < int(shown["True"]) / int(shown["False"]) < 2.8
 
 
@@ -267,8 +329,13 @@ def test_autocast_keeps_more_of_few_rows_and_less_of_many_as_lesson_7_says():
     lesson = "07_half_precision.ipynb"
     assert "With 64 rows it keeps several times as much." in text(lesson)
     assert "autocast saves two fifths" in text(lesson)
-    shown = re.findall(r"^(\d+) +(float\d+) +([\d.]+) (MiB|GiB)$", printed(lesson, "kept"), re.MULTILINE)
-    kept = {(rows, form): float(size) * {"MiB": 1, "GiB": 1024}[unit] for rows, form, size, unit in shown}
+    shown = re.findall(
+        r"^(\d+) +(float\d+) +([\d.]+) (MiB|GiB)$", printed(lesson, "kept"), re.MULTILINE
+    )
+    kept = {
+        (rows, form): float(size) * {"MiB": 1, "GiB": 1024}[unit]
+        for rows, form, size, unit in shown
+    }
     assert kept["64", "float16"] > 4 * kept["64", "float32"]
     assert 0.5 < kept["32768", "float16"] / kept["32768", "float32"] < 0.65
 
@@ -293,13 +360,24 @@ def kinds_in_lesson_9(cell: str) -> dict[str, float]:
 @pytest.mark.parametrize("cell", ["peak", "half", "checkpoints", "micro", "update"])
 def test_the_kinds_of_bytes_add_up_to_the_peak_in_lesson_9(cell):
     kinds = kinds_in_lesson_9(cell)
-    parts = ["parameters", "gradients", "optimizer state", "activations", "in flight", "workspace", "other"]
+    parts = [
+        "parameters",
+        "gradients",
+        "optimizer state",
+        "activations",
+        "in flight",
+        "workspace",
+        "other",
+    ]
     assert sum(kinds[kind] for kind in parts) == pytest.approx(kinds["sum"], abs=0.02)
 
 
 def test_the_peak_of_lesson_9_falls_with_each_change_and_is_quoted():
     lesson = text(LESSON_9)
-    sums = [kinds_in_lesson_9(cell)["sum"] for cell in ("peak", "half", "checkpoints", "micro", "update")]
+    sums = [
+        kinds_in_lesson_9(cell)["sum"]
+        for cell in ("peak", "half", "checkpoints", "micro", "update")
+    ]
     assert sums == sorted(sums, reverse=True)
     assert kinds_in_lesson_9("peak")["PyTorch's peak"] == sums[0]
     assert f"six rows need {sums[0]:.1f} GiB" in lesson
@@ -312,7 +390,9 @@ def test_the_peak_of_lesson_9_falls_with_each_change_and_is_quoted():
 
 def test_the_loss_of_lesson_9_keeps_and_makes_tensors_as_large_as_the_logits():
     logits = 6 * 4096 * 23000 * 4 / 2**30
-    quoted = re.search(r"4 bytes, which is ([\d.]+) GiB.*?([\d.]+) GiB in flight", text(LESSON_9), re.DOTALL)
+    quoted = re.search(
+        r"4 bytes, which is ([\d.]+) GiB.*?([\d.]+) GiB in flight", text(LESSON_9), re.DOTALL
+    )
     assert quoted.groups() == (f"{logits:.1f}", f"{2 * logits:.1f}")
     assert kinds_in_lesson_9("peak")["in flight"] == pytest.approx(2 * logits, abs=0.02)
     assert "Beside the logits, the loss takes 3.0 times" in printed(LESSON_9, "loss")
@@ -337,21 +417,27 @@ def test_each_row_of_lesson_9_adds_as_much_but_the_first():
 
 
 def test_the_step_of_lesson_9_runs_on_a_t4_only_with_offloading():
-    unallocated = re.search(r"([\d.]+) MiB is reserved by PyTorch but unallocated", printed(LESSON_9, "fit"))
+    unallocated = re.search(
+        r"([\d.]+) MiB is reserved by PyTorch but unallocated", printed(LESSON_9, "fit")
+    )
     assert float(unallocated[1]) > 500 and "more than 500 MiB" in text(LESSON_9)
     shown = printed(LESSON_9, "offload")
     assert "It runs." in shown and "Kernels run during 0 ms" in shown
 
 
 def test_the_fused_update_of_lesson_9_takes_least_memory_and_time():
-    rows = re.findall(r"^(\w+) +([\d.]+) (B|MiB|GiB) +([\d.]+) ms$", printed(LESSON_9, "update"), re.MULTILINE)
+    rows = re.findall(
+        r"^(\w+) +([\d.]+) (B|MiB|GiB) +([\d.]+) ms$", printed(LESSON_9, "update"), re.MULTILINE
+    )
     units = {"B": 0, "MiB": 1 / 1024, "GiB": 1}
     memory = {way: float(size) * units[unit] for way, size, unit, _ in rows}
     seconds = {way: float(taken) for way, _, _, taken in rows}
     assert max(memory, key=memory.get) == "foreach" and memory["fused"] == 0
     assert min(seconds, key=seconds.get) == "fused" and max(seconds, key=seconds.get) == "foreach"
     assert f"takes the most: {memory['foreach']:.1f} GiB" in text(LESSON_9)
-    weights = re.search(r"as much as all gradients of this smaller GPT \((\d+) million weights", text(LESSON_9))
+    weights = re.search(
+        r"as much as all gradients of this smaller GPT \((\d+) million weights", text(LESSON_9)
+    )
     assert memory["foreach"] == pytest.approx(4e6 * int(weights[1]) / 2**30, abs=0.01)
 
 
@@ -374,7 +460,9 @@ def test_autocast_keeps_half_of_a_weight_until_the_backward_pass_in_lesson_9():
 
 def test_the_prices_of_lesson_9_are_in_its_table():
     """The table's numbers are rounded, so a model of time may change a little."""
-    rows = re.findall(r"^(T4|H200) +(.+?) +(\d+) ms, ([\d.]+) times", printed(LESSON_9, "costs"), re.MULTILINE)
+    rows = re.findall(
+        r"^(T4|H200) +(.+?) +(\d+) ms, ([\d.]+) times", printed(LESSON_9, "costs"), re.MULTILINE
+    )
     price = {(gpu, change): float(factor) for gpu, change, _, factor in rows}
     seconds = {(gpu, change): float(taken) for gpu, change, taken, _ in rows}
     for gpu in ("T4", "H200"):
@@ -385,7 +473,9 @@ def test_the_prices_of_lesson_9_are_in_its_table():
     more = {gpu: price[gpu, "offloading"] / price[gpu, "checkpoints"] for gpu in ("T4", "H200")}
     assert more["T4"] < 1.1 < 1.15 < more["H200"] < 1.35
     assert seconds["T4", "half precision"] > 20 * seconds["H200", "half precision"]
-    added = {gpu: seconds[gpu, "offloading"] - seconds[gpu, "checkpoints"] for gpu in ("T4", "H200")}
+    added = {
+        gpu: seconds[gpu, "offloading"] - seconds[gpu, "checkpoints"] for gpu in ("T4", "H200")
+    }
     assert 30 < added["T4"] < 55 and 8 < added["H200"] < 17
     assert 2.5 < added["T4"] / added["H200"] < 4
 
@@ -393,7 +483,9 @@ def test_the_prices_of_lesson_9_are_in_its_table():
 def test_three_copies_take_more_than_three_times_the_server_s_memory_as_lesson_8_says():
     lesson = "08_sharing_memory.ipynb"
     assert "Three copies take more than three times as much" in text(lesson)
-    shown = re.findall(r"^(copy|shared|server) +([\d.]+) (MiB|GiB)$", printed(lesson, "model"), re.MULTILINE)
+    shown = re.findall(
+        r"^(copy|shared|server) +([\d.]+) (MiB|GiB)$", printed(lesson, "model"), re.MULTILINE
+    )
     used = {way: float(size) * {"MiB": 1, "GiB": 1024}[unit] for way, size, unit in shown}
     assert used["copy"] > 3 * used["server"]
     assert used["server"] < used["shared"] < used["copy"]
@@ -413,7 +505,9 @@ LESSON_10 = "10_ddp_from_the_inside.ipynb"
 
 def test_the_gradients_of_step_0_are_silently_not_averaged_in_lesson_10():
     assert re.findall(r"gradient: ([\d.]+)", printed(LESSON_10, "puzzle")) == ["2.0", "4.0"]
-    shown = re.findall(r"(True|False), step (\d): (gradient [\d.]+|Expected)", printed(LESSON_10, "unused"))
+    shown = re.findall(
+        r"(True|False), step (\d): (gradient [\d.]+|Expected)", printed(LESSON_10, "unused")
+    )
     averaged = [("True", "0", "gradient 3.0"), ("True", "1", "gradient 3.0")]
     for own, rank in ((2.0, shown[:4]), (4.0, shown[4:])):
         assert rank == [("False", "0", f"gradient {own}"), ("False", "1", "Expected"), *averaged]
@@ -421,7 +515,11 @@ def test_the_gradients_of_step_0_are_silently_not_averaged_in_lesson_10():
 
 def test_the_first_step_has_one_bucket_in_lesson_10():
     assert "There is one in step 0, and there are two in step 1." in text(LESSON_10)
-    counts = [line.count("all_reduce") for line in printed(LESSON_10, "buckets").splitlines() if "step" in line]
+    counts = [
+        line.count("all_reduce")
+        for line in printed(LESSON_10, "buckets").splitlines()
+        if "step" in line
+    ]
     assert counts == [1, 2, 1, 2]
 
 
@@ -431,9 +529,13 @@ def test_most_of_the_sending_is_hidden_in_step_1_of_lesson_10():
     times = re.findall(r"step (\d): (\d+) ms", printed(LESSON_10, "overlap"))
     milliseconds = {step: int(taken) for step, taken in times}
     assert 85 <= milliseconds["0"] <= 95 and 66 <= milliseconds["1"] <= 74
-    hidden = re.search(r"0% of the collectives in step 0, (\d+)% in step 1", printed(LESSON_10, "overlap-figure"))
+    hidden = re.search(
+        r"0% of the collectives in step 0, (\d+)% in step 1", printed(LESSON_10, "overlap-figure")
+    )
     assert int(hidden[1]) > 60
-    [sent] = re.findall(r"collectives ([\d.]+) ms", printed(LESSON_10, "overlap-figure").partition("Cuda:1")[0])
+    [sent] = re.findall(
+        r"collectives ([\d.]+) ms", printed(LESSON_10, "overlap-figure").partition("Cuda:1")[0]
+    )
     assert float(sent) / 2 == pytest.approx(30, abs=3)  # two steps
     assert milliseconds["0"] - float(sent) / 2 == pytest.approx(60, abs=4)
 
@@ -441,7 +543,9 @@ def test_most_of_the_sending_is_hidden_in_step_1_of_lesson_10():
 def test_only_the_larger_batch_makes_two_t4s_much_faster_in_lesson_10():
     lesson = text(LESSON_10)
     assert "two T4s are about as fast as one" in lesson and "Only the larger batch." in lesson
-    rows = re.findall(r"width (\d+), (\d+) rows: .* ([\d.]+) times as fast", printed(LESSON_10, "pays"))
+    rows = re.findall(
+        r"width (\d+), (\d+) rows: .* ([\d.]+) times as fast", printed(LESSON_10, "pays")
+    )
     factor = {(int(width), int(count)): float(times) for width, count, times in rows}
     assert 0.9 < factor[1024, 1024] < 1.2
     assert factor[4096, 1024] < 1.37 and factor[1024, 4096] > 1.43
@@ -466,13 +570,20 @@ SEVERAL_MACHINES = "12_several_machines.ipynb"
 def milliseconds_in_lesson_12(cell: str) -> dict[tuple[str, ...], float]:
     """Return the last column of a cell's table, by the columns before it."""
     rows = re.findall(r"^(\d+) +(.*?) *([\d.]+) ms$", printed(SEVERAL_MACHINES, cell), re.MULTILINE)
-    return {tuple(part for part in (first, second) if part): float(last) for first, second, last in rows}
+    return {
+        tuple(part for part in (first, second) if part): float(last) for first, second, last in rows
+    }
 
 
 def test_lesson_12_says_how_much_slower_a_thousand_gpus_are_and_why():
     puzzle = milliseconds_in_lesson_12("puzzle")
     slower = puzzle["1024",] - puzzle["256",]
-    latency = {gpus: float(ms) for gpus, ms in re.findall(r"(\d+) GPUs: .*12 times: +([\d.]+) ms", printed(SEVERAL_MACHINES, "latency"))}
+    latency = {
+        gpus: float(ms)
+        for gpus, ms in re.findall(
+            r"(\d+) GPUs: .*12 times: +([\d.]+) ms", printed(SEVERAL_MACHINES, "latency")
+        )
+    }
     assert slower == pytest.approx(16, abs=2)
     assert latency["1024"] - latency["256"] == pytest.approx(17, abs=2)
     assert latency["1024"] > 15 * latency["8"]
@@ -487,14 +598,21 @@ def test_hybrid_sharding_keeps_a_thousand_gpus_as_fast_as_256_and_a_larger_batch
 
 def test_the_threshold_of_lesson_12_is_right_within_what_it_says():
     times = milliseconds_in_lesson_12("threshold")
-    ratio = {tokens: times[tokens, "measured"] / times[tokens, "derived"] for tokens, way in times if way == "measured"}
+    ratio = {
+        tokens: times[tokens, "measured"] / times[tokens, "derived"]
+        for tokens, way in times
+        if way == "measured"
+    }
     assert all(0.8 < value < 1.2 for tokens, value in ratio.items() if tokens != "8192")
     assert 1.2 < ratio["8192"] < 1.45
     assert 4 < times["32768", "measured"] / times["1024", "measured"] < 6
 
 
 def test_the_late_rank_of_lesson_12_waits_least_and_all_steps_are_alike():
-    rows = re.findall(r"compute +([\d.]+) ms, all_reduce +([\d.]+) ms, step +([\d.]+) ms", printed(SEVERAL_MACHINES, "late"))
+    rows = re.findall(
+        r"compute +([\d.]+) ms, all_reduce +([\d.]+) ms, step +([\d.]+) ms",
+        printed(SEVERAL_MACHINES, "late"),
+    )
     waits, steps = [float(row[1]) for row in rows], [float(row[2]) for row in rows]
     assert waits.index(min(waits)) == 2
     assert max(steps) < 1.05 * min(steps)

@@ -31,7 +31,11 @@ def files():
     found = {}
     for path in lessons():
         for cell in cells(path):
-            if cell.cell_type == "code" and cell.source.startswith(FILE) and "init_process_group" in cell.source:
+            if (
+                cell.cell_type == "code"
+                and cell.source.startswith(FILE)
+                and "init_process_group" in cell.source
+            ):
                 found[path.stem, cell.source.split(maxsplit=2)[1]] = cell
     return found
 
@@ -76,7 +80,11 @@ def torchrun(folder, source, count, on_cpus, arguments=(), **environment):
     """Return the lines that the ranks of a script print under PyTorch's own torchrun."""
     (folder / "train.py").write_text(source)
     start = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CHECKPOINT")}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "CHECKPOINT")
+    }
     if on_cpus:
         inherited["CUDA_VISIBLE_DEVICES"] = ""
     ended = subprocess.run(
@@ -111,7 +119,9 @@ def test_imports_are_found_wherever_they_are():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", named(key for key, cell in SCRIPTS.items() if "raises-exception" not in tags(cell)))
+@pytest.mark.parametrize(
+    "key", named(key for key, cell in SCRIPTS.items() if "raises-exception" not in tags(cell))
+)
 def test_a_script_of_ranks_runs_under_plain_torchrun(key, tmp_path):
     torchrun(tmp_path, program(key), ranks(key), runs_on_cpus(key))
 
@@ -143,7 +153,9 @@ def test_the_whole_script_goes_on_where_it_stopped(tmp_path, on_cpus):
 
 
 @pytest.mark.slow
-def test_more_ranks_make_the_effective_batch_and_the_learning_rate_larger_and_the_steps_fewer(tmp_path):
+def test_more_ranks_make_the_effective_batch_and_the_learning_rate_larger_and_the_steps_fewer(
+    tmp_path,
+):
     lines = torchrun(tmp_path, program(WHOLE), 4, on_cpus=True)
     told = "4 steps of 128 rows (0 skipped), learning rate 0.2,"
     assert all(told in line for line in lines) and len(lines) == 3
@@ -151,6 +163,8 @@ def test_more_ranks_make_the_effective_batch_and_the_learning_rate_larger_and_th
 
 @pytest.mark.slow
 def test_training_goes_on_with_the_learning_rate_of_its_own_number_of_ranks(tmp_path):
-    source = program(WHOLE) + '\nprint(f"trained with {optimizer.param_groups[0][\'lr\']}\\n", end="")'
+    source = (
+        program(WHOLE) + '\nprint(f"trained with {optimizer.param_groups[0][\'lr\']}\\n", end="")'
+    )
     assert torchrun(tmp_path, source, 2, on_cpus=True)[-2:] == ["trained with 0.1"] * 2
     assert torchrun(tmp_path, source, 4, on_cpus=True) == ["trained with 0.2"] * 4

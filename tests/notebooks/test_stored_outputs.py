@@ -11,7 +11,9 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-OF_ONE_MACHINE = re.compile(r"object at 0x[0-9a-f]+|/home/\w+|/Users/\w+|/root/|[A-Z]:\\Users|ipykernel_")
+OF_ONE_MACHINE = re.compile(
+    r"object at 0x[0-9a-f]+|/home/\w+|/Users/\w+|/root/|[A-Z]:\\Users|ipykernel_"
+)
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -21,7 +23,11 @@ def read(path: Path) -> nbformat.NotebookNode:
 def texts(output: nbformat.NotebookNode) -> list[str]:
     """All the text of an output that a reader sees."""
     data = output.get("data", {})
-    return [output.get("text", ""), *output.get("traceback", []), *(str(value) for kind, value in data.items() if kind.startswith("text/"))]
+    return [
+        output.get("text", ""),
+        *output.get("traceback", []),
+        *(str(value) for kind, value in data.items() if kind.startswith("text/")),
+    ]
 
 
 def test_there_are_notebooks():
@@ -32,7 +38,10 @@ def test_there_are_notebooks():
 def test_notebook_is_valid_and_names_the_usual_kernel(path):
     notebook = read(path)
     nbformat.validate(notebook)
-    assert (notebook.nbformat, notebook.nbformat_minor >= 5) == (4, True)  # from 4.5 on, cells have identities
+    assert (notebook.nbformat, notebook.nbformat_minor >= 5) == (
+        4,
+        True,
+    )  # from 4.5 on, cells have identities
     assert notebook.metadata.kernelspec.name == "python3"
 
 
@@ -62,4 +71,6 @@ def test_outputs_hold_nothing_of_one_machine(path):
     for cell in read(path).cells:
         for output in cell.get("outputs", []):
             for text in texts(output):
-                assert not (found := OF_ONE_MACHINE.search(text)), f"{found[0]!r} in the output of: {cell.source}"
+                assert not (found := OF_ONE_MACHINE.search(text)), (
+                    f"{found[0]!r} in the output of: {cell.source}"
+                )

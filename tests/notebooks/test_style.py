@@ -10,7 +10,9 @@ from benchmarks import notebooks as figures
 from benchmarks.notebooks import cells, prose, tags, teaching_cells
 
 LESSONS = figures.lessons()
-LONGEST_NAME = 28  # characters, with its ending, that JupyterLab's file browser shows at its usual width
+LONGEST_NAME = (
+    28  # characters, with its ending, that JupyterLab's file browser shows at its usual width
+)
 AVOIDED = re.compile(r"\b(simply|just|obviously)\b", re.IGNORECASE)
 
 lessons = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -41,7 +43,9 @@ def test_text_is_before_every_code_cell_that_shows_something(path):
     """Two code cells may only follow each other where the first prints nothing."""
     all_cells = cells(path)
     for before, cell in pairwise(all_cells):
-        if before.cell_type == cell.cell_type == "code" and not cell.source.startswith("labkit.check("):
+        if before.cell_type == cell.cell_type == "code" and not cell.source.startswith(
+            "labkit.check("
+        ):
             assert before.outputs == [], cell.source
 
 
@@ -99,11 +103,16 @@ def shows(source: str) -> bool:
 @lessons
 def test_a_timeline_that_is_used_was_asked_for(path):
     """Virtual GPUs record a timeline in any case, real GPUs only if `record` is asked for one."""
-    source = "\n".join(re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE) for cell in teaching_cells(cells(path)))
+    source = "\n".join(
+        re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE)
+        for cell in teaching_cells(cells(path))
+    )
     tree = ast.parse(source)
     with_timeline, without = set(), set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.withitem) and ast.unparse(node.context_expr).startswith("labkit.record("):
+        if isinstance(node, ast.withitem) and ast.unparse(node.context_expr).startswith(
+            "labkit.record("
+        ):
             name = ast.unparse(node.optional_vars)
             if "timeline=True" in ast.unparse(node.context_expr):
                 with_timeline.add(name)
@@ -112,6 +121,7 @@ def test_a_timeline_that_is_used_was_asked_for(path):
     used = {
         ast.unparse(node.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr in ("plot_timeline", "busy", "host_waited", "export_chrome")
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("plot_timeline", "busy", "host_waited", "export_chrome")
     }
     assert not used & (without - with_timeline)

@@ -26,9 +26,18 @@ from ..colab_runtime import kernel_settings, runtime
 pytestmark = pytest.mark.platform
 
 ADDRESS = "https://github.com/OWNER/NAME"  # of the repository, in the documentation
-INSTALL = re.search(rf"^%pip install .*{ADDRESS}$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)[0]
+INSTALL = re.search(rf"^%pip install .*{ADDRESS}$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)[
+    0
+]
 LESSONS = [path.name for path in notebooks.lessons()]
-KEPT = ("torch", "numpy", "matplotlib", "ipywidgets", "ipython", "ipykernel")  # a lesson may not bring its own
+KEPT = (
+    "torch",
+    "numpy",
+    "matplotlib",
+    "ipywidgets",
+    "ipython",
+    "ipykernel",
+)  # a lesson may not bring its own
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +49,19 @@ def tree(tmp_path_factory) -> Path:
         notebook = nbformat.read(path, as_version=4)
         notebook.cells.insert(0, nbformat.v4.new_code_cell(INSTALL, id="install"))
         nbformat.write(notebook, path)
-    author = ["-c", "user.name=tests", "-c", "user.email=tests@localhost", "-c", "commit.gpgsign=false"]
-    for command in (["init", "--quiet", "--initial-branch", "main"], ["add", "--all"], [*author, "commit", "--quiet", "-m", "all"]):
+    author = [
+        "-c",
+        "user.name=tests",
+        "-c",
+        "user.email=tests@localhost",
+        "-c",
+        "commit.gpgsign=false",
+    ]
+    for command in (
+        ["init", "--quiet", "--initial-branch", "main"],
+        ["add", "--all"],
+        [*author, "commit", "--quiet", "-m", "all"],
+    ):
         subprocess.run(["git", *command], cwd=tree, check=True)
     return tree
 
@@ -60,9 +80,14 @@ def colab(tree, tmp_path_factory) -> Iterator[dict[str, str]]:
         "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: build with the tools that are installed
         "LABKIT_VIRTUAL": "1",
     }
-    specification = {"argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "Colab"}
+    specification = {
+        "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Colab",
+    }
     (kernels / "kernels" / "colab").mkdir(parents=True)
-    (kernels / "kernels" / "colab" / "kernel.json").write_text(json.dumps(specification | {"language": "python", "env": variables}))
+    (kernels / "kernels" / "colab" / "kernel.json").write_text(
+        json.dumps(specification | {"language": "python", "env": variables})
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PATH", str(kernels))
         yield {"python": str(python), **variables}
@@ -84,14 +109,30 @@ def figures() -> Iterator[Figures]:
 
 def test_this_environment_is_colabs_without_the_kit():
     packages = {distribution.name.lower(): distribution.version for distribution in distributions()}
-    assert packages["ipywidgets"] == "7.7.1" and "pytorch-gpu-lessons" not in packages and "jupyterlab" not in packages
+    assert (
+        packages["ipywidgets"] == "7.7.1"
+        and "pytorch-gpu-lessons" not in packages
+        and "jupyterlab" not in packages
+    )
 
 
 def test_installing_the_kit_replaces_nothing(colab):
-    command = [colab["python"], "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", f"git+{ADDRESS}"]
+    command = [
+        colab["python"],
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--quiet",
+        "--report",
+        "-",
+        f"git+{ADDRESS}",
+    ]
     done = subprocess.run(command, env=os.environ | colab, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert [item["metadata"]["name"] for item in json.loads(done.stdout)["install"]] == ["pytorch-gpu-lessons"]
+    assert [item["metadata"]["name"] for item in json.loads(done.stdout)["install"]] == [
+        "pytorch-gpu-lessons"
+    ]
 
 
 def test_the_first_cell_sets_up_the_runtime(colab, content, figures):
@@ -101,10 +142,16 @@ def test_the_first_cell_sets_up_the_runtime(colab, content, figures):
         f"versions = {{name: importlib.metadata.version(name) for name in {KEPT}}}\n"
         "print(json.dumps([labkit.__file__, 'google.colab' in sys.modules, versions]))"
     )
-    before = {name: next(d.version for d in distributions() if d.name.lower() == name) for name in KEPT}
+    before = {
+        name: next(d.version for d in distributions() if d.name.lower() == name) for name in KEPT
+    }
     start = time.perf_counter()
     cells = [nbformat.v4.new_code_cell(source) for source in (INSTALL, told)]
-    NotebookClient(nbformat.v4.new_notebook(cells=cells), kernel_name="colab", resources={"metadata": {"path": str(content)}}).execute()
+    NotebookClient(
+        nbformat.v4.new_notebook(cells=cells),
+        kernel_name="colab",
+        resources={"metadata": {"path": str(content)}},
+    ).execute()
     figures.setup_seconds = time.perf_counter() - start
     file, loaded, versions = json.loads(cells[1].outputs[0].text)
     assert Path(file).is_relative_to(Path(colab["python"]).parents[1])

@@ -66,14 +66,39 @@ BY_SPAWN = """
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_in_any_order(script, nodes, seed):
-    ranks = labkit.torchrun(script(PAIRS + BY_TORCHRUN), seed, ranks=4, nodes=nodes, like="H200", quiet=True, timeout=200)
+    ranks = labkit.torchrun(
+        script(PAIRS + BY_TORCHRUN),
+        seed,
+        ranks=4,
+        nodes=nodes,
+        like="H200",
+        quiet=True,
+        timeout=200,
+    )
     assert ranks.results == [[4.0] * 4] * 4
 
 
 @pytest.mark.parametrize("method", ["env://", "tcp://", "file://"])
 def test_in_processes_that_the_script_starts(script, method, tmp_path):
-    with_address = {"env://": "env://", "tcp://": f"tcp://127.0.0.1:{free_port()}", "file://": f"file://{tmp_path}/store"}[method]
-    run([sys.executable, "-m", "labkit", "run", "--gpus", "3", "--like", "H200", script(PAIRS + BY_SPAWN), with_address])
+    with_address = {
+        "env://": "env://",
+        "tcp://": f"tcp://127.0.0.1:{free_port()}",
+        "file://": f"file://{tmp_path}/store",
+    }[method]
+    run(
+        [
+            sys.executable,
+            "-m",
+            "labkit",
+            "run",
+            "--gpus",
+            "3",
+            "--like",
+            "H200",
+            script(PAIRS + BY_SPAWN),
+            with_address,
+        ]
+    )
 
 
 def test_under_pytorchs_own_torchrun(script, tmp_path):
@@ -94,7 +119,11 @@ def test_under_pytorchs_own_torchrun(script, tmp_path):
 
 
 ENDS = {
-    "raises": ("raise ValueError('too early')", "exception", "rank {} raised ValueError: too early (line "),
+    "raises": (
+        "raise ValueError('too early')",
+        "exception",
+        "rank {} raised ValueError: too early (line ",
+    ),
     "exits": ("sys.exit(3)", "exit", "rank {} called sys.exit(3)."),
     "is killed": ("os.kill(os.getpid(), 9)", "signal", "rank {} was killed"),
     "leaves": ("os._exit(4)", "exit", "rank {} "),
@@ -118,7 +147,9 @@ def test_the_rank_that_failed_is_blamed(script, nodes, who, end):
     x.tolist()
     """
     with pytest.raises(labkit.TorchrunError) as caught:
-        labkit.torchrun(script(PAIRS + code), ranks=4, nodes=nodes, like="H200", quiet=True, timeout=200)
+        labkit.torchrun(
+            script(PAIRS + code), ranks=4, nodes=nodes, like="H200", quiet=True, timeout=200
+        )
     assert (caught.value.rank, caught.value.kind) == (who, kind), str(caught.value)
     assert str(caught.value).startswith(message.format(who))
 
@@ -129,6 +160,12 @@ def free_port() -> int:
 
 
 def run(command: list) -> None:
-    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=500)
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
+    ended = subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=500
+    )
     assert ended.returncode == 0, ended.stderr

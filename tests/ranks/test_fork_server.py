@@ -40,13 +40,21 @@ def test_a_process_can_be_found_by_its_job_as_soon_as_it_is_started(script, tmp_
     started = []
     for number in range(20):
         folder = str(tmp_path / f"job{number}")
-        started.append(forkserver.popen([str(script("import time\ntime.sleep(100)"))], rank_environment(folder), with_caller=True))
+        started.append(
+            forkserver.popen(
+                [str(script("import time\ntime.sleep(100)"))],
+                rank_environment(folder),
+                with_caller=True,
+            )
+        )
         assert [process.pid for process in processes_of(folder)] == [started[-1].pid]
         kill_job(folder)
     assert [process.wait() for process in started] == [-signal.SIGKILL] * 20
 
 
-def test_isolated_functions_share_the_server_and_have_the_threads_of_their_caller(script, monkeypatch):
+def test_isolated_functions_share_the_server_and_have_the_threads_of_their_caller(
+    script, monkeypatch
+):
     def look():
         return os.getppid(), torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
 
@@ -98,7 +106,10 @@ def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
 
 
 def test_each_rank_has_random_numbers_of_its_own_and_torch_those_of_a_fresh_process(script):
-    path = script(RANK + "import random, numpy, torch\nresult = [random.random(), numpy.random.rand(), torch.rand(1).item()]")
+    path = script(
+        RANK
+        + "import random, numpy, torch\nresult = [random.random(), numpy.random.rand(), torch.rand(1).item()]"
+    )
     drawn = results(path) + results(path)
     assert [len({rank[kind] for rank in drawn}) for kind in range(3)] == [4, 4, 1]
 
@@ -123,7 +134,9 @@ def test_the_cache_that_torch_names_with_an_optimizer_makes_no_new_server(script
 def test_the_job_after_one_that_crashed(script, who):
     crash = {"rank": "os.kill(os.getpid(), 11)", "server": "os.kill(os.getppid(), 9)"}[who]
     results(script(RANK + "result = 1"))
-    with pytest.raises(labkit.TorchrunError, match={"rank": "SIGSEGV", "server": "SIGKILL|it was killed"}[who]):
+    with pytest.raises(
+        labkit.TorchrunError, match={"rank": "SIGSEGV", "server": "SIGKILL|it was killed"}[who]
+    ):
         results(script(RANK + crash + "\nimport time; time.sleep(100)"))
     assert results(script(RANK + "result = rank")) == ["0", "1"]
 
@@ -171,7 +184,9 @@ sys.stdin.readline()
 @pytest.mark.parametrize("how", ["ends", "killed"])
 def test_the_server_ends_with_its_process(script, how):
     caller = CALLER.format(path=str(script("pass")))
-    with subprocess.Popen([sys.executable, "-c", caller], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", caller], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         server = psutil.Process(int(process.stdout.readline()))
         if how == "killed":
             process.send_signal(signal.SIGKILL)
@@ -219,7 +234,9 @@ if child == 0:
 os.waitpid(child, 0)
 print(json.dumps(run() == first))
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True).stdout.splitlines()
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
+    ).stdout.splitlines()
     first, second, _ = json.loads(told[0])
     assert first != second and told[1] == "true"
 
@@ -227,7 +244,9 @@ print(json.dumps(run() == first))
 def test_an_interrupt_while_the_server_starts(script):
     forkserver.end()
     code = f"import labkit\nprint(1, flush=True)\nlabkit.torchrun({str(script('pass'))!r}, ranks=1)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         process.stdout.readline()
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)

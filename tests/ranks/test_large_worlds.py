@@ -53,8 +53,22 @@ def server():
 def simulate(script, tmp_path):
     def run(world, *options):
         told = tmp_path / "told.json"
-        command = ["torchrun", "--simulate", world, "--like", "H100", *options, script(SHARDED), told]
-        ended = subprocess.run([sys.executable, "-m", "labkit", *map(str, command)], capture_output=True, text=True, timeout=280)
+        command = [
+            "torchrun",
+            "--simulate",
+            world,
+            "--like",
+            "H100",
+            *options,
+            script(SHARDED),
+            told,
+        ]
+        ended = subprocess.run(
+            [sys.executable, "-m", "labkit", *map(str, command)],
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
         assert ended.returncode == 0, ended.stderr
         return json.loads(told.read_text()), ended.stderr
 
@@ -62,7 +76,9 @@ def simulate(script, tmp_path):
 
 
 def test_a_rank_alone_has_the_figures_of_ranks_that_are_there(simulate, script):
-    there = labkit.torchrun(script(SHARDED), ranks=4, like="H100", values=False, virtual_time=True, quiet=True)
+    there = labkit.torchrun(
+        script(SHARDED), ranks=4, like="H100", values=False, virtual_time=True, quiet=True
+    )
     alone, said = simulate(4)
     assert [alone] * 4 == there.results
     assert "rank 0 of 4 simulated, on 1 node of 4 virtual NVIDIA H100 80GB HBM3.\n" in said
@@ -82,11 +98,17 @@ def test_a_network_between_nodes_takes_its_time(simulate):
     ("options", "message"),
     [
         ("--simulate 0", "--simulate 0: choose a whole number from 1 to"),
-        ("--simulate 64", "--nodes 1: 64 ranks do not divide into so many machines of 1 to 16 GPUs each"),
+        (
+            "--simulate 64",
+            "--nodes 1: 64 ranks do not divide into so many machines of 1 to 16 GPUs each",
+        ),
         ("--simulate 8 --rank 8", "--rank 8: choose a whole number from 0 to 7"),
         ("--simulate 8 --network fast", "network='fast': give the rate of one GPU"),
         ("--simulate 8 --like H999", "H999"),
-        ("--simulate 8 --devices cpu --timeout 3", "--simulate starts no other rank: leave out --timeout, --devices"),
+        (
+            "--simulate 8 --devices cpu --timeout 3",
+            "--simulate starts no other rank: leave out --timeout, --devices",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(script, capsys, options, message):
@@ -99,7 +121,9 @@ def test_a_notebook_has_the_same_rank_alone(simulate, script):
     told, _ = simulate(64, "--nodes", "8")
     found = labkit.torchrun(script(SHARDED), simulate=64, nodes=8, quiet=True, timeout=280)
     assert found.results == [told]
-    alone = labkit.torchrun(script("import os\nresult = os.environ['WORLD_SIZE']"), simulate=1024, nodes=128)
+    alone = labkit.torchrun(
+        script("import os\nresult = os.environ['WORLD_SIZE']"), simulate=1024, nodes=128
+    )
     assert alone.results == ["1024"]
 
 

@@ -24,10 +24,14 @@ def folder(tmp_path, monkeypatch):
     """A folder with a package that can be run, and that has modules that can. Nothing of it is imported here."""
     lessons = tmp_path / "lessons"
     lessons.mkdir()
-    (lessons / "__init__.py").write_text("import sys\nassert 'pytest' not in sys.modules\nword = 'own'\n")
+    (lessons / "__init__.py").write_text(
+        "import sys\nassert 'pytest' not in sys.modules\nword = 'own'\n"
+    )
     (lessons / "__main__.py").write_text(CODE)
     (lessons / "train.py").write_text(CODE)
-    (lessons / "fails.py").write_text("import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('no')\ntime.sleep(100)\n")
+    (lessons / "fails.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('no')\ntime.sleep(100)\n"
+    )
     (lessons / "hangs.py").write_text("import time\ntime.sleep(100)\n")
     (lessons / "unfinished.py").write_text("x = 1\nif x\n")
     monkeypatch.chdir(tmp_path)
@@ -46,10 +50,17 @@ def test_a_module_runs_as_after_pytorchs_torchrun(folder, name):
 
 def test_what_goes_wrong_is_told_with_the_modules_lines(folder):
     path = folder / "lessons"
-    with pytest.raises(labkit.TorchrunError, match=r"^rank 1 raised ValueError: no \(line 3\)\.") as raised:
+    with pytest.raises(
+        labkit.TorchrunError, match=r"^rank 1 raised ValueError: no \(line 3\)\."
+    ) as raised:
         labkit.torchrun("lessons.fails", module=True, quiet=True)
-    assert f'In rank 1:\nTraceback (most recent call last):\n  File "{path / "fails.py"}", line 3, in <module>' in raised.value.__notes__[0]
-    with pytest.raises(labkit.TorchrunError, match=r"Then ranks 0 and 1 ran line 2, `time.sleep\(100\)`\.$"):
+    assert (
+        f'In rank 1:\nTraceback (most recent call last):\n  File "{path / "fails.py"}", line 3, in <module>'
+        in raised.value.__notes__[0]
+    )
+    with pytest.raises(
+        labkit.TorchrunError, match=r"Then ranks 0 and 1 ran line 2, `time.sleep\(100\)`\.$"
+    ):
         labkit.torchrun("lessons.hangs", module=True, quiet=True, timeout=20)
     with pytest.raises(SyntaxError) as unfinished:
         labkit.torchrun("lessons.unfinished", module=True)
@@ -60,16 +71,25 @@ def test_the_commands(folder):
     """`torchrun`, with ranks and with one that is simulated, and `trace` with ranks."""
 
     def command(*arguments):
-        return subprocess.run([sys.executable, "-m", "labkit", *arguments], capture_output=True, text=True, timeout=280)
+        return subprocess.run(
+            [sys.executable, "-m", "labkit", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
 
     there = command("torchrun", "--in-order", "-m", "lessons", "--x")
     said = f"['{folder / 'lessons' / '__main__.py'}', '--x'] __main__ lessons lessons.__main__ own {folder}"
     assert (there.returncode, there.stderr) == (0, "")
-    assert there.stdout == f"labkit: 2 ranks: CPU tensors, gloo.\n[rank 0] {said}\n[rank 1] {said}\n"
+    assert (
+        there.stdout == f"labkit: 2 ranks: CPU tensors, gloo.\n[rank 0] {said}\n[rank 1] {said}\n"
+    )
     alone = command("torchrun", "--simulate", "8", "--module", "lessons", "--x")
     assert (alone.returncode, alone.stdout) == (0, f"{said}\n")
     traced = command("trace", "--ranks", "2", "--output", "page.html", "-m", "lessons", "--x")
-    assert traced.returncode == 0 and sorted(traced.stdout.splitlines())[:2] == [f"[rank {rank}] {said}" for rank in (0, 1)]
+    assert traced.returncode == 0 and sorted(traced.stdout.splitlines())[:2] == [
+        f"[rank {rank}] {said}" for rank in (0, 1)
+    ]
     assert "--ranks=2 -m lessons --x" in (folder / "page.html").read_text()
 
 

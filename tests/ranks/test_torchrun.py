@@ -46,10 +46,18 @@ def test_ranks_that_end_well(script, capsys, monkeypatch, nodes):
     ranks = labkit.torchrun(path, "--epochs", 2, ranks=4, nodes=nodes)
     assert ranks.results == [{"rank": rank, "total": [15.0, 15.0]} for rank in range(4)]
     local = [str(rank % (4 // nodes)) for rank in range(4)]
-    assert ranks.outputs == [f"of 4 {at} ['--epochs', '2'] False environment 1\na line on stderr\n" for at in local]
+    assert ranks.outputs == [
+        f"of 4 {at} ['--epochs', '2'] False environment 1\na line on stderr\n" for at in local
+    ]
     assert ranks.restarts == [] and repr(ranks) == "<Ranks: 4 ended well>"
-    shown = [f"[rank {rank}] {line}\n" for rank in range(4) for line in ranks.outputs[rank].splitlines()]
-    banner = "labkit: 4 ranks: CPU tensors, gloo.\n" if nodes == 1 else "labkit: 4 ranks on 2 nodes: CPU tensors, gloo.\n"
+    shown = [
+        f"[rank {rank}] {line}\n" for rank in range(4) for line in ranks.outputs[rank].splitlines()
+    ]
+    banner = (
+        "labkit: 4 ranks: CPU tensors, gloo.\n"
+        if nodes == 1
+        else "labkit: 4 ranks on 2 nodes: CPU tensors, gloo.\n"
+    )
     assert capsys.readouterr().out == banner + "".join(shown)
 
 
@@ -84,12 +92,19 @@ def test_ranks_on_gpus(script, capsys, monkeypatch):
         ranks = labkit.torchrun(path, ranks=2, nodes=nodes, timeout=280)
         assert ranks.results == [[3.0, "nccl", visible]] * 2
         assert "one GPU each, NCCL" in capsys.readouterr().out
-    assert labkit.torchrun(script("import torch\nresult = torch.cuda.is_available()"), ranks=2, devices="cpu").results == [False, False]
+    assert labkit.torchrun(
+        script("import torch\nresult = torch.cuda.is_available()"), ranks=2, devices="cpu"
+    ).results == [False, False]
 
 
-@pytest.mark.parametrize("line", ["torch.cuda.set_device(0)", "torch.distributed.init_process_group('nccl')"])
+@pytest.mark.parametrize(
+    "line", ["torch.cuda.set_device(0)", "torch.distributed.init_process_group('nccl')"]
+)
 def test_a_script_for_gpus_where_no_rank_has_one_is_told_of_virtual_ones(script, line):
-    with pytest.raises(labkit.TorchrunError, match=r"No rank has a GPU here: --like T4, or like='T4', gives each a virtual one\.\n"):
+    with pytest.raises(
+        labkit.TorchrunError,
+        match=r"No rank has a GPU here: --like T4, or like='T4', gives each a virtual one\.\n",
+    ):
         labkit.torchrun(script(f"import torch\n{line}"), ranks=2, devices="cpu", quiet=True)
 
 
@@ -109,11 +124,24 @@ def test_an_exception_is_the_first_ranks_alone(script, capsys):
         labkit.torchrun(path, ranks=3)
     error = caught.value
     assert str(error) == "rank 1 raised ZeroDivisionError: division by zero (line 5)."
-    assert (error.kind, error.rank, error.exit_codes[1]) == ("exception", 1, 1) and 0 not in error.exit_codes
+    assert (error.kind, error.rank, error.exit_codes[1]) == (
+        "exception",
+        1,
+        1,
+    ) and 0 not in error.exit_codes
     note = "".join(error.__notes__)
-    assert note.startswith(f'In rank 1:\nTraceback (most recent call last):\n  File "{path}", line 7, in <module>')
-    assert note.count("Traceback") == 1 and note.endswith("ZeroDivisionError: division by zero") and "labkit" not in note
-    assert error.outputs[1].startswith("begun\nTraceback") and "Traceback" not in capsys.readouterr().out
+    assert note.startswith(
+        f'In rank 1:\nTraceback (most recent call last):\n  File "{path}", line 7, in <module>'
+    )
+    assert (
+        note.count("Traceback") == 1
+        and note.endswith("ZeroDivisionError: division by zero")
+        and "labkit" not in note
+    )
+    assert (
+        error.outputs[1].startswith("begun\nTraceback")
+        and "Traceback" not in capsys.readouterr().out
+    )
 
 
 def test_a_rank_that_raised_is_not_stopped_for_what_its_end_does_to_the_others(script):
@@ -143,7 +171,9 @@ def test_a_killed_rank(script):
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.ones(2))
     """
-    with pytest.raises(labkit.TorchrunError, match=r"^rank 1 was killed from outside \(SIGKILL\)") as caught:
+    with pytest.raises(
+        labkit.TorchrunError, match=r"^rank 1 was killed from outside \(SIGKILL\)"
+    ) as caught:
         labkit.torchrun(script(code), ranks=3, quiet=True)
     error = caught.value
     assert (error.kind, error.rank, error.exit_codes[1]) == ("signal", 1, -9)
@@ -158,7 +188,9 @@ def test_a_rank_that_leaves_while_the_others_need_it(script):
             sys.exit()
         dist.all_reduce(torch.ones(2))
     """
-    with pytest.raises(labkit.TorchrunError, match=r"^rank [01] raised RuntimeError: .*(closed|reset) by peer") as caught:
+    with pytest.raises(
+        labkit.TorchrunError, match=r"^rank [01] raised RuntimeError: .*(closed|reset) by peer"
+    ) as caught:
         labkit.torchrun(script(code), ranks=3, quiet=True)
     assert str(caught.value).endswith("(line 5). By then rank 2 had ended.")
     assert caught.value.exit_codes[2] == 0
@@ -169,12 +201,20 @@ def test_a_rank_that_leaves_while_the_others_need_it(script):
     [
         ("sys.exit(3)", "rank 1 called sys.exit(3).", 3),
         ("os._exit(7)", "rank 1 ended with exit status 7 without returning.", 7),
-        ("result = [sys]", "rank 1's variable `result` cannot be sent (it holds a module): leave plain data in it (numbers", None),
+        (
+            "result = [sys]",
+            "rank 1's variable `result` cannot be sent (it holds a module): leave plain data in it (numbers",
+            None,
+        ),
     ],
 )
 def test_other_ends(script, last, message, code):
     with pytest.raises(labkit.TorchrunError) as caught:
-        labkit.torchrun(script(WITHOUT_TORCH + f"if rank == 1:\n    {last}\nelse:\n    time.sleep(0.5)"), ranks=2, quiet=True)
+        labkit.torchrun(
+            script(WITHOUT_TORCH + f"if rank == 1:\n    {last}\nelse:\n    time.sleep(0.5)"),
+            ranks=2,
+            quiet=True,
+        )
     assert str(caught.value).startswith(message)
     if code is not None:
         assert caught.value.exit_codes[1] == code
@@ -190,7 +230,8 @@ def test_an_error_lists_also_a_rank_that_was_not_there_yet():
 
 def test_a_time_limit_says_where_each_rank_was(script):
     code = (
-        WITHOUT_TORCH + "def wait():\n    time.sleep(100)\nif rank == 3:\n    sys.exit()\nif rank:\n    wait()\nelse:\n    signal.pause()"
+        WITHOUT_TORCH
+        + "def wait():\n    time.sleep(100)\nif rank == 3:\n    sys.exit()\nif rank:\n    wait()\nelse:\n    signal.pause()"
     )
     with pytest.raises(labkit.TorchrunError) as caught:
         labkit.torchrun(script(code), ranks=4, timeout=20, quiet=True)
@@ -212,7 +253,9 @@ print("ready", flush=True)
 signal.pause()
 """
     stack = '  File "train.py", line 3 in <module>\n'
-    with subprocess.Popen([sys.executable, "-c", code, tmp_path, stack], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path, stack], stdout=subprocess.PIPE
+    ) as process:
         process.stdout.readline()
         job = TorchrunJob(str(tmp_path), {"ranks_of_node": 1, "nodes": 1}, None)
         job.processes = [RankProcess(rank=0, attempt=0, pid=process.pid)]
@@ -221,29 +264,48 @@ signal.pause()
 
 
 def test_torchrun_starts_all_ranks_again(script, capsys, slow_caller):
-    code = WITHOUT_TORCH + (
-        "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nprint('attempt', attempt)\n"
-        "open(f'{__file__}.{attempt}.{rank}', 'w').close()\n"
-        "while not os.path.exists(f'{__file__}.{attempt}.{1 - rank}'):\n    time.sleep(0.01)\n"  # none ends before both have printed
-        "if rank == 1 and attempt == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if rank == 0 and attempt == 1:\n    raise ValueError('again')\n"
-        "if attempt < 2:\n    time.sleep(100)\nresult = attempt"
+    code = (
+        WITHOUT_TORCH
+        + (
+            "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nprint('attempt', attempt)\n"
+            "open(f'{__file__}.{attempt}.{rank}', 'w').close()\n"
+            "while not os.path.exists(f'{__file__}.{attempt}.{1 - rank}'):\n    time.sleep(0.01)\n"  # none ends before both have printed
+            "if rank == 1 and attempt == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+            "if rank == 0 and attempt == 1:\n    raise ValueError('again')\n"
+            "if attempt < 2:\n    time.sleep(100)\nresult = attempt"
+        )
     )
     ranks = labkit.torchrun(script(code), ranks=2, max_restarts=2)
     assert ranks.results == [2, 2] and repr(ranks) == "<Ranks: 2 ended well, after 2 restarts>"
-    assert [why.split(" (")[0] for why in ranks.restarts] == ["rank 1 was killed from outside", "rank 0 raised ValueError: again"]
+    assert [why.split(" (")[0] for why in ranks.restarts] == [
+        "rank 1 was killed from outside",
+        "rank 0 raised ValueError: again",
+    ]
     shown = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]]
     again = "[torchrun] rank 0 raised ValueError: again (line 11). All ranks start again: restart 2 of 2."
     both = [f"[rank {rank}] attempt {attempt}" for attempt in range(3) for rank in range(2)]
-    assert shown == [*both[:2], "[torchrun] rank 1 was killed from outside (SIGKILL)", *both[2:4], again, *both[4:]]
+    assert shown == [
+        *both[:2],
+        "[torchrun] rank 1 was killed from outside (SIGKILL)",
+        *both[2:4],
+        again,
+        *both[4:],
+    ]
 
 
 def test_attempts_in_which_a_rank_is_ended_before_it_says_a_word():
     """Rank 1 dies so soon that torchrun ends rank 0 in its first moments; another one is heard too late."""
-    job = TorchrunJob("", {"ranks_of_node": 3, "nodes": 1, "max_restarts": 1, "trace": False}, RankPrinter(3, live=False, quiet=True))
+    job = TorchrunJob(
+        "",
+        {"ranks_of_node": 3, "nodes": 1, "max_restarts": 1, "trace": False},
+        RankPrinter(3, live=False, quiet=True),
+    )
     for pid, (rank, attempt) in enumerate([(1, "0"), (0, "1"), (2, "0"), (2, "1"), (1, "1")]):
         assert job._process(rank, pid, attempt) is job._process(rank, pid, attempt)
-    assert [[process.rank for process in attempt] for attempt in job.attempts()] == [[1, 2], [0, 1, 2]]
+    assert [[process.rank for process in attempt] for attempt in job.attempts()] == [
+        [1, 2],
+        [0, 1, 2],
+    ]
 
 
 def test_a_notebook_shows_an_interrupt_without_the_kit_s_own_calls(script, monkeypatch):
@@ -259,16 +321,29 @@ def test_a_notebook_shows_an_interrupt_without_the_kit_s_own_calls(script, monke
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_nothing_is_left_when_the_caller_ends(script, nothing_left, how):
     """A cell that is interrupted half-way, and a kernel that is killed. The ranks ask not to be ended by SIGTERM."""
-    code = WITHOUT_TORCH + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(100)"
+    code = (
+        WITHOUT_TORCH
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(100)"
+    )
     caller = f"import labkit\nlabkit.torchrun({str(script(code))!r}, ranks=2, nodes=2, live=True)"
-    with subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", caller], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         lines = [process.stdout.readline() for _ in range(3)]
-        assert sorted(lines)[:2] == ["[rank 0] begun\n", "[rank 1] begun\n"] and processes_of(nothing_left)
+        assert sorted(lines)[:2] == ["[rank 0] begun\n", "[rank 1] begun\n"] and processes_of(
+            nothing_left
+        )
         process.send_signal(how)
         error = process.stderr.read()
-    assert process.returncode == -how and (how == signal.SIGKILL or error.rstrip().endswith("KeyboardInterrupt")), error
+    assert process.returncode == -how and (
+        how == signal.SIGKILL or error.rstrip().endswith("KeyboardInterrupt")
+    ), error
     deadline = time.monotonic() + 60
-    while (processes_of(nothing_left) or os.listdir(nothing_left)) and how == signal.SIGKILL and time.monotonic() < deadline:
+    while (
+        (processes_of(nothing_left) or os.listdir(nothing_left))
+        and how == signal.SIGKILL
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)  # nobody waits for what ends by itself
 
 
@@ -304,11 +379,15 @@ def test_a_script_that_is_not_there_or_no_python(script, tmp_path):
 def test_the_command(script, nothing_left):
     def command(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "labkit", "torchrun", *map(str, arguments)], capture_output=True, text=True, timeout=240
+            [sys.executable, "-m", "labkit", "torchrun", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=240,
         )
 
     path = script(
-        WITHOUT_TORCH + "print(rank, sys.argv[1:])\nif rank == int(sys.argv[1]):\n    raise ValueError('no')\n"
+        WITHOUT_TORCH
+        + "print(rank, sys.argv[1:])\nif rank == int(sys.argv[1]):\n    raise ValueError('no')\n"
         "if '1' in sys.argv:\n    time.sleep(100)"  # until torchrun ends it
     )
     theirs = ["-1", "--", "--r", "--s", "--help"]
@@ -321,7 +400,10 @@ def test_the_command(script, nothing_left):
     assert failed.stderr.startswith(
         "labkit torchrun: rank 1 raised ValueError: no (line 5).\nIn rank 1:\nTraceback (most recent call last):\n"
     )
-    assert command("--ranks", 0, path).stderr == "labkit torchrun: ranks=0: choose a whole number from 1 to 16\n"
+    assert (
+        command("--ranks", 0, path).stderr
+        == "labkit torchrun: ranks=0: choose a whole number from 1 to 16\n"
+    )
     wrong = command(script("for\n"))
     assert wrong.returncode == 1 and wrong.stderr.startswith(f'  File "{path}", line 1\n    for\n')
 
@@ -334,19 +416,29 @@ def test_a_cell(monkeypatch):
     shell.extension_manager.load_extension("labkit")
     try:
         with capture_output() as captured:
-            assert shell.run_cell("%%torchrun --ranks 2 -o found\nimport os\nresult = os.environ['RANK']\nprint('%d' % 3)").success
+            assert shell.run_cell(
+                "%%torchrun --ranks 2 -o found\nimport os\nresult = os.environ['RANK']\nprint('%d' % 3)"
+            ).success
         assert shell.user_ns["found"].results == ["0", "1"]
-        assert captured.stdout.splitlines()[1:] == ["\x1b[38;5;231;48;5;25m[rank 0]\x1b[0m 3", "\x1b[38;5;231;48;5;130m[rank 1]\x1b[0m 3"]
+        assert captured.stdout.splitlines()[1:] == [
+            "\x1b[38;5;231;48;5;25m[rank 0]\x1b[0m 3",
+            "\x1b[38;5;231;48;5;130m[rank 1]\x1b[0m 3",
+        ]
         with capture_output() as captured:
             raised = shell.run_cell("%%torchrun --ranks 1\n1 / 0").error_in_exec
             unread = shell.run_cell("%%torchrun\nx = 1\nif x").error_in_exec
-            unknown = shell.run_cell("%%torchrun --ranks 1 --like H200 --network fast\nx = 1").error_in_exec
+            unknown = shell.run_cell(
+                "%%torchrun --ranks 1 --like H200 --network fast\nx = 1"
+            ).error_in_exec
             asked = "--ranks 1 --like H200 --memory 2GiB --no-values --virtual-time --timeout 90"
             cell = "import torch\nx = torch.randn(9, device='cuda').sum().item()\n"
             cell += "result = [torch.cuda.mem_get_info()[1], x != x]"
             shell.run_cell(f"%%torchrun {asked} -o virtual\n{cell}")
         assert shell.user_ns["virtual"].results == [[2 << 30, True]]
-        assert str(raised) == "rank 0 raised ZeroDivisionError: division by zero (line 2)." and '"cell.py", line 2' in raised.__notes__[0]
+        assert (
+            str(raised) == "rank 0 raised ZeroDivisionError: division by zero (line 2)."
+            and '"cell.py", line 2' in raised.__notes__[0]
+        )
         assert 'the cell cannot be read\n  File "cell.py", line 3\n    if x\n' in str(unread)
         assert "network='fast'" in str(unknown)
     finally:
@@ -371,10 +463,34 @@ def shown(live, *steps):
 
 
 def test_lines_in_order_and_as_they_come():
-    steps = [(1, b"one\ntw"), (0, b"zero\n"), (1, b"o\n"), (0, b"end"), (0, None), (1, b"three\n"), (1, None)]
-    in_order = [[], ["[rank 0] zero"], [], [], ["[rank 0] end", "[rank 1] one", "[rank 1] two"], ["[rank 1] three"], []]
+    steps = [
+        (1, b"one\ntw"),
+        (0, b"zero\n"),
+        (1, b"o\n"),
+        (0, b"end"),
+        (0, None),
+        (1, b"three\n"),
+        (1, None),
+    ]
+    in_order = [
+        [],
+        ["[rank 0] zero"],
+        [],
+        [],
+        ["[rank 0] end", "[rank 1] one", "[rank 1] two"],
+        ["[rank 1] three"],
+        [],
+    ]
     assert shown(False, *steps) == in_order
-    as_they_come = [["[rank 1] one"], ["[rank 0] zero"], ["[rank 1] two"], [], ["[rank 0] end"], ["[rank 1] three"], []]
+    as_they_come = [
+        ["[rank 1] one"],
+        ["[rank 0] zero"],
+        ["[rank 1] two"],
+        [],
+        ["[rank 0] end"],
+        ["[rank 1] three"],
+        [],
+    ]
     assert shown(True, *steps) == as_they_come
 
 

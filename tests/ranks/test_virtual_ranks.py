@@ -176,7 +176,9 @@ def test_a_result_that_is_read_before_anybody_waits_is_a_race(script):
     dist.destroy_process_group()
     """
     found = labkit.torchrun(script(START + early), like="H200", quiet=True).results
-    assert found == [[[rank + 1.0] * 2, [3.0] * 2, [["stale read", "all_reduce", "add"]]] for rank in range(2)]
+    assert found == [
+        [[rank + 1.0] * 2, [3.0] * 2, [["stale read", "all_reduce", "add"]]] for rank in range(2)
+    ]
 
 
 MEASURED = """
@@ -213,7 +215,12 @@ EXPECTED = {
 
 def test_memory_and_times_are_an_h200s(script):
     """As two H200s had them in all of twelve runs, from the second backward on; the sum of 64 MiB took them 249 µs."""
-    runs = [labkit.torchrun(script(START + MEASURED), like="H200", values=False, virtual_time=True, quiet=True).results for _ in range(2)]
+    runs = [
+        labkit.torchrun(
+            script(START + MEASURED), like="H200", values=False, virtual_time=True, quiet=True
+        ).results
+        for _ in range(2)
+    ]
     assert runs[0] == runs[1]
     for found in runs[0]:
         assert found["seconds"] == pytest.approx(0.5 + 249e-6, abs=0.1e-3)
@@ -264,8 +271,13 @@ FULLY_SHARDED = """
 
 def test_memory_of_fsdp_is_an_h200s(script):
     """As two H200s had it in all of twelve runs, after the backward and the optimizer's step."""
-    found = labkit.torchrun(script(START + FULLY_SHARDED), like="H200", values=False, quiet=True).results
-    first, second = [[613549056, 840091136], [882050048, 1419052032]], [[1150551040, 1419052032], [882050048, 1419052032]]
+    found = labkit.torchrun(
+        script(START + FULLY_SHARDED), like="H200", values=False, quiet=True
+    ).results
+    first, second = (
+        [[613549056, 840091136], [882050048, 1419052032]],
+        [[1150551040, 1419052032], [882050048, 1419052032]],
+    )
     assert found == [first + second] * 2
 
 
@@ -357,13 +369,18 @@ SHARED = """
 def test_ranks_that_share_a_gpu_are_refused_in_nccls_words(script, first):
     with pytest.raises(labkit.TorchrunError) as caught:
         labkit.torchrun(script(SHARED), first, like="H200", quiet=True)
-    assert re.search(r"DistBackendError: Duplicate GPU detected : rank \d and rank \d both on CUDA device 1000 \(line", str(caught.value))
+    assert re.search(
+        r"DistBackendError: Duplicate GPU detected : rank \d and rank \d both on CUDA device 1000 \(line",
+        str(caught.value),
+    )
     assert "Call torch.cuda.set_device(local_rank)" in caught.value.__notes__[0]
 
 
 def test_the_same_number_on_two_nodes_is_another_gpu(script):
     program = SHARED + "    x.tolist()"
-    assert labkit.torchrun(script(program), "all_reduce", nodes=2, like="H200", quiet=True).results == [None, None]
+    assert labkit.torchrun(
+        script(program), "all_reduce", nodes=2, like="H200", quiet=True
+    ).results == [None, None]
 
 
 def explained(script, case):
@@ -382,7 +399,9 @@ def test_a_hang_and_a_mismatch_are_explained(script, case):
 
 
 def test_where_a_missing_rank_was_is_told_however_late_it_is_asked(script, slow_caller):
-    assert re.search(WRONG["an endless loop"][1], said := explained(script, "an endless loop")), said
+    assert re.search(WRONG["an endless loop"][1], said := explained(script, "an endless loop")), (
+        said
+    )
 
 
 def test_one_trace_of_all_ranks(script, tmp_path):
@@ -397,9 +416,20 @@ def test_one_trace_of_all_ranks(script, tmp_path):
     files = ["--output", str(page), "--chrome", str(chrome)]
     assert cli.main(["trace", "--ranks", "2", "--like", "H200", *files, str(train)]) == 0
     text = page.read_text(encoding="utf-8")
-    assert "2 ranks: virtual GPU, modelled on NVIDIA H200" in text and "<h2>cuda:1</h2>" in text and "Alive at the end" not in text
+    assert (
+        "2 ranks: virtual GPU, modelled on NVIDIA H200" in text
+        and "<h2>cuda:1</h2>" in text
+        and "Alive at the end" not in text
+    )
     events = json.loads(chrome.read_text())["traceEvents"]
-    ends = [{round(e["ts"] + e["dur"], 3) for e in events if e["name"] == "nccl all_reduce" and e["pid"] == process} for process in (2, 3)]
+    ends = [
+        {
+            round(e["ts"] + e["dur"], 3)
+            for e in events
+            if e["name"] == "nccl all_reduce" and e["pid"] == process
+        }
+        for process in (2, 3)
+    ]
     assert ends[0] == ends[1] != set()  # a collective ends on all ranks at once
     assert "NCCL stream" in [e["args"]["name"] for e in events if e["name"] == "thread_name"]
 
@@ -429,10 +459,18 @@ def test_the_buckets_of_ddp_hold_gradients(script):
     """
     train = script(START + steps)
     trace = labkit.torchrun(train, ranks=2, like="H200", trace=True, quiet=True).trace
-    sized = np.flatnonzero((trace.events.action == ALLOC) & (trace.events.requested == 4_000_000) & (trace.events.device == 0))
+    sized = np.flatnonzero(
+        (trace.events.action == ALLOC)
+        & (trace.events.requested == 4_000_000)
+        & (trace.events.device == 0)
+    )
     kinds = [CATEGORIES[kind] for kind in trace.events.category[sized]]
     # The bucket of the first step, that of the others, and three steps' gradients.
-    assert kinds.count("parameters") == 1 and kinds.count("gradients") == 5 and "activations" not in kinds
+    assert (
+        kinds.count("parameters") == 1
+        and kinds.count("gradients") == 5
+        and "activations" not in kinds
+    )
 
 
 def test_ranks_that_failed_leave_the_traces_of_the_others(script):

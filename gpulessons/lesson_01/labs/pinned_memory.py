@@ -9,7 +9,17 @@ import torch
 from matplotlib.axes import Axes
 
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
+from gputrace.figures.figure import (
+    BESIDE,
+    BLUE,
+    VERMILLION,
+    Figure,
+    binary_scale,
+    darker,
+    decimal_scale,
+    label_ends,
+    new_canvas,
+)
 from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.labs.figures import SAME, add_line, finished, hollow, in_style, sources
 from labkit.labs.panel import ExperimentPanel
@@ -20,7 +30,13 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
 LARGEST = 1 << 30
 PREDICTED_SIZE = 16 * MIB  # where learners predict how many times faster pinned memory is
-COLUMNS = {"size": "bytes", "memory": "", "direction": "", "seconds": "seconds", "bytes_per_second": "bytes per second"}
+COLUMNS = {
+    "size": "bytes",
+    "memory": "",
+    "direction": "",
+    "seconds": "seconds",
+    "bytes_per_second": "bytes per second",
+}
 
 
 def copy_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
@@ -33,12 +49,22 @@ def copy_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
     """
     sizes = checked_sizes("sizes", sizes, LARGEST)
     repeats = checked_count("repeats", repeats)
-    return Run("copy_speed", {"sizes": sizes, "repeats": repeats}, COLUMNS, badge(), 4 * len(sizes), _points(sizes, repeats))
+    return Run(
+        "copy_speed",
+        {"sizes": sizes, "repeats": repeats},
+        COLUMNS,
+        badge(),
+        4 * len(sizes),
+        _points(sizes, repeats),
+    )
 
 
 def pinned_gain(result: Result, direction: str = "h2d") -> dict[int, float]:
     """How many times faster pinned memory copies than pageable memory, by size in bytes, where both were measured."""
-    pinned, pageable = (result.by("size", "bytes_per_second", memory=memory, direction=direction) for memory in ("pinned", "pageable"))
+    pinned, pageable = (
+        result.by("size", "bytes_per_second", memory=memory, direction=direction)
+        for memory in ("pinned", "pageable")
+    )
     return {size: speed / pageable[size] for size, speed in pinned.items() if size in pageable}
 
 
@@ -51,20 +77,34 @@ def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
             host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(1)
             for direction, target, source in (("h2d", device, host), ("d2h", host, device)):
                 seconds = event_seconds(partial(target.copy_, source, non_blocking=pinned), repeats)
-                yield {"size": size, "memory": memory, "direction": direction, "seconds": seconds, "bytes_per_second": size / seconds}
-            del host, target, source  # before the next is allocated: only one of the two is ever held
+                yield {
+                    "size": size,
+                    "memory": memory,
+                    "direction": direction,
+                    "seconds": seconds,
+                    "bytes_per_second": size / seconds,
+                }
+            del (
+                host,
+                target,
+                source,
+            )  # before the next is allocated: only one of the two is ever held
 
 
 # The figure
 
 
 @in_style
-def plot_copy_speed(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
+def plot_copy_speed(
+    result: Result, recorded: Result | None = None, prediction: float | None = None
+) -> Figure:
     """Speed of copies from host to device by size, pageable and pinned.
 
     `prediction` says how many times faster pinned memory copies 16 MiB; it is drawn above the pageable speed measured there.
     """
-    canvas, axes = new_canvas(_finding(pinned_gain(result), max(result.parameters.get("sizes", ()), default=0)))
+    canvas, axes = new_canvas(
+        _finding(pinned_gain(result), max(result.parameters.get("sizes", ()), default=0))
+    )
     labels = []
     for source, dashes in sources(result, recorded):
         for memory, colour in (("pinned", BLUE), ("pageable", VERMILLION)):
@@ -114,22 +154,40 @@ def _proof(result: Result) -> str:
         return ""
     largest = max(gain)
     pinned, pageable = (
-        result.column("bytes_per_second", size=largest, memory=memory, direction="h2d")[0] for memory in ("pinned", "pageable")
+        result.column("bytes_per_second", size=largest, memory=memory, direction="h2d")[0]
+        for memory in ("pinned", "pageable")
     )
-    speeds = f"{units.rate_text(pinned)} from pinned, {units.rate_text(pageable)} from pageable memory"
+    speeds = (
+        f"{units.rate_text(pinned)} from pinned, {units.rate_text(pageable)} from pageable memory"
+    )
     return f"{units.byte_text(largest)} copies at {speeds}."
 
 
 def _predicted(axes: Axes, result: Result, prediction: float | None) -> str:
     """Draw the predicted speed of pinned memory as a hollow marker, and say it."""
-    pageable = result.column("bytes_per_second", size=PREDICTED_SIZE, memory="pageable", direction="h2d")
+    pageable = result.column(
+        "bytes_per_second", size=PREDICTED_SIZE, memory="pageable", direction="h2d"
+    )
     if prediction is None or not pageable:
         return ""
     speed = prediction * pageable[0]
     axes.plot([PREDICTED_SIZE], [speed], marker="o", **hollow(BLUE))
     words = f"predicted: {prediction:g} times"
-    behind = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    axes.annotate(words, (PREDICTED_SIZE, speed), (-11, 0), **BESIDE, ha="right", color=darker(BLUE), bbox=behind)
+    behind = {
+        "boxstyle": "round,pad=0.15",
+        "facecolor": "white",
+        "edgecolor": "none",
+        "alpha": 0.85,
+    }
+    axes.annotate(
+        words,
+        (PREDICTED_SIZE, speed),
+        (-11, 0),
+        **BESIDE,
+        ha="right",
+        color=darker(BLUE),
+        bbox=behind,
+    )
     return f"Predicted at {units.byte_text(PREDICTED_SIZE)}: {prediction:g} times faster."
 
 

@@ -21,7 +21,13 @@ from labkit.labs.panel import PROGRAM, WRAP, Panel
 from virtualgpu import RaceWarning
 
 STREAMS = ("a", "b", "c")
-COPY_IN, KERNEL, COPY_OUT, WAIT, HOST_WAIT = "copy in", "kernel", "copy out", "stream waits", "host waits"
+COPY_IN, KERNEL, COPY_OUT, WAIT, HOST_WAIT = (
+    "copy in",
+    "kernel",
+    "copy out",
+    "stream waits",
+    "host waits",
+)
 VERBS = (COPY_IN, KERNEL, COPY_OUT, WAIT, HOST_WAIT)
 BATCHES = 3  # that can be copied in, or out
 MOST_STEPS = 12
@@ -44,9 +50,13 @@ class ProgramLine:
         if self.verb not in VERBS:
             raise ValueError(f"verb={self.verb!r}: choose one of {', '.join(map(repr, VERBS))}")
         if self.stream not in STREAMS or (self.verb == WAIT and self.other not in STREAMS):
-            raise ValueError(f"stream={self.stream!r}, other={self.other!r}: choose from {', '.join(map(repr, STREAMS))}")
+            raise ValueError(
+                f"stream={self.stream!r}, other={self.other!r}: choose from {', '.join(map(repr, STREAMS))}"
+            )
         if self.verb == WAIT and self.other == self.stream:
-            raise ValueError(f"stream {self.stream} is in order with itself: let it wait for another")
+            raise ValueError(
+                f"stream {self.stream} is in order with itself: let it wait for another"
+            )
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,9 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
     check_program(steps)
     badge()  # raises RuntimeError if no GPU is in use
     if not machine.in_use().virtual:
-        raise RuntimeError("A real GPU does not report races. Call labkit.use(None), then labkit.use(gpus=1, virtual=True).")
+        raise RuntimeError(
+            "A real GPU does not report races. Call labkit.use(None), then labkit.use(gpus=1, virtual=True)."
+        )
     streams = {name: torch.cuda.Stream() for name in STREAMS}
     names: dict[str, Any] = {
         "torch": torch,
@@ -113,23 +125,34 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
         "x": torch.zeros(WIDTH, WIDTH, device="cuda"),
         "y": torch.zeros(WIDTH, WIDTH, device="cuda"),
         "double": torch.eye(WIDTH).mul_(2).to("cuda"),
-        "batches": [torch.full((WIDTH, WIDTH), index + 1.0, pin_memory=True) for index in range(BATCHES)],
+        "batches": [
+            torch.full((WIDTH, WIDTH), index + 1.0, pin_memory=True) for index in range(BATCHES)
+        ],
         "results": [torch.zeros(WIDTH, WIDTH, pin_memory=True) for _ in range(BATCHES)],
     }
     name, source = f"<string> {next(_NUMBERS)}", code_of(steps)
-    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # reports of races quote the lines
+    linecache.cache[name] = (
+        len(source),
+        None,
+        source.splitlines(keepends=True),
+        name,
+    )  # reports of races quote the lines
     program = compile(source, name, "exec")
     torch.cuda.synchronize()
     for stream in streams.values():
         with torch.cuda.stream(stream), machine.in_use().without_values():
-            torch.mm(names["double"], names["double"])  # the first product on a stream allocates cuBLAS's workspace
+            torch.mm(
+                names["double"], names["double"]
+            )  # the first product on a stream allocates cuBLAS's workspace
     torch.cuda.synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RaceWarning)  # the outcome lists them
         with record() as trace:
             exec(program, names)
         torch.cuda.synchronize()
-    trace.named_streams = {stream.stream_id: f"stream {letter}" for letter, stream in streams.items()}
+    trace.named_streams = {
+        stream.stream_id: f"stream {letter}" for letter, stream in streams.items()
+    }
     return ProgramOutcome(trace, _due(steps), names["read"])
 
 
@@ -139,7 +162,9 @@ def check_program(steps: list[ProgramLine]) -> None:
         raise ValueError(f"a program has 1 to {MOST_STEPS} steps, this one has {len(steps)}")
     for verb in (COPY_IN, COPY_OUT):
         if sum(step.verb == verb for step in steps) > BATCHES:
-            raise ValueError(f'there are {BATCHES} batches and as many results: a program has at most {BATCHES} steps "{verb}"')
+            raise ValueError(
+                f'there are {BATCHES} batches and as many results: a program has at most {BATCHES} steps "{verb}"'
+            )
 
 
 def _due(steps: list[ProgramLine]) -> list[float]:
@@ -194,21 +219,39 @@ class StreamsLab(Panel):
         self.outcome: ProgramOutcome | None = None
         self.right = self.runs = 0
         narrow = {"width": "9em"}  # a dict, because two dropdowns would share a Layout
-        self.action = widgets.Dropdown(options=list(ACTIONS.items()), value=WAIT, description="New line:", style=WIDE)
-        self.stream = widgets.Dropdown(options=STREAMS, value="b", description="stream:", style=WIDE, layout=narrow)
-        self.other = widgets.Dropdown(options=STREAMS, description="waits for:", style=WIDE, layout=narrow)
-        self.program = widgets.Select(description="Program:", rows=ROWS, layout=widgets.Layout(width="54em", flex="none"))
+        self.action = widgets.Dropdown(
+            options=list(ACTIONS.items()), value=WAIT, description="New line:", style=WIDE
+        )
+        self.stream = widgets.Dropdown(
+            options=STREAMS, value="b", description="stream:", style=WIDE, layout=narrow
+        )
+        self.other = widgets.Dropdown(
+            options=STREAMS, description="waits for:", style=WIDE, layout=narrow
+        )
+        self.program = widgets.Select(
+            description="Program:", rows=ROWS, layout=widgets.Layout(width="54em", flex="none")
+        )
         self.program.add_class(PROGRAM)
-        self.add_button = widgets.Button(description="Insert", icon="plus", tooltip="Insert the new line before the selected line")
-        self.remove_button = widgets.Button(description="Remove", icon="minus", tooltip="Remove the selected line")
-        self.reset_button = widgets.Button(description="Reset", icon="undo", tooltip="Go back to the first program")
+        self.add_button = widgets.Button(
+            description="Insert",
+            icon="plus",
+            tooltip="Insert the new line before the selected line",
+        )
+        self.remove_button = widgets.Button(
+            description="Remove", icon="minus", tooltip="Remove the selected line"
+        )
+        self.reset_button = widgets.Button(
+            description="Reset", icon="undo", tooltip="Go back to the first program"
+        )
         self.answer = widgets.Dropdown(
             options=[(NOT_YET, ""), *((MEANS[verdict], verdict) for verdict in VERDICTS)],
             description="You predict:",
             style=WIDE,
             layout=widgets.Layout(width="32em", max_width="100%"),
         )
-        self.run_button = widgets.Button(description="Run", icon="play", tooltip="Run the program on a virtual GPU")
+        self.run_button = widgets.Button(
+            description="Run", icon="play", tooltip="Run the program on a virtual GPU"
+        )
         self.message = widgets.HTML()
         self.picture = widgets.HTML()
         self.action.observe(lambda _: self._show_choices(), names="value")
@@ -222,8 +265,20 @@ class StreamsLab(Panel):
         super().__init__(
             [
                 widgets.HTML(f"<p><b>{self.question}</b></p>"),
-                widgets.HBox([self.action, self.stream, self.other, self.add_button, self.remove_button, self.reset_button], layout=WRAP),
-                widgets.Box([self.program], layout=widgets.Layout(overflow="auto")),  # on a narrow page the code scrolls
+                widgets.HBox(
+                    [
+                        self.action,
+                        self.stream,
+                        self.other,
+                        self.add_button,
+                        self.remove_button,
+                        self.reset_button,
+                    ],
+                    layout=WRAP,
+                ),
+                widgets.Box(
+                    [self.program], layout=widgets.Layout(overflow="auto")
+                ),  # on a narrow page the code scrolls
                 widgets.HBox([self.answer, self.run_button], layout=WRAP),
                 self.message,
                 self.picture,
@@ -250,7 +305,11 @@ class StreamsLab(Panel):
         """Insert the new line before the selected one. The line that reads stays the last one."""
         at = self.program.index
         try:
-            step = ProgramLine(self.action.value, self.stream.value, self.other.value if self.action.value == WAIT else "")
+            step = ProgramLine(
+                self.action.value,
+                self.stream.value,
+                self.other.value if self.action.value == WAIT else "",
+            )
             steps = [*self.steps[:at], step, *self.steps[at:]]
             check_program(steps)
         except ValueError as error:
@@ -278,7 +337,12 @@ class StreamsLab(Panel):
         The text appears after the page has taken the new values.
         """
         lines = code_of(self.steps).splitlines()
-        self._offer(self.program, [f"{number:2}  {line}" for number, line in enumerate(lines, 1)], "index", selected)
+        self._offer(
+            self.program,
+            [f"{number:2}  {line}" for number, line in enumerate(lines, 1)],
+            "index",
+            selected,
+        )
         self._assign(self.answer, "value", "", lock=True)
         self._round_trip.then(partial(self._say, text))
 
@@ -301,8 +365,13 @@ class StreamsLab(Panel):
     def _told(self, outcome: ProgramOutcome, predicted: str) -> str:
         came_true = predicted == outcome.verdict
         self.runs, self.right = self.runs + 1, self.right + came_true
-        read, due = (", ".join(f"{value:g}" for value in values) or "nothing" for values in (outcome.read, outcome.due))
-        why = ", nor ".join(f"{race.first.line} and {race.second.line}" for race in outcome.trace.races[:2])
+        read, due = (
+            ", ".join(f"{value:g}" for value in values) or "nothing"
+            for values in (outcome.read, outcome.due)
+        )
+        why = ", nor ".join(
+            f"{race.first.line} and {race.second.line}" for race in outcome.trace.races[:2]
+        )
         said = {
             ORDERED: f"Ordered: the host reads {read}, and every two lines that share memory are in order.",
             RACE: f"Race: the host reads {read}, which is right this time. But nothing orders {why}.",

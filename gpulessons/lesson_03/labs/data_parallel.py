@@ -10,7 +10,17 @@ from torch import nn
 
 from gpulessons.networks import linear_layers
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, binary_scale, darker, label_ends, new_canvas
+from gputrace.figures.figure import (
+    BESIDE,
+    BLACK,
+    BLUE,
+    VERMILLION,
+    Figure,
+    binary_scale,
+    darker,
+    label_ends,
+    new_canvas,
+)
 from labkit import machine
 from labkit.labs.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.labs.figures import SAME, add_line, finished, hollow, in_style, sources
@@ -26,7 +36,9 @@ LARGEST = 1 << 16
 COLUMNS = {"gpus": "GPUs", "model": "", "width": "neurons", "batch": "rows", "seconds": "seconds"}
 
 
-def data_parallel_step(gpus: Sequence[int] = GPUS, models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3) -> Run:
+def data_parallel_step(
+    gpus: Sequence[int] = GPUS, models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3
+) -> Run:
     """Seconds of one training step of each of the `models` under `nn.DataParallel`, on each number of `gpus`.
 
     A model is given as (width, batch): eight linear layers of that width with ReLU between them, on a batch of so many rows, which
@@ -42,27 +54,50 @@ def data_parallel_step(gpus: Sequence[int] = GPUS, models: Mapping[str, Sequence
         raise ValueError("models={}: give at least one model as name: (width, batch)")
     sizes = {model: _checked_model(model, size) for model, size in models.items()}
     parameters = {"gpus": gpus, "models": sizes, "repeats": repeats}
-    return Run("data_parallel_step", parameters, COLUMNS, name, len(gpus) * len(sizes), _points(gpus, sizes, repeats))
+    return Run(
+        "data_parallel_step",
+        parameters,
+        COLUMNS,
+        name,
+        len(gpus) * len(sizes),
+        _points(gpus, sizes, repeats),
+    )
 
 
 def parallel_gain(result: Result, model: str) -> dict[int, float]:
     """How many times faster the model's step is than on one GPU, by the number of GPUs; less than 1 where it is slower."""
     seconds = result.by("gpus", "seconds", model=model)
-    return {gpus: seconds[1] / value for gpus, value in seconds.items() if gpus > 1 and 1 in seconds}
+    return {
+        gpus: seconds[1] / value for gpus, value in seconds.items() if gpus > 1 and 1 in seconds
+    }
 
 
 def _checked_model(model: str, size: Sequence[int]) -> list[int]:
-    if not isinstance(size, list | tuple) or len(size) != 2 or not all(type(n) is int and 1 <= n <= LARGEST for n in size):
-        raise ValueError(f"model {model!r} has the size {size!r}: give its width and batch, whole numbers from 1 to {LARGEST}")
+    if (
+        not isinstance(size, list | tuple)
+        or len(size) != 2
+        or not all(type(n) is int and 1 <= n <= LARGEST for n in size)
+    ):
+        raise ValueError(
+            f"model {model!r} has the size {size!r}: give its width and batch, whole numbers from 1 to {LARGEST}"
+        )
     return list(size)
 
 
-def _points(gpus: Sequence[int], models: Mapping[str, Sequence[int]], repeats: int) -> Iterator[Row]:
+def _points(
+    gpus: Sequence[int], models: Mapping[str, Sequence[int]], repeats: int
+) -> Iterator[Row]:
     for model, (width, batch) in models.items():
         for count in gpus:
             with machine.in_use().without_values():
                 seconds = _step_seconds(width, batch, count, repeats)
-            yield {"gpus": count, "model": model, "width": width, "batch": batch, "seconds": seconds}
+            yield {
+                "gpus": count,
+                "model": model,
+                "width": width,
+                "batch": batch,
+                "seconds": seconds,
+            }
 
 
 def _step_seconds(width: int, batch: int, gpus: int, repeats: int) -> float:
@@ -94,7 +129,9 @@ COLOURS = (BLUE, VERMILLION)
 
 
 @in_style
-def plot_data_parallel_step(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
+def plot_data_parallel_step(
+    result: Result, recorded: Result | None = None, prediction: float | None = None
+) -> Figure:
     """How many times as fast as on one GPU a training step is, by the number of GPUs, a line for each model (two at most).
 
     `prediction` says how many times faster than on one GPU the last model's step is on the most GPUs.
@@ -122,7 +159,11 @@ def _finding(result: Result, models: list[str]) -> str:
     if not gains:
         return "Not measured yet: a model on one GPU and on several"
     most = max(max(gain) for gain in gains.values())
-    parts = [f"the {model} model {_compared(gain[most])}" for model, gain in gains.items() if most in gain]
+    parts = [
+        f"the {model} model {_compared(gain[most])}"
+        for model, gain in gains.items()
+        if most in gain
+    ]
     return f"{most} GPUs: {', '.join(parts)}"
 
 
@@ -138,14 +179,24 @@ def _predicted(axes: Axes, result: Result, model: str, prediction: float | None)
     if prediction is None or not result.column("seconds", model=model, gpus=1):
         return ""
     axes.plot([most], [prediction], marker="s", **hollow(VERMILLION))
-    axes.annotate(f"predicted: {prediction:g} times", (most, prediction), (-11, 0), **BESIDE, ha="right", color=darker(VERMILLION))
+    axes.annotate(
+        f"predicted: {prediction:g} times",
+        (most, prediction),
+        (-11, 0),
+        **BESIDE,
+        ha="right",
+        color=darker(VERMILLION),
+    )
     return f"Predicted for the {model} model on {most} GPUs: {prediction:g} times faster."
 
 
 def _proof(result: Result) -> str:
     parts = []
     for model in dict.fromkeys(result.column("model")):
-        times = ", ".join(f"{units.time_text(value)} on {count}" for count, value in result.by("gpus", "seconds", model=model).items())
+        times = ", ".join(
+            f"{units.time_text(value)} on {count}"
+            for count, value in result.by("gpus", "seconds", model=model).items()
+        )
         parts.append(f"a step of the {model} model takes {times}")
     return f"{'; '.join(parts)}."
 

@@ -33,7 +33,15 @@ from labkit.labs.predictions import stays_open
 WIDTH, BATCH = 4096, 16384
 LARGEST = 1 << 16
 WARM_UP = 1  # steps that do not count
-COLUMNS = {"schedule": "", "stage": "", "work": "", "micro_batch": "", "start": "seconds", "seconds": "seconds", "peak": "bytes"}
+COLUMNS = {
+    "schedule": "",
+    "stage": "",
+    "work": "",
+    "micro_batch": "",
+    "start": "seconds",
+    "seconds": "seconds",
+    "peak": "bytes",
+}
 
 
 def pipeline_step(
@@ -60,15 +68,25 @@ def pipeline_step(
     """
     name = badge()
     there = machine.in_use().count
-    if not isinstance(layers, list | tuple) or not 1 <= len(layers) <= there or not all(type(n) is int and 1 <= n <= 64 for n in layers):
-        raise ValueError(f"layers={layers!r}: give the number of layers, 1 to 64, of each of 1 to {there} stages, as there are GPUs in use")
+    if (
+        not isinstance(layers, list | tuple)
+        or not 1 <= len(layers) <= there
+        or not all(type(n) is int and 1 <= n <= 64 for n in layers)
+    ):
+        raise ValueError(
+            f"layers={layers!r}: give the number of layers, 1 to 64, of each of 1 to {there} stages, as there are GPUs in use"
+        )
     if isinstance(schedules, str) or not schedules or not set(schedules) <= set(SCHEDULES):
-        raise ValueError(f"schedules={schedules!r}: give one or more of {', '.join(map(repr, SCHEDULES))}")
+        raise ValueError(
+            f"schedules={schedules!r}: give one or more of {', '.join(map(repr, SCHEDULES))}"
+        )
     for parameter, value in (("link", link), ("width", width), ("batch", batch)):
         if checked_count(parameter, value) > LARGEST:
             raise ValueError(f"{parameter}={value}: give at most {LARGEST}")
     if checked_count("micro_batches", micro_batches) > batch:
-        raise ValueError(f"micro_batches={micro_batches}: a batch of {batch} rows cannot be cut into more than {batch}")
+        raise ValueError(
+            f"micro_batches={micro_batches}: a batch of {batch} rows cannot be cut into more than {batch}"
+        )
     parameters = {
         "schedules": list(schedules),
         "layers": "+".join(map(str, layers)),
@@ -77,8 +95,17 @@ def pipeline_step(
         "width": width,
         "batch": batch,
     }
-    total = sum(2 * len(layers) * (1 if schedule == ONE_BATCH else micro_batches) for schedule in schedules)
-    return Run("pipeline_step", parameters, COLUMNS, name, total, _points(list(layers), micro_batches, list(schedules), link, width, batch))
+    total = sum(
+        2 * len(layers) * (1 if schedule == ONE_BATCH else micro_batches) for schedule in schedules
+    )
+    return Run(
+        "pipeline_step",
+        parameters,
+        COLUMNS,
+        name,
+        total,
+        _points(list(layers), micro_batches, list(schedules), link, width, batch),
+    )
 
 
 def waiting_share(result: Result, schedule: str) -> float | None:
@@ -111,15 +138,23 @@ def stage_peaks(result: Result, schedule: str) -> dict[int, int]:
     return result.by("stage", "peak", schedule=schedule)
 
 
-def _points(layers: list[int], micro_batches: int, schedules: list[str], link: int, width: int, batch: int) -> Iterator[Row]:
+def _points(
+    layers: list[int], micro_batches: int, schedules: list[str], link: int, width: int, batch: int
+) -> Iterator[Row]:
     for schedule in schedules:
         with machine.in_use().without_values():
-            rows = _step(layers, 1 if schedule == ONE_BATCH else micro_batches, schedule, link, width, batch)
+            rows = _step(
+                layers, 1 if schedule == ONE_BATCH else micro_batches, schedule, link, width, batch
+            )
         yield from rows
 
 
-def _step(layers: list[int], micro_batches: int, schedule: str, link: int, width: int, batch: int) -> list[Row]:
-    pipe = Pipe([linear_layers(count, width, f"cuda:{index}") for index, count in enumerate(layers)], link)
+def _step(
+    layers: list[int], micro_batches: int, schedule: str, link: int, width: int, batch: int
+) -> list[Row]:
+    pipe = Pipe(
+        [linear_layers(count, width, f"cuda:{index}") for index, count in enumerate(layers)], link
+    )
     inputs = torch.ones(batch, width, device="cuda:0")
     for _ in range(WARM_UP):
         pipe.step(inputs, micro_batches, schedule)
@@ -129,7 +164,15 @@ def _step(layers: list[int], micro_batches: int, schedule: str, link: int, width
     work = pipe.step(inputs, micro_batches, schedule)
     took = [torch.cuda.max_memory_allocated(index) - held[index] for index in range(len(layers))]
     rows = [
-        {"schedule": schedule, "stage": stage, "work": what, "micro_batch": index, "start": start, "seconds": seconds, "peak": took[stage]}
+        {
+            "schedule": schedule,
+            "stage": stage,
+            "work": what,
+            "micro_batch": index,
+            "start": start,
+            "seconds": seconds,
+            "peak": took[stage],
+        }
         for stage, what, index, start, seconds in work
     ]
     return sorted(rows, key=lambda row: (row["start"], row["stage"]))
@@ -147,29 +190,47 @@ class Pipe:
         pairs = neighbours + [(there, here) for here, there in neighbours]
         self.streams = {(i, j): (torch.cuda.Stream(i), torch.cuda.Stream(j)) for i, j in pairs}
 
-    def step(self, inputs: torch.Tensor, micro_batches: int, schedule: str) -> list[tuple[int, str, int, float, float]]:
+    def step(
+        self, inputs: torch.Tensor, micro_batches: int, schedule: str
+    ) -> list[tuple[int, str, int, float, float]]:
         """Run forward and backward passes. The loss is the mean of the squared outputs.
 
         Returns (stage, work, micro-batch, start, seconds) of each pass, when all GPUs are done.
         """
         count = len(self.stages)
         self.parts = inputs.chunk(micro_batches)
-        self.sent: dict[tuple[int, str, int], tuple[torch.Tensor, torch.cuda.Event]] = {}  # to a stage, for a pass
-        self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output, for the backward pass
+        self.sent: dict[
+            tuple[int, str, int], tuple[torch.Tensor, torch.cuda.Event]
+        ] = {}  # to a stage, for a pass
+        self.kept: dict[
+            tuple[int, int], tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # input and output, for the backward pass
         for index in range(count):
             torch.cuda.synchronize(index)
         begun = [mark(index) for index in range(count)]
         timed = []
-        for stage, work, index in launches([order(schedule, stage, count, len(self.parts)) for stage in range(count)]):
+        for stage, work, index in launches(
+            [order(schedule, stage, count, len(self.parts)) for stage in range(count)]
+        ):
             arrived = self._receive(stage, work, index)
             before = mark(stage)
-            result = self._forward(stage, index, arrived) if work == FORWARD else self._backward(stage, index, arrived)
+            result = (
+                self._forward(stage, index, arrived)
+                if work == FORWARD
+                else self._backward(stage, index, arrived)
+            )
             timed.append((stage, work, index, before, mark(stage)))
             self._send(stage, work, index, result)
         for index in range(count):
             torch.cuda.synchronize(index)
         return [
-            (stage, work, index, begun[stage].elapsed_time(before) * MILLISECOND, before.elapsed_time(after) * MILLISECOND)
+            (
+                stage,
+                work,
+                index,
+                begun[stage].elapsed_time(before) * MILLISECOND,
+                before.elapsed_time(after) * MILLISECOND,
+            )
             for stage, work, index, before, after in timed
         ]
 
@@ -181,7 +242,9 @@ class Pipe:
         self.kept[stage, index] = entered, left
         return left.detach()
 
-    def _backward(self, stage: int, index: int, arrived: torch.Tensor | None) -> torch.Tensor | None:
+    def _backward(
+        self, stage: int, index: int, arrived: torch.Tensor | None
+    ) -> torch.Tensor | None:
         entered, left = self.kept.pop((stage, index))
         left.backward(arrived)
         return entered.grad
@@ -219,7 +282,9 @@ ABOVE = -0.75  # y of a prediction, above stage 0
 
 
 @in_style
-def plot_pipeline_step(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
+def plot_pipeline_step(
+    result: Result, recorded: Result | None = None, prediction: float | None = None
+) -> Figure:
     """Draw when each GPU works under each schedule, and the memory of each GPU.
 
     There is a bar for each forward and backward pass, with the number of its micro-batch.
@@ -236,14 +301,22 @@ def plot_pipeline_step(result: Result, recorded: Result | None = None, predictio
     sentence = _predicted_end(panels[-1], result, prediction)
     add_legend(canvas, split=any(result.column("micro_batch")))
     shown = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
-    waits = "" if recorded is None else f"{recorded.badge}: the GPUs wait {waits_in_words(_shares(recorded))}."
+    waits = (
+        ""
+        if recorded is None
+        else f"{recorded.badge}: the GPUs wait {waits_in_words(_shares(recorded))}."
+    )
     memory = memory_in_words({schedule: stage_peaks(result, schedule) for schedule in schedules})
     return badged(canvas, result.badge, memory, sentence, waits, shown=shown)
 
 
 def _shares(result: Result) -> dict[str, float]:
     """Return the waiting share of each schedule that was measured to its end."""
-    return {schedule: share for schedule in result.parameters["schedules"] if (share := waiting_share(result, schedule)) is not None}
+    return {
+        schedule: share
+        for schedule in result.parameters["schedules"]
+        if (share := waiting_share(result, schedule)) is not None
+    }
 
 
 def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
@@ -251,7 +324,10 @@ def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
     name = schedule if count == 1 else f"{schedule}, {count} micro-batches"
     if len(result.parameters["schedules"]) == 1 and recorded is None:
         return name  # the figure's title says the rest
-    share, before = waiting_share(result, schedule), None if recorded is None else waiting_share(recorded, schedule)
+    share, before = (
+        waiting_share(result, schedule),
+        None if recorded is None else waiting_share(recorded, schedule),
+    )
     waits = "not measured to its end" if share is None else f"GPUs wait {percent(share)}"
     return f"{name}: {waits}" + ("" if before is None else f" (recorded: {percent(before)})")
 
@@ -267,7 +343,9 @@ def _predicted_seconds(result: Result, prediction: float | None) -> float | None
     schedule = result.parameters["schedules"][-1]
     if prediction is None or prediction >= 100 or not is_whole(result, schedule):
         return None
-    return sum(result.column("seconds", schedule=schedule)) / (stages(result) * (1 - prediction / 100))
+    return sum(result.column("seconds", schedule=schedule)) / (
+        stages(result) * (1 - prediction / 100)
+    )
 
 
 def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
@@ -278,7 +356,13 @@ def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
     axes.set_ylim(axes.get_ylim()[0], -1.1)  # room above the bars
     axes.plot([seconds], [ABOVE], marker="s", clip_on=False, zorder=4, **hollow(BLACK))
     side = "right" if seconds > axes.get_xlim()[1] / 2 else "left"
-    axes.annotate(f"predicted: {prediction:g}%", (seconds, ABOVE), (-11 if side == "right" else 11, 0), **BESIDE, ha=side)
+    axes.annotate(
+        f"predicted: {prediction:g}%",
+        (seconds, ABOVE),
+        (-11 if side == "right" else 11, 0),
+        **BESIDE,
+        ha=side,
+    )
     return f"Predicted for {result.parameters['schedules'][-1]}: the GPUs wait {prediction:g}%."
 
 
@@ -322,7 +406,12 @@ class PipelineLab(ExperimentPanel):
         """Return the chosen experiment. Raises ValueError if no schedule is switched on."""
         if not self.schedules:
             raise ValueError("Switch at least one schedule on.")
-        return pipeline_step([LAYERS] * self.stages.value, self.micro_batches.value, self.schedules, LINKS[self.link.value])
+        return pipeline_step(
+            [LAYERS] * self.stages.value,
+            self.micro_batches.value,
+            self.schedules,
+            LINKS[self.link.value],
+        )
 
     def point(self, row: dict[str, Any]) -> str:
         return f"{row['schedule']}, {row['work']} of micro-batch {row['micro_batch'] + 1} on cuda:{row['stage']}"
@@ -338,7 +427,11 @@ class PipelineLab(ExperimentPanel):
         percent = 100 * share
         told = f"With {schedule} the GPUs wait {percent:.0f}% of the step; you predicted {prediction:g}%"
         off = prediction - percent
-        told += ". A good prediction!" if abs(off) <= GOOD else f", {abs(off):.0f} too {'high' if off > 0 else 'low'}."
+        told += (
+            ". A good prediction!"
+            if abs(off) <= GOOD
+            else f", {abs(off):.0f} too {'high' if off > 0 else 'low'}."
+        )
         count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
         most = max(stage_peaks(result, schedule).values())
         return f"{told} The formula says {100 * bubble(stages(result), count):.0f}%. At most {units.byte_text(most)} on a GPU."

@@ -10,7 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, SIZE, SKY_BLUE, TEXT_POINTS, Figure, add_title, binary_ticks, text_width
+from gputrace.figures.figure import (
+    BESIDE,
+    BLACK,
+    SIZE,
+    SKY_BLUE,
+    TEXT_POINTS,
+    Figure,
+    add_title,
+    binary_ticks,
+    text_width,
+)
 from labkit import machine
 from labkit.labs.experiment import badge
 from labkit.labs.figures import badged, in_style
@@ -70,7 +80,9 @@ class AllocatorByHand:
         self.machine = machine.current()
         self.device = torch.cuda.current_device()
         self._streams = [unused_stream() for _ in range(STREAMS)]
-        self._requests: dict[str, tuple[int, torch.Tensor]] = {}  # by name: bytes asked for, and the tensor
+        self._requests: dict[
+            str, tuple[int, torch.Tensor]
+        ] = {}  # by name: bytes asked for, and the tensor
         self.steps: list[HandStep] = []
         self._letters = ascii_uppercase  # in the order of their use: one that was used comes last
 
@@ -82,12 +94,16 @@ class AllocatorByHand:
         Raises ValueError for a size outside 1 byte to 1 GiB, another stream, or a 27th request; torch.OutOfMemoryError as PyTorch does.
         """
         if type(nbytes) is not int or not 1 <= nbytes <= LARGEST:
-            raise ValueError(f"{nbytes!r} bytes cannot be asked for here: choose 1 byte to {LARGEST // MIB} MiB")
+            raise ValueError(
+                f"{nbytes!r} bytes cannot be asked for here: choose 1 byte to {LARGEST // MIB} MiB"
+            )
         if stream not in range(STREAMS):
             raise ValueError(f"there is no stream {stream!r} here: choose 0 to {STREAMS - 1}")
         free_names = [letter for letter in self._letters if letter not in self._requests]
         if not free_names:
-            raise ValueError(f"{MOST_BLOCKS} requests are alive, as many as there are letters: free one first")
+            raise ValueError(
+                f"{MOST_BLOCKS} requests are alive, as many as there are letters: free one first"
+            )
         name = free_names[0]
         before = self.reserved, self.allocated
         with torch.cuda.device(self.device), torch.cuda.stream(self._streams[stream]):
@@ -100,7 +116,9 @@ class AllocatorByHand:
     def free(self, name: str) -> None:
         """Let go of a request. Raises ValueError, naming those that are alive, for another name."""
         if name not in self._requests:
-            raise ValueError(f"there is no block {name!r} to free; there are {', '.join(self._requests) or 'none'}")
+            raise ValueError(
+                f"there is no block {name!r} to free; there are {', '.join(self._requests) or 'none'}"
+            )
         before = self.reserved, self.allocated
         del self._requests[name]
         self._note(f"free {name}", before)
@@ -136,7 +154,9 @@ class AllocatorByHand:
     @property
     def allocated(self) -> int:
         """Bytes in the blocks of requests that are alive."""
-        return sum(block.size for segment in self.segments() for block in segment.blocks if block.name)
+        return sum(
+            block.size for segment in self.segments() for block in segment.blocks if block.name
+        )
 
     def segments(self) -> list[HandSegment]:
         """The segments of the three streams, stream by stream, each stream's by address."""
@@ -151,7 +171,13 @@ class AllocatorByHand:
                     blocks.append(HandBlock(at - start, block["size"], names.get(at, "")))
                     at += block["size"]
                 found.append(
-                    (numbers[segment["stream"]], start, HandSegment(numbers[segment["stream"]], segment["total_size"], tuple(blocks)))
+                    (
+                        numbers[segment["stream"]],
+                        start,
+                        HandSegment(
+                            numbers[segment["stream"]], segment["total_size"], tuple(blocks)
+                        ),
+                    )
                 )
         return [segment for _, _, segment in sorted(found, key=lambda entry: entry[:2])]
 
@@ -163,12 +189,16 @@ def unused_stream() -> torch.cuda.Stream:
     """
     torch.cuda.empty_cache()
     device = torch.cuda.current_device()
-    used = {segment["stream"] for segment in torch.cuda.memory_snapshot() if segment["device"] == device}
+    used = {
+        segment["stream"] for segment in torch.cuda.memory_snapshot() if segment["device"] == device
+    }
     for _ in range(_POOL):
         stream = torch.cuda.Stream()
         if stream.cuda_stream not in used:
             return stream
-    raise RuntimeError(f"tensors are alive on all {_POOL} streams of this GPU: free those of one stream, and try again")
+    raise RuntimeError(
+        f"tensors are alive on all {_POOL} streams of this GPU: free those of one stream, and try again"
+    )
 
 
 # The figure
@@ -185,7 +215,10 @@ LEAST_WIDTH = 20 << 20  # bytes on the axis
 def plot_allocator_by_hand(hand: AllocatorByHand) -> Figure:
     """The segments as they are now; the largest where there are more than fit."""
     segments = hand.segments()
-    shown = sorted(sorted(segments, key=lambda segment: -segment.size)[:MOST], key=lambda segment: segment.stream)
+    shown = sorted(
+        sorted(segments, key=lambda segment: -segment.size)[:MOST],
+        key=lambda segment: segment.stream,
+    )
     lines = max(len(shown), 1)
     height = TITLE + lines * LINE + AXIS + BADGE
     canvas = Canvas(figsize=(SIZE[0], height), facecolor="white")
@@ -198,7 +231,9 @@ def plot_allocator_by_hand(hand: AllocatorByHand) -> Figure:
     binary_ticks(axes, end, most=6)
     for y, segment in enumerate(shown):
         name = f"stream {segment.stream}: {units.byte_text(segment.size)}"
-        axes.annotate(name, (0, y + FILLED / 2), (-8, 0), **BESIDE, ha="right", fontsize=TEXT_POINTS)
+        axes.annotate(
+            name, (0, y + FILLED / 2), (-8, 0), **BESIDE, ha="right", fontsize=TEXT_POINTS
+        )
         _draw(axes, segment, y, 72 * SIZE[0] * (RIGHT - LEFT) / end)
     return badged(canvas, hand.badge, *map(_told, shown))
 
@@ -208,16 +243,24 @@ def _finding(hand: AllocatorByHand, segments: list[HandSegment]) -> str:
         return "Nothing is reserved"
     held = sum(segment.size for segment in segments)
     count = f"{len(segments)} segment{'s' * (len(segments) != 1)}"
-    return f"{units.byte_text(hand.allocated)} allocated, {units.byte_text(held)} reserved in {count}"
+    return (
+        f"{units.byte_text(hand.allocated)} allocated, {units.byte_text(held)} reserved in {count}"
+    )
 
 
 def _caption(segments: list[HandSegment], shown: list[HandSegment]) -> str:
     hidden = len(segments) - len(shown)
-    return f"memory of a segment; and {hidden} more segment{'s' * (hidden != 1)}" if hidden else "memory of a segment"
+    return (
+        f"memory of a segment; and {hidden} more segment{'s' * (hidden != 1)}"
+        if hidden
+        else "memory of a segment"
+    )
 
 
 def _told(segment: HandSegment) -> str:
-    blocks = ", ".join(f"{block.name or 'free'} {units.byte_text(block.size)}" for block in segment.blocks)
+    blocks = ", ".join(
+        f"{block.name or 'free'} {units.byte_text(block.size)}" for block in segment.blocks
+    )
     return f"Segment of stream {segment.stream}, {units.byte_text(segment.size)}: {blocks}"
 
 
@@ -225,12 +268,26 @@ def _draw(axes: Axes, segment: HandSegment, y: int, points: float) -> None:
     """The blocks of a segment, at so many points a byte: coloured with its letter where a request holds it, white where it is free."""
     for block in segment.blocks:
         colour = SKY_BLUE if block.name else "white"
-        axes.broken_barh([(block.offset, block.size)], (y, FILLED), facecolor=colour, edgecolor=BLACK, linewidth=0.7)
+        axes.broken_barh(
+            [(block.offset, block.size)],
+            (y, FILLED),
+            facecolor=colour,
+            edgecolor=BLACK,
+            linewidth=0.7,
+        )
         size = units.byte_text(block.size)
         texts = (f"{block.name}  {size}", block.name) if block.name else (f"free  {size}", size, "")
         text = next((text for text in texts if text_width(text) + 6 <= block.size * points), "")
         middle = block.offset + block.size / 2
-        axes.text(middle, y + FILLED / 2, text, ha="center", va="center_baseline", fontsize=TEXT_POINTS, color=BLACK)
+        axes.text(
+            middle,
+            y + FILLED / 2,
+            text,
+            ha="center",
+            va="center_baseline",
+            fontsize=TEXT_POINTS,
+            color=BLACK,
+        )
 
 
 # The widget
@@ -253,15 +310,35 @@ class AllocatorLab(Panel):
     def __init__(self) -> None:
         self.hand: AllocatorByHand | None = None
         self.right = 0  # predictions that came true
-        self.action = widgets.Dropdown(options=[ALLOCATE, FREE, EMPTY], description="Next step:", style=WIDE)
-        self.size = widgets.Text(value="5", description="MiB:", style=WIDE, layout=widgets.Layout(width="9em"))
-        self.stream = widgets.Dropdown(options=range(STREAMS), description="on stream:", style=WIDE, layout=widgets.Layout(width="9em"))
-        self.block = widgets.Dropdown(options=[], description="block:", style=WIDE, layout=widgets.Layout(width="13em"))
-        self.answer = widgets.Text(
-            description="Reserved afterwards, you predict:", placeholder="MiB", style=WIDE, layout=widgets.Layout(width="22em")
+        self.action = widgets.Dropdown(
+            options=[ALLOCATE, FREE, EMPTY], description="Next step:", style=WIDE
         )
-        self.run_button = widgets.Button(description="Do it", icon="play", tooltip="Take the prediction, and do the step")
-        self.reset_button = widgets.Button(description="Reset", icon="undo", tooltip="Free all blocks, give all memory back, start again")
+        self.size = widgets.Text(
+            value="5", description="MiB:", style=WIDE, layout=widgets.Layout(width="9em")
+        )
+        self.stream = widgets.Dropdown(
+            options=range(STREAMS),
+            description="on stream:",
+            style=WIDE,
+            layout=widgets.Layout(width="9em"),
+        )
+        self.block = widgets.Dropdown(
+            options=[], description="block:", style=WIDE, layout=widgets.Layout(width="13em")
+        )
+        self.answer = widgets.Text(
+            description="Reserved afterwards, you predict:",
+            placeholder="MiB",
+            style=WIDE,
+            layout=widgets.Layout(width="22em"),
+        )
+        self.run_button = widgets.Button(
+            description="Do it", icon="play", tooltip="Take the prediction, and do the step"
+        )
+        self.reset_button = widgets.Button(
+            description="Reset",
+            icon="undo",
+            tooltip="Free all blocks, give all memory back, start again",
+        )
         self.message = widgets.HTML()
         self.picture = widgets.HTML()
         self.action.observe(lambda _: self._show_choices(), names="value")
@@ -272,15 +349,24 @@ class AllocatorLab(Panel):
             [
                 widgets.HTML(f"<p><b>{self.question}</b></p>"),
                 widgets.HBox([self.action, self.size, self.stream, self.block], layout=WRAP),
-                widgets.HBox([self.answer, widgets.Label("MiB"), self.run_button, self.reset_button], layout=WRAP),
+                widgets.HBox(
+                    [self.answer, widgets.Label("MiB"), self.run_button, self.reset_button],
+                    layout=WRAP,
+                ),
                 self.message,
                 self.picture,
             ]
         )
         self._say("Nothing is reserved yet. Choose a step, type your prediction, and press Do it.")
         before = self._used_before()
-        if before is not None and before.hand is not None and before.hand.machine is machine.current():
-            self._take_over(before, "hand", "right", "action", "size", "stream", "answer", "message", "picture")
+        if (
+            before is not None
+            and before.hand is not None
+            and before.hand.machine is machine.current()
+        ):
+            self._take_over(
+                before, "hand", "right", "action", "size", "stream", "answer", "message", "picture"
+            )
         self._show_choices()
 
     def figure(self) -> Figure:
@@ -295,12 +381,18 @@ class AllocatorLab(Panel):
     def _do(self) -> None:
         try:
             predicted = _mebibytes(self.answer.value, "Your prediction", 0)
-            size = _mebibytes(self.size.value, "The size", 1 / MIB) if self.action.value == ALLOCATE else 0
+            size = (
+                _mebibytes(self.size.value, "The size", 1 / MIB)
+                if self.action.value == ALLOCATE
+                else 0
+            )
             hand = self._hand()
             self._step(hand, size)
         except ValueError as error:
             self._say(str(error), alert=True)
-        except Exception as error:  # out of memory, or no GPU: the learner must see it, and the lab goes on
+        except (
+            Exception
+        ) as error:  # out of memory, or no GPU: the learner must see it, and the lab goes on
             self._show()
             self._say(f"{type(error).__name__}: {error}", alert=True)
         else:
@@ -334,7 +426,11 @@ class AllocatorLab(Panel):
         came_true = round(predicted / MIB, 2) == round(now / MIB, 2)
         self.right += came_true
         held = units.byte_text(now) if now else "nothing"
-        judged = "as you predicted" if came_true else f"you predicted {units.byte_text(predicted) if predicted else 0}"
+        judged = (
+            "as you predicted"
+            if came_true
+            else f"you predicted {units.byte_text(predicted) if predicted else 0}"
+        )
         return f"{did} Now {held} reserved, {judged}. {self.right} of {len(hand.steps)} predictions came true."
 
     def _reset(self) -> None:
@@ -348,7 +444,9 @@ class AllocatorLab(Panel):
                 return
         self.picture.value = ""
         self._show_choices()
-        self._say("All blocks are freed, and their memory is given back. Choose a step, type your prediction, and press Do it.")
+        self._say(
+            "All blocks are freed, and their memory is given back. Choose a step, type your prediction, and press Do it."
+        )
 
     def _show(self) -> None:
         self._show_choices()
@@ -365,7 +463,9 @@ class AllocatorLab(Panel):
         if list(self.block.options) != options:
             chosen = self.block.value
             self.block.options = options
-            self._assign(self.block, "value", chosen if chosen in alive else next(iter(alive), None))
+            self._assign(
+                self.block, "value", chosen if chosen in alive else next(iter(alive), None)
+            )
 
 
 def _mebibytes(text: str, what: str, least: float) -> int:

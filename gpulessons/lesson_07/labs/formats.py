@@ -12,7 +12,17 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
 from gpulessons.lesson_07.computation import Computation, evaluated, parse
-from gputrace.figures.figure import BLACK, BLUE, SKY_BLUE, TEXT_POINTS, TITLE_POINTS, Figure, add_title, darker, shortened
+from gputrace.figures.figure import (
+    BLACK,
+    BLUE,
+    SKY_BLUE,
+    TEXT_POINTS,
+    TITLE_POINTS,
+    Figure,
+    add_title,
+    darker,
+    shortened,
+)
 from labkit.labs.experiment import Result, Row, Run
 from labkit.labs.figures import badged, in_style
 from labkit.labs.panel import ExperimentPanel
@@ -74,7 +84,9 @@ class Format:
         elif math.isinf(x):
             exponent, fraction = ones, 0
         else:
-            units = round(abs(x) / self._step(x)) if x else 0  # with the leading one, which is not stored
+            units = (
+                round(abs(x) / self._step(x)) if x else 0
+            )  # with the leading one, which is not stored
             normal = units >= 2**self.fraction_bits
             exponent = math.frexp(x)[1] - 1 + self.bias if normal else 0
             fraction = units - 2**self.fraction_bits if normal else units
@@ -102,7 +114,14 @@ def number_formats(computation: str) -> Run:
     """
     parsed = parse(computation)
     evaluated(parsed, FLOAT64.rounded)  # a mistake shows before the first point
-    return Run("number_formats", {"computation": parsed.text}, COLUMNS, BADGE, len(FORMATS), _points(parsed))
+    return Run(
+        "number_formats",
+        {"computation": parsed.text},
+        COLUMNS,
+        BADGE,
+        len(FORMATS),
+        _points(parsed),
+    )
 
 
 def _points(computation: Computation) -> Iterator[Row]:
@@ -110,7 +129,14 @@ def _points(computation: Computation) -> Iterator[Row]:
     for form in FORMATS:
         value = evaluated(computation, form.rounded)
         sign, exponent, fraction = form.pattern(value)
-        yield {"format": form.name, "value": value, "exact": exact, "sign": sign, "exponent": exponent, "fraction": fraction}
+        yield {
+            "format": form.name,
+            "value": value,
+            "exact": exact,
+            "sign": sign,
+            "exponent": exponent,
+            "fraction": fraction,
+        }
 
 
 # The figure
@@ -119,7 +145,11 @@ def _points(computation: Computation) -> Iterator[Row]:
 # In points, 72 an inch, from the left edge and the upper one
 WIDTH, TOP, ROW, BOTTOM = 504, 56, 33, 26
 NAMES, BITS, BIT, GAP, BOX = 10, 78, 8.7, 5, 14
-PARTS = {"sign": ("white", BLACK), "exponent": (BLUE, "white"), "fraction": (SKY_BLUE, BLACK)}  # fill, digits: of three lightnesses
+PARTS = {
+    "sign": ("white", BLACK),
+    "exponent": (BLUE, "white"),
+    "fraction": (SKY_BLUE, BLACK),
+}  # fill, digits: of three lightnesses
 FORM = {form.name: form for form in FORMATS}
 LEAST = 1e-5  # relative errors below this are not told apart
 
@@ -129,14 +159,22 @@ def plot_number_formats(result: Result, prediction: float | None = None) -> Figu
     """The value and the bits of a computation in each format; `prediction` is what was predicted of float16."""
     height = TOP + ROW * max(1, len(result.rows)) + BOTTOM
     canvas = Canvas(figsize=(WIDTH / 72, height / 72), facecolor="white")
-    axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0), frame_on=False, xticks=[], yticks=[])
+    axes = canvas.add_axes(
+        (0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0), frame_on=False, xticks=[], yticks=[]
+    )
     axes.grid(False)
     add_title(canvas, shortened(_finding(result), WIDTH - 20, TITLE_POINTS, bold=True))
     for index, row in enumerate(result.rows):
         _draw(axes, row, TOP + index * ROW, names=index == 0)
         if prediction is not None and row["format"] == ASKED:
             right = BITS + FORM[ASKED].bits * BIT + 3 * GAP
-            axes.text(right, TOP + index * ROW + BOX / 2, f"○ you predicted {prediction:.6g}", va="center", color=darker(BLUE))
+            axes.text(
+                right,
+                TOP + index * ROW + BOX / 2,
+                f"○ you predicted {prediction:.6g}",
+                va="center",
+                color=darker(BLUE),
+            )
     told = "" if prediction is None else f"Predicted for {ASKED}: {prediction:.6g}."
     return badged(canvas, result.badge, *(f"{_spoken(row)}." for row in result.rows), told)
 
@@ -197,7 +235,11 @@ def _too_large(row: Row) -> bool:
 
 def _off(row: Row) -> float:
     """The relative error."""
-    return abs(row["value"] - row["exact"]) / abs(row["exact"]) if row["exact"] and math.isfinite(row["exact"]) else math.inf
+    return (
+        abs(row["value"] - row["exact"]) / abs(row["exact"])
+        if row["exact"] and math.isfinite(row["exact"])
+        else math.inf
+    )
 
 
 def _listed(names: list[str]) -> str:
@@ -213,20 +255,36 @@ def _spoken(row: Row) -> str:
 
 
 def _draw(axes: Axes, row: Row, top: float, names: bool) -> None:
-    axes.text(NAMES, top + BOX / 2, row["format"], va="center", fontweight="bold", fontsize=TEXT_POINTS)
+    axes.text(
+        NAMES, top + BOX / 2, row["format"], va="center", fontweight="bold", fontsize=TEXT_POINTS
+    )
     left = float(BITS)
     for part, (fill, ink) in PARTS.items():
         if names:
             at_end = part == "sign"  # one bit wide: its name stands to the left
-            axes.text(left + BIT * at_end, top - 6, part, ha="right" if at_end else "left", va="bottom")
+            axes.text(
+                left + BIT * at_end, top - 6, part, ha="right" if at_end else "left", va="bottom"
+            )
         for digit in row[part]:
-            axes.add_patch(Rectangle((left, top), BIT, BOX, facecolor=fill, edgecolor=BLACK, linewidth=0.6))
-            axes.text(left + BIT / 2, top + BOX / 2 + 0.5, digit, ha="center", va="center", color=ink, fontsize=TEXT_POINTS)
+            axes.add_patch(
+                Rectangle((left, top), BIT, BOX, facecolor=fill, edgecolor=BLACK, linewidth=0.6)
+            )
+            axes.text(
+                left + BIT / 2,
+                top + BOX / 2 + 0.5,
+                digit,
+                ha="center",
+                va="center",
+                color=ink,
+                fontsize=TEXT_POINTS,
+            )
             left += BIT
         left += GAP
     right = BITS + max(form.bits for form in FORMATS) * BIT + 3 * GAP
     axes.text(right, top + BOX / 2, value_text(row["value"]), va="center", fontsize=TEXT_POINTS)
-    axes.text(right, top + BOX + 9, error_text(row), va="center", fontsize=TEXT_POINTS, color="#444444")
+    axes.text(
+        right, top + BOX + 9, error_text(row), va="center", fontsize=TEXT_POINTS, color="#444444"
+    )
 
 
 # The widget
@@ -276,7 +334,9 @@ class FormatLab(ExperimentPanel):
         number, typed = typed_number(text), text.strip()
         if isnan(number) and typed.lower().lstrip("+-") != "nan":
             found = f"“{typed}” is not a prediction" if typed else "There is no prediction yet"
-            raise ValueError(f"{found}: type a number such as 0.3, or inf, or nan, and press Predict.")
+            raise ValueError(
+                f"{found}: type a number such as 0.3, or inf, or nan, and press Predict."
+            )
         return number
 
 

@@ -7,7 +7,18 @@ from typing import Any
 from matplotlib.patches import Patch
 
 from gputrace import Trace, units
-from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, TEXT_POINTS, VERMILLION, Figure, new_canvas, time_ticks
+from gputrace.figures.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    TEXT_POINTS,
+    VERMILLION,
+    Figure,
+    new_canvas,
+    time_ticks,
+)
 from labkit.labs.experiment import Result, Row, Run, recorded_result
 from labkit.labs.figures import badged, hollow, in_style
 from labkit.labs.panel import ExperimentPanel, choice, one_of
@@ -22,10 +33,19 @@ LIKE = "H200"
 ALL_REDUCE = "all_reduce"
 MOMENT = 1e-9  # seconds: less than this is how floats round
 PHASES = ("forward", "backward", "optimizer")
-COLUMNS = {"rank": "", "seconds": "seconds", "computing": "seconds", "sending": "seconds", "hidden": "seconds", "work": ""}
+COLUMNS = {
+    "rank": "",
+    "seconds": "seconds",
+    "computing": "seconds",
+    "sending": "seconds",
+    "hidden": "seconds",
+    "work": "",
+}
 
 
-def bucket_step(width: int = 4096, bucket: str = "25 MiB", ranks: int = 2, link: str = "NVLink") -> Run:
+def bucket_step(
+    width: int = 4096, bucket: str = "25 MiB", ranks: int = 2, link: str = "NVLink"
+) -> Run:
     """What each rank does in one training step under DistributedDataParallel, a row for each.
 
     Every rank trains eight linear layers of `width` × `width` weights and AdamW on 512 rows of its own, on a virtual H200: memory, order
@@ -40,13 +60,22 @@ def bucket_step(width: int = 4096, bucket: str = "25 MiB", ranks: int = 2, link:
         one_of(value, allowed)
     parameters = {"width": width, "bucket": bucket, "ranks": ranks, "link": link}
     badge = f"virtual GPUs, modelled on NVIDIA {LIKE}"
-    return Run("bucket_step", parameters, COLUMNS, badge, ranks, _points(width, BUCKETS[bucket], ranks, link == "NVLink"))
+    return Run(
+        "bucket_step",
+        parameters,
+        COLUMNS,
+        badge,
+        ranks,
+        _points(width, BUCKETS[bucket], ranks, link == "NVLink"),
+    )
 
 
 def recorded_seconds(result: Result) -> list[float]:
     """Of the same step on two real H200s, a run each; none where it was not recorded."""
     recorded, asked = recorded_result("ddp_seconds", LIKE), result.parameters
-    if recorded is None or any(recorded.parameters[name] != asked[name] for name in ("bucket", "link")):
+    if recorded is None or any(
+        recorded.parameters[name] != asked[name] for name in ("bucket", "link")
+    ):
         return []
     return recorded.column("seconds", width=asked["width"], ranks=asked["ranks"])
 
@@ -55,12 +84,23 @@ def _points(width: int, mebibytes: int, ranks: int, nvlink: bool) -> Iterator[Ro
     from labkit.ranks import torchrun
 
     arguments = width, mebibytes, int(nvlink)
-    ran = torchrun(PROGRAM, *arguments, ranks=ranks, like=LIKE, values=False, trace=True, timeout=300, quiet=True)
+    ran = torchrun(
+        PROGRAM,
+        *arguments,
+        ranks=ranks,
+        like=LIKE,
+        values=False,
+        trace=True,
+        timeout=300,
+        quiet=True,
+    )
     assert ran.trace is not None
     ends = [max(end for _, _, end in _spans(ran.trace, rank, 0.0)) for rank in range(ranks)]
     start = min(end - marks[-1] for end, marks in zip(ends, ran.results, strict=True))
     for rank, marks in enumerate(ran.results):
-        yield {"rank": rank, "seconds": marks[-1]} | _work(_spans(ran.trace, rank, start), marks, ends[rank] - marks[-1], start)
+        yield {"rank": rank, "seconds": marks[-1]} | _work(
+            _spans(ran.trace, rank, start), marks, ends[rank] - marks[-1], start
+        )
 
 
 def _spans(trace: Trace, rank: int, start: float) -> list[tuple[str, float, float]]:
@@ -68,12 +108,16 @@ def _spans(trace: Trace, rank: int, start: float) -> list[tuple[str, float, floa
     spans = trace.spans
     return [
         (spans.names[name], float(begin), float(begin + took))
-        for name, begin, took, device in zip(spans.name, spans.start, spans.duration, spans.device, strict=True)
+        for name, begin, took, device in zip(
+            spans.name, spans.start, spans.duration, spans.device, strict=True
+        )
         if device == rank and begin >= start
     ]
 
 
-def _work(spans: list[tuple[str, float, float]], marks: list[float], own_start: float, start: float) -> Row:
+def _work(
+    spans: list[tuple[str, float, float]], marks: list[float], own_start: float, start: float
+) -> Row:
     """The columns of a rank but its number and seconds; kernels that follow each other without a gap are one piece."""
     sends = [(ALL_REDUCE, begin, end) for name, begin, end in spans if name.startswith("nccl")]
     kernels: list[tuple[str, float, float]] = []
@@ -87,13 +131,20 @@ def _work(spans: list[tuple[str, float, float]], marks: list[float], own_start: 
     return {
         "computing": sum(end - begin for _, begin, end in kernels),
         "sending": sum(end - begin for _, begin, end in sends),
-        "hidden": sum(max(0.0, min(end, until) - max(begin, since)) for _, begin, end in sends for _, since, until in kernels),
+        "hidden": sum(
+            max(0.0, min(end, until) - max(begin, since))
+            for _, begin, end in sends
+            for _, since, until in kernels
+        ),
         "work": [[what, begin - start, end - begin] for what, begin, end in kernels + sends],
     }
 
 
 def _phase(seconds: float, marks: list[float]) -> str:
-    return next((phase for phase, end in zip(PHASES, marks, strict=True) if seconds < end - MOMENT), PHASES[-1])
+    return next(
+        (phase for phase, end in zip(PHASES, marks, strict=True) if seconds < end - MOMENT),
+        PHASES[-1],
+    )
 
 
 # The figure
@@ -103,7 +154,12 @@ LOOKS: dict[str, dict[str, Any]] = {
     "forward": {"color": BLUE},
     "backward": {"color": ORANGE},
     "optimizer": {"color": GREEN},
-    ALL_REDUCE: {"facecolor": "white", "edgecolor": VERMILLION, "hatch": "//////", "linewidth": 0.8},
+    ALL_REDUCE: {
+        "facecolor": "white",
+        "edgecolor": VERMILLION,
+        "hatch": "//////",
+        "linewidth": 0.8,
+    },
 }
 
 
@@ -121,7 +177,13 @@ def plot_bucket_step(result: Result, prediction: float | None = None) -> Figure:
     time_ticks(axes, 1.04 * max([*ends, *recorded, *predicted], default=1e-3))
     for rank, work in result.by("rank", "work").items():
         for what, start, took in work:
-            axes.barh(rank + (0.22 if what == ALL_REDUCE else -0.18), took, 0.3 if what == ALL_REDUCE else 0.4, start, **LOOKS[what])
+            axes.barh(
+                rank + (0.22 if what == ALL_REDUCE else -0.18),
+                took,
+                0.3 if what == ALL_REDUCE else 0.4,
+                start,
+                **LOOKS[what],
+            )
     ranks = result.parameters["ranks"]
     axes.set_ylim(ranks - 0.5, -0.5 if not (recorded or predicted) else -0.5 - 0.1 * (ranks + 1))
     axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
@@ -131,14 +193,24 @@ def plot_bucket_step(result: Result, prediction: float | None = None) -> Figure:
         axes.axvspan(min(recorded), max(recorded), color=GREY, alpha=0.7, zorder=0)
         entries.append(Patch(color=GREY, label="recorded end"))
     if predicted:
-        [marker] = axes.plot(predicted, [-0.5 - 0.05 * (ranks + 1)], marker="s", label="predicted", **hollow(BLACK))
+        [marker] = axes.plot(
+            predicted, [-0.5 - 0.05 * (ranks + 1)], marker="s", label="predicted", **hollow(BLACK)
+        )
         entries.append(marker)
     canvas.legend(
-        handles=entries, loc="upper left", bbox_to_anchor=(0, 0.94), ncols=6, frameon=False, fontsize=TEXT_POINTS, columnspacing=1
+        handles=entries,
+        loc="upper left",
+        bbox_to_anchor=(0, 0.94),
+        ncols=6,
+        frameon=False,
+        fontsize=TEXT_POINTS,
+        columnspacing=1,
     )
     sentence = "" if prediction is None else f"Predicted: {prediction:g} ms."
     shown = f"{result.badge}  ·  grey: recorded on 2× NVIDIA {LIKE}" if recorded else None
-    return badged(canvas, result.badge, *_told(result), sentence, _told_recorded(recorded), shown=shown)
+    return badged(
+        canvas, result.badge, *_told(result), sentence, _told_recorded(recorded), shown=shown
+    )
 
 
 def _finding(result: Result) -> str:
@@ -146,7 +218,9 @@ def _finding(result: Result) -> str:
         return "Not measured yet: a step under DistributedDataParallel"
     sending, hidden = sum(result.column("sending")), sum(result.column("hidden"))
     step = units.time_text(max(result.column("seconds")))
-    return f"The step takes {step}: {hidden / sending:.0%} of the sending is hidden behind computing"
+    return (
+        f"The step takes {step}: {hidden / sending:.0%} of the sending is hidden behind computing"
+    )
 
 
 def _told(result: Result) -> list[str]:
@@ -183,7 +257,9 @@ class BucketsLab(ExperimentPanel):
     question = "Eight linear layers, 512 rows a rank, AdamW, on H200s under DistributedDataParallel: how many ms does a training step take?"
     unit = "ms"
 
-    def __init__(self, width: int = 4096, bucket: str = "25 MiB", ranks: int = 2, link: str = "NVLink") -> None:
+    def __init__(
+        self, width: int = 4096, bucket: str = "25 MiB", ranks: int = 2, link: str = "NVLink"
+    ) -> None:
         self.width = choice("Width:", WIDTHS, width, "9em")
         self.bucket = choice("Buckets:", list(BUCKETS), bucket, "12em")
         self.ranks = choice("Ranks:", RANKS, ranks, "8em")
@@ -203,5 +279,10 @@ class BucketsLab(ExperimentPanel):
         if not result.rows:
             return stays_open("No rank was measured", prediction, unit=" ms")
         milliseconds = 1e3 * max(result.column("seconds"))
-        told = compared_as_factor(f"The step takes {milliseconds:.3g} ms; you predicted {prediction:g}", prediction, milliseconds, GOOD)
+        told = compared_as_factor(
+            f"The step takes {milliseconds:.3g} ms; you predicted {prediction:g}",
+            prediction,
+            milliseconds,
+            GOOD,
+        )
         return " ".join([told, *_told(result)[:1], _told_recorded(recorded_seconds(result))])

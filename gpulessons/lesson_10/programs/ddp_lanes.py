@@ -20,7 +20,9 @@ width, bucket, nvlink = map(int, sys.argv[1:])
 if not nvlink:
     os.environ["NCCL_P2P_DISABLE"] = "1"  # NCCL's own switch
 rank, ranks, device = meet()
-model: nn.Module = nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU())]).to(device)
+model: nn.Module = nn.Sequential(
+    *[layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU())]
+).to(device)
 if ranks > 1:
     model = DistributedDataParallel(model, bucket_cap_mb=bucket)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-4)

@@ -20,7 +20,12 @@ VERDICTS = {
     "invented": "it uses an invented name",
     "false": "it is false",
 }
-ORDER = ("shared_gpu_memory", "memory_and_multiple_gpus", "gpu_acceleration", "speed_up_pytorch")  # as a learner meets them
+ORDER = (
+    "shared_gpu_memory",
+    "memory_and_multiple_gpus",
+    "gpu_acceleration",
+    "speed_up_pytorch",
+)  # as a learner meets them
 
 _FOLDER = Path(__file__).parent
 
@@ -104,7 +109,10 @@ class Claim:
     @property
     def program(self) -> str:
         """All that is run."""
-        return "\n".join(part.strip("\n") for part in (self.before, self.code, self.after) if part) + "\n"
+        return (
+            "\n".join(part.strip("\n") for part in (self.before, self.code, self.after) if part)
+            + "\n"
+        )
 
 
 def articles() -> list[Article]:
@@ -118,9 +126,13 @@ def claims(article: str | None = None, verdict: str | None = None) -> list[Claim
     Raises ValueError, naming the choices, for an article or a verdict that there is not.
     """
     if article is not None and article not in ORDER:
-        raise ValueError(f"article={article!r}: choose one of {', '.join(map(repr, ORDER))}, or None for all")
+        raise ValueError(
+            f"article={article!r}: choose one of {', '.join(map(repr, ORDER))}, or None for all"
+        )
     if verdict is not None and verdict not in VERDICTS:
-        raise ValueError(f"verdict={verdict!r}: choose one of {', '.join(map(repr, VERDICTS))}, or None for all")
+        raise ValueError(
+            f"verdict={verdict!r}: choose one of {', '.join(map(repr, VERDICTS))}, or None for all"
+        )
     found = [claim for name in ([article] if article else ORDER) for claim in _load(name)[1]]
     return [claim for claim in found if verdict in (None, claim.verdict)]
 
@@ -132,13 +144,19 @@ def find(name: str) -> Claim:
         import difflib
 
         near = difflib.get_close_matches(str(name), there, n=3, cutoff=0.4)
-        raise ValueError(f"there is no claim {name!r}; " + (f"near it: {', '.join(near)}" if near else "articles.claims() has all"))
+        raise ValueError(
+            f"there is no claim {name!r}; "
+            + (f"near it: {', '.join(near)}" if near else "articles.claims() has all")
+        )
     return there[name]
 
 
 @cache
 def _load(name: str) -> tuple[Article, list[Claim]]:
-    contents = [tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(_FOLDER.glob(f"{name}*.toml"))]
+    contents = [
+        tomllib.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(_FOLDER.glob(f"{name}*.toml"))
+    ]
     article = Article(name, **contents[0]["article"])
     return article, [_claim(article, entry) for part in contents for entry in part["claim"]]
 
@@ -150,5 +168,7 @@ def _claim(article: Article, entry: dict[str, Any]) -> Claim:
         given["expect_virtual"] = Expected(**given["expect_virtual"])
     claim = Claim(article=article, **given)
     if claim.verdict not in VERDICTS:
-        raise ValueError(f"{claim.name}: the verdict {claim.verdict!r} is none of {', '.join(VERDICTS)}")
+        raise ValueError(
+            f"{claim.name}: the verdict {claim.verdict!r} is none of {', '.join(VERDICTS)}"
+        )
     return claim

@@ -47,7 +47,11 @@ class ClaimOutcome:
     def fits(self, expected: Expected) -> bool:
         """Is this what was expected? A race that a virtual GPU reports is no warning: a real one cannot see it."""
         printed = self.printed.strip()
-        told = [warning for warning in self.warned if warning != _RACE and not (expected.may_warn and expected.may_warn in warning)]
+        told = [
+            warning
+            for warning in self.warned
+            if warning != _RACE and not (expected.may_warn and expected.may_warn in warning)
+        ]
         return (
             self.raised in expected.raises.split(" or ")
             and expected.message in self.message
@@ -60,7 +64,11 @@ class ClaimOutcome:
         if self.untried:
             return f"{UNTRIED}: {self.untried}"
         said = f"{self.raised}: {self.message}".splitlines()[0] if self.raised else ""
-        parts = [said, " | ".join(self.printed.split("\n")).strip(" |"), *(warning for warning in self.warned)]
+        parts = [
+            said,
+            " | ".join(self.printed.split("\n")).strip(" |"),
+            *(warning for warning in self.warned),
+        ]
         return "; ".join(part for part in parts if part) or "ran, and said nothing"
 
     @property
@@ -80,7 +88,11 @@ def outcomes(claims: list[Claim]) -> Iterator[tuple[Claim, ClaimOutcome]]:
     if alone := [claim for claim in claims if claim.alone]:
         from labkit.isolation import isolated
 
-        yield from zip(alone, isolated(_run_alone, [claim.name for claim in alone], timeout=PATIENCE).value, strict=True)
+        yield from zip(
+            alone,
+            isolated(_run_alone, [claim.name for claim in alone], timeout=PATIENCE).value,
+            strict=True,
+        )
 
 
 def _run_alone(names: list[str]) -> list[ClaimOutcome]:
@@ -98,7 +110,9 @@ def require(claim: Claim) -> None:
 
 
 def _run_claim(claim: Claim) -> ClaimOutcome:
-    return ClaimOutcome(untried=claim.untried) if claim.untried else run(claim.program, claim.values)
+    return (
+        ClaimOutcome(untried=claim.untried) if claim.untried else run(claim.program, claim.values)
+    )
 
 
 def run(program: str, values: bool) -> ClaimOutcome:
@@ -109,7 +123,9 @@ def run(program: str, values: bool) -> ClaimOutcome:
         before = torch.cuda.memory_allocated(0)
         with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(printed):
             warnings.simplefilter("always")
-            warnings.simplefilter("ignore", DeprecationWarning)  # which Python keeps from users, too
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # which Python keeps from users, too
             names: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "claim"}
             try:
                 exec(compile(program, "<claim>", "exec"), names)
@@ -119,8 +135,14 @@ def run(program: str, values: bool) -> ClaimOutcome:
             names.clear()
             torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated(0) - before
-    told = (_told(warning) for warning in warned if not any(words in str(warning.message) for words in _ONCE))
-    return ClaimOutcome(raised, message, printed.getvalue(), tuple(dict.fromkeys(told)), max(0, peak))
+    told = (
+        _told(warning)
+        for warning in warned
+        if not any(words in str(warning.message) for words in _ONCE)
+    )
+    return ClaimOutcome(
+        raised, message, printed.getvalue(), tuple(dict.fromkeys(told)), max(0, peak)
+    )
 
 
 def _told(warning: warnings.WarningMessage) -> str:
@@ -132,7 +154,10 @@ def _told(warning: warnings.WarningMessage) -> str:
 @contextlib.contextmanager
 def _put_back() -> Iterator[None]:
     """What a snippet may change for the whole process: the current device, cuDNN's switches, the environment, the memory."""
-    device, cudnn = torch.cuda.current_device(), (torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled)
+    device, cudnn = (
+        torch.cuda.current_device(),
+        (torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled),
+    )
     environment, state = dict(os.environ), torch.get_rng_state()
     try:
         yield

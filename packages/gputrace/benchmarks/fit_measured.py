@@ -60,16 +60,26 @@ CASES = {
     "vae": Case("examples/vae", "main.py"),
     "siamese_network": Case("examples/siamese_network", "main.py"),
     "dcgan": Case("examples/dcgan", "main.py", "--dataset fake --accel"),
-    "super_resolution": Case("examples/super_resolution", "main.py", "--upscale_factor 3 --accel --batchSize 4"),
+    "super_resolution": Case(
+        "examples/super_resolution", "main.py", "--upscale_factor 3 --accel --batchSize 4"
+    ),
     "word_language_model": Case("examples/word_language_model", "main.py", "--accel", by_hand=True),
-    "word_language_model, Transformer": Case("examples/word_language_model", "main.py", "--accel --model Transformer", by_hand=True),
+    "word_language_model, Transformer": Case(
+        "examples/word_language_model", "main.py", "--accel --model Transformer", by_hand=True
+    ),
     "imagenet, ResNet-50": Case("examples/imagenet", "main.py", "--dummy -a resnet50"),
     "imagenet, ViT-B/16": Case("examples/imagenet", "main.py", "--dummy -a vit_b_16 -b 64"),
     "imagenet, MobileNetV2": Case("examples/imagenet", "main.py", "--dummy -a mobilenet_v2 -b 32"),
     "minGPT, adder": Case("minGPT", "projects/adder/adder.py"),
     "minGPT, chargpt": Case("minGPT", "projects/chargpt/chargpt.py"),
-    "nanoGPT, characters": Case("nanoGPT", "train.py", "config/train_shakespeare_char.py --compile=False"),
-    "nanoGPT, GPT-2": Case("nanoGPT", "train.py", "--compile=False --batch_size=8 --gradient_accumulation_steps=4 --eval_iters=2"),
+    "nanoGPT, characters": Case(
+        "nanoGPT", "train.py", "config/train_shakespeare_char.py --compile=False"
+    ),
+    "nanoGPT, GPT-2": Case(
+        "nanoGPT",
+        "train.py",
+        "--compile=False --batch_size=8 --gradient_accumulation_steps=4 --eval_iters=2",
+    ),
 }
 for _network, _small, _large in (
     ("efficientnet_b0", 8, 128),
@@ -83,7 +93,17 @@ for _network, _small, _large in (
     for _mode in ("sgd", "adamw", "bf16"):
         CASES[f"{_network} {_mode}"] = ours(_network, _mode, _small)
     CASES[f"{_network} sgd, large"] = ours(_network, "sgd", _large)
-for _network in ("gpt2", "gpt2_medium", "distilbert", "electra", "albert", "t5", "opt", "llama", "pythia"):
+for _network in (
+    "gpt2",
+    "gpt2_medium",
+    "distilbert",
+    "electra",
+    "albert",
+    "t5",
+    "opt",
+    "llama",
+    "pythia",
+):
     CASES[f"{_network} adamw"] = ours(_network, "adamw", 8, 256)
     CASES[f"{_network} bf16"] = ours(_network, "bf16", 4, 128)
 
@@ -101,7 +121,10 @@ def on_gpu(case: Case, queue: Any) -> None:
     def count() -> None:
         if len(ends) + 1 == STEPS:
             torch.cuda.synchronize()
-            found.update(allocated=torch.cuda.max_memory_allocated(), reserved=torch.cuda.max_memory_reserved())
+            found.update(
+                allocated=torch.cuda.max_memory_allocated(),
+                reserved=torch.cuda.max_memory_reserved(),
+            )
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         ends.append(event)
@@ -167,7 +190,11 @@ def record(folder: Path, file: Path) -> None:
     os.chdir(folder)
     fork = multiprocessing.get_context("fork")
     found: dict[str, Any] = {}
-    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__, "transformers": transformers.__version__}
+    versions = {
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "transformers": transformers.__version__,
+    }
     whole: dict[str, Any] = versions | {"date": datetime.date.today().isoformat(), "scripts": found}
     for name, case in CASES.items():
         queue = fork.Queue()
@@ -180,13 +207,29 @@ def record(folder: Path, file: Path) -> None:
         process.kill()
         process.join()
         times = found[name].get("milliseconds")
-        print(name, found[name].get("failed", ""), f"{median(times):.2f} ms" if times else "", flush=True)
-        file.write_text(json.dumps(whole), encoding="utf-8")  # what is there stays, if it is broken off
+        print(
+            name,
+            found[name].get("failed", ""),
+            f"{median(times):.2f} ms" if times else "",
+            flush=True,
+        )
+        file.write_text(
+            json.dumps(whole), encoding="utf-8"
+        )  # what is there stays, if it is broken off
     whole["gpu"] = torch.cuda.get_device_name()
-    whole["driver"] = os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader").read().split()[0]
+    whole["driver"] = (
+        os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader").read().split()[0]
+    )
     whole["modelled step"] = modelled_step_seconds()
     file.write_text(json.dumps(whole, indent=1), encoding="utf-8")
-    print("host", [round(script["host step"] / whole["modelled step"], 2) for script in found.values() if "host step" in script])
+    print(
+        "host",
+        [
+            round(script["host step"] / whole["modelled step"], 2)
+            for script in found.values()
+            if "host step" in script
+        ],
+    )
 
 
 def by_fit(wish: Wish, folder: str) -> Outcome:
@@ -197,31 +240,54 @@ def by_fit(wish: Wish, folder: str) -> Outcome:
 def compare(folder: Path, file: Path) -> None:
     recorded = json.loads(file.read_text(encoding="utf-8"))
     like = "H200" if "H200" in recorded["gpu"] else "H100"
-    print(f"{recorded['gpu']}, driver {recorded['driver']}, torch {recorded['torch']}; here torch {torch.__version__}")
-    print(f"{'':34}{'allocated':>13}{'by fit':>9}{'reserved':>14}{'by fit':>9}{'a step':>12}{'by fit':>9}{'host':>6}{'waits for it':>14}")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+    print(
+        f"{recorded['gpu']}, driver {recorded['driver']}, torch {recorded['torch']}; here torch {torch.__version__}"
+    )
+    print(
+        f"{'':34}{'allocated':>13}{'by fit':>9}{'reserved':>14}{'by fit':>9}{'a step':>12}{'by fit':>9}{'host':>6}{'waits for it':>14}"
+    )
+    with ProcessPoolExecutor(
+        os.cpu_count(), mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
         names = [name for name in CASES if "host step" in recorded["scripts"][name]]
-        hosts = {name: recorded["scripts"][name]["host step"] / recorded["modelled step"] for name in names}
-        wishes = [Wish(CASES[n].script, CASES[n].arguments.split(), False, like, STEPS, hosts[n]) for n in names]
+        hosts = {
+            name: recorded["scripts"][name]["host step"] / recorded["modelled step"]
+            for name in names
+        }
+        wishes = [
+            Wish(CASES[n].script, CASES[n].arguments.split(), False, like, STEPS, hosts[n])
+            for n in names
+        ]
         found = list(pool.map(by_fit, wishes, [str(folder / CASES[n].folder) for n in names]))
     errors: dict[str, list[float]] = defaultdict(list)
     for name, fit in zip(names, found, strict=True):
         real = recorded["scripts"][name]
         if real.get("failed") or fit.failed or not real["milliseconds"] or not fit.step:
-            print(f"{name:34} on the GPU: {real.get('failed') or 'ran'}; by fit: {fit.failed or 'ran'}")
+            print(
+                f"{name:34} on the GPU: {real.get('failed') or 'ran'}; by fit: {fit.failed or 'ran'}"
+            )
             continue
         took = median(real["milliseconds"]) / 1e3
-        shares = [fit.allocated / real["allocated"] - 1, fit.reserved / real["reserved"] - 1, fit.step / took - 1]
+        shares = [
+            fit.allocated / real["allocated"] - 1,
+            fit.reserved / real["reserved"] - 1,
+            fit.step / took - 1,
+        ]
         errors["allocated"].append(abs(shares[0]))
         errors["reserved"].append(abs(shares[1]))
-        whose, how = "networks" if CASES[name].script == str(OURS) else "public scripts", "waits" if fit.idle > BUSY else "is busy"
+        whose, how = (
+            "networks" if CASES[name].script == str(OURS) else "public scripts",
+            "waits" if fit.idle > BUSY else "is busy",
+        )
         errors[f"steps of {whose} in which the GPU {how}"].append(abs(shares[2]))
         print(
             f"{name:34}{real['allocated']:>13}{shares[0]:>+9.2%}{real['reserved']:>14}{shares[1]:>+9.2%}"
             f"{1e3 * took:>9.2f} ms{shares[2]:>+9.1%}{hosts[name]:>6.2f}{fit.idle:>14.0%}"
         )
     for what in sorted(errors):
-        print(f"{what}: {len(errors[what])}, median error {median(errors[what]):.2%}, worst {max(errors[what]):.1%}")
+        print(
+            f"{what}: {len(errors[what])}, median error {median(errors[what]):.2%}, worst {max(errors[what]):.1%}"
+        )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ LAYERS = 8
 LAUNCH_BOUND = (1024, 512, 50)  # width, batch, steps timed at a stretch
 BUSY = (8192, 8192, 3)
 HISTORY_LIMIT = 1.05  # of PyTorch's own history, on the step bound by launches, for memory alone
-PROFILER_LIMIT = 1.10  # of PyTorch's own profiler of CUDA alone, on the same step, for memory and timeline
+PROFILER_LIMIT = (
+    1.10  # of PyTorch's own profiler of CUDA alone, on the same step, for memory and timeline
+)
 BARE_LIMIT = 1.02  # of no recording, on the step that keeps the GPU busy, for memory alone
 
 
@@ -57,7 +59,9 @@ SIDES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 def training_step(width: int, batch: int) -> Callable[[], None]:
     torch.manual_seed(0)
-    model = nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU()))).cuda()
+    model = nn.Sequential(
+        *(layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU()))
+    ).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(batch, width, device="cuda")
 
@@ -80,7 +84,9 @@ def seconds_of(step: Callable[[], None], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def measure(width: int, batch: int, count: int, sides: list[str], rounds: int) -> dict[str, list[float]]:
+def measure(
+    width: int, batch: int, count: int, sides: list[str], rounds: int
+) -> dict[str, list[float]]:
     """Seconds of one step on each side, round by round. Starting and ending a recording is not part of a step."""
     step, order = training_step(width, batch), random.Random(0)
     times: dict[str, list[float]] = {side: [] for side in sides}
@@ -104,19 +110,36 @@ def main() -> int:
         print("recording: this machine has no CUDA GPU to record", file=sys.stderr)
         return 2
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 121
-    launch_bound, busy = measure(*LAUNCH_BOUND, list(SIDES), rounds), measure(*BUSY, [BARE, MEMORY], max(3, rounds // 24))
-    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}; {LAYERS} layers of {LAUNCH_BOUND[0]} and of {BUSY[0]}")
+    launch_bound, busy = (
+        measure(*LAUNCH_BOUND, list(SIDES), rounds),
+        measure(*BUSY, [BARE, MEMORY], max(3, rounds // 24)),
+    )
+    print(
+        f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}; {LAYERS} layers of {LAUNCH_BOUND[0]} and of {BUSY[0]}"
+    )
     for name, times in (("is bound by launches", launch_bound), ("keeps the GPU busy", busy)):
         print(f"a training step that {name}, {len(times[BARE])} rounds")
         for side, found in times.items():
-            print(f"    {side:24}{statistics.median(found) * 1e3:>10.3f} ms, fastest {min(found) * 1e3:.3f} ms")
+            print(
+                f"    {side:24}{statistics.median(found) * 1e3:>10.3f} ms, fastest {min(found) * 1e3:.3f} ms"
+            )
     checks = (
-        (f"bound by launches, {MEMORY} / {HISTORY}", ratios(launch_bound, MEMORY, HISTORY), HISTORY_LIMIT),
-        (f"bound by launches, {BOTH} / {PROFILER}", ratios(launch_bound, BOTH, PROFILER), PROFILER_LIMIT),
+        (
+            f"bound by launches, {MEMORY} / {HISTORY}",
+            ratios(launch_bound, MEMORY, HISTORY),
+            HISTORY_LIMIT,
+        ),
+        (
+            f"bound by launches, {BOTH} / {PROFILER}",
+            ratios(launch_bound, BOTH, PROFILER),
+            PROFILER_LIMIT,
+        ),
         (f"keeps the GPU busy, {MEMORY} / {BARE}", ratios(busy, MEMORY, BARE), BARE_LIMIT),
     )
     for name, (low, found, high), limit in checks:
-        print(f"{name}: {found:.3f} ({low:.3f} to {high:.3f}), at most {limit} {'kept' if found <= limit else 'EXCEEDED'}")
+        print(
+            f"{name}: {found:.3f} ({low:.3f} to {high:.3f}), at most {limit} {'kept' if found <= limit else 'EXCEEDED'}"
+        )
     return int(any(found > limit for _, (_, found, _), limit in checks))
 
 

@@ -22,7 +22,17 @@ import psutil
 
 from gputrace import Trace, figures
 from gputrace.attribution import with_marks
-from gputrace.events import ACTIVATIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, GRADIENTS, OTHER, SEGMENT_ALLOC, Events, SourceLine
+from gputrace.events import (
+    ACTIVATIONS,
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    GRADIENTS,
+    OTHER,
+    SEGMENT_ALLOC,
+    Events,
+    SourceLine,
+)
 from gputrace.phases import Phase
 from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Execution, Spans, Waits
 from virtualgpu.allocator.settings import Settings
@@ -32,7 +42,9 @@ LAYERS = 100
 DEVICES = 4
 LARGE = 20 * MIB  # a segment
 SEGMENTS = LAYERS + 1
-BLOCK = 16 * MIB  # a layer's activation or gradient, at the start of its segment; the rest is for the temporaries
+BLOCK = (
+    16 * MIB
+)  # a layer's activation or gradient, at the start of its segment; the rest is for the temporaries
 TEMPORARY = 3 * MIB
 EVENT = 1e-5  # seconds between two events
 
@@ -83,9 +95,17 @@ def make_work(count: int) -> Execution:
         [-1] * count,
         strict=True,
     )
-    kinds, names = np.where(copies, H2D, KERNEL), np.where(copies, "copy", np.where(number % 4, "mm", "add"))
-    work = zip(start, duration, device, 7 * copies, kinds, names.tolist(), number % 3, number, strict=True)
-    waits = [(start[i] + duration[i], device[i], 7, start[i] + duration[i], device[i], 0, 1) for i in np.flatnonzero(copies)[::5].tolist()]
+    kinds, names = (
+        np.where(copies, H2D, KERNEL),
+        np.where(copies, "copy", np.where(number % 4, "mm", "add")),
+    )
+    work = zip(
+        start, duration, device, 7 * copies, kinds, names.tolist(), number % 3, number, strict=True
+    )
+    waits = [
+        (start[i] + duration[i], device[i], 7, start[i] + duration[i], device[i], 0, 1)
+        for i in np.flatnonzero(copies)[::5].tolist()
+    ]
     return Execution(Spans.of([*host, *work]), Waits.of(waits), [])
 
 
@@ -110,10 +130,18 @@ def make_trace(count: int) -> Trace:
         category=category.astype(np.uint8),
     )
     starts = [(SEGMENTS + step * len(rows)) * EVENT for step in range(steps)]
-    every_phase = [Phase(p.name, start + p.start * EVENT, start + p.end * EVENT, p.stack) for start in starts for p in phases]
+    every_phase = [
+        Phase(p.name, start + p.start * EVENT, start + p.end * EVENT, p.stack)
+        for start in starts
+        for p in phases
+    ]
     return Trace(
         events=events,
-        stacks=[(), (SourceLine("train.py", 11, "train", "loss = model(x)"),), (SourceLine("train.py", 12, "train", "loss.backward()"),)],
+        stacks=[
+            (),
+            (SourceLine("train.py", 11, "train", "loss = model(x)"),),
+            (SourceLine("train.py", 12, "train", "loss.backward()"),),
+        ],
         start=[],
         settings=Settings(),
         phases=every_phase,
@@ -180,7 +208,9 @@ def report(count: int) -> bool:
     calls: dict[str, Callable[[], object]] = {
         "plot_memory": trace.plot_memory,
         "plot_timeline": trace.plot_timeline,
-        "plot_timeline, a part": lambda: trace.plot_timeline(0, memory=True, start=0.4 * trace.end, end=0.401 * trace.end),
+        "plot_timeline, a part": lambda: trace.plot_timeline(
+            0, memory=True, start=0.4 * trace.end, end=0.401 * trace.end
+        ),
         "export_chrome": lambda: chrome_trace(trace),
         "figures.trace_devices": lambda: figures.trace_devices(trace),
         "plot_segments": trace.plot_segments,
@@ -191,12 +221,17 @@ def report(count: int) -> bool:
     good = True
     for name, call in calls.items():
         seconds, nbytes = measured(call)
-        print(f"{len(trace.events):>9,} events  {name:<22} {seconds:6.2f} s  {nbytes / MIB:6.0f} MiB", flush=True)
+        print(
+            f"{len(trace.events):>9,} events  {name:<22} {seconds:6.2f} s  {nbytes / MIB:6.0f} MiB",
+            flush=True,
+        )
         if name == "plot_memory":
             good &= seconds < (2 if count <= 100_000 else 10) and nbytes < GIB
         if name == "plot_timeline":
             good &= (seconds < 3 or count > 100_000) and nbytes < GIB
-    print(f"{len(trace.events):>9,} events  the process held at most {peak_of_process() / MIB:.0f} MiB, imports and trace included")
+    print(
+        f"{len(trace.events):>9,} events  the process held at most {peak_of_process() / MIB:.0f} MiB, imports and trace included"
+    )
     return good
 
 
@@ -206,11 +241,15 @@ def peak_of_process() -> int:
         import resource
     except ImportError:  # Windows keeps it elsewhere
         return psutil.Process().memory_info().peak_wset
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else KIB)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else KIB
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--events", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process
@@ -220,7 +259,12 @@ def main() -> int:
     else:
         good = True
         for count in asked.events:
-            good &= subprocess.run([sys.executable, __file__, "--here", "--check", "--events", str(count)]).returncode == 0
+            good &= (
+                subprocess.run(
+                    [sys.executable, __file__, "--here", "--check", "--events", str(count)]
+                ).returncode
+                == 0
+            )
     return 0 if good or not asked.check else 1
 
 

@@ -9,7 +9,16 @@ import pytest
 
 import virtualgpu
 from gputrace import Trace
-from gputrace.events import ACTION_OF, ACTIVATIONS, GRADIENTS, OTHER, PARAMETERS, Events, MemoryEvent, SourceLine
+from gputrace.events import (
+    ACTION_OF,
+    ACTIVATIONS,
+    GRADIENTS,
+    OTHER,
+    PARAMETERS,
+    Events,
+    MemoryEvent,
+    SourceLine,
+)
 from gputrace.phases import Phase
 from gputrace.replay import complete
 from gputrace.spans import Execution
@@ -62,7 +71,16 @@ def make_trace(rows, *, stacks=LINES, **more) -> Trace:
     """A trace of rows (seconds, action, address in MiB, size in MiB, and device 0, stack 0, category OTHER, stream 0)."""
     told = [(*row, *(0, 0, OTHER, 0)[len(row) - 4 :]) for row in rows]
     events = Events.of(
-        MemoryEvent(seconds, device, stream, ACTION_OF[action], int(address * MIB), 0, int(size * MIB), stack)
+        MemoryEvent(
+            seconds,
+            device,
+            stream,
+            ACTION_OF[action],
+            int(address * MIB),
+            0,
+            int(size * MIB),
+            stack,
+        )
         for seconds, action, address, size, device, stack, _, stream in told
     )
     events = complete(events, [], Settings())
@@ -72,7 +90,10 @@ def make_trace(rows, *, stacks=LINES, **more) -> Trace:
     def rise(device: int, up: str, down: str) -> int:
         mine = events.device == device
         taken = np.maximum(events.size, events.requested)
-        return int(taken[mine & (events.action == ACTION_OF[up])].sum() - taken[mine & (events.action == ACTION_OF[down])].sum())
+        return int(
+            taken[mine & (events.action == ACTION_OF[up])].sum()
+            - taken[mine & (events.action == ACTION_OF[down])].sum()
+        )
 
     figures = {
         "start": [],
@@ -80,7 +101,9 @@ def make_trace(rows, *, stacks=LINES, **more) -> Trace:
         "phases": [],
         "used": [],
         "allocated_at_end": {device: rise(device, "alloc", "free_requested") for device in devices},
-        "reserved_at_end": {device: rise(device, "segment_alloc", "segment_free") for device in devices},
+        "reserved_at_end": {
+            device: rise(device, "segment_alloc", "segment_free") for device in devices
+        },
         "totals": dict.fromkeys(devices, 1024 * MIB),
         "seconds": float(events.time[-1]) if len(events) else 0.0,
         "lost": 0,
@@ -101,7 +124,9 @@ def trace_of():
 
 def freed(seconds: float, address: float, size: float, *more: int) -> list[tuple]:
     """Both rows of a free."""
-    return [(seconds, action, address, size, *more) for action in ("free_requested", "free_completed")]
+    return [
+        (seconds, action, address, size, *more) for action in ("free_requested", "free_completed")
+    ]
 
 
 @pytest.fixture
@@ -114,5 +139,9 @@ def training(trace_of):
         (0.004, "alloc", 170, 20, 0, 2, GRADIENTS),
         *freed(0.006, 110, 60, 0, 2, ACTIVATIONS),
     ]
-    phases = [Phase("forward", 0.002, 0.004, 1), Phase("backward", 0.004, 0.008, 2), Phase("step", 0.008, 0.00801, 2)]
+    phases = [
+        Phase("forward", 0.002, 0.004, 1),
+        Phase("backward", 0.004, 0.008, 2),
+        Phase("step", 0.008, 0.00801, 2),
+    ]
     return trace_of(rows, phases=phases, used=[(0.0, 0, 320 * MIB)], seconds=0.010)

@@ -57,4 +57,8 @@ def test_mistakes_get_one_line(script, capsys):
     assert commands.main(["fit", "--host", "fast", str(script)]) == 2
     assert commands.main(["trace", "--chrome", "a.json", "--no-timeline", str(script)]) == 2
     told = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in told] == ["gputrace trace", "gputrace fit", "gputrace trace"]
+    assert [line.partition(":")[0] for line in told] == [
+        "gputrace trace",
+        "gputrace fit",
+        "gputrace trace",
+    ]

@@ -24,7 +24,9 @@ def shell(tmp_path_factory):
     main = sys.modules["__main__"]
     settings = Config()
     settings.HistoryManager.enabled = False
-    yield InteractiveShell.instance(config=settings, ipython_dir=str(tmp_path_factory.mktemp("ipython")))
+    yield InteractiveShell.instance(
+        config=settings, ipython_dir=str(tmp_path_factory.mktemp("ipython"))
+    )
     InteractiveShell.clear_instance()
     sys.modules["__main__"] = main
 
@@ -32,7 +34,12 @@ def shell(tmp_path_factory):
 def allocated():
     """The blocks in use, by address."""
     segments = torch.cuda.memory_snapshot()
-    return {block["address"]: block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"}
+    return {
+        block["address"]: block
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
 
 
 class Births:
@@ -45,7 +52,9 @@ class Births:
     def __exit__(self, *error):
         self.census = Census(alive())
         self.list = [
-            types.SimpleNamespace(device=0, address=address, size=block["size"], line=LINE, category="other")
+            types.SimpleNamespace(
+                device=0, address=address, size=block["size"], line=LINE, category="other"
+            )
             for address, block in allocated().items()
             if address not in self._before
         ]
@@ -79,9 +88,13 @@ def test_the_largest_first_as_a_table():
     lines = repr(found).splitlines()
     assert lines[0] == "2 tensors born in the block outlive it: 256.5 KiB, virtual GPU"
     assert lines[1].split("  ")[0] == "bytes"
-    assert lines[2].startswith("256 KiB  cuda:0  train.py:12  other  float32 [16, 64, 64]  local `history[0]` of")
+    assert lines[2].startswith(
+        "256 KiB  cuda:0  train.py:12  other  float32 [16, 64, 64]  local `history[0]` of"
+    )
     assert "<table>" in found._repr_html_()
-    assert found[0].text.startswith("256 KiB on cuda:0: float32 [16, 64, 64], train.py:12, held by local `history[0]` of")
+    assert found[0].text.startswith(
+        "256 KiB on cuda:0: float32 [16, 64, 64], train.py:12, held by local `history[0]` of"
+    )
     assert history[0].shape[0] == 16 and small.ndim == 1
 
 
@@ -94,11 +107,15 @@ def test_what_died_after_the_block_is_no_leak_and_neither_is_what_took_its_place
     later = torch.ones(1000, device="cuda")
     assert later.data_ptr() == address
     assert births.leaks() == []
-    assert [leak.holders[0].name for leak in find_leaks(births.list)] == ["later"]  # without a census it cannot be told
+    assert [leak.holders[0].name for leak in find_leaks(births.list)] == [
+        "later"
+    ]  # without a census it cannot be told
 
 
 def test_the_graph_of_losses_in_a_list():
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).cuda()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)
+    ).cuda()
     losses = []
     model(torch.ones(32, 64, device="cuda"))  # cuBLAS takes its workspace
     with Births() as births:
@@ -107,7 +124,9 @@ def test_the_graph_of_losses_in_a_list():
     found = births.leaks()
     assert len(found) == 8
     saved = {f"the autograd graph of local `losses[{i}]`" for i in range(2)}
-    assert {holder.text.partition(" of `test")[0] for leak in found[:4] for holder in leak.holders} == saved
+    assert {
+        holder.text.partition(" of `test")[0] for leak in found[:4] for holder in leak.holders
+    } == saved
     assert {leak.holders[0].name for leak in found} == {"", "losses[0]", "losses[1]"}
 
 
@@ -124,7 +143,10 @@ def test_workspaces_are_no_leaks_and_other_memory_without_a_tensor_is():
     with Births() as more:
         kept = torch.ones(1000, device="cuda")
     more.list += births.list
-    assert repr(more.leaks()).splitlines()[0] == f"1 tensor born in the block outlives it: 4 KiB {stays}, virtual GPU"
+    assert (
+        repr(more.leaks()).splitlines()[0]
+        == f"1 tensor born in the block outlives it: 4 KiB {stays}, virtual GPU"
+    )
     assert kept.is_cuda
     births.list[0].category = "other"
     virtualgpu.hardware.machine().gpus[0].allocator.free(taken)
@@ -169,7 +191,11 @@ def test_results_of_cells(cell):
     cell("del x")
     found = cell("births.leaks()")
     assert len(found) == 1
-    assert {holder.text for holder in found[0].holders} == {"IPython's `Out[2]`", "IPython's `_2`", "IPython's `_`"}
+    assert {holder.text for holder in found[0].holders} == {
+        "IPython's `Out[2]`",
+        "IPython's `_2`",
+        "IPython's `_`",
+    }
 
 
 def test_a_variable_of_a_cell(cell):
@@ -181,7 +207,9 @@ def test_a_variable_of_a_cell(cell):
 def test_the_error_of_a_cell(cell):
     cell("def f():\n    x = torch.ones(3, device='cuda')\n    raise ValueError\nwith births: f()")
     found = cell("births.leaks()")
-    ending = "of `f` (line 3 of cell [1]), kept by the traceback of the last exception, `sys.last_value`"
+    ending = (
+        "of `f` (line 3 of cell [1]), kept by the traceback of the last exception, `sys.last_value`"
+    )
     assert [holder.text for holder in found[0].holders] == [f"local `x` {ending}"]
     cell("import sys; sys.last_exc = sys.last_value = sys.last_traceback = None")
     found = cell("births.leaks()")

@@ -51,7 +51,10 @@ def test_the_lines_of_the_cell_are_the_readers(shell):
     )
     assert result.success and result.result is None
     trace = shell.user_ns["trace"]
-    assert type(trace) is Trace and [entry.line.location for entry in trace.lines()] == ["line 2", "line 3"]
+    assert type(trace) is Trace and [entry.line.location for entry in trace.lines()] == [
+        "line 2",
+        "line 3",
+    ]
     assert [entry.delta for entry in trace.lines()] == [4 << 20, 4 << 20]
     assert trace.peak == 12 << 20 and trace.peak_line.text == "y = (x + 1"
     figure, words, table = shown
@@ -59,7 +62,9 @@ def test_the_lines_of_the_cell_are_the_readers(shell):
 
 
 def test_names_and_the_last_expression(shell):
-    result, _, _ = run(shell, "%%gpu_memory told\nkept = torch.ones(3, device='cuda')\nkept.sum().item()")
+    result, _, _ = run(
+        shell, "%%gpu_memory told\nkept = torch.ones(3, device='cuda')\nkept.sum().item()"
+    )
     assert result.result == 3.0 and shell.user_ns["kept"].is_cuda and shell.user_ns["_"] == 3.0
     assert type(shell.user_ns["told"]) is Trace
 
@@ -68,7 +73,10 @@ def test_names_and_the_last_expression(shell):
     ("cell", "shown"),
     [
         *((cell, False) for cell in ("5;", "5;  # quiet", "5;\n\n# quiet", "x = 5")),
-        *((cell, True) for cell in ("5", "print(';')\n5", "'a;'", "def f(): pass;\n5", "'''a\n;'''")),
+        *(
+            (cell, True)
+            for cell in ("5", "print(';')\n5", "'a;'", "def f(): pass;\n5", "'''a\n;'''")
+        ),
         ("async def f():\n    await x\n7", True),
     ],
 )
@@ -78,12 +86,17 @@ def test_a_semicolon_at_the_end_hides_the_value(shell, cell, shown):
 
 def test_ipythons_own_syntax_works_inside(shell, monkeypatch):
     monkeypatch.setenv("LABKIT_NO_SUCH", "0")  # taken back after the test
-    result, _, printed = run(shell, "%%gpu_memory\n%env LABKIT_NO_SUCH=1\nhere = !echo word\nhere[0]")
+    result, _, printed = run(
+        shell, "%%gpu_memory\n%env LABKIT_NO_SUCH=1\nhere = !echo word\nhere[0]"
+    )
     assert result.result == "word" and "LABKIT_NO_SUCH" in printed
 
 
 def test_future_statements_and_later_cells(shell):
-    run(shell, "%%gpu_memory\nfrom __future__ import annotations\ndef f(x: undefined): return x\nclass A: y = [f(i) for i in range(3)]")
+    run(
+        shell,
+        "%%gpu_memory\nfrom __future__ import annotations\ndef f(x: undefined): return x\nclass A: y = [f(i) for i in range(3)]",
+    )
     assert run(shell, "f(A.y)")[0].result == [0, 1, 2]
 
 
@@ -109,7 +122,9 @@ def test_an_error_is_the_cells_error(shell):
 def test_running_out_of_memory_is_explained(shell):
     result, shown, printed = run(shell, "%%gpu_memory\nx = torch.zeros(1 << 30, device='cuda')")
     assert type(result.error_in_exec) is torch.OutOfMemoryError and "OutOfMemoryError" in printed
-    assert shown[-1].startswith("Out of memory on cuda:0: larger than the GPU.\nline 2 asked for 4 GiB: x = torch.zeros(1 << 30")
+    assert shown[-1].startswith(
+        "Out of memory on cuda:0: larger than the GPU.\nline 2 asked for 4 GiB: x = torch.zeros(1 << 30"
+    )
 
 
 @pytest.mark.parametrize("magic", ["gpu_memory", "gpu_timeline"])
@@ -131,10 +146,16 @@ def test_bad_options_get_one_clear_line(shell, magic, line, said):
 
 
 @pytest.mark.parametrize("magic", ["gpu_memory", "gpu_timeline"])
-@pytest.mark.parametrize("cell", ["await x", "async with x: pass", "[y async for y in x]", "print((await x) + 1)"])
+@pytest.mark.parametrize(
+    "cell", ["await x", "async with x: pass", "[y async for y in x]", "print((await x) + 1)"]
+)
 def test_a_cell_that_awaits_is_refused_by_name(shell, magic, cell):
     result, _, printed = run(shell, f"%%{magic}\n{cell}")
-    assert not result.success and f"%%{magic} cannot run a cell that uses `await`" in printed and "`with record() as trace:`" in printed
+    assert (
+        not result.success
+        and f"%%{magic} cannot run a cell that uses `await`" in printed
+        and "`with record() as trace:`" in printed
+    )
 
 
 def test_a_mistake_in_the_syntax(shell):
@@ -147,11 +168,16 @@ def test_without_a_gpu(shell):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU to record")
     result, _, _ = run(shell, "%%gpu_memory\nran = True")
-    assert f"{front_end.name()}.use(gpus=1)" in str(result.error_in_exec) and "ran" not in shell.user_ns
+    assert (
+        f"{front_end.name()}.use(gpus=1)" in str(result.error_in_exec)
+        and "ran" not in shell.user_ns
+    )
 
 
 def test_a_timeline_of_a_cell(shell):
-    result, shown, _ = run(shell, "%%gpu_timeline trace\nx = torch.ones(1 << 20).cuda()\n(x + x).sum().item()")
+    result, shown, _ = run(
+        shell, "%%gpu_timeline trace\nx = torch.ones(1 << 20).cuda()\n(x + x).sum().item()"
+    )
     assert result.result == 1 << 21
     figure, words = shown
     trace = shell.user_ns["trace"]
@@ -171,10 +197,18 @@ def test_gpu_memory_leaves_the_timeline_out(shell):
 
 
 def test_an_error_under_gpu_timeline_is_the_cells_error(shell):
-    result, shown, printed = run(shell, "%%gpu_timeline trace\nx = torch.zeros(1000, device='cuda')\n1 / 0")
-    assert type(result.error_in_exec) is ZeroDivisionError and "gputrace/magics" not in printed and len(shown) == 2
+    result, shown, printed = run(
+        shell, "%%gpu_timeline trace\nx = torch.zeros(1000, device='cuda')\n1 / 0"
+    )
+    assert (
+        type(result.error_in_exec) is ZeroDivisionError
+        and "gputrace/magics" not in printed
+        and len(shown) == 2
+    )
     result, shown, _ = run(shell, "%%gpu_timeline\nx = torch.zeros(1 << 30, device='cuda')")
-    assert type(result.error_in_exec) is torch.OutOfMemoryError and shown[-1].startswith("Out of memory on cuda:0")
+    assert type(result.error_in_exec) is torch.OutOfMemoryError and shown[-1].startswith(
+        "Out of memory on cuda:0"
+    )
 
 
 def test_a_timeline_that_is_not_known_is_said(shell, monkeypatch):

@@ -103,7 +103,9 @@ def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, monkeyp
 
 def test_its_marker_and_its_options_are_shown(suite):
     result = suite("", "--markers")
-    result.stdout.fnmatch_lines(["@pytest.mark.gpu_budget(memory=None, seconds=None): limits of the test on virtual GPUs*"])
+    result.stdout.fnmatch_lines(
+        ["@pytest.mark.gpu_budget(memory=None, seconds=None): limits of the test on virtual GPUs*"]
+    )
     result = suite("", "--help")
     result.stdout.fnmatch_lines(["*--virtual-gpus=N*", "*--virtual-like=MODEL*"])
 
@@ -127,7 +129,12 @@ def test_what_a_virtual_gpu_cannot_do_is_a_skip_that_says_so(suite, monkeypatch)
     monkeypatch.setenv("LABKIT_HOST_BUDGET", "1000000")
     result = suite(text, "--virtual-gpus", "1", "-rs")
     result.assert_outcomes(skipped=2, failed=1)
-    result.stdout.fnmatch_lines(["SKIPPED * __cuda_array_interface__ * is not supported by the virtual GPU*", "SKIPPED * were not kept*"])
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED * __cuda_array_interface__ * is not supported by the virtual GPU*",
+            "SKIPPED * were not kept*",
+        ]
+    )
 
 
 def test_an_error_that_a_refusal_led_to_is_a_skip_too(suite):
@@ -157,11 +164,20 @@ def test_an_error_that_a_refusal_led_to_is_a_skip_too(suite):
     """
     result = suite(text, "--virtual-gpus", "1", "-rs")
     result.assert_outcomes(skipped=4, failed=1)
-    assert all("is not supported by the virtual GPU" in line for line in result.outlines if line.startswith("SKIPPED"))
+    assert all(
+        "is not supported by the virtual GPU" in line
+        for line in result.outlines
+        if line.startswith("SKIPPED")
+    )
 
 
 def test_a_module_that_a_refusal_keeps_from_being_imported_is_skipped(suite):
-    result = suite("import torch\ntorch.ones(2, device='cuda').__cuda_array_interface__", "--virtual-gpus", "1", "-rs")
+    result = suite(
+        "import torch\ntorch.ones(2, device='cuda').__cuda_array_interface__",
+        "--virtual-gpus",
+        "1",
+        "-rs",
+    )
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED * is not supported by the virtual GPU*"])
 
@@ -181,7 +197,9 @@ def test_budgets_of_memory_and_time(suite):
     """
     result = suite(text, "--virtual-gpus", "1", "--strict-markers")
     result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["it took 1 MiB on cuda:0, more than 1 KiB", "it took * of modelled time, more than 1*µs"])
+    result.stdout.fnmatch_lines(
+        ["it took 1 MiB on cuda:0, more than 1 KiB", "it took * of modelled time, more than 1*µs"]
+    )
 
 
 def test_a_budget_of_the_test_itself_comes_before_that_of_its_class(suite):
@@ -208,7 +226,10 @@ WRONG_BUDGETS = {
 
 
 def test_a_budget_that_is_none_says_so(suite):
-    tests = [f"@pytest.mark.gpu_budget({limits})\ndef test_{number}(): pass\n" for number, limits in enumerate(WRONG_BUDGETS)]
+    tests = [
+        f"@pytest.mark.gpu_budget({limits})\ndef test_{number}(): pass\n"
+        for number, limits in enumerate(WRONG_BUDGETS)
+    ]
     result = suite("import pytest\n" + "".join(tests), "--virtual-gpus", "1")
     result.assert_outcomes(failed=len(WRONG_BUDGETS))
     said = [line for line in result.outlines if line.startswith("gpu_budget: ")]
@@ -222,7 +243,9 @@ def test_a_budget_that_is_none_says_so(suite):
 def test_a_number_of_gpus_that_there_is_not_is_a_usage_error(suite, count):
     result = suite("", "--virtual-gpus", count)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*argument --virtual-gpus: expected a whole number from 1 to 16, got {count}"])
+    result.stderr.fnmatch_lines(
+        [f"*argument --virtual-gpus: expected a whole number from 1 to 16, got {count}"]
+    )
 
 
 def test_leaks_races_and_hidden_synchronizations(suite):
@@ -243,7 +266,13 @@ def test_leaks_races_and_hidden_synchronizations(suite):
     """
     result = suite(text, "--virtual-gpus", "1", "-W", "ignore")
     result.assert_outcomes(passed=2, failed=3)
-    result.stdout.fnmatch_lines(["it leaves 1 MiB behind:", "1 MiB on cuda:0*kept*", "*called a synchronizing CUDA operation"])
+    result.stdout.fnmatch_lines(
+        [
+            "it leaves 1 MiB behind:",
+            "1 MiB on cuda:0*kept*",
+            "*called a synchronizing CUDA operation",
+        ]
+    )
 
 
 def test_a_race_fails_each_test_that_it_is_in_and_no_other(suite):
@@ -272,7 +301,12 @@ def test_assertions_are_skipped_where_there_are_no_virtual_gpus(suite):
     """
     result = suite(text, "-rs")
     result.assert_outcomes(skipped=2)
-    result.stdout.fnmatch_lines([f"SKIPPED * test_assertions*.py:{line}: * Run pytest with --virtual-gpus 1" for line in (2, 3)])
+    result.stdout.fnmatch_lines(
+        [
+            f"SKIPPED * test_assertions*.py:{line}: * Run pytest with --virtual-gpus 1"
+            for line in (2, 3)
+        ]
+    )
 
 
 def test_each_worker_of_xdist_has_its_gpus(suite):

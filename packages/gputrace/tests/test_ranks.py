@@ -50,7 +50,10 @@ def test_frees_find_the_block_that_they_free(two):
     assert len(freed) > 0
     for index in freed[whole.action[freed] != ALLOC]:
         birth = whole.birth[index]
-        assert (whole.device[birth], whole.address[birth]) == (whole.device[index], whole.address[index])
+        assert (whole.device[birth], whole.address[birth]) == (
+            whole.device[index],
+            whole.address[index],
+        )
         assert whole.time[birth] <= whole.time[index]
 
 

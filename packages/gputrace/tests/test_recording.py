@@ -39,7 +39,10 @@ def test_the_figures_are_the_allocators(machine):
         kept = torch.zeros(MiB, device="cuda")
     assert trace.peak == torch.cuda.max_memory_allocated()
     assert (trace.allocated[0], trace.reserved[0]) == before
-    assert (trace.allocated[-1], trace.reserved[-1]) == (torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+    assert (trace.allocated[-1], trace.reserved[-1]) == (
+        torch.cuda.memory_allocated(),
+        torch.cuda.memory_reserved(),
+    )
     free, total = torch.cuda.mem_get_info()
     assert trace.timeline(0).used[-1] == total - free
     assert trace.lost == 0 and kept.is_cuda
@@ -83,7 +86,9 @@ def test_a_step_that_fails_does_not_swallow_what_follows(machine):
             return super().step(closure)
 
     net = nn.Linear(64, 64, device="cuda")
-    torch.optim.SGD(net.parameters(), lr=0.1)  # PyTorch watches the step of a class once one of it was made: here of both
+    torch.optim.SGD(
+        net.parameters(), lr=0.1
+    )  # PyTorch watches the step of a class once one of it was made: here of both
     optimizer = Failing(net.parameters(), lr=0.1)
     with gputrace.record() as trace:
         for optimizer.fails in (True, False):
@@ -92,7 +97,11 @@ def test_a_step_that_fails_does_not_swallow_what_follows(machine):
                 optimizer.step()
     assert [phase.name for phase in trace.phases] == ["forward", "backward", "step"] * 2
     broken = trace.phases[2]
-    times = [event.time for event in trace.events if event.requested == 4 * MiB and event.action == ACTION_OF["alloc"]]
+    times = [
+        event.time
+        for event in trace.events
+        if event.requested == 4 * MiB and event.action == ACTION_OF["alloc"]
+    ]
     assert broken.start <= times[0] <= broken.end <= trace.phases[3].start
 
 
@@ -100,7 +109,9 @@ def test_a_step_and_a_backward_belong_to_the_line_that_called_them(machine):
     with gputrace.record() as trace:
         train()
     by_text = {entry.line.text: entry for entry in trace.lines()}
-    weights = 2 * 64 * 256 * 4 + 256 * 4 + 1024  # two matrices and two biases, each a multiple of 512 bytes or rounded up to one
+    weights = (
+        2 * 64 * 256 * 4 + 256 * 4 + 1024
+    )  # two matrices and two biases, each a multiple of 512 bytes or rounded up to one
     assert by_text["optimizer.step()"].delta > 2 * weights - 4096
     assert by_text["optimizer.zero_grad()"].delta < 0
     assert max(entry.peak for entry in trace.lines()) == trace.peak
@@ -123,7 +134,9 @@ def test_categories(machine):
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_gradients_are_those_of_parameters_and_what_a_backward_frees_again_is_in_flight(machine, checkpointed):
+def test_gradients_are_those_of_parameters_and_what_a_backward_frees_again_is_in_flight(
+    machine, checkpointed
+):
     """By hand: at most the gradients of a layer's output and of its input; or the three results between layers, made again, and one."""
     rows, width = 4096, 256
     net = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(4)]).cuda()
@@ -136,7 +149,10 @@ def test_gradients_are_those_of_parameters_and_what_a_backward_frees_again_is_in
         run(x).backward(torch.ones_like(x))
     layers = trace.layers()
     assert layers["gradients"].max() == layers["gradients"][-1] == 4 * width * width * 4 + x.nbytes
-    assert layers["in flight"].max() == (4 if checkpointed else 2) * x.nbytes and layers["in flight"][-1] == 0
+    assert (
+        layers["in flight"].max() == (4 if checkpointed else 2) * x.nbytes
+        and layers["in flight"][-1] == 0
+    )
 
 
 def test_a_model_that_ends_with_its_backward_had_parameters(machine):
@@ -167,7 +183,12 @@ def test_what_was_there_before_and_goes_keeps_its_category(machine):
     parameters = trace.layers()["parameters"]
     assert (parameters[0], parameters[-1]) == (weights, 0)
     assert trace.layers()["other"].tolist() == [0] * len(trace.times)
-    assert {block.state for segment in trace.segments("start") for block in segment.blocks if block.requested} == {"allocated"}
+    assert {
+        block.state
+        for segment in trace.segments("start")
+        for block in segment.blocks
+        if block.requested
+    } == {"allocated"}
 
 
 def test_recordings_in_one_another(machine):
@@ -212,18 +233,32 @@ def test_peaks_and_history_of_the_user_stay(machine):
         torch.zeros(MiB, device="cuda")
     torch.zeros(2, device="cuda")
     assert torch.cuda.max_memory_allocated() == peak
-    allocated = [entry["size"] for entry in torch.cuda.memory._snapshot()["device_traces"][0] if entry["action"] == "alloc"]
+    allocated = [
+        entry["size"]
+        for entry in torch.cuda.memory._snapshot()["device_traces"][0]
+        if entry["action"] == "alloc"
+    ]
     assert allocated == [4, 4 * MiB, 8]
     torch.cuda.memory._record_memory_history(None)
 
 
 def test_nothing_is_left_patched(machine):
     mark = torch.profiler.record_function
-    before = torch.autograd._engine_run_backward, torch.autograd.graph._engine_run_backward, mark.__enter__, mark.__exit__
+    before = (
+        torch.autograd._engine_run_backward,
+        torch.autograd.graph._engine_run_backward,
+        mark.__enter__,
+        mark.__exit__,
+    )
     with pytest.raises(ZeroDivisionError), gputrace.record() as trace:
         torch.zeros(1, device="cuda")
         raise ZeroDivisionError
-    assert (torch.autograd._engine_run_backward, torch.autograd.graph._engine_run_backward, mark.__enter__, mark.__exit__) == before
+    assert (
+        torch.autograd._engine_run_backward,
+        torch.autograd.graph._engine_run_backward,
+        mark.__enter__,
+        mark.__exit__,
+    ) == before
     assert phases._notes == phases._mark_notes == [] and phases._undo is None
     assert trace.peak == 512 and trace.error == ""
 
@@ -234,7 +269,9 @@ def test_parts_named_with_record_function_are_marks(machine):
         return model(x)
 
     model, x = torch.nn.Linear(64, 64, device="cuda"), torch.zeros(8, 64, device="cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # its own record_function is not a mark of the user's
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.1
+    )  # its own record_function is not a mark of the user's
     with torch.profiler.record_function("before"), gputrace.record(timeline=True) as trace:
         for step in range(2):
             with torch.profiler.record_function(f"step {step}"):
@@ -246,7 +283,9 @@ def test_parts_named_with_record_function_are_marks(machine):
         torch.cuda.synchronize()
     assert [mark.name for mark in trace.marks] == ["step 0", "step 1", "evaluation"]
     ends = [trace.marks[0].start, *(mark.end for mark in trace.marks)]
-    assert ends == sorted(ends) and ends[-1] == pytest.approx(trace.spans.end[trace.spans.device == 0].max())
+    assert ends == sorted(ends) and ends[-1] == pytest.approx(
+        trace.spans.end[trace.spans.device == 0].max()
+    )
     backward = [trace.line(stack).text for stack in trace.spans.stack[trace.spans.backward]]
     assert set(backward) == {"model(x).sum().backward()"}
 
@@ -307,7 +346,11 @@ def test_a_child_that_is_forked_in_the_block_leaves_it_quietly(machine):
 
 
 def test_an_out_of_memory_error_is_kept():
-    with virtualgpu.use(gpus=1, memory="2GiB"), pytest.raises(torch.OutOfMemoryError), gputrace.record() as trace:
+    with (
+        virtualgpu.use(gpus=1, memory="2GiB"),
+        pytest.raises(torch.OutOfMemoryError),
+        gputrace.record() as trace,
+    ):
         torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
     assert trace.error.startswith("CUDA out of memory. Tried to allocate 4.00 GiB.")
     assert [event.requested for event in trace.events] == [4 << 30]
@@ -363,9 +406,20 @@ def test_on_a_real_gpu_to_the_byte():
     assert trace.peak == torch.cuda.max_memory_allocated()
     assert trace.allocated[-1] == torch.cuda.memory_allocated()
     assert trace.reserved[-1] == torch.cuda.memory_reserved()
-    names = {"active_allocated": "allocated", "active_awaiting_free": "pending", "active_pending_free": "pending", "inactive": "free"}
-    told = [(s["address"], [(b["size"], names[b["state"]]) for b in s["blocks"]]) for s in torch.cuda.memory_snapshot() if s["device"] == 0]
-    assert [(s.address, [(b.size, b.state) for b in s.blocks]) for s in trace.segments("end", 0)] == told
+    names = {
+        "active_allocated": "allocated",
+        "active_awaiting_free": "pending",
+        "active_pending_free": "pending",
+        "inactive": "free",
+    }
+    told = [
+        (s["address"], [(b["size"], names[b["state"]]) for b in s["blocks"]])
+        for s in torch.cuda.memory_snapshot()
+        if s["device"] == 0
+    ]
+    assert [
+        (s.address, [(b.size, b.state) for b in s.blocks]) for s in trace.segments("end", 0)
+    ] == told
     assert [phase.name for phase in trace.phases] == ["forward", "backward", "step"] * 3
     assert trace.line(trace.phases[1].stack).text == "loss.backward()"
     assert not torch._C._cuda_isHistoryEnabled()
@@ -383,7 +437,12 @@ def test_on_a_real_gpu_the_users_history_stays():
         assert torch._C._cuda_isHistoryEnabled()
     finally:
         torch.cuda.memory._record_memory_history(None)
-    assert trace.allocated.max() - trace.allocated[0] == inner.peak - inner.allocated[0] == outer.peak - outer.allocated[0] == 4 * MiB
+    assert (
+        trace.allocated.max() - trace.allocated[0]
+        == inner.peak - inner.allocated[0]
+        == outer.peak - outer.allocated[0]
+        == 4 * MiB
+    )
 
 
 def test_leaks_are_named(machine):

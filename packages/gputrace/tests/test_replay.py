@@ -9,7 +9,12 @@ from gputrace.replay import complete, complete_without_start, from_snapshot, seg
 from virtualgpu.allocator import CachingAllocator, OutOfMemory, Settings
 
 MiB = 1 << 20
-CONFIGURATIONS = ["", "max_split_size_mb:20", "expandable_segments:True", "roundup_power2_divisions:4"]
+CONFIGURATIONS = [
+    "",
+    "max_split_size_mb:20",
+    "expandable_segments:True",
+    "roundup_power2_divisions:4",
+]
 STEP = st.one_of(
     st.tuples(st.just("malloc"), st.integers(1, 30 * MiB), st.integers(0, 2)),
     st.tuples(st.just("malloc"), st.integers(1, 4096), st.integers(0, 2)),
@@ -37,7 +42,11 @@ def listen(allocator, heard):
     def listener(action, block, size):
         if block is not None:
             address = block.segment.address if action == "segment_alloc" else block.address
-            heard.append(MemoryEvent(float(len(heard)), 0, block.stream, ACTION_OF[action], address, 0, size, 0))
+            heard.append(
+                MemoryEvent(
+                    float(len(heard)), 0, block.stream, ACTION_OF[action], address, 0, size, 0
+                )
+            )
 
     allocator.listen(listener)
     return listener
@@ -47,12 +56,21 @@ def plain(segments):
     """What a snapshot and a replay must agree on."""
     names = {"active_allocated": "allocated", "active_pending_free": "pending", "inactive": "free"}
     return [
-        (s["address"], s["total_size"], s["stream"], [(b["address"], b["size"], names[b["state"]]) for b in s["blocks"]]) for s in segments
+        (
+            s["address"],
+            s["total_size"],
+            s["stream"],
+            [(b["address"], b["size"], names[b["state"]]) for b in s["blocks"]],
+        )
+        for s in segments
     ]
 
 
 def replayed(segments):
-    return [(s.address, s.size, s.stream, [(b.address, b.size, b.state) for b in s.blocks]) for s in segments]
+    return [
+        (s.address, s.size, s.stream, [(b.address, b.size, b.state) for b in s.blocks])
+        for s in segments
+    ]
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS[:2] + CONFIGURATIONS[3:])
@@ -65,7 +83,9 @@ def test_a_replay_of_requests_finds_every_block(configuration, before, steps):
     listen(allocator, heard)
     run(allocator, steps, live)
     events = Events.of(heard)
-    assert replayed(segments_at(events, start, allocator.settings, len(events), 0)) == plain(allocator.segments())
+    assert replayed(segments_at(events, start, allocator.settings, len(events), 0)) == plain(
+        allocator.segments()
+    )
 
 
 @given(steps=st.lists(STEP, max_size=60))
@@ -83,9 +103,22 @@ def test_the_sizes_of_blocks_in_expandable_segments(steps):
     allocator.record_history("all")
     allocator.listen(listener)
     run(allocator, steps, [])
-    history = [entry for entry in allocator.history() if entry["action"] in ACTION_OF and entry["action"] not in ("oom", "snapshot")]
+    history = [
+        entry
+        for entry in allocator.history()
+        if entry["action"] in ACTION_OF and entry["action"] not in ("oom", "snapshot")
+    ]
     events = Events.of(
-        MemoryEvent(float(i), 0, entry["stream"], ACTION_OF[entry["action"]], entry["addr"], 0, entry["size"], 0)
+        MemoryEvent(
+            float(i),
+            0,
+            entry["stream"],
+            ACTION_OF[entry["action"]],
+            entry["addr"],
+            0,
+            entry["size"],
+            0,
+        )
         for i, entry in enumerate(history)
     )
     completed = complete(events, [], allocator.settings)
@@ -108,9 +141,17 @@ def test_the_birth_of_each_block_is_known():
 
 
 def test_without_the_first_events_births_are_found_and_sizes_rounded_up():
-    rows = [("free_completed", 512, 100), ("alloc", 1024, 100), ("segment_alloc", 8192, 2 * MiB), ("free_requested", 1024, 100)]
+    rows = [
+        ("free_completed", 512, 100),
+        ("alloc", 1024, 100),
+        ("segment_alloc", 8192, 2 * MiB),
+        ("free_requested", 1024, 100),
+    ]
     rows += [("free_completed", 1024, 100), ("alloc", 1024, 600)]
-    told = [MemoryEvent(n, 0, 0, ACTION_OF[action], address, 0, asked, 0) for n, (action, address, asked) in enumerate(rows)]
+    told = [
+        MemoryEvent(n, 0, 0, ACTION_OF[action], address, 0, asked, 0)
+        for n, (action, address, asked) in enumerate(rows)
+    ]
     completed = complete_without_start(Events.of(told), Settings())
     assert completed.birth.tolist() == [-1, 1, -1, 1, 1, 5]
     assert completed.size.tolist() == [512, 512, 0, 512, 512, 1024]

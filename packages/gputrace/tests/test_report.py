@@ -57,7 +57,9 @@ def written(target, run, more=MappingProxyType({}), **options):
     """The page about what `run` does, and what it raised."""
     raised = None
     try:
-        report.run_and_report(run, "train.py --name '<x> & y'", {"--output": target, **more}, **options)
+        report.run_and_report(
+            run, "train.py --name '<x> & y'", {"--output": target, **more}, **options
+        )
     except BaseException as error:
         raised = error
     return Page(target.read_text("utf-8")), raised
@@ -76,23 +78,37 @@ def test_a_page_holds_all_that_it_shows(card, target, capsys):
     assert capsys.readouterr().err == f"gputrace trace: wrote {target.as_uri()}\n"
     days = (before, datetime.date.today())  # midnight may lie between
     assert any(day.isoformat() in page.text.partition("Ended")[0] for day in days)
-    assert "train.py --name '<x> & y'" in page.text and "12 MiB allocated on cuda:0, made by test_report.py" in page.text
-    assert "virtual GPU, modelled on NVIDIA Tesla T4" in page.text and "on the model's clock" in page.text
+    assert (
+        "train.py --name '<x> & y'" in page.text
+        and "12 MiB allocated on cuda:0, made by test_report.py" in page.text
+    )
+    assert (
+        "virtual GPU, modelled on NVIDIA Tesla T4" in page.text
+        and "on the model's clock" in page.text
+    )
     assert "torch.zeros(2 * MiB" in page.text and "Nothing that the script" not in page.text
     assert "kept" in page.text.partition("Alive at the end")[2]
     images = page.having("img")
-    assert len(images) == 3 and all(image["src"].startswith("data:image/png;base64,") and len(image["alt"]) > 40 for image in images)
+    assert len(images) == 3 and all(
+        image["src"].startswith("data:image/png;base64,") and len(image["alt"]) > 40
+        for image in images
+    )
     policy = next(meta["content"] for meta in page.having("meta") if meta.get("http-equiv"))
     assert "default-src 'none'" in policy
-    assert "script-src 'sha256-" in policy and [script for script in page.having("script") if script.get("type") != "application/gzip"] == [
-        {}
-    ]
+    assert "script-src 'sha256-" in policy and [
+        script for script in page.having("script") if script.get("type") != "application/gzip"
+    ] == [{}]
     assert not {"link", "iframe"} & {tag for tag, _ in page.tags}
-    assert [link["href"] for link in page.having("a")] == ["https://ui.perfetto.dev", "https://pytorch.org/memory_viz"]
+    assert [link["href"] for link in page.having("a")] == [
+        "https://ui.perfetto.dev",
+        "https://pytorch.org/memory_viz",
+    ]
     assert page.having("html") == [{"lang": "en"}] and len(page.having("title")) == 1
     # What may be wider than the page is reached with the keyboard
     wide = [part for part in page.having("div") if "overflow-x: auto" in part.get("style", "")]
-    assert len(wide) >= 3 and all(part["tabindex"] == "0" and part["role"] == "group" and part["aria-label"] for part in wide)
+    assert len(wide) >= 3 and all(
+        part["tabindex"] == "0" and part["role"] == "group" and part["aria-label"] for part in wide
+    )
 
 
 def test_every_device_has_its_part(card, target):
@@ -102,7 +118,11 @@ def test_every_device_has_its_part(card, target):
 
     page, _ = written(target, run)
     assert re.findall(r"All devices|cuda:\d(?=Peak|\n|The figure)", page.text)[0] == "All devices"
-    assert [heading for heading in ("cuda:0", "cuda:1") if f"<h2>{heading}</h2>" in target.read_text("utf-8")] == ["cuda:0", "cuda:1"]
+    assert [
+        heading
+        for heading in ("cuda:0", "cuda:1")
+        if f"<h2>{heading}</h2>" in target.read_text("utf-8")
+    ] == ["cuda:0", "cuda:1"]
     assert len(page.having("img")) == 6
 
 
@@ -128,7 +148,12 @@ def test_the_page_is_written_however_the_script_ends(card, target, error, said):
         raise error
 
     page, raised = written(target, run)
-    assert raised is error and said in page.text and len(page.text) < 10_000 and "4 MiB allocated on cuda:0" in page.text
+    assert (
+        raised is error
+        and said in page.text
+        and len(page.text) < 10_000
+        and "4 MiB allocated on cuda:0" in page.text
+    )
 
 
 def test_running_out_of_memory_is_explained(card, target, capsys):
@@ -136,7 +161,10 @@ def test_running_out_of_memory_is_explained(card, target, capsys):
     told = f"gputrace trace: wrote {target.as_uri()}\ngputrace trace: Out of memory on cuda:0: larger than the GPU\n"
     assert capsys.readouterr().err == told
     assert type(raised) is torch.OutOfMemoryError
-    assert "Why the memory ran out" in page.text and "Out of memory on cuda:0: larger than the GPU." in page.text
+    assert (
+        "Why the memory ran out" in page.text
+        and "Out of memory on cuda:0: larger than the GPU." in page.text
+    )
     assert "segments when the memory ran out" in page.text
 
 
@@ -146,20 +174,33 @@ def test_lost_events_are_told(card, target):
             torch.zeros(MiB, device="cuda")
 
     page, _ = written(target, run, max_events=10)
-    assert "events were lost" in page.text and "--max-events" in page.text and len(page.having("img")) == 2
+    assert (
+        "events were lost" in page.text
+        and "--max-events" in page.text
+        and len(page.having("img")) == 2
+    )
     assert "Nothing that the script allocated after the lost events was alive" in page.text
 
 
 def test_many_survivors_are_folded(card, target):
     kept = []
-    page, _ = written(target, lambda: kept.extend(torch.zeros(1000 + 128 * index, device="cuda") for index in range(15)))
+    page, _ = written(
+        target,
+        lambda: kept.extend(torch.zeros(1000 + 128 * index, device="cuda") for index in range(15)),
+    )
     assert "15 tensors with 112.5 KiB: the" in page.text and "5 more rows" in page.text
 
 
 def test_survivors_that_are_alike_have_one_row(card, target):
     kept = []
-    page, _ = written(target, lambda: kept.extend(torch.zeros(1000, device="cuda") for _ in range(15)))
-    assert "15 tensors with 60 KiB: the" in page.text and "15 × 4 KiB" in page.text and "14 more like this" in page.text
+    page, _ = written(
+        target, lambda: kept.extend(torch.zeros(1000, device="cuda") for _ in range(15))
+    )
+    assert (
+        "15 tensors with 60 KiB: the" in page.text
+        and "15 × 4 KiB" in page.text
+        and "14 more like this" in page.text
+    )
     assert "more row" not in page.text
 
 
@@ -184,7 +225,9 @@ def test_the_same_page_every_time(card, target):
 
 
 def test_a_forked_child_writes_no_page(card, target, monkeypatch):
-    report.run_and_report(lambda: monkeypatch.setattr(os, "getpid", lambda: 0), "fork.py", {"--output": target})
+    report.run_and_report(
+        lambda: monkeypatch.setattr(os, "getpid", lambda: 0), "fork.py", {"--output": target}
+    )
     assert not target.exists()
 
 
@@ -198,7 +241,9 @@ def test_where_a_page_may_go(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="there is no directory"):
         report.checked("absent/page.html")
     (tmp_path / "train.py").write_text("the script")
-    with pytest.raises(ValueError, match=r"this file exists and does not end in .html, .* such as train.html"):
+    with pytest.raises(
+        ValueError, match=r"this file exists and does not end in .html, .* such as train.html"
+    ):
         report.checked("train.py")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match="no permission to write"):
@@ -213,7 +258,9 @@ def test_a_page_that_cannot_be_written_leaves_the_scripts_end_alone(card, tmp_pa
 
     with pytest.raises(SystemExit) as raised:
         report.run_and_report(run, "train.py", {"--output": target})
-    assert raised.value.code == 4 and "could not be written: No such file" in capsys.readouterr().err
+    assert (
+        raised.value.code == 4 and "could not be written: No such file" in capsys.readouterr().err
+    )
     assert not report.run_and_report(lambda: None, "train.py", {"--output": target})
 
 
@@ -234,8 +281,15 @@ def test_the_page_says_what_ran_when_and_how_long(card, target):
 
     page, _ = written(target, run)
     part = page.text.partition("What ran when")[2]
-    assert "cuda:0" in part and "the host waited" in part and "kernels" in part.partition("Line by line")[0]
-    assert any("worked" in image["alt"] and "kernels and copies" in image["alt"] for image in page.having("img"))
+    assert (
+        "cuda:0" in part
+        and "the host waited" in part
+        and "kernels" in part.partition("Line by line")[0]
+    )
+    assert any(
+        "worked" in image["alt"] and "kernels and copies" in image["alt"]
+        for image in page.having("img")
+    )
 
 
 def test_time_is_told_by_line_and_by_kernel(card, target):
@@ -255,9 +309,13 @@ def test_time_is_told_by_line_and_by_kernel(card, target):
 def test_files_for_other_viewers_are_written_too(card, target, tmp_path, capsys):
     files = {"--chrome": tmp_path / "ran.json", "--snapshot": tmp_path / "memory.pickle"}
     written(target, lambda: torch.ones(MiB, device="cuda"), files)
-    assert {"fill_", "memory, bytes"} & {event["name"] for event in json.loads(files["--chrome"].read_text())["traceEvents"]}
+    assert {"fill_", "memory, bytes"} & {
+        event["name"] for event in json.loads(files["--chrome"].read_text())["traceEvents"]
+    }
     assert pickle.loads(files["--snapshot"].read_bytes())["device_traces"]
-    assert capsys.readouterr().err.splitlines()[1:] == [f"gputrace trace: wrote {path.as_uri()}" for path in files.values()]
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        f"gputrace trace: wrote {path.as_uri()}" for path in files.values()
+    ]
 
     def many():
         for _ in range(20):

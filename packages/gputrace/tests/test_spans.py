@@ -10,7 +10,18 @@ import torch
 import gputrace
 import virtualgpu
 from gputrace.sources.clock import EARLIER
-from gputrace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans, seconds_of, seconds_of_both
+from gputrace.spans import (
+    COPIES,
+    H2D,
+    HOST,
+    KERNEL,
+    KINDS,
+    LAUNCH,
+    WAIT,
+    Spans,
+    seconds_of,
+    seconds_of_both,
+)
 from virtualgpu import hardware
 from virtualgpu.streams.race_reports import RaceWarning
 
@@ -28,7 +39,15 @@ def rows(trace, *kinds):
     for i in range(len(spans)):
         if not kinds or spans.kind[i] in kinds:
             line = trace.line(int(spans.stack[i]))
-            told.append((int(spans.device[i]), int(spans.stream[i]), KINDS[spans.kind[i]], spans.names[spans.name[i]], line and line.text))
+            told.append(
+                (
+                    int(spans.device[i]),
+                    int(spans.stream[i]),
+                    KINDS[spans.kind[i]],
+                    spans.names[spans.name[i]],
+                    line and line.text,
+                )
+            )
     return told
 
 
@@ -67,7 +86,11 @@ def test_a_backward_belongs_to_the_line_that_called_it(machine):
         y = x.exp().sum()
         y.backward()
     lines = [text for *_, text in rows(trace, KERNEL)]
-    assert lines[:2] == ["y = x.exp().sum()"] * 2 and set(lines[2:]) == {"y.backward()"} and len(lines) > 3
+    assert (
+        lines[:2] == ["y = x.exp().sum()"] * 2
+        and set(lines[2:]) == {"y.backward()"}
+        and len(lines) > 3
+    )
 
 
 def test_copies_run_on_their_engines_and_the_host_waits_for_those_that_block(machine):
@@ -81,8 +104,18 @@ def test_copies_run_on_their_engines_and_the_host_waits_for_those_that_block(mac
         z.to("cuda:1")
         torch.cuda.synchronize(0)
     copies = [(kind, name) for _, _, kind, name, _ in rows(trace, *COPIES)]
-    assert copies == [("h2d", "copy, pageable"), ("h2d", "copy, pinned"), ("d2h", "copy, pageable"), ("p2p", "copy")]
-    assert [name for *_, name, _ in rows(trace, WAIT)] == ["copy, pageable", "synchronize device", "copy, pageable", "synchronize device"]
+    assert copies == [
+        ("h2d", "copy, pageable"),
+        ("h2d", "copy, pinned"),
+        ("d2h", "copy, pageable"),
+        ("p2p", "copy"),
+    ]
+    assert [name for *_, name, _ in rows(trace, WAIT)] == [
+        "copy, pageable",
+        "synchronize device",
+        "copy, pageable",
+        "synchronize device",
+    ]
     waited = trace.spans.duration[trace.spans.kind == WAIT].sum()
     assert trace.host_waited == pytest.approx(waited) and 0 < waited < trace.end
 
@@ -97,14 +130,22 @@ def test_waits_name_both_streams(machine):
         with torch.cuda.stream(side):
             y + y
     waits, spans = trace.waits, trace.spans
-    assert (waits.device.tolist(), waits.stream.tolist(), waits.to_device.tolist(), waits.to_stream.tolist()) == (
+    assert (
+        waits.device.tolist(),
+        waits.stream.tolist(),
+        waits.to_device.tolist(),
+        waits.to_stream.tolist(),
+    ) == (
         [0],
         [0],
         [0],
         [side.stream_id],
     )
     first, second = np.flatnonzero(spans.kind == KERNEL)
-    assert waits.time[0] == pytest.approx(spans.end[first]) and spans.start[second] >= waits.until[0] >= waits.time[0] - 1e-12
+    assert (
+        waits.time[0] == pytest.approx(spans.end[first])
+        and spans.start[second] >= waits.until[0] >= waits.time[0] - 1e-12
+    )
     assert trace.line(int(waits.stack[0])).text == "side.wait_stream(torch.cuda.current_stream())"
 
 
@@ -129,7 +170,11 @@ def test_busy_idle_and_overlap_in_seconds(machine, cycles):
 def test_what_is_not_done_when_the_block_ends_is_counted_to_its_end(machine, cycles):
     with gputrace.record() as trace:
         torch.cuda._sleep(int(0.010 * cycles))
-    assert trace.seconds < 0.001 and trace.end == pytest.approx(0.010, rel=1e-2) and trace.busy() == pytest.approx(0.010, rel=1e-6)
+    assert (
+        trace.seconds < 0.001
+        and trace.end == pytest.approx(0.010, rel=1e-2)
+        and trace.busy() == pytest.approx(0.010, rel=1e-6)
+    )
 
 
 def test_what_is_under_way_when_the_block_begins_is_work_too(machine, cycles):
@@ -216,10 +261,16 @@ def test_the_races_of_the_recording_are_told(machine):
     (found,) = trace.races
     spans = trace.spans
     kernels = np.flatnonzero(spans.kind == KERNEL)
-    assert [(s.name, s.stream) for s in (found.first, found.second)] == [("normal_", 0), ("sum", side.stream_id)]
+    assert [(s.name, s.stream) for s in (found.first, found.second)] == [
+        ("normal_", 0),
+        ("sum", side.stream_id),
+    ]
     assert found.kind == "stale read" and found.second.line.startswith("test_spans.py:")
     for told, span in zip((found.first, found.second), kernels, strict=True):
-        assert (told.start, told.end) == (pytest.approx(spans.start[span]), pytest.approx(spans.end[span]))
+        assert (told.start, told.end) == (
+            pytest.approx(spans.start[span]),
+            pytest.approx(spans.end[span]),
+        )
 
 
 def test_columns_are_in_order_and_launches_keep_their_span():
@@ -231,7 +282,11 @@ def test_columns_are_in_order_and_launches_keep_their_span():
         ]
     )
     assert spans.start.tolist() == [0, 1, 2] and spans.end.tolist() == [0.5, 2, 3]
-    assert [spans.names[name] for name in spans.name] == ["b", "a", "b"] and spans.launch.tolist() == [-1, 2, -1]
+    assert [spans.names[name] for name in spans.name] == [
+        "b",
+        "a",
+        "b",
+    ] and spans.launch.tolist() == [-1, 2, -1]
     assert len(Spans.of([])) == 0
 
 
@@ -241,7 +296,8 @@ def test_what_follows_one_another_overlaps_in_nothing():
     for _ in range(50):
         edges = np.cumsum(generator.random(9) * 1e-3)
         spans = Spans.of(
-            (start, end - start, 0, 0, (KERNEL, H2D)[index % 2], "x", 0, -1) for index, (start, end) in enumerate(pairwise(edges))
+            (start, end - start, 0, 0, (KERNEL, H2D)[index % 2], "x", 0, -1)
+            for index, (start, end) in enumerate(pairwise(edges))
         )
         assert seconds_of_both(spans, spans.kind == KERNEL, spans.kind == H2D) == 0.0
 

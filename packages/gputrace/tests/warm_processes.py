@@ -111,7 +111,11 @@ def become(request: dict) -> None:
     output = os.open(request["output"], os.O_WRONLY | os.O_APPEND)
     for target, source in enumerate((nothing, output, output)):
         os.dup2(source, target)
-    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(0),
+        os.fdopen(1, "w", buffering=1),
+        os.fdopen(2, "w", buffering=1),
+    )
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])

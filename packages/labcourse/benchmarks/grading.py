@@ -42,13 +42,17 @@ ODD = {  # every tenth submission does one of these
 def course_in(folder: Path) -> assignment.Course:
     path = folder / "course.toml"
     limits = "[limits]\ncell_seconds = 5\ntrial_seconds = 5\nseconds = 20\nmemory = '1GiB'\n"
-    path.write_text(f'course = "x"\nseed = "{"5" * 32}"\nnotebooks = "{NOTEBOOKS}"\n[labs."01"]\n{limits}')
+    path.write_text(
+        f'course = "x"\nseed = "{"5" * 32}"\nnotebooks = "{NOTEBOOKS}"\n[labs."01"]\n{limits}'
+    )
     return assignment.read(path)
 
 
 def submission(number: int, answers: list[str]) -> bytes:
     odd = list(ODD.values())[number // 10 % len(ODD)] if number % 10 == 9 else f"# {number}"
-    return notebook(odd, *answers[:-1], f"{answers[-1]}\n# {number}", number=NUMBERS[-1], name="copy_while")
+    return notebook(
+        odd, *answers[:-1], f"{answers[-1]}\n# {number}", number=NUMBERS[-1], name="copy_while"
+    )
 
 
 def memory_of_all() -> int:
@@ -56,28 +60,48 @@ def memory_of_all() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def graded(course: assignment.Course, source: Path, out: Path, workers: int) -> tuple[float, list[int]]:
+def graded(
+    course: assignment.Course, source: Path, out: Path, workers: int
+) -> tuple[float, list[int]]:
     """Seconds for all, and this process's memory after each."""
     submissions, problems = collect.collect(source, course)
     store, used = grading.Store(out), []
     began = time.monotonic()
-    grading.grade_all(course, submissions, store, workers, sandbox="bubblewrap", progress=lambda *line: used.append(memory_of_all()))
+    grading.grade_all(
+        course,
+        submissions,
+        store,
+        workers,
+        sandbox="bubblewrap",
+        progress=lambda *line: used.append(memory_of_all()),
+    )
     results.write(course, submissions, problems, store)
     return time.monotonic() - began, used
 
 
-def with_nbgrader(program: str, course: assignment.Course, folder: Path, answers: list[str], count: int) -> float:
+def with_nbgrader(
+    program: str, course: assignment.Course, folder: Path, answers: list[str], count: int
+) -> float:
     """Seconds a submission that nbgrader's autograde takes for honest notebooks, one after the other, as it does."""
     release.write(release.files(course, list(course.labs), "nbgrader"), folder)
     kernel = folder / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
-    paths = {"JUPYTER_PATH": str(folder / "jupyter"), "HOME": str(folder), "LABKIT_VIRTUAL": "1", "PYTHONPATH": str(ROOT)}
+    (kernel / "kernel.json").write_text(
+        json.dumps({"argv": command, "display_name": "Python 3", "language": "python"})
+    )
+    paths = {
+        "JUPYTER_PATH": str(folder / "jupyter"),
+        "HOME": str(folder),
+        "LABKIT_VIRTUAL": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     paths["PATH"] = os.pathsep.join([os.path.dirname(program), os.environ["PATH"]])
 
     def run(*words: str) -> None:
-        subprocess.run([program, *words], cwd=folder, env=os.environ | paths, check=True, capture_output=True)
+        subprocess.run(
+            [program, *words], cwd=folder, env=os.environ | paths, check=True, capture_output=True
+        )
 
     run("generate_assignment", LAB)
     released = json.loads((folder / "release" / LAB / f"{LAB}.ipynb").read_text())
@@ -112,9 +136,13 @@ def main() -> None:
         table = (folder / "out" / "grades.csv").read_text().splitlines()
         marked = sum(",5,5," in line for line in table)
         each = f"{seconds / options.count:.2f} s each"
-        print(f"{options.count} submissions, {options.workers} workers: {seconds:.0f} s, {each}; {marked} full marks")
+        print(
+            f"{options.count} submissions, {options.workers} workers: {seconds:.0f} s, {each}; {marked} full marks"
+        )
         quarter = len(used) // 4
-        print(f"the grader's memory: {max(used[:quarter]) >> 20} MiB in the first quarter, {max(used[-quarter:]) >> 20} MiB in the last")
+        print(
+            f"the grader's memory: {max(used[:quarter]) >> 20} MiB in the first quarter, {max(used[-quarter:]) >> 20} MiB in the last"
+        )
         if options.nbgrader:
             honest, few = folder / "honest", 8
             for number in range(few):
@@ -123,7 +151,9 @@ def main() -> None:
                 path.write_bytes(submission(10 * number, answers))
             ours = graded(course, honest, folder / "honest_out", 1)[0] / few
             theirs = with_nbgrader(options.nbgrader, course, folder / "nbgrader", answers, few)
-            print(f"an honest submission, one worker: {ours:.2f} s; with nbgrader {theirs:.2f} s; ratio {ours / theirs:.2f}")
+            print(
+                f"an honest submission, one worker: {ours:.2f} s; with nbgrader {theirs:.2f} s; ratio {ours / theirs:.2f}"
+            )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,9 @@ def borrowed_sandbox(borrowing):
 def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("course") / "course.toml"
     lessons = sorted(lesson.stem[:2] for lesson in shipped().glob("*.ipynb"))
-    path.write_text(COURSE.partition("[labs")[0] + "".join(f'[labs."{lesson}"]\n' for lesson in lessons))
+    path.write_text(
+        COURSE.partition("[labs")[0] + "".join(f'[labs."{lesson}"]\n' for lesson in lessons)
+    )
     return assignment.read(path)
 
 
@@ -90,7 +92,16 @@ def tried(whole, sandbox):
         lab = whole.lab(number[:2])
         exercise = next(item for item in lab.exercises if item.number == number)
         lab = assignment.Assignment(lab.name, lab.title, (exercise,))
-        cells = [cell.replace("ANSWER", "return torch.tensor(numbers, device='cuda')") for cell in cells]
-        return examination.examine(notebook(*cells, number=number, name=exercise.name), "ada", lab, whole, frozenset({given}), sandbox)
+        cells = [
+            cell.replace("ANSWER", "return torch.tensor(numbers, device='cuda')") for cell in cells
+        ]
+        return examination.examine(
+            notebook(*cells, number=number, name=exercise.name),
+            "ada",
+            lab,
+            whole,
+            frozenset({given}),
+            sandbox,
+        )
 
     return examine

@@ -36,7 +36,18 @@ def solution(number: str) -> str:
 
 def notebook(*cells: str, number: str = "00.1", name: str = "on_gpu") -> bytes:
     """A notebook file with the set-up, these cells, of which the last is tagged as the exercise's, and its check."""
-    built = [{"cell_type": "code", "source": source, "metadata": {}, "outputs": [], "execution_count": None} for source in (SETUP, *cells)]
+    built = [
+        {
+            "cell_type": "code",
+            "source": source,
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+        }
+        for source in (SETUP, *cells)
+    ]
     built[-1]["metadata"] = {"tags": ["exercise"], "labkit": {"exercise": number}}
-    built.append({"cell_type": "code", "source": f'labkit.check("{number}", {name})', "metadata": {}})
+    built.append(
+        {"cell_type": "code", "source": f'labkit.check("{number}", {name})', "metadata": {}}
+    )
     return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": built}).encode()

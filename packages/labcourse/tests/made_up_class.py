@@ -23,7 +23,18 @@ ANSWERS = {
     ],
 }
 # Each gives back the same numbers, so that the answer stays right.
-METHODS = ("clone", "detach", "contiguous", "float", "flatten", "ravel", "positive", "conj", "resolve_conj", "resolve_neg")
+METHODS = (
+    "clone",
+    "detach",
+    "contiguous",
+    "float",
+    "flatten",
+    "ravel",
+    "positive",
+    "conj",
+    "resolve_conj",
+    "resolve_neg",
+)
 NEW_NAMES = ("banana", "zeta", "tmp_1", "q", "w", "e", "r2")
 
 
@@ -36,7 +47,11 @@ def own_answer(student: int, name: str = "on_gpu") -> str:
 
 def renamed(source: str) -> str:
     tree = ast.parse(source)
-    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    stored = [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
     stored += [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
     new = dict(zip(dict.fromkeys(stored), NEW_NAMES, strict=False))
     for node in ast.walk(tree):
@@ -48,7 +63,13 @@ def renamed(source: str) -> str:
 
 
 def reformatted(source: str) -> str:
-    return source.replace("(", "( ").replace("    ", "\t").replace("'", '"').replace(" = ", "=").replace("\n", "\n\n")
+    return (
+        source.replace("(", "( ")
+        .replace("    ", "\t")
+        .replace("'", '"')
+        .replace(" = ", "=")
+        .replace("\n", "\n\n")
+    )
 
 
 def commented(source: str) -> str:
@@ -60,19 +81,26 @@ def commented(source: str) -> str:
 def reordered(source: str) -> str:
     """With the first two lines, which need nothing of each other, the other way round."""
     lines = source.splitlines()
-    lines[1], lines[2] = (lines[2], lines[1]) if not lines[2].lstrip().startswith("for ") else (lines[1], lines[2])
+    lines[1], lines[2] = (
+        (lines[2], lines[1]) if not lines[2].lstrip().startswith("for ") else (lines[1], lines[2])
+    )
     return "\n".join(lines)
 
 
 def annotated(source: str) -> str:
-    return source.replace("numbers)", "numbers: list) -> 'torch.Tensor'", 1) + "\n\nprint(on_gpu([1.0, 2.0]))\nmine = 3\n"
+    return (
+        source.replace("numbers)", "numbers: list) -> 'torch.Tensor'", 1)
+        + "\n\nprint(on_gpu([1.0, 2.0]))\nmine = 3\n"
+    )
 
 
 def looped(source: str) -> str:
     """With a loop in place of a comprehension."""
     return re.sub(
         r"    (\w+) = \[(.*) (for \w+ in \w+)( if .*)?\]\n",
-        lambda m: f"    {m[1]} = []\n    {m[3]}:\n        {f'if{m[4][3:]}: ' if m[4] else ''}{m[1]}.append({m[2]})\n",
+        lambda m: (
+            f"    {m[1]} = []\n    {m[3]}:\n        {f'if{m[4][3:]}: ' if m[4] else ''}{m[1]}.append({m[2]})\n"
+        ),
         source,
     )
 
@@ -81,8 +109,13 @@ def with_constants(source: str) -> str:
     """With each constant under a name, at the top of the cell or of the function."""
     tree = ast.parse(source)
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    names = [ast.Assign([ast.Name(f"MY_{place}")], ast.Constant(node.value), lineno=0) for place, node in enumerate(found)]
-    lines = ast.unparse(_Named({id(node): f"MY_{place}" for place, node in enumerate(found)}).visit(tree)).splitlines()
+    names = [
+        ast.Assign([ast.Name(f"MY_{place}")], ast.Constant(node.value), lineno=0)
+        for place, node in enumerate(found)
+    ]
+    lines = ast.unparse(
+        _Named({id(node): f"MY_{place}" for place, node in enumerate(found)}).visit(tree)
+    ).splitlines()
     half = len(names) // 2
     inside = ["    " + ast.unparse(name) for name in names[:half]]
     return "\n".join([*map(ast.unparse, names[half:]), lines[0], *inside, *lines[1:]])
@@ -105,13 +138,19 @@ def with_dead_code(source: str) -> str:
 
 def with_another_name(source: str) -> str:
     """With a name for what is returned, and without the short form of a sum."""
-    source = re.sub(r"    return ([^0-9\n]+)\n", r"    answer = \1\n    return answer\n", source + "\n")
+    source = re.sub(
+        r"    return ([^0-9\n]+)\n", r"    answer = \1\n    return answer\n", source + "\n"
+    )
     return re.sub(r"(\w+) \+= (.*)", r"\1 = \2 + \1", source)
 
 
 def turned(source: str) -> str:
     """With conditions the other way round."""
-    return re.sub(r"if (\w+) > 100:\n(.*)\n    else:\n(.*)\n", r"if not 100 < \1:\n\3\n        pass\n    else:\n\2\n", source)
+    return re.sub(
+        r"if (\w+) > 100:\n(.*)\n    else:\n(.*)\n",
+        r"if not 100 < \1:\n\3\n        pass\n    else:\n\2\n",
+        source,
+    )
 
 
 def imported(source: str) -> str:

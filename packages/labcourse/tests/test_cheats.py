@@ -33,7 +33,10 @@ ENDINGS = {
         "time",
     ),
     "endless loop in C": ("import re; re.match(r'(a*)*b', 'a' * 60)", "time"),
-    "fork bomb": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "processes"),
+    "fork bomb": (
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        "processes",
+    ),
     "processes that leave their session": (
         "import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(1000)",
         "processes",
@@ -55,7 +58,10 @@ ENDINGS = {
         "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\xff' * 1000)\n    except OSError: pass",
         "tampered",
     ),
-    "the line closed": ("import os\nfor fd in range(3, 256):\n    try: os.close(fd)\n    except OSError: pass", "ended"),
+    "the line closed": (
+        "import os\nfor fd in range(3, 256):\n    try: os.close(fd)\n    except OSError: pass",
+        "ended",
+    ),
 }
 
 
@@ -63,7 +69,9 @@ ENDINGS = {
 def examine(course, sandbox):
     def examined(data, limits=LIMITS, lab=None):
         sandbox.limits = limits
-        return examination.examine(data, "ada", lab or course.lab("00"), course, frozenset(), sandbox)
+        return examination.examine(
+            data, "ada", lab or course.lab("00"), course, frozenset(), sandbox
+        )
 
     yield examined
     sandbox.limits = LIMITS
@@ -95,24 +103,34 @@ def test_a_cell_that(name, examine):
     assert_unharmed(examine)
 
 
-@pytest.mark.parametrize("name", [name for name in ENDINGS if ENDINGS[name][1] in ("time", "ended", "memory", "output")])
+@pytest.mark.parametrize(
+    "name", [name for name in ENDINGS if ENDINGS[name][1] in ("time", "ended", "memory", "output")]
+)
 def test_an_answer_that(name, examine):
     """The same within the answer, when it is tried."""
     source, status = ENDINGS[name]
     body = "\n".join(f"    {line}" for line in source.splitlines())
     examined = examine(notebook(f"def on_gpu(numbers):\n{body}"), limits_for(status))
     assert sum(result["points"] for result in examined.exercises) == 0
-    assert examined.points is None or examined.exercises[0]["message"].startswith("Not yet: your answer raised")
+    assert examined.points is None or examined.exercises[0]["message"].startswith(
+        "Not yet: your answer raised"
+    )
     assert_unharmed(examine)
 
 
 def test_a_right_answer_beside_a_hanging_one_keeps_its_point(course, examine):
     """Only the exercise that hangs is lost: the others are tried in another process."""
     lab = course.lab("01")
-    lab = dataclasses.replace(lab, exercises=lab.exercises[:3])  # that take no time, however busy the machine
+    lab = dataclasses.replace(
+        lab, exercises=lab.exercises[:3]
+    )  # that take no time, however busy the machine
     cells = [solution(exercise.number) for exercise in lab.exercises]
     cells[1] = "def on_device(index, work):\n    while True: pass"
-    examined = examine(notebook(*cells, number="01.2", name="on_device"), dataclasses.replace(LIMITS, trial_seconds=10), lab)
+    examined = examine(
+        notebook(*cells, number="01.2", name="on_device"),
+        dataclasses.replace(LIMITS, trial_seconds=10),
+        lab,
+    )
     assert [result["status"] for result in examined.exercises] == ["right", "time", "right"]
     assert (examined.points, examined.status) == (2.0, "time")
 
@@ -135,7 +153,12 @@ def test_a_worthless_answer(name, examine):
 
 
 def test_nothing_is_left_between_submissions(examine):
-    first = examine(notebook("open('mine', 'w').write('1'); open('/dev/shm/mine', 'w').write('1')\nimport torch; torch.mark = 1", RIGHT))
+    first = examine(
+        notebook(
+            "open('mine', 'w').write('1'); open('/dev/shm/mine', 'w').write('1')\nimport torch; torch.mark = 1",
+            RIGHT,
+        )
+    )
     assert first.points == 1
     second = examine(
         notebook(
@@ -188,7 +211,10 @@ def test_a_lost_tag_or_check_is_reported_only_where_the_answer_is_lost_too(exami
         assert changed(WRONG, *changes) == ("graded", 0, [])
     assert changed(STUB, lose_tag) == ("graded", 0, [])
     status, points, remarks = changed("x = 1", lose_tag, lose_check)
-    assert (status, points) == ("altered", 0) and "neither the cell of 00.1 nor its check is there" in remarks[0]
+    assert (status, points) == (
+        "altered",
+        0,
+    ) and "neither the cell of 00.1 nor its check is there" in remarks[0]
 
 
 @pytest.fixture(scope="module", params=["unshare", "none"])
@@ -202,10 +228,17 @@ def lesser(request):
         yield box
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder")
+@pytest.mark.skipif(
+    not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder"
+)
 def test_the_lesser_backends_leave_the_memory_that_others_share_alone(lesser, course):
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as anothers:
-        assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), lesser).points == 1
+        assert (
+            examination.examine(
+                notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), lesser
+            ).points
+            == 1
+        )
         assert os.path.exists(anothers.name)
 
 
@@ -219,17 +252,26 @@ def test_the_lesser_backends_warn_and_still_keep_their_limits(lesser, course):
         "import os, time\nfor _ in range(80):\n    if os.fork() == 0:\n        time.sleep(1000)\ntime.sleep(3)": "processes",
     }.items():
         lesser.limits = limits_for(status)
-        examined = examination.examine(notebook(source, STUB), "ada", course.lab("00"), course, frozenset(), lesser)
+        examined = examination.examine(
+            notebook(source, STUB), "ada", course.lab("00"), course, frozenset(), lesser
+        )
         assert examined.points is None and examined.status == status, (source, examined)
     lesser.limits = LIMITS
-    assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), lesser).points == 1
+    assert (
+        examination.examine(
+            notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), lesser
+        ).points
+        == 1
+    )
 
 
 def test_no_process_stays_when_a_sandbox_is_closed(bubblewrap):
     box = sandbox.Sandbox(bubblewrap, LIMITS)
     with box.run() as process:
         process.ask({"cells": [], "random": 1, "seconds": 1}, 10)
-        children = subprocess.run(["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True).stdout
+        children = subprocess.run(
+            ["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True
+        ).stdout
     assert "labcourse.sandbox_server" in children
     pid = box._server.pid
     box.close()

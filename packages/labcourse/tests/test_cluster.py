@@ -18,7 +18,10 @@ PORT = 38786
 NAMES = ("labkit-a", "labkit-b")
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 MANY = CLASS | {
-    f"s{number:02d}": notebook(RIGHT if number % 3 else WRONG, f"# {number}", RIGHT if number % 3 else WRONG) for number in range(8)
+    f"s{number:02d}": notebook(
+        RIGHT if number % 3 else WRONG, f"# {number}", RIGHT if number % 3 else WRONG
+    )
+    for number in range(8)
 }
 
 pytest.importorskip("distributed", reason="Dask is not installed: run `make test-cluster`")
@@ -38,7 +41,20 @@ def two_machines():
         for name in NAMES:
             if ip("netns", "add", name).returncode:
                 pytest.skip("network namespaces cannot be made here")
-        ip("link", "add", "labkit0", "netns", NAMES[0], "type", "veth", "peer", "name", "labkit1", "netns", NAMES[1])
+        ip(
+            "link",
+            "add",
+            "labkit0",
+            "netns",
+            NAMES[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "labkit1",
+            "netns",
+            NAMES[1],
+        )
         for number, (name, address) in enumerate(zip(NAMES, ADDRESSES, strict=True)):
             for words in (
                 ("addr", "add", f"{address}/24", "dev", f"labkit{number}"),
@@ -54,7 +70,9 @@ def two_machines():
 
 @contextlib.contextmanager
 def started(*command):
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         yield process
     finally:
@@ -69,8 +87,26 @@ def started(*command):
 
 def worker(namespace, number):
     """A Dask worker on one of the machines, with one thread."""
-    dask = [sys.executable, "-m", "distributed.cli.dask_worker", f"tcp://{ADDRESSES[0]}:{PORT}", "--nthreads", "1", "--no-dashboard"]
-    return started("ip", "netns", "exec", namespace, *dask, "--name", f"worker-{number}", "--death-timeout", "120")
+    dask = [
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_worker",
+        f"tcp://{ADDRESSES[0]}:{PORT}",
+        "--nthreads",
+        "1",
+        "--no-dashboard",
+    ]
+    return started(
+        "ip",
+        "netns",
+        "exec",
+        namespace,
+        *dask,
+        "--name",
+        f"worker-{number}",
+        "--death-timeout",
+        "120",
+    )
 
 
 @pytest.fixture
@@ -80,15 +116,47 @@ def course_file(tmp_path):
     return path
 
 
-def test_two_machines_give_the_bytes_of_one_and_losing_a_worker_loses_nothing(two_machines, course_file, borrowing, tmp_path):
+def test_two_machines_give_the_bytes_of_one_and_losing_a_worker_loses_nothing(
+    two_machines, course_file, borrowing, tmp_path
+):
     with borrowing():
-        assert grade(assignment.read(course_file), hand_in(tmp_path / "in", MANY), tmp_path / "alone") == len(MANY)
+        assert grade(
+            assignment.read(course_file), hand_in(tmp_path / "in", MANY), tmp_path / "alone"
+        ) == len(MANY)
     inside = ["ip", "netns", "exec", NAMES[0]]
-    scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", ADDRESSES[0], "--port", str(PORT), "--no-dashboard"]
-    command = [*inside, sys.executable, "-m", "labkit", "course", "grade", str(tmp_path / "in"), "--course", str(course_file)]
-    command += ["--scheduler", f"tcp://{ADDRESSES[0]}:{PORT}", "--sandbox", "bubblewrap", "--out", str(tmp_path / "two")]
+    scheduler = [
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_scheduler",
+        "--host",
+        ADDRESSES[0],
+        "--port",
+        str(PORT),
+        "--no-dashboard",
+    ]
+    command = [
+        *inside,
+        sys.executable,
+        "-m",
+        "labkit",
+        "course",
+        "grade",
+        str(tmp_path / "in"),
+        "--course",
+        str(course_file),
+    ]
+    command += [
+        "--scheduler",
+        f"tcp://{ADDRESSES[0]}:{PORT}",
+        "--sandbox",
+        "bubblewrap",
+        "--out",
+        str(tmp_path / "two"),
+    ]
     with started(*inside, *scheduler), worker(NAMES[0], 1), worker(NAMES[1], 2) as second:
-        grading = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        grading = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         while f"of {len(MANY)}" not in grading.stderr.readline():
             assert grading.poll() is None
         os.killpg(second.pid, 9)
@@ -103,8 +171,20 @@ def test_no_scheduler_is_said_in_one_line(course_file, tmp_path):
     hand_in(tmp_path / "in", {"ada": CLASS["ada"]})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    arguments = ["course", "grade", "in", "--out", "out", "--course", str(course_file), "--scheduler", f"tcp://127.0.0.1:{port}"]
+    arguments = [
+        "course",
+        "grade",
+        "in",
+        "--out",
+        "out",
+        "--course",
+        str(course_file),
+        "--scheduler",
+        f"tcp://127.0.0.1:{port}",
+    ]
     impatient = f"import sys; from labkit import cli; from labcourse import grading; grading.PATIENCE = 1; sys.exit(cli.main({arguments}))"
-    done = subprocess.run([sys.executable, "-c", impatient], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", impatient], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("labkit course: ")

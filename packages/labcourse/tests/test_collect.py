@@ -28,7 +28,11 @@ def put(folder, name, data=ANSWER):
 
 
 def kinds(problems, student=None):
-    return [problem.kind for problem in problems if problem.kind != "missing" and student in (None, problem.student)]
+    return [
+        problem.kind
+        for problem in problems
+        if problem.kind != "missing" and student in (None, problem.student)
+    ]
 
 
 def test_folders_of_students(course, tmp_path):
@@ -38,10 +42,18 @@ def test_folders_of_students(course, tmp_path):
     put(tmp_path, "dee/00_start_here.ipynb", b"x" * (LARGEST + 1))
     put(tmp_path, "eve/00_start_here.ipynb", b"{broken")
     submissions, problems = collect.collect(tmp_path, course, ["ada", "bob", "fay"])
-    assert [(item.student, item.lab) for item in submissions] == [("ada", LAB), ("bob", LAB), ("eve", LAB)]
+    assert [(item.student, item.lab) for item in submissions] == [
+        ("ada", LAB),
+        ("bob", LAB),
+        ("eve", LAB),
+    ]
     assert kinds(problems, "bob") == ["renamed"] and kinds(problems, "cyd") == ["not a notebook"]
-    assert "larger than 20 MiB" in next(problem.detail for problem in problems if problem.student == "dee")
-    assert ("fay", LAB) in {(problem.student, problem.lab) for problem in problems if problem.kind == "missing"}
+    assert "larger than 20 MiB" in next(
+        problem.detail for problem in problems if problem.student == "dee"
+    )
+    assert ("fay", LAB) in {
+        (problem.student, problem.lab) for problem in problems if problem.kind == "missing"
+    }
     assert ("ada", LAB) not in {(problem.student, problem.lab) for problem in problems}
 
 
@@ -75,9 +87,13 @@ def test_one_name_in_two_unicode_forms_is_one_student(course, tmp_path):
 )
 def test_a_name_that_can_be_read_in_two_ways_is_refused_by_name(name, course, tmp_path):
     victim = "Ada_11111_assignsubmission_file_00_start_here.ipynb"
-    submissions, problems = collect.collect(zipped(tmp_path / "all.zip", (name, ANSWER), (victim, ANSWER)), course)
+    submissions, problems = collect.collect(
+        zipped(tmp_path / "all.zip", (name, ANSWER), (victim, ANSWER)), course
+    )
     assert [item.student for item in submissions] == ["11111"]
-    assert kinds(problems) == ["name"] and name in problems[0].detail and "22222" in problems[0].detail
+    assert (
+        kinds(problems) == ["name"] and name in problems[0].detail and "22222" in problems[0].detail
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +107,9 @@ def test_a_name_that_can_be_read_in_two_ways_is_refused_by_name(name, course, tm
 )
 def test_what_a_student_writes_into_a_name_says_nothing(name, course, tmp_path):
     submissions, _ = collect.collect(zipped(tmp_path / "all.zip", (name, ANSWER)), course)
-    assert [(item.student, item.received, item.late) for item in submissions] == [("22222", "", False)]
+    assert [(item.student, item.received, item.late) for item in submissions] == [
+        ("22222", "", False)
+    ]
 
 
 def test_a_students_own_time_is_not_believed(course, tmp_path):
@@ -106,11 +124,17 @@ def test_a_students_own_time_is_not_believed(course, tmp_path):
 
 def test_with_nbgrader_the_latest_submission_counts(course, tmp_path):
     for time, answer in (("10:00:00.10", "1"), ("10:00:00.30", "3"), ("10:00:00.20", "2")):
-        put(tmp_path, f"ada+{LAB}+2026-11-20 {time} UTC+x{answer}/{LAB}.ipynb", notebook(f"def on_gpu(numbers): return {answer}"))
+        put(
+            tmp_path,
+            f"ada+{LAB}+2026-11-20 {time} UTC+x{answer}/{LAB}.ipynb",
+            notebook(f"def on_gpu(numbers): return {answer}"),
+        )
     submissions, problems = collect.collect(tmp_path, course)
     assert [b"return 3" in item.read() for item in submissions] == [True] and kinds(problems) == []
     assert submissions[0].received == "2026-11-20T10:00:00+00:00"
-    put(tmp_path, f"ada+{LAB}+2026-11-21 10:00:00 CEST+x4/{LAB}.ipynb")  # a time that cannot be compared
+    put(
+        tmp_path, f"ada+{LAB}+2026-11-21 10:00:00 CEST+x4/{LAB}.ipynb"
+    )  # a time that cannot be compared
     submissions, problems = collect.collect(tmp_path, course)
     assert submissions == [] and kinds(problems) == ["duplicate"]
 
@@ -122,9 +146,16 @@ def test_one_student_with_too_many_files_is_one_students_problem(course, tmp_pat
         put(tmp_path, f"in/eve/{number}.txt", b"")
         put(tmp_path, f"flat/Eve_22_assignsubmission_file_{number}.ipynb", b"")
     put(tmp_path, f"flat/Ada_11_assignsubmission_file_{LAB}.ipynb")
-    members = [(str(path.relative_to(tmp_path / "in")), path.read_bytes()) for path in (tmp_path / "in").rglob("*.*")]
+    members = [
+        (str(path.relative_to(tmp_path / "in")), path.read_bytes())
+        for path in (tmp_path / "in").rglob("*.*")
+    ]
     archive = zipped(tmp_path / "in.zip", *members)
-    for source, ada, eve in ((tmp_path / "in", "ada", "eve"), (archive, "ada", "eve"), (tmp_path / "flat", "11", "22")):
+    for source, ada, eve in (
+        (tmp_path / "in", "ada", "eve"),
+        (archive, "ada", "eve"),
+        (tmp_path / "flat", "11", "22"),
+    ):
         submissions, problems = collect.collect(source, course)
         assert [item.student for item in submissions] == [ada]
         assert [problem.detail for problem in problems if problem.student == eve] == [
@@ -144,7 +175,10 @@ def test_an_export_of_gradescope_has_a_folder_for_each_submission(course, tmp_pa
     for number in (5, 6):
         put(tmp_path, f"in/assignment_1_export/submission_{number}/{LAB}.ipynb")
     put(tmp_path, "in/assignment_1_export/submission_metadata.yml", b"")
-    members = [(str(path.relative_to(tmp_path / "in")), path.read_bytes()) for path in (tmp_path / "in").rglob("*.*")]
+    members = [
+        (str(path.relative_to(tmp_path / "in")), path.read_bytes())
+        for path in (tmp_path / "in").rglob("*.*")
+    ]
     for source in (tmp_path / "in", zipped(tmp_path / "in.zip", *members)):
         submissions, _ = collect.collect(source, course)
         assert [item.student for item in submissions] == ["submission_5", "submission_6"]
@@ -171,7 +205,11 @@ def test_many_files_that_are_no_notebooks_are_one_remark(course, tmp_path):
     for number in range(9):
         put(tmp_path, f"ada/picture-{number}.png", b"")
     _, problems = collect.collect(tmp_path, course)
-    assert kinds(problems) == ["not a notebook"] and "ada/picture-0.png" in problems[0].detail and "6 more" in problems[0].detail
+    assert (
+        kinds(problems) == ["not a notebook"]
+        and "ada/picture-0.png" in problems[0].detail
+        and "6 more" in problems[0].detail
+    )
 
 
 @pytest.mark.parametrize("name", [f"{LAB} (1)", f"{LAB}-2", f"my_{LAB}"])
@@ -183,7 +221,11 @@ def test_the_number_of_a_copy_is_no_other_name(name, course, tmp_path):
 
 def test_a_notebook_beside_that_of_the_lab_is_left_out(course, tmp_path):
     put(tmp_path, f"ada+{LAB}+2026-11-20 10:00:00 UTC+x/{LAB}.ipynb")
-    put(tmp_path, f"ada+{LAB}+2026-11-20 10:00:00 UTC+x/scratch.ipynb", b'{"cells": [{"cell_type": "code", "source": "1"}]}')
+    put(
+        tmp_path,
+        f"ada+{LAB}+2026-11-20 10:00:00 UTC+x/scratch.ipynb",
+        b'{"cells": [{"cell_type": "code", "source": "1"}]}',
+    )
     submissions, problems = collect.collect(tmp_path, course)
     assert [item.origin.rpartition("/")[2] for item in submissions] == [f"{LAB}.ipynb"]
     assert "left out" in kinds(problems) and "duplicate" not in kinds(problems)
@@ -207,7 +249,12 @@ def test_a_lab_is_missing_once_it_is_due(course, tmp_path):
     timed = replace(course, labs=labs, extensions={("bob", second.name): now + timedelta(days=1)})
     _, problems = collect.collect(tmp_path, timed, ["ada", "bob", "cyd"], now)
     missing = [(problem.student, problem.lab) for problem in problems if problem.kind == "missing"]
-    assert missing == [("bob", first.name), ("cyd", first.name), ("ada", second.name), ("cyd", second.name)]
+    assert missing == [
+        ("bob", first.name),
+        ("cyd", first.name),
+        ("ada", second.name),
+        ("cyd", second.name),
+    ]
 
 
 def test_an_extension_for_nobody_in_the_list_is_named(course, tmp_path):
@@ -245,7 +292,9 @@ def test_names_that_are_no_ids_are_refused(course, tmp_path):
     os.makedirs(os.fsencode(tmp_path) + b"/\xff\xfe")
     (tmp_path / os.fsdecode(b"\xff\xfe") / f"{LAB}.ipynb").write_bytes(ANSWER)
     submissions, problems = collect.collect(tmp_path, course)
-    assert [item.student for item in submissions if item.student.isprintable()] == [item.student for item in submissions]
+    assert [item.student for item in submissions if item.student.isprintable()] == [
+        item.student for item in submissions
+    ]
     assert kinds(problems).count("name") == 2
     collect.write(submissions, problems, tmp_path / "to")
 
@@ -263,12 +312,17 @@ def test_the_zip_file_of_a_platform(course, tmp_path):
         (f"lovelaceada_12345_678901_{LAB}.ipynb", ANSWER),
         (f"hopper_LATE_23456_678902_{LAB}-1.ipynb", ANSWER),
         (f"Alan Turing_34567_assignsubmission_file_/{LAB}.ipynb", ANSWER),
-        (f"Flat Person_45678_assignsubmission_file_{LAB}.ipynb", ANSWER),  # downloaded without folders
+        (
+            f"Flat Person_45678_assignsubmission_file_{LAB}.ipynb",
+            ANSWER,
+        ),  # downloaded without folders
         ("__MACOSX/._x.ipynb", b""),
     )
     submissions, problems = collect.collect(path, course)
     assert [item.student for item in submissions] == ["12345", "23456", "34567", "45678"]
-    assert all(item.lab == LAB and item.file_time and not item.received for item in submissions)  # a zip's time is the download's
+    assert all(
+        item.lab == LAB and item.file_time and not item.received for item in submissions
+    )  # a zip's time is the download's
     assert [item.late for item in submissions] == [False, True, False, False]
     assert set(kinds(problems)) <= {"renamed"}
 
@@ -279,7 +333,9 @@ def test_who_is_not_in_the_list_is_named_and_collected_all_the_same(course, tmp_
     assert [item.student for item in submissions] == ["12345"] and "unlisted" not in kinds(problems)
     submissions, problems = collect.collect(path, course, ["ada"])
     assert [item.student for item in submissions] == ["12345"]
-    assert kinds(problems) == ["unlisted"] and {problem.student for problem in problems if problem.kind == "missing"} == {"ada"}
+    assert kinds(problems) == ["unlisted"] and {
+        problem.student for problem in problems if problem.kind == "missing"
+    } == {"ada"}
 
 
 def test_hostile_members_of_a_zip_file(course, tmp_path):
@@ -345,6 +401,13 @@ def test_what_was_collected_is_read_back_alike(course, tmp_path):
     again, known = collect.collect(tmp_path / "to", course)
     for item, same in zip(submissions, again, strict=True):
         assert (same.student, same.lab, same.read()) == (item.student, item.lab, item.read())
-        assert (same.received, same.known_from, same.file_time) == (item.received, item.known_from, item.file_time)
+        assert (same.received, same.known_from, same.file_time) == (
+            item.received,
+            item.known_from,
+            item.file_time,
+        )
     assert kinds(known) == ["duplicate"]  # what was renamed has its name now
-    assert json.loads((tmp_path / "to" / "collected.json").read_text())["submissions"][0]["sha256"] == submissions[0].digest
+    assert (
+        json.loads((tmp_path / "to" / "collected.json").read_text())["submissions"][0]["sha256"]
+        == submissions[0].digest
+    )

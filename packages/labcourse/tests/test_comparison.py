@@ -19,7 +19,9 @@ def groups_of(answers: dict[str, str], name: str = "on_gpu") -> list[set[str]]:
 
 
 @pytest.mark.parametrize("disguise", DISGUISES)
-@pytest.mark.parametrize(("student", "name"), [(0, "on_gpu"), (1, "on_gpu"), (2, "on_gpu"), (3, "fit")])
+@pytest.mark.parametrize(
+    ("student", "name"), [(0, "on_gpu"), (1, "on_gpu"), (2, "on_gpu"), (3, "fit")]
+)
 def test_a_disguised_copy_is_the_same_answer(disguise, student, name):
     source = own_answer(student, name)
     assert normalized(disguise(source), name).form == normalized(source, name).form
@@ -47,12 +49,20 @@ def test_another_answer_is_another(other):
 
 
 def test_what_is_no_answer_is_compared_with_nothing():
-    for source in ("", "def on_gpu(numbers): ...", "def on_gpu(numbers):\n    '''Doc.'''\n    pass", "# later", "print(3)"):
+    for source in (
+        "",
+        "def on_gpu(numbers): ...",
+        "def on_gpu(numbers):\n    '''Doc.'''\n    pass",
+        "# later",
+        "print(3)",
+    ):
         assert normalized(source, "on_gpu") == comparison.Normal("", 0)
 
 
 def test_what_is_no_python_is_compared_by_its_words():
-    first, second = (normalized(source) for source in ("def f(:\n  return  1  # mine", "def f(:\n\treturn 1"))
+    first, second = (
+        normalized(source) for source in ("def f(:\n  return  1  # mine", "def f(:\n\treturn 1")
+    )
     assert first == second and not first.parsed
     assert normalized("%time x = 1\n!ls\ny = 2").parsed
 
@@ -71,13 +81,27 @@ def test_written_answers_are_compared_by_their_words():
 
 def test_published_solutions_and_stubs_are_no_groups():
     stub = "def on_gpu(numbers):\n    return numbers"
-    sources = {"ada": RIGHT, "bob": RIGHT.replace("numbers", "n"), "cyd": stub, "dee": stub, "eve": "", "fay": ""}
+    sources = {
+        "ada": RIGHT,
+        "bob": RIGHT.replace("numbers", "n"),
+        "cyd": stub,
+        "dee": stub,
+        "eve": "",
+        "fay": "",
+    }
     normals = {student: normalized(source, "on_gpu") for student, source in sources.items()}
     found = compared(normals, [normalized(RIGHT, "on_gpu")], [normalized(stub, "on_gpu")])
-    assert (found.answers, found.solution, found.groups, found.most_frequent) == (2, ("ada", "bob"), (), 2)
+    assert (found.answers, found.solution, found.groups, found.most_frequent) == (
+        2,
+        ("ada", "bob"),
+        (),
+        2,
+    )
 
 
-@pytest.mark.parametrize(("count", "groups"), [(12, [2, 3]), (30, [2, 2, 4]), (100, [2, 2, 2, 3, 3, 5, 8])])
+@pytest.mark.parametrize(
+    ("count", "groups"), [(12, [2, 3]), (30, [2, 2, 4]), (100, [2, 2, 2, 3, 3, 5, 8])]
+)
 @pytest.mark.parametrize("name", ["on_gpu", "fit"])
 def test_the_groups_of_a_made_up_class_are_found_and_nobody_else(count, groups, name):
     answers, planted = made_up_class(count, groups, seed=count, name=name)
@@ -100,6 +124,10 @@ def test_pairs_share_long_answers_that_hardly_anybody_has():
     short = {student: normalized(RIGHT, "on_gpu") for student in answers}
     found = pairs({"01.1": compared(normals), "01.2": compared(normals), "01.3": compared(short)})
     assert {frozenset(pair.students) for pair in found} == {
-        frozenset((first, second)) for group in planted for first in group for second in group if first != second
+        frozenset((first, second))
+        for group in planted
+        for first in group
+        for second in group
+        if first != second
     }
     assert all(pair.exercises == ("01.1", "01.2") for pair in found)

@@ -18,7 +18,13 @@ def tree(tmp_path, monkeypatch):
 
 def test_only_abandoned_groups_of_graders_are_removed(tree):
     ended = 2**22 + 1  # no process has a number beyond Linux's largest
-    others = ["labkit-foo-bar", "labkit-1", f"labkit-{os.getpid()}-7", "labkit--", f"labkit-{ended}-x"]
+    others = [
+        "labkit-foo-bar",
+        "labkit-1",
+        f"labkit-{os.getpid()}-7",
+        "labkit--",
+        f"labkit-{ended}-x",
+    ]
     for name in [*others, f"labkit-{ended}-7"]:
         (tree / name).mkdir()
     assert ControlGroup.around(os.getpid(), 1 << 20) is None

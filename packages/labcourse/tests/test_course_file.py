@@ -43,9 +43,15 @@ def refusal(folder, text) -> str:
         ('[labs."../00_start_here"]', "there is no such lesson"),
         ('[labs."00"]\n[labs."00_start_here"]', "labs: 00_start_here is described twice"),
         ('[labs."00"]\n[labs."00"]', "Cannot declare"),
-        ('[labs."00"]\n[extensions]\nada = 2026-12-05', "expected a date for each lab, such as ada = {"),
+        (
+            '[labs."00"]\n[extensions]\nada = 2026-12-05',
+            "expected a date for each lab, such as ada = {",
+        ),
         ('[labs."00"]\n[extensions]\nada = ["00", 2026-12-05]', "expected a date for each lab"),
-        ('[labs."00"]\n[extensions]\nada = { "00" = 2026-12-05, "00_start_here" = 2026-12-06 }', "has two dates"),
+        (
+            '[labs."00"]\n[extensions]\nada = { "00" = 2026-12-05, "00_start_here" = 2026-12-06 }',
+            "has two dates",
+        ),
         ('[labs."00"]\n[extensions]\nada = { "00" = 5 }', "extensions.ada.00 = 5: expected a date"),
         ('extensions = "no"\n[labs."00"]', "extensions = 'no': expected a table"),
         ('[labs."00"]\npoints = [1, 2]', "labs.00.points = [1, 2]: expected a table"),
@@ -59,13 +65,28 @@ def refusal(folder, text) -> str:
         ('[labs."00"]\ndue = 0026-12-01', "expected a date"),
         ('[labs."00"]\nwritten = "Why?"', "labs.00.written = 'Why?': expected a list of tables"),
         ('[labs."00"]\nwritten = ["Why?"]', "has the item 'Why?': expected"),
-        ('[labs."00"]\n[labs."00".written]\nid = "a"\nquestion = "?"', "Begin each with [[labs.00.written]]"),
-        ('[labs."00"]\n[[labs."00".written]]\nid = 3\nquestion = "?"', "labs.00.written.id = 3: expected str"),
-        ('[labs."00"]\n[[labs."00".written]]\nid = "a b"\nquestion = "?"', "each question needs an id"),
+        (
+            '[labs."00"]\n[labs."00".written]\nid = "a"\nquestion = "?"',
+            "Begin each with [[labs.00.written]]",
+        ),
+        (
+            '[labs."00"]\n[[labs."00".written]]\nid = 3\nquestion = "?"',
+            "labs.00.written.id = 3: expected str",
+        ),
+        (
+            '[labs."00"]\n[[labs."00".written]]\nid = "a b"\nquestion = "?"',
+            "each question needs an id",
+        ),
         ('[labs."00"]\n[[labs."00".written]]\nid = "a"', "and a question"),
-        ('[labs."00"]\n[[labs."00".written]]\nid = "a"\nquestion = "?"\npoints = -2', "labs.00.written.points = -2"),
+        (
+            '[labs."00"]\n[[labs."00".written]]\nid = "a"\nquestion = "?"\npoints = -2',
+            "labs.00.written.points = -2",
+        ),
         ('[labs."00"]\n[[labs."00".written]]\nid = "00.1"\nquestion = "?"', "the id 00-1 is taken"),
-        ('labs."00".written = [{ id = "a.b", question = "?" }, { id = "a-b", question = "?" }]', "the id a-b is taken"),
+        (
+            'labs."00".written = [{ id = "a.b", question = "?" }, { id = "a-b", question = "?" }]',
+            "the id a-b is taken",
+        ),
         ('tries = true\n[labs."00"]', "tries = True: expected int"),
         ('tries = 0\n[labs."00"]', "tries = 0: expected tries from 1 to 100"),
         ('late_days = -1\n[labs."00"]', "late_days = -1"),
@@ -115,7 +136,9 @@ def test_a_course_file_with_the_mark_of_windows_editors(tmp_path):
 
 def test_a_seed_that_cannot_be_read(tmp_path):
     (tmp_path / "course.seed").write_text("nonsense")
-    assert "course.seed beside the course file holds no seed" in refusal(tmp_path, COURSE + '[labs."00"]')
+    assert "course.seed beside the course file holds no seed" in refusal(
+        tmp_path, COURSE + '[labs."00"]'
+    )
     (tmp_path / "course.seed").unlink()
     (tmp_path / "course.seed").mkdir()
     assert "Make it writable, or set `seed`" in refusal(tmp_path, COURSE + '[labs."00"]')
@@ -131,7 +154,9 @@ def mine(folder, change):
 
 
 def check_of(cells):
-    return next(cell for cell in cells if cell.cell_type == "code" and "labkit.check(" in cell.source)
+    return next(
+        cell for cell in cells if cell.cell_type == "code" and "labkit.check(" in cell.source
+    )
 
 
 def with_magic(cells):
@@ -160,7 +185,10 @@ def with_two_checks(cells):
     [
         (with_magic, "without a magic such as %time"),
         (without_answer, 'Write labkit.check("00.1", NAME_OF_THE_FUNCTION)'),
-        (without_check, "no cell with labkit.check follows the exercise that begins with 'def on_gpu"),
+        (
+            without_check,
+            "no cell with labkit.check follows the exercise that begins with 'def on_gpu",
+        ),
         (without_tag, "the cell above the check of 00.1 has no tag `exercise`. Add the tag"),
         (with_two_checks, "two cells check 00.1"),
     ],
@@ -169,7 +197,10 @@ def test_a_notebook_of_ones_own_that_gives_no_exercises(change, said, tmp_path):
     assert said in refusal(tmp_path, mine(tmp_path, change))
 
 
-@pytest.mark.parametrize("content", [b"", b"{broken", b"[]", b'{"cells": 3}', b'{"nbformat": 4, "cells": [{}]}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{broken", b"[]", b'{"cells": 3}', b'{"nbformat": 4, "cells": [{}]}', b"\xff\xfe"],
+)
 def test_a_notebook_of_ones_own_that_is_none(content, tmp_path):
     text = mine(tmp_path, lambda cells: None)
     (tmp_path / "mine" / "00_mine.ipynb").write_bytes(content)
@@ -213,8 +244,27 @@ scalars = (
     | st.times()
     | st.sampled_from(["00", "01", "00_start_here", "00.1", "01.1", "4GiB", SEED, "Why?"])
 )
-keys = texts | st.sampled_from(["00", "01", "ada", "00.1", "01.2", "id", "question", "points", "due", "written", "memory", "seconds"])
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=6)
+keys = texts | st.sampled_from(
+    [
+        "00",
+        "01",
+        "ada",
+        "00.1",
+        "01.2",
+        "id",
+        "question",
+        "points",
+        "due",
+        "written",
+        "memory",
+        "seconds",
+    ]
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=6,
+)
 
 
 def sometimes(right):
@@ -223,20 +273,38 @@ def sometimes(right):
 
 
 questions = st.fixed_dictionaries(
-    {"id": sometimes(st.sampled_from(["why", "how.1", "how-1", "00.1"])), "question": sometimes(st.just("Why?"))},
+    {
+        "id": sometimes(st.sampled_from(["why", "how.1", "how-1", "00.1"])),
+        "question": sometimes(st.just("Why?")),
+    },
     optional={"points": sometimes(st.integers(0, 5))},
 )
-dates = st.dates(date(2026, 1, 1), date(2027, 1, 1)) | st.datetimes(datetime(2026, 1, 1), datetime(2027, 1, 1), timezones=zones)
+dates = st.dates(date(2026, 1, 1), date(2027, 1, 1)) | st.datetimes(
+    datetime(2026, 1, 1), datetime(2027, 1, 1), timezones=zones
+)
 labs = st.fixed_dictionaries(
     {},
     optional={
         "due": sometimes(dates),
-        "points": sometimes(st.dictionaries(st.sampled_from(["00.1", "01.1", "01.2"]), sometimes(st.floats(0, 9)), max_size=2)),
+        "points": sometimes(
+            st.dictionaries(
+                st.sampled_from(["00.1", "01.1", "01.2"]), sometimes(st.floats(0, 9)), max_size=2
+            )
+        ),
         "written": sometimes(st.lists(sometimes(questions), max_size=2)),
     },
 )
 courses = st.fixed_dictionaries(
-    {"labs": sometimes(st.dictionaries(st.sampled_from(["00", "01", "00_start_here"]) | texts, sometimes(labs), min_size=1, max_size=2))},
+    {
+        "labs": sometimes(
+            st.dictionaries(
+                st.sampled_from(["00", "01", "00_start_here"]) | texts,
+                sometimes(labs),
+                min_size=1,
+                max_size=2,
+            )
+        )
+    },
     optional={
         "course": sometimes(texts),
         "seed": sometimes(st.just(SEED)),
@@ -244,8 +312,16 @@ courses = st.fixed_dictionaries(
         "contents": sometimes(st.sampled_from(["exercises", "lesson"])),
         "late_days": sometimes(st.integers(0, 3)),
         "late_penalty": sometimes(st.floats(0, 1)),
-        "limits": sometimes(st.dictionaries(st.sampled_from(["seconds", "memory", "processes", "grace"]), values, max_size=2)),
-        "extensions": sometimes(st.dictionaries(texts, sometimes(st.dictionaries(st.sampled_from(["00", "01"]), dates)), max_size=2)),
+        "limits": sometimes(
+            st.dictionaries(
+                st.sampled_from(["seconds", "memory", "processes", "grace"]), values, max_size=2
+            )
+        ),
+        "extensions": sometimes(
+            st.dictionaries(
+                texts, sometimes(st.dictionaries(st.sampled_from(["00", "01"]), dates)), max_size=2
+            )
+        ),
         "surprise": values,
     },
 )
@@ -254,7 +330,11 @@ courses = st.fixed_dictionaries(
 def as_toml(value):
     """A value of TOML, on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{as_toml(key)} = {as_toml(item)}" for key, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{as_toml(key)} = {as_toml(item)}" for key, item in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(as_toml, value)) + "]"
     if isinstance(value, str):
@@ -278,7 +358,13 @@ def notebooks_of_two_lessons(folder):
     return path
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+    ]
+)
 @given(content=courses)
 def test_no_course_file_ends_in_a_traceback(content, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
@@ -291,4 +377,7 @@ def test_no_course_file_ends_in_a_traceback(content, tmp_path_factory):
         return
     for kind in release.FORMATS[:2]:
         assert release.files(course, list(course.labs), kind)
-    assert all(course.due("ada", lab) is None or course.due("ada", lab) > datetime(1999, 1, 1, tzinfo=UTC) for lab in course.labs)
+    assert all(
+        course.due("ada", lab) is None or course.due("ada", lab) > datetime(1999, 1, 1, tzinfo=UTC)
+        for lab in course.labs
+    )

@@ -53,7 +53,13 @@ class Played:
 def tensor_on(device: str, question: dict[str, Any]) -> dict[str, Any]:
     """What `observe` says of a tensor with the values that were asked for."""
     numbers = question["inputs"]
-    tensor = {"type": "Tensor", "device": device, "dtype": "torch.float32", "shape": [len(numbers)], "values": numbers}
+    tensor = {
+        "type": "Tensor",
+        "device": device,
+        "dtype": "torch.float32",
+        "shape": [len(numbers)],
+        "values": numbers,
+    }
     return {"observation": {"observed": tensor, "left": ""}}
 
 
@@ -64,7 +70,9 @@ def honest(question: dict[str, Any]) -> dict[str, Any]:
 
 def examined(course, reply: Reply, student: str = "ada") -> tuple[Examined, list[dict[str, Any]]]:
     played = Played(reply)
-    return examine(notebook(RIGHT), student, course.lab("00"), course, frozenset(), played), played.asked
+    return examine(
+        notebook(RIGHT), student, course.lab("00"), course, frozenset(), played
+    ), played.asked
 
 
 def test_a_right_answer_earns_its_point_beside_a_control(course):
@@ -75,7 +83,11 @@ def test_a_right_answer_earns_its_point_beside_a_control(course):
 
 def test_each_exercise_has_one_control_at_a_place_that_differs(course):
     orders = {
-        tuple(bool(question["wrong_answer"]) for question in examined(course, honest, f"student {number}")[1]) for number in range(20)
+        tuple(
+            bool(question["wrong_answer"])
+            for question in examined(course, honest, f"student {number}")[1]
+        )
+        for number in range(20)
     }
     assert {sum(order) for order in orders} == {1} and len(orders) == course.tries + 1
 
@@ -88,7 +100,12 @@ def test_a_control_that_looks_right_leaves_the_exercise_to_a_person(course):
 
 def test_a_control_that_behaves_in_another_way_is_no_measurement(course):
     found, _ = examined(
-        course, lambda question: {"observation": {"raised": "ValueError"}} if question["wrong_answer"] else honest(question)
+        course,
+        lambda question: (
+            {"observation": {"raised": "ValueError"}}
+            if question["wrong_answer"]
+            else honest(question)
+        ),
     )
     assert (found.status, found.points) == ("disturbed", None)
 

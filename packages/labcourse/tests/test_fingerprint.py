@@ -18,13 +18,22 @@ def copied(tmp_path, monkeypatch):
     packages = [Path(package.__file__).parent for package in (labkit, gpulessons)]
     for package in packages:
         shutil.copytree(package, tmp_path / package.name)
-    monkeypatch.setattr(backends, "packages", lambda: [tmp_path / package.name for package in packages])
+    monkeypatch.setattr(
+        backends, "packages", lambda: [tmp_path / package.name for package in packages]
+    )
     grading.kit_digest.cache_clear()
     yield tmp_path
     grading.kit_digest.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["gpulessons/lesson_01/checks.py", "labkit/checks/checking.py", "gpulessons/lesson_01/wrong_answers.txt"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpulessons/lesson_01/checks.py",
+        "labkit/checks/checking.py",
+        "gpulessons/lesson_01/wrong_answers.txt",
+    ],
+)
 def test_a_changed_check_or_control_changes_the_fingerprint(copied, name):
     before = grading.kit_digest()
     with (copied / name).open("a") as file:
@@ -61,7 +70,9 @@ def test_gradescope_gets_a_python_that_the_kit_runs_on(tmp_path, version):
         path = tmp_path / name
         path.write_text(f"#!/bin/sh\n{program}\n")
         path.chmod(0o755)
-    script = gradescope.SETUP.format(wheel="kit.whl").replace("/autograder/venv/bin/pip", "echo pip")
+    script = gradescope.SETUP.format(wheel="kit.whl").replace(
+        "/autograder/venv/bin/pip", "echo pip"
+    )
     path = os.pathsep.join([os.fspath(tmp_path), os.environ["PATH"]])
     command = ["bash", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path})

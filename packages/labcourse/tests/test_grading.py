@@ -31,7 +31,9 @@ CLASS = {
     "dee": notebook("import os; os._exit(0)", RIGHT),
     "eve": b"{broken",
     "李雷": notebook(
-        "<script>alert(1)</script>", "import random; print(random.random())\nRIGHT = object()\nraise ValueError(RIGHT)", RIGHT
+        "<script>alert(1)</script>",
+        "import random; print(random.random())\nRIGHT = object()\nraise ValueError(RIGHT)",
+        RIGHT,
     ),
 }
 LATE = f"""
@@ -114,7 +116,10 @@ def rows(path):
 
 
 def test_each_submission_is_reported_as_what_it_is(graded):
-    grades = {row["student"]: (row["status"], row["points"]) for row in rows(graded / "out" / "grades.csv")}
+    grades = {
+        row["student"]: (row["status"], row["points"])
+        for row in rows(graded / "out" / "grades.csv")
+    }
     assert grades == {
         "ada": ("graded", "1"),
         "bob": ("graded", "0"),
@@ -128,26 +133,42 @@ def test_each_submission_is_reported_as_what_it_is(graded):
 def test_the_table_has_one_row_for_a_submission(graded, one_lab, tmp_path):
     submissions, _ = collect.collect(graded / "in", one_lab)
     store = grading.Store(shutil.copytree(graded / "out", tmp_path / "out"))
-    problems = [collect.Problem("ada", LAB, "renamed", "its name"), collect.Problem("zoe", LAB, "missing", "nothing was handed in")]
+    problems = [
+        collect.Problem("ada", LAB, "renamed", "its name"),
+        collect.Problem("zoe", LAB, "missing", "nothing was handed in"),
+    ]
     results.write(one_lab, submissions, problems, store)
     table = rows(tmp_path / "out" / "grades.csv")
-    assert [row["status"] for row in table if row["student"] in ("ada", "zoe")] == ["graded", "missing"]
+    assert [row["status"] for row in table if row["student"] in ("ada", "zoe")] == [
+        "graded",
+        "missing",
+    ]
     page = (tmp_path / "out" / "index.html").read_text()
     assert "its name" in page and "missing: nothing" not in page
-    assert re.search(r"<h2>Not handed in</h2>\n<ul><li>[^<]*: zoe</li>", page)  # with the day it is due, not with what needs a look
+    assert re.search(
+        r"<h2>Not handed in</h2>\n<ul><li>[^<]*: zoe</li>", page
+    )  # with the day it is due, not with what needs a look
 
 
 def test_who_is_there_no_more_is_left_out_and_other_files_stay(graded, one_lab, tmp_path):
     out = shutil.copytree(graded / "out", tmp_path / "out")
     submissions, _ = collect.collect(graded / "in", one_lab)
-    anothers = [out / folder / name for folder in ("figures", "feedback", "resources") for name in ("ada-1.png", "ada.html", "ada.json")]
+    anothers = [
+        out / folder / name
+        for folder in ("figures", "feedback", "resources")
+        for name in ("ada-1.png", "ada.html", "ada.json")
+    ]
     for path in anothers:
         path.parent.mkdir(exist_ok=True)
         path.write_text("the instructor's own")
     before = graded_files(out)
-    results.write(one_lab, [item for item in submissions if item.student != "ada"], [], grading.Store(out))
+    results.write(
+        one_lab, [item for item in submissions if item.student != "ada"], [], grading.Store(out)
+    )
     gone = before.keys() - graded_files(out).keys()
-    assert {f"records/{LAB}/ada.json", f"feedback/{LAB}/ada.html"} <= gone and all("ada" in name for name in gone)
+    assert {f"records/{LAB}/ada.json", f"feedback/{LAB}/ada.html"} <= gone and all(
+        "ada" in name for name in gone
+    )
     assert not (out / "resources" / LAB / "ada.json").exists()
     assert all(path.read_text() == "the instructor's own" for path in anothers)
 
@@ -161,17 +182,32 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 
 def test_platforms_get_an_empty_cell_where_there_is_no_mark(graded):
     canvas = {row["SIS User ID"]: row[LAB] for row in rows(graded / "out" / "canvas.csv")}
-    assert canvas == {"": "1", "ada": "1", "bob": "0", "cyd": "0", "dee": "", "eve": "", "李雷": "1"}
+    assert canvas == {
+        "": "1",
+        "ada": "1",
+        "bob": "0",
+        "cyd": "0",
+        "dee": "",
+        "eve": "",
+        "李雷": "1",
+    }
     moodle = {row["ID number"]: row[LAB] for row in rows(graded / "out" / "moodle.csv")}
     assert moodle["dee"] == "" and moodle["ada"] == "1"
 
 
 def test_a_record_says_where_its_marks_come_from(graded):
     record = json.loads((graded / "out" / "records" / LAB / "bob.json").read_text())
-    assert "20261121" not in json.dumps(record) and record["versions"]["torch"] and record["sandbox"] == "bubblewrap"
+    assert (
+        "20261121" not in json.dumps(record)
+        and record["versions"]["torch"]
+        and record["sandbox"] == "bubblewrap"
+    )
     exercise = record["exercises"][0]
     assert exercise["status"] == "wrong" and "on cpu" in exercise["message"]
-    assert [observation["observed"]["device"] for observation in exercise["observed"]] == ["cpu", "cpu"]
+    assert [observation["observed"]["device"] for observation in exercise["observed"]] == [
+        "cpu",
+        "cpu",
+    ]
 
 
 def test_pages_show_the_students_figures_and_run_nothing_of_theirs(graded):
@@ -202,25 +238,40 @@ def test_nothing_is_graded_twice_and_a_changed_submission_is(one_lab, tmp_path):
 def test_one_submission_that_cannot_be_graded_stops_no_other(one_lab, tmp_path, monkeypatch):
     source = hand_in(tmp_path / "in", {"ada": CLASS["ada"], "bob": CLASS["bob"]})
     examine = grading.examine
-    monkeypatch.setattr(grading, "examine", lambda data, student, *more: 1 / 0 if student == "ada" else examine(data, student, *more))
+    monkeypatch.setattr(
+        grading,
+        "examine",
+        lambda data, student, *more: 1 / 0 if student == "ada" else examine(data, student, *more),
+    )
     assert grade(one_lab, source, tmp_path / "out") == 2
-    assert [(row["status"], row["points"]) for row in rows(tmp_path / "out" / "grades.csv")] == [("grading it failed", ""), ("graded", "0")]
+    assert [(row["status"], row["points"]) for row in rows(tmp_path / "out" / "grades.csv")] == [
+        ("grading it failed", ""),
+        ("graded", "0"),
+    ]
     assert "ZeroDivisionError" in (tmp_path / "out" / "index.html").read_text()
     monkeypatch.undo()
     assert grade(one_lab, source, tmp_path / "out") == 1  # it is tried again
     assert grade(one_lab, source, tmp_path / "out", again=["00/bob"]) == 1
-    with pytest.raises(ValueError, match=f"there is no such submission. Expected LAB/STUDENT, such as {LAB}/ada"):
+    with pytest.raises(
+        ValueError, match=f"there is no such submission. Expected LAB/STUDENT, such as {LAB}/ada"
+    ):
         grade(one_lab, source, tmp_path / "out", again=["bob"])
     path = tmp_path / "out" / "records" / LAB / "ada.json"
     path.write_text(path.read_text().replace('"sandbox": "bubblewrap"', '"sandbox": "unshare"'))
     assert grade(one_lab, source, tmp_path / "out") == 1  # by a stronger sandbox
     write_page = feedback.write_page
     monkeypatch.setattr(
-        feedback, "write_page", lambda course, record, *more: 1 / 0 if record["student"] == "ada" else write_page(course, record, *more)
+        feedback,
+        "write_page",
+        lambda course, record, *more: (
+            1 / 0 if record["student"] == "ada" else write_page(course, record, *more)
+        ),
     )
     grade(one_lab, source, tmp_path / "out", again=["00/bob"])
     assert [row["status"] for row in rows(tmp_path / "out" / "grades.csv")] == ["graded", "graded"]
-    assert "its record or page could not be written" in (tmp_path / "out" / "index.html").read_text()
+    assert (
+        "its record or page could not be written" in (tmp_path / "out" / "index.html").read_text()
+    )
 
 
 def test_killed_half_way_it_goes_on(graded, tmp_path):
@@ -234,12 +285,19 @@ def test_killed_half_way_it_goes_on(graded, tmp_path):
     environment = os.environ | {"TMPDIR": str(temporary)}
     killed = subprocess.run([sys.executable, "-c", KILLED, *options], cwd=tmp_path, env=environment)
     assert killed.returncode == -signal.SIGKILL
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "records").rglob("*.json")}
+    before = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "records").rglob("*.json")
+    }
     assert len(before) == 1
     assert len(os.listdir(temporary)) == 1  # it could not tidy up
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
+    )
     assert os.listdir(temporary) == []
-    assert "1 of 6 were graded before" in done.stderr and "5 graded now, 1 graded before" in done.stdout
+    assert (
+        "1 of 6 were graded before" in done.stderr
+        and "5 graded now, 1 graded before" in done.stdout
+    )
     assert graded_files(tmp_path / "out") == graded_files(graded / "out")
 
 
@@ -253,7 +311,14 @@ def test_an_interrupted_grading_leaves_no_process(graded, one_lab, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        running(one_lab, submissions, grading.Store(tmp_path), 2, sandbox="bubblewrap", progress=interrupt)
+        running(
+            one_lab,
+            submissions,
+            grading.Store(tmp_path),
+            2,
+            sandbox="bubblewrap",
+            progress=interrupt,
+        )
     assert sandboxes
     deadline = time.monotonic() + 60
     while any(_alive(pid) for pid in sandboxes) and time.monotonic() < deadline:
@@ -284,7 +349,13 @@ def test_late_days_extensions_and_written_answers(tmp_path):
     (tmp_path / "course.toml").write_text(LATE)
     course = assignment.read(tmp_path / "course.toml")
     written = json.loads(notebook(RIGHT))
-    written["cells"].append({"cell_type": "markdown", "source": "=Because", "metadata": {"labkit": {"written": "00.why"}}})
+    written["cells"].append(
+        {
+            "cell_type": "markdown",
+            "source": "=Because",
+            "metadata": {"labkit": {"written": "00.why"}},
+        }
+    )
     for student in ("ada", "bob"):
         folder = tmp_path / "in" / f"{student}+{LAB}+2026-11-22 11:00:00 UTC+x"
         folder.mkdir(parents=True)
@@ -293,7 +364,9 @@ def test_late_days_extensions_and_written_answers(tmp_path):
     assert grade(course, tmp_path / "in", out) == 2
     grades = rows(out / "grades.csv")
     # Two days begun, one of them free, and a quarter of four points off; ada has an extension.
-    assert [(row["student"], row["points"], row["late_days"], row["to_mark"]) for row in grades] == [
+    assert [
+        (row["student"], row["points"], row["late_days"], row["to_mark"]) for row in grades
+    ] == [
         ("ada", "4", "0", "1"),
         ("bob", "3", "2", "1"),
     ]
@@ -301,7 +374,9 @@ def test_late_days_extensions_and_written_answers(tmp_path):
     assert "'=Because" in table
     (out / "written.csv").write_text(table.replace("00.why,,2,,", "00.why,1.5,2,Nearly,"))
     assert grade(course, tmp_path / "in", out) == 0
-    assert [(row["student"], row["points"], row["to_mark"]) for row in rows(out / "grades.csv")] == [
+    assert [
+        (row["student"], row["points"], row["to_mark"]) for row in rows(out / "grades.csv")
+    ] == [
         ("ada", "5.5", "0"),
         ("bob", "4.125", "0"),
     ]

@@ -36,7 +36,9 @@ def test_the_course_file_works_as_copied(copied, capsys):
     student = (copied / "labs" / "student" / "02_streams.ipynb").read_text()
     assert "Due 08 December 2026" in student and "02.5: 3" in student and "02.why: 2" in student
     seed = (copied / "course.seed").read_text().strip()
-    assert re.fullmatch("[0-9a-f]{32}", seed) and assignment.read(copied / "course.toml").seed == seed
+    assert (
+        re.fullmatch("[0-9a-f]{32}", seed) and assignment.read(copied / "course.toml").seed == seed
+    )
     assert cli.main(["course", "release", "--check", "--to", "labs"]) == 0
 
 
@@ -71,9 +73,16 @@ def test_gradescope_gets_a_zip_that_runs(copied, tmp_path):
     course = assignment.read(copied / "course.toml")
     assert (described.labs[0].points, described.limits) == (course.lab("02").points, course.limits)
     kit = next((tmp_path / "autograder" / "source").glob("*.whl"))
-    assert f'--extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{kit.name}[course]"' in setup
+    assert (
+        f'--extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{kit.name}[course]"'
+        in setup
+    )
     with zipfile.ZipFile(kit) as archive:
-        assert {"labcourse/hosts", "virtualgpu/profiles/t4.toml", "gpulessons/lesson_00/wrong_answers.txt"} <= set(archive.namelist())
+        assert {
+            "labcourse/hosts",
+            "virtualgpu/profiles/t4.toml",
+            "gpulessons/lesson_00/wrong_answers.txt",
+        } <= set(archive.namelist())
         assert not [name for name in archive.namelist() if "__pycache__" in name]
 
 
@@ -81,11 +90,29 @@ def test_gradescope_gets_a_zip_that_runs(copied, tmp_path):
 def test_the_kit_for_gradescope_installs_and_runs(tmp_path):
     name, content = gradescope.wheel()
     (tmp_path / name).write_bytes(content)
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", str(tmp_path / "kit")]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, f"{tmp_path / name}[course]"], check=True)
-    program = "import labcourse.gradescope, labkit; print(labkit.__file__); labcourse.gradescope.wheel()"
+    options = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        str(tmp_path / "kit"),
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, f"{tmp_path / name}[course]"], check=True
+    )
+    program = (
+        "import labcourse.gradescope, labkit; print(labkit.__file__); labcourse.gradescope.wheel()"
+    )
     environment = {"PYTHONPATH": str(tmp_path / "kit"), "PATH": os.environ["PATH"]}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip() == str(tmp_path / "kit" / "labkit" / "__init__.py")
 
 
@@ -95,7 +122,10 @@ def test_a_kit_that_is_not_installed_makes_no_package(monkeypatch):
         gradescope.wheel()
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/teaching.md", "docs/platforms.md", "packages/labcourse/src/labcourse"])
+@pytest.mark.parametrize(
+    "path",
+    ["README.md", "docs/teaching.md", "docs/platforms.md", "packages/labcourse/src/labcourse"],
+)
 def test_nothing_asks_an_index_for_the_kits_name(path):
     files = [ROOT / path] if (ROOT / path).is_file() else [*(ROOT / path).glob("*")]
     for file in files:
@@ -114,8 +144,15 @@ def test_gradescope_results(tmp_path):
     shutil.copytree(NOTEBOOKS, source / "notebooks")
     (tmp_path / "autograder" / "submission").mkdir()
     (tmp_path / "autograder" / "submission" / "00_start_here.ipynb").write_bytes(notebook(RIGHT))
-    (tmp_path / "autograder" / "submission_metadata.json").write_text('{"users": [{"id": 7, "name": "Ada"}]}')
-    assert gradescope._graded(course, course.lab("00"), tmp_path / "autograder" / "submission")["student"] == "7"
+    (tmp_path / "autograder" / "submission_metadata.json").write_text(
+        '{"users": [{"id": 7, "name": "Ada"}]}'
+    )
+    assert (
+        gradescope._graded(course, course.lab("00"), tmp_path / "autograder" / "submission")[
+            "student"
+        ]
+        == "7"
+    )
     assert gradescope.main("00_start_here", str(tmp_path / "autograder")) == 0
     told = (tmp_path / "autograder" / "results" / "results.json").read_text()
     assert '"score": 1.0' in told and '"status": "passed"' in told
@@ -123,7 +160,9 @@ def test_gradescope_results(tmp_path):
 
 def graded(folder, names, dates=""):
     """The results of right answers in files with these names, all a week late by their own time."""
-    (folder / "course.toml").write_text(f'notebooks = "{NOTEBOOKS}"\nlate_penalty = 0.5\n[labs."00"]\ndue = 2026-11-01\n')
+    (folder / "course.toml").write_text(
+        f'notebooks = "{NOTEBOOKS}"\nlate_penalty = 0.5\n[labs."00"]\ndue = 2026-11-01\n'
+    )
     course = assignment.read(folder / "course.toml")
     with zipfile.ZipFile(folder / "all.zip", "w") as archive:
         for name in names:
@@ -131,7 +170,9 @@ def graded(folder, names, dates=""):
     submissions, problems = collect.collect(folder / "all.zip", course)
     store = grading.Store(folder / "out")
     grading.grade_all(course, submissions, store)
-    people = {item.student: {"Email address": f"{item.student}@example.org"} for item in submissions}
+    people = {
+        item.student: {"Email address": f"{item.student}@example.org"} for item in submissions
+    }
     if dates:
         (folder / "out" / "dates.csv").write_bytes(dates.encode("utf-16"))
     results.write(course, submissions, problems, store, people)
@@ -143,7 +184,10 @@ def graded(folder, names, dates=""):
     "names",
     [
         ("adalovelace_11_901_00_start_here.ipynb", "gracehopper_LATE_12_902_00_start_here.ipynb"),
-        ("Ada Lovelace_11_assignsubmission_file_/00_start_here.ipynb", "Grace Hopper_12_assignsubmission_file_/00_start_here.ipynb"),
+        (
+            "Ada Lovelace_11_assignsubmission_file_/00_start_here.ipynb",
+            "Grace Hopper_12_assignsubmission_file_/00_start_here.ipynb",
+        ),
     ],
 )
 @pytest.mark.usefixtures("borrowed_sandbox")
@@ -155,8 +199,12 @@ def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_p
     looked_at = "_LATE_" in names[1]  # and linked there, too
     assert page.count('href="feedback/00_start_here/') == 2 + looked_at and "bubblewrap" in page
     packed = sorted(path.name for path in (tmp_path / "out" / "return").iterdir())
-    assert packed == sorted([f"{'moodle' if '/' in names[0] else 'canvas'}-00_start_here.zip", "mail-00_start_here"])
-    table = "student;lab;corrected\n12;00_start_here;02.11.2026 10:00\n"  # as a spreadsheet may save it
+    assert packed == sorted(
+        [f"{'moodle' if '/' in names[0] else 'canvas'}-00_start_here.zip", "mail-00_start_here"]
+    )
+    table = (
+        "student;lab;corrected\n12;00_start_here;02.11.2026 10:00\n"  # as a spreadsheet may save it
+    )
     given = graded(tmp_path, names, table)
     assert (given["11"]["points"], given["12"]["points"], given["12"]["late_days"]) == (1, 0.5, 1)
     assert "points are deducted" in (tmp_path / "out" / "index.html").read_text()
@@ -176,7 +224,12 @@ def test_without_bubblewrap_grading_refuses_and_says_how_to_get_it(monkeypatch):
 
 
 def test_a_time_is_read_as_people_write_it():
-    for text in ("2026-11-02 10:00", "2026-11-02T11:00+01:00", "02.11.2026 10:00", "11/02/2026 10:00"):
+    for text in (
+        "2026-11-02 10:00",
+        "2026-11-02T11:00+01:00",
+        "02.11.2026 10:00",
+        "11/02/2026 10:00",
+    ):
         assert marks.as_moment(text).isoformat().startswith("2026-11-02T1")
     with pytest.raises(ValueError):
         marks.as_moment("soon")

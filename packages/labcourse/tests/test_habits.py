@@ -20,8 +20,15 @@ def test_an_honest_habit_costs_nothing(name, tried):
 
 def test_what_follows_a_magic_in_its_cell_runs(tried):
     cell = "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nwhere = 'cuda'"
-    examined = tried("00.1", cell, "def on_gpu(numbers): return torch.tensor(numbers, device=where)")
-    assert (examined.status, examined.points, examined.remarks, examined.cell_errors) == ("graded", 1, [], [])
+    examined = tried(
+        "00.1", cell, "def on_gpu(numbers): return torch.tensor(numbers, device=where)"
+    )
+    assert (examined.status, examined.points, examined.remarks, examined.cell_errors) == (
+        "graded",
+        1,
+        [],
+        [],
+    )
     assert len(examined.figures) == 1
 
 
@@ -35,8 +42,12 @@ def test_settings_change_no_verdict(number, tried):
 @pytest.mark.parametrize(
     "cells",
     [
-        ("def on_gpu(numbers):\n    import unheard_of.part\n    return torch.tensor(numbers, device='cuda')",),
-        ("from unheard_of import part\ndef on_gpu(numbers): return torch.tensor(numbers, device='cuda')",),
+        (
+            "def on_gpu(numbers):\n    import unheard_of.part\n    return torch.tensor(numbers, device='cuda')",
+        ),
+        (
+            "from unheard_of import part\ndef on_gpu(numbers): return torch.tensor(numbers, device='cuda')",
+        ),
         ("import unheard_of as kit", "def on_gpu(numbers): return kit.tensor(numbers)"),
     ],
 )
@@ -49,5 +60,11 @@ def test_a_module_that_the_grader_lacks_is_not_the_students_fault(cells, tried):
 
 @pytest.mark.parametrize("said", ["json", "torch", "labkit"])
 def test_an_answer_that_names_a_module_that_is_there_is_wrong(said, tried):
-    examined = tried("00.1", f"def on_gpu(numbers): raise ModuleNotFoundError(\"No module named '{said}'\")")
-    assert (examined.status, examined.points, examined.exercises[0]["status"]) == ("graded", 0, "wrong")
+    examined = tried(
+        "00.1", f"def on_gpu(numbers): raise ModuleNotFoundError(\"No module named '{said}'\")"
+    )
+    assert (examined.status, examined.points, examined.exercises[0]["status"]) == (
+        "graded",
+        0,
+        "wrong",
+    )

@@ -9,11 +9,24 @@ from labcourse.marks import add_marks
 
 DUE = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LAB = Assignment("00_start_here", "Start here", (), due=DUE)
-COURSE = Course("GPUs", 3, (LAB,), late_days=1, late_penalty=0.25, extensions={("eve", LAB.name): DUE + timedelta(days=5)})
+COURSE = Course(
+    "GPUs",
+    3,
+    (LAB,),
+    late_days=1,
+    late_penalty=0.25,
+    extensions={("eve", LAB.name): DUE + timedelta(days=5)},
+)
 
 
 def marks(student: str, late: timedelta) -> dict:
-    record = {"student": student, "lab": LAB.name, "points": 4.0, "written": [], "received": (DUE + late).isoformat()}
+    record = {
+        "student": student,
+        "lab": LAB.name,
+        "points": 4.0,
+        "written": [],
+        "received": (DUE + late).isoformat(),
+    }
     return add_marks(record, COURSE, {})["marks"]
 
 

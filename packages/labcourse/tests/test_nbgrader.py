@@ -16,7 +16,11 @@ from labcourse import assignment, release
 from .handed_in import COURSE
 
 LAB = "00_start_here"
-FOUND = os.environ.get("NBGRADER") or shutil.which("nbgrader", path=os.path.dirname(sys.executable)) or shutil.which("nbgrader")
+FOUND = (
+    os.environ.get("NBGRADER")
+    or shutil.which("nbgrader", path=os.path.dirname(sys.executable))
+    or shutil.which("nbgrader")
+)
 
 pytestmark = [
     pytest.mark.skipif(not FOUND, reason="nbgrader is not installed"),
@@ -37,14 +41,25 @@ def room(tmp_path_factory) -> Path:
     kernel = room / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
+    (kernel / "kernel.json").write_text(
+        json.dumps({"argv": command, "display_name": "Python 3", "language": "python"})
+    )
     return room
 
 
 def run(room: Path, *command: str) -> None:
-    paths = {"JUPYTER_PATH": str(room / "jupyter"), "JUPYTER_CONFIG_DIR": str(room / "config"), "HOME": str(room), "LABKIT_VIRTUAL": "1"}
-    paths["PATH"] = os.pathsep.join([os.path.dirname(FOUND), os.environ["PATH"]])  # it calls alembic
-    done = subprocess.run([FOUND, *command], cwd=room, capture_output=True, text=True, env=os.environ | paths)
+    paths = {
+        "JUPYTER_PATH": str(room / "jupyter"),
+        "JUPYTER_CONFIG_DIR": str(room / "config"),
+        "HOME": str(room),
+        "LABKIT_VIRTUAL": "1",
+    }
+    paths["PATH"] = os.pathsep.join(
+        [os.path.dirname(FOUND), os.environ["PATH"]]
+    )  # it calls alembic
+    done = subprocess.run(
+        [FOUND, *command], cwd=room, capture_output=True, text=True, env=os.environ | paths
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -60,7 +75,10 @@ def test_nbgrader_hands_out_grades_and_gives_feedback(room):
     run(room, "generate_feedback", LAB)
     run(room, "export", "--to", "grades.csv")
     with (room / "grades.csv").open(newline="") as file:
-        grades = {row["student_id"]: (float(row["score"]), float(row["max_score"])) for row in csv.DictReader(file)}
+        grades = {
+            row["student_id"]: (float(row["score"]), float(row["max_score"]))
+            for row in csv.DictReader(file)
+        }
     assert grades == {"ada": (1, 3), "bob": (0, 3), "cyd": (0, 3)}
     assert (room / "feedback" / "ada" / LAB / f"{LAB}.html").exists()
 

@@ -9,7 +9,9 @@ from .handed_in import notebook
 
 def with_written(source: str) -> bytes:
     content = json.loads(notebook("def on_gpu(numbers): ..."))
-    content["cells"].append({"cell_type": "markdown", "source": [source], "metadata": {"labkit": {"written": "00.why"}}})
+    content["cells"].append(
+        {"cell_type": "markdown", "source": [source], "metadata": {"labkit": {"written": "00.why"}}}
+    )
     return json.dumps(content).encode()
 
 
@@ -24,5 +26,10 @@ def test_the_names_that_check_cells_give():
     assert reading.checked_number('labkit.check("02.3", run_on)') == "02.3"
     assert reading.checked_name('labkit.check("02.3", run_on)') == "run_on"
     assert reading.checked_number("checksum(1)") is None
-    for source in ("%time labkit.check('02.3', run_on)", "labkit.check('02.3')", "labkit.check('02.3', 5)", "check("):
+    for source in (
+        "%time labkit.check('02.3', run_on)",
+        "labkit.check('02.3')",
+        "labkit.check('02.3', 5)",
+        "check(",
+    ):
         assert reading.checked_name(source) is None

@@ -40,7 +40,9 @@ def solved(course, lab):
     """The students' notebook with the instructor's solutions in it."""
     notebook = release.student_copy(course, lab)
     solutions = [
-        SOLVED.search(cell.source)[1] for cell in release.instructor_copy(course, lab).cells if "solution" in cell.metadata.get("tags", [])
+        SOLVED.search(cell.source)[1]
+        for cell in release.instructor_copy(course, lab).cells
+        if "solution" in cell.metadata.get("tags", [])
     ]
     tasks = [cell for cell in notebook.cells if "exercise" in cell.metadata.get("tags", [])]
     for task, solution in zip(tasks, solutions, strict=True):
@@ -53,9 +55,15 @@ def test_students_get_no_solution_and_no_output(whole_course):
         notebook = release.student_copy(whole_course, lab)
         text = json.dumps(notebook)
         assert "<details>" not in text and "Solution of" not in text
-        assert all(not cell.outputs and cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
+        assert all(
+            not cell.outputs and cell.execution_count is None
+            for cell in notebook.cells
+            if cell.cell_type == "code"
+        )
         tasks = [cell for cell in notebook.cells if "exercise" in cell.metadata.get("tags", [])]
-        assert [task.metadata["labkit"]["exercise"] for task in tasks] == [exercise.number for exercise in lab.exercises]
+        assert [task.metadata["labkit"]["exercise"] for task in tasks] == [
+            exercise.number for exercise in lab.exercises
+        ]
 
 
 def test_feedback_asks_the_questions_without_marks(whole_course):
@@ -63,31 +71,44 @@ def test_feedback_asks_the_questions_without_marks(whole_course):
         asked = release.questions(whole_course, lab)
         assert len(asked) == len(lab.exercises)
         for question in asked.values():
-            without_code = re.sub("<(code|pre).*?</(code|pre)>", "", feedback.rich(question), flags=re.DOTALL)
+            without_code = re.sub(
+                "<(code|pre).*?</(code|pre)>", "", feedback.rich(question), flags=re.DOTALL
+            )
             assert "*" not in without_code and "`" not in without_code, question
 
 
 def test_marks_of_code_and_emphasis_become_html_and_nothing_else_does():
-    assert feedback.rich("`a*b*` **is** *not* <b> `c`") == "<code>a*b*</code> <strong>is</strong> <em>not</em> &lt;b&gt; <code>c</code>"
+    assert (
+        feedback.rich("`a*b*` **is** *not* <b> `c`")
+        == "<code>a*b*</code> <strong>is</strong> <em>not</em> &lt;b&gt; <code>c</code>"
+    )
     assert feedback.rich("2 * 3 * 4") == "2 * 3 * 4"
 
 
 def test_solutions_and_stubs_are_found_for_each_exercise(whole_course):
     for lab in whole_course.labs:
         numbers = [exercise.number for exercise in lab.exercises]
-        assert list(release.solutions(whole_course, lab)) == list(release.stubs(whole_course, lab)) == numbers
+        assert (
+            list(release.solutions(whole_course, lab))
+            == list(release.stubs(whole_course, lab))
+            == numbers
+        )
         assert all(release.solutions(whole_course, lab).values())
 
 
 def test_the_instructor_gets_each_solution(whole_course):
     for lab in whole_course.labs:
         cells = release.instructor_copy(whole_course, lab).cells
-        assert sum("solution" in cell.metadata.get("tags", []) for cell in cells) == len(lab.exercises)
+        assert sum("solution" in cell.metadata.get("tags", []) for cell in cells) == len(
+            lab.exercises
+        )
 
 
 @pytest.fixture(scope="module")
 def box(whole_course, bubblewrap):
-    unhurried = replace(whole_course.limits, cell_seconds=200, trial_seconds=200, seconds=1000)  # a busy machine is no failure
+    unhurried = replace(
+        whole_course.limits, cell_seconds=200, trial_seconds=200, seconds=1000
+    )  # a busy machine is no failure
     with Sandbox(bubblewrap, unhurried) as sandbox:
         yield sandbox
 
@@ -100,7 +121,12 @@ def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, 
     [lab] = (lab for lab in whole_course.labs if lab.name == lesson)
     given = release.handed_out(whole_course, lab)
     examined = examination.examine(solved(whole_course, lab), "ada", lab, whole_course, given, box)
-    assert (examined.status, examined.points, examined.remarks, examined.cell_errors) == ("graded", lab.points, [], [])
+    assert (examined.status, examined.points, examined.remarks, examined.cell_errors) == (
+        "graded",
+        lab.points,
+        [],
+        [],
+    )
 
 
 def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, tmp_path):
@@ -113,7 +139,10 @@ def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, 
     changed.write_text(changed.read_text().replace("def on_gpu", "def on_cpu"))
     (tmp_path / "instructor" / f"{labs[1].name}.ipynb").unlink()
     assert [line.split(" ", 1) for line in release.drifted(files, tmp_path)] == [
-        [f"student/{labs[0].name}.ipynb", "differs from what its lesson and the course file give now"],
+        [
+            f"student/{labs[0].name}.ipynb",
+            "differs from what its lesson and the course file give now",
+        ],
         [f"instructor/{labs[1].name}.ipynb", "is missing"],
     ]
 
@@ -121,10 +150,15 @@ def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, 
 def test_exercises_are_taken_out_of_the_sections_of_a_lesson(tmp_path):
     """An exercise may follow its section. The lab has its task, stub and check, and no other cell."""
     cells = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", as_version=4).cells
-    [stub] = [index for index, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]
+    [stub] = [
+        index for index, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])
+    ]
     task = nbformat.v4.new_markdown_cell("What happened. **00.1** Write `on_gpu(numbers)`.")
     before = [nbformat.v4.new_markdown_cell("## A section"), nbformat.v4.new_code_cell("shown = 1")]
-    after = [nbformat.v4.new_markdown_cell("## Another section"), nbformat.v4.new_code_cell("shown = 2")]
+    after = [
+        nbformat.v4.new_markdown_cell("## Another section"),
+        nbformat.v4.new_code_cell("shown = 2"),
+    ]
     lesson = nbformat.v4.new_notebook(cells=[*before, task, *cells[stub : stub + 3], *after])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "00_mine.ipynb").write_text(json.dumps(lesson))
@@ -133,7 +167,11 @@ def test_exercises_are_taken_out_of_the_sections_of_a_lesson(tmp_path):
     course = assignment.read(path)
     [lab] = course.labs
     given = [cell.source for cell in release.student_copy(course, lab).cells]
-    assert given[-3:] == ["**00.1** Write `on_gpu(numbers)`.", cells[stub].source, cells[stub + 1].source]
+    assert given[-3:] == [
+        "**00.1** Write `on_gpu(numbers)`.",
+        cells[stub].source,
+        cells[stub + 1].source,
+    ]
     assert not any("section" in source or "shown" in source for source in given)
     path.write_text('contents = "lesson"\nnotebooks = "mine"\n[labs."00"]\n')
     whole = assignment.read(path)
@@ -179,7 +217,10 @@ def test_points_and_written_questions_come_from_the_course_file(tmp_path):
         ('late_penalty = 2\n[labs."03"]', "late_penalty from 0 to 1"),
         ('[labs."03"]\ndue = "Monday"', "expected a date"),
         ('[labs."03"]\n[limits]\nmemory = "lots"', "lots"),
-        ('[labs."03"]\n[extensions]\nada = { "04" = 2027-01-01 }', "there is no lab '04'. Choose one of 03_data_parallel"),
+        (
+            '[labs."03"]\n[extensions]\nada = { "04" = 2027-01-01 }',
+            "there is no lab '04'. Choose one of 03_data_parallel",
+        ),
     ],
 )
 def test_mistakes_in_the_course_file_are_named(text, said, tmp_path):

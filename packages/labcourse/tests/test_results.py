@@ -34,14 +34,29 @@ def asking(tmp_path_factory) -> assignment.Course:
     return assignment.read(path)
 
 
-def record(course, student, *, status="graded", exercise="right", message="Right", source=RIGHT, answer="", beside="", **more):
+def record(
+    course,
+    student,
+    *,
+    status="graded",
+    exercise="right",
+    message="Right",
+    source=RIGHT,
+    answer="",
+    beside="",
+    **more,
+):
     """A record as grading writes it."""
     lab = course.lab("00")
     examined = Examined()
     if status != "graded":
-        examined.note(status, f"{SECRET}, {status}" if status not in feedback.ENDINGS else "code cell 3")
+        examined.note(
+            status, f"{SECRET}, {status}" if status not in feedback.ENDINGS else "code cell 3"
+        )
     points = 1.0 if exercise == "right" else 0.0
-    examined.exercises = [examination.outcome(lab.exercises[0], exercise, message) | {"points": points}]
+    examined.exercises = [
+        examination.outcome(lab.exercises[0], exercise, message) | {"points": points}
+    ]
     return {
         "student": student,
         "lab": lab.name,
@@ -50,7 +65,10 @@ def record(course, student, *, status="graded", exercise="right", message="Right
         "points": examined.points,
         "out_of": lab.points,
         "exercises": examined.exercises,
-        "written": [{"id": task.id, "answer": answer, "beside": beside, "out_of": task.points} for task in lab.written],
+        "written": [
+            {"id": task.id, "answer": answer, "beside": beside, "out_of": task.points}
+            for task in lab.written
+        ],
         "sources": {"00.1": source},
         "cell_errors": [],
         "remarks": examined.remarks,
@@ -74,7 +92,15 @@ def written(course, records, folder, problems=(), received=""):
         digest = hashlib.sha256(item["student"].encode()).hexdigest()
         known = "nbgrader" if received else ""
         submissions.append(
-            collect.Submission(item["student"], item["lab"], digest, item["student"], None, received=received, known_from=known)
+            collect.Submission(
+                item["student"],
+                item["lab"],
+                digest,
+                item["student"],
+                None,
+                received=received,
+                known_from=known,
+            )
         )
     results.write(course, submissions, list(problems), store)
     return folder
@@ -92,7 +118,13 @@ def rows(path):
 @pytest.mark.parametrize("status", [kind for kind in examination.KINDS])
 def test_students_do_not_see_remarks_for_the_instructor(status, asking, tmp_path):
     exercise = "wrong" if status in examination.FINISHED else status
-    told = record(asking, "ada", status=status, exercise=exercise, message=SECRET if exercise not in feedback.ENDINGS else "code cell 3")
+    told = record(
+        asking,
+        "ada",
+        status=status,
+        exercise=exercise,
+        message=SECRET if exercise not in feedback.ENDINGS else "code cell 3",
+    )
     if exercise == "wrong":
         told["exercises"][0]["message"] = "Not yet: it is on the CPU"
     folder = written(asking, [told], tmp_path)
@@ -100,21 +132,35 @@ def test_students_do_not_see_remarks_for_the_instructor(status, asking, tmp_path
     for text in (given, (folder / "canvas.csv").read_text(), (folder / "moodle.csv").read_text()):
         assert SECRET not in text and "tampered" not in text and "altered" not in text
     assert ("code cell 3" in given) == (status in feedback.ENDINGS)
-    assert "code cell 3" in (folder / "index.html").read_text() or SECRET in (folder / "index.html").read_text()
+    assert (
+        "code cell 3" in (folder / "index.html").read_text()
+        or SECRET in (folder / "index.html").read_text()
+    )
 
 
 def test_a_page_says_what_a_student_needs(asking, tmp_path):
-    late = record(asking, "ada", exercise="wrong", message="Not yet: `x` is on cpu", answer="Because")
+    late = record(
+        asking, "ada", exercise="wrong", message="Not yet: `x` is on cpu", answer="Because"
+    )
     given = page(written(asking, [late], tmp_path, received="2026-11-22T12:00:00+00:00"), "ada")
-    assert "2 days late" in given and "The first 2 late days cost nothing." in given and "Nothing was deducted for lateness." in given
+    assert (
+        "2 days late" in given
+        and "The first 2 late days cost nothing." in given
+        and "Nothing was deducted for lateness." in given
+    )
     assert "Not yet: <code>x</code> is on cpu. For what you need" in given
     assert "Why does <code>copy_</code> <em>not</em> wait?" in given
-    assert "Write <code>on_gpu(numbers)</code>" in given and '<pre class="code" tabindex="0">def on_gpu' in given
+    assert (
+        "Write <code>on_gpu(numbers)</code>" in given
+        and '<pre class="code" tabindex="0">def on_gpu' in given
+    )
     assert "Not marked yet." in given
 
 
 def test_an_exercise_and_a_notebook_run_out_of_time_in_the_same_words(asking, tmp_path):
-    slow = record(asking, "ada", status="time", exercise="time", message="your answer took longer than 30 s")
+    slow = record(
+        asking, "ada", status="time", exercise="time", message="your answer took longer than 30 s"
+    )
     folder = written(asking, [slow], tmp_path)
     assert "00.1: <span" in page(folder, "ada") and ">ran out of time</span>" in page(folder, "ada")
     assert "ran out of time</td>" in (folder / "index.html").read_text()
@@ -128,18 +174,32 @@ def part(index, name):
 
 def test_what_needs_a_look_is_short_and_sorted(asking, tmp_path):
     class_ = [record(asking, f"s{number}", answer=f"Because {number}") for number in range(10)]
-    class_ += [record(asking, "bob"), record(asking, "cyd"), record(asking, "dee", beside="It is <queued>")]
+    class_ += [
+        record(asking, "bob"),
+        record(asking, "cyd"),
+        record(asking, "dee", beside="It is <queued>"),
+    ]
     class_ += [record(asking, "eve", status="tampered", exercise="tampered", message="")]
-    problems = [collect.Problem("fay", LAB, "duplicate", "2 submissions"), collect.Problem("gus", LAB, "renamed", "x is taken for y")]
+    problems = [
+        collect.Problem("fay", LAB, "duplicate", "2 submissions"),
+        collect.Problem("gus", LAB, "renamed", "x is taken for y"),
+    ]
     folder = written(asking, class_, tmp_path, problems)
     index = (folder / "index.html").read_text()
     assert "00.why: 11 of 14" in index
     assert index.count("to mark in written.csv") == 0
-    assert part(index, "No mark").count("<tr><td>") == 2 and "duplicate: 2 submissions." in part(index, "No mark")
-    assert "It is &lt;queued&gt;" in part(index, "For you to decide") and part(index, "For you to decide").count("<tr><td>") == 1
+    assert part(index, "No mark").count("<tr><td>") == 2 and "duplicate: 2 submissions." in part(
+        index, "No mark"
+    )
+    assert (
+        "It is &lt;queued&gt;" in part(index, "For you to decide")
+        and part(index, "For you to decide").count("<tr><td>") == 1
+    )
     known = part(index, "For you to know")
     assert known.count("<tr><td>") == 2 and "renamed" in known
-    assert re.search(r"bob.*cyd.*00.why is empty, and counts 0 points", known) and ">eve<" not in known
+    assert (
+        re.search(r"bob.*cyd.*00.why is empty, and counts 0 points", known) and ">eve<" not in known
+    )
 
 
 def test_text_beside_an_empty_answer_keeps_the_mark_open_until_it_is_marked(asking, tmp_path):
@@ -151,13 +211,17 @@ def test_text_beside_an_empty_answer_keeps_the_mark_open_until_it_is_marked(aski
     (folder / "written.csv").write_text(table.replace("00.why,,2,,", "00.why,2,2,Good,"))
     written(asking, [told], tmp_path)
     assert rows(folder / "canvas.csv")[1][LAB] == "3" and "Good" in page(folder, "ada")
-    written(asking, [record(asking, "ada", beside="Because, changed.")], tmp_path)  # is to be marked again
+    written(
+        asking, [record(asking, "ada", beside="Because, changed.")], tmp_path
+    )  # is to be marked again
     assert rows(folder / "canvas.csv")[1][LAB] == ""
 
 
 def test_an_answer_that_is_empty_counts_nothing_and_is_named(asking, tmp_path):
     folder = written(asking, [record(asking, "ada")], tmp_path)
-    assert rows(folder / "canvas.csv")[1][LAB] == "1" and "No answer: 0 of 2 points." in page(folder, "ada")
+    assert rows(folder / "canvas.csv")[1][LAB] == "1" and "No answer: 0 of 2 points." in page(
+        folder, "ada"
+    )
     assert "00.why is empty" in (folder / "index.html").read_text()
 
 
@@ -165,11 +229,24 @@ def test_an_answer_that_is_empty_counts_nothing_and_is_named(asking, tmp_path):
 def alike(asking, tmp_path_factory):
     """The page that compares a class of 20, in which some copied."""
     answers, planted = made_up_class(20, [2, 3])
-    class_ = [record(asking, student, source=source, answer=f"Since {student}") for student, source in answers.items()]
-    class_ += [record(asking, f"t{number}", source=RIGHT.replace("numbers", f"n{number}"), answer="As it is.") for number in range(10)]
+    class_ = [
+        record(asking, student, source=source, answer=f"Since {student}")
+        for student, source in answers.items()
+    ]
+    class_ += [
+        record(
+            asking, f"t{number}", source=RIGHT.replace("numbers", f"n{number}"), answer="As it is."
+        )
+        for number in range(10)
+    ]
     stub = "def on_gpu(numbers):\n    ..."
-    class_ += [record(asking, f"u{number}", source=stub, exercise="not attempted") for number in range(3)]
-    class_ += [record(asking, "v", source="(" * 3000, exercise="wrong"), record(asking, "w", source="<script>alert(1)", exercise="wrong")]
+    class_ += [
+        record(asking, f"u{number}", source=stub, exercise="not attempted") for number in range(3)
+    ]
+    class_ += [
+        record(asking, "v", source="(" * 3000, exercise="wrong"),
+        record(asking, "w", source="<script>alert(1)", exercise="wrong"),
+    ]
     return written(asking, class_, tmp_path_factory.mktemp("alike")), planted
 
 
@@ -179,7 +256,11 @@ def test_the_page_of_comparisons_shows_copies_and_says_with_numbers_what_is_triv
     section = shown.partition("<h3>00.1</h3>")[2].partition("<h3>")[0]
     groups = [set(re.findall(r">(s\d+)</a>", row)) for row in section.split("<tr><td>")[1:]]
     assert sorted(groups, key=sorted) == sorted(planted, key=sorted)
-    assert "10 of 32 (31%)" in section and "parts, short)" in section and "Equal answers say little here" in section
+    assert (
+        "10 of 32 (31%)" in section
+        and "parts, short)" in section
+        and "Equal answers say little here" in section
+    )
     written_answers = shown.partition("00.why</h3>")[2]
     assert all(f">t{number}</a>" in written_answers for number in range(10))
     pairs = shown.partition("rare answers</h2>")[2].partition("<h2>")[0]
@@ -196,7 +277,10 @@ def test_students_see_nothing_of_the_comparison(alike):
 
 def test_the_same_records_give_the_same_pages(alike, asking, tmp_path):
     folder, _ = alike
-    records = [Store(folder).record(LAB, path.stem) for path in sorted((folder / "records" / LAB).iterdir())]
+    records = [
+        Store(folder).record(LAB, path.stem)
+        for path in sorted((folder / "records" / LAB).iterdir())
+    ]
     again = written(asking, reversed(records), tmp_path)
     assert (again / "comparison.html").read_bytes() == (folder / "comparison.html").read_bytes()
 

@@ -32,14 +32,21 @@ class Played:
 @pytest.mark.parametrize(
     "reason, status, kind",
     [
-        ("stopped", 0, "ended"),  # it was slow to end: on a busy machine the fork server had been told to stop it
+        (
+            "stopped",
+            0,
+            "ended",
+        ),  # it was slow to end: on a busy machine the fork server had been told to stop it
         ("stopped", -11, "ended"),
         (None, -9, "ended"),
         ("memory", -9, "memory"),
     ],
 )
 def test_the_end_of_a_process_has_its_reason(reason, status, kind):
-    with SubmissionProcess(Played({"reason": reason, "status": status})) as process, pytest.raises(EndedError) as error:
+    with (
+        SubmissionProcess(Played({"reason": reason, "status": status})) as process,
+        pytest.raises(EndedError) as error,
+    ):
         process.ask({}, 1)
     assert error.value.kind == kind
 
@@ -52,7 +59,9 @@ class RanOut:
 
 
 @pytest.mark.parametrize("ended", [{"reason": None, "status": -9}, {}])
-def test_a_process_or_a_server_that_the_system_ends_for_its_memory_ran_out_of_memory(ended, monkeypatch):
+def test_a_process_or_a_server_that_the_system_ends_for_its_memory_ran_out_of_memory(
+    ended, monkeypatch
+):
     monkeypatch.setattr(Played, "group", RanOut())
     with SubmissionProcess(Played(ended)) as process, pytest.raises(EndedError) as error:
         process.ask({}, 1)

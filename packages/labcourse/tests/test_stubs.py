@@ -25,7 +25,14 @@ def answered(folder, number, answer):
     source = next(NOTEBOOKS.glob(f"{number[:2]}_*.ipynb"))
     folder.mkdir()
     notebook = json.loads(source.read_text())
-    at = next(i for i, cell in enumerate(notebook["cells"]) if f'labkit.check("{number}"' in "".join(cell["source"])) - 1
+    at = (
+        next(
+            i
+            for i, cell in enumerate(notebook["cells"])
+            if f'labkit.check("{number}"' in "".join(cell["source"])
+        )
+        - 1
+    )
     stub = "".join(notebook["cells"][at]["source"])
     notebook["cells"][at]["source"] = answer(stub)
     (folder / source.name).write_text(json.dumps(notebook))
@@ -60,12 +67,21 @@ def test_anything_but_the_stub_is_refused(answer, tmp_path):
 
 
 def test_a_stub_may_be_explained_in_another_language(tmp_path):
-    answered(tmp_path / "mine", "00.1", lambda stub: stub.replace("Return a tensor on the GPU", "Ein Tensor auf der GPU"))
+    answered(
+        tmp_path / "mine",
+        "00.1",
+        lambda stub: stub.replace("Return a tensor on the GPU", "Ein Tensor auf der GPU"),
+    )
     course = described(tmp_path, "00", 'notebooks = "mine"')
-    assert "Ein Tensor auf der GPU" in release.files(course, list(course.labs), "labkit")["student/00_start_here.ipynb"]
+    assert (
+        "Ein Tensor auf der GPU"
+        in release.files(course, list(course.labs), "labkit")["student/00_start_here.ipynb"]
+    )
 
 
-def test_a_release_comes_from_the_kit_s_own_lessons_whatever_lies_in_the_learner_s_folder(tmp_path, monkeypatch):
+def test_a_release_comes_from_the_kit_s_own_lessons_whatever_lies_in_the_learner_s_folder(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     expected = release.files(course := described(tmp_path, "00"), list(course.labs), "labkit")
     for name in ("notebooks", "work"):
@@ -82,5 +98,17 @@ def test_nothing_is_written_when_one_lab_of_several_was_answered(tmp_path):
     answered(tmp_path / "mine", "01.2", lambda stub: solution("01.2"))
     shutil.copy(next((tmp_path / "mine").iterdir()), tmp_path / "all")
     (tmp_path / "course.toml").write_text('notebooks = "all"\n[labs."00"]\n[labs."01"]')
-    assert main(["course", "release", "--course", str(tmp_path / "course.toml"), "--to", str(tmp_path / "labs")]) == 2
+    assert (
+        main(
+            [
+                "course",
+                "release",
+                "--course",
+                str(tmp_path / "course.toml"),
+                "--to",
+                str(tmp_path / "labs"),
+            ]
+        )
+        == 2
+    )
     assert not (tmp_path / "labs").exists()

@@ -59,7 +59,16 @@ def test_a_course_among_what_python_needs_is_refused(tmp_path, monkeypatch):
 
 
 def test_no_folder_is_shown_that_may_hold_other_things():
-    whole = {"/", "/usr", "/usr/local", "/usr/share", "/etc", "/opt", "/home", os.path.expanduser("~")}
+    whole = {
+        "/",
+        "/usr",
+        "/usr/local",
+        "/usr/share",
+        "/etc",
+        "/opt",
+        "/home",
+        os.path.expanduser("~"),
+    }
     whole |= {sys.prefix, sys.base_prefix, os.fspath(PACKAGES), os.fspath(PACKAGES.parent)}
     assert not whole & set(backends._visible())
 

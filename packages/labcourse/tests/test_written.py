@@ -33,7 +33,9 @@ def found(course, change, contents="exercises"):
     notebook = release.student_copy(course, lab)
     change(notebook.cells, {cell.id: cell for cell in notebook.cells})
     cells = reading.parse(json.dumps(notebook).encode()).cells
-    answers = written.answers(cells, [task.id for task in lab.written], release.handed_out(course, lab))
+    answers = written.answers(
+        cells, [task.id for task in lab.written], release.handed_out(course, lab)
+    )
     return answers["00.why"], answers["00.when"]
 
 
@@ -116,11 +118,17 @@ def in_a_new_code_cell(cells, by_id):
 
 
 def in_an_exercise_s_text(cells, by_id):
-    at = next(cell for cell in cells if cell.source.startswith("**00.1**") or "\n\n**00.1**" in cell.source)
+    at = next(
+        cell
+        for cell in cells
+        if cell.source.startswith("**00.1**") or "\n\n**00.1**" in cell.source
+    )
     at.source += "\n\nBecause."
 
 
-@pytest.mark.parametrize("change", [above_everything, above_its_question, in_a_new_code_cell, in_an_exercise_s_text])
+@pytest.mark.parametrize(
+    "change", [above_everything, above_its_question, in_a_new_code_cell, in_an_exercise_s_text]
+)
 def test_text_that_may_belong_to_an_empty_answer_is_shown_beside_it(change, asked):
     _, when = found(asked, change)
     assert when.text == "" and when.beside.strip("# ") == "Because."

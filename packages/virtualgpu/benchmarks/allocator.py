@@ -27,7 +27,9 @@ def layer_sizes(layer: int) -> tuple[int, int, int]:
 
 def train(memory: CachingAllocator, steps: int) -> int:
     """Runs `steps` steps and returns how many blocks were freed."""
-    weights = [memory.malloc(layer_sizes(layer)[0]) for layer in range(LAYERS) for _ in range(2)]  # with momentum
+    weights = [
+        memory.malloc(layer_sizes(layer)[0]) for layer in range(LAYERS) for _ in range(2)
+    ]  # with momentum
     pairs = 0
     for _ in range(steps):
         activations, gradients = [], []

@@ -41,13 +41,27 @@ NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH")
     parser.add_argument("--gpus", default="2")
     parser.add_argument("--like", default="H200")
-    parser.add_argument("--seconds", type=float, default=30.0, help="a test that takes longer hangs")
-    parser.add_argument("-k", default="", metavar="WORDS", help="only tests whose names contain one of these, separated by commas")
-    parser.add_argument("--list", type=Path, metavar="FILE", help="write each test's outcome there, with the traceback of what failed")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="a test that takes longer hangs"
+    )
+    parser.add_argument(
+        "-k",
+        default="",
+        metavar="WORDS",
+        help="only tests whose names contain one of these, separated by commas",
+    )
+    parser.add_argument(
+        "--list",
+        type=Path,
+        metavar="FILE",
+        help="write each test's outcome there, with the traceback of what failed",
+    )
     parser.add_argument("--child", type=Path, metavar="DONE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
@@ -60,13 +74,24 @@ def main() -> None:
         parts: dict[str, collections.Counter[str]] = {}  # a database's by phase: forward, backward
         for case, outcome, *_ in outcomes:
             phase = PHASE.search(case) if database else None
-            parts.setdefault(path.name + (phase[0] if phase else ""), collections.Counter())[outcome] += 1
+            parts.setdefault(path.name + (phase[0] if phase else ""), collections.Counter())[
+                outcome
+            ] += 1
         rows += [(part, *(counts[column] for column in COLUMNS)) for part, counts in parts.items()]
         reasons[path.name] = collections.Counter(
-            (outcome, kind_of(text)) for _, outcome, text, _ in outcomes if outcome in ("failed", "refused", "apart")
+            (outcome, kind_of(text))
+            for _, outcome, text, _ in outcomes
+            if outcome in ("failed", "refused", "apart")
         )
-        listed += [f"{outcome:8s} {path.name} {name} {seconds:.1f} s\n{text}\n" for name, outcome, text, seconds in outcomes]
-        slow += [f"{path.name}: {seconds:4.0f} s: {name} ({outcome})" for name, outcome, _, seconds in outcomes if seconds > SLOW]
+        listed += [
+            f"{outcome:8s} {path.name} {name} {seconds:.1f} s\n{text}\n"
+            for name, outcome, text, seconds in outcomes
+        ]
+        slow += [
+            f"{path.name}: {seconds:4.0f} s: {name} ({outcome})"
+            for name, outcome, _, seconds in outcomes
+            if seconds > SLOW
+        ]
     print(f"{'':32s}" + "".join(f"{column:>9s}" for column in COLUMNS))
     for name, *numbers in rows:
         print(f"{name:32s}" + "".join(f"{count:9d}" for count in numbers))
@@ -80,8 +105,14 @@ def main() -> None:
 
 def kind_of(text: str) -> str:
     """What stands for an error: its last line, without its numbers."""
-    lines = [line for line in text.splitlines() if re.match(r"\w[\w.]*(Error|Exception|Warning|Interrupt|Exit)\b|crash|hang", line)]
-    return NUMBER.sub("#", lines[-1] if lines else text.strip().splitlines()[-1] if text.strip() else "no words")[:160]
+    lines = [
+        line
+        for line in text.splitlines()
+        if re.match(r"\w[\w.]*(Error|Exception|Warning|Interrupt|Exit)\b|crash|hang", line)
+    ]
+    return NUMBER.sub(
+        "#", lines[-1] if lines else text.strip().splitlines()[-1] if text.strip() else "no words"
+    )[:160]
 
 
 # Files of tests
@@ -108,7 +139,17 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as known:
         json.dump({"done": sorted(done), "to": said}, known)
         known.flush()
-        run = [sys.executable, "-m", "virtualgpu", "run", "--gpus", options.gpus, "--like", options.like, __file__]
+        run = [
+            sys.executable,
+            "-m",
+            "virtualgpu",
+            "run",
+            "--gpus",
+            options.gpus,
+            "--like",
+            options.like,
+            __file__,
+        ]
         child = subprocess.Popen(
             [*run, "--child", known.name, str(path), "-k", options.k],
             pass_fds=[said],
@@ -119,7 +160,9 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
         )
         os.close(said)
         under_way, ended, started = None, "", time.monotonic()
-        with os.fdopen(heard, "rb", 0) as lines:  # unbuffered: select sees no line that a buffer holds
+        with os.fdopen(
+            heard, "rb", 0
+        ) as lines:  # unbuffered: select sees no line that a buffer holds
             while True:
                 if not select.select([lines], [], [], options.seconds if under_way else 300)[0]:
                     ended = f"hang: over {options.seconds:.0f} s"
@@ -138,7 +181,10 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
         if ended:
             os.killpg(child.pid, signal.SIGKILL)
         status = child.wait()
-        ended = ended or f"crash: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
+        ended = (
+            ended
+            or f"crash: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
+        )
         return ended, under_way, time.monotonic() - started
 
 
@@ -167,8 +213,14 @@ class Told(unittest.TestResult):
 
     def addError(self, test: Any, error: Any) -> None:
         text = "".join(traceback.format_exception(*error))
-        needs = next((need for need, words in APART.items() if re.search(words, text.splitlines()[-1])), None)
-        self.told = ("apart", f"needs {needs}") if needs else ("refused" if REFUSED in text else "failed", text)
+        needs = next(
+            (need for need, words in APART.items() if re.search(words, text.splitlines()[-1])), None
+        )
+        self.told = (
+            ("apart", f"needs {needs}")
+            if needs
+            else ("refused" if REFUSED in text else "failed", text)
+        )
 
     def addUnexpectedSuccess(self, test: Any) -> None:
         self.told = ("failed", "a GPU fails here")
@@ -195,8 +247,14 @@ def run_tests(path: Path, words: str, known: Path) -> None:
     result = Told(told["to"])
     os.set_inheritable(told["to"], False)
 
-    cases = [x for x in vars(module).values() if isinstance(x, type) and issubclass(x, unittest.TestCase) and x.__module__ == path.stem]
-    load: Any = unittest.defaultTestLoader.loadTestsFromTestCase  # not the module's own protocol, which wants to be the running script
+    cases = [
+        x
+        for x in vars(module).values()
+        if isinstance(x, type) and issubclass(x, unittest.TestCase) and x.__module__ == path.stem
+    ]
+    load: Any = (
+        unittest.defaultTestLoader.loadTestsFromTestCase
+    )  # not the module's own protocol, which wants to be the running script
     chosen = [
         test
         for case in cases
@@ -216,12 +274,30 @@ def of_database(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, 
     program, _, what = path.stem.partition("_")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
-        run = [sys.executable, "-m", "virtualgpu", "run", "--like", options.like, str(path.with_name(f"{program}.py")), str(out)]
-        subprocess.run([*run, *filter(None, [what])], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        run = [
+            sys.executable,
+            "-m",
+            "virtualgpu",
+            "run",
+            "--like",
+            options.like,
+            str(path.with_name(f"{program}.py")),
+            str(out),
+        ]
+        subprocess.run(
+            [*run, *filter(None, [what])],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         there, here = json.loads(path.read_text()), json.loads(out.read_text())
     real, virtual = answers(there), answers(here)
     for case, answer in real.items():
-        yield case, *compared(case, answer, virtual.get(case, virtual.get(PHASE.sub("", case)))), 0.0
+        yield (
+            case,
+            *compared(case, answer, virtual.get(case, virtual.get(PHASE.sub("", case)))),
+            0.0,
+        )
 
 
 def answers(database: dict[str, Any]) -> dict[str, Any]:
@@ -231,16 +307,29 @@ def answers(database: dict[str, Any]) -> dict[str, Any]:
         for operator, (_, samples) in database["results"].items():
             for number, sample in enumerate(samples if isinstance(samples, list) else ()):
                 phase = "backward" if sample[0] == "grad" else "forward"
-                figure = " ".join(sample[:2]).splitlines()[0] if isinstance(sample[0], str) and sample[0] != "grad" else sample
-                found[f"{operator} {phase} {number}"] = figure if isinstance(figure, str) else sample[2 if phase == "backward" else 1]
+                figure = (
+                    " ".join(sample[:2]).splitlines()[0]
+                    if isinstance(sample[0], str) and sample[0] != "grad"
+                    else sample
+                )
+                found[f"{operator} {phase} {number}"] = (
+                    figure if isinstance(figure, str) else sample[2 if phase == "backward" else 1]
+                )
         return found
-    for kind, phases in (("modules", ("built", "forward", "backward")), ("optimizers", ("first step", "second step"))):
+    for kind, phases in (
+        ("modules", ("built", "forward", "backward")),
+        ("optimizers", ("first step", "second step")),
+    ):
         for name, samples in database.get(kind, {}).items():
             for number, sample in enumerate(samples if isinstance(samples, list) else ()):
                 if len(sample) == 2:
                     found[f"{name} {number}"] = sample[1]
                 else:
-                    found |= {f"{name} {number} {phase}": x[1] for phase, x in zip(phases, sample[1:], strict=False) if x}
+                    found |= {
+                        f"{name} {number} {phase}": x[1]
+                        for phase, x in zip(phases, sample[1:], strict=False)
+                        if x
+                    }
     return found
 
 
@@ -250,8 +339,14 @@ def compared(case: str, real: Any, virtual: Any) -> tuple[str, str]:
     if isinstance(virtual, str) and not isinstance(real, str):
         return "refused", virtual
     raised = isinstance(real, str) and isinstance(virtual, str)
-    same = re.split(r"\W", real)[0] == re.split(r"\W", virtual)[0] if raised else real == virtual  # errors of the same class
-    return ("passed", "") if same else ("failed", f"{case.rpartition(' ')[0]}: {real} on a GPU, {virtual} here")
+    same = (
+        re.split(r"\W", real)[0] == re.split(r"\W", virtual)[0] if raised else real == virtual
+    )  # errors of the same class
+    return (
+        ("passed", "")
+        if same
+        else ("failed", f"{case.rpartition(' ')[0]}: {real} on a GPU, {virtual} here")
+    )
 
 
 if __name__ == "__main__":

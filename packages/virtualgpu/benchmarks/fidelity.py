@@ -28,7 +28,11 @@ PROGRAMS = (
     ("h200/further.json", "workloads_further", 1),
     ("h200/multi_further.json", "workloads_multi_further", 4),
 )
-OPERATORS = ("h200/operators_shared.json", "h200/operators_more.json", "h200/operators_further.json")
+OPERATORS = (
+    "h200/operators_shared.json",
+    "h200/operators_more.json",
+    "h200/operators_further.json",
+)
 
 
 def programs() -> list[str]:
@@ -38,10 +42,23 @@ def programs() -> list[str]:
     summaries = []
     for recording, module, gpus in PROGRAMS:
         print(f"\n{recording}: {gpus} × NVIDIA H200")
-        runner = [sys.executable, "-m", "virtualgpu", "run", "--gpus", str(gpus), "--like", "H200", "harness.py", "--one"]
+        runner = [
+            sys.executable,
+            "-m",
+            "virtualgpu",
+            "run",
+            "--gpus",
+            str(gpus),
+            "--like",
+            "H200",
+            "harness.py",
+            "--one",
+        ]
         truth = json.loads(Path(recording).read_text())
         totals, finished = compare(truth, module, runner)
-        summaries.append(f"{Path(recording).stem}: {finished}/{len(truth['workloads'])} programs to their end, {told(totals)}")
+        summaries.append(
+            f"{Path(recording).stem}: {finished}/{len(truth['workloads'])} programs to their end, {told(totals)}"
+        )
     return summaries
 
 
@@ -50,7 +67,12 @@ def operators() -> list[str]:
     summaries = []
     for recording in OPERATORS:
         print(f"\n{recording}: 1 × NVIDIA H200")
-        done = subprocess.run([sys.executable, "quick.py", recording, "--summary"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "quick.py", recording, "--summary"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         *rows, last = done.stdout.splitlines()
         print("\n".join(rows))
         summaries.append(f"{Path(recording).stem}: {last}")
@@ -65,7 +87,12 @@ def databases() -> list[str]:
         mine = str(Path(folder, "mine.json"))
         runner = [sys.executable, "-m", "virtualgpu", "run", "--gpus", "1", "--like", "H200"]
         subprocess.run([*runner, "databases.py", mine], check=True, stderr=subprocess.DEVNULL)
-        done = subprocess.run([sys.executable, "databases.py", "--compare", recording, mine], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "databases.py", "--compare", recording, mine],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     *rows, last = done.stdout.splitlines()
     print("\n".join(rows))
     return [f"databases: {last}"]

@@ -22,7 +22,9 @@ import torch.nn.functional as F
 import virtualgpu
 from virtualgpu import hardware
 
-RECORDED = json.loads((Path(__file__).parent / "timing" / "networks.json").read_text(encoding="utf-8"))
+RECORDED = json.loads(
+    (Path(__file__).parent / "timing" / "networks.json").read_text(encoding="utf-8")
+)
 BUSY = 0.9
 Loss = Callable[[], torch.Tensor]
 
@@ -41,9 +43,17 @@ def network(name: str) -> tuple[torch.nn.Module, Loss]:
         ids = torch.randint(0, 30522, (8, 256), device="cuda")
         return bert, lambda: bert(input_ids=ids, labels=ids).loss
     if name == "lstm":
-        words, lstm = torch.nn.Embedding(10000, 512).cuda(), torch.nn.LSTM(512, 512, 2, batch_first=True).cuda()
-        head, ids = torch.nn.Linear(512, 10000).cuda(), torch.randint(0, 10000, (16, 64), device="cuda")
-        return torch.nn.ModuleList([words, lstm, head]), lambda: F.cross_entropy(head(lstm(words(ids))[0]).flatten(0, 1), ids.flatten())
+        words, lstm = (
+            torch.nn.Embedding(10000, 512).cuda(),
+            torch.nn.LSTM(512, 512, 2, batch_first=True).cuda(),
+        )
+        head, ids = (
+            torch.nn.Linear(512, 10000).cuda(),
+            torch.randint(0, 10000, (16, 64), device="cuda"),
+        )
+        return torch.nn.ModuleList([words, lstm, head]), lambda: F.cross_entropy(
+            head(lstm(words(ids))[0]).flatten(0, 1), ids.flatten()
+        )
     if name == "mixer":
         import timm
 
@@ -59,7 +69,11 @@ def milliseconds(like: str, name: str, host: float) -> tuple[float, float]:
     with virtualgpu.use(1, like=like, values=False, host=host):
         model, loss_of = network(network_name)
         parameters = model.train().parameters()
-        optimizer: Any = torch.optim.SGD(parameters, 1e-3, momentum=0.9) if mode == "sgd" else torch.optim.AdamW(parameters, 1e-4)
+        optimizer: Any = (
+            torch.optim.SGD(parameters, 1e-3, momentum=0.9)
+            if mode == "sgd"
+            else torch.optim.AdamW(parameters, 1e-4)
+        )
 
         def step() -> None:
             with torch.autocast("cuda", torch.bfloat16, enabled=mode == "bf16"):
@@ -99,7 +113,11 @@ def compare(like: str) -> None:
     model = {name: milliseconds(like, name, 1.0) for name in recorded}
     busy = {name for name, (took, worked) in model.items() if worked >= BUSY * took}
     print(f"{like}, what keeps the GPU busy{'recorded':>12}{'here':>12}{'error':>9}")
-    errors = [row(name, recorded[name], model[name][0], 1.0, model[name][1]) for name in recorded if name in busy]
+    errors = [
+        row(name, recorded[name], model[name][0], 1.0, model[name][1])
+        for name in recorded
+        if name in busy
+    ]
     print(f"   {len(errors)} steps, median error {median(errors):.1f}%")
     all_errors = sorted(abs(took / recorded[name] - 1) for name, (took, _) in model.items())
     nine = all_errors[ceil(0.9 * len(all_errors)) - 1]
@@ -117,14 +135,20 @@ def compare(like: str) -> None:
 def with_the_speed_given(like: str, recorded: dict[str, float], ratios: dict[str, float]) -> None:
     """Steps that wait for the host, each with the speed given that the others show; then with that of the other networks alone."""
     print(f"{like}, what waits for the host, its speed given by the other steps that do")
-    others = {name: median(ratio for other, ratio in ratios.items() if other != name) for name in ratios}
+    others = {
+        name: median(ratio for other, ratio in ratios.items() if other != name) for name in ratios
+    }
     errors = [row(name, recorded[name], *_at(like, name, host)) for name, host in others.items()]
     print(f"   {len(errors)} steps, median error {median(errors):.1f}%")
     errors = []
     for name in ratios:
-        host = median(ratio for other, ratio in ratios.items() if other.split()[0] != name.split()[0])
+        host = median(
+            ratio for other, ratio in ratios.items() if other.split()[0] != name.split()[0]
+        )
         errors.append(100 * abs(milliseconds(like, name, host)[0] / recorded[name] - 1))
-    print(f"{like}, what waits for the host, its speed given by the other networks alone: median error {median(errors):.1f}%")
+    print(
+        f"{like}, what waits for the host, its speed given by the other networks alone: median error {median(errors):.1f}%"
+    )
 
 
 def _at(like: str, name: str, host: float) -> tuple[float, float, float]:
@@ -136,7 +160,9 @@ def main() -> None:
     for like in RECORDED:
         compare(like)
     first, second = (RECORDED[like]["milliseconds"] for like in RECORDED)
-    print("Recorded on the H100's machine over recorded on the H200's: were it the host's speed alone, what waits for it would agree")
+    print(
+        "Recorded on the H100's machine over recorded on the H200's: were it the host's speed alone, what waits for it would agree"
+    )
     for name in first:
         print(f"   {name:18}{second[name] / first[name]:>6.2f}")
 

@@ -39,7 +39,11 @@ def adds(device: str) -> Work:
 
 def steps(device: str) -> Work:
     torch.manual_seed(0)
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH, device=device), nn.ReLU())]
+    layers = [
+        layer
+        for _ in range(LAYERS)
+        for layer in (nn.Linear(WIDTH, WIDTH, device=device), nn.ReLU())
+    ]
     model = nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(BATCH, WIDTH, device=device)
@@ -80,7 +84,9 @@ def rounds_of(rounds: int) -> dict[tuple[str, str], list[float]]:
         if turn:  # the first round fills caches
             for side, times in sides.items():
                 for name, total in times.items():
-                    found.setdefault((side, name), []).append(total / (ADDS if name == "add" else STEPS))
+                    found.setdefault((side, name), []).append(
+                        total / (ADDS if name == "add" else STEPS)
+                    )
     return found
 
 
@@ -91,11 +97,18 @@ def main() -> int:
     print(f"torch {torch.__version__}, one thread, median of {rounds} rounds")
     print(f"{'':16}{'one add of 16':>16}{f'a step, {LAYERS} layers':>20}")
     for side in ("CPU", "FakeTensorMode", "virtual GPU"):
-        print(f"{side:16}{median(found[side, 'add']) * 1e6:>13.1f} µs{median(found[side, 'step']) * 1e3:>17.2f} ms")
+        print(
+            f"{side:16}{median(found[side, 'add']) * 1e6:>13.1f} µs{median(found[side, 'step']) * 1e3:>17.2f} ms"
+        )
     exceeded = 0
-    for name, what, other, limit in (("one add", "add", "FakeTensorMode", OPERATOR_LIMIT), ("a step", "step", "CPU", STEP_LIMIT)):
+    for name, what, other, limit in (
+        ("one add", "add", "FakeTensorMode", OPERATOR_LIMIT),
+        ("a step", "step", "CPU", STEP_LIMIT),
+    ):
         ratio = median(map(truediv, found["virtual GPU", what], found[other, what]))
-        print(f"{name}, virtual GPU / {other}: {ratio:.2f}, at most {limit} {'kept' if ratio <= limit else 'EXCEEDED'}")
+        print(
+            f"{name}, virtual GPU / {other}: {ratio:.2f}, at most {limit} {'kept' if ratio <= limit else 'EXCEEDED'}"
+        )
         exceeded |= ratio > limit
     return exceeded
 

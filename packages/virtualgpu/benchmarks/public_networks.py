@@ -39,19 +39,32 @@ PROFILES = {
     "NVIDIA_A100_80GB_PCIe": "A100-80",
     "NVIDIA_H100_80GB_HBM3": "H100",
 }
-PREDICTORS = {"NeuSight": "neusight", "Li et al.": "micro", "Habitat": "habitat", "roofline": "roofline"}  # their columns
-LABEL = re.compile(r"label/([^/]+)/(bert_large|gpt2_large|gpt3_xl|gpt3_27|opt_13)-(inf|train)-(\d+)-(\d+)\.json$")
+PREDICTORS = {
+    "NeuSight": "neusight",
+    "Li et al.": "micro",
+    "Habitat": "habitat",
+    "roofline": "roofline",
+}  # their columns
+LABEL = re.compile(
+    r"label/([^/]+)/(bert_large|gpt2_large|gpt3_xl|gpt3_27|opt_13)-(inf|train)-(\d+)-(\d+)\.json$"
+)
 
 
 def git(repository: str, *command: str) -> str:
-    return subprocess.run(["git", "-C", repository, *command], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["git", "-C", repository, *command], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def network(config: Any, train: bool) -> torch.nn.Module:
     """The network as they made it, on the GPU."""
     import transformers
 
-    bert = transformers.AutoModelForPreTraining if train else transformers.AutoModelForSequenceClassification
+    bert = (
+        transformers.AutoModelForPreTraining
+        if train
+        else transformers.AutoModelForSequenceClassification
+    )
     kind = bert if config.model_type == "bert" else transformers.AutoModelForCausalLM
     with torch.device("cuda"):
         return kind.from_config(config, attn_implementation="eager").train(train)
@@ -88,7 +101,9 @@ def milliseconds(model: torch.nn.Module, train: bool, batch: int, length: int) -
 def compare_sets(repository: str) -> None:
     """How long the same linear layers take in the networks' labels, beside the single operators."""
     single: dict[tuple[str, int, int, int], float] = {}
-    for row in csv.DictReader(io.StringIO(git(repository, "show", f"HEAD:{FOLDER}/data/dataset/test/linear.csv"))):
+    for row in csv.DictReader(
+        io.StringIO(git(repository, "show", f"HEAD:{FOLDER}/data/dataset/test/linear.csv"))
+    ):
         b, m, n, k = (int(row[size]) for size in "BMNK")
         single[row["Device"].replace(" ", "_"), b * m, n, k] = float(row["Latency"])
     ratios: dict[str, list[float]] = {device: [] for device in PROFILES}
@@ -103,8 +118,12 @@ def compare_sets(repository: str) -> None:
                 if shape in single:
                     ratios[found[1]].append(float(row["fw_latency"]) / single[shape])
     for device, each in ratios.items():
-        middle = f"{median(each):.2f} at the median, {min(each):.2f} to {max(each):.2f}" if each else ""
-        print(f"{device:24}{len(each):>4} linear layers in a network's label, over the same among the single operators: {middle}")
+        middle = (
+            f"{median(each):.2f} at the median, {min(each):.2f} to {max(each):.2f}" if each else ""
+        )
+        print(
+            f"{device:24}{len(each):>4} linear layers in a network's label, over the same among the single operators: {middle}"
+        )
 
 
 def percent(errors: list[float]) -> str:
@@ -117,23 +136,49 @@ def main() -> None:
         return compare_sets(repository)
     import transformers
 
-    rows = csv.DictReader(io.StringIO(git(repository, "show", f"HEAD:{FOLDER}/summary/summary.csv")))
-    predicted = {(r["device"], r["model_name"], r["mode"], r["seqlen"], r["batch"]): r for r in rows if not r["option"]}
-    labels = [found.groups() for name in git(repository, "ls-tree", "-r", "--name-only", "HEAD").split() if (found := LABEL.search(name))]
+    rows = csv.DictReader(
+        io.StringIO(git(repository, "show", f"HEAD:{FOLDER}/summary/summary.csv"))
+    )
+    predicted = {
+        (r["device"], r["model_name"], r["mode"], r["seqlen"], r["batch"]): r
+        for r in rows
+        if not r["option"]
+    }
+    labels = [
+        found.groups()
+        for name in git(repository, "ls-tree", "-r", "--name-only", "HEAD").split()
+        if (found := LABEL.search(name))
+    ]
     others = "".join(f"{name:>11}" for name in PREDICTORS)
-    print(f"{'GPU':24}{'network':12}{'':7}{'length × batch':>16}{'published':>13}{'here':>10}{'error':>8}{others}")
+    print(
+        f"{'GPU':24}{'network':12}{'':7}{'length × batch':>16}{'published':>13}{'here':>10}{'error':>8}{others}"
+    )
     for device, like in PROFILES.items():
         errors: list[list[float]] = []  # here and of each predictor, by network
         for label in (label for label in labels if label[0] == device):
             _, name, mode, length, batch = label
-            published = json.loads(git(repository, "show", f"HEAD:{FOLDER}/label/{device}/{'-'.join(label[1:])}.json"))["e2e_latency"]
-            with tempfile.TemporaryDirectory() as folder, virtualgpu.use(1, like=like, values=False):
+            published = json.loads(
+                git(repository, "show", f"HEAD:{FOLDER}/label/{device}/{'-'.join(label[1:])}.json")
+            )["e2e_latency"]
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                virtualgpu.use(1, like=like, values=False),
+            ):
                 path = Path(folder) / "config.json"
-                path.write_text(git(repository, "show", f"HEAD:{FOLDER}/data/DLmodel_configs/{name}.json"), encoding="utf-8")
+                path.write_text(
+                    git(repository, "show", f"HEAD:{FOLDER}/data/DLmodel_configs/{name}.json"),
+                    encoding="utf-8",
+                )
                 model = network(transformers.AutoConfig.from_pretrained(folder), mode == "train")
                 took = milliseconds(model, mode == "train", int(batch), int(length))
                 del model
-            times = [took, *(float(predicted[label][f"{column}_all_e2e_latency"]) for column in PREDICTORS.values())]
+            times = [
+                took,
+                *(
+                    float(predicted[label][f"{column}_all_e2e_latency"])
+                    for column in PREDICTORS.values()
+                ),
+            ]
             errors.append([100 * abs(each / published - 1) for each in times])
             figures = f"{published:>10.1f} ms{took:>7.1f} ms{percent(errors[-1])}"
             print(f"{device:24}{name:12}{mode:7}{f'{length} × {batch}':>16}{figures}", flush=True)

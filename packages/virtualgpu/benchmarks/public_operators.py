@@ -41,7 +41,9 @@ def rows(repository: str) -> Iterator[Row]:
         if done.returncode:
             print(f"{name} is not there, and is left out")
             continue
-        yield from (row for row in csv.DictReader(io.StringIO(done.stdout)) if row["Device"] in PROFILES)
+        yield from (
+            row for row in csv.DictReader(io.StringIO(done.stdout)) if row["Device"] in PROFILES
+        )
 
 
 def call(row: Row) -> Callable[[], torch.Tensor]:
@@ -62,7 +64,11 @@ def call(row: Row) -> Callable[[], torch.Tensor]:
     if name == "ln":
         norm = torch.nn.LayerNorm(x.shape[1], device="cuda")
         return lambda: norm(x)
-    calls = {"softmax": lambda: x.softmax(1), "tanh": lambda: torch.tanh(x), "relu": lambda: torch.relu(x)}
+    calls = {
+        "softmax": lambda: x.softmax(1),
+        "tanh": lambda: torch.tanh(x),
+        "relu": lambda: torch.relu(x),
+    }
     calls["gelu"] = lambda: torch.nn.functional.gelu(x)
     return calls[name] if name in calls else lambda: getattr(torch, name.removesuffix("u"))(x, 0.5)
 
@@ -81,10 +87,16 @@ def milliseconds(run: Callable[[], torch.Tensor]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("repository")
-    parser.add_argument("--fit", action="store_true", help="the rows for fitting instead of those held back")
+    parser.add_argument(
+        "--fit", action="store_true", help="the rows for fitting instead of those held back"
+    )
     parser.add_argument("--rows", action="store_true", help="print every row too")
     options = parser.parse_args()
-    chosen = [row for number, row in enumerate(rows(options.repository)) if number % 2 == (not options.fit)]
+    chosen = [
+        row
+        for number, row in enumerate(rows(options.repository))
+        if number % 2 == (not options.fit)
+    ]
     print(f"{'GPU':22}{'operator':10}{'rows':>6}{'median':>9}{'95th':>9}{'worst':>9}{'bias':>7}")
     for device, like in PROFILES.items():
         ratios: dict[str, list[float]] = {}

@@ -37,8 +37,23 @@ def run(program: str) -> dict:
     """What the program writes when it runs on virtual H200s."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "figures.json"
-        options = ["--gpus", str(PROGRAMS[program]), "--like", "H200", "--virtual-time", "--no-values"]
-        command = [sys.executable, "-m", "virtualgpu", "run", *options, str(HERE / f"{program}.py"), str(output)]
+        options = [
+            "--gpus",
+            str(PROGRAMS[program]),
+            "--like",
+            "H200",
+            "--virtual-time",
+            "--no-values",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "virtualgpu",
+            "run",
+            *options,
+            str(HERE / f"{program}.py"),
+            str(output),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{program}.py failed:\n{done.stderr}")
@@ -53,17 +68,28 @@ def figures(report: dict) -> Figures:
 def _times(report: dict, inside: str = "") -> Iterator[tuple[str, float]]:
     for name, value in report.items():
         whole = f"{inside}{name}"
-        if whole.startswith(("props", "mem_get_info", "devices", "peer", "topo", "ddp", "machine", "host_add")) or name == "tflops":
+        if (
+            whole.startswith(
+                ("props", "mem_get_info", "devices", "peer", "topo", "ddp", "machine", "host_add")
+            )
+            or name == "tflops"
+        ):
             continue
         if isinstance(value, dict):
             yield from _times(value, f"{whole}, ")
         else:
-            yield whole, value * (1e3 if name.startswith("pin_memory_s") else 1e-3 if "_us" in name else 1.0)
+            yield (
+                whole,
+                value
+                * (1e3 if name.startswith("pin_memory_s") else 1e-3 if "_us" in name else 1.0),
+            )
 
 
 def compare(program: str, model: Figures, recorded: Figures) -> bool:
     """Print the figures; are the bounds kept?"""
-    print(f"\n{program}.py on {PROGRAMS[program]} × H200{'':38}{'model':>12}{'recorded':>12}{'ratio':>8}")
+    print(
+        f"\n{program}.py on {PROGRAMS[program]} × H200{'':38}{'model':>12}{'recorded':>12}{'ratio':>8}"
+    )
     ratios = {name: model[name] / value for name, value in recorded.items()}
     for name, ratio in ratios.items():
         far = "" if 1 / FACTOR <= ratio <= FACTOR else f"  over a factor of {FACTOR:.0f}"
@@ -71,7 +97,9 @@ def compare(program: str, model: Figures, recorded: Figures) -> bool:
     ratios = {name: ratio for name, ratio in ratios.items() if not name.startswith(OTHER_HOST)}
     error = median(abs(ratio - 1) for ratio in ratios.values())
     far = sum(not 1 / FACTOR <= ratio <= FACTOR for ratio in ratios.values())
-    print(f"{program}: {len(ratios)} figures, median error {100 * error:.0f}%, {far} over a factor of {FACTOR:.0f}")
+    print(
+        f"{program}: {len(ratios)} figures, median error {100 * error:.0f}%, {far} over a factor of {FACTOR:.0f}"
+    )
     return program not in LIMITS or (error <= LIMITS[program] and not far)
 
 
@@ -81,9 +109,18 @@ def conclusions(program: str, of: Figures) -> Iterator[tuple[str, bool]]:
         for size in (1 << 16, 1 << 20, 1 << 24, 1 << 27, 1 << 29):
             for kind in ("h2d", "d2h"):
                 row = f"copy_ms {size}, {kind}"
-                yield f"pinned beats pageable memory: {kind}, {size} bytes", of[f"{row}_pinned"] < of[f"{row}_pageable"]
-        yield "a copy beside a product beats one after the other", of["overlap, overlap"] < 0.95 * of["overlap, serial"]
-        yield "two streams of tiny kernels are no faster", of["small kernels, two streams"] > 0.95 * of["small kernels, two serial"]
+                yield (
+                    f"pinned beats pageable memory: {kind}, {size} bytes",
+                    of[f"{row}_pinned"] < of[f"{row}_pageable"],
+                )
+        yield (
+            "a copy beside a product beats one after the other",
+            of["overlap, overlap"] < 0.95 * of["overlap, serial"],
+        )
+        yield (
+            "two streams of tiny kernels are no faster",
+            of["small kernels, two streams"] > 0.95 * of["small kernels, two serial"],
+        )
         return
     if program != "multi":
         return
@@ -93,8 +130,14 @@ def conclusions(program: str, of: Figures) -> Iterator[tuple[str, bool]]:
             said = f"DataParallel on {gpus} GPUs is {'faster' if better else 'slower'}: width {width}, batch {batch}"
             yield said, (of[f"{step} {gpus}"] < of[f"{step} 1"]) == better
     splits = {n: of[f"mp pipeline {n}"] for n in (1, 2, 4, 8, 16, 32, 64)}
-    yield "the pipeline's best number of splits is 4, 8 or 16", min(splits, key=splits.__getitem__) in (4, 8, 16)
-    yield "two devices without a pipeline are no faster than one", of["mp naive 2 devices"] > 0.98 * of["mp one device fwd+bwd"]
+    yield (
+        "the pipeline's best number of splits is 4, 8 or 16",
+        min(splits, key=splits.__getitem__) in (4, 8, 16),
+    )
+    yield (
+        "two devices without a pipeline are no faster than one",
+        of["mp naive 2 devices"] > 0.98 * of["mp one device fwd+bwd"],
+    )
 
 
 def judge(program: str) -> bool:
@@ -104,7 +147,9 @@ def judge(program: str) -> bool:
     kept = compare(program, model, recorded)
     rows = list(zip(conclusions(program, model), conclusions(program, recorded), strict=True))
     for (said, on_model), (_, on_gpu) in rows:
-        print(f"{said:72} model: {'yes' if on_model else 'NO':4} recorded: {'yes' if on_gpu else 'no'}")
+        print(
+            f"{said:72} model: {'yes' if on_model else 'NO':4} recorded: {'yes' if on_gpu else 'no'}"
+        )
     return kept and all(on_model for (_, on_model), _ in rows)
 
 

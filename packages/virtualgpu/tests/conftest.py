@@ -26,11 +26,15 @@ def left_over() -> list[int]:
 
     def held(index: int) -> int:
         blocks = hardware.machine().gpus[index].libraries.values()
-        return torch.cuda.memory_allocated(index) - sum(block.size for block in blocks if isinstance(block, Block))
+        return torch.cuda.memory_allocated(index) - sum(
+            block.size for block in blocks if isinstance(block, Block)
+        )
 
     found = [held(index) for index in range(COUNT)]
     if any(found):
-        sys.last_exc = sys.last_value = sys.last_traceback = None  # pytest keeps the frames of a failed test here
+        sys.last_exc = sys.last_value = sys.last_traceback = (
+            None  # pytest keeps the frames of a failed test here
+        )
         gc.collect()
         found = [held(index) for index in range(COUNT)]
     return found

@@ -13,13 +13,28 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def matrix(dtype: torch.dtype = torch.float32, **kwargs: object) -> torch.Tensor:
-    return torch.arange(1.0, 17.0, device="cuda").reshape(4, 4).div(16).to(dtype).requires_grad_(bool(kwargs.get("grad")))
+    return (
+        torch.arange(1.0, 17.0, device="cuda")
+        .reshape(4, 4)
+        .div(16)
+        .to(dtype)
+        .requires_grad_(bool(kwargs.get("grad")))
+    )
 
 
 def test_the_lists_name_every_operator_that_the_installed_torch_casts_on_cuda():
-    names = (*autocast.LOWER_PRECISION, *autocast.FLOAT32, *autocast.FLOAT32_RESULT, *autocast.APPEND_FLOAT32, *autocast.PROMOTE)
+    names = (
+        *autocast.LOWER_PRECISION,
+        *autocast.FLOAT32,
+        *autocast.FLOAT32_RESULT,
+        *autocast.APPEND_FLOAT32,
+        *autocast.PROMOTE,
+    )
     assert len(names) == len(set(names))
-    cast = {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(autocast.KEY)}
+    cast = {
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key(autocast.KEY)
+    }
     # Banned; and cuDNN's own, which only builds with CUDA have: ops.nn.recurrent casts in its place.
     assert cast - {"_cudnn_rnn"} == set(names) & cast | {"binary_cross_entropy"}
 
@@ -77,7 +92,9 @@ def test_the_widest_type_wins_elsewhere(call, first, second, expected):
 
 
 def test_cross_entropy_takes_its_softmax_in_the_logits_precision():
-    target = torch.zeros(4, dtype=torch.long, device="cuda")  # PyTorch's C++ names the dtype of the inner log_softmax itself
+    target = torch.zeros(
+        4, dtype=torch.long, device="cuda"
+    )  # PyTorch's C++ names the dtype of the inner log_softmax itself
     with torch.autocast("cuda"):
         loss = F.cross_entropy(matrix(torch.float16), target)
     assert loss.dtype is torch.float32
@@ -93,13 +110,21 @@ def test_a_dtype_that_the_caller_names_stays():
 def test_binary_cross_entropy_is_banned():
     with (
         torch.autocast("cuda"),
-        pytest.raises(RuntimeError, match=r"^torch\.nn\.functional\.binary_cross_entropy and .* unsafe to auto"),
+        pytest.raises(
+            RuntimeError,
+            match=r"^torch\.nn\.functional\.binary_cross_entropy and .* unsafe to auto",
+        ),
     ):
         F.binary_cross_entropy(matrix(), matrix())
 
 
 def test_half_precisions_do_not_mix_in_a_promotion():
-    with torch.autocast("cuda"), pytest.raises(RuntimeError, match="Unexpected floating ScalarType in at::autocast::prioritize"):
+    with (
+        torch.autocast("cuda"),
+        pytest.raises(
+            RuntimeError, match="Unexpected floating ScalarType in at::autocast::prioritize"
+        ),
+    ):
         torch.addcmul(matrix(torch.bfloat16), matrix(), matrix().bfloat16())
 
 
@@ -170,7 +195,9 @@ def test_nothing_is_kept_without_the_cache():
         layer(x)
         first = torch.cuda.memory_allocated()
         layer(x)
-        assert torch.cuda.memory_allocated() == first  # a workspace of the libraries may stay, the copies of the weights do not
+        assert (
+            torch.cuda.memory_allocated() == first
+        )  # a workspace of the libraries may stay, the copies of the weights do not
         assert not autocast.cache._casts
 
 
@@ -271,7 +298,10 @@ def test_products_in_half_precision_are_rounded_once(dtype):
     a, b, c = (torch.randn(40, 40).to(dtype) for _ in range(3))
     exact = a.float() @ b.float()
     assert torch.equal((a.cuda() @ b.cuda()).cpu(), exact.to(dtype))
-    assert torch.equal(torch.addmm(c.cuda(), a.cuda(), b.cuda()).cpu(), torch.addmm(c.float(), a.float(), b.float()).to(dtype))
+    assert torch.equal(
+        torch.addmm(c.cuda(), a.cuda(), b.cuda()).cpu(),
+        torch.addmm(c.float(), a.float(), b.float()).to(dtype),
+    )
     in_place = c.cuda()
     assert in_place.addmm_(a.cuda(), b.cuda()) is in_place
     assert torch.equal(in_place.cpu(), torch.addmm(c.float(), a.float(), b.float()).to(dtype))
@@ -288,7 +318,9 @@ def test_a_region_costs_nothing_after_it():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])  # the CPU's cache is PyTorch's own
 @pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
-def test_a_weight_that_was_first_used_without_gradients_follows_the_installed_torch(device, without_gradients, machine):
+def test_a_weight_that_was_first_used_without_gradients_follows_the_installed_torch(
+    device, without_gradients, machine
+):
     weight = torch.ones(2, 2, device=device, requires_grad=True)
     with torch.autocast(device, torch.bfloat16):
         with without_gradients():

@@ -195,5 +195,7 @@ def test_a_hook_of_a_c_node_cannot_give_a_gpu_leaf_a_gradient_of_the_host(kind):
         getattr(y.grad_fn, kind)(to_host)
     with pytest.raises(RuntimeError) as refused:
         y.sum().backward()
-    assert str(refused.value) == ("hook '<unknown>' has changed the type of value (was torch.cuda.FloatTensor got torch.FloatTensor)")
+    assert str(refused.value) == (
+        "hook '<unknown>' has changed the type of value (was torch.cuda.FloatTensor got torch.FloatTensor)"
+    )
     assert x.grad is None

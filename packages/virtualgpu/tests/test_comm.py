@@ -29,7 +29,13 @@ def test_broadcast_leaves_the_first_where_it_is():
 
 
 def test_broadcast_coalesced_keeps_order_and_dtypes():
-    tensors = [table(), table().half(), table() + 1, torch.empty(0, device="cuda"), torch.tensor(3, device="cuda")]
+    tensors = [
+        table(),
+        table().half(),
+        table() + 1,
+        torch.empty(0, device="cuda"),
+        torch.tensor(3, device="cuda"),
+    ]
     rows = comm.broadcast_coalesced(tensors, [0, 3])
     assert [places(row) for row in rows] == [[0] * 5, [3] * 5]
     for got, sent in zip(rows[1], tensors, strict=True):
@@ -60,7 +66,9 @@ def test_scatter_and_gather_into_tensors_that_are_given():
 
 def test_gathered_channels_stay_last_and_copies_have_versions_of_their_own():
     images = torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
-    assert comm.gather(comm.scatter(images, [0, 1])).is_contiguous(memory_format=torch.channels_last)
+    assert comm.gather(comm.scatter(images, [0, 1])).is_contiguous(
+        memory_format=torch.channels_last
+    )
     _, (first, second) = comm.broadcast_coalesced([table(), table()], [0, 1])
     first.zero_()
     assert (first._version, second._version) == (1, 0)
@@ -71,7 +79,10 @@ def test_scatter_of_fewer_rows_than_devices_and_along_columns():
     assert [part.shape for part in comm.scatter(table(), [0, 1], dim=1)] == [(5, 1), (5, 1)]
 
 
-@pytest.mark.parametrize(("destination", "place"), [("cpu", "cpu"), (None, "cuda:0"), (2, "cuda:2"), (torch.device("cuda:1"), "cuda:1")])
+@pytest.mark.parametrize(
+    ("destination", "place"),
+    [("cpu", "cpu"), (None, "cuda:0"), (2, "cuda:2"), (torch.device("cuda:1"), "cuda:1")],
+)
 def test_gather(destination, place):
     gathered = comm.gather([table(), table().cuda(1) + 1], 0, destination)
     assert (gathered.device, gathered.shape) == (torch.device(place), (10, 2))
@@ -94,13 +105,31 @@ def test_reduce_add():
         (lambda x: comm.scatter(x, [0, 1], [1, 1, 3]), "(?i)siz|device"),
         (lambda x: comm.scatter(x, []), "at least one device to scatter to"),
         (lambda x: comm.scatter(x, out=[]), "at least one output tensor to scatter to"),
-        (lambda x: comm.scatter(x, out=[x[:2].cpu(), x[2:]]), "but output tensor at index 0 has device 'cpu'"),
-        (lambda x: comm.scatter(x, out=[x[:2], x[2:, :1]]), "Output tensor at index 1 has incorrect shape"),
-        (lambda x: comm.scatter(x, out=[x[:2], x[3:]]), r"Total size for output tensors along scatter dim 0 does not match"),
-        (lambda x: comm.broadcast(x, out=[x.cuda(1), x.cpu()]), "but output tensor at index 1 has device 'cpu'"),
-        (lambda x: comm.broadcast(x, out=[x.cuda(1), x[:1]]), r"same shape as the source tensor \[5, 2\], but output tensor at index 1"),
+        (
+            lambda x: comm.scatter(x, out=[x[:2].cpu(), x[2:]]),
+            "but output tensor at index 0 has device 'cpu'",
+        ),
+        (
+            lambda x: comm.scatter(x, out=[x[:2], x[2:, :1]]),
+            "Output tensor at index 1 has incorrect shape",
+        ),
+        (
+            lambda x: comm.scatter(x, out=[x[:2], x[3:]]),
+            r"Total size for output tensors along scatter dim 0 does not match",
+        ),
+        (
+            lambda x: comm.broadcast(x, out=[x.cuda(1), x.cpu()]),
+            "but output tensor at index 1 has device 'cpu'",
+        ),
+        (
+            lambda x: comm.broadcast(x, out=[x.cuda(1), x[:1]]),
+            r"same shape as the source tensor \[5, 2\], but output tensor at index 1",
+        ),
         (lambda x: comm.gather([x, x[None]]), "the same number of dimensions"),
-        (lambda x: comm.gather([x, x], out=x), r"Expected out tensor to have shape \[10, 2\], but got \[5, 2\]"),
+        (
+            lambda x: comm.gather([x, x], out=x),
+            r"Expected out tensor to have shape \[10, 2\], but got \[5, 2\]",
+        ),
         (lambda x: comm.broadcast(x, [0, 9]), "(?i)device"),
         (lambda x: comm.broadcast_coalesced([x.cpu()], [0, 1]), "must be on devices"),
         (lambda x: comm.gather([x, torch.ones(3, 3, device="cuda:1")]), "(?i)siz|shape"),
@@ -130,12 +159,18 @@ def test_parts_without_a_gradient_count_as_zeros():
     layer = nn.Linear(2, 2).cuda()
     replicas = nn.parallel.replicate(layer, [0, 1, 2])
     replicas[2](torch.ones(3, 2, device="cuda:2")).sum().backward()
-    assert layer.weight.grad.tolist() == [[3, 3], [3, 3]] and layer.weight.grad.device == torch.device("cuda:0")
+    assert layer.weight.grad.tolist() == [
+        [3, 3],
+        [3, 3],
+    ] and layer.weight.grad.device == torch.device("cuda:0")
 
 
 class Pair(nn.Module):
     def forward(self, batch: dict, scale: float = 1.0) -> dict:
-        return {"y": batch["x"] * scale, "device": torch.full((1,), float(batch["x"].get_device()), device=batch["x"].device)}
+        return {
+            "y": batch["x"] * scale,
+            "device": torch.full((1,), float(batch["x"].get_device()), device=batch["x"].device),
+        }
 
 
 def test_data_parallel_takes_dicts_and_keywords_and_uses_all_devices():
@@ -157,7 +192,8 @@ def test_data_parallel_says_what_went_wrong_and_where():
     with pytest.raises(ValueError, match="Caught ValueError in replica 0 on device 0"):
         nn.DataParallel(Broken(2, 2).cuda())(torch.ones(8, 2))
     with pytest.raises(
-        RuntimeError, match=r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\) but found one"
+        RuntimeError,
+        match=r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\) but found one",
     ):
         nn.DataParallel(nn.Linear(2, 2))(torch.ones(4, 2))
 

@@ -20,7 +20,9 @@ print(virtualgpu.host_time() - start)
 @pytest.mark.slow
 def test_a_slower_host_takes_longer_and_children_have_it_too(tmp_path):
     (tmp_path / "step.py").write_text(STEP)
-    (tmp_path / "parent.py").write_text(f"{STEP}\nimport subprocess, sys\nsubprocess.run([sys.executable, 'step.py'])\n")
+    (tmp_path / "parent.py").write_text(
+        f"{STEP}\nimport subprocess, sys\nsubprocess.run([sys.executable, 'step.py'])\n"
+    )
 
     def seconds(*options: str) -> list[float]:
         command = [sys.executable, "-m", "virtualgpu", "run", *options, "parent.py"]
@@ -49,6 +51,9 @@ def test_a_host_that_is_no_number_is_refused_with_what_is_allowed(tmp_path, caps
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit")
     assert commands.main(["run", "--host", "fast", str(script)]) == 2
-    assert capsys.readouterr().err == "virtualgpu run: --host fast: give a number, such as 2, or 'here'\n"
+    assert (
+        capsys.readouterr().err
+        == "virtualgpu run: --host fast: give a number, such as 2, or 'here'\n"
+    )
     assert commands.main(["run", "--host", "1000", str(script)]) == 2
     assert "from 0.01 to 100" in capsys.readouterr().err

@@ -12,16 +12,24 @@ from virtualgpu.late_modules import LateModules
 
 
 def test_cuda_code_is_refused_by_name(monkeypatch):
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)  # so that it is imported while the refusal is in place
+    monkeypatch.delitem(
+        sys.modules, MODULE, raising=False
+    )  # so that it is imported while the refusal is in place
     refusal = LateModules({MODULE: refusals})
     refusal.begin()
     try:
         cpp_extension = __import__(MODULE, fromlist=["load_inline"])
         for load, arguments in (
-            (cpp_extension.load_inline, {"cpp_sources": "", "cuda_sources": "__global__ void f() {}"}),
+            (
+                cpp_extension.load_inline,
+                {"cpp_sources": "", "cuda_sources": "__global__ void f() {}"},
+            ),
             (cpp_extension.load, {"sources": ["kernel.cpp", "kernel.cu"]}),
         ):
-            with pytest.raises(NotImplementedError, match=f"^{MODULE}.{load.__name__} of CUDA code is not supported by the virtual GPU"):
+            with pytest.raises(
+                NotImplementedError,
+                match=f"^{MODULE}.{load.__name__} of CUDA code is not supported by the virtual GPU",
+            ):
                 load(name="mine", **arguments)
         with pytest.raises(TypeError):
             cpp_extension.load_inline()
@@ -33,9 +41,15 @@ def test_cuda_code_is_refused_by_name(monkeypatch):
 
 def test_kernels_and_remote_procedure_calls_are_refused_by_name(machine):
     if hasattr(torch.cuda, "_compile_kernel"):
-        with pytest.raises(NotImplementedError, match="^torch.cuda._compile_kernel, .* is not supported by the virtual GPU"):
+        with pytest.raises(
+            NotImplementedError,
+            match="^torch.cuda._compile_kernel, .* is not supported by the virtual GPU",
+        ):
             torch.cuda._compile_kernel("__global__ void f() {}", "f")
-    with pytest.raises(NotImplementedError, match="^torch.distributed.rpc.init_rpc is not supported by the virtual GPU"):
+    with pytest.raises(
+        NotImplementedError,
+        match="^torch.distributed.rpc.init_rpc is not supported by the virtual GPU",
+    ):
         torch.distributed.rpc.init_rpc("worker", rank=0, world_size=1)
 
 

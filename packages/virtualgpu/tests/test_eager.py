@@ -24,11 +24,16 @@ def used():
 
 def test_a_compiled_model_is_pytorchs_own_and_runs_eagerly_which_is_said_once(used):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).cuda()
-    with pytest.warns(UserWarning, match="^torch.compile does not compile .* times are those of eager code$") as said:
+    with pytest.warns(
+        UserWarning, match="^torch.compile does not compile .* times are those of eager code$"
+    ) as said:
         compiled = torch.compile(model, mode="max-autotune", fullgraph=True)
         torch.compile(torch.sin)
     assert len(said) == 1 and said[0].filename == __file__
-    assert compiled._orig_mod is model and list(compiled.state_dict()) == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
+    assert compiled._orig_mod is model and list(compiled.state_dict()) == [
+        "_orig_mod.0.weight",
+        "_orig_mod.0.bias",
+    ]
     x = torch.ones(2, 4, device="cuda")
     compiled(x).sum().backward()
     assert torch.equal(compiled(x), model(x)) and model[0].weight.grad.device.type == "cuda"
@@ -53,7 +58,9 @@ def test_pytorchs_own_switches_leave_a_function_as_it_is(switch, used, monkeypat
     monkeypatch.setenv(switch, "1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert torch.compile(torch.sin) is torch.compile(mode="max-autotune")(torch.sin) is torch.sin
+        assert (
+            torch.compile(torch.sin) is torch.compile(mode="max-autotune")(torch.sin) is torch.sin
+        )
     monkeypatch.undo()
     assert torch.compile(torch.sin, disable=True) is torch.sin
 
@@ -61,22 +68,35 @@ def test_pytorchs_own_switches_leave_a_function_as_it_is(switch, used, monkeypat
 @pytest.mark.slow
 def test_a_script_with_a_compiled_model_is_not_told_of_packages_that_it_does_not_use(tmp_path):
     script = tmp_path / "train.py"
-    script.write_text("import torch\nprint(torch.compile(torch.nn.Linear(2, 2).cuda())(torch.ones(2, device='cuda')).device)\n")
-    ran = subprocess.run([sys.executable, "-m", "virtualgpu", "run", str(script)], capture_output=True, text=True, timeout=280)
+    script.write_text(
+        "import torch\nprint(torch.compile(torch.nn.Linear(2, 2).cuda())(torch.ones(2, device='cuda')).device)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "virtualgpu", "run", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert (ran.returncode, ran.stdout) == (0, "cuda:0\n")
     assert SAID in ran.stderr and "virtualgpu.use" not in ran.stderr
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:torch.compile does not compile")
+@pytest.mark.filterwarnings(
+    "ignore:flex_attention called without torch.compile", "ignore:torch.compile does not compile"
+)
 @pytest.mark.parametrize("values", [True, False])
 def test_flex_attention_runs_operator_by_operator(values):
     with virtualgpu.use(1, values=values):
-        mask = create_block_mask(lambda batch, head, query, key: query >= key, None, None, 128, 128, device="cuda")
+        mask = create_block_mask(
+            lambda batch, head, query, key: query >= key, None, None, 128, 128, device="cuda"
+        )
         inputs = [torch.randn(SIZE, device="cuda", requires_grad=True) for _ in range(3)]
         others = [x.detach().clone().requires_grad_() for x in inputs]
         with torch.no_grad():
             assert flex_attention(*inputs, block_mask=mask).shape == SIZE
-        result = flex_attention(*inputs, lambda score, batch, head, query, key: score + 0 * query, block_mask=mask)
+        result = flex_attention(
+            *inputs, lambda score, batch, head, query, key: score + 0 * query, block_mask=mask
+        )
         expected = nn.functional.scaled_dot_product_attention(*others, is_causal=True)
         result.sum().backward()
         expected.sum().backward()
@@ -98,7 +118,9 @@ class Traced(HigherOrderOperator):
 
 
 def test_an_operator_on_functions_without_an_eager_form_is_refused_by_name(used):
-    with pytest.raises(NotImplementedError, match="higher_order.traced is not supported by the virtual GPU"):
+    with pytest.raises(
+        NotImplementedError, match="higher_order.traced is not supported by the virtual GPU"
+    ):
         traced = Traced("traced")
         traced.fallthrough(torch._C.DispatchKey.AutogradCPU)
         traced(torch.ones(2, device="cuda"))

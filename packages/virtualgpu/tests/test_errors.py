@@ -19,15 +19,37 @@ from virtualgpu import VirtualGPUs, errors
 
 PROBE = Path(__file__).parents[1] / "benchmarks/fidelity/h200/probe.json"
 ROWS = json.loads(PROBE.read_text())["rows"]
-MISTAKES = {row["name"]: (row["expression"], *row["answer"]) for row in ROWS if row["answer"][0] != "ok" and row["after"] is None}
-del MISTAKES["oom"]  # it names the other processes that were on that GPU: tests/allocator/test_oom.py has its words
+MISTAKES = {
+    row["name"]: (row["expression"], *row["answer"])
+    for row in ROWS
+    if row["answer"][0] != "ok" and row["after"] is None
+}
+del MISTAKES[
+    "oom"
+]  # it names the other processes that were on that GPU: tests/allocator/test_oom.py has its words
 del MISTAKES["one_hot_range"]  # a device-side assert: tests/ops/test_faults.py
 # Said by an H200 in an earlier recording.
 CLAIMS = {
-    "two devices in one op": ("torch.ones(3, device='cuda') + torch.ones(3)", "RuntimeError", MISTAKES["cpu_plus_cuda"][2]),
-    "numpy of a list of tensors": ("[torch.ones(1, device='cuda')][0].numpy()", "TypeError", MISTAKES["numpy"][2]),
-    "optimizer.to": ("torch.optim.SGD([torch.ones(1)], 0.1).to('cuda')", "AttributeError", "'SGD' object has no attribute 'to'"),
-    "empy_cache": ("torch.cuda.empy_cache()", "AttributeError", "module 'torch.cuda' has no attribute 'empy_cache'"),
+    "two devices in one op": (
+        "torch.ones(3, device='cuda') + torch.ones(3)",
+        "RuntimeError",
+        MISTAKES["cpu_plus_cuda"][2],
+    ),
+    "numpy of a list of tensors": (
+        "[torch.ones(1, device='cuda')][0].numpy()",
+        "TypeError",
+        MISTAKES["numpy"][2],
+    ),
+    "optimizer.to": (
+        "torch.optim.SGD([torch.ones(1)], 0.1).to('cuda')",
+        "AttributeError",
+        "'SGD' object has no attribute 'to'",
+    ),
+    "empy_cache": (
+        "torch.cuda.empy_cache()",
+        "AttributeError",
+        "module 'torch.cuda' has no attribute 'empy_cache'",
+    ),
     "gpu_ids": (
         "nn.DataParallel(nn.Linear(1, 1), gpu_ids=[0])",
         "TypeError",
@@ -73,7 +95,14 @@ def test_enough_of_the_catalogue_was_found():
 
 def is_in_library(name: str, words: bytes) -> bool:
     """Whether a library of the installed torch holds these words."""
-    library = next((LIBRARIES / (name + ending) for ending in (".so", ".dylib") if (LIBRARIES / (name + ending)).exists()), None)
+    library = next(
+        (
+            LIBRARIES / (name + ending)
+            for ending in (".so", ".dylib")
+            if (LIBRARIES / (name + ending)).exists()
+        ),
+        None,
+    )
     if library is None:
         pytest.skip(f"this build of torch has no {name}")
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
@@ -89,7 +118,11 @@ def test_the_installed_torch_advises_about_errors_of_cuda():
 
 
 def argument_error(argument: str, here: str, there: str, method: str) -> str:
-    return re.escape(errors.argument_differs([("", torch.empty(0, device=there)), (argument, torch.empty(0, device=here))], method))
+    return re.escape(
+        errors.argument_differs(
+            [("", torch.empty(0, device=there)), (argument, torch.empty(0, device=here))], method
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,11 +132,21 @@ def argument_error(argument: str, here: str, there: str, method: str) -> str:
         (lambda x, i: torch.dot(x[0], x[0].cpu()), "tensor", "wrapper_CUDA__dot"),
         (lambda x, i: x.scatter(0, i.cpu(), x), "index", "wrapper_CUDA_scatter_src"),
         (lambda x, i: x.index_add(0, i[0].cpu(), x), "index", "wrapper_CUDA_index_add"),
-        (lambda x, i: torch.linalg.solve_triangular(x, x.cpu(), upper=True), "B", "wrapper_CUDA__linalg_solve_triangular"),
-        (lambda x, i: F.group_norm(x[None], 2, x[0].cpu()), "weight", "wrapper_CUDA__native_group_norm"),
+        (
+            lambda x, i: torch.linalg.solve_triangular(x, x.cpu(), upper=True),
+            "B",
+            "wrapper_CUDA__linalg_solve_triangular",
+        ),
+        (
+            lambda x, i: F.group_norm(x[None], 2, x[0].cpu()),
+            "weight",
+            "wrapper_CUDA__native_group_norm",
+        ),
     ],
 )
-def test_other_operators_name_argument_and_method_by_the_same_rule(call, argument: str, method: str):
+def test_other_operators_name_argument_and_method_by_the_same_rule(
+    call, argument: str, method: str
+):
     x = torch.ones(2, 2, device="cuda")
     i = torch.zeros(2, 2, dtype=torch.long, device="cuda")
     with pytest.raises(RuntimeError, match=f"^{argument_error(argument, 'cpu', 'cuda', method)}$"):
@@ -117,10 +160,14 @@ def test_two_gpus_are_told_apart():
             x, y = torch.ones(2, 2, device="cuda:0"), torch.ones(2, 2, device="cuda:1")
             with pytest.raises(RuntimeError, match=r"at least two devices, cuda:0 and cuda:1!$"):
                 x + y
-            with pytest.raises(RuntimeError, match=f"^{argument_error('mat2', 'cuda:1', 'cuda:0', 'wrapper_CUDA_mm')}$"):
+            with pytest.raises(
+                RuntimeError,
+                match=f"^{argument_error('mat2', 'cuda:1', 'cuda:0', 'wrapper_CUDA_mm')}$",
+            ):
                 x @ y
             with pytest.raises(
-                RuntimeError, match="gradient located on device with index '1' to a tensor located on device with index '0'"
+                RuntimeError,
+                match="gradient located on device with index '1' to a tensor located on device with index '0'",
             ):
                 x.grad = y
     finally:
@@ -136,7 +183,9 @@ def test_gradients_are_assigned_where_they_belong():
     x.grad = torch.ones(2, device="cuda")
     del x.grad
     assert x.grad is None
-    with pytest.raises(RuntimeError, match="gradient with device type 'cuda' to a tensor with device type 'cpu'"):
+    with pytest.raises(
+        RuntimeError, match="gradient with device type 'cuda' to a tensor with device type 'cpu'"
+    ):
         torch.ones(2).grad = torch.ones(2, device="cuda")
 
 
@@ -192,7 +241,12 @@ def test_a_traceback_through_the_users_own_code_is_whole():
 @pytest.mark.slow
 def test_the_makers_of_the_kit_see_all_of_it():
     code = "import torch, virtualgpu\nvirtualgpu.use()\ntorch.zeros(1 << 40, device='cuda')"
-    run = subprocess.run([sys.executable, "-X", "dev", "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=280)
+    run = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert "OutOfMemoryError" in run.stderr and str(Path(errors.__file__).parent) in run.stderr
 
 

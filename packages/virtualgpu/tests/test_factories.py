@@ -36,7 +36,9 @@ MAKERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("device", ["cuda:1", torch.device("cuda", 1), 1], ids=["text", "device", "number"])
+@pytest.mark.parametrize(
+    "device", ["cuda:1", torch.device("cuda", 1), 1], ids=["text", "device", "number"]
+)
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_device_may_be_named_in_every_way(name, device):
     if isinstance(device, int) and name == "skip_init":
@@ -49,7 +51,19 @@ def test_the_device_may_be_named_in_every_way(name, device):
     )  # fmt: skip
 
 
-RANDOM = {"rand", "randn", "randint", "randperm", "normal", "empty", "empty_strided", "empty_permuted", "Linear", "LSTM", "skip_init"}
+RANDOM = {
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "empty",
+    "empty_strided",
+    "empty_permuted",
+    "Linear",
+    "LSTM",
+    "skip_init",
+}
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - RANDOM))
@@ -62,8 +76,19 @@ def test_default_device(choose):
     if choose == "set_default_device":
         torch.set_default_device("cuda:2")
     try:
-        with torch.device("cpu") if choose == "set_default_device" else torch.device(2 if "number" in choose else "cuda:2") as chosen:
-            inside = [torch.zeros(2), torch.tensor([1.0]), nn.Linear(2, 2).weight, torch.as_tensor([1]), torch.randn(2), torch.arange(3)]
+        with (
+            torch.device("cpu")
+            if choose == "set_default_device"
+            else torch.device(2 if "number" in choose else "cuda:2") as chosen
+        ):
+            inside = [
+                torch.zeros(2),
+                torch.tensor([1.0]),
+                nn.Linear(2, 2).weight,
+                torch.as_tensor([1]),
+                torch.randn(2),
+                torch.arange(3),
+            ]
             assert {x.device for x in inside} == {chosen}
             if choose != "set_default_device":
                 with torch.device("cpu"):
@@ -77,15 +102,26 @@ def test_default_device(choose):
 
 def test_the_current_device_is_meant_by_cuda():
     with torch.cuda.device(3):
-        assert torch.ones(1, device="cuda").device == torch.tensor([1], device="cuda").device == torch.device("cuda:3")
+        assert (
+            torch.ones(1, device="cuda").device
+            == torch.tensor([1], device="cuda").device
+            == torch.device("cuda:3")
+        )
         assert torch.ones(1, device="cuda:1").device == torch.device("cuda:1")
     assert torch.ones(1, device="cuda").device == torch.device("cuda:0")
 
 
 def test_torch_device_in_all_its_forms():
-    assert torch.device(1) == torch.device("cuda:1") == torch.device("cuda", 1) == torch.device(type="cuda", index=1)
+    assert (
+        torch.device(1)
+        == torch.device("cuda:1")
+        == torch.device("cuda", 1)
+        == torch.device(type="cuda", index=1)
+    )
     assert repr(torch.device(1)) == "device(type='cuda', index=1)"
-    assert isinstance(torch.device(1), torch.device) and isinstance(torch.ones(1).device, torch.device)
+    assert isinstance(torch.device(1), torch.device) and isinstance(
+        torch.ones(1).device, torch.device
+    )
     assert torch.device("cuda").index is None and torch.device("cuda") != torch.device("cuda:0")
     assert {torch.device("cuda:1"): "found"}[torch.device(1)] == "found"
     with pytest.raises(RuntimeError, match="Invalid device string"):
@@ -115,7 +151,10 @@ def test_tensor_of_a_tensor_copies_it_where_it_is():
 
 
 def test_leaves_may_require_gradients():
-    for made in (torch.ones(2, device="cuda", requires_grad=True), torch.tensor([1.0], device="cuda", requires_grad=True)):
+    for made in (
+        torch.ones(2, device="cuda", requires_grad=True),
+        torch.tensor([1.0], device="cuda", requires_grad=True),
+    ):
         assert made.is_leaf and made.requires_grad
         made.sum().backward()
         assert made.grad.device == made.device
@@ -129,10 +168,14 @@ def test_leaves_may_require_gradients():
         lambda x: x.to_sparse().cpu().to_dense(),
         lambda x: x.to_sparse().to("cuda:3").to_dense(),
         lambda x: x @ x.softmax(-1) + x.mean(),
-        lambda x: nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], is_causal=True)[0, 0],
+        lambda x: nn.functional.scaled_dot_product_attention(
+            x[None, None], x[None, None], x[None, None], is_causal=True
+        )[0, 0],
         lambda x: x.type("torch.DoubleTensor"),
         lambda x: copy.deepcopy(x),
-        lambda x: nn.functional.embedding_bag(torch.tensor([[0, 1]], device=x.device), x, mode="mean"),
+        lambda x: nn.functional.embedding_bag(
+            torch.tensor([[0, 1]], device=x.device), x, mode="mean"
+        ),
     ],
 )
 def test_a_default_device_changes_nothing_for_tensors_that_are_elsewhere(work):
@@ -146,7 +189,9 @@ def test_a_default_device_changes_nothing_for_tensors_that_are_elsewhere(work):
 def test_a_loader_shuffles_on_the_default_device():
     with torch.device("cuda:1"):
         data = torch.utils.data.TensorDataset(torch.arange(8.0))
-        loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator("cuda:1"))
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=4, shuffle=True, generator=torch.Generator("cuda:1")
+        )
         batches = [batch for (batch,) in loader]
     assert all(batch.device == torch.device("cuda:1") for batch in batches)
     assert sorted(torch.cat(batches).tolist()) == list(range(8))
@@ -162,7 +207,10 @@ def test_legacy_constructors():
         made = torch.ones(1).type(name)
         assert (made.type(), made.device) == ("torch.cuda.HalfTensor", torch.device("cuda:0"))
     assert torch.ones(1, device="cuda").type("torch.FloatTensor").device.type == "cpu"
-    with pytest.raises(RuntimeError, match="legacy constructor expects device type: cpu but device type: cuda was passed"):
+    with pytest.raises(
+        RuntimeError,
+        match="legacy constructor expects device type: cpu but device type: cuda was passed",
+    ):
         torch.Tensor([1.0, 2.0], device="cuda")
 
 
@@ -184,7 +232,12 @@ def test_composites_of_c_keep_to_their_inputs_device():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda data: torch.tensor(data), lambda data: torch.as_tensor(data), lambda data: torch.ones(1).new_tensor(data)]
+    "make",
+    [
+        lambda data: torch.tensor(data),
+        lambda data: torch.as_tensor(data),
+        lambda data: torch.ones(1).new_tensor(data),
+    ],
 )
 def test_numbers_on_the_gpu_in_a_list_are_waited_for(make):
     x = torch.tensor([1.5, 2.5], device="cuda")
@@ -197,21 +250,41 @@ def test_numbers_on_the_gpu_in_a_list_are_waited_for(make):
 
 
 def test_legacy_constructors_of_sparse_tensors():
-    indices, values = torch.tensor([[0, 1], [1, 0]], device="cuda"), torch.tensor([1.0, 2.0], device="cuda")
+    indices, values = (
+        torch.tensor([[0, 1], [1, 0]], device="cuda"),
+        torch.tensor([1.0, 2.0], device="cuda"),
+    )
     made = torch.cuda.sparse.FloatTensor(indices, values, torch.Size((2, 3)))
-    assert made.to_dense().tolist() == [[0, 1, 0], [2, 0, 0]] and made.type() == "torch.cuda.sparse.FloatTensor"
+    assert (
+        made.to_dense().tolist() == [[0, 1, 0], [2, 0, 0]]
+        and made.type() == "torch.cuda.sparse.FloatTensor"
+    )
     assert torch.cuda.sparse.DoubleTensor(indices, values.double()).shape == (2, 2)
-    assert torch.cuda.sparse.LongTensor(2, 3).dtype == torch.int64 and torch.cuda.sparse.LongTensor(2, 3)._nnz() == 0
-    assert isinstance(made, torch.cuda.sparse.FloatTensor) and not isinstance(made, torch.cuda.FloatTensor)
-    assert not isinstance(values, torch.cuda.sparse.FloatTensor) and not isinstance(made.cpu(), torch.cuda.sparse.FloatTensor)
+    assert (
+        torch.cuda.sparse.LongTensor(2, 3).dtype == torch.int64
+        and torch.cuda.sparse.LongTensor(2, 3)._nnz() == 0
+    )
+    assert isinstance(made, torch.cuda.sparse.FloatTensor) and not isinstance(
+        made, torch.cuda.FloatTensor
+    )
+    assert not isinstance(values, torch.cuda.sparse.FloatTensor) and not isinstance(
+        made.cpu(), torch.cuda.sparse.FloatTensor
+    )
 
 
 def test_legacy_constructors_take_a_device():
-    assert torch.cuda.FloatTensor(1, device=1).get_device() == torch.cuda.FloatTensor([1, 2], device="cuda:1").get_device() == 1
+    assert (
+        torch.cuda.FloatTensor(1, device=1).get_device()
+        == torch.cuda.FloatTensor([1, 2], device="cuda:1").get_device()
+        == 1
+    )
     x = torch.randn(3, device="cuda")
     assert x.new([0, 1], device=1).get_device() == x.new(2, device=1).get_device() == 1
     with torch.cuda.device(1):
-        assert x.new([0, 1]).get_device() == 0 and torch.cuda.FloatTensor(1, device=None).get_device() == 1
+        assert (
+            x.new([0, 1]).get_device() == 0
+            and torch.cuda.FloatTensor(1, device=None).get_device() == 1
+        )
 
 
 def test_data_on_the_meta_device():
@@ -221,7 +294,9 @@ def test_data_on_the_meta_device():
 
 
 def row(indices: list, values: torch.Tensor, **options) -> torch.Tensor:
-    return torch.sparse_csr_tensor([0, 1, 2], indices, values, (2, 2), check_invariants=True, **options)
+    return torch.sparse_csr_tensor(
+        [0, 1, 2], indices, values, (2, 2), check_invariants=True, **options
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
@@ -231,7 +306,9 @@ def test_a_sparse_tensor_lies_where_it_is_asked_for_or_where_its_values_lie():
         row([0, 1], values, device="cuda:1"),
         row([0, 1], values.to("cuda:1")),
         torch.sparse_coo_tensor(indices, values, (2, 2), device="cuda:1", check_invariants=True),
-        torch.sparse_coo_tensor(indices, values=values.to("cuda:1"), size=(2, 2), check_invariants=True),
+        torch.sparse_coo_tensor(
+            indices, values=values.to("cuda:1"), size=(2, 2), check_invariants=True
+        ),
     ):
         assert made.device == torch.device("cuda:1") == made.cpu().to("cuda:1").device
         values.grad = None
@@ -251,20 +328,28 @@ def test_asarray_shares_a_tensors_memory_where_it_may(here, there, copies):
     assert torch.asarray(x, device=there, dtype=torch.float64).device == y.device
 
 
-@pytest.mark.parametrize(("here", "there"), [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
+@pytest.mark.parametrize(
+    ("here", "there"), [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")]
+)
 def test_asarray_cannot_share_memory_with_another_device(here, there):
     with pytest.raises(ValueError, match=f"can't alias tensor from device '{here}' to '{there}'"):
         torch.asarray(torch.ones(3, device=here), device=there, copy=False)
 
 
-@pytest.mark.parametrize("name", ["zeros", "arange", "eye", "linspace", "logspace", "randn", "randperm"])
+@pytest.mark.parametrize(
+    "name", ["zeros", "arange", "eye", "linspace", "logspace", "randn", "randperm"]
+)
 def test_out_beside_a_device(name):
     out = torch.empty(0, dtype=torch.int64 if name == "randperm" else torch.float32, device="cuda")
     arguments = (0, 1, 5) if name.endswith("space") else (5,)
     assert getattr(torch, name)(*arguments, device="cuda", out=out) is out and out.numel() >= 5
-    with pytest.raises(RuntimeError, match=r"device type cpu does not match device type of out parameter \(cuda\)"):
+    with pytest.raises(
+        RuntimeError, match=r"device type cpu does not match device type of out parameter \(cuda\)"
+    ):
         getattr(torch, name)(*arguments, device="cpu", out=out)
-    with pytest.raises(RuntimeError, match=r"device type cuda does not match device type of out parameter \(cpu\)"):
+    with pytest.raises(
+        RuntimeError, match=r"device type cuda does not match device type of out parameter \(cpu\)"
+    ):
         getattr(torch, name)(*arguments, device="cuda", out=out.cpu())
 
 

@@ -110,28 +110,41 @@ def test_generators_know_their_device():
     assert own.manual_seed(7).initial_seed() == 7
     twin = torch.Generator("cuda:1")
     twin.set_state(own.get_state())
-    assert torch.equal(torch.rand(3, generator=own, device="cuda:1"), torch.rand(3, generator=twin, device="cuda:1"))
+    assert torch.equal(
+        torch.rand(3, generator=own, device="cuda:1"),
+        torch.rand(3, generator=twin, device="cuda:1"),
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda generator: pickle.loads(pickle.dumps(generator))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda generator: pickle.loads(pickle.dumps(generator))]
+)
 def test_a_copy_draws_on_the_same_device_what_its_model_draws(device, copied):
     own = torch.Generator(device).manual_seed(7)
     torch.rand(3, generator=own, device=device)
     twin = copied(own)
     assert (twin.device, twin.initial_seed()) == (own.device, 7)
-    assert torch.equal(torch.rand(3, generator=own, device=device), torch.rand(3, generator=twin, device=device))
+    assert torch.equal(
+        torch.rand(3, generator=own, device=device), torch.rand(3, generator=twin, device=device)
+    )
 
 
 def test_one_of_the_cpu_is_made_where_no_virtual_gpu_is_in_use(monkeypatch):
     monkeypatch.setattr(hardware, "_in_place", None)
-    assert torch.Generator().device.type == torch.Generator(torch.device("cpu")).device.type == "cpu"
+    assert (
+        torch.Generator().device.type == torch.Generator(torch.device("cpu")).device.type == "cpu"
+    )
 
 
 def test_a_generator_of_the_wrong_kind_is_refused():
-    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
+    with pytest.raises(
+        RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"
+    ):
         torch.rand(3, generator=torch.Generator(), device="cuda")
-    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
+    with pytest.raises(
+        RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"
+    ):
         torch.rand(3, generator=torch.Generator("cuda"))
 
 
@@ -197,10 +210,26 @@ def test_a_state_draws_the_same_in_any_generator():
 @pytest.mark.parametrize(
     ("mistake", "error", "text"),
     [
-        (lambda: torch.cuda.set_rng_state(torch.get_rng_state()), RuntimeError, "RNG state is wrong size"),
-        (lambda: torch.cuda.set_rng_state(torch.zeros(16)), TypeError, "RNG state must be a torch.ByteTensor"),
-        (lambda: torch.Generator("cuda").set_state(3), TypeError, "expected a torch.ByteTensor, but got int"),
-        (lambda: torch.Generator("cuda").set_offset(3), RuntimeError, "offset must be a multiple of 4"),
+        (
+            lambda: torch.cuda.set_rng_state(torch.get_rng_state()),
+            RuntimeError,
+            "RNG state is wrong size",
+        ),
+        (
+            lambda: torch.cuda.set_rng_state(torch.zeros(16)),
+            TypeError,
+            "RNG state must be a torch.ByteTensor",
+        ),
+        (
+            lambda: torch.Generator("cuda").set_state(3),
+            TypeError,
+            "expected a torch.ByteTensor, but got int",
+        ),
+        (
+            lambda: torch.Generator("cuda").set_offset(3),
+            RuntimeError,
+            "offset must be a multiple of 4",
+        ),
     ],
 )
 def test_what_is_no_state_is_refused(mistake, error, text):

@@ -38,7 +38,9 @@ def leaf(device="cuda", shape=(3,)):
     return torch.ones(shape, device=device, requires_grad=True)
 
 
-@pytest.mark.parametrize(("here", "there"), [("cuda:0", "cpu"), ("cpu", "cuda:0"), ("cuda:0", "cuda:1")])
+@pytest.mark.parametrize(
+    ("here", "there"), [("cuda:0", "cpu"), ("cpu", "cuda:0"), ("cuda:0", "cuda:1")]
+)
 def test_a_function_must_return_gradients_on_the_devices_of_its_inputs(here, there):
     x = leaf(here)
     with pytest.raises(RuntimeError) as refused:
@@ -58,10 +60,14 @@ def test_the_index_counts_tensors_alone():
         def backward(ctx, gradient):
             return None, gradient, gradient.cpu()
 
-    with pytest.raises(RuntimeError, match="gradient at index 1 - expected device cuda:0 but got cpu"):
+    with pytest.raises(
+        RuntimeError, match="gradient at index 1 - expected device cuda:0 but got cpu"
+    ):
         Second.apply(7, leaf() * 1, leaf() * 1).sum().backward()
     x = leaf()
-    Second.apply(7, x, torch.ones(3, device="cuda")).sum().backward()  # nobody wants the second gradient
+    Second.apply(
+        7, x, torch.ones(3, device="cuda")
+    ).sum().backward()  # nobody wants the second gradient
     assert x.grad.tolist() == [1, 1, 1]
 
 
@@ -80,13 +86,19 @@ def test_a_number_on_the_host_is_moved_to_its_input():
 @pytest.mark.parametrize(("here", "there"), [("cuda", "cpu"), ("cpu", "cuda")])
 def test_a_hook_must_return_a_gradient_of_the_same_type(here, there):
     types = {"cuda": "torch.cuda.FloatTensor", "cpu": "torch.FloatTensor"}
-    hooks = {"<lambda>": lambda gradient: gradient.to(there), "<unknown>": partial(torch.Tensor.to, device=there)}
+    hooks = {
+        "<lambda>": lambda gradient: gradient.to(there),
+        "<unknown>": partial(torch.Tensor.to, device=there),
+    }
     for name, hook in hooks.items():
         x = leaf(here)
         x.register_hook(hook)
         with pytest.raises(RuntimeError) as refused:
             (x * 2).sum().backward()
-        assert str(refused.value) == f"hook '{name}' has changed the type of value (was {types[here]} got {types[there]})"
+        assert (
+            str(refused.value)
+            == f"hook '{name}' has changed the type of value (was {types[here]} got {types[there]})"
+        )
 
 
 def test_hooks_that_change_or_only_see_a_gradient_are_right():

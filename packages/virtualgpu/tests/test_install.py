@@ -39,7 +39,15 @@ WATCHED = (
     threading.Thread,
     queue,
 )
-KERNELS = ("empty.memory_format", "empty_strided", "dropout", "scaled_dot_product_attention", "one_hot", "mm", "add.Tensor")
+KERNELS = (
+    "empty.memory_format",
+    "empty_strided",
+    "dropout",
+    "scaled_dot_product_attention",
+    "one_hot",
+    "mm",
+    "add.Tensor",
+)
 
 
 def fingerprint() -> dict[str, object]:
@@ -47,7 +55,9 @@ def fingerprint() -> dict[str, object]:
     found: dict[str, object] = {}
     for owner in WATCHED:
         for name, value in vars(owner).items():
-            found[f"{owner.__name__}.{name}"] = tuple(map(id, value)) if isinstance(value, list) else id(value)
+            found[f"{owner.__name__}.{name}"] = (
+                tuple(map(id, value)) if isinstance(value, list) else id(value)
+            )
     for name in KERNELS:
         found[f"dispatch {name}"] = torch._C._dispatch_dump(f"aten::{name}")
     found["modes"] = len(_get_current_dispatch_mode_stack())
@@ -93,7 +103,11 @@ def test_no_trace_after_an_exception():
 def test_no_trace_after_a_failed_installation(monkeypatch):
     before = fingerprint()
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no kernels today"):
-        patch.setattr(torch.library, "Library", lambda *args: (_ for _ in ()).throw(RuntimeError("no kernels today")))
+        patch.setattr(
+            torch.library,
+            "Library",
+            lambda *args: (_ for _ in ()).throw(RuntimeError("no kernels today")),
+        )
         virtualgpu.use(gpus=1)
     assert not changed(before, fingerprint())
     assert virtualgpu.current() is None
@@ -103,15 +117,33 @@ def names_in_source() -> set[str]:
     """The driver's names in all of torch's Python but its own tests."""
     folder = Path(torch.__file__).parent
     files = (file for file in folder.rglob("*.py") if not file.is_relative_to(folder / "testing"))
-    return {found[0] for file in files if b"_C._" in (text := file.read_bytes()) for found in cuda.USES.findall(text.decode())}
+    return {
+        found[0]
+        for file in files
+        if b"_C._" in (text := file.read_bytes())
+        for found in cuda.USES.findall(text.decode())
+    }
 
 
 def test_every_name_of_the_driver_is_served_or_refused_by_name():
     with virtualgpu.use(gpus=1):
-        answers = {name: getattr(torch._C, name, None) for name in names_in_source() | cuda.names_in_torch()}
-        asked = {name: answer.__new__ if isinstance(answer, type) else answer for name, answer in answers.items()}
-        assert not [name for name, function in asked.items() if not getattr(function, "__module__", "").startswith("virtualgpu.")]
-        with pytest.raises(NotImplementedError, match="_cuda_tunableop_get_results is not supported by the virtual GPU"):
+        answers = {
+            name: getattr(torch._C, name, None)
+            for name in names_in_source() | cuda.names_in_torch()
+        }
+        asked = {
+            name: answer.__new__ if isinstance(answer, type) else answer
+            for name, answer in answers.items()
+        }
+        assert not [
+            name
+            for name, function in asked.items()
+            if not getattr(function, "__module__", "").startswith("virtualgpu.")
+        ]
+        with pytest.raises(
+            NotImplementedError,
+            match="_cuda_tunableop_get_results is not supported by the virtual GPU",
+        ):
             torch.cuda.tunable.get_results()
 
 
@@ -190,7 +222,9 @@ assert gradients._ALONE
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_no_backward_runs_before_the_programs_first():
     """On a computer with real GPUs autograd starts threads for them then, and a child that is forked later can run no backward."""
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], capture_output=True, text=True, timeout=280)
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORKED], capture_output=True, text=True, timeout=280
+    )
     assert (result.returncode, result.stderr) == (0, "")
 
 

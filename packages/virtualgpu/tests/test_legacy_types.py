@@ -22,12 +22,18 @@ def test_a_tensor_is_an_instance_of_the_type_of_its_device(name, machine):
 def test_parameters_wrappers_and_sparse_tensors_too(machine):
     layer = torch.nn.Linear(2, 2)
     assert isinstance(layer.weight, torch.FloatTensor)
-    assert isinstance(layer.cuda().weight, torch.cuda.FloatTensor) and not isinstance(layer.weight, torch.FloatTensor)
+    assert isinstance(layer.cuda().weight, torch.cuda.FloatTensor) and not isinstance(
+        layer.weight, torch.FloatTensor
+    )
     seen = []
-    torch.vmap(lambda x: seen.append(isinstance(x, torch.FloatTensor)) or x)(torch.ones(2, device="cuda"))
+    torch.vmap(lambda x: seen.append(isinstance(x, torch.FloatTensor)) or x)(
+        torch.ones(2, device="cuda")
+    )
     assert seen == [False]
     sparse = torch.eye(2).to_sparse()
-    assert isinstance(sparse, torch.sparse.FloatTensor) and not isinstance(sparse.cuda(), torch.sparse.FloatTensor)
+    assert isinstance(sparse, torch.sparse.FloatTensor) and not isinstance(
+        sparse.cuda(), torch.sparse.FloatTensor
+    )
 
 
 def test_the_types_of_the_cpu_are_what_they_were(machine):
@@ -59,11 +65,15 @@ def test_the_types_of_the_cpu_are_what_they_were(machine):
 
 def test_a_legacy_constructor_converts_no_tensor(machine):
     x = torch.ones(2)
-    assert torch.equal(torch.FloatTensor(x), x) and torch.equal(torch.cuda.FloatTensor(x.cuda()), x.cuda())
+    assert torch.equal(torch.FloatTensor(x), x) and torch.equal(
+        torch.cuda.FloatTensor(x.cuda()), x.cuda()
+    )
     for make, given in (
         (torch.FloatTensor, x.cuda()),
         (torch.cuda.FloatTensor, x),
         (torch.cuda.FloatTensor, x.cuda().int()),
     ):
-        with pytest.raises(TypeError, match="^expected TensorOptions.dtype=float, device=.*got TensorOptions"):
+        with pytest.raises(
+            TypeError, match="^expected TensorOptions.dtype=float, device=.*got TensorOptions"
+        ):
             make(given)

@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch._vmap_internals import _vmap  # what torch.autograd.grad(is_grads_batched=True) runs under
+from torch._vmap_internals import (
+    _vmap,
+)  # what torch.autograd.grad(is_grads_batched=True) runs under
 from torch.autograd import forward_ad
 
 from virtualgpu import errors
@@ -49,7 +51,9 @@ def test_to_another_tensors_place():
         assert (y.device, y.dtype) == (model.device, model.dtype)
 
 
-@pytest.mark.parametrize("place", [None, 0, "cuda", "cuda:0", torch.device("cuda"), torch.device("cuda", 0)])
+@pytest.mark.parametrize(
+    "place", [None, 0, "cuda", "cuda:0", torch.device("cuda"), torch.device("cuda", 0)]
+)
 def test_cuda_in_all_its_forms(place):
     assert torch.ones(2).cuda(place).device == torch.device("cuda:0")
     assert torch.ones(2).cuda(device=place, non_blocking=True).device == torch.device("cuda:0")
@@ -57,13 +61,21 @@ def test_cuda_in_all_its_forms(place):
 
 def test_cuda_goes_to_the_current_device():
     with torch.cuda.device(2):
-        assert torch.ones(2).cuda().device == torch.ones(2).to("cuda").device == torch.device("cuda:2")
+        assert (
+            torch.ones(2).cuda().device == torch.ones(2).to("cuda").device == torch.device("cuda:2")
+        )
         assert torch.ones(2, device="cuda:1").cuda().device == torch.device("cuda:2")
 
 
 def test_no_copy_where_nothing_changes():
     x, y = torch.ones(2, device="cuda"), torch.ones(2)
-    assert x.cuda() is x and x.to("cuda") is x and x.to(0) is x and x.to(torch.float) is x and y.cpu() is y
+    assert (
+        x.cuda() is x
+        and x.to("cuda") is x
+        and x.to(0) is x
+        and x.to(torch.float) is x
+        and y.cpu() is y
+    )
     assert x.to("cuda", copy=True) is not x and x.cuda(1) is not x and x.cpu() is not x
 
 
@@ -72,13 +84,25 @@ def test_no_copy_where_nothing_changes():
     [
         (lambda x: x.cuda(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
         (lambda x: x.to("cuda:4"), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
-        (lambda x: torch.ones(1, device="cuda:4"), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (
+            lambda x: torch.ones(1, device="cuda:4"),
+            errors.AcceleratorError,
+            "CUDA error: invalid device ordinal",
+        ),
         (lambda x: x.cuda("cpu"), RuntimeError, "Invalid device, must be cuda device"),
         (lambda x: x.to("cuda", bogus=1), TypeError, "invalid combination of arguments"),
         (lambda x: x.to("cuda", torch.half, True, True, 1), TypeError, r"to\(\)"),
         (lambda x: x.to("gpu"), RuntimeError, "(?i)device"),
-        (lambda x: x.cuda().pin_memory(), RuntimeError, "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"),
-        (lambda x: torch.ones(2, device="cuda", pin_memory=True), RuntimeError, "Only dense CPU tensors can be pinned"),
+        (
+            lambda x: x.cuda().pin_memory(),
+            RuntimeError,
+            "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+        ),
+        (
+            lambda x: torch.ones(2, device="cuda", pin_memory=True),
+            RuntimeError,
+            "Only dense CPU tensors can be pinned",
+        ),
     ],
 )
 def test_mistakes_are_told_in_cudas_words(mistake, error, text):
@@ -86,7 +110,9 @@ def test_mistakes_are_told_in_cudas_words(mistake, error, text):
         mistake(torch.ones(2))
 
 
-DIFFERENT = "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
+DIFFERENT = (
+    "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
+)
 # In the words of the kernels that name the argument, and of cuDNN's.
 NAMED = r"Expected all tensors to be on the same device, but .* \(when checking argument .*in method wrapper_CUDA_\w+\)"
 RECURRENT = "Input and parameter tensors are not at the same device, found input tensor at cuda:0 and parameter tensor at cpu"
@@ -104,7 +130,9 @@ RECURRENT = "Input and parameter tensors are not at the same device, found input
     ],
 )  # fmt: skip
 def test_cpu_and_gpu_do_not_mix(mistake):
-    with pytest.raises(RuntimeError, match=f"{DIFFERENT.format('cuda:0', 'cpu')}|{NAMED}|{RECURRENT}"):
+    with pytest.raises(
+        RuntimeError, match=f"{DIFFERENT.format('cuda:0', 'cpu')}|{NAMED}|{RECURRENT}"
+    ):
         mistake(torch.ones(2, 3), torch.ones(2, 3, device="cuda"))
 
 
@@ -115,16 +143,26 @@ def test_two_gpus_do_not_mix():
 
 def test_numbers_on_the_cpu_join_in():
     x, number = torch.ones(2, device="cuda:1"), torch.tensor(2.0)
-    for y in (x + number, number + x, number * x.sum(), torch.where(x > 0, number, x), x.clone().mul_(number)):
+    for y in (
+        x + number,
+        number + x,
+        number * x.sum(),
+        torch.where(x > 0, number, x),
+        x.clone().mul_(number),
+    ):
         assert y.device == x.device
     assert (x + number).tolist() == [3, 3]
 
 
-@pytest.mark.parametrize(("here", "there", "named"), [("cpu", "cuda", "cpu"), ("cuda:0", "cuda:1", "cuda:0")])
+@pytest.mark.parametrize(
+    ("here", "there", "named"), [("cpu", "cuda", "cpu"), ("cuda:0", "cuda:1", "cuda:0")]
+)
 def test_indices_come_from_the_cpu_or_the_same_device(here, there, named):
     x = torch.arange(3, device="cuda")
     assert x[torch.tensor([1])].tolist() == [1]
-    text = rf"indices should be either on cpu or on the same device as the indexed tensor \({named}\)"
+    text = (
+        rf"indices should be either on cpu or on the same device as the indexed tensor \({named}\)"
+    )
     with pytest.raises(RuntimeError, match=text):
         torch.arange(3, device=here)[torch.tensor([1], device=there)]
 
@@ -140,24 +178,35 @@ def test_copy_and_assignment_cross_devices():
 # Autograd
 
 
-@pytest.mark.parametrize("path", [("cuda",), ("cuda:1", "cuda:0"), ("cuda:1", "cpu", "cuda:2", "cuda:0")])
+@pytest.mark.parametrize(
+    "path", [("cuda",), ("cuda:1", "cuda:0"), ("cuda:1", "cpu", "cuda:2", "cuda:0")]
+)
 def test_gradients_return_to_their_device(path):
     x = torch.arange(3.0, requires_grad=True)
     y = x
     for place in path:
         y = y.to(place) * 2
     y.square().sum().backward()
-    assert (x.grad.device.type, x.grad.tolist()) == ("cpu", [2 * k * 4 ** len(path) for k in range(3)])
+    assert (x.grad.device.type, x.grad.tolist()) == (
+        "cpu",
+        [2 * k * 4 ** len(path) for k in range(3)],
+    )
 
 
-@pytest.mark.parametrize(("here", "there"), [("cuda:0", "cuda:1"), ("cpu", "cuda:0"), ("cuda:1", "cpu")])
+@pytest.mark.parametrize(
+    ("here", "there"), [("cuda:0", "cuda:1"), ("cpu", "cuda:0"), ("cuda:1", "cpu")]
+)
 def test_gradients_come_back_from_a_copy_into_a_tensor_elsewhere(here, there):
     row = torch.ones(3, device=here, requires_grad=True)
     both = torch.zeros(2, 3, device=there)
     both[1].copy_(row)
     whole = torch.empty(2, 3, device=there, dtype=torch.float64).copy_(row, non_blocking=True)
     (2 * both + whole).sum().backward()
-    assert str(row.grad.device) == here and row.grad.dtype == torch.float32 and row.grad.tolist() == [4.0] * 3
+    assert (
+        str(row.grad.device) == here
+        and row.grad.dtype == torch.float32
+        and row.grad.tolist() == [4.0] * 3
+    )
     with torch.no_grad():
         assert not torch.empty(3, device=there).copy_(row).requires_grad
 
@@ -192,11 +241,17 @@ def test_module_moves_keep_objects_gradients_hooks_and_optimizers():
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     seen = []
     layer.weight.register_hook(lambda gradient: seen.append(str(gradient.device)))
-    layer.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(f"after {parameter.device}"))
+    layer.weight.register_post_accumulate_grad_hook(
+        lambda parameter: seen.append(f"after {parameter.device}")
+    )
     layer(torch.ones(1, 3)).sum().backward()
     assert layer.cuda() is layer
     assert [id(parameter) for parameter in layer.parameters()] == parameters
-    assert layer.weight.is_leaf and layer.weight.grad.tolist() == [[1] * 3] * 2 and layer.weight.grad.is_cuda
+    assert (
+        layer.weight.is_leaf
+        and layer.weight.grad.tolist() == [[1] * 3] * 2
+        and layer.weight.grad.is_cuda
+    )
     before = layer.weight.tolist()
     layer(torch.ones(1, 3, device="cuda")).sum().backward()
     optimizer.step()
@@ -207,7 +262,11 @@ def test_module_moves_keep_objects_gradients_hooks_and_optimizers():
     layer(torch.ones(1, 3)).sum().backward()
     assert seen == ["cpu", "after cpu", "cuda:0", "after cuda:0", "cpu", "after cpu"]
     layer.half().cuda(1)
-    assert (layer.weight.dtype, layer.weight.grad.dtype, layer.bias.grad.device) == (torch.half, torch.half, torch.device("cuda:1"))
+    assert (layer.weight.dtype, layer.weight.grad.dtype, layer.bias.grad.device) == (
+        torch.half,
+        torch.half,
+        torch.device("cuda:1"),
+    )
 
 
 def test_a_parameter_goes_and_comes_without_its_gradient():
@@ -218,7 +277,11 @@ def test_a_parameter_goes_and_comes_without_its_gradient():
     parameter.data = parameter.cpu()
     assert (parameter.device.type, parameter.tolist()) == ("cpu", [5.0] * 4)
     parameter.data = parameter.cuda()
-    assert (parameter.tolist(), parameter.grad.tolist(), str(parameter.grad.device)) == ([5.0] * 4, [3.0] * 2, "cuda:0")
+    assert (parameter.tolist(), parameter.grad.tolist(), str(parameter.grad.device)) == (
+        [5.0] * 4,
+        [3.0] * 2,
+        "cuda:0",
+    )
 
 
 def test_a_gradient_held_elsewhere_moves_with_its_parameter():
@@ -281,7 +344,10 @@ def test_pinned_memory():
     x = torch.ones(4).pin_memory()
     assert x.is_pinned() and x[:1].is_pinned() and x.pin_memory() is x
     assert not x.clone().is_pinned() and not torch.ones(4).is_pinned() and not x.cuda().is_pinned()
-    assert torch.ones(2, pin_memory=True).is_pinned() and torch.tensor([1], pin_memory=True).is_pinned()
+    assert (
+        torch.ones(2, pin_memory=True).is_pinned()
+        and torch.tensor([1], pin_memory=True).is_pinned()
+    )
     assert torch.empty_like(torch.ones(2), pin_memory=True).is_pinned()
     assert x.cuda(non_blocking=True).tolist() == [1] * 4
 
@@ -312,11 +378,15 @@ def test_moves_under_transforms_of_derivatives(here, there):
 
 @pytest.mark.parametrize("there", ["cpu", "cuda:0", "cuda:1"])
 @pytest.mark.parametrize("here", ["cpu", "cuda:0", "cuda:1"])
-@pytest.mark.parametrize("moved", [lambda x, there: x.to(there), lambda x, there: torch.zeros(2, device=there).copy_(x)])
+@pytest.mark.parametrize(
+    "moved", [lambda x, there: x.to(there), lambda x, there: torch.zeros(2, device=there).copy_(x)]
+)
 def test_batched_gradients_return_to_their_device(here, there, moved):
     x = torch.tensor([1.0, 2.0], device=here, requires_grad=True)
     y = moved(x, there).square()
-    (jacobian,) = torch.autograd.grad(y, x, torch.eye(2, device=there), is_grads_batched=True, create_graph=True)
+    (jacobian,) = torch.autograd.grad(
+        y, x, torch.eye(2, device=there), is_grads_batched=True, create_graph=True
+    )
     (second,) = torch.autograd.grad(jacobian.sum(), x)
     assert (jacobian.device, second.device) == (torch.device(here), torch.device(here))
     assert (jacobian.tolist(), second.tolist()) == ([[2, 0], [0, 4]], [2, 2])
@@ -331,12 +401,17 @@ def test_gradients_batched_twice_return_to_their_device():
     assert back.tolist() == [[[3, 3]] * 2] * 2
 
 
-@pytest.mark.parametrize(("there", "here"), [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
+@pytest.mark.parametrize(
+    ("there", "here"), [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")]
+)
 def test_a_tangent_of_forward_mode_moves_with_its_tensor(there, here, machine):
     x = torch.tensor([1.0, 2.0], device=there)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, 5 * x)
-        taken, given = torch.zeros(2, device=here), forward_ad.make_dual(torch.zeros(2, device=here), torch.ones(2, device=here))
+        taken, given = (
+            torch.zeros(2, device=here),
+            forward_ad.make_dual(torch.zeros(2, device=here), torch.ones(2, device=here)),
+        )
         for moved in (dual.to(here), taken.copy_(dual), given.copy_(dual)):
             values, tangent = forward_ad.unpack_dual(moved * 2)
             assert (values.device, tangent.device) == (torch.device(here),) * 2

@@ -58,7 +58,9 @@ def test_a_profile_cannot_be_changed():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_figure_has_a_source(path):
-    source = re.compile(r"#.*(\[[mdqgap]\]|measured|fitted|assumed|as malloc_seconds|driver branch)")
+    source = re.compile(
+        r"#.*(\[[mdqgap]\]|measured|fitted|assumed|as malloc_seconds|driver branch)"
+    )
     table_source = None
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
@@ -75,18 +77,34 @@ def test_figures_fit_together(name):
     assert 0 < p.memory_efficiency <= 1
     assert 0 < p.context_bytes < p.total_memory // 20
     # Two transfers a clock over the whole bus: the datasheet's bandwidth is made of the other two figures.
-    assert 2e3 * p.memory_clock_khz * p.memory_bus_bits / 8 == pytest.approx(p.memory_bytes_per_second, rel=0.03)
+    assert 2e3 * p.memory_clock_khz * p.memory_bus_bits / 8 == pytest.approx(
+        p.memory_bytes_per_second, rel=0.03
+    )
     # Page-locked memory is what makes copies fast; the way to another GPU over NVLink is faster still.
     assert p.pageable_h2d_bytes_per_second < p.pinned_h2d_bytes_per_second
     assert p.pageable_d2h_bytes_per_second < p.pinned_d2h_bytes_per_second
-    assert p.peer_access == (p.nvlinks > 0) == (p.p2p_bytes_per_second > p.pinned_h2d_bytes_per_second)
+    assert (
+        p.peer_access == (p.nvlinks > 0) == (p.p2p_bytes_per_second > p.pinned_h2d_bytes_per_second)
+    )
     assert 0 < p.small_tile_efficiency <= 1
-    assert p.shared_memory_per_block_bytes < p.shared_memory_per_block_optin_bytes <= p.shared_memory_per_multiprocessor_bytes
+    assert (
+        p.shared_memory_per_block_bytes
+        < p.shared_memory_per_block_optin_bytes
+        <= p.shared_memory_per_multiprocessor_bytes
+    )
 
 
 def test_float32_peak_is_two_operations_a_core_a_clock():
     """The float32 figure of a datasheet is cores × boost clock × 2, for chips whose boost clock is the maximum clock shown here."""
-    cores = {"T4": 64, "L4": 128, "A100": 64, "A100-80": 64, "H100": 128, "H200": 128, "RTX 4090": 128}
+    cores = {
+        "T4": 64,
+        "L4": 128,
+        "A100": 64,
+        "A100-80": 64,
+        "H100": 128,
+        "H200": 128,
+        "RTX 4090": 128,
+    }
     for name, per_multiprocessor in cores.items():
         p = profiles.load(name)
         made = 2e3 * p.sm_clock_khz * p.multiprocessors * per_multiprocessor
@@ -94,7 +112,11 @@ def test_float32_peak_is_two_operations_a_core_a_clock():
 
 
 def test_h200_memory_is_what_the_real_one_reported():
-    recorded = json.loads((Path(__file__).parents[1] / "benchmarks" / "timing" / "micro.json").read_text(encoding="utf-8"))
+    recorded = json.loads(
+        (Path(__file__).parents[1] / "benchmarks" / "timing" / "micro.json").read_text(
+            encoding="utf-8"
+        )
+    )
     free, total = recorded["mem_get_info_first"]
     p = profiles.load("H200")
     assert p.total_memory == total
@@ -105,7 +127,12 @@ def test_a_slower_host_changes_what_the_host_does_and_nothing_of_the_gpu():
     usual, slow = profiles.load("H200"), profiles.load("H200", 2.0)
     assert slow.launch_seconds == 2 * usual.launch_seconds and slow.cpu_flops == usual.cpu_flops / 2
     assert slow.rising_addresses is usual.rising_addresses
-    for name in ("kernel_minimum_seconds", "memory_bytes_per_second", "p2p_latency_seconds", "name"):
+    for name in (
+        "kernel_minimum_seconds",
+        "memory_bytes_per_second",
+        "p2p_latency_seconds",
+        "name",
+    ):
         assert getattr(slow, name) == getattr(usual, name)
 
 

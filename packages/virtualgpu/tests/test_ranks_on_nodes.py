@@ -10,7 +10,9 @@ def test_ranks_are_counted_by_node():
     assert Cluster().ranks_by_node([0, 3, 4, 11]) == {0: 4}
 
 
-@pytest.mark.parametrize(("text", "rate"), [("400Gb/s", 50e9), ("25 GB/s", 25e9), ("2.5Gbit/s", 312.5e6)])
+@pytest.mark.parametrize(
+    ("text", "rate"), [("400Gb/s", 50e9), ("25 GB/s", 25e9), ("2.5Gbit/s", 312.5e6)]
+)
 def test_a_rate_is_read_with_its_unit(text, rate):
     assert parse_rate(text) == rate
 

@@ -15,4 +15,7 @@ def test_a_traceback_leaves_out_the_calls_inside_the_kit():
         names["through"](lambda: 1 / 0)
     script._leave_out_the_kit(raised.value.__traceback__)
     left = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
-    assert sys.flags.dev_mode or left == ["test_a_traceback_leaves_out_the_calls_inside_the_kit", "<lambda>"]
+    assert sys.flags.dev_mode or left == [
+        "test_a_traceback_leaves_out_the_calls_inside_the_kit",
+        "<lambda>",
+    ]

@@ -15,7 +15,10 @@ def shell():
 
 
 def test_a_line_of_another_cell_than_the_one_that_runs_is_named_with_its_cell(shell):
-    for cell, said in ((f"def line():\n    pass\n{ASKED}", "line 2"), (ASKED, "line 2 of cell [1]")):
+    for cell, said in (
+        (f"def line():\n    pass\n{ASKED}", "line 2"),
+        (ASKED, "line 2 of cell [1]"),
+    ):
         shell.run_cell(cell, store_history=True)
         assert shell.user_ns["location"] == said
 

@@ -14,7 +14,9 @@ def test_a_pool_gives_out_32_streams_of_a_priority_and_then_the_first_again(prio
     assert given[:POOL_STREAMS] == given[POOL_STREAMS:] and len(set(given)) == POOL_STREAMS
     assert {priority_of(stream) for stream in given} == {priority}
     suffix = f" of priority {priority}" if priority else ""
-    assert [stream_name(stream) for stream in given[:3]] == [f"stream {number}{suffix}" for number in (1, 2, 3)]
+    assert [stream_name(stream) for stream in given[:3]] == [
+        f"stream {number}{suffix}" for number in (1, 2, 3)
+    ]
 
 
 def test_priorities_that_do_not_exist_are_the_nearest_that_does():
@@ -30,13 +32,19 @@ def test_the_default_stream_and_those_of_cuda_have_no_name_of_the_pool():
 def test_streams_have_addresses_apart_and_the_default_stream_none():
     pool = StreamPool()
     ids = [pool.take(priority) for priority in (0, -1) for _ in range(POOL_STREAMS)]
-    assert len({raw_stream(device, stream) for device in range(8) for stream in ids}) == 8 * len(ids)
+    assert len({raw_stream(device, stream) for device in range(8) for stream in ids}) == 8 * len(
+        ids
+    )
     assert raw_stream(3, 0) == 0 and raw_stream(0, 4096) == 4096
 
 
 def test_torch_gets_them(fresh_gpus):
     first, second, urgent = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
-    assert [stream_name(stream.stream_id) for stream in (first, second, urgent)] == ["stream 1", "stream 2", "stream 1 of priority -1"]
+    assert [stream_name(stream.stream_id) for stream in (first, second, urgent)] == [
+        "stream 1",
+        "stream 2",
+        "stream 1 of priority -1",
+    ]
     assert stream_name(torch.cuda.Stream("cuda:1").stream_id) == "stream 1"
     assert [stream.priority for stream in (first, urgent)] == [0, -1]
 

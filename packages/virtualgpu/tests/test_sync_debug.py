@@ -30,15 +30,28 @@ def warned(work: Callable[[], object]) -> list[warnings.WarningMessage]:
             work()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert {str(w.message) for w in caught} <= {WAITS} and {w.category for w in caught} <= {UserWarning}
+    assert {str(w.message) for w in caught} <= {WAITS} and {w.category for w in caught} <= {
+        UserWarning
+    }
     return caught
 
 
 def on_gpu() -> dict[str, torch.Tensor]:
     x = torch.arange(4.0, device="cuda")
     ind, mask = torch.tensor([0, 3, 1], device="cuda"), x > 1
-    found = {"x": x, "y": x[1].clone(), "ind": ind, "mask": mask, "ind_cpu": ind.cpu(), "mask_cpu": mask.cpu()}
-    found |= {"repeats": torch.full((1,), 2, device="cuda"), "host": torch.ones(4), "locked": torch.ones(4).pin_memory()}
+    found = {
+        "x": x,
+        "y": x[1].clone(),
+        "ind": ind,
+        "mask": mask,
+        "ind_cpu": ind.cpu(),
+        "mask_cpu": mask.cpu(),
+    }
+    found |= {
+        "repeats": torch.full((1,), 2, device="cuda"),
+        "host": torch.ones(4),
+        "locked": torch.ones(4).pin_memory(),
+    }
     found["parameter"] = torch.ones(4, device="cuda", requires_grad=True)
     return found
 
@@ -54,7 +67,9 @@ SILENT = {
     "one_hot of known classes": lambda ind, **_: nn.functional.one_hot(ind, num_classes=4),
     "randperm": lambda **_: torch.randperm(20000, device="cuda"),
     "repeat a number of times": lambda x, **_: torch.repeat_interleave(x, 2, output_size=8),
-    "repeat to a known size": lambda x, repeats, **_: torch.repeat_interleave(x, repeats, output_size=8),
+    "repeat to a known size": lambda x, repeats, **_: torch.repeat_interleave(
+        x, repeats, output_size=8
+    ),
     "any": lambda y, **_: torch.any(y),
     "full": lambda **_: torch.full((), 3.14, device="cuda"),
     "operators": lambda x, **_: (x * 2).sum() + 1,
@@ -105,7 +120,9 @@ WAITING = {
         "put under the host's mask": lambda x, mask_cpu, y, **_: put(x, mask_cpu, y),
     }
 )
-(SILENT if errors.VERSION >= (2, 15) else WAITING).update(  # from then on PyTorch fills, and the number goes with the kernel
+(
+    SILENT if errors.VERSION >= (2, 15) else WAITING
+).update(  # from then on PyTorch fills, and the number goes with the kernel
     {"put the host's number": lambda x, ind, **_: put(x, ind, 1.0)}
 )
 
@@ -132,9 +149,18 @@ def test_the_host_waits_for(name):
 
 def test_the_warning_names_the_line_that_called():
     x = torch.ones(3, device="cuda", requires_grad=True)
-    lines = warned(lambda: (x.sum().item(), x.cpu(), x.detach().nonzero(), torch.cuda.current_stream().synchronize()))
+    lines = warned(
+        lambda: (
+            x.sum().item(),
+            x.cpu(),
+            x.detach().nonzero(),
+            torch.cuda.current_stream().synchronize(),
+        )
+    )
     here = test_the_warning_names_the_line_that_called.__code__
-    assert [(w.filename, w.lineno) for w in lines] == [(here.co_filename, here.co_firstlineno + 2)] * 4
+    assert [(w.filename, w.lineno) for w in lines] == [
+        (here.co_filename, here.co_firstlineno + 2)
+    ] * 4
 
 
 def test_a_line_is_named_once():
@@ -165,7 +191,9 @@ def test_the_mode_is_that_of_all_threads():
         pool.submit(x.item).result()
 
 
-@pytest.mark.parametrize(("mode", "number"), [("default", 0), ("warn", 1), ("error", 2), (0, 0), (1, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("mode", "number"), [("default", 0), ("warn", 1), ("error", 2), (0, 0), (1, 1), (2, 2)]
+)
 def test_modes(mode, number):
     torch.cuda.set_sync_debug_mode(mode)
     assert torch.cuda.get_sync_debug_mode() == number

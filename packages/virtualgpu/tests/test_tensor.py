@@ -36,7 +36,9 @@ def allocated(index: int = 0) -> int:
         pytest.param(
             "const_data_ptr",
             (),
-            marks=pytest.mark.skipif(not hasattr(torch.Tensor, "const_data_ptr"), reason="this torch does not have it"),
+            marks=pytest.mark.skipif(
+                not hasattr(torch.Tensor, "const_data_ptr"), reason="this torch does not have it"
+            ),
         ),
         ("data_ptr", ()),
         ("get_device", ()),
@@ -51,9 +53,13 @@ def allocated(index: int = 0) -> int:
         ("type_as", (torch.ones(1),)),
     ],
 )
-def test_a_method_of_torch_tensor_answers_for_the_gpu_as_the_tensors_own_method_does(name, arguments):
+def test_a_method_of_torch_tensor_answers_for_the_gpu_as_the_tensors_own_method_does(
+    name, arguments
+):
     tensor = torch.ones(2, 2, device="cuda:1")
-    assert outcome(getattr(torch.Tensor, name), tensor, *arguments) == outcome(getattr(tensor, name), *arguments)
+    assert outcome(getattr(torch.Tensor, name), tensor, *arguments) == outcome(
+        getattr(tensor, name), *arguments
+    )
 
 
 def test_a_method_of_torch_tensor_answers_for_the_host_as_without_virtual_gpus():
@@ -164,7 +170,9 @@ def test_set_moves_to_another_storage_and_frees_its_own():
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
 def test_set_refuses_a_storage_of_another_device(device):
     x = torch.ones(10, device="cuda")
-    with pytest.raises(RuntimeError, match=f'on device "cuda:0" to a storage on different device "{device}"'):
+    with pytest.raises(
+        RuntimeError, match=f'on device "cuda:0" to a storage on different device "{device}"'
+    ):
         x.set_(torch.zeros(10, device=device).untyped_storage(), 0, (10,))
     assert (x.untyped_storage().device, x.sum().item(), allocated()) == (x.device, 10, 512)
 
@@ -176,7 +184,11 @@ def test_set_takes_an_empty_storage_of_the_cpu_and_of_its_own_gpu():
     for source in (torch.empty(0), torch.empty(0, device="cuda"), None):
         x = torch.ones(10, device="cuda")
         x.set_(*([] if source is None else [source.untyped_storage()]))
-        assert (x.device.type, x.untyped_storage().device, allocated()) == ("cuda", torch.device("cuda:0"), 0)
+        assert (x.device.type, x.untyped_storage().device, allocated()) == (
+            "cuda",
+            torch.device("cuda:0"),
+            0,
+        )
 
 
 def test_tensors_without_elements_take_no_memory():
@@ -284,7 +296,9 @@ def test_deepcopy_of_a_module():
     twin = copy.deepcopy(layer)
     assert isinstance(twin.weight, nn.Parameter)
     assert (twin.weight.device, twin.weight.requires_grad) == (layer.weight.device, True)
-    assert twin.weight.grad is None and nn.Linear(2, 2).weight.__deepcopy__({}).grad is None  # a copy of a parameter has none
+    assert (
+        twin.weight.grad is None and nn.Linear(2, 2).weight.__deepcopy__({}).grad is None
+    )  # a copy of a parameter has none
     assert copy.deepcopy([layer.weight, layer]).pop().weight.requires_grad
     twin.weight.data.zero_()
     assert layer.weight.abs().sum().item() > 0
@@ -350,8 +364,13 @@ def test_load_puts_tensors_where_map_location_says(place, device):
 
 
 def test_load_of_a_device_that_is_not_there():
-    file = io.BytesIO(saved(torch.ones(2, device="cuda:3")).getvalue().replace(b"cuda:3", b"cuda:7"))
-    with pytest.raises(RuntimeError, match=r"Attempting to deserialize object on CUDA device 7 but torch.cuda.device_count\(\) is 4"):
+    file = io.BytesIO(
+        saved(torch.ones(2, device="cuda:3")).getvalue().replace(b"cuda:3", b"cuda:7")
+    )
+    with pytest.raises(
+        RuntimeError,
+        match=r"Attempting to deserialize object on CUDA device 7 but torch.cuda.device_count\(\) is 4",
+    ):
         torch.load(file)
 
 
@@ -388,14 +407,26 @@ def test_optimizer_state_follows_its_parameters():
         (lambda: torch.tensor([1, 2], device="cuda:1"), "tensor([1, 2], device='cuda:1')"),
         (lambda: torch.tensor(3, device="cuda"), "tensor(3, device='cuda:0')"),
         (lambda: torch.empty(0, device="cuda"), "tensor([], device='cuda:0')"),
-        (lambda: torch.ones(2, dtype=torch.half, device="cuda"), "tensor([1., 1.], device='cuda:0', dtype=torch.float16)"),
-        (lambda: torch.ones(2, device="cuda", requires_grad=True), "tensor([1., 1.], device='cuda:0', requires_grad=True)"),
-        (lambda: torch.ones(1, device="cuda", requires_grad=True) * 2, "tensor([2.], device='cuda:0', grad_fn=<MulBackward0>)"),
+        (
+            lambda: torch.ones(2, dtype=torch.half, device="cuda"),
+            "tensor([1., 1.], device='cuda:0', dtype=torch.float16)",
+        ),
+        (
+            lambda: torch.ones(2, device="cuda", requires_grad=True),
+            "tensor([1., 1.], device='cuda:0', requires_grad=True)",
+        ),
+        (
+            lambda: torch.ones(1, device="cuda", requires_grad=True) * 2,
+            "tensor([2.], device='cuda:0', grad_fn=<MulBackward0>)",
+        ),
         (
             lambda: nn.Parameter(torch.ones(1, device="cuda")),
             "Parameter containing:\ntensor([1.], device='cuda:0', requires_grad=True)",
         ),
-        (lambda: nn.Linear(1, 1).cuda().requires_grad_(False).bias.zero_(), "Parameter containing:\ntensor([0.], device='cuda:0')"),
+        (
+            lambda: nn.Linear(1, 1).cuda().requires_grad_(False).bias.zero_(),
+            "Parameter containing:\ntensor([0.], device='cuda:0')",
+        ),
         (lambda: torch.ones(2, device="cuda") > 0, "tensor([True, True], device='cuda:0')"),
     ],
 )
@@ -405,7 +436,13 @@ def test_repr_is_what_cuda_prints(make, text):
 
 def test_it_says_that_it_is_on_the_gpu():
     x = torch.ones(2, 3, device="cuda:1")
-    assert (x.device, x.is_cuda, x.is_cpu, x.get_device(), x.type()) == (torch.device("cuda:1"), True, False, 1, "torch.cuda.FloatTensor")
+    assert (x.device, x.is_cuda, x.is_cpu, x.get_device(), x.type()) == (
+        torch.device("cuda:1"),
+        True,
+        False,
+        1,
+        "torch.cuda.FloatTensor",
+    )
     assert torch.get_device(x) == 1
     assert torch.typename(x) == "torch.cuda.FloatTensor"
     assert repr(type(x)) == "<class 'torch.Tensor'>"
@@ -414,7 +451,11 @@ def test_it_says_that_it_is_on_the_gpu():
 
 def test_every_tensor_is_of_the_type_of_a_tensor_on_the_gpu():
     kind = type(torch.ones(1, device="cuda"))
-    assert isinstance(torch.ones(1), kind) and isinstance(torch.ones(1, device="cuda"), kind) and isinstance(nn.Linear(1, 1).weight, kind)
+    assert (
+        isinstance(torch.ones(1), kind)
+        and isinstance(torch.ones(1, device="cuda"), kind)
+        and isinstance(nn.Linear(1, 1).weight, kind)
+    )
     assert not isinstance(1.0, kind)
 
 
@@ -422,14 +463,23 @@ def test_parameters_are_parameters():
     layer = nn.Linear(2, 2).cuda()
     made = nn.Parameter(torch.ones(2, device="cuda"))
     assert isinstance(layer.weight, nn.Parameter) and isinstance(made, nn.Parameter)
-    assert not any(isinstance(x, nn.Parameter) for x in (layer.weight.data, layer.weight * 1, torch.ones(1, device="cuda")))
+    assert not any(
+        isinstance(x, nn.Parameter)
+        for x in (layer.weight.data, layer.weight * 1, torch.ones(1, device="cuda"))
+    )
     assert made.is_leaf and made.requires_grad and not made.data.requires_grad
 
 
 def test_reading_on_the_host():
     x = torch.arange(6.0, device="cuda").reshape(2, 3)
     assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert (x[1, 2].item(), float(x[1, 1]), int(x[0, 1]), bool(x[0, 1]), f"{x[0, 1]:.2f}") == (5, 4, 1, True, "1.00")
+    assert (x[1, 2].item(), float(x[1, 1]), int(x[0, 1]), bool(x[0, 1]), f"{x[0, 1]:.2f}") == (
+        5,
+        4,
+        1,
+        True,
+        "1.00",
+    )
     assert [10, 20, 30][x[0, 2].long()] == 30
     assert x.numpy(force=True).tolist() == x.tolist()
     assert len(x) == 2 and [row.device for row in x] == [x.device] * 2
@@ -471,11 +521,19 @@ def test_storages_are_saved():
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_typed_storages_move_and_convert():
     storage = torch.ones(3).storage().cuda(1)
-    assert (storage.device, storage.dtype) == (torch.device("cuda:1"), torch.float32) and isinstance(
-        storage.double(), torch.cuda.DoubleStorage
-    )
+    assert (storage.device, storage.dtype) == (
+        torch.device("cuda:1"),
+        torch.float32,
+    ) and isinstance(storage.double(), torch.cuda.DoubleStorage)
     assert storage.double().cpu().int().tolist() == [1, 1, 1]
     assert copy.deepcopy(storage).device == torch.device("cuda:1")
-    assert torch.cuda.IntStorage(4).fill_(2).tolist() == [2] * 4 and torch.cuda.IntStorage([1, 2]).tolist() == [1, 2]
-    assert torch.UntypedStorage(600, device="cuda").nbytes() == 600 and torch.UntypedStorage(device="cuda").nbytes() == 0
-    assert torch.UntypedStorage([1, 2], device="cuda:1").get_device() == 1 and torch.UntypedStorage(3).device == torch.device("cpu")
+    assert torch.cuda.IntStorage(4).fill_(2).tolist() == [2] * 4 and torch.cuda.IntStorage(
+        [1, 2]
+    ).tolist() == [1, 2]
+    assert (
+        torch.UntypedStorage(600, device="cuda").nbytes() == 600
+        and torch.UntypedStorage(device="cuda").nbytes() == 0
+    )
+    assert torch.UntypedStorage([1, 2], device="cuda:1").get_device() == 1 and torch.UntypedStorage(
+        3
+    ).device == torch.device("cpu")

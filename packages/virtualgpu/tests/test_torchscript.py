@@ -13,7 +13,9 @@ from virtualgpu.tensor import VirtualTensor
 @pytest.fixture(autouse=True)
 def used(machine):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions advise against torch.jit
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # newer versions advise against torch.jit
         yield machine
 
 
@@ -50,13 +52,23 @@ def test_a_scripted_module_and_its_gradients():
         torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:Converting a tensor:torch.jit.TracerWarning")  # by PyTorch's own batch norm
+@pytest.mark.filterwarnings(
+    "ignore:Converting a tensor:torch.jit.TracerWarning"
+)  # by PyTorch's own batch norm
 def test_a_trace_is_made_on_the_cpu_alone():
     x = torch.randn(3, 4)
     traced = torch.jit.trace(network(), x)
     assert traced(x).shape == (3, 2)
-    for module, example in ((network().cuda(), x.cuda()), (network().cuda(), x), (torch.tanh, x.cuda()), (torch.tanh, (x.cuda(),))):
-        with pytest.raises(NotImplementedError, match="torch.jit.trace of CUDA tensors .* is not supported by the virtual GPU"):
+    for module, example in (
+        (network().cuda(), x.cuda()),
+        (network().cuda(), x),
+        (torch.tanh, x.cuda()),
+        (torch.tanh, (x.cuda(),)),
+    ):
+        with pytest.raises(
+            NotImplementedError,
+            match="torch.jit.trace of CUDA tensors .* is not supported by the virtual GPU",
+        ):
             torch.jit.trace(module, example)
 
 
@@ -89,7 +101,12 @@ def test_a_script_names_devices():
         return torch.zeros(n, device=torch.device("cuda:1")) + torch.arange(n, device="cuda:1"), torch.tensor([1.0], device="cpu")
     """)
     x, y = unit.made(3)
-    assert (x.device, y.device, x.tolist(), y.tolist()) == (torch.device("cuda:1"), torch.device("cpu"), [0, 1, 2], [1])
+    assert (x.device, y.device, x.tolist(), y.tolist()) == (
+        torch.device("cuda:1"),
+        torch.device("cpu"),
+        [0, 1, 2],
+        [1],
+    )
 
 
 @pytest.mark.parametrize("move", ["x.cuda()", "x.to('cuda:0')", "x.to(torch.device('cuda'))"])
@@ -97,7 +114,14 @@ def test_a_copy_to_a_gpu_inside_a_script_is_refused_where_there_is_none(used, mo
     unit = torch.jit.CompilationUnit(f"def moved(x):\n    return {move}\n")
     if used.real_gpus:
         x = unit.moved(torch.ones(2))
-        assert (type(x), x.device, x.tolist()) == (VirtualTensor, torch.device("cuda:0"), [1.0, 1.0])
+        assert (type(x), x.device, x.tolist()) == (
+            VirtualTensor,
+            torch.device("cuda:0"),
+            [1.0, 1.0],
+        )
         return
-    with pytest.raises(NotImplementedError, match=r"a copy to a GPU inside torch.jit.script is not supported by the virtual GPU"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"a copy to a GPU inside torch.jit.script is not supported by the virtual GPU",
+    ):
         unit.moved(torch.ones(2))

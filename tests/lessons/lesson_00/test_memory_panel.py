@@ -53,7 +53,10 @@ def test_each_gpu_has_samples_of_its_own(recorder):
         tensor = torch.ones(MIB, device="cuda:1")
         assert {sample.device for sample in recorder.samples} == {0, 1}
         assert max(sample.allocated for sample in recorder.samples if sample.device == 0) == 0
-        assert max(sample.allocated for sample in recorder.samples if sample.device == 1) == tensor.nbytes
+        assert (
+            max(sample.allocated for sample in recorder.samples if sample.device == 1)
+            == tensor.nbytes
+        )
 
 
 def test_after_stop_nothing_is_added_and_the_samples_stay(recorder):
@@ -115,13 +118,18 @@ def test_a_real_gpu_is_looked_at_from_a_thread(recorder):
 
 
 def memory(device=0):
-    return [MemorySample(t / 1e4, device, a * MIB, (a + 2) * MIB, (a + 102) * MIB) for t, a in ((0, 0), (1, 20), (5, 80), (9, 20))]
+    return [
+        MemorySample(t / 1e4, device, a * MIB, (a + 2) * MIB, (a + 102) * MIB)
+        for t, a in ((0, 0), (1, 20), (5, 80), (9, 20))
+    ]
 
 
 def test_memory_over_time_tells_the_peaks():
     figure = plot_memory_over_time(memory(), "virtual GPU, modelled on NVIDIA Tesla T4")
     assert figure.title == "Allocated memory peaks at 80 MiB, reserved memory at 82 MiB"
-    assert figure.alt.endswith("use at most 182 MiB of a device. 1 GPU, 4 samples. Virtual GPU, modelled on NVIDIA Tesla T4.")
+    assert figure.alt.endswith(
+        "use at most 182 MiB of a device. 1 GPU, 4 samples. Virtual GPU, modelled on NVIDIA Tesla T4."
+    )
 
 
 def test_each_gpu_has_a_panel(drawn):
@@ -130,8 +138,13 @@ def test_each_gpu_has_a_panel(drawn):
 
 
 def test_one_sample_is_enough_and_none_is_refused(drawn):
-    assert "Allocated memory peaks at 0 B" in plot_memory_over_time(memory()[:1], "measured on paper").alt
-    assert all(line.get_xdata()[-1] > line.get_xdata()[0] for line in drawn[-1].axes[0].lines)  # a single moment is seen too
+    assert (
+        "Allocated memory peaks at 0 B"
+        in plot_memory_over_time(memory()[:1], "measured on paper").alt
+    )
+    assert all(
+        line.get_xdata()[-1] > line.get_xdata()[0] for line in drawn[-1].axes[0].lines
+    )  # a single moment is seen too
     with pytest.raises(ValueError, match="nothing was recorded"):
         plot_memory_over_time([], "measured on paper")
 

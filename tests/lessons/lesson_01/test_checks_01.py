@@ -12,17 +12,31 @@ from torch.utils.data import DataLoader
 
 import labkit
 from gpulessons.lesson_01 import checks as lesson_01
-from gpulessons.lesson_01.checks import expected_bytes, judge_copies, judge_masks, judge_models, judge_work
+from gpulessons.lesson_01.checks import (
+    expected_bytes,
+    judge_copies,
+    judge_masks,
+    judge_models,
+    judge_work,
+)
 
 
 def test_masks_of_every_device_are_tried():
     for seed in range(10):
-        assert {case["device"] for case in lesson_01.draw_masks(random.Random(seed))} == set(lesson_01.DEVICES)
+        assert {case["device"] for case in lesson_01.draw_masks(random.Random(seed))} == set(
+            lesson_01.DEVICES
+        )
 
 
 def test_a_mask_is_judged_by_device_dtype_shape_and_values():
     case = {"device": "cuda:1", "size": 3, "lengths": [1, 3]}
-    good = {"type": "Tensor", "device": "cuda:1", "dtype": "torch.bool", "shape": [2, 3], "values": [True, False, False, True, True, True]}
+    good = {
+        "type": "Tensor",
+        "device": "cuda:1",
+        "dtype": "torch.bool",
+        "shape": [2, 3],
+        "values": [True, False, False, True, True, True],
+    }
     good |= {"lengths": [1, 3]}
     assert judge_masks([good], [case]).passed
     for change in (
@@ -71,7 +85,13 @@ def test_bytes_are_counted_by_hand():
     layers = [
         {"kind": "linear", "device": "cpu", "dtype": "float16", "in": 3, "out": 2},  # (6 + 2) × 2
         {"kind": "norm", "device": "cuda:0", "features": 5},  # 4 × 5 × 4 + 8
-        {"kind": "shared", "device": "cuda:0", "dtype": "float32", "in": 2, "out": 2},  # (4 + 2) × 4
+        {
+            "kind": "shared",
+            "device": "cuda:0",
+            "dtype": "float32",
+            "in": 2,
+            "out": 2,
+        },  # (4 + 2) × 4
     ]
     assert expected_bytes(layers) == {"cpu": 16, "cuda:0": 112}
 
@@ -81,7 +101,10 @@ def test_bytes_are_counted_by_hand():
     assert judged({"cpu": 16, "cuda:0": 112}).passed
     assert "has 112 bytes, you counted 100" in judged({"cpu": 16, "cuda:0": 100}).message
     assert "counted a shared" not in judged({"cpu": 16, "cuda:0": 100}).message
-    assert "Did you count a shared parameter or buffer twice" in judged({"cpu": 16, "cuda:0": 128}).message
+    assert (
+        "Did you count a shared parameter or buffer twice"
+        in judged({"cpu": 16, "cuda:0": 128}).message
+    )
     assert "your dict has nothing" in judged({}).message
     devices = {"type": "dict", "bytes": {"cpu": 16, "cuda:0": 112}, "keys": ["device"]}
     assert "keys of your dict are of type device" in judge_models([devices], [layers]).message
@@ -97,7 +120,15 @@ def test_the_work_gives_what_is_false_too():
     cases = lesson_01.draw_work(random.Random(1))
     results = [case["result"] for case in cases if not case["raises"]]
     assert 0 in results and "" in results and any(results)
-    good = [{"seen": [case["on"]], "after": case["before"], "result": case["result"], "raised": "Interrupted"} for case in cases]
+    good = [
+        {
+            "seen": [case["on"]],
+            "after": case["before"],
+            "result": case["result"],
+            "raised": "Interrupted",
+        }
+        for case in cases
+    ]
     assert judge_work(good, cases).passed
     assert "did not run" in judge_work([good[0] | {"seen": []}], cases[:1]).message
 
@@ -117,7 +148,14 @@ def test_the_work_gives_what_is_false_too():
 def test_a_copy_is_judged_by_its_time_and_values(change, hint):
     """A copy of 10 ms and work of 5 ms: 10 ms together are possible, 15 ms need no skill."""
     case = {"device": "cuda:1"}
-    attempt = {"total": 0.0101, "left": 0.0, "calls": 1, "work": 0.005, "device": "cuda:1", "shape": [100]}
+    attempt = {
+        "total": 0.0101,
+        "left": 0.0,
+        "calls": 1,
+        "work": 0.005,
+        "device": "cuda:1",
+        "shape": [100],
+    }
     attempt |= {"same": True} | change
     verdict = judge_copies([{"copy": 0.010, "shape": [100], "tries": [attempt]}], [case])
     assert verdict.passed == (hint is None)

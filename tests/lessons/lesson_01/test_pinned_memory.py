@@ -50,7 +50,9 @@ def test_pinned_memory_is_faster_and_the_larger_copy_the_quicker(t4):
 
 
 def test_the_same_numbers_each_time(t4):
-    first, second = (collect(copy_speed(sizes=SIZES, repeats=3)).column("seconds") for _ in range(2))
+    first, second = (
+        collect(copy_speed(sizes=SIZES, repeats=3)).column("seconds") for _ in range(2)
+    )
     assert first == pytest.approx(second)
 
 
@@ -91,11 +93,19 @@ KIB, MIB = 1 << 10, 1 << 20
 def copies(speeds, badge="measured on paper", **more):
     """A result from {(size, memory): GB/s}, the same in both directions."""
     rows = [
-        {"size": size, "memory": memory, "direction": way, "seconds": size / speed / 1e9, "bytes_per_second": speed * 1e9}
+        {
+            "size": size,
+            "memory": memory,
+            "direction": way,
+            "seconds": size / speed / 1e9,
+            "bytes_per_second": speed * 1e9,
+        }
         for (size, memory), speed in speeds.items()
         for way in ("h2d", "d2h")
     ]
-    return Result("copy_speed", {"sizes": sorted({size for size, _ in speeds})}, COLUMNS, rows, badge, **more)
+    return Result(
+        "copy_speed", {"sizes": sorted({size for size, _ in speeds})}, COLUMNS, rows, badge, **more
+    )
 
 
 USUAL = copies({(4 * KIB, "pageable"): 0.2, (4 * KIB, "pinned"): 0.3, (MIB, "pageable"): 5, (MIB, "pinned"): 12.2}
@@ -113,7 +123,10 @@ def shows(figure, colour: str) -> bool:
 
 
 def test_the_title_is_what_the_numbers_say():
-    assert plot_copy_speed(USUAL).title == "Pinned memory copies at least 2.4 times faster from 1 MiB up"
+    assert (
+        plot_copy_speed(USUAL).title
+        == "Pinned memory copies at least 2.4 times faster from 1 MiB up"
+    )
 
 
 def test_the_title_of_a_run_that_was_stopped_claims_nothing_about_larger_copies(t4):
@@ -121,7 +134,8 @@ def test_the_title_of_a_run_that_was_stopped_claims_nothing_about_larger_copies(
     for _ in zip(range(12), run, strict=False):
         pass
     assert re.fullmatch(
-        r"Pinned memory copies at least \d\.\d times faster from (4 KiB|1 MiB) to 16 MiB", plot_copy_speed(run.result()).title
+        r"Pinned memory copies at least \d\.\d times faster from (4 KiB|1 MiB) to 16 MiB",
+        plot_copy_speed(run.result()).title,
     )
     for _ in run:
         pass
@@ -131,9 +145,18 @@ def test_the_title_of_a_run_that_was_stopped_claims_nothing_about_larger_copies(
 @pytest.mark.parametrize(
     ("speeds", "title"),
     [
-        ({(MIB, "pageable"): 5, (MIB, "pinned"): 10}, "Pinned memory copies 2.0 times faster at 1 MiB"),
-        ({(MIB, "pageable"): 5, (MIB, "pinned"): 5.1}, "Pinned memory makes no difference at 1 MiB"),
-        ({(MIB, "pageable"): 5, (MIB, "pinned"): 2}, "Pinned memory copies 2.5 times slower at 1 MiB"),
+        (
+            {(MIB, "pageable"): 5, (MIB, "pinned"): 10},
+            "Pinned memory copies 2.0 times faster at 1 MiB",
+        ),
+        (
+            {(MIB, "pageable"): 5, (MIB, "pinned"): 5.1},
+            "Pinned memory makes no difference at 1 MiB",
+        ),
+        (
+            {(MIB, "pageable"): 5, (MIB, "pinned"): 2},
+            "Pinned memory copies 2.5 times slower at 1 MiB",
+        ),
         ({(MIB, "pageable"): 5}, "Not measured yet: pageable and pinned at one size"),
         ({}, "Not measured yet: pageable and pinned at one size"),
     ],
@@ -143,7 +166,11 @@ def test_the_title_follows_the_numbers(speeds, title):
 
 
 def test_the_words_hold_finding_numbers_prediction_recording_and_badge():
-    recorded = copies({(MIB, "pageable"): 10, (MIB, "pinned"): 50}, "recorded on NVIDIA H200", origin={"machine": "NVIDIA H200"})
+    recorded = copies(
+        {(MIB, "pageable"): 10, (MIB, "pinned"): 50},
+        "recorded on NVIDIA H200",
+        origin={"machine": "NVIDIA H200"},
+    )
     assert plot_copy_speed(USUAL, recorded, 5).alt == (
         "Pinned memory copies at least 2.4 times faster from 1 MiB up. "
         "16 MiB copies at 15 GB/s from pinned, 6 GB/s from pageable memory. "
@@ -178,17 +205,29 @@ def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(drawn):
         "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "4 MiB", "16 MiB"
     ]  # fmt: skip
     texts = [text.get_text() for text in canvas.axes[0].texts]
-    assert {"pinned", "pageable", "pinned, recorded", "pageable, recorded", "predicted: 5 times"} == set(texts)
+    assert {
+        "pinned",
+        "pageable",
+        "pinned, recorded",
+        "pageable, recorded",
+        "predicted: 5 times",
+    } == set(texts)
     assert any("measured on paper" in text.get_text() for text in canvas.texts)
     assert min(text.get_fontsize() for text in canvas.findobj(Text)) >= 9
 
 
 def test_labels_at_the_ends_of_lines_do_not_overlap(drawn):
-    same = {(size, memory): speed for size in (MIB, 2 * MIB) for memory, speed in (("pageable", 5), ("pinned", 5.01))}
+    same = {
+        (size, memory): speed
+        for size in (MIB, 2 * MIB)
+        for memory, speed in (("pageable", 5), ("pinned", 5.01))
+    }
     plot_copy_speed(copies(same), copies(same))
     canvas = drawn[-1]
     canvas.draw_without_rendering()
-    boxes = sorted((text.get_window_extent() for text in canvas.axes[0].texts), key=lambda box: box.y0)
+    boxes = sorted(
+        (text.get_window_extent() for text in canvas.axes[0].texts), key=lambda box: box.y0
+    )
     assert len(boxes) == 4
     assert all(below.y1 <= above.y0 + 1 for below, above in itertools.pairwise(boxes))
 
@@ -212,11 +251,19 @@ def lab():
 
 
 def test_prediction_result_and_recording_come_together(lab):
-    assert "From pinned memory 16 MiB were copied 2.0 times faster; you predicted 5, which is 2.5 times too high." in run(lab, "5")
+    assert (
+        "From pinned memory 16 MiB were copied 2.0 times faster; you predicted 5, which is 2.5 times too high."
+        in run(lab, "5")
+    )
     words = lab.picture.value
     assert "Predicted at 16 MiB: 5 times faster." in words
-    (speed,) = recorded_result("copy_speed").column("bytes_per_second", size=1 << 24, memory="pinned", direction="h2d")
-    assert f"Recorded on NVIDIA H200, torch 2.11: 16 MiB copies at {units.rate_text(speed)} from pinned" in words
+    (speed,) = recorded_result("copy_speed").column(
+        "bytes_per_second", size=1 << 24, memory="pinned", direction="h2d"
+    )
+    assert (
+        f"Recorded on NVIDIA H200, torch 2.11: 16 MiB copies at {units.rate_text(speed)} from pinned"
+        in words
+    )
     assert "Virtual GPU, modelled on NVIDIA Tesla T4." in words
     assert len(lab.result.rows) == 8
 
@@ -228,7 +275,10 @@ def test_it_says_how_far_the_prediction_was_off(lab):
 
 def test_a_run_that_stops_early_leaves_the_prediction_open(lab, monkeypatch):
     monkeypatch.setattr(lab, "point", lambda row: lab.stop_button.click() or "first")
-    assert "Stopped after 1 of 8 points. Copies of 16 MiB were not measured, so your prediction of 3 stays open." in run(lab, "3")
+    assert (
+        "Stopped after 1 of 8 points. Copies of 16 MiB were not measured, so your prediction of 3 stays open."
+        in run(lab, "3")
+    )
     assert "Not measured yet" in lab.picture.value
 
 

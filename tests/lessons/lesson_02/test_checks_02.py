@@ -5,7 +5,15 @@ import random
 import pytest
 
 from gpulessons.lesson_02 import checks as lesson_02
-from gpulessons.lesson_02.checks import BATCHES, SIZE, judge_batches, judge_durations, judge_losses, judge_values, judge_work
+from gpulessons.lesson_02.checks import (
+    BATCHES,
+    SIZE,
+    judge_batches,
+    judge_durations,
+    judge_losses,
+    judge_values,
+    judge_work,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,14 @@ def test_a_loss_is_judged_by_its_value_its_place_and_who_waited(change, hint):
     ],
 )
 def test_work_on_a_stream_is_judged_by_what_was_read(change, hint):
-    observed = {"type": "Tensor", "seen": [True], "waited": False, "left": False, "sum": 6.0 * SIZE, "kept": False} | change
+    observed = {
+        "type": "Tensor",
+        "seen": [True],
+        "waited": False,
+        "left": False,
+        "sum": 6.0 * SIZE,
+        "kept": False,
+    } | change
     verdict = judge_work([observed], [{"value": 2, "factor": 3}])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
@@ -111,13 +126,28 @@ def test_a_fetched_tensor_is_judged_by_values_and_waits(change, hint):
 
 
 def test_what_is_no_tensor_is_named():
-    assert "It returned dict" in judge_values([{"waited": False, "type": "dict"}], [{"rows": [3, 4]}]).message
+    assert (
+        "It returned dict"
+        in judge_values([{"waited": False, "type": "dict"}], [{"rows": [3, 4]}]).message
+    )
 
 
 VALUES = list(range(1, BATCHES + 1))
-LOADED = {"means": [float(value) for value in VALUES], "devices": ["cuda:0"] * BATCHES, "ahead": 1, "kept": 1, "waited": False}
+LOADED = {
+    "means": [float(value) for value in VALUES],
+    "devices": ["cuda:0"] * BATCHES,
+    "ahead": 1,
+    "kept": 1,
+    "waited": False,
+}
 LOADED |= {"alone": 1, "none": 0, "reused": [], "moved": False}
-LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "held": 0.0001, "first": 0.0001}
+LOADED["seconds"] = SECONDS = {
+    "copies": 0.010,
+    "work": 0.020,
+    "both": 0.021,
+    "held": 0.0001,
+    "first": 0.0001,
+}
 
 
 @pytest.mark.parametrize(
@@ -147,4 +177,7 @@ def test_a_loader_is_judged_by_values_reach_and_overlap(change, hint):
 
 
 def test_the_overlap_that_was_reached_is_told():
-    assert "90% of the copying is hidden" in judge_batches(LOADED, {"values": VALUES, "longer": 2.0}).message
+    assert (
+        "90% of the copying is hidden"
+        in judge_batches(LOADED, {"values": VALUES, "longer": 2.0}).message
+    )

@@ -40,7 +40,11 @@ def one_batch(*, waits: bool, host_waits: bool) -> list[ProgramLine]:
         ProgramLine(COPY_OUT, "b"),
         ProgramLine(HOST_WAIT, "b"),
     ]
-    return [step for step in steps if (waits or step.verb != WAIT) and (host_waits or step.verb != HOST_WAIT)]
+    return [
+        step
+        for step in steps
+        if (waits or step.verb != WAIT) and (host_waits or step.verb != HOST_WAIT)
+    ]
 
 
 SECOND_BATCH = [
@@ -51,17 +55,35 @@ SECOND_BATCH = [
     ProgramLine(HOST_WAIT, "b"),
 ]
 TWO_BATCHES = one_batch(waits=True, host_waits=False) + SECOND_BATCH
-TWO_WRITERS = [ProgramLine(COPY_IN, "a"), ProgramLine(COPY_IN, "b"), ProgramLine(HOST_WAIT, "a"), ProgramLine(HOST_WAIT, "b")]
+TWO_WRITERS = [
+    ProgramLine(COPY_IN, "a"),
+    ProgramLine(COPY_IN, "b"),
+    ProgramLine(HOST_WAIT, "a"),
+    ProgramLine(HOST_WAIT, "b"),
+]
 PROGRAMS = {
     "nothing waits": (one_batch(waits=False, host_waits=False), STALE, [0.0]),
     "the host does not wait": (one_batch(waits=True, host_waits=False), STALE, [0.0]),
     "the kernel does not wait": (one_batch(waits=False, host_waits=True), STALE, [0.0]),
     "all wait": (one_batch(waits=True, host_waits=True), ORDERED, [2.0]),
-    "one stream": ([ProgramLine(verb, "c") for verb in (COPY_IN, KERNEL, COPY_OUT, HOST_WAIT)], ORDERED, [2.0]),
+    "one stream": (
+        [ProgramLine(verb, "c") for verb in (COPY_IN, KERNEL, COPY_OUT, HOST_WAIT)],
+        ORDERED,
+        [2.0],
+    ),
     "the next batch too early": (TWO_BATCHES, STALE, [4.0, 4.0]),
-    "the next batch in order": ([*TWO_BATCHES[:4], ProgramLine(WAIT, "a", "b"), *SECOND_BATCH], ORDERED, [2.0, 4.0]),
+    "the next batch in order": (
+        [*TWO_BATCHES[:4], ProgramLine(WAIT, "a", "b"), *SECOND_BATCH],
+        ORDERED,
+        [2.0, 4.0],
+    ),
     "two writers, the last of which wins": (
-        [*TWO_WRITERS, ProgramLine(KERNEL, "c"), ProgramLine(COPY_OUT, "c"), ProgramLine(HOST_WAIT, "c")],
+        [
+            *TWO_WRITERS,
+            ProgramLine(KERNEL, "c"),
+            ProgramLine(COPY_OUT, "c"),
+            ProgramLine(HOST_WAIT, "c"),
+        ],
         RACE,
         [4.0],
     ),
@@ -91,7 +113,12 @@ def test_the_same_program_is_told_of_every_time():
 @pytest.mark.usefixtures("used")
 def test_the_timeline_has_the_streams_by_their_letters():
     trace = run_program([ProgramLine(KERNEL, "c"), ProgramLine(KERNEL, "a")]).trace
-    assert list(trace.stream_names(0).values())[:4] == ["default stream", "stream a", "stream b", "stream c"]
+    assert list(trace.stream_names(0).values())[:4] == [
+        "default stream",
+        "stream a",
+        "stream b",
+        "stream c",
+    ]
     assert trace.busy(kind="kernel") > 0
 
 
@@ -116,7 +143,9 @@ def test_no_memory_is_kept():
     before = torch.cuda.memory_allocated()
     for verb, stream in itertools.product((KERNEL, COPY_IN), "abc"):
         run_program([ProgramLine(verb, stream)])
-    assert torch.cuda.memory_allocated() - before <= 6 * 3 * (10 << 20)  # cuBLAS keeps a workspace for each new stream
+    assert torch.cuda.memory_allocated() - before <= 6 * 3 * (
+        10 << 20
+    )  # cuBLAS keeps a workspace for each new stream
 
 
 @pytest.mark.usefixtures("used")
@@ -146,7 +175,10 @@ def test_bad_steps_and_programs_are_refused():
 @pytest.mark.gpu
 def test_a_real_gpu_is_refused():
     labkit.use(None)
-    with labkit.use(gpus=1, virtual=False, quiet=True), pytest.raises(RuntimeError, match="does not report races"):
+    with (
+        labkit.use(gpus=1, virtual=False, quiet=True),
+        pytest.raises(RuntimeError, match="does not report races"),
+    ):
         run_program([ProgramLine(KERNEL, "a")])
 
 
@@ -174,7 +206,10 @@ def insert(lab, at: int, verb: str, stream: str, other: str = "a") -> str:
 
 
 def test_a_race_is_repaired_wait_by_wait(lab):
-    assert "Stale value: the host reads 0. Line by line, it would read 2. Nothing orders line 1 and line 2" in run(lab, "ordered")
+    assert (
+        "Stale value: the host reads 0. Line by line, it would read 2. Nothing orders line 1 and line 2"
+        in run(lab, "ordered")
+    )
     assert "You predicted: ordered. 0 of 1 predictions came true." in said(lab)
     assert re.search(r"race", lab.picture.value) and "2 races" in lab.figure().alt
     lab.add_button.click()  # the new line that is offered: b waits for a, before the kernel
@@ -204,7 +239,9 @@ def test_a_race_whose_values_are_right(lab):
         (HOST_WAIT, "c"),
     ):
         insert(lab, len(lab.program.options), verb, stream)
-    assert run(lab, "race").startswith("Race: the host reads 4, which is right this time. But nothing orders")
+    assert run(lab, "race").startswith(
+        "Race: the host reads 4, which is right this time. But nothing orders"
+    )
     assert "As you predicted. 1 of 1" in said(lab)
 
 
@@ -240,7 +277,11 @@ def test_reset_goes_back_to_the_first_program(lab):
     run(lab, "ordered")
     lab.remove_button.click()
     lab.reset_button.click()
-    assert lab.program.options == first and lab.picture.value == "" and "first program again" in said(lab)
+    assert (
+        lab.program.options == first
+        and lab.picture.value == ""
+        and "first program again" in said(lab)
+    )
     assert "0 of 1 predictions" in run(lab, "ordered")
 
 
@@ -258,8 +299,13 @@ def test_without_a_virtual_gpu_the_message_says_so():
     assert "no GPU is in use" in run(StreamsLab(), "ordered")
 
 
-@pytest.mark.parametrize(("verb", "needed"), [(COPY_IN, False), (KERNEL, False), (COPY_OUT, False), (WAIT, True), (HOST_WAIT, False)])
-def test_a_stream_can_be_chosen_for_every_kind_of_line_and_a_second_one_for_a_wait(lab, verb, needed):
+@pytest.mark.parametrize(
+    ("verb", "needed"),
+    [(COPY_IN, False), (KERNEL, False), (COPY_OUT, False), (WAIT, True), (HOST_WAIT, False)],
+)
+def test_a_stream_can_be_chosen_for_every_kind_of_line_and_a_second_one_for_a_wait(
+    lab, verb, needed
+):
     lab.action.value = verb
     assert lab.stream.layout.display is None
     assert (lab.other.layout.display is None) is needed

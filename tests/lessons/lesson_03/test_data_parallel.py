@@ -23,7 +23,9 @@ def test_the_small_model_is_slower_and_the_large_faster_as_recorded(like):
 
 def test_it_repeats_itself_and_leaves_nothing_behind():
     with labkit.use(gpus=2, virtual=True, quiet=True):
-        first, second = (collect(data_parallel_step([1, 2], {"tiny": (8, 6)}, repeats=2)) for _ in range(2))
+        first, second = (
+            collect(data_parallel_step([1, 2], {"tiny": (8, 6)}, repeats=2)) for _ in range(2)
+        )
         assert torch.ones(2, device="cuda").tolist() == [1, 1]  # values are computed again
     assert first.column("seconds") == pytest.approx(second.column("seconds"))
     assert first.recorded() is None
@@ -45,7 +47,9 @@ def test_bad_arguments_are_refused():
     with labkit.use(gpus=2, virtual=True, quiet=True):
         with pytest.raises(ValueError, match=r"gpus=\(1, 2, 4\).*from 1 to 2"):
             data_parallel_step()
-        with pytest.raises(ValueError, match="model 'wide' has the size 4096: give its width and batch"):
+        with pytest.raises(
+            ValueError, match="model 'wide' has the size 4096: give its width and batch"
+        ):
             data_parallel_step([1], {"wide": 4096})
         with pytest.raises(ValueError, match="from 1 to 65536"):
             data_parallel_step([1], {"empty": (0, 5)})
@@ -54,7 +58,9 @@ def test_bad_arguments_are_refused():
 
 
 @pytest.mark.gpu(4)
-@pytest.mark.filterwarnings("ignore:.*Attempting to run cuBLAS, but there was no current CUDA context")  # DataParallel's threads are new
+@pytest.mark.filterwarnings(
+    "ignore:.*Attempting to run cuBLAS, but there was no current CUDA context"
+)  # DataParallel's threads are new
 def test_four_real_gpus_say_the_same():
     with labkit.use(gpus=4, virtual=False, quiet=True):
         result = collect(data_parallel_step())
@@ -80,8 +86,14 @@ USUAL = steps({"small": {1: 0.002, 2: 0.006, 4: 0.012}, "large": {1: 0.12, 2: 0.
     [
         (USUAL, "4 GPUs: the small model 6.0 times slower, the large model 3.0 times faster"),
         (steps({"only": {1: 1.0, 2: 0.99}}), "2 GPUs: the only model as fast as on one"),
-        (steps({"small": {1: 0.002, 4: 0.004}, "large": {1: 0.12}}), "4 GPUs: the small model 2.0 times slower"),
-        (steps({"small": {1: 0.002}, "large": {}}), "Not measured yet: a model on one GPU and on several"),
+        (
+            steps({"small": {1: 0.002, 4: 0.004}, "large": {1: 0.12}}),
+            "4 GPUs: the small model 2.0 times slower",
+        ),
+        (
+            steps({"small": {1: 0.002}, "large": {}}),
+            "Not measured yet: a model on one GPU and on several",
+        ),
     ],
 )
 def test_the_title_compares_with_one_gpu(result, title):
@@ -89,7 +101,11 @@ def test_the_title_compares_with_one_gpu(result, title):
 
 
 def test_the_words_hold_finding_numbers_prediction_recording_and_badge():
-    recorded = steps({"small": {1: 0.001, 4: 0.003}}, "recorded on 4× NVIDIA H200", origin={"machine": "4x NVIDIA H200"})
+    recorded = steps(
+        {"small": {1: 0.001, 4: 0.003}},
+        "recorded on 4× NVIDIA H200",
+        origin={"machine": "4x NVIDIA H200"},
+    )
     figure = plot_data_parallel_step(USUAL, recorded, 2)
     assert figure.alt == (
         "4 GPUs: the small model 6.0 times slower, the large model 3.0 times faster. "
@@ -106,12 +122,17 @@ def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(drawn):
     assert lines[-1].get_markerfacecolor() == "none"
     assert list(lines[-1].get_ydata()) == [2]
     assert list(lines[-2].get_ydata()) == [1, 0.12 / 0.07, 0.12 / 0.04]  # speed-up
-    assert {"predicted: 2 times", "one GPU"} <= {text.get_text() for text in drawn[-1].axes[0].texts}
+    assert {"predicted: 2 times", "one GPU"} <= {
+        text.get_text() for text in drawn[-1].axes[0].texts
+    }
     assert [label.get_text() for label in drawn[-1].axes[0].get_xticklabels()] == ["1", "2", "4"]
 
 
 def test_a_prediction_for_what_was_not_measured_is_not_drawn():
-    assert "Predicted" not in plot_data_parallel_step(steps({"small": {1: 0.002}, "large": {}}), prediction=3).alt
+    assert (
+        "Predicted"
+        not in plot_data_parallel_step(steps({"small": {1: 0.002}, "large": {}}), prediction=3).alt
+    )
 
 
 @pytest.fixture
@@ -131,7 +152,10 @@ def test_prediction_and_result_come_together(whole, lab, monkeypatch):
     rows = iter(whole.rows)
     again = Run(whole.name, whole.parameters, whole.columns, whole.badge, len(whole.rows), rows)
     monkeypatch.setattr(lab, "experiment", lambda: again)
-    assert "The step was 1.9 times as fast on 4 GPUs; you predicted 6, which is 3.1 times too high." in run(lab, "6")
+    assert (
+        "The step was 1.9 times as fast on 4 GPUs; you predicted 6, which is 3.1 times too high."
+        in run(lab, "6")
+    )
     words = lab.picture.value
     assert "Predicted for the large model on 4 GPUs: 6 times faster." in words
     assert "Virtual GPU, modelled on NVIDIA Tesla T4." in words
@@ -145,11 +169,17 @@ def test_it_says_how_far_the_prediction_was_off(whole, lab):
 
 def test_a_run_that_stops_early_leaves_the_prediction_open(lab, monkeypatch):
     monkeypatch.setattr(lab, "point", lambda row: lab.stop_button.click() or "first")
-    assert "Stopped after 1 of 6 points. The large model was not measured on 4 GPUs, so your prediction of 3 stays open." in run(lab, "3")
+    assert (
+        "Stopped after 1 of 6 points. The large model was not measured on 4 GPUs, so your prediction of 3 stays open."
+        in run(lab, "3")
+    )
 
 
 def test_the_question_names_model_and_gpus(lab):
-    assert "4096 neurons wide, a batch of 8192 rows" in lab.question and "on 4 GPUs than on one" in lab.question
+    assert (
+        "4096 neurons wide, a batch of 8192 rows" in lab.question
+        and "on 4 GPUs than on one" in lab.question
+    )
 
 
 def test_too_few_gpus_are_named(lab):

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from gpulessons.lesson_04 import checks as lesson_04
-from gpulessons.lesson_04.checks import finish, judge_best_cuts, judge_cuts, judge_orders, judge_seconds, judge_steps
+from gpulessons.lesson_04.checks import (
+    finish,
+    judge_best_cuts,
+    judge_cuts,
+    judge_orders,
+    judge_seconds,
+    judge_steps,
+)
 from gpulessons.lesson_04.schedules import GPIPE, ONE_F_ONE_B, order
 
 CUT = {"device": "cpu", "weights": [2, 3, 5], "values": [1, 4], "cut": 1}
@@ -26,7 +33,10 @@ GOOD_CUT = {
     [
         ({}, None),
         ({"type": "function"}, "returned function"),
-        ({"lie": ["cuda:0", "cuda:0", "cuda:1"]}, "belong on cuda:0, cuda:1, cuda:1. Your module has layers on cuda:0, cuda:0, cuda:1"),
+        (
+            {"lie": ["cuda:0", "cuda:0", "cuda:1"]},
+            "belong on cuda:0, cuda:1, cuda:1. Your module has layers on cuda:0, cuda:0, cuda:1",
+        ),
         ({"ran": [RAN[0], *RAN]}, "see the whole batch once"),
         ({"ran": [[0, "cuda:0", "cuda:0", 1], *RAN[1:]]}, "layer 0 on cuda:0 saw 1 row on cuda:0"),
         ({"lie": []}, "0 parameters, the model 3. An optimizer would miss some."),
@@ -47,12 +57,21 @@ def test_a_batch_from_everywhere_is_tried_and_a_cut_away_from_the_middle():
         cases = lesson_04.draw_cuts(random.Random(seed))
         assert {case["device"] for case in cases} == {"cpu", "cuda:0", "cuda:1"}
         assert all(1 <= case["cut"] < len(case["weights"]) for case in cases)
-        assert sum(case["cut"] not in (len(case["weights"]) // 2, -(-len(case["weights"]) // 2)) for case in cases) >= 2
+        assert (
+            sum(
+                case["cut"] not in (len(case["weights"]) // 2, -(-len(case["weights"]) // 2))
+                for case in cases
+            )
+            >= 2
+        )
 
 
 def test_seconds_are_judged_by_the_slowest_stage():
     assert judge_seconds([14.0], [[[1, 4, 1], 3]]).passed
-    assert "micro_batches=3, the forward pass takes 14 s. You say 18 s. Draw it." in judge_seconds([18.0], [[[1, 4, 1], 3]]).message
+    assert (
+        "micro_batches=3, the forward pass takes 14 s. You say 18 s. Draw it."
+        in judge_seconds([18.0], [[[1, 4, 1], 3]]).message
+    )
     assert "returned str" in judge_seconds(["str"], [[[1], 1]]).message
 
 
@@ -113,7 +132,10 @@ def test_micro_batches_of_a_drawn_batch_are_not_equal():
 
 def test_gpipe_and_1f1b_end_at_the_same_time():
     for stages, count in ((2, 3), (4, 8), (4, 2), (3, 1)):
-        ends = [finish([order(schedule, stage, stages, count) for stage in range(stages)]) for schedule in (GPIPE, ONE_F_ONE_B)]
+        ends = [
+            finish([order(schedule, stage, stages, count) for stage in range(stages)])
+            for schedule in (GPIPE, ONE_F_ONE_B)
+        ]
         assert ends == [3 * (count + stages - 1)] * 2
 
 

@@ -6,7 +6,14 @@ from torch import nn
 
 import labkit
 from gpulessons.lesson_04.labs import PipelineLab, pipeline_step, plot_pipeline_step
-from gpulessons.lesson_04.labs.pipeline import COLUMNS, Pipe, is_whole, stage_peaks, stages, waiting_share
+from gpulessons.lesson_04.labs.pipeline import (
+    COLUMNS,
+    Pipe,
+    is_whole,
+    stage_peaks,
+    stages,
+    waiting_share,
+)
 from gpulessons.lesson_04.schedules import GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble
 from labkit.labs import Result, collect
 
@@ -48,10 +55,16 @@ def test_work_stands_behind_what_it_needs_and_never_overlaps_on_a_gpu():
         result = collect(pipeline_step((1, 1, 1), 3, [ONE_F_ONE_B], width=256, batch=256))
     ends = {}
     for row in result.rows:
-        before = (row["stage"] - 1, "forward") if row["work"] == "forward" else (row["stage"] + 1, "backward")
+        before = (
+            (row["stage"] - 1, "forward")
+            if row["work"] == "forward"
+            else (row["stage"] + 1, "backward")
+        )
         assert row["start"] >= ends.get((*before, row["micro_batch"]), 0.0)
         assert row["start"] >= ends.get(row["stage"], 0.0) - 1e-9
-        ends[row["stage"]] = ends[row["stage"], row["work"], row["micro_batch"]] = row["start"] + row["seconds"]
+        ends[row["stage"]] = ends[row["stage"], row["work"], row["micro_batch"]] = (
+            row["start"] + row["seconds"]
+        )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -59,7 +72,9 @@ def test_work_stands_behind_what_it_needs_and_never_overlaps_on_a_gpu():
 def test_values_and_gradients_are_those_of_one_gpu(schedule, rows):
     with labkit.use(gpus=2, virtual=True, quiet=True):
         torch.manual_seed(0)
-        halves = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(f"cuda:{index}") for index in range(2)]
+        halves = [
+            nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(f"cuda:{index}") for index in range(2)
+        ]
         x = torch.randn(rows, 4, device="cuda:0")
         parts = x.chunk(1 if schedule == ONE_BATCH else 3)
         for part in parts:
@@ -68,7 +83,9 @@ def test_values_and_gradients_are_those_of_one_gpu(schedule, rows):
         for half in halves:
             half.zero_grad()
         Pipe(halves).step(x, len(parts), schedule)
-        for parameter, gradient in zip([p for half in halves for p in half.parameters()], due, strict=True):
+        for parameter, gradient in zip(
+            [p for half in halves for p in half.parameters()], due, strict=True
+        ):
             assert torch.allclose(parameter.grad.cpu(), gradient, atol=1e-6)
 
 
@@ -97,7 +114,9 @@ def test_bad_arguments_are_refused():
             with pytest.raises(ValueError, match="layers=.*of each of 1 to 2 stages"):
                 pipeline_step(layers)
         for schedules in ((), "GPipe", ["2F2B"]):
-            with pytest.raises(ValueError, match="give one or more of 'one batch', 'GPipe', '1F1B'"):
+            with pytest.raises(
+                ValueError, match="give one or more of 'one batch', 'GPipe', '1F1B'"
+            ):
                 pipeline_step((1, 1), schedules=schedules)
         with pytest.raises(ValueError, match="micro_batches=9: a batch of 8 rows"):
             pipeline_step((1, 1), 9, batch=8)
@@ -116,7 +135,12 @@ def test_four_real_gpus_say_the_same():
     assert stage_peaks(result, ONE_F_ONE_B)[0] < stage_peaks(result, GPIPE)[0]
 
 
-WORK = [("forward", 0, 0, 0.0, 1.0), ("forward", 1, 0, 1.0, 1.0), ("backward", 1, 0, 2.0, 2.0), ("backward", 0, 0, 4.0, 2.0)]
+WORK = [
+    ("forward", 0, 0, 0.0, 1.0),
+    ("forward", 1, 0, 1.0, 1.0),
+    ("backward", 1, 0, 2.0, 2.0),
+    ("backward", 0, 0, 4.0, 2.0),
+]
 
 
 MIB = 1 << 20
@@ -125,26 +149,49 @@ MIB = 1 << 20
 def step(*schedules, work=WORK, badge="measured on paper", **more) -> Result:
     """A step of two stages and one micro-batch under each of the schedules; each GPU works for 3 of 6 seconds."""
     rows = [
-        {"schedule": name, "stage": stage, "work": what, "micro_batch": index, "start": start, "seconds": took, "peak": (stage + 1) * MIB}
+        {
+            "schedule": name,
+            "stage": stage,
+            "work": what,
+            "micro_batch": index,
+            "start": start,
+            "seconds": took,
+            "peak": (stage + 1) * MIB,
+        }
         for name in schedules
         for what, stage, index, start, took in work
     ]
-    parameters = {"schedules": list(schedules), "layers": "1+1", "micro_batches": 1, "link": 1, "width": 8, "batch": 8}
+    parameters = {
+        "schedules": list(schedules),
+        "layers": "1+1",
+        "micro_batches": 1,
+        "link": 1,
+        "width": 8,
+        "batch": 8,
+    }
     return Result("pipeline_step", parameters, COLUMNS, rows, badge, **more)
 
 
 def test_the_title_says_how_long_the_gpus_wait():
     assert plot_pipeline_step(step("one batch")).title == "The GPUs wait 50% of the step"
-    assert plot_pipeline_step(step("GPipe", "1F1B")).title == "The GPUs wait: 50% with GPipe, 50% with 1F1B"
+    assert (
+        plot_pipeline_step(step("GPipe", "1F1B")).title
+        == "The GPUs wait: 50% with GPipe, 50% with 1F1B"
+    )
 
 
 @pytest.mark.parametrize("work", [WORK[:3], []])
 def test_a_stopped_run_is_drawn_without_a_finding(work):
-    assert plot_pipeline_step(step("GPipe", work=work), prediction=20).title == "Not measured yet: a whole step"
+    assert (
+        plot_pipeline_step(step("GPipe", work=work), prediction=20).title
+        == "Not measured yet: a whole step"
+    )
 
 
 def test_the_words_hold_memory_prediction_recording_and_badge():
-    recorded = step("GPipe", badge="recorded on 4× NVIDIA H200", origin={"machine": "4x NVIDIA H200"})
+    recorded = step(
+        "GPipe", badge="recorded on 4× NVIDIA H200", origin={"machine": "4x NVIDIA H200"}
+    )
     assert plot_pipeline_step(step("GPipe"), recorded, 40).alt == (
         "The GPUs wait 50% of the step. Memory of the step: GPipe takes 1 MiB on cuda:0, 2 MiB on cuda:1. "
         "Predicted for GPipe: the GPUs wait 40%. Recorded on 4× NVIDIA H200: the GPUs wait 50% with GPipe. Measured on paper."
@@ -154,11 +201,13 @@ def test_the_words_hold_memory_prediction_recording_and_badge():
 def test_each_work_is_a_bar_and_the_prediction_a_hollow_marker(drawn):
     plot_pipeline_step(step("GPipe"), prediction=40)
     (axes,) = drawn[-1].axes
-    assert [(bar.get_x(), bar.get_width(), bar.get_y() + bar.get_height() / 2) for bar in axes.patches] == [
-        (start, took, pytest.approx(stage)) for _, stage, _, start, took in WORK
-    ]
+    assert [
+        (bar.get_x(), bar.get_width(), bar.get_y() + bar.get_height() / 2) for bar in axes.patches
+    ] == [(start, took, pytest.approx(stage)) for _, stage, _, start, took in WORK]
     (marker,) = axes.lines
-    assert marker.get_markerfacecolor() == "none" and marker.get_xdata()[0] == pytest.approx(5.0)  # 6 s of work on 2 GPUs, 60% of the step
+    assert marker.get_markerfacecolor() == "none" and marker.get_xdata()[0] == pytest.approx(
+        5.0
+    )  # 6 s of work on 2 GPUs, 60% of the step
     texts = [text.get_text() for text in axes.texts]
     assert sorted(texts) == ["1 MiB", "2 MiB", "predicted: 40%"]  # one micro-batch needs no number
 
@@ -178,7 +227,11 @@ def lab():
 
 def test_prediction_and_result_come_together(lab):
     said = run(lab, "20")
-    assert "With GPipe the GPUs wait 2" in said and "you predicted 20%" in said and "The formula says 20%." in said
+    assert (
+        "With GPipe the GPUs wait 2" in said
+        and "you predicted 20%" in said
+        and "The formula says 20%." in said
+    )
     assert "Predicted for GPipe: the GPUs wait 20%." in lab.picture.value
     assert "Virtual GPU, modelled on NVIDIA Tesla T4." in lab.picture.value
     assert len(lab.result.rows) == 16
@@ -215,14 +268,19 @@ def test_choices_change_the_experiment_and_ask_for_a_new_prediction(lab):
 
 def test_without_a_schedule_it_says_so_and_goes_on(lab):
     lab.switches["GPipe"].value = False
-    assert "Switch at least one schedule on." in run(lab, "20") and "failed" not in lab.message.value
+    assert (
+        "Switch at least one schedule on." in run(lab, "20") and "failed" not in lab.message.value
+    )
     lab.switches["one batch"].value = True
     assert "With one batch the GPUs wait" in run(lab, "50")
 
 
 def test_a_run_that_stops_early_leaves_the_prediction_open(lab, monkeypatch):
     monkeypatch.setattr(lab, "point", lambda row: lab.stop_button.click() or "first")
-    assert "Stopped after 1 of 16 points. GPipe was not measured to its end, so your prediction of 20% stays open." in run(lab, "20")
+    assert (
+        "Stopped after 1 of 16 points. GPipe was not measured to its end, so your prediction of 20% stays open."
+        in run(lab, "20")
+    )
     assert not lab.micro_batches.disabled
 
 

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulessons.lesson_04.schedules import BACKWARD, FORWARD, GPIPE, ONE_BATCH, ONE_F_ONE_B, SCHEDULES, bubble, launches, order
+from gpulessons.lesson_04.schedules import (
+    BACKWARD,
+    FORWARD,
+    GPIPE,
+    ONE_BATCH,
+    ONE_F_ONE_B,
+    SCHEDULES,
+    bubble,
+    launches,
+    order,
+)
 
 sizes = st.integers(1, 6), st.integers(1, 9)
 
@@ -31,7 +41,9 @@ def test_1f1b_goes_ahead_by_the_stages_behind():
 def test_all_is_launched_once_behind_what_it_needs(schedule, stages, micro_batches):
     orders = [order(schedule, stage, stages, micro_batches) for stage in range(stages)]
     launched = launches(orders)
-    assert sorted(launched) == sorted((stage, *action) for stage, actions in enumerate(orders) for action in actions)
+    assert sorted(launched) == sorted(
+        (stage, *action) for stage, actions in enumerate(orders) for action in actions
+    )
     at = {action: place for place, action in enumerate(launched)}
     for stage, work, index in launched:
         assert [action[1:] for action in launched if action[0] == stage] == orders[stage]
@@ -53,7 +65,9 @@ def test_1f1b_keeps_at_most_as_many_micro_batches_as_stages_are_left(stages, mic
 
 
 def test_stages_that_wait_for_each_other_are_named():
-    with pytest.raises(ValueError, match="wait for each other: 0 before backward 0, 1 before backward 1"):
+    with pytest.raises(
+        ValueError, match="wait for each other: 0 before backward 0, 1 before backward 1"
+    ):
         launches([[(FORWARD, 0), (BACKWARD, 0), (FORWARD, 1)], [(FORWARD, 0), (BACKWARD, 1)]])
 
 
@@ -64,5 +78,7 @@ def test_the_bubble_by_formula():
 
 
 def test_an_unknown_schedule_is_refused():
-    with pytest.raises(ValueError, match="schedule='gpipe': choose one of 'one batch', 'GPipe', '1F1B'"):
+    with pytest.raises(
+        ValueError, match="schedule='gpipe': choose one of 'one batch', 'GPipe', '1F1B'"
+    ):
         order("gpipe", 0, 2, 2)

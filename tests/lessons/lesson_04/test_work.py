@@ -133,7 +133,10 @@ def test_one_step_is_drawn_without_numbers(two_gpus, drawn):
     assert re.fullmatch(r"The GPUs wait [56]\d% of the step", figure.title)
     assert axes.get_title(loc="left") == "the whole batch"
     assert [text.get_text() for text in axes.texts] == []
-    assert [entry.get_text() for entry in drawn[-1].legends[0].get_texts()] == ["forward", "backward"]
+    assert [entry.get_text() for entry in drawn[-1].legends[0].get_texts()] == [
+        "forward",
+        "backward",
+    ]
     colours = {bar.get_facecolor() for bar in axes.patches}
     assert len(axes.patches) == 4 and len(colours) == 2
     assert "cuda:0 F1 B1; cuda:1 F1 B1." in figure.alt
@@ -163,7 +166,10 @@ def test_each_step_has_a_panel_with_its_name_and_the_numbers_of_micro_batches(tw
 def test_forward_and_backward_have_the_colours_of_the_legend(two_gpus, drawn):
     stages = [stage(0), stage(1)]
     plot_work(stages, {"step": lambda: step(stages, batch().chunk(1))})
-    legend = {entry.get_label(): to_hex(entry.get_facecolor()) for entry in drawn[-1].legends[0].get_patches()}
+    legend = {
+        entry.get_label(): to_hex(entry.get_facecolor())
+        for entry in drawn[-1].legends[0].get_patches()
+    }
     assert legend == {"forward": BLUE.lower(), "backward": ORANGE.lower()}
     bars = sorted(drawn[-1].axes[0].patches, key=lambda bar: bar.get_x())
     expected = [legend[work] for work in ("forward", "forward", "backward", "backward")]

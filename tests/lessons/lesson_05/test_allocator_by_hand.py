@@ -20,10 +20,14 @@ def hand():
 def test_requests_share_a_segment_and_leave_holes(hand):
     assert [hand.allocate(5 * MIB), hand.allocate(5 * MIB)] == ["A", "B"]
     hand.free("A")
-    assert hand.segments() == [HandSegment(0, 20 * MIB, (hole(0, 5), block("B", 5, 5), hole(10, 10)))]
+    assert hand.segments() == [
+        HandSegment(0, 20 * MIB, (hole(0, 5), block("B", 5, 5), hole(10, 10)))
+    ]
     assert hand.requests == {"B": 5 * MIB}
     assert (hand.allocated, hand.reserved) == (5 * MIB, 20 * MIB)
-    assert hand.allocate(MIB // 2) == "C"  # the letter A is not used again at once; a small request has a segment of its own
+    assert (
+        hand.allocate(MIB // 2) == "C"
+    )  # the letter A is not used again at once; a small request has a segment of its own
     assert [segment.size // MIB for segment in hand.segments()] == [20, 2]
 
 
@@ -77,7 +81,10 @@ def test_a_reset_gives_everything_back(hand):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda hand: hand.allocate(0), "0 bytes cannot be asked for here: choose 1 byte to 1024 MiB"),
+        (
+            lambda hand: hand.allocate(0),
+            "0 bytes cannot be asked for here: choose 1 byte to 1024 MiB",
+        ),
         (lambda hand: hand.allocate(1, stream=3), "there is no stream 3 here: choose 0 to 2"),
         (lambda hand: hand.free("Z"), "there is no block 'Z' to free; there are none"),
         (lambda hand: [hand.allocate(1) for _ in range(27)], "26 requests are alive"),
@@ -109,7 +116,9 @@ class Hand:
 
     def __init__(self, *segments):
         self._segments = list(segments)
-        self.allocated = sum(block.size for segment in segments for block in segment.blocks if block.name)
+        self.allocated = sum(
+            block.size for segment in segments for block in segment.blocks if block.name
+        )
 
     def segments(self):
         return self._segments
@@ -125,9 +134,14 @@ def segment(stream, *blocks):
 
 
 def test_blocks_are_named_where_there_is_room(drawn):
-    figure = plot_allocator_by_hand(Hand(segment(0, ("A", 5), ("", 15)), segment(1, ("B", 0.25), ("", 1.75))))
+    figure = plot_allocator_by_hand(
+        Hand(segment(0, ("A", 5), ("", 15)), segment(1, ("B", 0.25), ("", 1.75)))
+    )
     assert figure.title == "5.25 MiB allocated, 22 MiB reserved in 2 segments"
-    assert "Segment of stream 0, 20 MiB: A 5 MiB, free 15 MiB. Segment of stream 1, 2 MiB: B 256 KiB, free 1.75 MiB." in figure.alt
+    assert (
+        "Segment of stream 0, 20 MiB: A 5 MiB, free 15 MiB. Segment of stream 1, 2 MiB: B 256 KiB, free 1.75 MiB."
+        in figure.alt
+    )
     written = [text.get_text() for text in drawn[0].axes[0].texts]
     assert {"A  5 MiB", "free  15 MiB", "stream 1: 2 MiB"} <= set(written)
     assert "B  256 KiB" not in written
@@ -155,28 +169,47 @@ def do(lab, action, predicted, **choices) -> str:
 
 
 def test_each_step_is_predicted_and_judged(lab):
-    assert "A new segment of 20 MiB: no free block of stream 0 was large enough. Now 20 MiB reserved, you predicted 5 MiB." in do(
-        lab, "allocate", "5", size="5"
+    assert (
+        "A new segment of 20 MiB: no free block of stream 0 was large enough. Now 20 MiB reserved, you predicted 5 MiB."
+        in do(lab, "allocate", "5", size="5")
     )
     said = do(lab, "allocate", "20", size="15")
-    assert "No new segment: a free block of this stream served the request. Now 20 MiB reserved, as you predicted." in said
+    assert (
+        "No new segment: a free block of this stream served the request. Now 20 MiB reserved, as you predicted."
+        in said
+    )
     assert "1 of 2 predictions came true." in said
     assert len(progress_file.tries["AllocatorLab"]) >= 2
     assert "A 5 MiB, B 15 MiB" in lab.picture.value
     assert "its segment stays. Now 20 MiB reserved" in do(lab, "free", "0", block="B")
-    assert "no segment was wholly free. Now 20 MiB reserved, as you predicted." in do(lab, "empty the cache", " 20.0 ")
-    assert "A new segment of 12 MiB: no free block of stream 2" in do(lab, "allocate", "32", size="12", stream=2)
+    assert "no segment was wholly free. Now 20 MiB reserved, as you predicted." in do(
+        lab, "empty the cache", " 20.0 "
+    )
+    assert "A new segment of 12 MiB: no free block of stream 2" in do(
+        lab, "allocate", "32", size="12", stream=2
+    )
     do(lab, "free", "32", block="A")
-    assert "20 MiB went back to the device: whole segments that were free. Now 12 MiB reserved" in do(lab, "empty the cache", "12")
+    assert (
+        "20 MiB went back to the device: whole segments that were free. Now 12 MiB reserved"
+        in do(lab, "empty the cache", "12")
+    )
 
 
 @pytest.mark.parametrize(
     ("answer", "size", "message"),
     [
-        ("", "5", "Your prediction is a number of MiB from 0 to 100000, such as 20; nothing is typed yet."),
+        (
+            "",
+            "5",
+            "Your prediction is a number of MiB from 0 to 100000, such as 20; nothing is typed yet.",
+        ),
         ("many", "5", "“many” is none."),
         ("-1", "5", "“-1” is none."),
-        ("5", "0", "The size is a number of MiB greater than 0 and up to 1024, such as 20; “0” is none."),
+        (
+            "5",
+            "0",
+            "The size is a number of MiB greater than 0 and up to 1024, such as 20; “0” is none.",
+        ),
         ("5", "nan", "“nan” is none."),
         ("5", "1e9", "“1e9” is none."),
     ],
@@ -207,12 +240,18 @@ def test_only_what_the_step_needs_is_shown(lab):
     assert (lab.size.layout.display, lab.block.layout.display) == (None, "none")
     do(lab, "allocate", "20", size="5")
     lab.action.value = "free"
-    assert (lab.size.layout.display, lab.stream.layout.display, lab.block.layout.display) == ("none", "none", None)
+    assert (lab.size.layout.display, lab.stream.layout.display, lab.block.layout.display) == (
+        "none",
+        "none",
+        None,
+    )
 
 
 def test_out_of_memory_is_shown_and_the_lab_goes_on(lab):
     torch.cuda.set_per_process_memory_fraction(0.02)
-    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 500.00 MiB" in do(lab, "allocate", "500", size="500")
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 500.00 MiB" in do(
+        lab, "allocate", "500", size="500"
+    )
     assert "A new segment of 20 MiB" in do(lab, "allocate", "20", size="5")
 
 

@@ -19,7 +19,14 @@ def changed(text: str, *changes: tuple[str, str]) -> str:
 
 
 VALIDATE, COLLECT, SMOOTHED, WATCHED, ROBUSTLY = map(
-    source, (scripts.train_and_validate, scripts.train_and_collect, scripts.train_smoothed, scripts.train_watched, scripts.train_robustly)
+    source,
+    (
+        scripts.train_and_validate,
+        scripts.train_and_collect,
+        scripts.train_smoothed,
+        scripts.train_watched,
+        scripts.train_robustly,
+    ),
 )
 
 # Each script's leaking line, and what it becomes when it is mended.
@@ -27,13 +34,24 @@ ERROR = "        error += nn.functional.l1_loss(model(x), y)\n"
 ERROR_ITEM = "        error += nn.functional.l1_loss(model(x), y).item()\n"
 OUTPUT = "        outputs.append(output.detach())\n"
 HOOK = "model[1].register_forward_hook(lambda module, inputs, output: seen.append(output))\n"
-ONE_HOOK = "seen, means = [], []\n    handle = " + HOOK.replace("seen.append(output)", "means.append(output.mean().item())")
+ONE_HOOK = "seen, means = [], []\n    handle = " + HOOK.replace(
+    "seen.append(output)", "means.append(output.mean().item())"
+)
 STEP = "        loss.backward()\n        optimizer.step()\n"
 
-MENDED_VALIDATE = changed(VALIDATE, (ERROR, ERROR_ITEM), ("(error / steps).item()", "error / steps"))
-MENDED_COLLECT = changed(COLLECT, ("output.detach()", "output.detach().cpu()"), ("torch.cat(outputs).cpu()", "torch.cat(outputs)"))
+MENDED_VALIDATE = changed(
+    VALIDATE, (ERROR, ERROR_ITEM), ("(error / steps).item()", "error / steps")
+)
+MENDED_COLLECT = changed(
+    COLLECT,
+    ("output.detach()", "output.detach().cpu()"),
+    ("torch.cat(outputs).cpu()", "torch.cat(outputs)"),
+)
 MENDED_SMOOTHED = changed(
-    SMOOTHED, ("retain_graph=True", ""), ("0.1 * loss", "0.1 * loss.item()"), ("[value.item() for value in curve]", "curve")
+    SMOOTHED,
+    ("retain_graph=True", ""),
+    ("0.1 * loss", "0.1 * loss.item()"),
+    ("[value.item() for value in curve]", "curve"),
 )
 MENDED_WATCHED = changed(
     WATCHED,
@@ -52,11 +70,17 @@ ONLY_ERRORS = changed(
     ("seen.append(output)", "seen.append(output.mean().item())"),
 )
 MENDED_ROBUSTLY = changed(
-    ONLY_ERRORS, ("errors.append(error)", "errors.append(str(error))"), ("[str(error) for error in errors]", "errors")
+    ONLY_ERRORS,
+    ("errors.append(error)", "errors.append(str(error))"),
+    ("[str(error) for error in errors]", "errors"),
 )
 
 MORE, OTHER = "more after 6 more steps", "must return what the script returned"
-KEEPS, WHERE, KNOWS = "What does the hook keep", "Where are the tensors", "what does an exception know"
+KEEPS, WHERE, KNOWS = (
+    "What does the hook keep",
+    "Where are the tensors",
+    "what does an exception know",
+)
 
 WRONG = {
     "06.1": {
@@ -76,7 +100,7 @@ WRONG = {
         "only the last error": (changed(MENDED_VALIDATE, ("error += nn", "error = nn"), ("error / steps", "error")), OTHER),
         "no training": (changed(MENDED_VALIDATE, (STEP, "")), OTHER),
         "the sum detached at the end": (changed(VALIDATE, ("(error / steps).item()", "(error / steps).detach().item()")), MORE),
-        "the graph kept with backward": (changed(MENDED_VALIDATE, ("loss.backward()", "loss.backward(retain_graph=True)")), "Which argument"),  # noqa: E501
+        "the graph kept with backward": (changed(MENDED_VALIDATE, ("loss.backward()", "loss.backward(retain_graph=True)")), "Which argument"),
         "a deleted loss": (changed(VALIDATE, (ERROR, ERROR + "        del loss\n")), MORE),
         "the sum detached now and then": (
             changed(VALIDATE, ("        steps += 1\n", "        steps += 1\n        error = error if steps % 10 else error.detach()\n")),
@@ -119,7 +143,7 @@ WRONG = {
             "in the computer's memory",
         ),
         "batches kept too": (
-            changed(MENDED_COLLECT, ("outputs = []", "outputs, seen = [], []"), ("        optimizer.step()\n", "        optimizer.step()\n        seen.append(x)\n")),  # noqa: E501
+            changed(MENDED_COLLECT, ("outputs = []", "outputs, seen = [], []"), ("        optimizer.step()\n", "        optimizer.step()\n        seen.append(x)\n")),
             WHERE,
         ),
         "rows upside down": (changed(MENDED_COLLECT, ("torch.cat(outputs)", "torch.cat(outputs[::-1])")), OTHER),
@@ -221,7 +245,7 @@ WRONG = {
             changed(MENDED_WATCHED, ("mean().item()", "mean().detach()"), ("return means", "return [mean.item() for mean in means]")),
             "3 KiB more",
         ),
-        "the hook stays on another layer": (changed(MENDED_WATCHED, ("    handle.remove()\n", "    handle.remove()\n    model[0].register_forward_pre_hook(print)\n")), "left 1 hook"),  # noqa: E501
+        "the hook stays on another layer": (changed(MENDED_WATCHED, ("    handle.remove()\n", "    handle.remove()\n    model[0].register_forward_pre_hook(print)\n")), "left 1 hook"),
         "another forward": (
             changed(
                 MENDED_WATCHED,
@@ -285,16 +309,27 @@ INLINE = (
 NO_GRAD = "        with torch.no_grad():\n    "
 RIGHT = {
     "06.1": {
-        "gradients cleared after the step": changed(MENDED_VALIDATE, (STEP, STEP + "        optimizer.zero_grad()\n")),
+        "gradients cleared after the step": changed(
+            MENDED_VALIDATE, (STEP, STEP + "        optimizer.zero_grad()\n")
+        ),
         "a number each time": MENDED_VALIDATE,
         "under no_grad": changed(VALIDATE, (ERROR, NO_GRAD + ERROR)),
-        "detached": changed(VALIDATE, ("model(x), y)\n        steps", "model(x), y).detach()\n        steps")),
+        "detached": changed(
+            VALIDATE, ("model(x), y)\n        steps", "model(x), y).detach()\n        steps")
+        ),
         "in inference mode, to the CPU": changed(
-            VALIDATE, (ERROR, "        with torch.inference_mode():\n            error += nn.functional.l1_loss(model(x), y).cpu()\n")
+            VALIDATE,
+            (
+                ERROR,
+                "        with torch.inference_mode():\n            error += nn.functional.l1_loss(model(x), y).cpu()\n",
+            ),
         ),
         "an answer that is named": changed(
             VALIDATE,
-            (ERROR, "        said = model(x)\n        error += nn.functional.l1_loss(said, y).item()\n"),
+            (
+                ERROR,
+                "        said = model(x)\n        error += nn.functional.l1_loss(said, y).item()\n",
+            ),
             ("(error / steps).item()", "error / steps"),
         ),
     },
@@ -310,13 +345,18 @@ RIGHT = {
         "one tensor that grows": changed(
             COLLECT,
             ("outputs = []", "outputs = torch.empty(0)"),
-            (OUTPUT, "        outputs = torch.cat([outputs, output.detach().cpu()]) if len(outputs) else output.detach().cpu()\n"),
+            (
+                OUTPUT,
+                "        outputs = torch.cat([outputs, output.detach().cpu()]) if len(outputs) else output.detach().cpu()\n",
+            ),
             ("torch.cat(outputs).cpu()", "outputs"),
         ),
     },
     "06.3": {
         "numbers": MENDED_SMOOTHED,
-        "detached, then to the CPU": changed(SMOOTHED, ("retain_graph=True", ""), ("0.1 * loss", "0.1 * loss.detach().cpu()")),
+        "detached, then to the CPU": changed(
+            SMOOTHED, ("retain_graph=True", ""), ("0.1 * loss", "0.1 * loss.detach().cpu()")
+        ),
         "tolist": changed(
             SMOOTHED,
             ("retain_graph=True", ""),
@@ -326,7 +366,10 @@ RIGHT = {
         "smoothed at the end": changed(
             SMOOTHED,
             ("retain_graph=True", "retain_graph=False"),
-            ("        average = 0.9 * average + 0.1 * loss\n        curve.append(average)\n", "        curve.append(loss.item())\n"),
+            (
+                "        average = 0.9 * average + 0.1 * loss\n        curve.append(average)\n",
+                "        curve.append(loss.item())\n",
+            ),
             (
                 "    return [value.item() for value in curve]",
                 "    for index, value in enumerate(curve):\n        average = curve[index] = 0.9 * average + 0.1 * value\n    return curve",
@@ -338,7 +381,10 @@ RIGHT = {
         "a hook each step, removed": changed(
             WATCHED,
             ("        model[1]", "        handle = model[1]"),
-            ("        means.append(seen[-1]", "        handle.remove()\n        means.append(seen.pop()"),
+            (
+                "        means.append(seen[-1]",
+                "        handle.remove()\n        means.append(seen.pop()",
+            ),
         ),
         "without a hook": changed(
             WATCHED,
@@ -348,15 +394,25 @@ RIGHT = {
         ),
         "only the last output": changed(
             MENDED_WATCHED,
-            ("means.append(output.mean().item()))", "seen.__setitem__(slice(None), [output.detach()]))"),
-            ("        optimizer.step()\n", "        optimizer.step()\n        means.append(seen.pop().mean().item())\n"),
+            (
+                "means.append(output.mean().item()))",
+                "seen.__setitem__(slice(None), [output.detach()]))",
+            ),
+            (
+                "        optimizer.step()\n",
+                "        optimizer.step()\n        means.append(seen.pop().mean().item())\n",
+            ),
         ),
     },
     "06.5": {
         "its text": MENDED_ROBUSTLY,
-        "without its traceback": changed(ONLY_ERRORS, ("append(error)", "append(error.with_traceback(None))")),
+        "without its traceback": changed(
+            ONLY_ERRORS, ("append(error)", "append(error.with_traceback(None))")
+        ),
         "the first argument": changed(
-            ONLY_ERRORS, ("append(error)", "append(error.args[0])"), ("[str(error) for error in errors]", "errors")
+            ONLY_ERRORS,
+            ("append(error)", "append(error.args[0])"),
+            ("[str(error) for error in errors]", "errors"),
         ),
         "bad batches skipped": INLINE,
         "a new error": changed(ONLY_ERRORS, ("append(error)", "append(ValueError(*error.args))")),

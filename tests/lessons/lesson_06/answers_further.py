@@ -5,11 +5,15 @@ from pathlib import Path
 
 FIRST = runpy.run_path(str(Path(__file__).with_name("answers.py")))
 changed = FIRST["changed"]
-VALIDATE, COLLECT, SMOOTHED, WATCHED, ROBUSTLY = (FIRST[name] for name in ("VALIDATE", "COLLECT", "SMOOTHED", "WATCHED", "ROBUSTLY"))
+VALIDATE, COLLECT, SMOOTHED, WATCHED, ROBUSTLY = (
+    FIRST[name] for name in ("VALIDATE", "COLLECT", "SMOOTHED", "WATCHED", "ROBUSTLY")
+)
 MENDED_VALIDATE, MENDED_COLLECT, MENDED_SMOOTHED, MENDED_WATCHED, MENDED_ROBUSTLY = (
     FIRST[f"MENDED_{name}"] for name in ("VALIDATE", "COLLECT", "SMOOTHED", "WATCHED", "ROBUSTLY")
 )
-ERROR, ERROR_ITEM, OUTPUT, STEP = (FIRST[name] for name in ("ERROR", "ERROR_ITEM", "OUTPUT", "STEP"))
+ERROR, ERROR_ITEM, OUTPUT, STEP = (
+    FIRST[name] for name in ("ERROR", "ERROR_ITEM", "OUTPUT", "STEP")
+)
 MORE, OTHER, KEEPS, WHERE = (FIRST[name] for name in ("MORE", "OTHER", "KEEPS", "WHERE"))
 SEVERAL = "What does a loss keep"
 

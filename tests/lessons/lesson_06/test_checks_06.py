@@ -25,8 +25,19 @@ BAD = [6]  # a batch
 
 def verdict(answer=(), expected=()) -> str:
     """What is said when the answer did as well as it can, but for `answer`, beside a script that kept 1 KiB a step."""
-    script = {"returned": [0.5, "text"], "model": [[1.0]], "held": [1024 * step for step in range(STEPS + 1)], "left": 0}
-    script |= {"graphs": [0] * (STEPS + 1), "retained": 0, "backwards": STEPS, "hooks": [1] * (STEPS + 1), "own hook": True}
+    script = {
+        "returned": [0.5, "text"],
+        "model": [[1.0]],
+        "held": [1024 * step for step in range(STEPS + 1)],
+        "left": 0,
+    }
+    script |= {
+        "graphs": [0] * (STEPS + 1),
+        "retained": 0,
+        "backwards": STEPS,
+        "hooks": [1] * (STEPS + 1),
+        "own hook": True,
+    }
     good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
     both = {"answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}
     return judge({"raised": True, **both}, {"bad": BAD}, "Who?").message
@@ -40,9 +51,15 @@ def test_a_mended_script_keeps_nothing():
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ({"held": [512 * step for step in range(STEPS + 1)]}, "still held 3 KiB more after 6 more steps. The script held 6 KiB more. Who?"),
+        (
+            {"held": [512 * step for step in range(STEPS + 1)]},
+            "still held 3 KiB more after 6 more steps. The script held 6 KiB more. Who?",
+        ),
         ({"held": [0] * 5}, "took 5 of 12 batches, and did not ask for more"),
-        ({"returned": [0.6, "text"]}, "returned, [0.5, 'text'] (2 entries). Yours returned [0.6, 'text'] (2 entries)"),
+        (
+            {"returned": [0.6, "text"]},
+            "returned, [0.5, 'text'] (2 entries). Yours returned [0.6, 'text'] (2 entries)",
+        ),
         ({"returned": None}, "Yours returned None"),
         ({"returned": [0.5, "text", 1]}, "(3 entries)"),
         ({"model": [[2.0]]}, "the model has not learned what it learns from the script"),
@@ -53,7 +70,10 @@ def test_a_mended_script_keeps_nothing():
         ({"hooks": list(range(1, STEPS + 2))}, "11 more hooks than after the first. Who?"),
         ({"graphs": list(range(STEPS + 1))}, "in the computer's memory. Who?"),
         ({"graphs": [0, 1] + [2] * (STEPS - 1)}, "in the computer's memory. Who?"),
-        ({"held": [512, 512] + [4608] * (STEPS - 1)}, "still held 4 KiB of the first step during all other steps. Who?"),
+        (
+            {"held": [512, 512] + [4608] * (STEPS - 1)},
+            "still held 4 KiB of the first step during all other steps. Who?",
+        ),
         (
             {"held": [1024 * (step % 4) for step in range(STEPS + 1)]},
             "after step 3, the GPU held 2 KiB more than after the first step. Who?",
@@ -66,7 +86,13 @@ def test_what_is_wrong_is_said(answer, said):
 
 
 def test_a_tensor_of_the_same_shape_has_other_values():
-    tensor = {"type": "Tensor", "device": "cpu", "dtype": "torch.float32", "shape": [2], "values": [1.0, 2.0]}
+    tensor = {
+        "type": "Tensor",
+        "device": "cpu",
+        "dtype": "torch.float32",
+        "shape": [2],
+        "values": [1.0, 2.0],
+    }
     told = verdict({"returned": tensor | {"values": [1.0, 3.0]}}, {"returned": tensor})
     assert "Yours returned a tensor of shape [2] on cpu with other values." in told
 
@@ -95,7 +121,11 @@ def test_each_script_leaks_as_it_is_handed_out(check):
 def test_bad_batches_lie_between_the_looks_that_are_compared():
     for seed in range(20):
         bad = draw(random.Random(seed), bad=3)["bad"]
-        assert len(set(bad)) == 3 and min(bad) >= lesson_06.EARLY.stop - 1 and max(bad) < STEPS + lesson_06.LATE.start + 1
+        assert (
+            len(set(bad)) == 3
+            and min(bad) >= lesson_06.EARLY.stop - 1
+            and max(bad) < STEPS + lesson_06.LATE.start + 1
+        )
 
 
 def test_the_collector_is_left_as_it_was():

@@ -7,7 +7,17 @@ import pytest
 import torch
 
 import labkit
-from gpulessons.lesson_06.labs import ALONE, COLUMNS, LEAKS, NO_LEAK, LeakLab, growth, leaky_training, plot_leaky_training, script
+from gpulessons.lesson_06.labs import (
+    ALONE,
+    COLUMNS,
+    LEAKS,
+    NO_LEAK,
+    LeakLab,
+    growth,
+    leaky_training,
+    plot_leaky_training,
+    script,
+)
 from labkit.labs import Result, collect
 
 from ...learner import predict_and_run as run
@@ -30,7 +40,9 @@ def test_each_leak_keeps_what_its_tensors_take():
     result = collect(leaky_training(steps=3))
     kept = growth(result)
     assert list(kept) == list(ALONE)
-    assert [kept[leak] / MIB for leak in ("summed losses", "hook", "kept batches", "evaluation")] == [0, 1, 1.5, 3]
+    assert [
+        kept[leak] / MIB for leak in ("summed losses", "hook", "kept batches", "evaluation")
+    ] == [0, 1, 1.5, 3]
     loss = torch.nn.functional.mse_loss(*torch.ones(2, 2048, 64, device="cuda"))
     assert kept["kept losses"] == max(512, loss.untyped_storage().nbytes())
     assert result.column("step", leak="hook") == [1, 2, 3]
@@ -79,7 +91,9 @@ def test_the_script_shows_the_lines_that_run():
 
 
 def test_bad_arguments_name_what_is_allowed():
-    with pytest.raises(ValueError, match=r"leaks=\['nothing'\]: choose from 'summed losses', .*'retain_graph'"):
+    with pytest.raises(
+        ValueError, match=r"leaks=\['nothing'\]: choose from 'summed losses', .*'retain_graph'"
+    ):
         leaky_training(["nothing"])
     with pytest.raises(ValueError, match="none of them only with together=True"):
         leaky_training([])
@@ -93,13 +107,21 @@ def test_a_real_gpu_keeps_the_same():
     labkit.use(None)
     with labkit.use(virtual=False, quiet=True):
         kept = growth(collect(leaky_training(steps=3)))
-    assert [kept[leak] / MIB for leak in ("summed losses", "hook", "kept batches", "evaluation")] == [0, 1, 1.5, 3]
+    assert [
+        kept[leak] / MIB for leak in ("summed losses", "hook", "kept batches", "evaluation")
+    ] == [0, 1, 1.5, 3]
 
 
 def kept(together=False, **mib):
     """A result of three steps from {leak: MiB a step}."""
     rows = [
-        {"leak": leak.replace("_", " "), "step": step, "allocated": 9 * MIB, "grown": int(size * step * MIB), "holder": ""}
+        {
+            "leak": leak.replace("_", " "),
+            "step": step,
+            "allocated": 9 * MIB,
+            "grown": int(size * step * MIB),
+            "holder": "",
+        }
         for leak, size in mib.items()
         for step in (1, 2, 3)
     ]
@@ -110,7 +132,9 @@ def kept(together=False, **mib):
 def test_the_largest_and_the_smallest_are_the_finding():
     figure = plot_leaky_training(kept(sum=0, hook=1, kept_batches=1.5))
     assert figure.title == "“kept batches” keeps 1.5 MiB a step, “sum” nothing"
-    assert "Kept a step: sum 0 B, hook 1 MiB, kept batches 1.5 MiB. Measured on paper." in figure.alt
+    assert (
+        "Kept a step: sum 0 B, hook 1 MiB, kept batches 1.5 MiB. Measured on paper." in figure.alt
+    )
 
 
 def test_one_training_says_how_it_grows_and_who_holds(drawn):
@@ -118,7 +142,10 @@ def test_one_training_says_how_it_grows_and_who_holds(drawn):
     result.rows[-1]["holder"] = "global `seen[2]` of training"
     figure = plot_leaky_training(result, prediction=3)
     assert figure.title == "Memory grows by 2 MiB a step"
-    assert "Held by global `seen[2]` of training." in figure.alt and "Predicted: 3 MiB a step." in figure.alt
+    assert (
+        "Held by global `seen[2]` of training." in figure.alt
+        and "Predicted: 3 MiB a step." in figure.alt
+    )
     hollow = next(line for line in drawn[0].axes[0].lines if line.get_markerfacecolor() == "none")
     assert list(hollow.get_ydata()) == [9 * MIB]
     assert drawn[0].axes[0].get_ylim()[1] > 9 * MIB
@@ -154,7 +181,10 @@ def test_prediction_result_and_holder_come_together():
     said = run(lab, "3")
     assert "The loop keeps 1 MiB a step; you predicted 3, 2 too high." in said
     assert "The largest tensor that leaked is held by global <code>seen[" in said
-    assert "Memory grows by 1 MiB a step" in lab.picture.value and "Predicted: 3 MiB a step" in lab.picture.value
+    assert (
+        "Memory grows by 1 MiB a step" in lab.picture.value
+        and "Predicted: 3 MiB a step" in lab.picture.value
+    )
     assert lab.leaks == ["hook"]
 
 
@@ -166,13 +196,17 @@ def test_nothing_may_be_predicted_and_kept():
 
 def test_the_source_follows_the_switches_and_asks_for_another_prediction():
     lab = LeakLab(["kept losses"], steps=2)
-    assert "<b>losses.append(loss)</b>" in lab.source.value.replace("    ", "").replace("<b>    ", "<b>")
+    assert "<b>losses.append(loss)</b>" in lab.source.value.replace("    ", "").replace(
+        "<b>    ", "<b>"
+    )
     lab.answer.value = "1"
     lab.predict_button.click()
     assert lab.prediction == 1 and not lab.run_button.disabled
     lab.switches["retain_graph"].value = True
     assert "backward(retain_graph=True)" in lab.source.value
-    assert lab.prediction is None and lab.run_button.disabled and "First predict" in lab.message.value
+    assert (
+        lab.prediction is None and lab.run_button.disabled and "First predict" in lab.message.value
+    )
     assert lab.leaks == ["kept losses", "retain_graph"]
 
 
@@ -180,7 +214,10 @@ def test_a_stopped_run_says_what_was_kept_until_then(monkeypatch):
     lab = LeakLab(["kept batches"])
     monkeypatch.setattr(lab, "point", lambda row: lab.stop_button.click() or "first")
     said = run(lab, "1")
-    assert "Stopped after 1 of 6 points. The loop keeps 1.5 MiB a step; you predicted 1, 0.5 too low." in said
+    assert (
+        "Stopped after 1 of 6 points. The loop keeps 1.5 MiB a step; you predicted 1, 0.5 too low."
+        in said
+    )
     assert "held by" not in said
 
 

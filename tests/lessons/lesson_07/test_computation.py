@@ -35,7 +35,9 @@ def test_values(text, expected):
     assert value(text) == expected
 
 
-@pytest.mark.parametrize("text", ["0 / 0", "inf - inf", "sqrt(-1)", "log(-1)", "(-8)**0.5", "inf * 0"])
+@pytest.mark.parametrize(
+    "text", ["0 / 0", "inf - inf", "sqrt(-1)", "log(-1)", "(-8)**0.5", "inf * 0"]
+)
 def test_what_is_no_number(text):
     assert math.isnan(value(text))
 
@@ -66,7 +68,9 @@ def test_each_number_and_each_result_is_rounded():
     ],
 )
 def test_what_is_no_arithmetic_is_refused_by_name(text):
-    with pytest.raises(ValueError, match=r"I cannot compute “.*”: type numbers, .* such as sum\(0.01, 1000\)\."):
+    with pytest.raises(
+        ValueError, match=r"I cannot compute “.*”: type numbers, .* such as sum\(0.01, 1000\)\."
+    ):
         value(text)
 
 

@@ -52,7 +52,11 @@ def test_tf32_has_the_range_of_float32_and_the_digits_of_float16():
 def test_no_number_has_an_exponent_of_ones(form):
     sign, exponent, fraction = form.pattern(form.rounded(math.nan))
     assert sign == "0" and set(exponent) == {"1"} and "1" in fraction
-    assert [len(part) for part in (sign, exponent, fraction)] == [1, form.exponent_bits, form.fraction_bits]
+    assert [len(part) for part in (sign, exponent, fraction)] == [
+        1,
+        form.exponent_bits,
+        form.fraction_bits,
+    ]
 
 
 def test_a_computation_is_rounded_at_every_step():
@@ -70,7 +74,9 @@ def test_it_counts_as_a_gpu_counts():
         total, one = torch.zeros((), dtype=DTYPES[name]), torch.tensor(0.01, dtype=DTYPES[name])
         for _ in range(1000):
             total += one
-        assert collect(number_formats("sum(0.01, 1000)")).column("value", format=name) == [total.item()]
+        assert collect(number_formats("sum(0.01, 1000)")).column("value", format=name) == [
+            total.item()
+        ]
 
 
 def test_a_mistake_shows_before_the_first_point():
@@ -96,7 +102,9 @@ def test_the_title_says_what_came_out(computation, title):
 
 
 def test_a_long_computation_is_cut_in_the_title_and_a_stopped_one_says_so():
-    assert plot_number_formats(collect(number_formats("+".join(["0.125"] * 30)))).title.endswith("…")
+    assert plot_number_formats(collect(number_formats("+".join(["0.125"] * 30)))).title.endswith(
+        "…"
+    )
     run = number_formats("1/3")
     assert plot_number_formats(run.result()).title == "Not computed yet: 1/3"
     next(run)
@@ -120,16 +128,32 @@ def run(lab, computation: str, prediction: str) -> str:
 @pytest.mark.parametrize(
     ("computation", "prediction", "said"),
     [
-        ("0.1 + 0.2", "0.3", "float16 makes 0.299804688 of 0.1 + 0.2; you predicted 0.3. A good prediction!"),
+        (
+            "0.1 + 0.2",
+            "0.3",
+            "float16 makes 0.299804688 of 0.1 + 0.2; you predicted 0.3. A good prediction!",
+        ),
         ("0.1 + 0.2", "-3", "you predicted -3.<"),
-        ("300**2", "inf", "float16 makes infinity of 300**2; you predicted inf. A good prediction!"),
-        ("inf - inf", "nan", "float16 makes not a number of inf - inf; you predicted nan. A good prediction!"),
+        (
+            "300**2",
+            "inf",
+            "float16 makes infinity of 300**2; you predicted inf. A good prediction!",
+        ),
+        (
+            "inf - inf",
+            "nan",
+            "float16 makes not a number of inf - inf; you predicted nan. A good prediction!",
+        ),
         ("1e-8", "0", "float16 makes 0 of 1e-8; you predicted 0. A good prediction!"),
         ("1 < 2", "1", "I cannot compute “1 &lt; 2”: type numbers"),
         ("0,1 + 0,2", "1", "“0,1 + 0,2” has a comma: type a point, 0.1 + 0.2."),
         ("sum(1, 1e9)", "1", "write sum(number, times)"),
         ("", "1", "There is nothing to compute"),
-        ("1/3", "a third", "“a third” is not a prediction: type a number such as 0.3, or inf, or nan"),
+        (
+            "1/3",
+            "a third",
+            "“a third” is not a prediction: type a number such as 0.3, or inf, or nan",
+        ),
         ("1/3", "", "There is no prediction yet"),
     ],
 )

@@ -39,12 +39,17 @@ def test_the_roofs_are_the_fastest_sum_and_the_fastest_products(drawn):
     [canvas] = drawn
     [axes] = canvas.axes
     texts = [text.get_text() for text in axes.texts]
-    assert {"memory: 240 GB/s", "float16:\n28 T", "float32:\n4 T", "8192²", "sum of 64²"} <= {*texts}
+    assert {"memory: 240 GB/s", "float16:\n28 T", "float32:\n4 T", "8192²", "sum of 64²"} <= {
+        *texts
+    }
 
 
 def test_the_title_says_what_float16_gains_at_the_largest_size():
     title = plot_roofline(speeds(ROWS)).title
-    assert title == "In float16, a product of 8192² is 7 times as fast, a sum of 8192² is 2 times as fast"
+    assert (
+        title
+        == "In float16, a product of 8192² is 7 times as fast, a sum of 8192² is 2 times as fast"
+    )
     assert gain(speeds(ROWS), "product", 64) == 1
 
 
@@ -72,7 +77,11 @@ def test_no_measured_point_of_a_virtual_gpu_is_above_a_roof():
         intensity = operations / (3 * size**2 * x.element_size())
         return {"operations_per_byte": intensity, "operations_per_second": operations / seconds}
 
-    grid = {"operation": ["sum", "product"], "size": [64, 512, 4096], "format": ["float32", "float16"]}
+    grid = {
+        "operation": ["sum", "product"],
+        "size": [64, 512, 4096],
+        "format": ["float32", "float16"],
+    }
     with labkit.use(gpus=1, like="T4", virtual=True, quiet=True):
         result = labkit.measure(speed, grid, values=False)
     rate = bandwidth(result)

@@ -44,21 +44,35 @@ def test_the_truth_of_what_others_hold_is_taken_beside_another_process():
 
 def test_a_limit_is_put_back():
     torch.cuda.set_per_process_memory_fraction(0.5)
-    checking.run(check("08.4"), lambda processes, context: torch.cuda.set_per_process_memory_fraction(0.1))
+    checking.run(
+        check("08.4"), lambda processes, context: torch.cuda.set_per_process_memory_fraction(0.1)
+    )
     assert torch.cuda.get_per_process_memory_fraction() == 0.5
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_sizes_that_differ_do_not_look_equal():
     total, context = 15 * 1024 * MIB, 293 * MIB
-    for change, said in ((64 * 1024, "What does the limit count?"), (-64 * 1024, "The rest lies idle.")):
+    for change, said in (
+        (64 * 1024, "What does the limit count?"),
+        (-64 * 1024, "The rest lies idle."),
+    ):
         fraction = (total / 7 - context + change) / total
         case = {"processes": 7, "context": context}
         told = lesson_08.judge_limits([{"fraction": fraction, "total": total}], [case]).message
         assert f"take {total + 7 * change:,} bytes. The GPU has {total:,} bytes. {said}" in told
 
 
-CAME = [{"type": "Tensor", "device": "cuda:0", "dtype": "torch.float32", "shape": [size], "values": [1.0] * size} for size in (2, 3)]
+CAME = [
+    {
+        "type": "Tensor",
+        "device": "cuda:0",
+        "dtype": "torch.float32",
+        "shape": [size],
+        "values": [1.0] * size,
+    }
+    for size in (2, 3)
+]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +90,14 @@ CAME = [{"type": "Tensor", "device": "cuda:0", "dtype": "torch.float32", "shape"
     ],
 )
 def test_what_a_producer_did_is_told(changed, said):
-    found = {"came": CAME, "lost": "", "waited": True, "forged": False, "ended": True, "raised": ""} | deepcopy(changed)
+    found = {
+        "came": CAME,
+        "lost": "",
+        "waited": True,
+        "forged": False,
+        "ended": True,
+        "raised": "",
+    } | deepcopy(changed)
     assert said in lesson_08.judge_producer(found, [2, 3]).message
 
 
@@ -97,7 +118,10 @@ def test_an_error_in_the_producers_process_comes_home():
         raise ValueError("no numbers today")
 
     verdict = checking.run(check("08.3"), produce)
-    assert not verdict.passed and "in its process, your function raised ValueError: no numbers today" in verdict.message
+    assert (
+        not verdict.passed
+        and "in its process, your function raised ValueError: no numbers today" in verdict.message
+    )
 
 
 @pytest.mark.slow
@@ -117,7 +141,10 @@ def test_a_producer_that_never_ends_is_ended(monkeypatch):
 
 def test_client_0_asks_and_one_client_twice():
     for seed in range(20):
-        clients = [request["client"] for request in lesson_08.draw_requests(random.Random(seed))["requests"]]
+        clients = [
+            request["client"]
+            for request in lesson_08.draw_requests(random.Random(seed))["requests"]
+        ]
         assert 0 in clients and len(set(clients)) < len(clients)
 
 

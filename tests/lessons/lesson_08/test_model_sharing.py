@@ -10,7 +10,15 @@ import torch
 from matplotlib.patches import Rectangle
 
 import labkit
-from gpulessons.lesson_08.labs import COLUMNS, PARTS, WAYS, SharingLab, held_by_way, plot_shared_model, shared_model
+from gpulessons.lesson_08.labs import (
+    COLUMNS,
+    PARTS,
+    WAYS,
+    SharingLab,
+    held_by_way,
+    plot_shared_model,
+    shared_model,
+)
 from labkit.labs import Result, collect
 
 from ...learner import predict_and_run as run
@@ -45,15 +53,36 @@ def test_who_holds_what_in_each_way():
     context = 126 * MIB
     before = used()
     result = collect(shared_model(processes=3, weights=100 * MIB))
-    rows = {way: [(row["context"], row["weights"], row["cache"]) for row in result.rows if row["way"] == way] for way in WAYS}
+    rows = {
+        way: [
+            (row["context"], row["weights"], row["cache"])
+            for row in result.rows
+            if row["way"] == way
+        ]
+        for way in WAYS
+    }
     alone = (context, 100 * MIB, 64 * MIB)
     assert rows["a copy each"] == [alone] * 3
     assert rows["shared weights"] == [alone] + [(context, 0, 64 * MIB)] * 2
     assert rows["one server"] == [alone, (0, 0, 0), (0, 0, 0)]
     assert result.column("process") == (
-        ["worker 1", "worker 2", "worker 3", "owner", "borrower 1", "borrower 2", "server", "client 1", "client 2"]
+        [
+            "worker 1",
+            "worker 2",
+            "worker 3",
+            "owner",
+            "borrower 1",
+            "borrower 2",
+            "server",
+            "client 1",
+            "client 2",
+        ]
     )
-    assert held_by_way(result) == {"a copy each": 3 * 290 * MIB, "shared weights": (3 * 190 + 100) * MIB, "one server": 290 * MIB}
+    assert held_by_way(result) == {
+        "a copy each": 3 * 290 * MIB,
+        "shared weights": (3 * 190 + 100) * MIB,
+        "one server": 290 * MIB,
+    }
     assert used() == before and not workers()
 
 
@@ -72,7 +101,10 @@ def test_one_that_is_stopped_half_way_leaves_nothing_behind():
 
 @pytest.mark.slow
 def test_bad_arguments_name_what_is_allowed():
-    with pytest.raises(ValueError, match=r"ways=\['magic'\]: choose from 'a copy each', 'shared weights', 'one server'"):
+    with pytest.raises(
+        ValueError,
+        match=r"ways=\['magic'\]: choose from 'a copy each', 'shared weights', 'one server'",
+    ):
         shared_model(["magic"])
     with pytest.raises(ValueError, match="ways="):
         shared_model([])
@@ -103,27 +135,57 @@ def measured(*ways, context=100, weights=512, cache=64, processes=3):
         first, other = PARTS[way]
         for number in range(processes):
             part = other if number else first
-            sizes = (0, 0, 0) if part == "client" else (context, 0 if part == "borrower" else weights, cache)
-            named = zip(("context", "weights", "cache"), (size * MIB for size in sizes), strict=True)
+            sizes = (
+                (0, 0, 0)
+                if part == "client"
+                else (context, 0 if part == "borrower" else weights, cache)
+            )
+            named = zip(
+                ("context", "weights", "cache"), (size * MIB for size in sizes), strict=True
+            )
             rows.append({"way": way, "process": f"{part} {number}", **dict(named)})
-    return Result("shared_model", {"ways": list(ways), "processes": processes}, COLUMNS, rows, "measured on paper")
+    return Result(
+        "shared_model",
+        {"ways": list(ways), "processes": processes},
+        COLUMNS,
+        rows,
+        "measured on paper",
+    )
 
 
 def bars(canvas):
-    return [patch for patch in canvas.axes[0].patches if isinstance(patch, Rectangle) and patch.get_width()]
+    return [
+        patch
+        for patch in canvas.axes[0].patches
+        if isinstance(patch, Rectangle) and patch.get_width()
+    ]
 
 
 def test_the_thriftiest_and_the_greediest_are_the_finding():
     figure = plot_shared_model(measured(*PARTS))
     assert figure.title == "For 3 processes, one server takes 0.6602 GiB, a copy each 1.98 GiB"
-    assert "A copy each 1.98 GiB (context 300 MiB, weights 1.5 GiB, cache 192 MiB); shared weights 1004 MiB" in figure.alt
+    assert (
+        "A copy each 1.98 GiB (context 300 MiB, weights 1.5 GiB, cache 192 MiB); shared weights 1004 MiB"
+        in figure.alt
+    )
     assert figure.alt.endswith("Measured on paper.")
 
 
 def test_a_bar_has_a_piece_for_each_process_and_kind_and_a_number_at_its_end(drawn):
     plot_shared_model(measured("shared weights"))
     pieces = bars(drawn[0])
-    assert sorted(round(piece.get_width() / MIB) for piece in pieces) == [64, 64, 64, 100, 100, 100, 164, 164, 512, 676]
+    assert sorted(round(piece.get_width() / MIB) for piece in pieces) == [
+        64,
+        64,
+        64,
+        100,
+        100,
+        100,
+        164,
+        164,
+        512,
+        676,
+    ]
     assert max(piece.get_x() + piece.get_width() for piece in pieces) == 1004 * MIB
     assert "1004 MiB" in [text.get_text() for text in drawn[0].axes[0].texts]
 
@@ -131,12 +193,20 @@ def test_a_bar_has_a_piece_for_each_process_and_kind_and_a_number_at_its_end(dra
 def test_one_way_says_how_many_processes_were_started():
     whole = measured("one server")
     assert plot_shared_model(whole).title == "3 processes, one server: 676 MiB of the GPU"
-    assert plot_shared_model(replace(whole, rows=whole.rows[:1])).title == "1 process, one server: 676 MiB of the GPU"
-    assert plot_shared_model(replace(whole, rows=[]), prediction=1).title == "Not measured yet: not even one process"
+    assert (
+        plot_shared_model(replace(whole, rows=whole.rows[:1])).title
+        == "1 process, one server: 676 MiB of the GPU"
+    )
+    assert (
+        plot_shared_model(replace(whole, rows=[]), prediction=1).title
+        == "Not measured yet: not even one process"
+    )
 
 
 def test_a_recording_is_a_dashed_bar_below(drawn):
-    recorded = replace(measured(*PARTS, context=527), badge="recorded on an H200", origin={"machine": "H200"})
+    recorded = replace(
+        measured(*PARTS, context=527), badge="recorded on an H200", origin={"machine": "H200"}
+    )
     figure = plot_shared_model(measured(*PARTS), recorded)
     assert "Recorded on an H200: a copy each 3.231 GiB" in figure.alt
     assert sum(piece.get_linestyle() == "--" for piece in bars(drawn[0])) == 3
@@ -146,7 +216,9 @@ def test_the_prediction_is_hollow_and_its_text_stays_within_the_figure(drawn):
     for prediction in (0.5, 1.5, 40):
         figure = plot_shared_model(measured("a copy each"), prediction=prediction)
         assert f"Predicted: {prediction:g} GiB." in figure.alt
-        hollow = next(line for line in drawn[-1].axes[0].lines if line.get_markerfacecolor() == "none")
+        hollow = next(
+            line for line in drawn[-1].axes[0].lines if line.get_markerfacecolor() == "none"
+        )
         assert list(hollow.get_xdata()) == [prediction * 1024 * MIB]
         edges = [text.get_window_extent() for text in drawn[-1].axes[0].texts]
         page = drawn[-1].get_window_extent()
@@ -157,7 +229,10 @@ def test_the_prediction_is_hollow_and_its_text_stays_within_the_figure(drawn):
 def test_prediction_and_result_come_together():
     lab = SharingLab("one server", processes=2)
     assert "Together they take 0.686 GiB; you predicted 2, 1.31 too high." in run(lab, "2")
-    assert "2 processes, one server: 702 MiB of the GPU" in lab.picture.value and "Predicted: 2 GiB" in lab.picture.value
+    assert (
+        "2 processes, one server: 702 MiB of the GPU" in lab.picture.value
+        and "Predicted: 2 GiB" in lab.picture.value
+    )
     assert "you predicted 0.66. A good prediction!" in run(lab, "0.66")
 
 
@@ -167,9 +242,15 @@ def test_another_choice_asks_for_another_prediction():
     lab.predict_button.click()
     assert lab.prediction == 1 and not lab.run_button.disabled
     lab.choices["way"].value = "shared weights"
-    assert lab.prediction is None and lab.run_button.disabled and "First predict" in lab.message.value
+    assert (
+        lab.prediction is None and lab.run_button.disabled and "First predict" in lab.message.value
+    )
     parameters = lab.experiment().parameters
-    assert parameters["ways"] == ["shared weights"] and parameters["processes"] == 3 and parameters["weights"] == 512 << 20
+    assert (
+        parameters["ways"] == ["shared weights"]
+        and parameters["processes"] == 3
+        and parameters["weights"] == 512 << 20
+    )
 
 
 @pytest.mark.slow
@@ -177,7 +258,10 @@ def test_a_stopped_run_leaves_the_prediction_open(monkeypatch):
     lab = SharingLab("a copy each")
     monkeypatch.setattr(lab, "point", lambda row: lab.stop_button.click() or "first")
     said = run(lab, "1")
-    assert "Stopped after 1 of 3 points. Not all processes were started, so your prediction of 1 stays open." in said
+    assert (
+        "Stopped after 1 of 3 points. Not all processes were started, so your prediction of 1 stays open."
+        in said
+    )
     assert "1 process, a copy each" in lab.picture.value
 
 

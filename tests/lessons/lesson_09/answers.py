@@ -30,29 +30,72 @@ LAST_RUN = "range(0, len(blocks), every)"
 
 WRONG = {
     "09.1": {
-        "what is saved": (without(BYTES, "[*model.parameters(), *model.buffers()]", "model.state_dict().values()"), "never saved"),
+        "what is saved": (
+            without(
+                BYTES, "[*model.parameters(), *model.buffers()]", "model.state_dict().values()"
+            ),
+            "never saved",
+        ),
         "a constant": ("def training_bytes(model, optimizer): return 12345", "You said 12345 B"),
-        "four bytes each": (without(BYTES, "parameter.nbytes", "4 * parameter.numel()"), "in half precision"),
+        "four bytes each": (
+            without(BYTES, "parameter.nbytes", "4 * parameter.numel()"),
+            "in half precision",
+        ),
         "four bytes everywhere": (
-            BYTES.replace("tensor.nbytes", "4 * tensor.numel()").replace("parameter.nbytes", "4 * parameter.numel()"),
+            BYTES.replace("tensor.nbytes", "4 * tensor.numel()").replace(
+                "parameter.nbytes", "4 * parameter.numel()"
+            ),
             "half",
         ),
-        "no buffers": (without(BYTES, "*model.parameters(), *model.buffers()", "*model.parameters()"), "some buffers"),
+        "no buffers": (
+            without(BYTES, "*model.parameters(), *model.buffers()", "*model.parameters()"),
+            "some buffers",
+        ),
         "one average of Adam": (without(BYTES, '"Adam": 3', '"Adam": 2'), "with Adam there are"),
-        "momentum keeps nothing": (without(BYTES, '"momentum": 2', '"momentum": 1'), "with momentum there are"),
+        "momentum keeps nothing": (
+            without(BYTES, '"momentum": 2', '"momentum": 1'),
+            "with momentum there are",
+        ),
         "SGD keeps something": (without(BYTES, '"SGD": 1', '"SGD": 2'), "with SGD there are"),
-        "no gradients": (without(BYTES, '{"SGD": 1, "momentum": 2, "Adam": 3}', '{"SGD": 0, "momentum": 1, "Adam": 2}'), "gradients"),
+        "no gradients": (
+            without(
+                BYTES,
+                '{"SGD": 1, "momentum": 2, "Adam": 3}',
+                '{"SGD": 0, "momentum": 1, "Adam": 2}',
+            ),
+            "gradients",
+        ),
         "buffers have gradients": (without(BYTES, "* trained", "* kept"), "there are"),
         "only what is trained": (without(BYTES, "return kept +", "return trained +"), "there are"),
-        "in MiB": (without(BYTES, "return kept", "return (kept").replace("* trained", "* trained) / 2**20"), "there are"),
+        "in MiB": (
+            without(BYTES, "return kept", "return (kept").replace(
+                "* trained", "* trained) / 2**20"
+            ),
+            "there are",
+        ),
         "as text": ("def training_bytes(model, optimizer): return '12 MiB'", "returned str"),
     },
     "09.4": {
-        "not divided": (without(ACCUMULATE, " * len(a) / len(x)"), "not the gradients of the whole batch"),
-        "divided by the parts": (without(ACCUMULATE, "len(a) / len(x)", "rows / len(x)"), "not the gradients of the whole batch"),
-        "the sum": (without(ACCUMULATE, "b) * len(a) / len(x)", "b, reduction='sum')"), "not the gradients of the whole batch"),
-        "the sum by rows": (without(ACCUMULATE, "b) * len(a) / len(x)", "b, reduction='sum') / rows"), "not the gradients"),
-        "cleared first": (without(ACCUMULATE, "    for a", "    model.zero_grad()\n    for a"), "What was in .grad before"),
+        "not divided": (
+            without(ACCUMULATE, " * len(a) / len(x)"),
+            "not the gradients of the whole batch",
+        ),
+        "divided by the parts": (
+            without(ACCUMULATE, "len(a) / len(x)", "rows / len(x)"),
+            "not the gradients of the whole batch",
+        ),
+        "the sum": (
+            without(ACCUMULATE, "b) * len(a) / len(x)", "b, reduction='sum')"),
+            "not the gradients of the whole batch",
+        ),
+        "the sum by rows": (
+            without(ACCUMULATE, "b) * len(a) / len(x)", "b, reduction='sum') / rows"),
+            "not the gradients",
+        ),
+        "cleared first": (
+            without(ACCUMULATE, "    for a", "    model.zero_grad()\n    for a"),
+            "What was in .grad before",
+        ),
         "cleared each time": (
             without(ACCUMULATE, "        (torch", "        model.zero_grad()\n        (torch"),
             "What was in .grad before",
@@ -65,9 +108,20 @@ WRONG = {
             without(ACCUMULATE, "x.split(rows), y.split(rows)", "x.chunk(rows), y.chunk(rows)"),
             "a size, or a number",
         ),
-        "so many parts": (without(ACCUMULATE, "x.split(rows), y.split(rows)", "x.chunk(5), y.chunk(5)"), "rows at once; at most"),
-        "the last part left out": (without(ACCUMULATE, "    for a, b", "    x, y = x[: len(x) // rows * rows], y\n    for a, b"), "rows"),
-        "with a step": (ACCUMULATE + "    torch.optim.SGD(model.parameters(), lr=0.1).step()\n", "parameters have changed"),
+        "so many parts": (
+            without(ACCUMULATE, "x.split(rows), y.split(rows)", "x.chunk(5), y.chunk(5)"),
+            "rows at once; at most",
+        ),
+        "the last part left out": (
+            without(
+                ACCUMULATE, "    for a, b", "    x, y = x[: len(x) // rows * rows], y\n    for a, b"
+            ),
+            "rows",
+        ),
+        "with a step": (
+            ACCUMULATE + "    torch.optim.SGD(model.parameters(), lr=0.1).step()\n",
+            "parameters have changed",
+        ),
         "all graphs alive": (
             """
 def accumulate(model, x, y, rows):
@@ -132,15 +186,21 @@ def run(blocks, x, every):
 """,
             "The longest part decides",
         ),
-        "one for each block": (without(RUN, LAST_RUN, "range(len(blocks))").replace("first + every", "first + 1"), "need less"),
+        "one for each block": (
+            without(RUN, LAST_RUN, "range(len(blocks))").replace("first + every", "first + 1"),
+            "need less",
+        ),
         "the rest first": (
             without(RUN, LAST_RUN, "[0, *range(len(blocks) % every, len(blocks), every)]").replace(
-                "[first : first + every]", "[first : first + every if first else len(blocks) % every]"
+                "[first : first + every]",
+                "[first : first + every if first else len(blocks) % every]",
             ),
             "part by part",
         ),
         "without dropout": (
-            without(RUN, "    for first", "    for block in blocks: block[2].p = 0.0\n    for first"),
+            without(
+                RUN, "    for first", "    for block in blocks: block[2].p = 0.0\n    for first"
+            ),
             "not what the blocks make",
         ),
         "so many parts": (
@@ -155,11 +215,19 @@ def run(blocks, x, every):
             "part by part|need less",
         ),
         "the last part without": (
-            without(RUN, "        x = checkpoint(", "        x = (checkpoint if first + every < len(blocks) else lambda f, x, **_: f(x))("),
+            without(
+                RUN,
+                "        x = checkpoint(",
+                "        x = (checkpoint if first + every < len(blocks) else lambda f, x, **_: f(x))(",
+            ),
             "need less",
         ),
         "every second part": (
-            without(RUN, "        x = checkpoint(", "        x = (checkpoint if first % (2 * every) else lambda f, x, **_: f(x))("),
+            without(
+                RUN,
+                "        x = checkpoint(",
+                "        x = (checkpoint if first % (2 * every) else lambda f, x, **_: f(x))(",
+            ),
             "need less",
         ),
         "on the CPU's memory": (
@@ -179,7 +247,10 @@ def run(blocks, x, every):
 """,
             "result has no gradient",
         ),
-        "the last blocks left out": (without(RUN, "len(blocks), every", "len(blocks) - every + 1, every"), "not what the blocks make"),
+        "the last blocks left out": (
+            without(RUN, "len(blocks), every", "len(blocks) - every + 1, every"),
+            "not what the blocks make",
+        ),
         "in evaluation mode": (
             without(RUN, "    for first", "    for block in blocks: block.eval()\n    for first"),
             "not what the blocks make",
@@ -188,7 +259,10 @@ def run(blocks, x, every):
             RUN.replace(", x, use", ", input=x, use"),
             "gradients are not those",
         ),
-        "other dropout": (without(RUN, "use_reentrant=False", "use_reentrant=False, preserve_rng_state=False"), "gradients are not those"),
+        "other dropout": (
+            without(RUN, "use_reentrant=False", "use_reentrant=False, preserve_rng_state=False"),
+            "gradients are not those",
+        ),
     },
 }
 
@@ -204,8 +278,11 @@ def training_bytes(model, optimizer):
     state = [value for slot in made.state.values() for value in slot.values() if torch.is_tensor(value) and value.is_cuda]
     return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers(), *[p.grad for p in trained], *state])
 """,
-        "element by element": BYTES.replace("tensor.nbytes", "tensor.numel() * tensor.element_size()"),
-        "NumPy's number": "import numpy\n" + BYTES.replace("return kept +", "return numpy.int64(kept) +"),
+        "element by element": BYTES.replace(
+            "tensor.nbytes", "tensor.numel() * tensor.element_size()"
+        ),
+        "NumPy's number": "import numpy\n"
+        + BYTES.replace("return kept +", "return numpy.int64(kept) +"),
         "a float": BYTES.replace("return kept +", "return 1.0 * kept +"),
     },
     "09.4": {
@@ -236,7 +313,10 @@ def accumulate(model, x, y, rows):
             parameter.grad.add_(gradients[name])
 """,
         "smaller parts": ACCUMULATE.replace("split(rows)", "split(max(1, rows // 2))"),
-        "even parts": ACCUMULATE.replace("x.split(rows), y.split(rows)", "x.chunk(-(-len(x) // rows)), y.chunk(-(-len(x) // rows))"),
+        "even parts": ACCUMULATE.replace(
+            "x.split(rows), y.split(rows)",
+            "x.chunk(-(-len(x) // rows)), y.chunk(-(-len(x) // rows))",
+        ),
         "with a checkpoint": """
 def accumulate(model, x, y, rows):
     from torch.utils.checkpoint import checkpoint
@@ -244,7 +324,9 @@ def accumulate(model, x, y, rows):
         outputs = checkpoint(model, a, use_reentrant=False)
         (torch.nn.functional.cross_entropy(outputs, b, reduction="sum") / len(x)).backward()
 """,
-        "a criterion": ACCUMULATE.replace("torch.nn.functional.cross_entropy(", "torch.nn.CrossEntropyLoss()("),
+        "a criterion": ACCUMULATE.replace(
+            "torch.nn.functional.cross_entropy(", "torch.nn.CrossEntropyLoss()("
+        ),
     },
     "09.3": {
         "a function for each part": """
@@ -258,6 +340,8 @@ def run(blocks, x, every):
         x, blocks = checkpoint(part, x, *blocks[:every], use_reentrant=False), blocks[every:]
     return x
 """,
-        "no early stop": RUN.replace("use_reentrant=False)", "use_reentrant=False, early_stop=False)"),
+        "no early stop": RUN.replace(
+            "use_reentrant=False)", "use_reentrant=False, early_stop=False)"
+        ),
     },
 }

@@ -52,22 +52,39 @@ NOT_THE_MEAN = "not the mean of all ranks'"
 
 WRONG = {
     "10.5": {
-        "so many gradients a bucket": (own((FULL, "if len(bucket) >= 3:")), "bytes of gradients; a bucket is full with"),
+        "so many gradients a bucket": (
+            own((FULL, "if len(bucket) >= 3:")),
+            "bytes of gradients; a bucket is full with",
+        ),
         "sent from a stream that does not wait for the copy": (
             own((SEND, f"with torch.cuda.stream(torch.cuda.Stream()):\n            {SEND}")),
             "nothing orders `all_reduce` after",
         ),
         "no broadcast": (own((BROADCAST, "pass")), "does not begin with rank 0's parameters"),
-        "broadcast without the buffers": (own(("model.state_dict().values()", "model.parameters()")), "parameters and buffers"),
-        "each rank from itself": (own((BROADCAST, "tensor.copy_(tensor.clone())")), "does not begin with rank 0's"),
-        "floating point alone": (
-            own((BROADCAST, "dist.broadcast(tensor, src=0) if tensor.is_floating_point() else None")),
+        "broadcast without the buffers": (
+            own(("model.state_dict().values()", "model.parameters()")),
+            "parameters and buffers",
+        ),
+        "each rank from itself": (
+            own((BROADCAST, "tensor.copy_(tensor.clone())")),
             "does not begin with rank 0's",
         ),
-        "the mean of the weights": (own((BROADCAST, "dist.all_reduce(tensor, dist.ReduceOp.AVG)")), "does not begin with rank 0's"),
+        "floating point alone": (
+            own(
+                (BROADCAST, "dist.broadcast(tensor, src=0) if tensor.is_floating_point() else None")
+            ),
+            "does not begin with rank 0's",
+        ),
+        "the mean of the weights": (
+            own((BROADCAST, "dist.all_reduce(tensor, dist.ReduceOp.AVG)")),
+            "does not begin with rank 0's",
+        ),
         "the sum": (own((MEAN, "pass")), NOT_THE_MEAN),
         "divided by two": (own((MEAN, "flat /= 2")), NOT_THE_MEAN),
-        "divided twice": (own(("async_op=True", "op=dist.ReduceOp.AVG, async_op=True")), NOT_THE_MEAN),
+        "divided twice": (
+            own(("async_op=True", "op=dist.ReduceOp.AVG, async_op=True")),
+            NOT_THE_MEAN,
+        ),
         "hook too early": (
             own((HOOKS, "parameter.register_hook(lambda grad, p=parameter: ready(p))")),
             "in the backward of step 1, rank 0 read a gradient that was None",
@@ -75,7 +92,10 @@ WRONG = {
         "hook too early, with what is there": (
             own(
                 (HOOKS, "parameter.register_hook(lambda grad, p=parameter: ready(p))"),
-                ("bucket.append(parameter)", "bucket.extend([parameter] if parameter.grad is not None else [])"),
+                (
+                    "bucket.append(parameter)",
+                    "bucket.extend([parameter] if parameter.grad is not None else [])",
+                ),
             ),
             "0 of .* sent on rank 0. Is a gradient there when its hook is called?",
         ),
@@ -93,21 +113,41 @@ WRONG = {
         "the first bucket in time": (
             own(
                 (FULL, "if not sent and sum(p.grad.nbytes for p in bucket) >= bucket_bytes:"),
-                (FLUSH, "        them = list(bucket)\n        while them: bucket[:] = them[:4]; del them[:4]; send()\n        for work"),
+                (
+                    FLUSH,
+                    "        them = list(bucket)\n        while them: bucket[:] = them[:4]; del them[:4]; send()\n        for work",
+                ),
             ),
             "complete gradients had not been sent when another came",
         ),
-        "the last bucket is not sent": (own((FLUSH, "        for work")), "what sends a bucket that is not full"),
+        "the last bucket is not sent": (
+            own((FLUSH, "        for work")),
+            "what sends a bucket that is not full",
+        ),
         "nobody waits": (own(("work.wait()", "pass")), NOT_THE_MEAN),
         "waits after it has read": (
-            own(("            work.wait()\n", ""), ("sent.clear()", "[work.wait() for work, *_ in sent]; sent.clear()")),
+            own(
+                ("            work.wait()\n", ""),
+                ("sent.clear()", "[work.wait() for work, *_ in sent]; sent.clear()"),
+            ),
             NOT_THE_MEAN,
         ),
         "waits for the first alone": (own(("work.wait()", "sent[0][0].wait()")), NOT_THE_MEAN),
-        "nothing comes back": (own(("p.grad.copy_(part.view_as(p))", "part.view_as(p)")), NOT_THE_MEAN),
-        "kept for the next step": (own(("        sent.clear()\n", "")), "What is kept of the steps before"),
+        "nothing comes back": (
+            own(("p.grad.copy_(part.view_as(p))", "part.view_as(p)")),
+            NOT_THE_MEAN,
+        ),
+        "kept for the next step": (
+            own(("        sent.clear()\n", "")),
+            "What is kept of the steps before",
+        ),
         "waits at once": (
-            own((SEND, "sent.append((dist.all_reduce(flat, async_op=True), flat, list(bucket))); sent[-1][0].wait()")),
+            own(
+                (
+                    SEND,
+                    "sent.append((dist.all_reduce(flat, async_op=True), flat, list(bucket))); sent[-1][0].wait()",
+                )
+            ),
             "async_op",
         ),
         "waits for the bucket before": (
@@ -119,7 +159,10 @@ WRONG = {
             "the backward pass stood still",
         ),
         "not asynchronous": (
-            own((SEND, "dist.all_reduce(flat); sent.append((None, flat, list(bucket)))"), ("work.wait()", "pass")),
+            own(
+                (SEND, "dist.all_reduce(flat); sent.append((None, flat, list(bucket)))"),
+                ("work.wait()", "pass"),
+            ),
             "async_op",
         ),
         "all at the end": (own((FULL, "if False:")), "one message took .* bytes"),
@@ -133,8 +176,14 @@ WRONG = {
             ),
             "complete gradients had not been sent when another came",
         ),
-        "one message a gradient": (own((FULL, "if True:")), "bytes of gradients; a bucket is full with"),
-        "parameters counted, not bytes": (own((FULL, "if len(bucket) * 1000 >= bucket_bytes:")), "one message took|had not been sent"),
+        "one message a gradient": (
+            own((FULL, "if True:")),
+            "bytes of gradients; a bucket is full with",
+        ),
+        "parameters counted, not bytes": (
+            own((FULL, "if len(bucket) * 1000 >= bucket_bytes:")),
+            "one message took|had not been sent",
+        ),
         "a gradient for all": (
             own(
                 (
@@ -146,20 +195,29 @@ WRONG = {
             "a parameter that no forward uses has a gradient",
         ),
         "counts all parameters": (
-            own((FULL, "if len(bucket) == sum(p.requires_grad for p in model.parameters()):"), (FLUSH, "        for work")),
+            own(
+                (FULL, "if len(bucket) == sum(p.requires_grad for p in model.parameters()):"),
+                (FLUSH, "        for work"),
+            ),
             "0 of .* sent on rank 0. .* Is a bucket ever full?",
         ),
         "unused parameters in their bucket": (
             own(
                 (
                     FLUSH,
-                    "        bucket.extend(p for p in model.parameters() if p.grad is None)\n" + FLUSH,
+                    "        bucket.extend(p for p in model.parameters() if p.grad is None)\n"
+                    + FLUSH,
                 )
             ),
             "in the `finish.*` of step 1, rank 0 read a gradient that was None",
         ),
         "rank 0 alone sends": (
-            own(("bucket.append(parameter)", "bucket.append(parameter) if dist.get_rank() == 0 else None")),
+            own(
+                (
+                    "bucket.append(parameter)",
+                    "bucket.append(parameter) if dist.get_rank() == 0 else None",
+                )
+            ),
             "do not agree",
         ),
         "the class itself": (
@@ -208,11 +266,20 @@ def distribute(model, bucket_bytes):
 
 RIGHT = {
     "10.5": {
-        "NCCL's own mean": own((SEND, SEND.replace("async_op=True", "op=dist.ReduceOp.AVG, async_op=True")), (MEAN, "pass")),
-        "divided before": own(
-            ("[p.grad.flatten() for p in bucket]", "[p.grad.flatten() / dist.get_world_size() for p in bucket]"), (MEAN, "pass")
+        "NCCL's own mean": own(
+            (SEND, SEND.replace("async_op=True", "op=dist.ReduceOp.AVG, async_op=True")),
+            (MEAN, "pass"),
         ),
-        "gradients that lie in the bucket": own(("p.grad.copy_(part.view_as(p))", "p.grad = part.view_as(p)")),
+        "divided before": own(
+            (
+                "[p.grad.flatten() for p in bucket]",
+                "[p.grad.flatten() / dist.get_world_size() for p in bucket]",
+            ),
+            (MEAN, "pass"),
+        ),
+        "gradients that lie in the bucket": own(
+            ("p.grad.copy_(part.view_as(p))", "p.grad = part.view_as(p)")
+        ),
         "fixed buckets, in reverse": FIXED,
         "fixed buckets, as they were made": FIXED.replace("reversed(parameters)", "parameters"),
         "waits for all before it reads": own(
@@ -221,7 +288,9 @@ RIGHT = {
                 "        for work, *_ in sent:\n            work.wait()\n        for work, flat, parameters in sent:",
             )
         ),
-        "one after the other": own((BROADCAST, "dist.broadcast(tensor, src=0, async_op=True).wait()")),
+        "one after the other": own(
+            (BROADCAST, "dist.broadcast(tensor, src=0, async_op=True).wait()")
+        ),
         "objects of rank 0": own(
             (
                 "    for tensor in model.state_dict().values():\n        dist.broadcast(tensor, src=0)\n",
@@ -230,17 +299,28 @@ RIGHT = {
             )
         ),
         "hooks that get the gradient": own(
-            (HOOKS, "parameter.register_post_accumulate_grad_hook(lambda p: [p.grad.div_(3), ready(p)][1])"), (MEAN, "pass")
+            (
+                HOOKS,
+                "parameter.register_post_accumulate_grad_hook(lambda p: [p.grad.div_(3), ready(p)][1])",
+            ),
+            (MEAN, "pass"),
         ),
         "a bucket of views": own(
-            ("flat = torch.cat([p.grad.flatten() for p in bucket])", "flat = nn.utils.parameters_to_vector([p.grad for p in bucket])"),
+            (
+                "flat = torch.cat([p.grad.flatten() for p in bucket])",
+                "flat = nn.utils.parameters_to_vector([p.grad for p in bucket])",
+            ),
         ),
-        "more than it must hold": own((FULL, "if sum(p.grad.nbytes for p in bucket) > bucket_bytes:")),
+        "more than it must hold": own(
+            (FULL, "if sum(p.grad.nbytes for p in bucket) > bucket_bytes:")
+        ),
         "a stream of its own": own(
             (
                 SEND,
                 "side = streams.setdefault(0, torch.cuda.Stream()); side.wait_stream(torch.cuda.current_stream())\n"
-                "        with torch.cuda.stream(side):\n            " + SEND + "\n            flat.record_stream(side)",
+                "        with torch.cuda.stream(side):\n            "
+                + SEND
+                + "\n            flat.record_stream(side)",
             ),
             ("bucket, sent = [], []", "bucket, sent, streams = [], [], {}"),
         ),

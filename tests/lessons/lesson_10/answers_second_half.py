@@ -12,9 +12,7 @@ def train(model, optimizer, work, steps, path):
 """
 LOAD = "model.load_state_dict(state['model']); optimizer.load_state_dict(state['optimizer']); first = state['step'] + 1"
 STATE = "{'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': step}"
-SAVE_WHOLE = (
-    f"{{condition}} or (torch.save({STATE.replace('{', '{{').replace('}', '}}')}, path + '.part'), os.replace(path + '.part', path))"
-)
+SAVE_WHOLE = f"{{condition}} or (torch.save({STATE.replace('{', '{{').replace('}', '}}')}, path + '.part'), os.replace(path + '.part', path))"
 WHOLE_SAVE = f"work(step); {SAVE_WHOLE.format(condition='dist.get_rank()')}"
 
 WRONG = {
@@ -27,11 +25,16 @@ WRONG = {
             r"started again, rank 0 did \[0, 1",
         ),
         "the last step twice": (
-            TRAIN.format(load=LOAD.replace(" + 1", ""), step=f"work(step); dist.get_rank() or torch.save({STATE}, path)"),
+            TRAIN.format(
+                load=LOAD.replace(" + 1", ""),
+                step=f"work(step); dist.get_rank() or torch.save({STATE}, path)",
+            ),
             "steps were done when the ranks died",
         ),
         "saved before the step": (
-            TRAIN.format(load=LOAD, step=f"dist.get_rank() or torch.save({STATE}, path); work(step)"),
+            TRAIN.format(
+                load=LOAD, step=f"dist.get_rank() or torch.save({STATE}, path); work(step)"
+            ),
             "steps were done when the ranks died|your answer raised",  # rank 1 may find the file half written when it begins
         ),
         "every rank saves": (
@@ -39,7 +42,9 @@ WRONG = {
             "2 ranks saved the checkpoint|your answer raised",
         ),
         "saved straight to its place": (
-            TRAIN.format(load=LOAD, step=f"work(step); dist.get_rank() or torch.save({STATE}, path)"),
+            TRAIN.format(
+                load=LOAD, step=f"work(step); dist.get_rank() or torch.save({STATE}, path)"
+            ),
             "written in its place",
         ),
         "opened and written": (
@@ -88,15 +93,23 @@ WRONG = {
             "the file was removed",
         ),
         "whole, but before the step": (
-            TRAIN.format(load=LOAD, step=f"{SAVE_WHOLE.format(condition='dist.get_rank()')}; work(step)"),
+            TRAIN.format(
+                load=LOAD, step=f"{SAVE_WHOLE.format(condition='dist.get_rank()')}; work(step)"
+            ),
             r"steps were done.*Did you save before `work\(step\)`|You save before `work\(step\)`|your answer raised",
         ),
         "before each step, and resumed there": (
-            TRAIN.format(load=LOAD.replace(" + 1", ""), step=f"{SAVE_WHOLE.format(condition='dist.get_rank()')}; work(step)"),
+            TRAIN.format(
+                load=LOAD.replace(" + 1", ""),
+                step=f"{SAVE_WHOLE.format(condition='dist.get_rank()')}; work(step)",
+            ),
             r"You save before `work\(step\)`: save when the step is done|your answer raised",
         ),
         "every other step": (
-            TRAIN.format(load=LOAD, step=f"work(step); {SAVE_WHOLE.format(condition='step % 2 or dist.get_rank()')}"),
+            TRAIN.format(
+                load=LOAD,
+                step=f"work(step); {SAVE_WHOLE.format(condition='step % 2 or dist.get_rank()')}",
+            ),
             "Save after every step",
         ),
         "one file beside it for both": (
@@ -108,11 +121,16 @@ WRONG = {
             "2 ranks saved the checkpoint",
         ),
         "rank 0 alone goes on": (
-            TRAIN.format(load=LOAD, step=WHOLE_SAVE).replace("if os.path.exists(path)", "if dist.get_rank() == 0 and os.path.exists(path)"),
+            TRAIN.format(load=LOAD, step=WHOLE_SAVE).replace(
+                "if os.path.exists(path)", "if dist.get_rank() == 0 and os.path.exists(path)"
+            ),
             "started again, rank|waited for one another in vain",
         ),
         "saved at the end": (
-            TRAIN.format(load=LOAD, step=f"work(step); step < steps - 1 or dist.get_rank() or torch.save({STATE}, path)"),
+            TRAIN.format(
+                load=LOAD,
+                step=f"work(step); step < steps - 1 or dist.get_rank() or torch.save({STATE}, path)",
+            ),
             "Save after every step",
         ),
     },
@@ -120,13 +138,20 @@ WRONG = {
 
 RIGHT = {
     "10.4": {
-        "rank 1 saves": TRAIN.format(load=LOAD, step=f"work(step); {SAVE_WHOLE.format(condition='dist.get_rank() != 1')}"),
+        "rank 1 saves": TRAIN.format(
+            load=LOAD, step=f"work(step); {SAVE_WHOLE.format(condition='dist.get_rank() != 1')}"
+        ),
         "the step that comes next": TRAIN.format(
             load=LOAD.replace(" + 1", ""),
-            step=f"work(step); {SAVE_WHOLE.format(condition='dist.get_rank()')}".replace("'step': step", "'step': step + 1"),
+            step=f"work(step); {SAVE_WHOLE.format(condition='dist.get_rank()')}".replace(
+                "'step': step", "'step': step + 1"
+            ),
         ),
         "before the first, too": TRAIN.format(load=LOAD, step=WHOLE_SAVE).replace(
-            "    for step", "    dist.barrier(); step = first - 1; " + SAVE_WHOLE.format(condition="dist.get_rank()") + "\n    for step"
+            "    for step",
+            "    dist.barrier(); step = first - 1; "
+            + SAVE_WHOLE.format(condition="dist.get_rank()")
+            + "\n    for step",
         ),
         "pickled": TRAIN.format(
             load=LOAD,

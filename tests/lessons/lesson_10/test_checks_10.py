@@ -17,10 +17,19 @@ GOOD = {"gradients": MEANS, "parameters": [[1.0] * 3, [1.0] * 2, [1.0] * 2]}
     ("second", "hint"),
     [
         (GOOD, None),
-        (GOOD | {"parameters": [[0.5] * 3, [1.0] * 2, [1.0] * 2]}, "rank 1 of 2 has changed its parameters"),
-        (GOOD | {"gradients": [[4.0, 6.0, 8.0], *MEANS[1:]]}, r"the mean over all ranks is [2, 3, 4], and it has [4, 6, 8] now"),
+        (
+            GOOD | {"parameters": [[0.5] * 3, [1.0] * 2, [1.0] * 2]},
+            "rank 1 of 2 has changed its parameters",
+        ),
+        (
+            GOOD | {"gradients": [[4.0, 6.0, 8.0], *MEANS[1:]]},
+            r"the mean over all ranks is [2, 3, 4], and it has [4, 6, 8] now",
+        ),
         (GOOD | {"gradients": [MEANS[0], None, None, None]}, "and it has none now"),
-        (GOOD | {"gradients": [*MEANS[:3], [0.0, 0.0]]}, "a parameter without a gradient has [0, 0] on rank 1 of 2 now"),
+        (
+            GOOD | {"gradients": [*MEANS[:3], [0.0, 0.0]]},
+            "a parameter without a gradient has [0, 0] on rank 1 of 2 now",
+        ),
     ],
 )
 def test_gradients_are_judged_on_every_rank(second, hint):
@@ -39,19 +48,50 @@ DRAWN = ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     [
         ((THIRD, EIGHTH, THIRD), DRAWN, None),
         ((("int", "int"),) * 3, DRAWN, "returned int"),
-        ((([4, 0], [1, 3]), EIGHTH, THIRD), DRAWN, "of 9 rows, 5 went to none of 2 ranks in epoch 3, and 0 came up once more"),
-        ((THIRD, ([0, 5, 8, 2, 1], [4, 3, 7, 5]), THIRD), DRAWN, "1 went to none of 2 ranks in epoch 8, and 1 came up once more"),
+        (
+            (([4, 0], [1, 3]), EIGHTH, THIRD),
+            DRAWN,
+            "of 9 rows, 5 went to none of 2 ranks in epoch 3, and 0 came up once more",
+        ),
+        (
+            (THIRD, ([0, 5, 8, 2, 1], [4, 3, 7, 5]), THIRD),
+            DRAWN,
+            "1 went to none of 2 ranks in epoch 8, and 1 came up once more",
+        ),
         ((THIRD, ([0, 5, 8, 2, 1, 4], [3, 7, 6]), THIRD), DRAWN, "the ranks have [6, 3] rows"),
         ((THIRD, ([1, 3, 8, 5, 0], [4, 2, 7, 6]), THIRD), DRAWN, "most rows follow the same row"),
-        ((THIRD, ([7, 4, 6, 0, 2], [5, 1, 8, 3]), THIRD), DRAWN, "the same rows are together on a rank"),
-        (([[0, 2, 4, 6, 8], [1, 3, 5, 7]],) * 3, DRAWN, "in epoch 3 the rows come in their own order"),
+        (
+            (THIRD, ([7, 4, 6, 0, 2], [5, 1, 8, 3]), THIRD),
+            DRAWN,
+            "the same rows are together on a rank",
+        ),
+        (
+            ([[0, 2, 4, 6, 8], [1, 3, 5, 7]],) * 3,
+            DRAWN,
+            "in epoch 3 the rows come in their own order",
+        ),
         ((THIRD, EIGHTH, EIGHTH), DRAWN, "asked again for epoch 3"),
-        ((THIRD, EIGHTH, THIRD), ([0.1, 0.2, 0.3], [0.4, 0.2, 0.6]), "random draws the same on all ranks"),
-        ((THIRD, EIGHTH, THIRD), (DRAWN[0], [0.4, 0.5, 0.7]), "rank 1 had a random state of its own"),
+        (
+            (THIRD, EIGHTH, THIRD),
+            ([0.1, 0.2, 0.3], [0.4, 0.2, 0.6]),
+            "random draws the same on all ranks",
+        ),
+        (
+            (THIRD, EIGHTH, THIRD),
+            (DRAWN[0], [0.4, 0.5, 0.7]),
+            "rank 1 had a random state of its own",
+        ),
     ],
 )
 def test_rows_are_judged_over_ranks_and_epochs(epochs, drawn, hint):
-    told = [{"rows": [shares[rank] for shares in epochs], "drawn": drawn[rank], "undisturbed": DRAWN[rank]} for rank in range(2)]
+    told = [
+        {
+            "rows": [shares[rank] for shares in epochs],
+            "drawn": drawn[rank],
+            "undisturbed": DRAWN[rank],
+        }
+        for rank in range(2)
+    ]
     verdict = judge_rows([told], [EPOCHS])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
@@ -59,7 +99,13 @@ def test_rows_are_judged_over_ranks_and_epochs(epochs, drawn, hint):
 
 # Rows (1, 0) and (0, 2) on rank 0, (2, 0) and (0, 0) on rank 1, weights of 0.5: (row · w)² has the gradient (x0 + x1) · row.
 PARTS = [[[[1, 0]], [[0, 2]]], [[[2, 0]], [[0, 0]]]]
-SENT_ONCE = {"gradient": [1.25, 1.0], "messages": 1, "weight": [0.5, 0.5], "rows": [1, 1], "waiting": 1}
+SENT_ONCE = {
+    "gradient": [1.25, 1.0],
+    "messages": 1,
+    "weight": [0.5, 0.5],
+    "rows": [1, 1],
+    "waiting": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +114,10 @@ SENT_ONCE = {"gradient": [1.25, 1.0], "messages": 1, "weight": [0.5, 0.5], "rows
         ({}, None),
         ({"weight": [0.4, 0.5]}, "the weights have changed"),
         ({"messages": 0}, "nothing was sent"),
-        ({"gradient": [2.5, 2.0]}, "rank 0 has the gradient [2.5, 2]; that of all ranks' rows in one batch is [1.25, 1]"),
+        (
+            {"gradient": [2.5, 2.0]},
+            "rank 0 has the gradient [2.5, 2]; that of all ranks' rows in one batch is [1.25, 1]",
+        ),
         ({"gradient": None}, "has the gradient none"),
         ({"messages": 2}, "but sent 2 times; once is enough for 2 micro-batches"),
         ({"rows": [2]}, "the model met [2] rows; it was to meet 2 parts of 1, one at a time"),
@@ -97,17 +146,32 @@ def lives(first=FIRST | SAVED, other=FIRST | NOTHING, second=SECOND, third=()):
     ("told", "hint"),
     [
         (lives(), None),
-        (lives(FIRST | SAVED | {"begun": [0, 1, 2]}), "was to do the steps 0 to 1, where it died; it did [0, 1, 2]"),
-        (lives(FIRST | SAVED | {"files": [None, None]}), "after step 0, the file was not there. Save after every step"),
+        (
+            lives(FIRST | SAVED | {"begun": [0, 1, 2]}),
+            "was to do the steps 0 to 1, where it died; it did [0, 1, 2]",
+        ),
+        (
+            lives(FIRST | SAVED | {"files": [None, None]}),
+            "after step 0, the file was not there. Save after every step",
+        ),
         (lives(FIRST | SAVED | {"files": [7, 7]}), "after step 0, the file was as before"),
         (lives(other=FIRST | SAVED), "2 ranks saved the checkpoint"),
         (lives(FIRST | SAVED | {"placed": 0}), "was written in its place"),
         (lives(FIRST | SAVED | {"overwritten": 1}), "was written in its place"),
         (lives(FIRST | SAVED | {"moved": 1}), "was written in another folder, and moved"),
         (lives(FIRST | SAVED | {"removed": 1}), "the file was removed"),
-        (lives(second=SECOND | {"begun": [0, 1, 2]}), "1 steps were done when the ranks died; started again, rank 1 did [0, 1, 2] of 3"),
-        (lives(second=SECOND | {"weight": -2.0, "momentum": 12.0}), "The momentum was not restored"),
-        (lives(second=SECOND | {"weight": -2.0}), "rank 1 ends with the weight -2; without a death it is -3.25. The weight"),
+        (
+            lives(second=SECOND | {"begun": [0, 1, 2]}),
+            "1 steps were done when the ranks died; started again, rank 1 did [0, 1, 2] of 3",
+        ),
+        (
+            lives(second=SECOND | {"weight": -2.0, "momentum": 12.0}),
+            "The momentum was not restored",
+        ),
+        (
+            lives(second=SECOND | {"weight": -2.0}),
+            "rank 1 ends with the weight -2; without a death it is -3.25. The weight",
+        ),
         (lives(third=[2]), "all 3 steps were done; started once more, the ranks did [2]"),
     ],
 )

@@ -28,22 +28,46 @@ RIGHT = {
     [
         ({}, None),
         ({"returned": "NoneType"}, "returned NoneType"),
-        ({"start": 0.3}, "rank 1 does not begin with rank 0's parameters and buffers, but 0.3 away"),
-        ({"gradients": [[0.0, 0.0], [0.0, 0.5]]}, "after `finish()` in step 2, the gradients of 1 of 2 parameters are not the mean"),
+        (
+            {"start": 0.3},
+            "rank 1 does not begin with rank 0's parameters and buffers, but 0.3 away",
+        ),
+        (
+            {"gradients": [[0.0, 0.0], [0.0, 0.5]]},
+            "after `finish()` in step 2, the gradients of 1 of 2 parameters are not the mean",
+        ),
         ({"gradients": [["none", 0.0]] * 2}, "in step 1, a parameter is without the gradient"),
-        ({"gradients": [["one", 0.0]] * 2}, "in step 1, a parameter that no forward uses has a gradient on rank 1"),
+        (
+            {"gradients": [["one", 0.0]] * 2},
+            "in step 1, a parameter that no forward uses has a gradient on rank 1",
+        ),
         ({"gradients": [[float("nan"), 0.0]] * 2}, "not the mean of all ranks'"),
-        ({"events": [EVENTS, [READY, [MESSAGE, 4 * LAYER]]]}, "in step 2, one message took 1,024 bytes; a bucket is full with 512"),
-        ({"events": [[*EVENTS, [MESSAGE, LAYER]]] * 2}, "in step 1, 3 messages took 768 bytes of gradients; a bucket is full with 512"),
+        (
+            {"events": [EVENTS, [READY, [MESSAGE, 4 * LAYER]]]},
+            "in step 2, one message took 1,024 bytes; a bucket is full with 512",
+        ),
+        (
+            {"events": [[*EVENTS, [MESSAGE, LAYER]]] * 2},
+            "in step 1, 3 messages took 768 bytes of gradients; a bucket is full with 512",
+        ),
         (
             {"events": [LATE] * 2},
             "in step 1, 768 bytes of complete gradients had not been sent when another came; a bucket is full with 512",
         ),
-        ({"events": [[*EVENTS[:3], *LATE[:-1]]] * 2}, "in step 1, 768 bytes of complete gradients had not been sent"),
+        (
+            {"events": [[*EVENTS[:3], *LATE[:-1]]] * 2},
+            "in step 1, 768 bytes of complete gradients had not been sent",
+        ),
         ({"events": [[*EVENTS, [MESSAGE, 4]]] * 2}, None),  # a message about messages
         ({"overlapped": 0.0}, "What is `async_op`?"),
-        ({"waited": 2e-4}, "on rank 1 the backward pass stood still for 200 µs, until a message had arrived"),
-        ({"races": [["cat", "all_reduce"]]}, "on rank 1 nothing orders `all_reduce` after `cat`, which touched the same memory"),
+        (
+            {"waited": 2e-4},
+            "on rank 1 the backward pass stood still for 200 µs, until a message had arrived",
+        ),
+        (
+            {"races": [["cat", "all_reduce"]]},
+            "on rank 1 nothing orders `all_reduce` after `cat`, which touched the same memory",
+        ),
         (
             {"gradients": [[0.0, 0.5]], "events": [EVENTS[:4]], "stopped": [2, "backward"]},
             "in step 1, 512 of 768 bytes of gradients were sent on rank 1: what sends a bucket that is not full when the backward is over?",

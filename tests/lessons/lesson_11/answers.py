@@ -14,9 +14,14 @@ def ranks(number: str) -> str:
 
 WRONG = {
     "11.5": {
-        "its own part": (LAYERS.format(lines="return hidden @ second.T + second_bias"), "What is summed"),
+        "its own part": (
+            LAYERS.format(lines="return hidden @ second.T + second_bias"),
+            "What is summed",
+        ),
         "the mean": (
-            LAYERS.format(lines="y = hidden @ second.T; dist.all_reduce(y); return y / dist.get_world_size() + second_bias"),
+            LAYERS.format(
+                lines="y = hidden @ second.T; dist.all_reduce(y); return y / dist.get_world_size() + second_bias"
+            ),
             "What is summed",
         ),
         "gathered": (
@@ -27,11 +32,15 @@ WRONG = {
             "was due, whole on each rank",
         ),
         "each rank's second bias": (
-            LAYERS.format(lines="y = hidden @ second.T + second_bias; dist.all_reduce(y); return y"),
+            LAYERS.format(
+                lines="y = hidden @ second.T + second_bias; dist.all_reduce(y); return y"
+            ),
             "What is summed",
         ),
         "summed before the ReLU": (
-            LAYERS.format(lines="h = x @ first.T + first_bias; dist.all_reduce(h); return torch.relu(h) @ second.T + second_bias"),
+            LAYERS.format(
+                lines="h = x @ first.T + first_bias; dist.all_reduce(h); return torch.relu(h) @ second.T + second_bias"
+            ),
             "What is summed",
         ),
         "all weights gathered": (
@@ -56,11 +65,21 @@ def two_layers(x, first, first_bias, second, second_bias):
         ),
         "no ReLU": (LAYERS.format(lines=SUM).replace("torch.relu", ""), "What is summed"),
         "ReLU at the end": (
-            LAYERS.format(lines=SUM).replace("torch.relu", "").replace("return y +", "return torch.relu(y) +"),
+            LAYERS.format(lines=SUM)
+            .replace("torch.relu", "")
+            .replace("return y +", "return torch.relu(y) +"),
             "What is summed",
         ),
-        "the first layer summed": (LAYERS.format(lines=f"dist.all_reduce(hidden); {SUM}"), "What is summed"),
-        "from rank 0": (LAYERS.format(lines="y = hidden @ second.T + second_bias; dist.broadcast(y, 0); return y"), "What is summed"),
+        "the first layer summed": (
+            LAYERS.format(lines=f"dist.all_reduce(hidden); {SUM}"),
+            "What is summed",
+        ),
+        "from rank 0": (
+            LAYERS.format(
+                lines="y = hidden @ second.T + second_bias; dist.broadcast(y, 0); return y"
+            ),
+            "What is summed",
+        ),
         "for two ranks": (
             LAYERS.format(
                 lines="y = hidden @ second.T; parts = [torch.empty_like(y) for _ in range(2)]; dist.all_gather(parts, y); "
@@ -68,7 +87,10 @@ def two_layers(x, first, first_bias, second, second_bias):
             ),
             "your answer raised|What is summed|waited",
         ),
-        "for rank 0": (LAYERS.format(lines="y = hidden @ second.T; dist.reduce(y, 0); return y + second_bias"), "rank 1 of"),
+        "for rank 0": (
+            LAYERS.format(lines="y = hidden @ second.T; dist.reduce(y, 0); return y + second_bias"),
+            "rank 1 of",
+        ),
         "without the first bias": (
             """
 def two_layers(x, first, first_bias, second, second_bias):
@@ -78,24 +100,47 @@ def two_layers(x, first, first_bias, second, second_bias):
 """,
             "What is summed",
         ),
-        "nothing returned": (LAYERS.format(lines="y = hidden @ second.T; dist.all_reduce(y); y += second_bias"), "returned NoneType"),
+        "nothing returned": (
+            LAYERS.format(lines="y = hidden @ second.T; dist.all_reduce(y); y += second_bias"),
+            "returned NoneType",
+        ),
     },
     "11.3": {
-        "without the whole layer": (ranks("-(-16 * parameters // memory)"), "and what while a layer"),
-        "the parameters of the layer alone": (ranks("-(-16 * parameters // (memory - 4 * largest_layer))"), "enough"),
-        "all of the layer": (ranks("-(-16 * parameters // (memory - 16 * largest_layer))"), "enough"),
+        "without the whole layer": (
+            ranks("-(-16 * parameters // memory)"),
+            "and what while a layer",
+        ),
+        "the parameters of the layer alone": (
+            ranks("-(-16 * parameters // (memory - 4 * largest_layer))"),
+            "enough",
+        ),
+        "all of the layer": (
+            ranks("-(-16 * parameters // (memory - 16 * largest_layer))"),
+            "enough",
+        ),
         "rounded down": (ranks("16 * parameters // (memory - 8 * largest_layer)"), "enough"),
         "rounded": (ranks("round(16 * parameters / (memory - 8 * largest_layer))"), "enough"),
         "one more": (ranks("16 * parameters // (memory - 8 * largest_layer) + 1"), "enough"),
         "SGD": (ranks("-(-8 * parameters // (memory - 8 * largest_layer))"), "enough"),
         "DDP's buckets": (ranks("-(-20 * parameters // (memory - 8 * largest_layer))"), "enough"),
         "half precision": (ranks("-(-8 * parameters // (memory - 4 * largest_layer))"), "enough"),
-        "the layer shared, too": (ranks("-(-(16 * parameters + 8 * largest_layer) // memory)"), "enough"),
-        "the rest of the layers": (ranks("-(-16 * (parameters - largest_layer) // (memory - 8 * largest_layer))"), "enough"),
+        "the layer shared, too": (
+            ranks("-(-(16 * parameters + 8 * largest_layer) // memory)"),
+            "enough",
+        ),
+        "the rest of the layers": (
+            ranks("-(-16 * (parameters - largest_layer) // (memory - 8 * largest_layer))"),
+            "enough",
+        ),
         "a fraction": (ranks("16 * parameters / (memory - 8 * largest_layer)"), "enough"),
-        "at least two": (ranks("max(2, -(-16 * parameters // (memory - 8 * largest_layer)))"), "enough"),
+        "at least two": (
+            ranks("max(2, -(-16 * parameters // (memory - 8 * largest_layer)))"),
+            "enough",
+        ),
         "powers of two": (
-            ranks("1 << max(0, (-(-16 * parameters // (memory - 8 * largest_layer)) - 1).bit_length())"),
+            ranks(
+                "1 << max(0, (-(-16 * parameters // (memory - 8 * largest_layer)) - 1).bit_length())"
+            ),
             "enough",
         ),
         "of one try": (ranks("8"), "enough"),
@@ -131,8 +176,10 @@ def two_layers(x, first, first_bias, second, second_bias):
         ),
     },
     "11.3": {
-        "math.ceil": "import math\n" + ranks("math.ceil(16 * parameters / (memory - 8 * largest_layer))"),
-        "NumPy's": "import numpy\n" + ranks("numpy.ceil(16 * parameters / (memory - 8 * largest_layer))"),
+        "math.ceil": "import math\n"
+        + ranks("math.ceil(16 * parameters / (memory - 8 * largest_layer))"),
+        "NumPy's": "import numpy\n"
+        + ranks("numpy.ceil(16 * parameters / (memory - 8 * largest_layer))"),
         "counted up": """
 def ranks_needed(parameters, largest_layer, memory):
     ranks = 1
@@ -140,7 +187,9 @@ def ranks_needed(parameters, largest_layer, memory):
         ranks += 1
     return ranks
 """,
-        "without negation": ranks("(16 * parameters + memory - 8 * largest_layer - 1) // (memory - 8 * largest_layer)"),
+        "without negation": ranks(
+            "(16 * parameters + memory - 8 * largest_layer - 1) // (memory - 8 * largest_layer)"
+        ),
     },
 }
 
@@ -197,7 +246,11 @@ LATER = "What need not be"
 WRONG |= {
     "11.4": {
         "both whole": (
-            changed(FREED, (SHARE, "gradient = upstream.T @ x"), (END, f"{SHARE.replace('upstream.T @ x', 'gradient')}; {END}")),
+            changed(
+                FREED,
+                (SHARE, "gradient = upstream.T @ x"),
+                (END, f"{SHARE.replace('upstream.T @ x', 'gradient')}; {END}"),
+            ),
             LATER,
         ),
         "as in the lesson": (
@@ -262,10 +315,22 @@ def backward(x, shard, upstream):
 """,
             LATER,
         ),
-        "the sum": (changed(FREED, (", op=dist.ReduceOp.AVG", "")), "rows of the weight is the sum over the ranks"),
-        "divided twice": (changed(FREED, (END, "return upstream @ weight, part / dist.get_world_size()")), "the mean, divided once more"),
+        "the sum": (
+            changed(FREED, (", op=dist.ReduceOp.AVG", "")),
+            "rows of the weight is the sum over the ranks",
+        ),
+        "divided twice": (
+            changed(FREED, (END, "return upstream @ weight, part / dist.get_world_size()")),
+            "the mean, divided once more",
+        ),
         "its own": (
-            changed(FREED, (SHARE, "part = (upstream.T @ x).chunk(dist.get_world_size())[dist.get_rank()].clone()")),
+            changed(
+                FREED,
+                (
+                    SHARE,
+                    "part = (upstream.T @ x).chunk(dist.get_world_size())[dist.get_rank()].clone()",
+                ),
+            ),
             "this rank's data alone",
         ),
         "all of it sent": (
@@ -279,41 +344,71 @@ def backward(x, shard, upstream):
             "Which collective leaves",
         ),
         "the whole gradient": (
-            changed(FREED, (SHARE, "part = upstream.T @ x; dist.all_reduce(part, dist.ReduceOp.AVG)")),
+            changed(
+                FREED, (SHARE, "part = upstream.T @ x; dist.all_reduce(part, dist.ReduceOp.AVG)")
+            ),
             "that of the whole weight",
         ),
         "another's": (
             changed(
-                FREED, (SHARE, "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(3)[dist.get_rank() - 1].clone()")
+                FREED,
+                (
+                    SHARE,
+                    "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(3)[dist.get_rank() - 1].clone()",
+                ),
             ),
             r"that of rank \d's rows",
         ),
         "x averaged, too": (
-            changed(FREED, (END, "gx = upstream @ weight; dist.all_reduce(gx, dist.ReduceOp.AVG); return gx, part")),
+            changed(
+                FREED,
+                (
+                    END,
+                    "gx = upstream @ weight; dist.all_reduce(gx, dist.ReduceOp.AVG); return gx, part",
+                ),
+            ),
             "x is the mean over the ranks",
         ),
-        "x summed": (changed(FREED, (END, "gx = upstream @ weight; dist.all_reduce(gx); return gx, part")), "x is the sum over the ranks"),
+        "x summed": (
+            changed(FREED, (END, "gx = upstream @ weight; dist.all_reduce(gx); return gx, part")),
+            "x is the sum over the ranks",
+        ),
         "the other way round": (
             changed(FREED, (END, "return part, upstream @ weight")),
             r"the gradient of x is a tensor of \[\d+, \d+\] where",
         ),
-        "transposed": (changed(FREED, (END, "return upstream @ weight, part.T")), "rows of the weight is a tensor of"),
+        "transposed": (
+            changed(FREED, (END, "return upstream @ weight, part.T")),
+            "rows of the weight is a tensor of",
+        ),
         "its own rows for x": (
             changed(FREED, (END, "n = len(shard); return upstream[:, :n] @ shard, part")),
             "gradient of x is other numbers",
         ),
         "upstream divided in place": (
-            changed(FREED, (SHARE, "upstream /= 3; dist.reduce_scatter_tensor(part, upstream.T @ x); upstream *= 3; x += 1")),
+            changed(
+                FREED,
+                (
+                    SHARE,
+                    "upstream /= 3; dist.reduce_scatter_tensor(part, upstream.T @ x); upstream *= 3; x += 1",
+                ),
+            ),
             "has changed x",
         ),
-        "one gradient": (changed(FREED, (END, "return part")), "returned Tensor; two tensors are due"),
+        "one gradient": (
+            changed(FREED, (END, "return part")),
+            "returned Tensor; two tensors are due",
+        ),
         "rank 0 alone": (
             changed(FREED, (SHARE, f"if dist.get_rank() == 0: {SHARE}")),
             "waited for one another in vain|do not agree on collective",
         ),
     },
     "11.2": {
-        "whole on each rank": (changed(ADAM, ("parameters[rank::ranks]", "parameters")), "Adam's whole state is"),
+        "whole on each rank": (
+            changed(ADAM, ("parameters[rank::ranks]", "parameters")),
+            "Adam's whole state is",
+        ),
         "nobody sends": (changed(ADAM, (SEND, "pass")), "did not move on rank"),
         "rank 0 sends": (changed(ADAM, ("src=number % ranks", "src=0")), "did not move on rank"),
         "rank 0 steps": (
@@ -325,41 +420,87 @@ def backward(x, shard, upstream):
             ),
             "Adam's whole state is",
         ),
-        "averaged": (changed(ADAM, (SEND, "dist.all_reduce(parameter.data, dist.ReduceOp.AVG)")), "are not those of Adam"),
-        "summed": (changed(ADAM, (SEND, "dist.all_reduce(parameter.data)")), "are not those of Adam"),
+        "averaged": (
+            changed(ADAM, (SEND, "dist.all_reduce(parameter.data, dist.ReduceOp.AVG)")),
+            "are not those of Adam",
+        ),
+        "summed": (
+            changed(ADAM, (SEND, "dist.all_reduce(parameter.data)")),
+            "are not those of Adam",
+        ),
         "SGD": (changed(ADAM, ("Adam(", "SGD(")), "are not those of Adam"),
         "AdamW": (
-            changed(ADAM, ("Adam(parameters[rank::ranks], lr=lr)", "AdamW(parameters[rank::ranks], lr=lr, weight_decay=10.0)")),
+            changed(
+                ADAM,
+                (
+                    "Adam(parameters[rank::ranks], lr=lr)",
+                    "AdamW(parameters[rank::ranks], lr=lr, weight_decay=10.0)",
+                ),
+            ),
             "are not those of Adam",
         ),
         "Adam's own rate": (changed(ADAM, (", lr=lr", "")), "are not those of Adam with lr=0.0"),
         "anew in each step": (
-            changed(ADAM, ("optimizer.step()", f"optimizer = {MINE}; optimizer.step()"), (f"    optimizer = {MINE}\n\n", "")),
+            changed(
+                ADAM,
+                ("optimizer.step()", f"optimizer = {MINE}; optimizer.step()"),
+                (f"    optimizer = {MINE}\n\n", ""),
+            ),
             "after step 2",
         ),
-        "blocks and turns": (changed(ADAM, ("parameters[rank::ranks]", "parameters[3 * rank : 3 * rank + 3]")), "did not move on rank"),
-        "the optimizer": (changed(ADAM, ("return step", "return optimizer")), "returned Adam; it is to return `step`"),
+        "blocks and turns": (
+            changed(ADAM, ("parameters[rank::ranks]", "parameters[3 * rank : 3 * rank + 3]")),
+            "did not move on rank",
+        ),
+        "the optimizer": (
+            changed(ADAM, ("return step", "return optimizer")),
+            "returned Adam; it is to return `step`",
+        ),
         "at once": (changed(ADAM, ("return step", "step()")), "returned NoneType"),
         "a gradient is cleared": (
-            changed(ADAM, ("optimizer.step()", "[p.grad.mul_(0) for p in parameters[:1]]; optimizer.step()")),
+            changed(
+                ADAM,
+                ("optimizer.step()", "[p.grad.mul_(0) for p in parameters[:1]]; optimizer.step()"),
+            ),
             "did not move|are not those of Adam|has changed",
         ),
         "one rank keeps all": (
             changed(
-                ADAM, ("parameters[rank::ranks]", "(parameters if rank == 1 else [])  or parameters[-1:]"), ("src=number % ranks", "src=1")
+                ADAM,
+                (
+                    "parameters[rank::ranks]",
+                    "(parameters if rank == 1 else [])  or parameters[-1:]",
+                ),
+                ("src=number % ranks", "src=1"),
             ),
             "rank 1 keeps",
         ),
         "for two ranks": (
-            changed(ADAM, ("parameters[rank::ranks]", "parameters[rank::2]"), ("src=number % ranks", "src=number % 2")),
+            changed(
+                ADAM,
+                ("parameters[rank::ranks]", "parameters[rank::2]"),
+                ("src=number % ranks", "src=number % 2"),
+            ),
             "ranks together keep",
         ),
         "the same gradients are added": (
-            changed(ADAM, ("optimizer.step()", "[dist.all_reduce(p.grad) for p in parameters if p.grad is not None]; optimizer.step()")),
+            changed(
+                ADAM,
+                (
+                    "optimizer.step()",
+                    "[dist.all_reduce(p.grad) for p in parameters if p.grad is not None]; optimizer.step()",
+                ),
+            ),
             "has changed the gradient of 7 of 8 parameters",
         ),
         "clears all gradients to zeros": (
-            changed(ADAM, ("optimizer.step()", "optimizer.step(); [setattr(p, 'grad', torch.zeros_like(p)) for p in parameters]")),
+            changed(
+                ADAM,
+                (
+                    "optimizer.step()",
+                    "optimizer.step(); [setattr(p, 'grad', torch.zeros_like(p)) for p in parameters]",
+                ),
+            ),
             "has changed the gradient of 8 of 8 parameters",
         ),
         "clears the gradients": (
@@ -367,38 +508,73 @@ def backward(x, shard, upstream):
             "has changed the gradient of 7 of 8 parameters",
         ),
         "numbers those with a gradient": (
-            changed(ADAM, ("enumerate(parameters)", "enumerate(p for p in parameters if p.grad is not None)")),
+            changed(
+                ADAM,
+                ("enumerate(parameters)", "enumerate(p for p in parameters if p.grad is not None)"),
+            ),
             "did not move on rank|are not those of Adam",
         ),
     },
     "11.6": {
-        "column and row": (changed(MESH, ("return mine", "return mine[::-1]")), r"the row of rank 0 is \[0, 1"),
+        "column and row": (
+            changed(MESH, ("return mine", "return mine[::-1]")),
+            r"the row of rank 0 is \[0, 1",
+        ),
         "the mesh's first dimension first": (
-            meshed("mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(0), mesh.get_group(1)"),
+            meshed(
+                "mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(0), mesh.get_group(1)"
+            ),
             "the row of rank 0 is",
         ),
         "columns by rows": (
-            meshed("mesh = init_device_mesh('cpu', (columns, rows)); return mesh.get_group(1), mesh.get_group(0)"),
+            meshed(
+                "mesh = init_device_mesh('cpu', (columns, rows)); return mesh.get_group(1), mesh.get_group(0)"
+            ),
             "the row of rank 0 is",
         ),
-        "by columns": (changed(MESH, (".reshape(rows, columns)", ".reshape(columns, rows).T")), "the row of rank 0 is"),
-        "lists of ranks": (changed(MESH, ("mine.append(group)", "mine.append(line)")), "for the row of rank 0 you returned list"),
-        "the mesh": (meshed("return init_device_mesh('cpu', (rows, columns))"), "returned DeviceMesh; a pair"),
-        "all ranks": (changed(MESH, ("return mine", "return dist.group.WORLD, dist.group.WORLD")), "the row of rank 0 is"),
-        "the row alone": (changed(MESH, ("return mine", "return mine[0]")), "returned ProcessGroup; a pair"),
+        "by columns": (
+            changed(MESH, (".reshape(rows, columns)", ".reshape(columns, rows).T")),
+            "the row of rank 0 is",
+        ),
+        "lists of ranks": (
+            changed(MESH, ("mine.append(group)", "mine.append(line)")),
+            "for the row of rank 0 you returned list",
+        ),
+        "the mesh": (
+            meshed("return init_device_mesh('cpu', (rows, columns))"),
+            "returned DeviceMesh; a pair",
+        ),
+        "all ranks": (
+            changed(MESH, ("return mine", "return dist.group.WORLD, dist.group.WORLD")),
+            "the row of rank 0 is",
+        ),
+        "the row alone": (
+            changed(MESH, ("return mine", "return mine[0]")),
+            "returned ProcessGroup; a pair",
+        ),
         "the last groups": (
             changed(MESH, ("return mine", "return group, group")),
             "you returned a group of others, not a process group that it is in|the row of rank",
         ),
         "every group": (
             changed(
-                MESH, ("            if dist.get_rank() in line:\n                mine.append(group)", "            mine.append(group)")
+                MESH,
+                (
+                    "            if dist.get_rank() in line:\n                mine.append(group)",
+                    "            mine.append(group)",
+                ),
             ),
             "returned list; a pair",
         ),
-        "square": (changed(MESH, (".reshape(rows, columns)", ".reshape(rows, -1)[:, :rows]")), "raised|the row of rank|waited"),
+        "square": (
+            changed(MESH, (".reshape(rows, columns)", ".reshape(rows, -1)[:, :rows]")),
+            "raised|the row of rank|waited",
+        ),
         "the larger first": (
-            changed(MESH, (".reshape(rows, columns)", ".reshape(max(rows, columns), min(rows, columns))")),
+            changed(
+                MESH,
+                (".reshape(rows, columns)", ".reshape(max(rows, columns), min(rows, columns))"),
+            ),
             "of 2 × 3 ranks, the row of rank",
         ),
         "never more columns than rows": (
@@ -422,8 +598,15 @@ def my_groups(rows, columns):
 }
 RIGHT |= {
     "11.4": {
-        "divided by hand": changed(FREED, (", op=dist.ReduceOp.AVG", ""), (END, "return upstream @ weight, part / dist.get_world_size()")),
-        "upstream divided before": changed(FREED, (SHARE, "dist.reduce_scatter_tensor(part, (upstream / dist.get_world_size()).T @ x)")),
+        "divided by hand": changed(
+            FREED,
+            (", op=dist.ReduceOp.AVG", ""),
+            (END, "return upstream @ weight, part / dist.get_world_size()"),
+        ),
+        "upstream divided before": changed(
+            FREED,
+            (SHARE, "dist.reduce_scatter_tensor(part, (upstream / dist.get_world_size()).T @ x)"),
+        ),
         "the weight first, and let go of": """
 def backward(x, shard, upstream):
     weight = torch.cat([shard] * dist.get_world_size())
@@ -454,8 +637,15 @@ def sharded_adam(model, lr):
     from torch.distributed.optim import ZeroRedundancyOptimizer
     return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=lr).step
 """,
-        "in blocks": changed(ADAM, ("parameters[rank::ranks]", "parameters[3 * rank : 3 * rank + 3]"), ("number % ranks", "number // 3")),
-        "added to nothing": changed(ADAM, (SEND, "parameter.data.mul_(number % ranks == rank); dist.all_reduce(parameter.data)")),
+        "in blocks": changed(
+            ADAM,
+            ("parameters[rank::ranks]", "parameters[3 * rank : 3 * rank + 3]"),
+            ("number % ranks", "number // 3"),
+        ),
+        "added to nothing": changed(
+            ADAM,
+            (SEND, "parameter.data.mul_(number % ranks == rank); dist.all_reduce(parameter.data)"),
+        ),
         "by hand": """
 def sharded_adam(model, lr):
     mine = [(n, p) for n, p in enumerate(model.parameters()) if n % dist.get_world_size() == dist.get_rank()]
@@ -493,7 +683,9 @@ def sharded_adam(model, lr):
 """,
     },
     "11.6": {
-        "a device mesh": meshed("mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(1), mesh.get_group(0)"),
+        "a device mesh": meshed(
+            "mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(1), mesh.get_group(0)"
+        ),
         "a mesh with names": meshed(
             "mesh = init_device_mesh('cpu', (rows, columns), mesh_dim_names=('data', 'tensor')); "
             "return mesh['tensor'].get_group(), mesh['data'].get_group()"
@@ -536,15 +728,30 @@ WRONG["11.1"] = {
         "another collective, allreduce",
     ),
     "the sum": (changed(AVERAGED, ("part / ranks", "part")), "where the mean is"),
-    "divided twice": (changed(AVERAGED, (WHOLE_SHAPE, "return whole[: x.numel()].reshape(x.shape) / ranks")), "where the mean is"),
-    "flat": (changed(AVERAGED, (WHOLE_SHAPE, "return whole[: x.numel()]")), "Return the shape of x"),
+    "divided twice": (
+        changed(AVERAGED, (WHOLE_SHAPE, "return whole[: x.numel()].reshape(x.shape) / ranks")),
+        "where the mean is",
+    ),
+    "flat": (
+        changed(AVERAGED, (WHOLE_SHAPE, "return whole[: x.numel()]")),
+        "Return the shape of x",
+    ),
     "with the padding": (changed(AVERAGED, (WHOLE_SHAPE, "return whole")), "Return the shape of x"),
     "not padded": (changed(AVERAGED, (PAD, "x.flatten()")), "raised|waited|ended its process"),
-    "in place": (changed(AVERAGED, (WHOLE_SHAPE, "return x.copy_(whole[: x.numel()].reshape(x.shape))")), "has changed x"),
-    "its own part": (changed(AVERAGED, (WHOLE_SHAPE, "return part / ranks")), "Return the shape of x|where the mean is"),
+    "in place": (
+        changed(AVERAGED, (WHOLE_SHAPE, "return x.copy_(whole[: x.numel()].reshape(x.shape))")),
+        "has changed x",
+    ),
+    "its own part": (
+        changed(AVERAGED, (WHOLE_SHAPE, "return part / ranks")),
+        "Return the shape of x|where the mean is",
+    ),
     "its own tensor": ("def averaged(x): return x.clone()\n", "where the mean is"),
     "nothing": (changed(AVERAGED, (WHOLE_SHAPE, "whole")), "returned NoneType"),
-    "for two ranks": (changed(AVERAGED, ("ranks = dist.get_world_size()", "ranks = 2")), "raised|waited|ended its process"),
+    "for two ranks": (
+        changed(AVERAGED, ("ranks = dist.get_world_size()", "ranks = 2")),
+        "raised|waited|ended its process",
+    ),
     "gathered whole": (
         "def averaged(x):\n    every = [torch.empty_like(x) for _ in range(dist.get_world_size())]\n"
         "    dist.all_gather(every, x)\n    return sum(every) / len(every)\n",
@@ -583,9 +790,14 @@ def averaged(x):
 """,
     "always padded": changed(AVERAGED, ("-x.numel() % ranks", "ranks - x.numel() % ranks")),
     "divided at the end": changed(
-        AVERAGED, ("part / ranks", "part"), (WHOLE_SHAPE, "return (whole / ranks)[: x.numel()].reshape(x.shape)")
+        AVERAGED,
+        ("part / ranks", "part"),
+        (WHOLE_SHAPE, "return (whole / ranks)[: x.numel()].reshape(x.shape)"),
     ),
-    "new zeros": changed(AVERAGED, (PAD, "x.new_zeros(-(-x.numel() // ranks) * ranks); padded[: x.numel()] = x.flatten()")),
+    "new zeros": changed(
+        AVERAGED,
+        (PAD, "x.new_zeros(-(-x.numel() // ranks) * ranks); padded[: x.numel()] = x.flatten()"),
+    ),
 }
 
 GO_ON = """
@@ -617,18 +829,37 @@ SET = "set_state_dict(model, optimizer, model_state_dict=weights, optim_state_di
 SAVE = 'checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)'
 LOAD = 'checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)'
 WRONG["11.7"] = {
-    "built on the host": (changed(GO_ON, ('with torch.device("meta")', 'with torch.device("cpu")')), "on cpu, where it would not fit"),
+    "built on the host": (
+        changed(GO_ON, ('with torch.device("meta")', 'with torch.device("cpu")')),
+        "on cpu, where it would not fit",
+    ),
     "no clipping": (changed(GO_ON, (CLIP, "pass")), "without clipping"),
-    "another limit": (changed(GO_ON, ("model.parameters(), 1.0)", "model.parameters(), 0.5)")), "another training"),
+    "another limit": (
+        changed(GO_ON, ("model.parameters(), 1.0)", "model.parameters(), 0.5)")),
+        "another training",
+    ),
     "gradients add up": (changed(GO_ON, ("optimizer.zero_grad()", "pass")), "gradients add up"),
     "not saved": (changed(GO_ON, (SAVE, "pass")), "from before the training"),
     "saved before the training": (
-        changed(GO_ON, ("for x, y in batches", f"{SAVE}\n    for x, y in batches"), (f"    {SAVE}\n    return", "    return")),
+        changed(
+            GO_ON,
+            ("for x, y in batches", f"{SAVE}\n    for x, y in batches"),
+            (f"    {SAVE}\n    return", "    return"),
+        ),
         "from before the training",
     ),
-    "saved elsewhere": (changed(GO_ON, (SAVE, SAVE.replace("=folder", '=folder + "/new"'))), "from before the training"),
+    "saved elsewhere": (
+        changed(GO_ON, (SAVE, SAVE.replace("=folder", '=folder + "/new"'))),
+        "from before the training",
+    ),
     "the optimizer starts anew": (
-        changed(GO_ON, (SET, f"{SET}\n    optimizer = torch.optim.Adam(model.parameters(), lr=optimizer.param_groups[0]['lr'])")),
+        changed(
+            GO_ON,
+            (
+                SET,
+                f"{SET}\n    optimizer = torch.optim.Adam(model.parameters(), lr=optimizer.param_groups[0]['lr'])",
+            ),
+        ),
         "Adam starts anew",
     ),
     "Adam's own rate": (
@@ -639,19 +870,36 @@ WRONG["11.7"] = {
         changed(GO_ON, (SET, "model.load_state_dict(weights)")),
         "another training|another learning rate|Adam starts anew",
     ),
-    "the whole model at once": (changed(GO_ON, ("for part in [*model, model]", "for part in [model]")), "0 of 3 layers"),
-    "some layers alone": (changed(GO_ON, ("[*model, model]", "[model[0], model]")), "1 of 3 layers"),
+    "the whole model at once": (
+        changed(GO_ON, ("for part in [*model, model]", "for part in [model]")),
+        "0 of 3 layers",
+    ),
+    "some layers alone": (
+        changed(GO_ON, ("[*model, model]", "[model[0], model]")),
+        "1 of 3 layers",
+    ),
     "not divided": (
         changed(GO_ON, ("    for part in [*model, model]:\n        fully_shard(part)\n", "")),
         "are not divided by rows|raised|waited|another training",
     ),
-    "nothing returned": (changed(GO_ON, ("return model", "return None")), "returned NoneType, not the model"),
-    "the optimizer returned": (changed(GO_ON, ("return model", "return optimizer")), "returned Adam, not the model"),
+    "nothing returned": (
+        changed(GO_ON, ("return model", "return None")),
+        "returned NoneType, not the model",
+    ),
+    "the optimizer returned": (
+        changed(GO_ON, ("return model", "return optimizer")),
+        "returned Adam, not the model",
+    ),
     "the sum of squares": (
-        changed(GO_ON, ("nn.functional.mse_loss(model(x), y)", "((model(x) - y).square().sum() * 1e-6)")),
+        changed(
+            GO_ON, ("nn.functional.mse_loss(model(x), y)", "((model(x) - y).square().sum() * 1e-6)")
+        ),
         "another training|without clipping",
     ),
-    "one step": (changed(GO_ON, ("for x, y in batches", "for x, y in batches[:1]")), "another training"),
+    "one step": (
+        changed(GO_ON, ("for x, y in batches", "for x, y in batches[:1]")),
+        "another training",
+    ),
     "one rank saves": (
         changed(GO_ON, (SAVE, f"if dist.get_rank() == 0: {SAVE}")),
         "waited for one another in vain|raised|took longer",
@@ -665,18 +913,27 @@ RIGHT["11.7"] = {
             "for part in model:\n        if list(part.parameters()):\n            fully_shard(part)\n    fully_shard(model)",
         ),
     ),
-    "layers without the model": changed(GO_ON, ("[*model, model]", "[part for part in model if list(part.parameters())]")),
-    "gradients cleared afterwards": changed(
-        GO_ON, ("        optimizer.zero_grad()\n", ""), ("optimizer.step()", "optimizer.step()\n        model.zero_grad()")
+    "layers without the model": changed(
+        GO_ON, ("[*model, model]", "[part for part in model if list(part.parameters())]")
     ),
-    "no resharding": changed(GO_ON, ("fully_shard(part)", "fully_shard(part, reshard_after_forward=False)")),
+    "gradients cleared afterwards": changed(
+        GO_ON,
+        ("        optimizer.zero_grad()\n", ""),
+        ("optimizer.step()", "optimizer.step()\n        model.zero_grad()"),
+    ),
+    "no resharding": changed(
+        GO_ON, ("fully_shard(part)", "fully_shard(part, reshard_after_forward=False)")
+    ),
     "two state dicts": changed(
         GO_ON,
         (
             "import get_state_dict, set_state_dict",
             "import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict",
         ),
-        (SET, "set_model_state_dict(model, weights); set_optimizer_state_dict(model, optimizer, moments)"),
+        (
+            SET,
+            "set_model_state_dict(model, weights); set_optimizer_state_dict(model, optimizer, moments)",
+        ),
         (
             "weights, moments = get_state_dict(model, optimizer)",
             "weights, moments = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)",
@@ -734,7 +991,9 @@ def sharded_adam(model, lr):
 
     return step
 """
-HALF = "half = parameter.data.half(); dist.broadcast(half, number % ranks); parameter.data.copy_(half)"
+HALF = (
+    "half = parameter.data.half(); dist.broadcast(half, number % ranks); parameter.data.copy_(half)"
+)
 WRONG["11.2"] |= {
     "all of the state on the host": (ON_HOST, "Adam's whole state is"),
     "AdamW as it is": (changed(ADAM, ("Adam(", "AdamW(")), "are not those of Adam"),
@@ -784,7 +1043,11 @@ def backward(x, share, upstream):
 
 WRONG["11.6"]["at least two rows"] = (
     changed(
-        MESH, ("def my_groups(rows, columns):\n", "def my_groups(rows, columns):\n    rows, columns = max(rows, 2), min(columns, 3)\n")
+        MESH,
+        (
+            "def my_groups(rows, columns):\n",
+            "def my_groups(rows, columns):\n    rows, columns = max(rows, 2), min(columns, 3)\n",
+        ),
     ),
     "the row of rank|the column of rank|raised",
 )
@@ -793,10 +1056,19 @@ EMPTY = '    model.to_empty(device="cuda")\n'
 DIVIDE = "    for part in [*model, model]:\n        fully_shard(part)\n"
 NORM = "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()"
 WRONG["11.7"] |= {
-    "memory before the division": (changed(GO_ON, (DIVIDE + EMPTY, EMPTY + DIVIDE)), "gave memory on cuda to whole layers"),
-    "the sum of the errors": (changed(GO_ON, ("mse_loss(model(x), y)", "mse_loss(model(x), y, reduction='sum')")), "another training"),
+    "memory before the division": (
+        changed(GO_ON, (DIVIDE + EMPTY, EMPTY + DIVIDE)),
+        "gave memory on cuda to whole layers",
+    ),
+    "the sum of the errors": (
+        changed(GO_ON, ("mse_loss(model(x), y)", "mse_loss(model(x), y, reduction='sum')")),
+        "another training",
+    ),
     "always scaled": (
-        changed(GO_ON, (CLIP, f"{NORM}; torch._foreach_div_([p.grad for p in model.parameters()], norm)")),
+        changed(
+            GO_ON,
+            (CLIP, f"{NORM}; torch._foreach_div_([p.grad for p in model.parameters()], norm)"),
+        ),
         "another training|raised",
     ),
     "the weights alone are saved": (
@@ -804,12 +1076,27 @@ WRONG["11.7"] |= {
         "no checkpoint with the weights and averages",
     ),
     "saved with other keys": (
-        changed(GO_ON, (SAVE, 'checkpoint.save({"weights": weights, "moments": moments}, checkpoint_id=folder)')),
+        changed(
+            GO_ON,
+            (
+                SAVE,
+                'checkpoint.save({"weights": weights, "moments": moments}, checkpoint_id=folder)',
+            ),
+        ),
         "no checkpoint with the weights and averages",
     ),
     "loaded with other keys": (
-        changed(GO_ON, (LOAD, 'checkpoint.load({"weights": weights, "moments": moments}, checkpoint_id=folder)')),
+        changed(
+            GO_ON,
+            (
+                LOAD,
+                'checkpoint.load({"weights": weights, "moments": moments}, checkpoint_id=folder)',
+            ),
+        ),
         "raised RuntimeError: Missing key in checkpoint",
     ),
-    "clipped one by one": (changed(GO_ON, (CLIP, "[nn.utils.clip_grad_norm_([p], 1.0) for p in model.parameters()]")), "another training"),
+    "clipped one by one": (
+        changed(GO_ON, (CLIP, "[nn.utils.clip_grad_norm_([p], 1.0) for p in model.parameters()]")),
+        "another training",
+    ),
 }

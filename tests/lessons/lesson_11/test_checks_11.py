@@ -19,7 +19,14 @@ from gpulessons.lesson_11.checks import (
 from gpulessons.lesson_11.continued_training import UNCHANGED, UNREADABLE
 from gpulessons.lesson_11.observed_in_ranks import RIGHT, due_groups
 
-LAYERS = {"ranks": 2, "x": [[1, 2]], "first": [[1, 1], [-1, 0]], "first_bias": [1, 0], "second": [[2, 5]], "second_bias": [3]}
+LAYERS = {
+    "ranks": 2,
+    "x": [[1, 2]],
+    "first": [[1, 1], [-1, 0]],
+    "first_bias": [1, 0],
+    "second": [[2, 5]],
+    "second_bias": [3],
+}
 
 
 def test_what_an_answer_changes_of_its_layers_is_told():
@@ -27,7 +34,9 @@ def test_what_an_answer_changes_of_its_layers_is_told():
         second_bias /= 2
         return x
 
-    assert observed_in_ranks.cut_layers(two_layers, LAYERS | {"rank": 0})["changed"] == ["second_bias"]
+    assert observed_in_ranks.cut_layers(two_layers, LAYERS | {"rank": 0})["changed"] == [
+        "second_bias"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -35,8 +44,14 @@ def test_what_an_answer_changes_of_its_layers_is_told():
     [
         ({"type": "Tensor", "shape": [1, 1], "values": [11.0]}, None),
         ({"type": "tuple"}, "rank 1 of 2 returned tuple"),
-        ({"type": "Tensor", "shape": [1, 2], "values": [11.0, 11.0]}, "a tensor of [1, 2]; [1, 1] was due"),
-        ({"type": "Tensor", "shape": [1, 1], "values": [14.0]}, "rank 1 of 2 has [14] from element 0 on, where the whole layers give [11]"),
+        (
+            {"type": "Tensor", "shape": [1, 2], "values": [11.0, 11.0]},
+            "a tensor of [1, 2]; [1, 1] was due",
+        ),
+        (
+            {"type": "Tensor", "shape": [1, 1], "values": [14.0]},
+            "rank 1 of 2 has [14] from element 0 on, where the whole layers give [11]",
+        ),
         ({"changed": ["second_bias"]}, "rank 1 of 2 has changed second_bias"),
         ({"sent": 5000}, "Leave the weights where they are"),
     ],
@@ -51,14 +66,20 @@ def test_cut_layers_are_judged_on_every_rank(answer, hint):
 def test_budgets_are_judged_by_the_fewest_gpus_that_are_enough():
     case = [100, 10, 480]  # 1,600 bytes in rooms of 400
     assert judge_budgets([4], [case]).passed
-    for answer, hint in ((5, "4 GPUs are enough and fewer are not; you say 5"), (3, "you say 3"), ("float", "returned float")):
+    for answer, hint in (
+        (5, "4 GPUs are enough and fewer are not; you say 5"),
+        (3, "you say 3"),
+        ("float", "returned float"),
+    ):
         assert hint in judge_budgets([answer], [case]).message
 
 
 def test_the_whole_layer_matters_in_some_drawn_budget():
     for seed in range(20):
         cases = lesson_11.draw_budgets(random.Random(seed))
-        needed = [-(-16 * parameters // (memory - 8 * layer)) for parameters, layer, memory in cases]
+        needed = [
+            -(-16 * parameters // (memory - 8 * layer)) for parameters, layer, memory in cases
+        ]
         assert min(needed) == 1 < max(needed)
         assert needed != [-(-16 * parameters // memory) for parameters, _, memory in cases]
 
@@ -68,8 +89,14 @@ def test_the_whole_layer_matters_in_some_drawn_budget():
     [
         ({}, None),
         ({"returned": "Tensor"}, "rank 1 returned Tensor; two tensors are due"),
-        ({"x": "the sum over the ranks"}, "on rank 1, the gradient of x is the sum over the ranks."),
-        ({"part": "other numbers"}, "on rank 1, the gradient of this rank's rows of the weight is other numbers."),
+        (
+            {"x": "the sum over the ranks"},
+            "on rank 1, the gradient of x is the sum over the ranks.",
+        ),
+        (
+            {"part": "other numbers"},
+            "on rank 1, the gradient of this rank's rows of the weight is other numbers.",
+        ),
         ({"changed": ["upstream"]}, "rank 1 has changed upstream"),
         ({"to_all": True}, "Which collective leaves a rank its part alone?"),
         ({"peak": 2.5}, "rank 1 held 2.5 times the weight's bytes"),
@@ -89,16 +116,24 @@ def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hin
         ({}, None),
         ({"returned": "Adam"}, "returned Adam; it is to return `step`"),
         ({"still": [0, 2]}, "in step 2, 2 of 3 parameters with a gradient did not move on rank 1"),
-        ({"wrong": [1, 0]}, "after step 1, 1 of 4 parameters on rank 1 are not those of Adam with lr=0.5"),
+        (
+            {"wrong": [1, 0]},
+            "after step 1, 1 of 4 parameters on rank 1 are not those of Adam with lr=0.5",
+        ),
         ({"altered": [0, 4]}, "step 2 has changed the gradient of 4 of 4 parameters on rank 1"),
         ({"kept": 7 << 10}, "rank 1 keeps 7 KiB; Adam's whole state is 10 KiB"),
-        ({"others": 1}, "all 3 ranks together keep 15 KiB; Adam's whole state is 10 KiB. What does more than one rank keep?"),
+        (
+            {"others": 1},
+            "all 3 ranks together keep 15 KiB; Adam's whole state is 10 KiB. What does more than one rank keep?",
+        ),
     ],
 )
 def test_sharded_adam_is_judged_by_its_steps_and_by_what_each_rank_keeps(answer, hint):
     good = {"still": [0, 0], "wrong": [0, 0], "altered": [0, 0], "kept": 5 << 10, "whole": 10 << 10}
     others = answer.pop("others", 0)
-    verdict = judge_adam([good, good | answer, *[good] * others], {"layers": 2, "steps": 2, "lr": 0.5})
+    verdict = judge_adam(
+        [good, good | answer, *[good] * others], {"layers": 2, "steps": 2, "lr": 0.5}
+    )
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 
@@ -109,13 +144,22 @@ def test_sharded_adam_is_judged_by_its_steps_and_by_what_each_rank_keeps(answer,
         ({}, None),
         ({"groups": "DeviceMesh"}, "returned DeviceMesh; a pair of groups is due"),
         ({"groups": [[0, 1, 2], "int"]}, "for the column of rank 1 you returned int"),
-        ({"groups": [[1, 4], [0, 1, 2]]}, "of 2 × 3 ranks, the row of rank 1 is [0, 1, 2]; your group has [1, 4]"),
-        ({"reached": [[0, 1, 2], [1]]}, "the groups of rank 1 of 2 × 3 ranks added up [[0, 1, 2], [1]]"),
+        (
+            {"groups": [[1, 4], [0, 1, 2]]},
+            "of 2 × 3 ranks, the row of rank 1 is [0, 1, 2]; your group has [1, 4]",
+        ),
+        (
+            {"reached": [[0, 1, 2], [1]]},
+            "the groups of rank 1 of 2 × 3 ranks added up [[0, 1, 2], [1]]",
+        ),
     ],
 )
 def test_groups_are_judged_by_who_is_in_them_and_whom_they_reach(answer, hint):
     meshes = [[3, 2], [2, 3]]
-    told = [[{"groups": due_groups(rank, *mesh), "reached": due_groups(rank, *mesh)} for mesh in meshes] for rank in range(6)]
+    told = [
+        [{"groups": due_groups(rank, *mesh), "reached": due_groups(rank, *mesh)} for mesh in meshes]
+        for rank in range(6)
+    ]
     told[1][1] |= answer
     verdict = judge_meshes(told, meshes)
     assert verdict.passed == (hint is None), verdict
@@ -136,13 +180,25 @@ TWO_HALVES = [["c10d::_reduce_scatter_base_", 12], ["c10d::_allgather_base_", 4]
     [
         ({}, None),
         ({"answer": {"type": "list"}}, "rank 2 of 3 returned list, not a tensor"),
-        ({"answer": MEAN | {"shape": [1, 2]}}, "returned a tensor of [1, 2]. Return the shape of x."),
-        ({"answer": MEAN | {"values": [6.0, 12.0]}}, "has [6, 12] from element 0 on, where the mean is [2, 4]"),
+        (
+            {"answer": MEAN | {"shape": [1, 2]}},
+            "returned a tensor of [1, 2]. Return the shape of x.",
+        ),
+        (
+            {"answer": MEAN | {"values": [6.0, 12.0]}},
+            "has [6, 12] from element 0 on, where the mean is [2, 4]",
+        ),
         ({"changed": True}, "has changed x"),
         ({"calls": [["c10d::allreduce_", 8]]}, "called another collective, allreduce"),
-        ({"calls": [["c10d::_reduce_scatter_base_", 28], TWO_HALVES[1]]}, "gave 28 bytes to a reduce_scatter, and x has 8"),
+        (
+            {"calls": [["c10d::_reduce_scatter_base_", 28], TWO_HALVES[1]]},
+            "gave 28 bytes to a reduce_scatter, and x has 8",
+        ),
         ({"calls": [["c10d::_allgather_base_", 8]]}, "gave only 0 bytes of x to a reduce_scatter"),
-        ({"calls": [TWO_HALVES[0], ["c10d::_allgather_base_", 12]]}, "gave 12 bytes to an all_gather"),
+        (
+            {"calls": [TWO_HALVES[0], ["c10d::_allgather_base_", 12]]},
+            "gave 12 bytes to an all_gather",
+        ),
     ],
 )
 def test_a_mean_is_judged_by_its_values_and_by_the_collectives(answer, hint):
@@ -164,11 +220,22 @@ def test_a_mean_is_judged_by_its_values_and_by_the_collectives(answer, hint):
         ({"undivided": ["cuda"]}, "gave memory on cuda to whole layers"),
         ({"saved": UNREADABLE}, "no checkpoint with the weights and averages"),
         ({"saved": UNCHANGED}, "the checkpoint from before the training"),
-        ({"saved": "those of a training without clipping"}, "They are those of a training without clipping."),
+        (
+            {"saved": "those of a training without clipping"},
+            "They are those of a training without clipping.",
+        ),
     ],
 )
 def test_a_continued_training_is_judged_by_how_it_is_divided_and_by_what_it_saved(answer, hint):
-    good = {"built": ["meta"], "whole": 0, "parameters": 6, "undivided": [], "apart": 3, "layers": 3, "saved": RIGHT}
+    good = {
+        "built": ["meta"],
+        "whole": 0,
+        "parameters": 6,
+        "undivided": [],
+        "apart": 3,
+        "layers": 3,
+        "saved": RIGHT,
+    }
     verdict = judge_training([good | answer, good], {"ranks": 2})
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message

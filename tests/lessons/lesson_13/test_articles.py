@@ -14,10 +14,17 @@ CLAIMS = articles.claims()
 SNIPPETS = {
     "shared_gpu_memory": {
         "1. Initialize the Shared Buffer": ["shared_buf = torch.cuda._get_shared_mem(1024)"],
-        "2. Create a PyTorch Device Object": ["device = torch.device('cuda:0', shared_buf=shared_buf)"],
+        "2. Create a PyTorch Device Object": [
+            "device = torch.device('cuda:0', shared_buf=shared_buf)"
+        ],
         "3. Move Data to the Shared Buffer": ["data_shared = data.to(device)"],
-        "4. Perform Computation on the Shared Buffer": ["output = torch.matmul(data_shared, data_shared.T)"],
-        "Example Use Case": ["shared_buf = torch.cuda._get_shared_mem(1024)", "data_shared = data.to(device)"],
+        "4. Perform Computation on the Shared Buffer": [
+            "output = torch.matmul(data_shared, data_shared.T)"
+        ],
+        "Example Use Case": [
+            "shared_buf = torch.cuda._get_shared_mem(1024)",
+            "data_shared = data.to(device)",
+        ],
     },
     "memory_and_multiple_gpus": {
         "Moving tensors around CPU and GPUs": ["a = torch.zeros(4,3)"],
@@ -33,23 +40,37 @@ SNIPPETS = {
             "parallel_net = parellel_net.to(0)",
         ],
         "Model Parallelism": ["class model_parallel(nn.Module):"],
-        "Tracking the amount of memory with GPUtil": ["pip install GPUtil", "GPUtil.showUtilization()"],
+        "Tracking the amount of memory with GPUtil": [
+            "pip install GPUtil",
+            "GPUtil.showUtilization()",
+        ],
         "Dealing with memory losses using del keyword": ["i = x", "del out, loss"],
-        "Using Python data types instead of 1-D tensors": ["total_loss += iter_loss", "total_loss += iter_loss.item)"],
-        "Emptying CUDA cache": ["torch.cuda.empy_cache()", "from GPUtil import showUtilization as gpu_usage"],
+        "Using Python data types instead of 1-D tensors": [
+            "total_loss += iter_loss",
+            "total_loss += iter_loss.item)",
+        ],
+        "Emptying CUDA cache": [
+            "torch.cuda.empy_cache()",
+            "from GPUtil import showUtilization as gpu_usage",
+        ],
         "Using torch.no_grad() for inference": ["with torch.no_grad()"],
         "Using CuDNN Backend": ["torch.backends.cudnn.benchmark = True"],
         "Using 16-bit Floats": ["input = input.half()", "if isinstance(layer, nn.BatchNorm2d):"],
     },
     "gpu_acceleration": {
         "Efficient Tensor Operations with GPU Acceleration": ["x = x.to('cuda')"],
-        "Using Parallel Processing with PyTorch for GPU Acceleration": ["model = nn.DataParallel(model)"],
+        "Using Parallel Processing with PyTorch for GPU Acceleration": [
+            "model = nn.DataParallel(model)"
+        ],
         "Managing GPU Memory for Deep Learning Tasks": [
             "torch.cuda.empty_cache()",
             "max_cached = torch.cuda.max_memory_cached()",
             "torch.cuda.set_enabled_lms(True)",
         ],
-        "Neural Network Training with GPU Acceleration": ["criterion = criterion.to('cuda')", "optimizer = optimizer.to('cuda')"],
+        "Neural Network Training with GPU Acceleration": [
+            "criterion = criterion.to('cuda')",
+            "optimizer = optimizer.to('cuda')",
+        ],
         "Implementation of GPU Acceleration in PyTorch for Tensor Operations": ["z = x + y"],
     },
     "speed_up_pytorch": {
@@ -84,7 +105,12 @@ SNIPPETS = {
         "8. torch.multiprocessing": ["p = mp.Process(target=train, args=(model,))"],
     },
 }
-LISTED = [(article, section, line) for article, sections in SNIPPETS.items() for section, lines in sections.items() for line in lines]
+LISTED = [
+    (article, section, line)
+    for article, sections in SNIPPETS.items()
+    for section, lines in sections.items()
+    for line in lines
+]
 WORDS = 50  # of a claim: a sentence at most
 
 each_claim = pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
@@ -96,7 +122,9 @@ def lines(claim: Claim) -> list[str]:
 
 @pytest.mark.parametrize(("article", "section", "line"), LISTED)
 def test_no_snippet_is_missing(article, section, line):
-    there = [claim for claim in articles.claims(article) if claim.section == section and claim.snippet]
+    there = [
+        claim for claim in articles.claims(article) if claim.section == section and claim.snippet
+    ]
     assert [claim.name for claim in there if line in lines(claim)]
 
 
@@ -130,7 +158,9 @@ def test_a_sentence_is_quoted_whole(claim):
 @each_claim
 def test_what_no_longer_holds_says_what_to_write_or_where_it_stands(claim):
     if claim.verdict != "holds":
-        assert claim.today or claim.source or claim.expect.prints, "no way of today, no source, nothing shown"
+        assert claim.today or claim.source or claim.expect.prints, (
+            "no way of today, no source, nothing shown"
+        )
     if claim.verdict != "holds" and claim.snippet:
         assert claim.today
     if claim.verdict in ("deprecated", "outdated"):
@@ -143,9 +173,15 @@ def test_a_verdict_fits_what_running_the_claim_shows(claim):
     if claim.verdict == "deprecated":
         assert not claim.expect.raises and (claim.expect.warns or claim.expect.may_warn)
     elif claim.verdict == "typo":
-        assert claim.expect.raises in ("SyntaxError", "NameError", "TypeError", "AttributeError") and claim.snippet
+        assert (
+            claim.expect.raises in ("SyntaxError", "NameError", "TypeError", "AttributeError")
+            and claim.snippet
+        )
     elif claim.verdict == "invented":
-        assert claim.expect.raises in ("AttributeError", "TypeError") or claim.name == "feature named shared memory"
+        assert (
+            claim.expect.raises in ("AttributeError", "TypeError")
+            or claim.name == "feature named shared memory"
+        )
 
 
 @each_claim
@@ -169,7 +205,9 @@ def test_a_claim_that_runs_expects_something(claim):
 
 def test_claims_are_found_by_name_article_and_verdict():
     assert articles.find("empy_cache").article.title.startswith("PyTorch 101")
-    assert [claim.name for claim in articles.claims("gpu_acceleration", "deprecated")] == ["max_memory_cached"]
+    assert [claim.name for claim in articles.claims("gpu_acceleration", "deprecated")] == [
+        "max_memory_cached"
+    ]
     assert sum(len(articles.claims(verdict=verdict)) for verdict in VERDICTS) == len(CLAIMS)
 
 
@@ -178,5 +216,8 @@ def test_unknown_names_are_refused_with_what_there_is():
         articles.find("empty_cach")
     with pytest.raises(ValueError, match="choose one of 'shared_gpu_memory', "):
         articles.claims("shared memory")
-    with pytest.raises(ValueError, match="choose one of 'holds', 'deprecated', 'outdated', 'typo', 'invented', 'false'"):
+    with pytest.raises(
+        ValueError,
+        match="choose one of 'holds', 'deprecated', 'outdated', 'typo', 'invented', 'false'",
+    ):
         articles.claims(verdict="true")

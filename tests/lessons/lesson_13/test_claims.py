@@ -18,7 +18,9 @@ from labkit.labs import collect
 CLAIMS = articles.claims()
 HERE = [claim for claim in CLAIMS if not claim.alone]
 MOST = max(claim.gpus for claim in CLAIMS)
-with_today = pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.today], ids=lambda claim: claim.name)
+with_today = pytest.mark.parametrize(
+    "claim", [claim for claim in CLAIMS if claim.today], ids=lambda claim: claim.name
+)
 
 
 def by_name(claims):
@@ -59,7 +61,11 @@ def test_claims_about_memory_do_not_depend_on_what_other_work_left(gpus):
         left.append(torch.empty(11 << 20, dtype=torch.uint8, device=f"cuda:{gpu}"))
     about_memory = re.compile("empty_cache|memory_reserved|mem_get_info|nvidia-smi")
     chosen = [claim for claim in HERE if about_memory.search(claim.program) and not claim.untried]
-    wrong = {claim.name: outcome for claim, outcome in outcomes(chosen) if not outcome.fits(claim.expected(virtual=True))}
+    wrong = {
+        claim.name: outcome
+        for claim, outcome in outcomes(chosen)
+        if not outcome.fits(claim.expected(virtual=True))
+    }
     assert left and wrong == {}
 
 
@@ -75,19 +81,32 @@ def test_what_to_write_today_works_and_warns_of_nothing(gpus, claim):
 def test_verdicts_do_not_hang_on_the_model_of_the_gpu(like):
     with labkit.use(gpus=MOST, like=like, quiet=True):
         tried = list(outcomes(HERE))
-    assert [(claim.name, outcome) for claim, outcome in tried if not claim.untried and not outcome.fits(claim.expected(True))] == []
+    assert [
+        (claim.name, outcome)
+        for claim, outcome in tried
+        if not claim.untried and not outcome.fits(claim.expected(True))
+    ] == []
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [pytest.param(count, marks=pytest.mark.gpu(count=count)) for count in range(1, MOST + 1)])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(count, marks=pytest.mark.gpu(count=count)) for count in range(1, MOST + 1)],
+)
 def test_claims_come_to_what_is_expected_on_real_gpus(count):
     """Those that need so many; and what to write today works there, too."""
     chosen = [claim for claim in CLAIMS if claim.gpus == count and not claim.untried]
     with labkit.use(gpus=count, virtual=False, quiet=True):
         tried = by_name(chosen)
         today = {claim.name: run_today(claim) for claim in chosen if claim.today}
-    assert {claim.name: tried[claim.name] for claim in chosen if not tried[claim.name].fits(claim.expected(False))} == {}
-    assert {name: outcome for name, outcome in today.items() if outcome.raised or outcome.warned} == {}
+    assert {
+        claim.name: tried[claim.name]
+        for claim in chosen
+        if not tried[claim.name].fits(claim.expected(False))
+    } == {}
+    assert {
+        name: outcome for name, outcome in today.items() if outcome.raised or outcome.warned
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +143,10 @@ def test_what_is_printed_is_compared_as_a_whole_or_by_a_pattern():
 
 
 def test_a_claim_is_tried_by_name_and_told_in_a_line(gpus):
-    assert repr(try_claim("empy_cache")) == "AttributeError: module 'torch.cuda' has no attribute 'empy_cache'"
+    assert (
+        repr(try_claim("empy_cache"))
+        == "AttributeError: module 'torch.cuda' has no attribute 'empy_cache'"
+    )
     assert repr(try_claim("a loop has no scope")) == "9"
     assert repr(try_claim("pip install GPUtil")) == "not tried: it would change this installation"
     assert try_claim("freed out of scope").peak == 4 << 20
@@ -136,7 +158,12 @@ def test_trying_leaves_the_process_as_it_was(gpus):
     torch.cuda.set_device(1)
     environment, state = dict(os.environ), torch.get_rng_state()
     allocated, reserved = torch.cuda.memory_allocated(0), torch.cuda.memory_reserved(0)
-    for name in ("set_device(2)", "CUDA_VISIBLE_DEVICES in the program", "cudnn.benchmark saves memory", "operands on two devices"):
+    for name in (
+        "set_device(2)",
+        "CUDA_VISIBLE_DEVICES in the program",
+        "cudnn.benchmark saves memory",
+        "operands on two devices",
+    ):
         try_claim(name)
     assert torch.cuda.current_device() == 1 and not torch.backends.cudnn.benchmark
     assert dict(os.environ) == environment and torch.equal(torch.get_rng_state(), state)
@@ -147,12 +174,16 @@ def test_a_warning_that_the_first_in_a_process_gets_is_no_claims(gpus):
     """On real GPUs; a claim's own warning stays."""
     once = "Attempting to run cuBLAS, but there was no current CUDA context! Attempting to set the primary context..."
     assert run(f"import warnings\nwarnings.warn({once!r})", values=True).warned == ()
-    assert run("import warnings\nwarnings.warn('slow')", values=True).warned == ("UserWarning: slow",)
+    assert run("import warnings\nwarnings.warn('slow')", values=True).warned == (
+        "UserWarning: slow",
+    )
 
 
 def test_a_trial_gives_one_row_a_claim():
     with labkit.use(gpus=1, virtual=True, quiet=True):
-        result = collect(articles_on_trial(["empy_cache", "new functions of version 1.0", "areas overflow"]))
+        result = collect(
+            articles_on_trial(["empy_cache", "new functions of version 1.0", "areas overflow"])
+        )
     assert result.column("as_expected") == ["yes", "not tried", "yes"]
     assert result.column("verdict") == ["typo", "false", "holds"]
     assert result.column("outcome", claim="areas overflow") == ["inf"]
@@ -161,7 +192,9 @@ def test_a_trial_gives_one_row_a_claim():
 def test_claims_that_need_more_gpus_are_left_out_or_refused():
     with labkit.use(gpus=1, virtual=True, quiet=True):
         assert articles_on_trial().total == sum(claim.gpus == 1 for claim in CLAIMS)
-        with pytest.raises(RuntimeError, match=r"the claim 'set_device\(2\)' needs 3 GPU\(s\), and 1 are in use"):
+        with pytest.raises(
+            RuntimeError, match=r"the claim 'set_device\(2\)' needs 3 GPU\(s\), and 1 are in use"
+        ):
             try_claim("set_device(2)")
     with pytest.raises(RuntimeError, match="0 are in use"):
         try_claim("empy_cache")
@@ -176,7 +209,10 @@ def gpu():
 @pytest.mark.usefixtures("gpu")
 def test_a_guess_runs_the_claim_and_shows_verdict_outcome_and_todays_way():
     panel = ClaimsPanel("empy_cache")
-    assert "torch.cuda.empy_cache()" in panel.source.value and "The article's code" in panel.source.value
+    assert (
+        "torch.cuda.empy_cache()" in panel.source.value
+        and "The article's code" in panel.source.value
+    )
     assert "First guess" in panel.message.value and panel.told.value == ""
     panel.guesses["holds"].click()
     assert "No: it has a typo. A letter is missing." in panel.message.value
@@ -213,7 +249,9 @@ def test_the_filters_leave_the_claims_of_an_article_and_a_verdict():
     assert len(panel.choice.options) == len(articles.claims())
     panel.article.value = "gpu_acceleration"
     panel.verdict.value = "deprecated"
-    assert panel.choice.options == ("max_memory_cached",) and panel.claim.name == "max_memory_cached"
+    assert (
+        panel.choice.options == ("max_memory_cached",) and panel.claim.name == "max_memory_cached"
+    )
     assert "max_memory_cached" in panel.source.value
     panel.verdict.value = "any"
     assert panel.claim.name == "max_memory_cached"  # it is still among them
@@ -224,7 +262,9 @@ def test_filters_that_leave_nothing_say_so():
     panel = ClaimsPanel()
     panel.article.value = "shared_gpu_memory"
     panel.verdict.value = "deprecated"
-    assert panel.claim is None and "choose another" in panel.message.value and panel.source.value == ""
+    assert (
+        panel.claim is None and "choose another" in panel.message.value and panel.source.value == ""
+    )
     assert all(button.disabled for button in panel.guesses.values())
     panel.guesses["holds"].click()
     assert panel.outcome is None
@@ -245,7 +285,10 @@ def test_another_claim_takes_the_last_outcome_away():
 def test_a_claim_that_needs_more_gpus_says_so():
     panel = ClaimsPanel("set_device(2)")
     panel.guesses["holds"].click()
-    assert 'role="alert"' in panel.message.value and "needs 3 GPU(s), and 1 are in use" in panel.message.value
+    assert (
+        'role="alert"' in panel.message.value
+        and "needs 3 GPU(s), and 1 are in use" in panel.message.value
+    )
 
 
 @pytest.mark.usefixtures("gpu")

@@ -41,14 +41,19 @@ def test_an_experiment_that_cannot_fail_is_refused(outcomes, capsys):
         return detach(torch.ones(3, device="cuda")).is_cuda
 
     assert defend(QUOTE, "holds", weak, torch.Tensor.detach, torch.clone, among=outcomes) is None
-    assert "Refused: the experiment returns True for the subject and for its opposite" in capsys.readouterr().out
+    assert (
+        "Refused: the experiment returns True for the subject and for its opposite"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_sentence_and_its_opposite_may_not_get_the_same_verdict(outcomes, capsys):
     """The verdict "false" needs an experiment that returns False for the subject and True for the opposite."""
     assert defend(QUOTE, "false", shares, torch.Tensor.detach, torch.clone, among=outcomes) is None
     assert "the verdict false needs False" in capsys.readouterr().out
-    assert defend(QUOTE, "false", shares, torch.clone, torch.Tensor.detach, among=outcomes) is not None
+    assert (
+        defend(QUOTE, "false", shares, torch.clone, torch.Tensor.detach, among=outcomes) is not None
+    )
 
 
 def test_the_experiment_does_not_see_which_function_it_gets(outcomes, capsys):
@@ -79,8 +84,12 @@ def gather_first(tensors, device):
     return tensors[0].to(device)
 
 
-@pytest.mark.parametrize("quote", [GATHER, GATHER.removeprefix("Gather: "), f"The article says: {GATHER}"])
-def test_a_sentence_that_holds_gets_no_other_verdict_by_a_subject_that_is_broken(outcomes, capsys, quote):
+@pytest.mark.parametrize(
+    "quote", [GATHER, GATHER.removeprefix("Gather: "), f"The article says: {GATHER}"]
+)
+def test_a_sentence_that_holds_gets_no_other_verdict_by_a_subject_that_is_broken(
+    outcomes, capsys, quote
+):
     gather = torch.nn.parallel.gather
     assert defend(quote, "false", gathers, gather_first, gather, among=outcomes) is None
     assert "the verdict false comes from the subject" in capsys.readouterr().out
@@ -102,7 +111,9 @@ def test_an_experiment_by_chance_is_refused(outcomes, capsys):
         return next(tosses)
 
     assert defend(QUOTE, "holds", chance, torch.Tensor.detach, torch.clone, among=outcomes) is None
-    assert "with the opposite, the experiment returned False and then True" in capsys.readouterr().out
+    assert (
+        "with the opposite, the experiment returned False and then True" in capsys.readouterr().out
+    )
 
 
 def test_a_tensor_that_was_made_before_is_a_use_of_the_gpu(outcomes, capsys):
@@ -111,9 +122,15 @@ def test_a_tensor_that_was_made_before_is_a_use_of_the_gpu(outcomes, capsys):
     def same_memory(detach):
         return detach(x).data_ptr() == x.data_ptr()
 
-    assert defend(QUOTE, "holds", same_memory, torch.Tensor.detach, torch.clone, among=outcomes) is not None
+    assert (
+        defend(QUOTE, "holds", same_memory, torch.Tensor.detach, torch.clone, among=outcomes)
+        is not None
+    )
     x = x.cpu()
-    assert defend(QUOTE, "holds", same_memory, torch.Tensor.detach, torch.clone, among=outcomes) is None
+    assert (
+        defend(QUOTE, "holds", same_memory, torch.Tensor.detach, torch.clone, among=outcomes)
+        is None
+    )
     assert "uses no tensor on a GPU" in capsys.readouterr().out
 
 
@@ -130,7 +147,10 @@ def test_stand_ins_of_memory_differ_from_each_other():
         torch.empty(5 << 20, dtype=torch.uint8, device="cuda:1")  # stays in the cache
     torch.empty(9 << 20, dtype=torch.uint8, device="cuda:0")
     functions = ALLOCATED.holds | ALLOCATED.fails
-    answers = {does: tuple(function(gpu) for gpu in ("cuda:0", "cuda:1")) for does, function in functions.items()}
+    answers = {
+        does: tuple(function(gpu) for gpu in ("cuda:0", "cuda:1"))
+        for does, function in functions.items()
+    }
     torch.cuda.set_device(1)
     answers = {does: (*said, functions[does]("cuda:0")) for does, said in answers.items()}
     assert len(kept) and len(set(answers.values())) == len(answers)

@@ -9,7 +9,14 @@ from gpulessons.lesson_13.articles.trial import ClaimOutcome
 from gpulessons.lesson_13.figure import LOOKS, draw_verdicts
 from gpulessons.lesson_13.labs import try_claim
 
-CHOSEN = ("to moves into the buffer", "_get_shared_mem", "device with shared_buf", "DoubleTensor", "memory_cached", "empy_cache")
+CHOSEN = (
+    "to moves into the buffer",
+    "_get_shared_mem",
+    "device with shared_buf",
+    "DoubleTensor",
+    "memory_cached",
+    "empy_cache",
+)
 
 
 @pytest.fixture
@@ -31,7 +38,9 @@ def test_the_title_counts_the_verdicts(outcomes):
 def test_the_words_count_article_by_article(outcomes):
     said = draw_verdicts(outcomes).alt
     assert "PyTorch 2023: 0 holds, 0 deprecated, 0 outdated, 0 typo, 2 invented, 1 false." in said
-    assert "Speed Up your Algorithms Part 1 — PyTorch 2018: 1 holds, 1 deprecated, 0 outdated" in said
+    assert (
+        "Speed Up your Algorithms Part 1 — PyTorch 2018: 1 holds, 1 deprecated, 0 outdated" in said
+    )
     assert "Overview" not in said  # no sentence of it was tried
 
 

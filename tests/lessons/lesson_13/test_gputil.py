@@ -7,7 +7,9 @@ import textwrap
 import labkit
 from gpulessons.lesson_13 import gputil
 
-H200 = "0, GPU-5e4a, 37, 143771, 4, 143151, 570.133.20, NVIDIA H200, 1652923003, Disabled, Enabled, 31"
+H200 = (
+    "0, GPU-5e4a, 37, 143771, 4, 143151, 570.133.20, NVIDIA H200, 1652923003, Disabled, Enabled, 31"
+)
 
 WITHOUT_DISTUTILS = """
     import sys
@@ -23,7 +25,9 @@ WITHOUT_DISTUTILS = """
 
 def without_distutils(code: str) -> subprocess.CompletedProcess:
     program = textwrap.dedent(WITHOUT_DISTUTILS) + textwrap.dedent(code)
-    return subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True
+    )
 
 
 def test_gputil_itself_needs_distutils():
@@ -48,7 +52,12 @@ def test_gputil_works_without_distutils(tmp_path, monkeypatch):
             print("distutils is as absent as before")
     """)
     assert result.stderr == ""
-    assert result.stdout.splitlines() == ["NVIDIA H200", "[0]", "[]", "distutils is as absent as before"]
+    assert result.stdout.splitlines() == [
+        "NVIDIA H200",
+        "[0]",
+        "[]",
+        "distutils is as absent as before",
+    ]
 
 
 def test_gputil_shows_a_table_of_virtual_gpus(capsys):
@@ -57,4 +66,7 @@ def test_gputil_shows_a_table_of_virtual_gpus(capsys):
         (gpu,) = GPUtil.getGPUs()
         assert (gpu.id, gpu.name, gpu.load, gpu.memoryTotal) == (0, "NVIDIA H200", 0, 143156)
         GPUtil.showUtilization()
-        assert capsys.readouterr().out == "| ID | GPU | MEM |\n------------------\n|  0 |  0% |  0% |\n"
+        assert (
+            capsys.readouterr().out
+            == "| ID | GPU | MEM |\n------------------\n|  0 |  0% |  0% |\n"
+        )

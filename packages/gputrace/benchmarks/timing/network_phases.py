@@ -117,7 +117,9 @@ class UNet(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
         super().__init__()
         pairs = list(pairwise(widths))
-        self.downs = nn.ModuleList(self.double(a, b) for a, b in zip((3, *widths), widths, strict=False))
+        self.downs = nn.ModuleList(
+            self.double(a, b) for a, b in zip((3, *widths), widths, strict=False)
+        )
         self.ups = nn.ModuleList(self.double(b, a) for a, b in pairs)
         self.lifts = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in pairs)
         self.out = nn.Conv2d(widths[0], 3, 1)
@@ -136,7 +138,9 @@ class UNet(nn.Module):
                 x = F.max_pool2d(x, 2)
             x = down(x)
             kept.append(x)
-        for up, lift, skip in zip(reversed(self.ups), reversed(self.lifts), reversed(kept[:-1]), strict=True):
+        for up, lift, skip in zip(
+            reversed(self.ups), reversed(self.lifts), reversed(kept[:-1]), strict=True
+        ):
             x = up(torch.cat([lift(x), skip], 1))
         return self.out(x)
 
@@ -404,7 +408,11 @@ def compare(*names: str) -> None:
     for recorded in json.loads(RECORDED.read_text()):
         like = "H200" if "H200" in recorded["machine"]["gpu"] else "H100"
         print(f"{like}: recorded milliseconds, and the virtual GPU's time as a multiple of each")
-        milliseconds = {key: real for key, real in recorded["milliseconds"].items() if not names or key.split()[0] in names}
+        milliseconds = {
+            key: real
+            for key, real in recorded["milliseconds"].items()
+            if not names or key.split()[0] in names
+        }
         ratios: dict[str, list[float]] = {part: [] for part in PARTS}
         for key, real in milliseconds.items():
             host = real["host step"] / modelled
@@ -415,7 +423,10 @@ def compare(*names: str) -> None:
                 if share_busy(real) < WAITING:
                     ratios[part].append(ratio)
                 row.append(f"{part}{real[part][1]:8.2f}{ratio:6.2f}")
-            print(f"{key:18} host {host:.2f}  {'  '.join(row)}  busy {share_busy(real):.0%}", flush=True)
+            print(
+                f"{key:18} host {host:.2f}  {'  '.join(row)}  busy {share_busy(real):.0%}",
+                flush=True,
+            )
         print(f"where the GPU is busy for less than {WAITING:.0%} of the step:")
         for part, found in ratios.items():
             error = median(abs(ratio - 1) for ratio in found)

@@ -31,7 +31,9 @@ def trace(machine) -> Trace:
 
 def test_names_stay_text(trace_of):
     line = SourceLine(f"/home/{HOSTILE}.py", 1, HOSTILE, HOSTILE)
-    html = element.element(trace_of([(0.0, "segment_alloc", 1, 20), (0.1, "alloc", 1, 2, 0, 1)], stacks=[(), (line,)]))
+    html = element.element(
+        trace_of([(0.0, "segment_alloc", 1, 20), (0.1, "alloc", 1, 2, 0, 1)], stacks=[(), (line,)])
+    )
     assert HOSTILE not in html and "onerror" not in html
     assert json.loads(packed(html, "columns"))["lines"][0][2] == HOSTILE
 
@@ -41,8 +43,12 @@ def test_the_files_are_those_that_a_trace_exports(trace, tmp_path):
     trace.export_chrome(tmp_path / "trace.json")
     trace.export_snapshot(tmp_path / "memory.pickle")
     assert packed(html, "file-json") == (tmp_path / "trace.json").read_bytes()
-    assert pickle.loads(packed(html, "file-pickle")) == pickle.loads((tmp_path / "memory.pickle").read_bytes())
-    assert 'href="https://ui.perfetto.dev"' in html and 'href="https://pytorch.org/memory_viz"' in html
+    assert pickle.loads(packed(html, "file-pickle")) == pickle.loads(
+        (tmp_path / "memory.pickle").read_bytes()
+    )
+    assert (
+        'href="https://ui.perfetto.dev"' in html and 'href="https://pytorch.org/memory_viz"' in html
+    )
 
 
 def test_a_file_that_cannot_be_made_is_not_offered(trace_of):
@@ -55,7 +61,9 @@ def test_the_same_trace_gives_the_same_bytes(trace):
 
 
 def test_the_policy_admits_the_script_alone():
-    assert "default-src 'none'" in element.policy() and re.search(r"script-src 'sha256-[\w+/]{43}='", element.policy())
+    assert "default-src 'none'" in element.policy() and re.search(
+        r"script-src 'sha256-[\w+/]{43}='", element.policy()
+    )
     assert "</" not in element.script()  # it would end there
 
 

@@ -28,7 +28,10 @@ def test_every_span_has_its_times_name_and_line(machine):
     assert names == [trace.spans.names[number] for number in trace.spans.name[mine]]
     line = told["lines"][told["users"][stream["stack"][names.index("mm")]]]
     assert line[0].startswith("test_explorer_columns.py:") and line[2] == "y = x @ x"
-    assert {told["looks"][number]["name"] for number in lane(told, "host")["look"]} == {"launch", "host waits"}
+    assert {told["looks"][number]["name"] for number in lane(told, "host")["look"]} == {
+        "launch",
+        "host waits",
+    }
     assert told["end"] == round(trace.end * 1e9)
 
 
@@ -38,15 +41,27 @@ def test_an_allocation_names_the_operator_that_it_was_for(machine):
         y = x + 1
         z = y @ x
     told = columns.of(trace)
-    assert {told["names"][number] for number in told["lanes"][-1]["operator"] if number >= 0} == {"fill_", "add", "mm"} and z.is_cuda
+    assert {told["names"][number] for number in told["lanes"][-1]["operator"] if number >= 0} == {
+        "fill_",
+        "add",
+        "mm",
+    } and z.is_cuda
 
 
 def test_a_block_lies_where_it_lay_and_knows_who_made_and_freed_it(training):
     memory = columns.of(training)["lanes"][-1]
     blocks = memory["blocks"]
     assert blocks["bytes"] == 200 * MIB
-    assert blocks["place"] == [0, 10 * MIB, 70 * MIB] and blocks["size"] == [10 * MIB, 60 * MIB, 20 * MIB]
-    assert [CATEGORIES[number] for number in blocks["category"]] == ["parameters", "activations", "gradients"]
+    assert blocks["place"] == [0, 10 * MIB, 70 * MIB] and blocks["size"] == [
+        10 * MIB,
+        60 * MIB,
+        20 * MIB,
+    ]
+    assert [CATEGORIES[number] for number in blocks["category"]] == [
+        "parameters",
+        "activations",
+        "gradients",
+    ]
     assert blocks["birth"] == [1, 2, 3] and blocks["death"] == [-1, 4, -1]
     assert np.cumsum(memory["time"])[blocks["birth"]].tolist() == [1_000_000, 2_000_000, 4_000_000]
     assert np.cumsum(memory["rise"]).max() == training.peak and memory["reserve"][0] == 200 * MIB
@@ -59,7 +74,11 @@ def test_what_was_there_before_is_there_from_the_start(machine):
         after = torch.ones(2 * MIB, device="cuda")
     memory = columns.of(trace)["lanes"][-1]
     blocks = memory["blocks"]
-    assert blocks["birth"][0] == -1 and blocks["size"][0] == 4 * MIB and memory["rise"][blocks["death"][0]] == -4 * MIB
+    assert (
+        blocks["birth"][0] == -1
+        and blocks["size"][0] == 4 * MIB
+        and memory["rise"][blocks["death"][0]] == -4 * MIB
+    )
     assert blocks["size"][-1] == after.nbytes and blocks["death"][-1] == -1
     assert sum(memory["base"]) == 4 * MIB
 
@@ -77,6 +96,9 @@ def test_both_ends_agree_on_how_many_there_are(machine):
         for device in range(2):
             torch.ones(1000, device=f"cuda:{device}")
     told = columns.of(trace)
-    assert [each["name"] for each in told["lanes"] if each["what"] == "memory"] == ["cuda:0 ", "cuda:1 "]
+    assert [each["name"] for each in told["lanes"] if each["what"] == "memory"] == [
+        "cuda:0 ",
+        "cuda:1 ",
+    ]
     born = sum(len(each["blocks"]["size"]) for each in told["lanes"] if each["what"] == "memory")
     assert born == (trace.events.action == ALLOC).sum() == 2

@@ -26,6 +26,8 @@ def legible():
         for text in shown(canvas):
             box = text.get_window_extent()
             assert text.get_fontsize() >= 9
-            assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, text.get_text()
+            assert (
+                page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
+            ), text.get_text()
 
     return check

@@ -16,7 +16,11 @@ def by_hand(times, values, edges):
     found = []
     for index, (begin, end) in enumerate(itertools.pairwise(edges)):
         last = index == len(edges) - 2
-        inside = [value for time, value in zip(times, values, strict=True) if begin <= time < end or (last and time == end)]
+        inside = [
+            value
+            for time, value in zip(times, values, strict=True)
+            if begin <= time < end or (last and time == end)
+        ]
         before = [value for time, value in zip(times, values, strict=True) if time < begin][-1:]
         found.append(max(inside + before))
     return found
@@ -28,7 +32,9 @@ def test_each_column_has_its_highest_value(later, count):
     times = np.array([0, *sorted(time for time, _ in later)], float)
     values = np.array([3, *(value for _, value in later)])
     edges = np.linspace(0, 40, count + 1)
-    assert values[highest(times, values, edges)].tolist() == by_hand(times.tolist(), values.tolist(), edges.tolist())
+    assert values[highest(times, values, edges)].tolist() == by_hand(
+        times.tolist(), values.tolist(), edges.tolist()
+    )
 
 
 def test_a_peak_without_length_among_many_events_is_kept():
@@ -42,7 +48,9 @@ def test_a_peak_without_length_among_many_events_is_kept():
 
 def test_one_column_a_pixel_unless_steps_are_narrower_than_can_be_told_apart(trace_of):
     def steps(count):
-        return [Phase("backward", number / count, (number + 0.5) / count, 0) for number in range(count)]
+        return [
+            Phase("backward", number / count, (number + 0.5) / count, 0) for number in range(count)
+        ]
 
     assert len(columns_of(trace_of([], seconds=1.0), 600)) == 601
     assert len(columns_of(trace_of([], seconds=1.0, phases=steps(10)), 600)) == 601

@@ -10,8 +10,18 @@ from gputrace.figures import figure
 def test_a_text_is_as_wide_as_it_is_drawn(bold):
     canvas = Canvas(figsize=(7, 4), dpi=144)
     text = 'train.py:12  loss.backward() "$x$" MiB…'
-    drawn = canvas.text(0, 0, text, fontsize=11, family=figure.FONT, weight="bold" if bold else "normal", parse_math=False)
-    assert drawn.get_window_extent().width / 2 == pytest.approx(figure.text_width(text, 11, bold), rel=0.02)
+    drawn = canvas.text(
+        0,
+        0,
+        text,
+        fontsize=11,
+        family=figure.FONT,
+        weight="bold" if bold else "normal",
+        parse_math=False,
+    )
+    assert drawn.get_window_extent().width / 2 == pytest.approx(
+        figure.text_width(text, 11, bold), rel=0.02
+    )
 
 
 def test_a_text_is_shortened_to_its_width_and_no_more():
@@ -30,7 +40,11 @@ def test_what_the_font_lacks_is_a_box_and_lines_become_one():
 
 @pytest.mark.parametrize(
     ("top", "told"),
-    [(1, "0, 1 B"), (60 << 20, "0, 15 MiB, 30 MiB, 45 MiB, 60 MiB"), (2 << 30, "0, 0.4 GiB, 0.8 GiB, 1.2 GiB, 1.6 GiB, 2 GiB")],
+    [
+        (1, "0, 1 B"),
+        (60 << 20, "0, 15 MiB, 30 MiB, 45 MiB, 60 MiB"),
+        (2 << 30, "0, 0.4 GiB, 0.8 GiB, 1.2 GiB, 1.6 GiB, 2 GiB"),
+    ],
 )
 def test_bytes_upwards(top, told):
     axes = Canvas().subplots()
@@ -41,7 +55,14 @@ def test_bytes_upwards(top, told):
 def test_bytes_to_the_right_go_by_powers_of_two():
     axes = Canvas().subplots()
     figure.binary_ticks(axes, 20 << 20)
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "4 MiB", "8 MiB", "12 MiB", "16 MiB", "20 MiB"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "0",
+        "4 MiB",
+        "8 MiB",
+        "12 MiB",
+        "16 MiB",
+        "20 MiB",
+    ]
 
 
 @pytest.mark.parametrize(("end", "label"), [(3.0, "s"), (0.02, "ms"), (4e-6, "µs"), (1e-7, "µs")])
@@ -63,7 +84,9 @@ def test_a_figure_is_saved_as_png(tmp_path):
 
 def test_a_picture_is_drawn_once_and_only_when_it_is_looked_at(monkeypatch):
     draws = []
-    monkeypatch.setattr(Canvas, "savefig", lambda canvas, file, **how: draws.append(file.write(b"png")))
+    monkeypatch.setattr(
+        Canvas, "savefig", lambda canvas, file, **how: draws.append(file.write(b"png"))
+    )
     made = figure.Figure(Canvas(figsize=(1, 1)), "nothing")
     assert draws == []
     assert made.png == made.png == b"png" and len(draws) == 1
@@ -73,8 +96,14 @@ def test_a_picture_is_drawn_once_and_only_when_it_is_looked_at(monkeypatch):
     ("title", "whole"),
     [
         ("Parameters on cuda:0", True),
-        ("GPUs compute for 9% of the small model's step, 44% of the large model's step", True),  # wider as it is drawn
-        ("Share of a step for which the GPUs compute: small model 15%, large model 70%", True),  # made exactly as small as fits
+        (
+            "GPUs compute for 9% of the small model's step, 44% of the large model's step",
+            True,
+        ),  # wider as it is drawn
+        (
+            "Share of a step for which the GPUs compute: small model 15%, large model 70%",
+            True,
+        ),  # made exactly as small as fits
         ("Parameters on cuda:0 " * 40, False),
     ],
 )
@@ -88,6 +117,13 @@ def test_a_title_fits_and_can_be_read(title, whole):
 
 def test_a_name_that_was_moved_is_led_to():
     canvas, axes = figure.new_canvas("three lines that end together")
-    figure.label_ends(axes, [(1, 0.5, "first", figure.BLUE), (1, 0.501, "second", figure.GREEN), (1, 0.9, "third", figure.ORANGE)])
+    figure.label_ends(
+        axes,
+        [
+            (1, 0.5, "first", figure.BLUE),
+            (1, 0.501, "second", figure.GREEN),
+            (1, 0.9, "third", figure.ORANGE),
+        ],
+    )
     (leader,) = canvas.artists or canvas.lines
     assert leader.get_color() == figure.GREEN and leader.get_ydata()[1] > leader.get_ydata()[0]

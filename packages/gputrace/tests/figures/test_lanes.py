@@ -14,16 +14,26 @@ from gputrace.figures.lanes import COLUMN, LEAST, WIDE, boxes, short_name
         ([], 0, []),
         ([(10, 20), (20, 40)], 0, [(10, 10, 1), (20, 20, 1)]),  # wide: a box of its own
         ([(10, 10.01), (50, 51.5)], 0, [(10, 1, 1), (50, 1.5, 1)]),  # narrow and alone: it is seen
-        ([(i, i + 0.5) for i in range(8)], 0, [(0, COLUMN, 0.5), (COLUMN, COLUMN, 0.5)]),  # columns, as high as the share of their time
+        (
+            [(i, i + 0.5) for i in range(8)],
+            0,
+            [(0, COLUMN, 0.5), (COLUMN, COLUMN, 0.5)],
+        ),  # columns, as high as the share of their time
         ([(0, 0.001), (1, 1.001)], 0, [(0, COLUMN, LEAST)]),
         ([(0, 0), (1, 1)], 0, [(0, COLUMN, LEAST)]),  # no time at all
         ([(0, 2), (1, 3), (3, 4)], 0, [(0, COLUMN, 1.0)]),  # what overlaps counts once
-        ([(9, 9.5), (10, 10.5)], 8.0, [(8, COLUMN, 0.25)]),  # columns do not move with what lies before them
+        (
+            [(9, 9.5), (10, 10.5)],
+            8.0,
+            [(8, COLUMN, 0.25)],
+        ),  # columns do not move with what lies before them
     ],
 )
 def test_spans_become_boxes(told, low, seen):
     start, end = np.array(told, float).reshape(-1, 2).T
-    assert [tuple(round(value, 6) for value in box) for box in boxes(start, end, low, 1.0).tolist()] == seen
+    assert [
+        tuple(round(value, 6) for value in box) for box in boxes(start, end, low, 1.0).tolist()
+    ] == seen
 
 
 spans = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 20)), min_size=1, max_size=60).map(
@@ -55,7 +65,10 @@ def test_every_span_is_covered_and_the_area_of_what_does_not_overlap_is_its_time
             "vectorized_elementwise_kernel",
         ),
         ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
-        ("at::cuda::(anonymous namespace)::kernel(int)", "at::cuda::(anonymous namespace)::kernel(int)"),
+        (
+            "at::cuda::(anonymous namespace)::kernel(int)",
+            "at::cuda::(anonymous namespace)::kernel(int)",
+        ),
         ("addmm", "addmm"),
         ("<lambda>", "<lambda>"),
     ],

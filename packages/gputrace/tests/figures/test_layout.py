@@ -12,7 +12,9 @@ MIB = 1 << 20
 def segment(size: int, address: int = 0, block: int | None = None) -> RecordedSegment:
     """A segment of blocks of one size."""
     block = block or size
-    blocks = [RecordedBlock(address + at, block, block, "allocated") for at in range(0, size, block)]
+    blocks = [
+        RecordedBlock(address + at, block, block, "allocated") for at in range(0, size, block)
+    ]
     return RecordedSegment(0, address, size, 0, False, False, blocks)
 
 
@@ -25,7 +27,9 @@ sizes = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
 @given(st.lists(sizes, min_size=1, max_size=4), st.integers(2, 25))
 def test_all_that_is_not_left_out_is_there_once_and_side_by_side(groups, most):
-    page = lay_out([[segment(size, 1000 * i) for i, size in enumerate(group)] for group in groups], most)
+    page = lay_out(
+        [[segment(size, 1000 * i) for i, size in enumerate(group)] for group in groups], most
+    )
     assert page.height <= max(most, 1)
     shown = sum(piece.end - piece.begin for piece in pieces(page))
     assert shown + sum(segment.size for segment in page.left_out) == sum(map(sum, groups))
@@ -40,7 +44,11 @@ def test_all_that_is_not_left_out_is_there_once_and_side_by_side(groups, most):
 
 def test_few_segments_have_a_line_each_the_largest_first():
     page = lay_out([[segment(2 * MIB), segment(20 * MIB, 1), segment(8 * MIB, 2)]], 10)
-    assert [[piece.segment.size // MIB for piece in line] for line in page.groups[0]] == [[20], [8], [2]]
+    assert [[piece.segment.size // MIB for piece in line] for line in page.groups[0]] == [
+        [20],
+        [8],
+        [2],
+    ]
     assert page.width == 20 * MIB
 
 
@@ -51,7 +59,10 @@ def test_groups_have_a_gap_between_them():
 def test_a_long_segment_of_narrow_blocks_goes_on_in_the_next_lines():
     page = lay_out([[segment(4096 * MIB, block=2 * MIB)]], 16)
     assert page.width == 256 * MIB
-    assert [(line[0].begin, line[0].end) for line in page.groups[0]][:2] == [(0, 256 * MIB), (256 * MIB, 512 * MIB)]
+    assert [(line[0].begin, line[0].end) for line in page.groups[0]][:2] == [
+        (0, 256 * MIB),
+        (256 * MIB, 512 * MIB),
+    ]
     assert len(lay_out([[segment(4096 * MIB)]], 16).groups[0]) == 1
 
 

@@ -65,9 +65,17 @@ def test_another_moment_or_device_is_refused(fragmented):
 def test_pools_and_streams_have_names_and_blocks_their_sizes_and_kinds(fragmented, drawn, texts):
     plots.segment_map(fragmented, "end")
     told = texts(drawn[-1])
-    assert {"large, default stream", "large, stream 1", "small, default stream"} < {text.split("\n")[0] for text in told}
+    assert {"large, default stream", "large, stream 1", "small, default stream"} < {
+        text.split("\n")[0] for text in told
+    }
     assert {"6 MiB", "4 MiB", "1 MiB"} < set(told)
-    assert {"parameters", "other", "free", "freed, but another stream may use it", "measured on paper"} < set(told)
+    assert {
+        "parameters",
+        "other",
+        "free",
+        "freed, but another stream may use it",
+        "measured on paper",
+    } < set(told)
     assert not any("activations" in text or str(SIDE) in text for text in told)
     large, small = drawn[-1].axes
     assert large.get_xlim() == (0, 20 * MIB) and small.get_xlim() == (0, 2 * MIB)
@@ -79,7 +87,12 @@ def test_words_lie_inside_the_picture_and_are_large_enough(fragmented, drawn, le
 
 
 def test_a_refused_request_is_the_finding_at_its_moment(trace_of):
-    rows = [(0.0, "segment_alloc", 100, 20), (0.1, "alloc", 106, 6, 0, 1), (0.2, "oom", 300, 500, 0, 2), (0.3, "alloc", 100, 2, 0, 1)]
+    rows = [
+        (0.0, "segment_alloc", 100, 20),
+        (0.1, "alloc", 106, 6, 0, 1),
+        (0.2, "oom", 300, 500, 0, 2),
+        (0.3, "alloc", 100, 2, 0, 1),
+    ]
     trace = trace_of(rows)
     assert trace.plot_segments(3).title == trace.plot_segments(2).title
     assert trace.plot_segments(3).title.startswith("500 MiB refused: ")
@@ -92,7 +105,9 @@ def test_everything_in_use(trace_of):
 
 
 def test_several_devices_are_told_apart(trace_of):
-    trace = trace_of([(0.1, action, 100, size, 1, 1) for action, size in (("segment_alloc", 20), ("alloc", 12))])
+    trace = trace_of(
+        [(0.1, action, 100, size, 1, 1) for action, size in (("segment_alloc", 20), ("alloc", 12))]
+    )
     assert plots.segment_map(trace).title == "At the peak on cuda:1: 8 MiB free in one piece"
     assert plots.segment_map(trace, "end", 0).title == "At the end nothing is reserved on cuda:0"
 
@@ -109,13 +124,26 @@ def test_hundreds_of_segments_are_all_there_and_thousands_are_cut(trace_of, draw
 
 def test_streams_are_numbered_as_they_were_met_and_on_virtual_gpus_as_they_were_made(trace_of):
     def names(*handles):
-        return trace_of([(0.1 * n, "segment_alloc", 200 * n, 20, 0, 0, 5, handle) for n, handle in enumerate(handles, 1)]).stream_names(0)
+        return trace_of(
+            [
+                (0.1 * n, "segment_alloc", 200 * n, 20, 0, 0, 5, handle)
+                for n, handle in enumerate(handles, 1)
+            ]
+        ).stream_names(0)
 
     assert names(0x5599, 0x5507, 0) == {0: "default stream", 0x5599: "stream 1", 0x5507: "stream 2"}
-    assert names(2 << 5 | 3, 5, 3) == {0: "default stream", 3: "stream 1", 5: "stream 1 of priority -1", 67: "stream 3"}
+    assert names(2 << 5 | 3, 5, 3) == {
+        0: "default stream",
+        3: "stream 1",
+        5: "stream 1 of priority -1",
+        67: "stream 3",
+    }
 
 
 def test_a_moment_that_did_not_come_is_told(training):
     for ask in (training.segments, training.plot_segments):
-        with pytest.raises(ValueError, match="at='oom': expected 'start', 'peak', .* Memory did not run out in this recording"):
+        with pytest.raises(
+            ValueError,
+            match="at='oom': expected 'start', 'peak', .* Memory did not run out in this recording",
+        ):
             ask("oom")

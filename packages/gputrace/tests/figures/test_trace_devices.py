@@ -5,7 +5,13 @@ import pytest
 
 def replicas(trace_of, sizes):
     """A trace of devices that each hold so many MiB."""
-    return trace_of([(0.1, action, 2, size, device, 1) for device, size in enumerate(sizes) for action in ("segment_alloc", "alloc")])
+    return trace_of(
+        [
+            (0.1, action, 2, size, device, 1)
+            for device, size in enumerate(sizes)
+            for action in ("segment_alloc", "alloc")
+        ]
+    )
 
 
 @pytest.mark.parametrize(

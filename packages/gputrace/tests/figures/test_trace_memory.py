@@ -18,7 +18,11 @@ def heights(canvas, colour: str) -> list[float]:
     """The heights of the area of a colour, from 0 up."""
     from matplotlib.colors import to_rgba
 
-    return next(patch.get_data().values.tolist() for patch in canvas.axes[0].patches if patch.get_facecolor() == to_rgba(colour))
+    return next(
+        patch.get_data().values.tolist()
+        for patch in canvas.axes[0].patches
+        if patch.get_facecolor() == to_rgba(colour)
+    )
 
 
 def test_the_title_says_the_peak_its_phase_and_what_it_was_made_of(training):
@@ -41,9 +45,19 @@ def test_areas_lines_peak_legend_and_badge_are_there(training, drawn, texts):
     assert max(heights(canvas, CATEGORY_COLOURS["gradients"])) == 30 * MIB
     assert max(heights(canvas, CATEGORY_COLOURS["parameters"])) == 10 * MIB
     shown = texts(canvas)
-    assert {"reserved", "used on the device", "67% activations", "22% gradients", "11% parameters"} < set(shown)
+    assert {
+        "reserved",
+        "used on the device",
+        "67% activations",
+        "22% gradients",
+        "11% parameters",
+    } < set(shown)
     assert not any("workspace" in text for text in shown)
-    assert {"peak 90 MiB  train.py:12  loss.backward()", "measured on paper", "time since the start, ms"} < set(shown)
+    assert {
+        "peak 90 MiB  train.py:12  loss.backward()",
+        "measured on paper",
+        "time since the start, ms",
+    } < set(shown)
     assert {"forward", "backward", "step"} < set(shown)
     dot = next(line for line in canvas.axes[0].lines if line.get_marker() == "o")
     assert dot.get_xydata().tolist() == [[0.004, 90 * MIB]]
@@ -58,13 +72,21 @@ def test_words_lie_inside_the_picture_are_large_enough_and_cover_no_data(trainin
 
 
 def test_the_line_of_the_peak_is_shortened_to_the_width_and_shown_as_it_is_written(trace_of, drawn):
-    line = SourceLine("/home/me/train.py", 3, "f", 'print("$x$", "$y$", "漢字"); ' + "held.append(model(batch)); " * 20)
+    line = SourceLine(
+        "/home/me/train.py",
+        3,
+        "f",
+        'print("$x$", "$y$", "漢字"); ' + "held.append(model(batch)); " * 20,
+    )
     rows = [(0.0, "segment_alloc", 2, 20), (0.1, "alloc", 2, 9, 0, 1, ACTIVATIONS)]
     plots.trace_memory(trace_of(rows, stacks=[(), (line,)], seconds=1.0))
     canvas = drawn[-1]
     canvas.draw_without_rendering()
     for text in [canvas._suptitle, *canvas.texts]:
-        assert canvas.bbox.x0 <= text.get_window_extent().x0 and text.get_window_extent().x1 <= canvas.bbox.x1
+        assert (
+            canvas.bbox.x0 <= text.get_window_extent().x0
+            and text.get_window_extent().x1 <= canvas.bbox.x1
+        )
 
 
 @pytest.mark.parametrize(
@@ -78,9 +100,14 @@ def test_the_line_of_the_peak_is_shortened_to_the_width_and_shown_as_it_is_writt
 def test_a_share_of_what_is_not_known_is_no_finding(trace_of, category, size, title):
     rows = [(0.0, "segment_alloc", 2, 20), (0.1, "alloc", 2, size, 0, 1, category)]
     assert trace_of(rows).plot_memory().title == title
-    freed = [(0.2, action, 2, size, 0, 1, category) for action in ("free_requested", "free_completed")]
+    freed = [
+        (0.2, action, 2, size, 0, 1, category) for action in ("free_requested", "free_completed")
+    ]
     if category == OTHER:
-        assert trace_of([*rows, *freed]).plot_memory().title == "Peak 9 MiB, 0 B at the end; 20 MiB reserved"
+        assert (
+            trace_of([*rows, *freed]).plot_memory().title
+            == "Peak 9 MiB, 0 B at the end; 20 MiB reserved"
+        )
 
 
 def looping(trace_of, count, kept, stacks=None, **more):
@@ -88,20 +115,34 @@ def looping(trace_of, count, kept, stacks=None, **more):
     rows, address = [(0.0, "segment_alloc", 1, 600), (0.0, "alloc", 1, 8, 0, 1, WORKSPACE)], 9
     for step in range(count):
         rows += [
-            (step + at, "alloc", address + place, size, 0, 1 + at, ACTIVATIONS) for at, place, size in ((0, 0, 1), (1, 1, 4), (1, 5, 2))
+            (step + at, "alloc", address + place, size, 0, 1 + at, ACTIVATIONS)
+            for at, place, size in ((0, 0, 1), (1, 1, 4), (1, 5, 2))
         ]
         gone = [(0, 1), (5, 2)] if step < kept else [(0, 1), (5, 2), (1, 4)]
-        rows += [(step + 1, action, address + p, n, 0, 1, ACTIVATIONS) for p, n in gone for action in ("free_requested", "free_completed")]
+        rows += [
+            (step + 1, action, address + p, n, 0, 1, ACTIVATIONS)
+            for p, n in gone
+            for action in ("free_requested", "free_completed")
+        ]
         address += 7
     return trace_of(rows, **({"stacks": stacks} if stacks else {}), **more)
 
 
 def test_what_grows_with_each_step_is_the_finding(trace_of):
-    assert looping(trace_of, 6, kept=6).plot_memory().title == "+4 MiB a step in 6 steps: peak 35 MiB, 77% activations, 23% workspace"
-    assert looping(trace_of, 6, kept=0).plot_memory().title == "No growth over 6 steps: peak 15 MiB, 53% workspace, 47% activations"
+    assert (
+        looping(trace_of, 6, kept=6).plot_memory().title
+        == "+4 MiB a step in 6 steps: peak 35 MiB, 77% activations, 23% workspace"
+    )
+    assert (
+        looping(trace_of, 6, kept=0).plot_memory().title
+        == "No growth over 6 steps: peak 15 MiB, 53% workspace, 47% activations"
+    )
     out = looping(trace_of, 6, kept=6)
     out.events = replace(
-        out.events, action=np.where(np.arange(len(out.events)) == len(out.events) - 1, ACTION_OF["oom"], out.events.action)
+        out.events,
+        action=np.where(
+            np.arange(len(out.events)) == len(out.events) - 1, ACTION_OF["oom"], out.events.action
+        ),
     )
     out.error = "CUDA out of memory."
     assert out.plot_memory().title.endswith("of 1 GiB allocated, +4 MiB a step")
@@ -116,8 +157,20 @@ def test_no_growth_is_claimed_without_proof(trace_of, count, kept):
 
 
 def test_layers_that_pytorch_runs_one_after_the_other_are_no_steps(trace_of):
-    library = SourceLine("/usr/lib/python3/dist-packages/torch/nn/modules/container.py", 4, "forward")
-    stacks = [(), *((SourceLine("/usr/lib/python3/dist-packages/torch/x.py", n, f"f{n}"), library, *LINES[1]) for n in (1, 2))]
+    library = SourceLine(
+        "/usr/lib/python3/dist-packages/torch/nn/modules/container.py", 4, "forward"
+    )
+    stacks = [
+        (),
+        *(
+            (
+                SourceLine("/usr/lib/python3/dist-packages/torch/x.py", n, f"f{n}"),
+                library,
+                *LINES[1],
+            )
+            for n in (1, 2)
+        ),
+    ]
     assert " a step" not in looping(trace_of, 6, 6, stacks).plot_memory().title
 
 
@@ -129,8 +182,14 @@ def test_nothing_allocated_and_nothing_changed(trace_of):
     assert still.title == "Nothing happened in this recording: 4 MiB allocated throughout"
 
 
-def test_out_of_memory_is_the_finding_where_it_ended_the_block_and_else_a_mark(trace_of, drawn, texts):
-    rows = [(0.0, "segment_alloc", 100, 600), (0.1, "alloc", 100, 600, 0, 1), (0.2, "oom", 300, 500, 0, 2)]
+def test_out_of_memory_is_the_finding_where_it_ended_the_block_and_else_a_mark(
+    trace_of, drawn, texts
+):
+    rows = [
+        (0.0, "segment_alloc", 100, 600),
+        (0.1, "alloc", 100, 600, 0, 1),
+        (0.2, "oom", 300, 500, 0, 2),
+    ]
     ended = trace_of(rows, error="CUDA out of memory.").plot_memory()
     assert ended.title == "Out of memory: 500 MiB asked for with 600 MiB of 1 GiB allocated"
     assert "Out of memory: 500 MiB asked for, 300 MiB free on the device." in ended.alt
@@ -141,7 +200,9 @@ def test_out_of_memory_is_the_finding_where_it_ended_the_block_and_else_a_mark(t
 
 
 def test_lost_events_are_told_in_the_picture_and_in_words(trace_of, drawn, texts):
-    figure = trace_of([(0.1, "alloc", 2, 9, 0, 1)], lost=64, allocated_at_end={0: 30 * MIB}).plot_memory()
+    figure = trace_of(
+        [(0.1, "alloc", 2, 9, 0, 1)], lost=64, allocated_at_end={0: 30 * MIB}
+    ).plot_memory()
     assert "The oldest 64 events were lost" in texts(drawn[-1])
     assert "The oldest 64 events were lost, so the peak may have been higher." in figure.alt
 
@@ -158,11 +219,20 @@ def test_a_device_that_others_fill_does_not_set_the_scale(training, drawn, texts
 
 
 def test_the_device_with_the_highest_peak_is_shown_unless_another_is_asked_for(trace_of, drawn):
-    rows = [(0.1 * d, action, 2, size, d, 1) for d, size in ((0, 5), (1, 9)) for action in ("segment_alloc", "alloc")]
+    rows = [
+        (0.1 * d, action, 2, size, d, 1)
+        for d, size in ((0, 5), (1, 9))
+        for action in ("segment_alloc", "alloc")
+    ]
     trace = trace_of(rows)
-    assert plots.trace_memory(trace).title == "Peak 9 MiB on cuda:1, kept to the end; 9 MiB reserved"
+    assert (
+        plots.trace_memory(trace).title == "Peak 9 MiB on cuda:1, kept to the end; 9 MiB reserved"
+    )
     assert drawn[-1].axes[0].get_ylabel() == "memory of cuda:1"
-    assert plots.trace_memory(trace, 0).title == "Peak 5 MiB on cuda:0, kept to the end; 5 MiB reserved"
+    assert (
+        plots.trace_memory(trace, 0).title
+        == "Peak 5 MiB on cuda:0, kept to the end; 5 MiB reserved"
+    )
     with pytest.raises(ValueError, match="device=7: expected one of the recorded devices 0, 1"):
         plots.trace_memory(trace, 7)
 
@@ -181,13 +251,18 @@ def test_hundreds_of_steps_are_one_band(training, drawn, texts):
 
 
 def test_phases_of_several_counts_in_a_crowd(training, drawn, texts):
-    training.phases[:] = [Phase("forward", n * 1e-5, n * 1e-5 + 5e-6, 1) for n in range(1000)] + [Phase("backward", 0.01, 0.01, 1)]
+    training.phases[:] = [Phase("forward", n * 1e-5, n * 1e-5 + 5e-6, 1) for n in range(1000)] + [
+        Phase("backward", 0.01, 0.01, 1)
+    ]
     plots.trace_memory(training)
     assert "1000 × forward, 1 × backward" in texts(drawn[-1])
 
 
 def test_a_recording_of_nothing_says_so_and_invents_no_axis(trace_of, drawn, texts):
-    assert trace_of([]).plot_memory().title == "Nothing happened in this recording: 0 B allocated throughout"
+    assert (
+        trace_of([]).plot_memory().title
+        == "Nothing happened in this recording: 0 B allocated throughout"
+    )
     assert drawn[-1].axes[0].get_xlabel() == "" and len(drawn[-1].axes[0].get_xticks()) == 0
     trace_of([], seconds=2.0, allocated_at_end={0: 3 * MIB}).plot_memory()
     assert any("3 MiB allocated throughout" in text for text in texts(drawn[-1]))

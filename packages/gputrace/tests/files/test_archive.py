@@ -22,8 +22,20 @@ def test_a_loaded_trace_is_the_same(trace, tmp_path):
     trace.save(tmp_path / "a.trace")
     loaded = Trace.load(str(tmp_path / "a.trace"))
     assert list(loaded.events) == list(trace.events)
-    assert (loaded.events.birth == trace.events.birth).all() and (loaded.events.category == trace.events.category).all()
-    for name in ("stacks", "start", "settings", "phases", "used", "totals", "seconds", "badge", "origin"):
+    assert (loaded.events.birth == trace.events.birth).all() and (
+        loaded.events.category == trace.events.category
+    ).all()
+    for name in (
+        "stacks",
+        "start",
+        "settings",
+        "phases",
+        "used",
+        "totals",
+        "seconds",
+        "badge",
+        "origin",
+    ):
         assert getattr(loaded, name) == getattr(trace, name)
     assert loaded.segments("peak") == trace.segments("peak")
     assert (repr(loaded), repr(loaded.lines())) == (repr(trace), repr(trace.lines()))
@@ -49,7 +61,15 @@ def stores(content):
         stores(lambda file: np.savez(file, other=np.zeros(3))),
         stores(lambda file: pickle.dump([], file)),
     ],
-    ids=["empty", "text", "half an archive", "one array", "no events", "another archive", "a pickle"],
+    ids=[
+        "empty",
+        "text",
+        "half an archive",
+        "one array",
+        "no events",
+        "another archive",
+        "a pickle",
+    ],
 )
 def test_another_file_is_no_trace(tmp_path, write):
     write(tmp_path / "thing")

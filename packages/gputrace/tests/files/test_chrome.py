@@ -11,7 +11,17 @@ import gputrace
 from gputrace.files import archive as files
 from gputrace.files import chrome
 from gputrace.files.chrome import ENGINES
-from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Execution, RacingSpan, RecordedRace, Spans, Waits
+from gputrace.spans import (
+    H2D,
+    HOST,
+    KERNEL,
+    LAUNCH,
+    Execution,
+    RacingSpan,
+    RecordedRace,
+    Spans,
+    Waits,
+)
 from virtualgpu.streams.race_reports import RaceWarning
 
 
@@ -44,7 +54,9 @@ def of(told, *phases):
 
 
 def test_every_entry_has_what_its_kind_needs(told):
-    assert told["displayTimeUnit"] in ("ms", "ns") and all(isinstance(value, str) for value in told["otherData"].values())
+    assert told["displayTimeUnit"] in ("ms", "ns") and all(
+        isinstance(value, str) for value in told["otherData"].values()
+    )
     needs = {
         "X": {"name", "cat", "ts", "dur", "pid", "tid", "args"},
         "M": {"name", "pid", "tid", "args"},
@@ -57,7 +69,9 @@ def test_every_entry_has_what_its_kind_needs(told):
         assert set(event) - {"ph"} == needs[event["ph"]], event
         assert type(event["pid"]) is int and type(event["tid"]) is int and event["pid"] > 0
         assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
-    assert {event["bp"] for event in of(told, "f")} == {"e"} and {event["s"] for event in of(told, "i")} <= {"g", "p", "t"}
+    assert {event["bp"] for event in of(told, "f")} == {"e"} and {
+        event["s"] for event in of(told, "i")
+    } <= {"g", "p", "t"}
 
 
 def test_every_process_and_thread_has_a_name_and_a_place(told):
@@ -68,13 +82,23 @@ def test_every_process_and_thread_has_a_name_and_a_place(told):
     assert used <= names["thread_name"] == names["thread_sort_index"]
     assert {(pid, 0) for pid, _ in used} <= names["process_name"] == names["process_sort_index"]
     said = {event["args"]["name"] for event in of(told, "M") if event["name"].endswith("_name")}
-    assert {"host", "cuda:0", "cuda:1", "thread 1", "default stream", "stream 1", "copy engine, host to device"} <= said
+    assert {
+        "host",
+        "cuda:0",
+        "cuda:1",
+        "thread 1",
+        "default stream",
+        "stream 1",
+        "copy engine, host to device",
+    } <= said
 
 
 def test_slices_of_a_thread_do_not_overlap(told):
     threads = defaultdict(list)
     for event in of(told, "X"):
-        threads[event["pid"], event["tid"]].append((round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)))
+        threads[event["pid"], event["tid"]].append(
+            (round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000))
+        )
     assert len(threads) >= 6
     for slices in threads.values():
         slices.sort()
@@ -88,24 +112,33 @@ def test_arrows_have_two_ends_each_at_the_start_of_a_slice(told):
         ends[event["id"]].append(event)
         assert (event["pid"], event["tid"], event["ts"]) in starts
     for first, second in ends.values():
-        assert (first["ph"], second["ph"]) == ("s", "f") and (first["cat"], first["name"]) == (second["cat"], second["name"])
+        assert (first["ph"], second["ph"]) == ("s", "f") and (first["cat"], first["name"]) == (
+            second["cat"],
+            second["name"],
+        )
         assert first["ts"] <= second["ts"] or first["cat"] == "race"
     assert {first["cat"] for first, _ in ends.values()} == {"launch", "wait", "race"}
 
 
 def test_it_says_what_the_trace_says(trace, told):
     slices = of(told, "X")
-    assert Counter(event["cat"] for event in slices if event["cat"] in ("kernel", "h2d", "p2p", "d2h")) == {
+    assert Counter(
+        event["cat"] for event in slices if event["cat"] in ("kernel", "h2d", "p2p", "d2h")
+    ) == {
         "kernel": int((trace.spans.kind == KERNEL).sum()),
         "h2d": 1,
         "p2p": 1,
         "d2h": 1,
     }
-    (copy,) = [event for event in slices if event["cat"] == "copy engine" and event["tid"] == ENGINES + H2D]
+    (copy,) = [
+        event for event in slices if event["cat"] == "copy engine" and event["tid"] == ENGINES + H2D
+    ]
     (queued,) = [event for event in slices if event["cat"] == "h2d"]
     assert (copy["ts"], copy["dur"], copy["pid"]) == (queued["ts"], queued["dur"], queued["pid"])
     assert queued["args"]["source"] == 'z = pinned.to("cuda", non_blocking=True)'
-    assert sum(event["dur"] for event in slices if event["cat"] == "wait") * 1e-6 == pytest.approx(trace.host_waited, abs=1e-8)
+    assert sum(event["dur"] for event in slices if event["cat"] == "wait") * 1e-6 == pytest.approx(
+        trace.host_waited, abs=1e-8
+    )
     (race,) = of(told, "i")
     assert race["name"].startswith("race: add (test_chrome.py:")
     counted = [event["args"] for event in of(told, "C") if event["pid"] == 2]
@@ -115,8 +148,16 @@ def test_it_says_what_the_trace_says(trace, told):
 
 
 def test_an_arrow_of_a_wait_leads_from_the_last_before_to_the_first_after(trace_of_work, tmp_path):
-    spans = Spans.of([(0.0, 1.0, 0, 0, KERNEL, "a", 0, -1), (1.0, 1.0, 0, 0, KERNEL, "b", 0, -1), (2.5, 1.0, 0, 3, KERNEL, "c", 0, -1)])
-    waits = Waits.of([(1.0, 0, 0, 1.5, 0, 3, 0), (0.0, 0, 3, 0.0, 0, 0, 0), (9.0, 0, 0, 9.0, 0, 3, 0)])
+    spans = Spans.of(
+        [
+            (0.0, 1.0, 0, 0, KERNEL, "a", 0, -1),
+            (1.0, 1.0, 0, 0, KERNEL, "b", 0, -1),
+            (2.5, 1.0, 0, 3, KERNEL, "c", 0, -1),
+        ]
+    )
+    waits = Waits.of(
+        [(1.0, 0, 0, 1.5, 0, 3, 0), (0.0, 0, 3, 0.0, 0, 0, 0), (9.0, 0, 0, 9.0, 0, 3, 0)]
+    )
     trace = trace_of_work(Execution(spans, waits, []))
     arrows = [event for event in chrome.events_of(trace) if event["ph"] in "sf"]
     assert [(event["id"], event["ts"]) for event in arrows] == [("wait 1", 0.0), ("wait 1", 2.5e6)]
@@ -124,17 +165,31 @@ def test_an_arrow_of_a_wait_leads_from_the_last_before_to_the_first_after(trace_
 
 def test_times_are_rounded_without_overlap(trace_of_work):
     rows = [(i * 1.1e-9, 1.1e-9, 0, 0, KERNEL, "k", 0, -1) for i in range(50)]
-    slices = [event for event in chrome.events_of(trace_of_work(Execution(Spans.of(rows), Waits.of([]), []))) if event["ph"] == "X"]
-    ends = [(round(event["ts"] * 1000), round(event["ts"] * 1000) + round(event["dur"] * 1000)) for event in slices]
+    slices = [
+        event
+        for event in chrome.events_of(trace_of_work(Execution(Spans.of(rows), Waits.of([]), [])))
+        if event["ph"] == "X"
+    ]
+    ends = [
+        (round(event["ts"] * 1000), round(event["ts"] * 1000) + round(event["dur"] * 1000))
+        for event in slices
+    ]
     assert all(end <= start for (_, end), (start, _) in pairwise(ends))
 
 
 def test_a_race_with_the_host_is_marked_at_the_launch(trace_of_work):
-    first, second = RacingSpan(0, 0, "mm", "a.py:1", 0.0, 1.0, 2.0), RacingSpan(HOST, 0, "numpy", "a.py:2", 1.5, 1.5, 1.5)
-    spans = Spans.of([(0.0, 0.5, HOST, 0, LAUNCH, "mm", 0, -1), (1.0, 1.0, 0, 0, KERNEL, "mm", 0, 0)])
+    first, second = (
+        RacingSpan(0, 0, "mm", "a.py:1", 0.0, 1.0, 2.0),
+        RacingSpan(HOST, 0, "numpy", "a.py:2", 1.5, 1.5, 1.5),
+    )
+    spans = Spans.of(
+        [(0.0, 0.5, HOST, 0, LAUNCH, "mm", 0, -1), (1.0, 1.0, 0, 0, KERNEL, "mm", 0, 0)]
+    )
     (mark,) = [
         event
-        for event in chrome.events_of(trace_of_work(Execution(spans, Waits.of([]), [RecordedRace(first, second)])))
+        for event in chrome.events_of(
+            trace_of_work(Execution(spans, Waits.of([]), [RecordedRace(first, second)]))
+        )
         if event["ph"] == "i"
     ]
     assert mark["name"] == "race: mm (a.py:1) and numpy (a.py:2)" and mark["ts"] == 1e6
@@ -179,7 +234,9 @@ def test_a_place_without_a_folder_or_a_name_is_told(trace, tmp_path, write):
 
 def test_idle_time_is_never_less_than_none(trace_of_work):
     edges = [step / 10 for step in range(12)]  # whose differences do not add up to the last
-    spans = Spans.of([(start, end - start, 0, 0, KERNEL, "mm", 0, -1) for start, end in pairwise(edges)])
+    spans = Spans.of(
+        [(start, end - start, 0, 0, KERNEL, "mm", 0, -1) for start, end in pairwise(edges)]
+    )
     assert trace_of_work(Execution(spans, Waits.of([]), [])).idle(0) == 0
 
 

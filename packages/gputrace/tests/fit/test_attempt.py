@@ -29,7 +29,12 @@ def wish(tmp_path):
     def of(source: str, *arguments: object, **others: object) -> Wish:
         path = tmp_path / "train.py"
         path.write_text(textwrap.dedent(source), encoding="utf-8")
-        return Wish(str(path), [str(argument) for argument in arguments], False, **{"like": "T4", "steps": 4} | others)
+        return Wish(
+            str(path),
+            [str(argument) for argument in arguments],
+            False,
+            **{"like": "T4", "steps": 4} | others,
+        )
 
     return of
 
@@ -48,7 +53,8 @@ def test_a_checkpoint_is_not_written_over(run, wish, tmp_path):
     checkpoint = tmp_path / "best.pt"
     checkpoint.write_text("of a real training")
     saving = TRAIN.replace(
-        "        print(loss.item())", "        if loss.item() < float('inf'): torch.save(model.state_dict(), sys.argv[3])"
+        "        print(loss.item())",
+        "        if loss.item() < float('inf'): torch.save(model.state_dict(), sys.argv[3])",
     )
     assert run(wish(saving, 16, 9, checkpoint)).steps == 4
     assert checkpoint.read_text() == "of a real training"
@@ -56,7 +62,11 @@ def test_a_checkpoint_is_not_written_over(run, wish, tmp_path):
 
 @pytest.mark.slow
 def test_a_step_of_small_kernels_waits_for_the_host_and_one_of_large_ones_does_not(run, wish):
-    small, slow, large = run(wish(TRAIN, 16, 9)), run(wish(TRAIN, 16, 9, host=2.0)), run(wish(TRAIN, 4096, 9))
+    small, slow, large = (
+        run(wish(TRAIN, 16, 9)),
+        run(wish(TRAIN, 16, 9, host=2.0)),
+        run(wish(TRAIN, 4096, 9)),
+    )
     assert slow.step == pytest.approx(2 * small.step, rel=0.05)
     assert small.idle > 0.5 and large.idle < 0.02
     assert run(wish(TRAIN, 4096, 9, host=2.0)).step == pytest.approx(large.step, rel=0.02)
@@ -67,9 +77,17 @@ def test_what_does_not_fit_is_told_from_what_fails(run, wish):
     tight = run(wish(TRAIN, 8192, 9, memory=4 << 30))
     assert (tight.fits, tight.failed) == (False, "")
     failed = run(wish(TRAIN, 16, 2))
-    assert failed.fits and failed.failed.startswith("train.py:13 print(open(") and "FileNotFoundError" in failed.failed
-    assert run(wish("import sys; sys.exit(3)")).failed.endswith("import sys; sys.exit(3): it ended by sys.exit(3)")
-    assert "os._exit" not in (ended := run(wish("import os; print('last words', flush=True); os._exit(5)")).failed)
+    assert (
+        failed.fits
+        and failed.failed.startswith("train.py:13 print(open(")
+        and "FileNotFoundError" in failed.failed
+    )
+    assert run(wish("import sys; sys.exit(3)")).failed.endswith(
+        "import sys; sys.exit(3): it ended by sys.exit(3)"
+    )
+    assert "os._exit" not in (
+        ended := run(wish("import os; print('last words', flush=True); os._exit(5)")).failed
+    )
     assert ended == "its process ended with status 5: last words"
 
 
@@ -78,9 +96,16 @@ def test_what_does_not_fit_is_told_from_what_fails(run, wish):
 def test_a_script_that_asks_for_a_value_after_whole_steps_is_told_up_to_that_line(run, wish, steps):
     asks = TRAIN.replace('print(open("/nowhere"))', "x.argmax(1).bincount()")
     outcome, whole = run(wish(asks, 4096, steps)), run(wish(TRAIN, 4096, 9))
-    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", steps, "train.py:13 x.argmax(1).bincount()")
+    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (
+        True,
+        "",
+        steps,
+        "train.py:13 x.argmax(1).bincount()",
+    )
     if steps == 1:
-        assert outcome.allocated < whole.allocated  # no optimizer's state lies beside a backward's tensors yet
+        assert (
+            outcome.allocated < whole.allocated
+        )  # no optimizer's state lies beside a backward's tensors yet
         assert outcome.step is None and 0.5 * whole.step < outcome.first < 2 * whole.step
     else:
         assert outcome.allocated == whole.allocated
@@ -89,19 +114,29 @@ def test_a_script_that_asks_for_a_value_after_whole_steps_is_told_up_to_that_lin
 
 @pytest.mark.slow
 def test_an_integer_that_a_script_prints_after_a_step_is_made_up_and_it_goes_on(run, wish):
-    samples = TRAIN.replace("print(loss.item())", "print([0, 1][int(loss.argmax())], (loss > 0).cpu().sum().item(), loss.argmax().cpu())")
+    samples = TRAIN.replace(
+        "print(loss.item())",
+        "print([0, 1][int(loss.argmax())], (loss > 0).cpu().sum().item(), loss.argmax().cpu())",
+    )
     outcome, whole = run(wish(samples, 4096, 9)), run(wish(TRAIN, 4096, 9))
     assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", 4, "")
     [line] = outcome.made_up
     assert line.startswith("train.py:12 print([0, 1][int(loss.argmax())]") and not whole.made_up
-    assert outcome.allocated == whole.allocated and outcome.step == pytest.approx(whole.step, rel=0.02)
+    assert outcome.allocated == whole.allocated and outcome.step == pytest.approx(
+        whole.step, rel=0.02
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["while not loss.argmax(): pass", "[][int(loss.argmax())]"])
 def test_where_a_made_up_value_leads_nowhere_a_script_is_told_up_to_its_line(run, wish, line):
     outcome = run(wish(TRAIN.replace("print(loss.item())", line), 16, 9))
-    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", 1, f"train.py:12 {line}")
+    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (
+        True,
+        "",
+        1,
+        f"train.py:12 {line}",
+    )
 
 
 READS = """
@@ -144,12 +179,16 @@ def test_a_script_may_read_values_before_its_first_step(run, wish):
     ],
 )
 def test_a_line_that_cannot_do_without_a_value_is_named(run, wish, line, why, instead):
-    script = TRAIN.replace('torch.ones(1024, width, device="cuda")', 'torch.randn(64, width, device="cuda")')
+    script = TRAIN.replace(
+        'torch.ones(1024, width, device="cuda")', 'torch.randn(64, width, device="cuda")'
+    )
     failed = run(wish(script.replace("loss.backward()", line), 16, 2)).failed
     if line.startswith("assert"):
         assert not failed.startswith("train.py:10")  # an assert is taken to hold
     else:
-        assert failed.startswith(f"train.py:10 {line} {why} a value that nothing computes. {instead}")
+        assert failed.startswith(
+            f"train.py:10 {line} {why} a value that nothing computes. {instead}"
+        )
 
 
 @pytest.mark.slow
@@ -168,7 +207,9 @@ def test_a_long_inference_is_measured_so_far(run, wish):
 
 @pytest.mark.slow
 def test_an_error_that_has_nothing_to_do_with_values_is_told_as_it_is(run, wish):
-    failed = run(wish(TRAIN.replace("loss.backward()", "print(loss.item()); open('/nowhere')"), 16, 2)).failed
+    failed = run(
+        wish(TRAIN.replace("loss.backward()", "print(loss.item()); open('/nowhere')"), 16, 2)
+    ).failed
     assert failed.endswith("FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'")
     assert "nothing computes" not in failed
 
@@ -197,17 +238,21 @@ def test_a_long_message_is_told_in_a_line(run, wish):
 
 @pytest.mark.slow
 def test_where_no_optimizer_steps_there_is_memory_and_no_step_time(run, wish):
-    by_hand = TRAIN.replace("optimizer.step()", "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]").replace(
-        "print(open", "print(str"
-    )
+    by_hand = TRAIN.replace(
+        "optimizer.step()", "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]"
+    ).replace("print(open", "print(str")
     outcome = run(wish(by_hand, 64, 3))
-    assert (outcome.failed, outcome.steps, outcome.step) == ("", 0, None) and outcome.parts["parameters"] > 0
+    assert (outcome.failed, outcome.steps, outcome.step) == ("", 0, None) and outcome.parts[
+        "parameters"
+    ] > 0
 
 
 @pytest.mark.slow
 def test_an_evaluation_between_two_steps_is_no_part_of_a_step(run, wish):
     evaluates = TRAIN.replace("print(loss.item())", "_ or [model(x) for _ in range(50)]")
-    assert run(wish(evaluates, 4096, 9)).step == pytest.approx(run(wish(TRAIN, 4096, 9)).step, rel=0.02)
+    assert run(wish(evaluates, 4096, 9)).step == pytest.approx(
+        run(wish(TRAIN, 4096, 9)).step, rel=0.02
+    )
 
 
 @pytest.mark.slow
@@ -216,20 +261,33 @@ def test_of_several_optimizers_the_first_ones_steps_count(run, wish):
         "    x =", "    other = torch.optim.SGD(model[0].parameters(), lr=0.1)\n    x ="
     )
     outcome = run(wish(two, 64, 9))
-    assert outcome.steps == 4 and outcome.step == pytest.approx(run(wish(TRAIN, 64, 9)).step, rel=0.25)  # not half of that
+    assert outcome.steps == 4 and outcome.step == pytest.approx(
+        run(wish(TRAIN, 64, 9)).step, rel=0.25
+    )  # not half of that
 
 
 @pytest.mark.slow
 def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(run, wish):
     """Nobody waits for the end of such a training; and its step takes what one by an optimizer does, but for the update."""
-    stepped = TRAIN.replace(", momentum=0.9", "").replace("zero_grad()", "zero_grad(set_to_none=False)")
+    stepped = TRAIN.replace(", momentum=0.9", "").replace(
+        "zero_grad()", "zero_grad(set_to_none=False)"
+    )
     by_hand = stepped.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "")
     by_hand = by_hand.replace(
-        "optimizer.zero_grad(set_to_none=False)", "[p.grad.zero_() for p in model.parameters() if p.grad is not None]"
+        "optimizer.zero_grad(set_to_none=False)",
+        "[p.grad.zero_() for p in model.parameters() if p.grad is not None]",
     )
-    by_hand = by_hand.replace("optimizer.step()", "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]")
+    by_hand = by_hand.replace(
+        "optimizer.step()", "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]"
+    )
     outcome, with_optimizer = run(wish(by_hand, 4096, 10**6)), run(wish(stepped, 4096, 9))
-    assert (outcome.fits, outcome.failed, outcome.steps, outcome.by_hand, with_optimizer.by_hand) == (True, "", 4, True, False)
+    assert (
+        outcome.fits,
+        outcome.failed,
+        outcome.steps,
+        outcome.by_hand,
+        with_optimizer.by_hand,
+    ) == (True, "", 4, True, False)
     assert outcome.allocated == with_optimizer.allocated
     assert outcome.step == pytest.approx(with_optimizer.step, rel=0.1)
 

@@ -22,23 +22,39 @@ def kinds(model: nn.Module) -> list[str]:
 def test_blocks_of_every_stage_count():
     """A ResNet has them in four sequences, of which the last holds the most parameters and the first makes the most activations."""
     stages = nn.Sequential(*(nn.Sequential(*(Block(width) for _ in range(2))) for width in (8, 16)))
-    assert repeated(nn.Sequential(nn.Linear(8, 8), stages)) == [block for stage in stages for block in stage]
+    assert repeated(nn.Sequential(nn.Linear(8, 8), stages)) == [
+        block for stage in stages for block in stage
+    ]
 
 
 def test_an_encoder_and_a_decoder_have_blocks_of_two_classes():
-    both = nn.ModuleDict({"encoder": nn.ModuleList(Block() for _ in range(2)), "decoder": nn.ModuleList(Other() for _ in range(2))})
+    both = nn.ModuleDict(
+        {
+            "encoder": nn.ModuleList(Block() for _ in range(2)),
+            "decoder": nn.ModuleList(Other() for _ in range(2)),
+        }
+    )
     assert kinds(nn.Sequential(both, nn.Linear(8, 2))) == ["Block", "Block", "Other", "Other"]
 
 
 def test_a_dictionary_of_layers_is_a_list_too():
-    assert kinds(nn.Sequential(nn.ModuleDict({"one": Block(), "two": Block()}), nn.Linear(8, 2))) == ["Block", "Block"]
+    assert kinds(
+        nn.Sequential(nn.ModuleDict({"one": Block(), "two": Block()}), nn.Linear(8, 2))
+    ) == ["Block", "Block"]
 
 
 def test_neither_what_is_inside_a_block_nor_a_small_head_is_one():
     experts = nn.Sequential(Block(), nn.ModuleList(Block() for _ in range(9)))
     assert kinds(nn.Sequential(experts, nn.Linear(8, 2))) == ["Block"] * 9
     assert (
-        kinds(nn.ModuleList([nn.ModuleList(Other(32) for _ in range(4)), nn.Sequential(nn.Linear(32, 8), nn.Linear(8, 2))]))
+        kinds(
+            nn.ModuleList(
+                [
+                    nn.ModuleList(Other(32) for _ in range(4)),
+                    nn.Sequential(nn.Linear(32, 8), nn.Linear(8, 2)),
+                ]
+            )
+        )
         == ["Other"] * 4
     )
 

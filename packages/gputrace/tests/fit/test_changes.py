@@ -75,10 +75,21 @@ def tried(run, tmp_path):
 @pytest.mark.parametrize("change", WRITTEN)
 def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(tried, change):
     plain = tried(SCRIPT.format(**PLAIN))
-    outside, written = tried(SCRIPT.format(**PLAIN), change), tried(SCRIPT.format(**PLAIN | WRITTEN[change]))
-    assert not (plain.failed or outside.failed or written.failed) and outside.changed and not plain.changed
+    outside, written = (
+        tried(SCRIPT.format(**PLAIN), change),
+        tried(SCRIPT.format(**PLAIN | WRITTEN[change])),
+    )
+    assert (
+        not (plain.failed or outside.failed or written.failed)
+        and outside.changed
+        and not plain.changed
+    )
     assert outside.steps == written.steps == 4
-    assert (outside.used, outside.allocated, outside.parts) == (written.used, written.allocated, written.parts)
+    assert (outside.used, outside.allocated, outside.parts) == (
+        written.used,
+        written.allocated,
+        written.parts,
+    )
     assert outside.step == pytest.approx(written.step, rel=0.05)
     assert replace(outside, changed=False, changes=plain.changes) != plain
     assert change in plain.changes
@@ -95,7 +106,11 @@ def test_float16_takes_what_it_would_take_with_a_scaler_in_the_script(tried):
     written = written.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
     outside, inside = tried(plain, change), tried(written)
     assert not (outside.failed or inside.failed) and outside.changed and outside.steps == 4
-    assert (outside.used, outside.allocated, outside.parts) == (inside.used, inside.allocated, inside.parts)
+    assert (outside.used, outside.allocated, outside.parts) == (
+        inside.used,
+        inside.allocated,
+        inside.parts,
+    )
     assert outside.step == pytest.approx(inside.step, rel=0.05)
     assert change in tried(plain).changes and change not in inside.changes
 
@@ -121,14 +136,21 @@ def test_a_model_that_can_checkpoint_by_itself_does_so(tried, name):
     able = f"class Net(nn.Module):\n    own = False\n    def {name}(self):\n        self.own = True"
     block = "checkpoint(block, x, use_reentrant=False) if self.own else block(x, cache)"
     switched = SCRIPT.format(**PLAIN | {"block": block}).replace("class Net(nn.Module):", able)
-    switched = switched.replace("        return x + self.layers(x)", "        self.remember(cache)\n        return x + self.layers(x)")
+    switched = switched.replace(
+        "        return x + self.layers(x)",
+        "        self.remember(cache)\n        return x + self.layers(x)",
+    )
     switched = switched.replace("def forward(self, x):\n        self", REMEMBER).replace(
         "        for block in self", "        cache = []\n        for block in self"
     )
     written = switched.replace("own = False", "own = True")
     outside, inside = tried(switched, "checkpointing of each block"), tried(written)
     assert not (outside.failed or inside.failed) and outside.changed
-    assert (outside.used, outside.allocated, outside.parts) == (inside.used, inside.allocated, inside.parts)
+    assert (outside.used, outside.allocated, outside.parts) == (
+        inside.used,
+        inside.allocated,
+        inside.parts,
+    )
 
 
 @pytest.mark.slow
@@ -138,16 +160,30 @@ def test_a_switch_that_is_on_or_refuses_or_is_inside(tried, wrapped):
 
     def script(enable: str, on: bool) -> str:
         able = f"class Net(nn.Module):\n    gradient_checkpointing = {on}\n    def gradient_checkpointing_enable(self):\n        {enable}"
-        block = "checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)"
+        block = (
+            "checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)"
+        )
         source = SCRIPT.format(**PLAIN | {"block": block}).replace("class Net(nn.Module):", able)
-        return source.replace("model = Net()", "model = nn.Sequential(Net(), nn.Identity())") if wrapped else source
+        return (
+            source.replace("model = Net()", "model = nn.Sequential(Net(), nn.Identity())")
+            if wrapped
+            else source
+        )
 
     change = "checkpointing of each block"
     inside = tried(script("self.gradient_checkpointing = True", True))
     assert not inside.failed and change not in inside.changes
-    for enable in ("self.gradient_checkpointing = True", 'raise ValueError("not here")', 'raise AssertionError("not here")'):
+    for enable in (
+        "self.gradient_checkpointing = True",
+        'raise ValueError("not here")',
+        'raise AssertionError("not here")',
+    ):
         outside = tried(script(enable, False), change)
-        assert (outside.failed, outside.changed, outside.allocated) == ("", True, inside.allocated), enable
+        assert (outside.failed, outside.changed, outside.allocated) == (
+            "",
+            True,
+            inside.allocated,
+        ), enable
 
 
 @pytest.mark.slow
@@ -161,9 +197,15 @@ def test_what_a_script_counts_after_each_step_it_may_count_after_half_of_one(tri
 
 @pytest.mark.slow
 def test_a_script_that_evaluates_first_is_checkpointed_when_it_trains(tried):
-    first = SCRIPT.replace("for number, batch", "model.eval()\nmodel(torch.ones(8, 64).cuda())\nmodel.train()\nfor number, batch")
+    first = SCRIPT.replace(
+        "for number, batch",
+        "model.eval()\nmodel(torch.ones(8, 64).cuda())\nmodel.train()\nfor number, batch",
+    )
     change = "checkpointing of each block"
-    outside, written = tried(first.format(**PLAIN), change), tried(first.format(**PLAIN | WRITTEN[change]))
+    outside, written = (
+        tried(first.format(**PLAIN), change),
+        tried(first.format(**PLAIN | WRITTEN[change])),
+    )
     assert (outside.failed, outside.changed, outside.allocated) == ("", True, written.allocated)
 
 
@@ -173,8 +215,12 @@ def test_a_list_that_a_block_is_given_may_grow_afterwards(tried):
     dense = SCRIPT.format(**PLAIN | {"block": "block(kept)"}).replace(
         "        for block in self", "        kept = []\n        for block in self"
     )
-    dense = dense.replace("            x = block", "            kept.append(x)\n            x = block")
-    joined = "def forward(self, kept):\n        x = torch.cat(kept, 1).square()[:, :64]\n        return"
+    dense = dense.replace(
+        "            x = block", "            kept.append(x)\n            x = block"
+    )
+    joined = (
+        "def forward(self, kept):\n        x = torch.cat(kept, 1).square()[:, :64]\n        return"
+    )
     dense = dense.replace("def forward(self, x):\n        return", joined)
     outcome = tried(dense, "checkpointing of each block")
     assert (outcome.failed, outcome.changed) == ("", True)
@@ -185,7 +231,8 @@ def test_a_script_that_has_autocast_keeps_its_own(tried):
     """Around the call of its model, or around the model's own forward."""
     change = "autocast to bfloat16"
     inside = SCRIPT.format(**PLAIN).replace(
-        "model = Net()", 'Net.forward = torch.autocast("cuda", torch.bfloat16)(Net.forward)\nmodel = Net()'
+        "model = Net()",
+        'Net.forward = torch.autocast("cuda", torch.bfloat16)(Net.forward)\nmodel = Net()',
     )
     for source in (SCRIPT.format(**PLAIN | WRITTEN[change]), inside):
         outcome = tried(source, change)
@@ -222,7 +269,9 @@ def test_modules_that_prepare_data_are_no_models(tried, workers):
     """
     outcome = tried(source, "autocast to bfloat16")
     assert (outcome.failed, outcome.changed, outcome.steps) == ("", True, 4)
-    on_cpu = source.replace("model(batch.cuda()).sum().backward()", "(batch.cuda() @ model.weight).sum().backward()")
+    on_cpu = source.replace(
+        "model(batch.cuda()).sum().backward()", "(batch.cuda() @ model.weight).sum().backward()"
+    )
     assert not tried(on_cpu, "autocast to bfloat16").changed
 
 
@@ -239,4 +288,8 @@ def test_where_there_is_nothing_to_change_it_says_so(tried):
     assert tried(source).changes == []
     for change in WRITTEN:
         outcome = tried(source, change)
-        assert (outcome.failed, outcome.changed, outcome.steps) == ("", False, 2)  # no step is run for nothing
+        assert (outcome.failed, outcome.changed, outcome.steps) == (
+            "",
+            False,
+            2,
+        )  # no step is run for nothing

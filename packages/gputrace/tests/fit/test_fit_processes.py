@@ -13,10 +13,16 @@ from gputrace.fit.processes import Runner
 WISHES = [Wish("train.py", [], False, like, 4) for like in ("T4", "L4", "A100", "H100")]
 
 
-@pytest.mark.parametrize(("processors", "memory", "due"), [(8, 100, 8), (8, 3, 3), (2, 100, 2), (8, 0, 1)])
-def test_there_are_as_many_at_once_as_have_processors_and_memory(monkeypatch, processors, memory, due):
+@pytest.mark.parametrize(
+    ("processors", "memory", "due"), [(8, 100, 8), (8, 3, 3), (2, 100, 2), (8, 0, 1)]
+)
+def test_there_are_as_many_at_once_as_have_processors_and_memory(
+    monkeypatch, processors, memory, due
+):
     monkeypatch.setattr(processes.os, "cpu_count", lambda: processors)
-    monkeypatch.setattr(processes.psutil, "virtual_memory", lambda: type("Memory", (), {"available": memory << 30}))
+    monkeypatch.setattr(
+        processes.psutil, "virtual_memory", lambda: type("Memory", (), {"available": memory << 30})
+    )
     runner = Runner(MadeUp([], resident=1 << 30).start)
     list(runner.run_all(WISHES[:1]))
     assert runner.at_once() == due
@@ -41,7 +47,13 @@ class Ended:
     pid, returncode = 0, 0
 
     def __init__(self, made_up: MadeUp, like: str, file: Path, outcome: dict) -> None:
-        self.made_up, self.like, self.file, self.outcome, self.looks = made_up, like, file, outcome, 0
+        self.made_up, self.like, self.file, self.outcome, self.looks = (
+            made_up,
+            like,
+            file,
+            outcome,
+            0,
+        )
 
     def poll(self) -> int | None:
         self.looks += 1
@@ -59,11 +71,20 @@ def test_what_fails_beside_others_is_tried_again_alone(monkeypatch, most):
     """Two at once want the same port; one fails wherever it runs."""
     running: list[list[str]] = []
     monkeypatch.setattr(Runner, "at_once", lambda self: most)
-    outcomes = {wish.like: outcome.failed for wish, outcome in Runner(MadeUp(running).start).run_all(WISHES)}
+    outcomes = {
+        wish.like: outcome.failed for wish, outcome in Runner(MadeUp(running).start).run_all(WISHES)
+    }
     assert outcomes == {"T4": "", "L4": "", "A100": "wrong", "H100": ""}
     assert list(outcomes)[-2:] == (["A100", "H100"] if most == 1 else ["L4", "A100"])
     alone = [["T4"], ["L4"], ["A100"], ["H100"]]
-    beside = [["T4"], ["T4", "L4"], ["T4", "L4", "A100"], ["T4", "L4", "A100", "H100"], ["L4"], ["A100"]]
+    beside = [
+        ["T4"],
+        ["T4", "L4"],
+        ["T4", "L4", "A100"],
+        ["T4", "L4", "A100", "H100"],
+        ["L4"],
+        ["A100"],
+    ]
     assert running == (alone if most == 1 else beside)
 
 

@@ -63,21 +63,32 @@ def sharded(run, tmp_path):
 
     def over(ranks: int, source: str, **lines: str):
         path = tmp_path / "train.py"
-        path.write_text(textwrap.dedent(source).format(**{"before": "", "parameters": "model.parameters()", "between": ""} | lines))
-        return run(Wish(str(path), [], False, "A100", 4, change=f"sharding over {ranks} GPUs (FSDP2)"))
+        path.write_text(
+            textwrap.dedent(source).format(
+                **{"before": "", "parameters": "model.parameters()", "between": ""} | lines
+            )
+        )
+        return run(
+            Wish(str(path), [], False, "A100", 4, change=f"sharding over {ranks} GPUs (FSDP2)")
+        )
 
     return over
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(sharded, tmp_path, ranks):
+def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(
+    sharded, tmp_path, ranks
+):
     labkit = pytest.importorskip("labkit", reason="labkit simulates the rank to compare with")
     outside = sharded(ranks, SCRIPT, between=CLIP)
     written = tmp_path / "written.py"
     lines = {"before": BY_HAND, "parameters": "model.parameters()", "between": CLIP}
     written.write_text(
-        SCRIPT.format(**lines).replace("    print(loss.item())", "    loss.item()\n    ends.append(time.perf_counter())") + TOLD
+        SCRIPT.format(**lines).replace(
+            "    print(loss.item())", "    loss.item()\n    ends.append(time.perf_counter())"
+        )
+        + TOLD
     )
     simulated = labkit.torchrun(written, simulate=ranks, network="400Gb/s", like="A100", quiet=True)
     (inside,) = simulated.results
@@ -89,11 +100,23 @@ def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(s
 @pytest.mark.slow
 def test_however_an_optimizer_gets_the_parameters_it_has_the_shards(sharded):
     plain = sharded(4, SCRIPT)
-    listed = sharded(4, SCRIPT, before="kept = [p for p in model.parameters() if p.requires_grad]", parameters="kept")
+    listed = sharded(
+        4,
+        SCRIPT,
+        before="kept = [p for p in model.parameters() if p.requires_grad]",
+        parameters="kept",
+    )
     for before, parameters in (BIASES, NAMED):
         other = sharded(4, SCRIPT, before=before, parameters=parameters)
-        assert (other.failed, other.parts["optimizer state"]) == ("", plain.parts["optimizer state"])
-    assert (listed.failed, listed.allocated, listed.reserved) == ("", plain.allocated, plain.reserved)
+        assert (other.failed, other.parts["optimizer state"]) == (
+            "",
+            plain.parts["optimizer state"],
+        )
+    assert (listed.failed, listed.allocated, listed.reserved) == (
+        "",
+        plain.allocated,
+        plain.reserved,
+    )
 
 
 @pytest.mark.slow
@@ -106,14 +129,22 @@ def test_a_module_whose_training_step_is_called_as_lightning_does_is_sharded_too
         return self.net(x)
 
 model = Whole().cuda()"""
-    called = SCRIPT.replace("model = Net().cuda()", whole).replace("loss = model(", "loss = model.training_step(")
+    called = SCRIPT.replace("model = Net().cuda()", whole).replace(
+        "loss = model(", "loss = model.training_step("
+    )
     inside, plain = sharded(4, called), sharded(4, SCRIPT)
-    assert (inside.failed, inside.allocated, inside.reserved) == ("", plain.allocated, plain.reserved)
+    assert (inside.failed, inside.allocated, inside.reserved) == (
+        "",
+        plain.allocated,
+        plain.reserved,
+    )
 
 
 @pytest.mark.slow
 def test_a_variable_that_a_loop_over_the_parameters_left_behind_is_no_hindrance(sharded):
-    frozen = sharded(2, SCRIPT, before="for p in model.blocks[0].parameters():\n    p.requires_grad = False")
+    frozen = sharded(
+        2, SCRIPT, before="for p in model.blocks[0].parameters():\n    p.requires_grad = False"
+    )
     assert (frozen.failed, frozen.changed) == ("", True)
 
 
@@ -121,10 +152,25 @@ def test_a_variable_that_a_loop_over_the_parameters_left_behind_is_no_hindrance(
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ({"before": "kept = tuple(model.parameters())"}, "optimizer.step(): RuntimeError: the script keeps 26 of the parameters"),
-        ({"before": "scale = nn.Parameter(torch.ones(3, device='cuda'))", "parameters": "[*model.parameters(), scale]"}, "of shape (3,)"),
-        ({"between": "loss.new_ones(8, 64) @ model.first.weight.T"}, "got mixed torch.Tensor and DTensor"),
-        ({"before": "model.blocks[0].layers[0].weight = model.blocks[1].layers[0].weight"}, "blocks of Net share parameters"),
+        (
+            {"before": "kept = tuple(model.parameters())"},
+            "optimizer.step(): RuntimeError: the script keeps 26 of the parameters",
+        ),
+        (
+            {
+                "before": "scale = nn.Parameter(torch.ones(3, device='cuda'))",
+                "parameters": "[*model.parameters(), scale]",
+            },
+            "of shape (3,)",
+        ),
+        (
+            {"between": "loss.new_ones(8, 64) @ model.first.weight.T"},
+            "got mixed torch.Tensor and DTensor",
+        ),
+        (
+            {"before": "model.blocks[0].layers[0].weight = model.blocks[1].layers[0].weight"},
+            "blocks of Net share parameters",
+        ),
         (
             {
                 "before": "torch.distributed.init_process_group('nccl', rank=0, world_size=1, store=torch.distributed.HashStore())",
@@ -163,7 +209,9 @@ def test_copies_of_the_model_are_sharded_as_it_is_whenever_they_are_made(sharded
     plain = sharded(4, SCRIPT)
     shards = plain.parts["optimizer state"] / 2
     before = sharded(4, SCRIPT, before=f"import copy; {AVERAGE}", between=UPDATE)
-    after = sharded(4, SCRIPT, between=f"import copy\n    {AVERAGE} if number == 0 else average\n    {UPDATE}")
+    after = sharded(
+        4, SCRIPT, between=f"import copy\n    {AVERAGE} if number == 0 else average\n    {UPDATE}"
+    )
     averaged = "average = globals().get('average') or torch.optim.swa_utils.AveragedModel(model); average.update_parameters(model)"
     torchs = sharded(4, SCRIPT, between=averaged)
     for outcome in (before, after, torchs):
@@ -173,5 +221,8 @@ def test_copies_of_the_model_are_sharded_as_it_is_whenever_they_are_made(sharded
 
 @pytest.mark.slow
 def test_without_an_optimizer_there_is_nothing_to_shard(sharded):
-    outcome = sharded(2, "import torch\ntorch.nn.Linear(8, 8).cuda()(torch.ones(8, 8, device='cuda')).sum().backward()")
+    outcome = sharded(
+        2,
+        "import torch\ntorch.nn.Linear(8, 8).cuda()(torch.ones(8, 8, device='cuda')).sum().backward()",
+    )
     assert (outcome.failed, outcome.changed) == ("", False)

@@ -42,7 +42,13 @@ def test_peaks_that_vary_grow_if_every_step_leaves_tensors_behind():
 
 
 @pytest.mark.parametrize(
-    ("peaks", "due"), [([9, 5, 6, 5], True), ([9, 5, 5, 5], False), ([1, 2, 3, 4], False), ([1, 1000, 1001, 1000], False)]
+    ("peaks", "due"),
+    [
+        ([9, 5, 6, 5], True),
+        ([9, 5, 5, 5], False),
+        ([1, 2, 3, 4], False),
+        ([1, 1000, 1001, 1000], False),
+    ],
 )
 def test_peaks_that_vary(peaks, due):
     assert varies(peaks) == due
@@ -80,7 +86,9 @@ def outcome(run, tmp_path):
 
     def of(rows="256", kept="pass", steps=1000, asked=4, memory=None):
         path = tmp_path / "train.py"
-        path.write_text(textwrap.dedent(TRAIN.format(rows=rows, kept=kept, steps=steps)), encoding="utf-8")
+        path.write_text(
+            textwrap.dedent(TRAIN.format(rows=rows, kept=kept, steps=steps)), encoding="utf-8"
+        )
         found = run(Wish(str(path), [], False, "T4", asked, memory=memory))
         assert not found.failed
         return found, growth_of(found.peaks, found.left)
@@ -112,7 +120,10 @@ def test_what_a_script_keeps_of_each_step_is_growth(outcome, kept, per_step, hol
     found, grows = outcome(kept=kept)
     assert found.steps == 4 + MORE and grows is not None and grows.ratio == 1
     assert grows.bytes == pytest.approx(per_step, rel=0.35)
-    assert found.grows.startswith("Tensors of earlier steps stay alive. Most come from train.py:") and holder in found.grows
+    assert (
+        found.grows.startswith("Tensors of earlier steps stay alive. Most come from train.py:")
+        and holder in found.grows
+    )
 
 
 @pytest.mark.slow
@@ -127,7 +138,9 @@ def test_batches_of_many_sizes_vary_and_with_a_leak_they_grow_too(outcome):
     lengths = "[256, 640, 512, 1024, 512, 768, 640, 512, 768][step % 9]"
     found, grows = outcome(rows=lengths)
     assert varies(found.peaks) and grows is None and found.grows == ""
-    found, grows = outcome(rows=lengths, kept="losses.append(torch.ones(1 << 20, device='cuda'))", asked=7)
+    found, grows = outcome(
+        rows=lengths, kept="losses.append(torch.ones(1 << 20, device='cuda'))", asked=7
+    )
     assert grows.bytes == pytest.approx(4 * MIB, rel=0.02)
     assert varies(found.peaks) and "losses[1]" in found.grows
 
@@ -140,7 +153,10 @@ def test_a_script_that_ends_by_itself_says_where_its_peak_grew(outcome):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "kept"), [("256", "losses.append(torch.ones(4 << 20, device='cuda'))"), ("64 << step", "pass")])
+@pytest.mark.parametrize(
+    ("rows", "kept"),
+    [("256", "losses.append(torch.ones(4 << 20, device='cuda'))"), ("64 << step", "pass")],
+)
 def test_a_gpu_is_full_when_it_was_said_to_be(outcome, rows, kept):
     found, grows = outcome(rows, kept, memory=2 << 30)
     said = found.steps + grows.steps_until(found.total - found.used)

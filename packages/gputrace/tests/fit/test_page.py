@@ -14,7 +14,10 @@ WISH = Wish("train.py", [], False, "T4", 4)
 
 def run_by(monkeypatch: pytest.MonkeyPatch, run: Callable[[Wish], Outcome]) -> None:
     """Let this function run the attempts."""
-    monkeypatch.setattr("gputrace.fit.processes.Runner.run_all", lambda runner, wishes: [(wish, run(wish)) for wish in wishes])
+    monkeypatch.setattr(
+        "gputrace.fit.processes.Runner.run_all",
+        lambda runner, wishes: [(wish, run(wish)) for wish in wishes],
+    )
 
 
 @pytest.fixture
@@ -61,7 +64,10 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
         ("T4", "15 GiB", "20 GiB", "no", "1 s ± 32%, if it had the memory", "25% of it"),
         ("H200", "140 GiB", "20 GiB", "yes", "1 s ± 19%", "25% of it"),
     )
-    assert parts.caption == "At the peak on the T4, made by train.py:3 x: 20 GiB, of them in tensors and workspaces 20 GiB"
+    assert (
+        parts.caption
+        == "At the peak on the T4, made by train.py:3 x: 20 GiB, of them in tensors and workspaces 20 GiB"
+    )
     assert "assumed to do the same" in notes and "It is assumed to be" in notes
     *tried, lacks = sorted(changes.rows, key=lambda row: row[1] == "")
     assert all(row[1] == "10 GiB" and row[3] == "yes" for row in tried)
@@ -69,17 +75,39 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     assert lacks == ("autocast to bfloat16", "", "", reason)
     assert {row[0]: row[2] for row in changes.rows}["half the batch"] == "4.00 times as long"
     assert tried[-2][0] == "half the batch"  # the slowest, of as many samples
-    assert tried[-1] == ("sharding over 2 GPUs (FSDP2)", "10 GiB", "1.00 times as long", "yes")  # faster, on twice as many GPUs
+    assert tried[-1] == (
+        "sharding over 2 GPUs (FSDP2)",
+        "10 GiB",
+        "1.00 times as long",
+        "yes",
+    )  # faster, on twice as many GPUs
     assert {wish.like for wish in runs if wish.change} == {"T4"}
 
 
 @pytest.mark.parametrize(
     ("needs", "due", "tried"),
     [
-        ({2: 18, 4: 12, 8: 9}, ("sharding over 4 GPUs (FSDP2)", "12 GiB", "0.30 times as long", "yes"), [2, 4]),
-        ({2: 40, 4: 30, 8: 20}, ("sharding over 8 GPUs (FSDP2)", "20 GiB", "0.15 times as long", "no"), [2, 4, 8]),
+        (
+            {2: 18, 4: 12, 8: 9},
+            ("sharding over 4 GPUs (FSDP2)", "12 GiB", "0.30 times as long", "yes"),
+            [2, 4],
+        ),
+        (
+            {2: 40, 4: 30, 8: 20},
+            ("sharding over 8 GPUs (FSDP2)", "20 GiB", "0.15 times as long", "no"),
+            [2, 4, 8],
+        ),
         ({2: 0}, ("sharding over 2 GPUs (FSDP2)", "", "", "train.py:7 x: RuntimeError: why"), [2]),
-        ({2: None}, ("sharding over 2 GPUs (FSDP2)", "", "", "no module has the parameters of an optimizer of torch.optim"), [2]),
+        (
+            {2: None},
+            (
+                "sharding over 2 GPUs (FSDP2)",
+                "",
+                "",
+                "no module has the parameters of an optimizer of torch.optim",
+            ),
+            [2],
+        ),
     ],
 )
 def test_it_is_sharded_over_as_few_gpus_as_it_fits(monkeypatch, needs, due, tried):
@@ -87,11 +115,15 @@ def test_it_is_sharded_over_as_few_gpus_as_it_fits(monkeypatch, needs, due, trie
 
     def run(wish: Wish) -> Outcome:
         if not (wish.change or "").startswith("sharding"):
-            return Outcome(15 << 30, wish.memory is not None, "", "", 4, 50 << 30, 1, 1, {}, 1.0, 0.0, False)
+            return Outcome(
+                15 << 30, wish.memory is not None, "", "", 4, 50 << 30, 1, 1, {}, 1.0, 0.0, False
+            )
         asked.append(int(wish.change.split()[2]))
         need = needs[asked[-1]]
         failed = "train.py:7 x: RuntimeError: why" if need == 0 else ""
-        return Outcome(1 << 42, True, failed, "", 4, (need or 0) << 30, 1, 1, {}, 1.2, 0.0, need is not None)
+        return Outcome(
+            1 << 42, True, failed, "", 4, (need or 0) << 30, 1, 1, {}, 1.2, 0.0, need is not None
+        )
 
     run_by(monkeypatch, run)
     *_, changes, _ = answer(WISH, ["T4"])
@@ -109,7 +141,10 @@ def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):
         "T4, if it had the memory: needs 20 GiB, a step takes 1 s",
     ]
     list(page)
-    assert len(lines) == 1 + len(runs) and "T4, half the batch: needs 10 GiB, a step takes 2 s" in lines
+    assert (
+        len(lines) == 1 + len(runs)
+        and "T4, half the batch: needs 10 GiB, a step takes 2 s" in lines
+    )
 
 
 def test_a_change_that_would_meet_nothing_is_not_run(monkeypatch):
@@ -117,13 +152,17 @@ def test_a_change_that_would_meet_nothing_is_not_run(monkeypatch):
 
     def run(wish: Wish) -> Outcome:
         asked.append(wish.change)
-        return Outcome(15 << 30, True, "", "", 4, 1 << 30, 1, 1, {}, 1.0, 0.0, True, changes=["half the batch"])
+        return Outcome(
+            15 << 30, True, "", "", 4, 1 << 30, 1, 1, {}, 1.0, 0.0, True, changes=["half the batch"]
+        )
 
     run_by(monkeypatch, run)
     *_, changes, _ = answer(WISH, ["T4"])
     assert asked == [None, "half the batch", "sharding over 2 GPUs (FSDP2)"]
     without = {row[0]: row[3] for row in changes.rows if not row[1]}
-    assert without == {name: change.nothing for name, change in CHANGES.items() if name != "half the batch"}
+    assert without == {
+        name: change.nothing for name, change in CHANGES.items() if name != "half the batch"
+    }
     assert len(changes.rows) == len(CHANGES) + 1
 
 
@@ -149,19 +188,38 @@ def test_without_a_step_of_an_optimizer_the_time_is_unknown(monkeypatch):
     run_by(monkeypatch, lambda wish: ran)
     gpus, *_ = answer(WISH, ["T4"])
     assert gpus.rows[0][4:] == ("unknown", "")
-    assert gpus.caption.startswith("train.py: it ended without step() of an optimizer of torch.optim")
+    assert gpus.caption.startswith(
+        "train.py: it ended without step() of an optimizer of torch.optim"
+    )
 
 
 def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
     ran = Outcome(
-        16 << 30, True, "", "", 1, 1 << 30, 1 << 30, 1 << 30, {}, None, None, True, 0.5, "train.py:9 int(x)", changes=list(CHANGES)
+        16 << 30,
+        True,
+        "",
+        "",
+        1,
+        1 << 30,
+        1 << 30,
+        1 << 30,
+        {},
+        None,
+        None,
+        True,
+        0.5,
+        "train.py:9 int(x)",
+        changes=list(CHANGES),
     )
     run_by(monkeypatch, lambda wish: ran)
     gpus, _, changes, _ = answer(WISH, ["T4"])
     assert gpus.rows[0][2:] == ("at least 1 GiB", "so far", "the first at most 500 ms", "")
     first, second, *_ = gpus.caption.splitlines()
     assert first == "train.py: 1 step on virtual GPUs, without values."
-    assert second == "Then train.py:9 int(x) needs a value that nothing computes. What follows is not counted."
+    assert (
+        second
+        == "Then train.py:9 int(x) needs a value that nothing computes. What follows is not counted."
+    )
     tried = {row[1:] for row in changes.rows if row[1]}
     assert tried == {("at least 1 GiB", "", "so far")}  # a first step says little about others
 
@@ -173,7 +231,10 @@ def test_lines_that_read_made_up_values_are_named(monkeypatch):
     gpus, *_ = answer(WISH, ["T4"])
     assert gpus.rows[0][3] == "yes"
     assert "These lines read values that nothing computes." in gpus.caption
-    assert gpus.caption.splitlines()[-4:] == [*(f"   {line}" for line in lines[:3]), "   and 2 more"]
+    assert gpus.caption.splitlines()[-4:] == [
+        *(f"   {line}" for line in lines[:3]),
+        "   and 2 more",
+    ]
 
 
 def test_bfloat16_is_tried_where_the_gpu_computes_it(runs):
@@ -201,24 +262,44 @@ def test_several_gpus_and_processes_are_mentioned(monkeypatch):
 
 def test_a_script_that_fails_gives_no_table(monkeypatch):
     run_by(monkeypatch, lambda wish: Outcome(failed="train.py:1 1 / 0: ZeroDivisionError", steps=2))
-    with pytest.raises(ScriptFailedError, match="on the T4 the script failed after 2 steps: train.py:1 1 / 0"):
+    with pytest.raises(
+        ScriptFailedError, match="on the T4 the script failed after 2 steps: train.py:1 1 / 0"
+    ):
         next(answer(WISH, ["T4"]))
 
 
 def test_the_parts_add_up_to_what_it_needs(monkeypatch):
-    parts = {"activations": 5 << 20, "in flight": 2 << 20, "reserved, not in use": 1 << 20, "other": 0}
+    parts = {
+        "activations": 5 << 20,
+        "in flight": 2 << 20,
+        "reserved, not in use": 1 << 20,
+        "other": 0,
+    }
     line = f"train.py:3 {'x' * 200}"
-    run_by(monkeypatch, lambda wish: Outcome(15 << 30, True, "", line, 4, 100 << 20, 7 << 20, 8 << 20, parts, 1.0, 0.0, True))
+    run_by(
+        monkeypatch,
+        lambda wish: Outcome(
+            15 << 30, True, "", line, 4, 100 << 20, 7 << 20, 8 << 20, parts, 1.0, 0.0, True
+        ),
+    )
     _, shown, *_ = answer(WISH, ["T4"])
     assert [row[0] for row in shown.rows] == ["92 MiB", "5 MiB", "2 MiB", "1 MiB"]
-    assert [row[1] for row in shown.rows][:2] == ["CUDA's context, outside PyTorch's allocator", "activations"]
+    assert [row[1] for row in shown.rows][:2] == [
+        "CUDA's context, outside PyTorch's allocator",
+        "activations",
+    ]
     assert len(shown.caption) < 200 and "xxx …: 100 MiB" in shown.caption
 
 
 def test_what_cudnn_takes_to_try_its_algorithms_is_said_not_to_be_counted(monkeypatch):
-    run_by(monkeypatch, lambda wish: Outcome(1 << 30, steps=4, used=1, step=1.0, idle=0.0, tries_algorithms=True))
+    run_by(
+        monkeypatch,
+        lambda wish: Outcome(1 << 30, steps=4, used=1, step=1.0, idle=0.0, tries_algorithms=True),
+    )
     gpus, *_ = answer(WISH, ["T4"])
-    assert "It sets torch.backends.cudnn.benchmark" in gpus.caption and "not counted" in gpus.caption
+    assert (
+        "It sets torch.backends.cudnn.benchmark" in gpus.caption and "not counted" in gpus.caption
+    )
 
 
 MIB = 1 << 20
@@ -236,7 +317,14 @@ def page(monkeypatch):
             total = wish.memory or {"T4": 15 << 30, "H200": 140 << 30}[wish.like]
             fits = max(needs) * MIB <= total
             nbytes = [need * MIB for need in needs]
-            outcome = Outcome(total, fits, steps=len(needs) if fits else 5, used=max(nbytes), changed=True, changes=["half the batch"])
+            outcome = Outcome(
+                total,
+                fits,
+                steps=len(needs) if fits else 5,
+                used=max(nbytes),
+                changed=True,
+                changes=["half the batch"],
+            )
             outcome.peaks, outcome.grows = nbytes, "Most come from train.py:3 x"
             return replace(outcome, **others)
 
@@ -249,7 +337,10 @@ def page(monkeypatch):
 
 def test_a_script_whose_memory_grows_is_told_when_each_gpu_is_full(page):
     (gpus, remarks, _, changes, _), lines, asked = page([100, *range(1024, 8 * 1024, 1024)])
-    assert [row[2:4] for row in gpus.rows] == [("at least 7 GiB", "for about 16 steps"), ("at least 7 GiB", "for about 140 steps")]
+    assert [row[2:4] for row in gpus.rows] == [
+        ("at least 7 GiB", "for about 16 steps"),
+        ("at least 7 GiB", "for about 140 steps"),
+    ]
     assert remarks.splitlines() == [
         "Memory grows by 1 GiB per step (steps 2 to 8 on the T4).",
         "Most come from train.py:3 x.",
@@ -262,7 +353,10 @@ def test_a_script_whose_memory_grows_is_told_when_each_gpu_is_full(page):
 
 def test_growth_that_is_faster_and_faster_and_a_gpu_that_was_full_already(page):
     (gpus, remarks, *_), _, _ = page([1, *(1024 * (1 << step) for step in range(5))])
-    assert [row[2:4] for row in gpus.rows] == [("at least 16 GiB", "no, full in step 6"), ("at least 16 GiB", "for about 9 steps")]
+    assert [row[2:4] for row in gpus.rows] == [
+        ("at least 16 GiB", "no, full in step 6"),
+        ("at least 16 GiB", "for about 9 steps"),
+    ]
     assert remarks.startswith(
         "Memory grows faster and faster: by 8 GiB in the last step, 2.0 times as much as in the step before (steps 2 to 6 on the T4).\n"
     )

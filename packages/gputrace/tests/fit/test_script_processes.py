@@ -88,10 +88,16 @@ def started(tmp_path):
 def test_a_process_takes_what_the_script_itself_would_take(started, start):
     child, script = started(start), started("train('cuda')")
     assert (child.failed, child.fits, child.processes, script.processes) == ("", True, 1, 0)
-    assert (child.used, child.allocated, child.parts) == (script.used, script.allocated, script.parts)
+    assert (child.used, child.allocated, child.parts) == (
+        script.used,
+        script.allocated,
+        script.parts,
+    )
     assert child.step == pytest.approx(script.step, rel=0.05) and child.steps >= 4
     assert child.changes == script.changes
-    assert [line.partition(" ")[2] for line in child.made_up] == ["correct = (output.argmax(1) == y).sum().item()"]
+    assert [line.partition(" ")[2] for line in child.made_up] == [
+        "correct = (output.argmax(1) == y).sum().item()"
+    ]
 
 
 @pytest.mark.slow
@@ -123,7 +129,9 @@ def test_a_process_that_fails_is_named_with_its_line(started):
 
 def of(device: int, used: list[int], **others: object) -> Outcome:
     reserved = used[device] - CONTEXT
-    return Outcome(1000, used=used[device], reserved=reserved, device=device, by_device=used, **others)
+    return Outcome(
+        1000, used=used[device], reserved=reserved, device=device, by_device=used, **others
+    )
 
 
 def test_the_process_that_holds_most_of_the_fullest_gpu_is_shown():

@@ -62,7 +62,11 @@ def test_hooks_on_a_node():
         return None
 
     node.register_hook(look)
-    assert any(how == "hook" and look in held.values() for _, held, how in walk([], [node])[1] if isinstance(held, dict))
+    assert any(
+        how == "hook" and look in held.values()
+        for _, held, how in walk([], [node])[1]
+        if isinstance(held, dict)
+    )
 
 
 def test_nodes_are_known_by_their_class():

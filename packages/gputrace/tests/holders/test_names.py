@@ -102,8 +102,14 @@ def weight():
         (lambda x: {x}, "global `kept{{…}}` of {}"),
         (lambda x: collections.deque([x], maxlen=3), "global `kept[0]` of {}"),
         (lambda x: collections.OrderedDict(a=x), "global `kept['a']` of {}"),
-        (lambda x: collections.namedtuple("Batch", "inputs labels")(x, 1), "global `kept.inputs` of {}"),
-        (lambda x: types.SimpleNamespace(state=types.SimpleNamespace(last=x)), "global `kept.state.last` of {}"),
+        (
+            lambda x: collections.namedtuple("Batch", "inputs labels")(x, 1),
+            "global `kept.inputs` of {}",
+        ),
+        (
+            lambda x: types.SimpleNamespace(state=types.SimpleNamespace(last=x)),
+            "global `kept.state.last` of {}",
+        ),
         (lambda x: functools.partial(print, 1, x), "global `kept.args[1]` of {}"),
         (lambda x: functools.partial(print, end=x), "global `kept.keywords['end']` of {}"),
         (lambda x: x.sum, "global `kept.__self__` of {}"),
@@ -114,16 +120,25 @@ def weight():
         (in_queue, "global `kept.queue[0][1]` of {}"),
         (Slotted, "global `kept.value` of {}"),
         (in_closure, "closure variable `saved[1]` of global `kept` of {}"),
-        (lambda x: weakref.ref(keep, lambda gone: x), "closure variable `x` of global `kept.__callback__` of {}"),
+        (
+            lambda x: weakref.ref(keep, lambda gone: x),
+            "closure variable `x` of global `kept.__callback__` of {}",
+        ),
         (in_results, "the lru_cache of global `kept` of {}"),
         (in_arguments, "the lru_cache of global `kept` of {}"),
-        (lambda x: type("Labels", (), {"table": {"mask": x}}), "class attribute `Labels.table['mask']` of {}"),
+        (
+            lambda x: type("Labels", (), {"table": {"mask": x}}),
+            "class attribute `Labels.table['mask']` of {}",
+        ),
         (
             in_generator,
             f"local `batch` of the suspended generator `batches` (test_names.py:{in_generator.__code__.co_firstlineno + 2}), "
             "held by global `kept` of {}",
         ),
-        (lambda x: [(weight() * x).sum()], "the autograd graph of global `kept[0]` of {} (saved by MulBackward0)"),
+        (
+            lambda x: [(weight() * x).sum()],
+            "the autograd graph of global `kept[0]` of {} (saved by MulBackward0)",
+        ),
         (lambda x: (x.requires_grad_() + 1).sum(), "the autograd graph of global `kept` of {}"),
         (lambda x: (x.requires_grad_() + 1).grad_fn, "the autograd graph of global `kept` of {}"),
         (in_array, UNSEEN.text),
@@ -151,7 +166,10 @@ def test_default_arguments(planted):
         return x.data_ptr()
 
     found = planted(plant)
-    assert {(holder.kind, holder.name) for holder in found} == {("default argument", "memory[1]"), ("default argument", "scale")}
+    assert {(holder.kind, holder.name) for holder in found} == {
+        ("default argument", "memory[1]"),
+        ("default argument", "scale"),
+    }
 
 
 def test_a_class_attribute(planted, holders_at):
@@ -164,10 +182,14 @@ def test_a_class_attribute(planted, holders_at):
 
     holder = only(planted(plant))
     assert (holder.kind, holder.name) == ("class attribute", "Model.table['mask']")
-    assert holder.text.startswith("class attribute `Model.table['mask']` of `test_a_class_attribute` (test_names.py:")
+    assert holder.text.startswith(
+        "class attribute `Model.table['mask']` of `test_a_class_attribute` (test_names.py:"
+    )
 
     keep(type("Labels", (), {"table": tensor()}))
-    assert holders_at(kept.table.data_ptr())[0].text == f"class attribute `Labels.table` of {MODULE}"
+    assert (
+        holders_at(kept.table.data_ptr())[0].text == f"class attribute `Labels.table` of {MODULE}"
+    )
 
 
 def test_parameters_buffers_and_attributes_of_a_module(holders_at):
@@ -183,7 +205,11 @@ def test_parameters_buffers_and_attributes_of_a_module(holders_at):
     ("trained", "name", "remark"),
     [
         (lambda model, optimizer: model.weight.grad, "model.weight.grad", "(a gradient)"),
-        (lambda model, optimizer: optimizer.state[model.bias]["exp_avg"], "optimizer.state[1]['exp_avg']", ""),
+        (
+            lambda model, optimizer: optimizer.state[model.bias]["exp_avg"],
+            "optimizer.state[1]['exp_avg']",
+            "",
+        ),
     ],
 )
 def test_a_gradient_and_the_state_of_an_optimizer(trained, name, remark, planted):
@@ -222,7 +248,10 @@ def test_a_hook_on_a_module(register, kind, planted):
 
     holder = only(planted(plant))
     assert (holder.kind, holder.name) == ("closure variable", "seen[0]")
-    assert f" of {kind} `test_a_hook_on_a_module.<locals>.plant.<locals>.look` of local `model[0]` of" in holder.text
+    assert (
+        f" of {kind} `test_a_hook_on_a_module.<locals>.plant.<locals>.look` of local `model[0]` of"
+        in holder.text
+    )
 
 
 @pytest.mark.parametrize("leaf", [True, False])
@@ -236,7 +265,9 @@ def test_a_hook_on_a_tensor(leaf, planted):
 
     found = planted(plant)
     assert found[0].name == "scale"
-    assert found[0].text.startswith("closure variable `scale` of tensor hook `test_a_hook_on_a_tensor.<locals>.plant.<locals>.<lambda>` of")
+    assert found[0].text.startswith(
+        "closure variable `scale` of tensor hook `test_a_hook_on_a_tensor.<locals>.plant.<locals>.<lambda>` of"
+    )
     assert found[0].text.endswith(f"global `kept` of {MODULE}")
 
 
@@ -259,10 +290,15 @@ def test_what_a_function_of_ones_own_saves(planted):
         node = kept.grad_fn
         return (node.saved_tensors[0] if saved else node.scale["factor"]).data_ptr()
 
-    assert only(planted(plant, True)).text == f"the autograd graph of global `kept` of {MODULE} (saved by DoubledBackward)"
+    assert (
+        only(planted(plant, True)).text
+        == f"the autograd graph of global `kept` of {MODULE} (saved by DoubledBackward)"
+    )
     holder = only(planted(plant, False))
     assert (holder.kind, holder.name) == ("attribute", "ctx.scale['factor']")
-    assert holder.text.endswith(f" of DoubledBackward in the autograd graph of global `kept` of {MODULE}")
+    assert holder.text.endswith(
+        f" of DoubledBackward in the autograd graph of global `kept` of {MODULE}"
+    )
 
 
 def cycle_of_objects():
@@ -280,10 +316,22 @@ def cycle_through_a_graph():
 @pytest.mark.parametrize(
     ("plant", "start", "end"),
     [
-        (cycle_of_objects, "a reference cycle of Slotted,", "not yet collected: gc.collect() frees it"),
-        (cycle_through_a_graph, "a reference cycle of DoubledBackward and Tensor", "an autograd graph, which gc.collect() may not see"),
+        (
+            cycle_of_objects,
+            "a reference cycle of Slotted,",
+            "not yet collected: gc.collect() frees it",
+        ),
+        (
+            cycle_through_a_graph,
+            "a reference cycle of DoubledBackward and Tensor",
+            "an autograd graph, which gc.collect() may not see",
+        ),
     ],
 )
 def test_a_reference_cycle(no_collection, plant, start, end, planted):
     holder = only(planted(plant))
-    assert holder.kind == "reference cycle" and holder.text.startswith(start) and holder.text.endswith(end)
+    assert (
+        holder.kind == "reference cycle"
+        and holder.text.startswith(start)
+        and holder.text.endswith(end)
+    )

@@ -31,7 +31,10 @@ def test_the_shortest_path_comes_first_and_each_holder_has_one():
     leaf = Node()
     near, far = [leaf], [[[leaf]]]
     ancestors = Ancestors(References(Snapshot.take(), []), [leaf], never)
-    assert [path.root for path in ancestors.paths([("far", far), ("near", near)])[id(leaf)]] == ["near", "far"]
+    assert [path.root for path in ancestors.paths([("far", far), ("near", near)])[id(leaf)]] == [
+        "near",
+        "far",
+    ]
 
 
 def test_links_of_cplusplus_count():

@@ -40,7 +40,10 @@ def test_a_local_of_a_function_under_way(holders_at):
     holder = only(holders_at(activations.data_ptr()))
     assert (holder.kind, holder.name) == ("local", "activations")
     line = sys._getframe().f_lineno - 2
-    assert holder.text == f"local `activations` of `test_a_local_of_a_function_under_way` (test_search.py:{line})"
+    assert (
+        holder.text
+        == f"local `activations` of `test_a_local_of_a_function_under_way` (test_search.py:{line})"
+    )
 
 
 def test_an_argument_of_the_caller(holders_at):
@@ -80,7 +83,10 @@ def test_a_variable_that_a_closure_shares_with_a_function_under_way(holders_at):
     def look():
         return x
 
-    assert [holder.text.partition(" of ")[0] for holder in holders_at(x.data_ptr())] == ["local `x`", "closure variable `x`"]
+    assert [holder.text.partition(" of ")[0] for holder in holders_at(x.data_ptr())] == [
+        "local `x`",
+        "closure variable `x`",
+    ]
     assert look() is x
 
 
@@ -139,7 +145,9 @@ def test_the_traceback_of_an_error_kept_by_name_and_the_error_before_it(planted)
 
     found = planted(plant)
     assert any(
-        h.text.startswith("local `x` of `train`") and h.text.endswith(f"kept by the traceback of global `kept` of {MODULE}") for h in found
+        h.text.startswith("local `x` of `train`")
+        and h.text.endswith(f"kept by the traceback of global `kept` of {MODULE}")
+        for h in found
     )
 
 
@@ -154,7 +162,10 @@ def test_the_error_that_is_being_handled(holders_at):
         note(tensor())
     except ValueError:
         found = holders_at(addresses[0])
-    assert any(holder.text.endswith("kept by the traceback of the exception now being handled") for holder in found)
+    assert any(
+        holder.text.endswith("kept by the traceback of the exception now being handled")
+        for holder in found
+    )
 
 
 def test_a_suspended_coroutine(holders_at):
@@ -173,7 +184,10 @@ def test_a_suspended_coroutine(holders_at):
         task.cancel()
         return found
 
-    assert any("local `weights` of the suspended coroutine `serve`" in holder.text for holder in asyncio.run(main()))
+    assert any(
+        "local `weights` of the suspended coroutine `serve`" in holder.text
+        for holder in asyncio.run(main())
+    )
 
 
 def test_a_thread(holders_at):
@@ -190,7 +204,11 @@ def test_a_thread(holders_at):
     found = holders_at(address)
     ended.set()
     thread.join()
-    assert any(holder.text.startswith("local `batch` of `work` (") and holder.text.endswith("in thread `loader`") for holder in found)
+    assert any(
+        holder.text.startswith("local `batch` of `work` (")
+        and holder.text.endswith("in thread `loader`")
+        for holder in found
+    )
     assert "thread._args[0]" in [holder.name for holder in found]
 
 

@@ -24,7 +24,12 @@ def test_storages_by_device_and_address():
     storages = alive().storages
     assert set(storages) == {(0, x.data_ptr()), (1, y.data_ptr())}
     one = storages[0, x.data_ptr()]
-    assert (one.device, one.address, one.nbytes, one.key) == (0, x.data_ptr(), 400, (0, x.data_ptr()))
+    assert (one.device, one.address, one.nbytes, one.key) == (
+        0,
+        x.data_ptr(),
+        400,
+        (0, x.data_ptr()),
+    )
     assert any(t is view for t in one.tensors) and any(t is x for t in one.tensors)
     assert one.largest is x
     assert nbytes(view) == 320 and shape_and_dtype(view) == ((8, 10), "float32")
@@ -45,7 +50,9 @@ def test_a_storage_without_a_tensor():
 def test_a_sparse_tensor():
     values = torch.ones(2, 1000, device="cuda")
     address = values.data_ptr()
-    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 2]], device="cuda"), values, (3, 3, 1000), check_invariants=False)
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([[0, 1], [1, 2]], device="cuda"), values, (3, 3, 1000), check_invariants=False
+    )
     del values
     assert any(tensor is sparse for tensor in at(address).tensors)
 
@@ -56,7 +63,9 @@ def test_a_tensor_that_is_made_of_others():
 
         @staticmethod
         def __new__(cls, left, right):
-            pair = torch.Tensor._make_wrapper_subclass(cls, left.shape, dtype=left.dtype, device="meta")
+            pair = torch.Tensor._make_wrapper_subclass(
+                cls, left.shape, dtype=left.dtype, device="meta"
+            )
             pair.parts = left, right
             return pair
 
@@ -96,10 +105,16 @@ def test_gradients_and_saved_tensors():
     loss = weight.exp().sum()
     saved = loss.grad_fn.next_functions[0][0]._saved_result.data_ptr()
     storages = alive().storages
-    assert set(storages) == {(0, tensor) for tensor in (weight.data_ptr(), weight.grad.data_ptr(), saved, loss.data_ptr())}
+    assert set(storages) == {
+        (0, tensor)
+        for tensor in (weight.data_ptr(), weight.grad.data_ptr(), saved, loss.data_ptr())
+    }
     loss.backward()
     del weight.grad, storages
-    assert set(alive().storages) == {(0, weight.data_ptr()), (0, loss.data_ptr())}  # the graph is freed: nobody raises
+    assert set(alive().storages) == {
+        (0, weight.data_ptr()),
+        (0, loss.data_ptr()),
+    }  # the graph is freed: nobody raises
 
 
 def test_hooks_on_saved_tensors_are_not_called():
@@ -132,10 +147,18 @@ def test_a_checkpoint_is_not_recomputed():
 def test_it_warns_of_nothing_and_takes_no_time_on_the_gpu():
     x = torch.ones(4, device="cuda", requires_grad=True)
     y = (x * 2).relu()  # not a leaf: to ask for its gradient would warn
-    before = virtualgpu.host_time(), torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    before = (
+        virtualgpu.host_time(),
+        torch.cuda.memory_allocated(),
+        torch.cuda.max_memory_allocated(),
+    )
     alive()
     Census(alive())
-    assert before == (virtualgpu.host_time(), torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+    assert before == (
+        virtualgpu.host_time(),
+        torch.cuda.memory_allocated(),
+        torch.cuda.max_memory_allocated(),
+    )
     assert y.requires_grad
 
 

@@ -69,7 +69,9 @@ def test_too_much_live(card):
         "allocated by PyTorch": "1.76 GiB",
         "reserved but unallocated": "0 bytes",
     }
-    assert meanings(oom)["this process"].startswith("its segments, and 126 MiB for the CUDA context")
+    assert meanings(oom)["this process"].startswith(
+        "its segments, and 126 MiB for the CUDA context"
+    )
     assert meanings(oom)["allocated by PyTorch"].startswith("16 live blocks")
     assert [row[0] for row in oom.holders.rows] == ["1.465 GiB", "300 MiB"]
     assert oom.holders.rows[1][4].startswith("weights = torch.empty(300 * MiB")
@@ -90,10 +92,15 @@ def test_a_smaller_batch_is_advised_without_a_share_that_later_lines_would_refut
     with virtualgpu.use(gpus=1, memory="2GiB", values=False), gputrace.record() as trace:
         net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(12)]).cuda()
         with contextlib.suppress(torch.OutOfMemoryError):
-            net(torch.empty(38_000, 1024, device="cuda"))  # of the last layer there is no room for the output
+            net(
+                torch.empty(38_000, 1024, device="cuda")
+            )  # of the last layer there is no room for the output
     (advice,) = (remedy for remedy in trace.oom.remedies if "batch" in remedy)
     assert trace.oom.verdict == "too much in use" and trace.oom.holders.rows[0][1] == "activations"
-    assert advice.startswith("Take a smaller batch: activations and this request, ") and "%" not in advice
+    assert (
+        advice.startswith("Take a smaller batch: activations and this request, ")
+        and "%" not in advice
+    )
 
 
 def test_of_a_leak_no_smaller_batch_is_the_cure(card):
@@ -103,7 +110,9 @@ def test_of_a_leak_no_smaller_batch_is_the_cure(card):
             x = torch.zeros(1 << 18, 64, device="cuda")
             kept.append(torch.tanh(net(x)))
     (advice,) = (remedy for remedy in trace.oom.remedies if "batch" in remedy)
-    assert advice.startswith("Memory grows by 128 MiB a step, so a smaller batch only puts the error off")
+    assert advice.startswith(
+        "Memory grows by 128 MiB a step, so a smaller batch only puts the error off"
+    )
 
 
 def test_holes_that_would_have_served_one_step_more_are_not_why_a_loop_ran_out(card):
@@ -114,14 +123,21 @@ def test_holes_that_would_have_served_one_step_more_are_not_why_a_loop_ran_out(c
         for _ in range(100):
             kept.append(take(12).repeat(2))
     oom = trace.oom
-    assert oom.verdict == "too much in use" and "1.84 GiB are live, 24 MiB more each step, and 22 MiB of what the" in oom.reason
-    assert oom.remedies[0].startswith("Memory grows by 24 MiB a step") and not any("less is needed" in told for told in oom.remedies)
+    assert (
+        oom.verdict == "too much in use"
+        and "1.84 GiB are live, 24 MiB more each step, and 22 MiB of what the" in oom.reason
+    )
+    assert oom.remedies[0].startswith("Memory grows by 24 MiB a step") and not any(
+        "less is needed" in told for told in oom.remedies
+    )
 
 
 @pytest.mark.slow
 def test_a_gradient_of_parameters_does_not_shrink_with_the_batch():
     def train_once(rows):
-        net = nn.Sequential(*[nn.Linear(8192, 8192, bias=False) for _ in range(4)]).cuda()  # 256 MiB each, and their gradients
+        net = nn.Sequential(
+            *[nn.Linear(8192, 8192, bias=False) for _ in range(4)]
+        ).cuda()  # 256 MiB each, and their gradients
         net(torch.randn(rows, 8192, device="cuda")).sum().backward()
 
     def advice(rows):
@@ -165,7 +181,9 @@ def test_fragmentation(card):
     oom = trace.oom
     assert oom.verdict == "fragmentation"
     assert "1.025 GiB are free" in oom.reason and "in 8 pieces of at most 150 MiB" in oom.reason
-    assert "expandable_segments:True" in oom.remedies[0] and "max_split_size_mb:600" in oom.remedies[1]
+    assert (
+        "expandable_segments:True" in oom.remedies[0] and "max_split_size_mb:600" in oom.remedies[1]
+    )
     assert "7 blocks, 350 MiB" in oom.remedies[-1] and len(kept) == 7
 
 
@@ -180,7 +198,9 @@ def test_settings_in_force_are_not_suggested(monkeypatch, setting, suggested):
         take(600)
     assert trace.oom.verdict == "fragmentation" and kept
     advice = str(trace.oom.remedies)
-    assert [name for name in ("expandable_segments:True", "max_split_size_mb") if name in advice] == suggested
+    assert [
+        name for name in ("expandable_segments:True", "max_split_size_mb") if name in advice
+    ] == suggested
     if not suggested:
         assert sizes(trace.oom)["reserved but unallocated"] == "900.00 MiB"
 
@@ -194,7 +214,9 @@ def test_settings_that_would_not_help_are_not_suggested(card):
         take(600)
     oom = trace.oom
     assert oom.verdict == "fragmentation" and len(kept) == 160
-    assert len(oom.remedies) == 1 and oom.remedies[0].startswith("Free what keeps these segments in place")
+    assert len(oom.remedies) == 1 and oom.remedies[0].startswith(
+        "Free what keeps these segments in place"
+    )
 
 
 def test_cached_by_another_stream(card):
@@ -241,7 +263,10 @@ def test_another_process(neighbour):
     oom = trace.oom
     assert oom.verdict == "another process" and kept.is_cuda
     assert oom.remedies[0] == "End process 4711 (1000 MiB) if it is yours."
-    assert sizes(oom)["process 4711"] == "1000.00 MiB" and "Other processes hold 1000 MiB" in oom.reason
+    assert (
+        sizes(oom)["process 4711"] == "1000.00 MiB"
+        and "Other processes hold 1000 MiB" in oom.reason
+    )
 
 
 def test_another_process_that_the_driver_hides(neighbour):
@@ -288,7 +313,10 @@ def test_an_error_caught_in_the_block(card):
     oom = trace.oom
     assert trace.error == "" and oom.verdict == "too much in use"
     assert "the allocator's own figures" in oom.numbers.caption
-    assert sizes(oom)["outside"] == size_text(CONTEXT) and sizes(oom)["allocated by PyTorch"] == "1.76 GiB"
+    assert (
+        sizes(oom)["outside"] == size_text(CONTEXT)
+        and sizes(oom)["allocated by PyTorch"] == "1.76 GiB"
+    )
 
 
 def test_the_last_of_two_is_explained(card):
@@ -354,7 +382,9 @@ def small_share():
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.get_per_process_memory_fraction()
-    torch.cuda.set_per_process_memory_fraction(2 * GiB / torch.cuda.get_device_properties(0).total_memory)
+    torch.cuda.set_per_process_memory_fraction(
+        2 * GiB / torch.cuda.get_device_properties(0).total_memory
+    )
     yield
     torch.cuda.set_per_process_memory_fraction(before)
 
@@ -366,7 +396,12 @@ def test_on_a_real_gpu_a_limit(small_share):
         take(800)
     assert trace.oom.verdict == "a memory limit" and kept
     assert sizes(trace.oom)["allowed"] == "2.00 GiB"
-    for name in ("tried to allocate", "total capacity", "allocated by PyTorch", "reserved but unallocated"):
+    for name in (
+        "tried to allocate",
+        "total capacity",
+        "allocated by PyTorch",
+        "reserved but unallocated",
+    ):
         assert sizes(trace.oom)[name] in trace.error, name
 
 

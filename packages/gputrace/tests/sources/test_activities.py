@@ -26,24 +26,69 @@ class File:
         self.entries, self.ids = [], count(1)
 
     def add(self, cat, name, start, duration, pid, tid, **args):
-        entry = {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": (start + 1) * 1000, "dur": duration * 1000}
+        entry = {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "pid": pid,
+            "tid": tid,
+            "ts": (start + 1) * 1000,
+            "dur": duration * 1000,
+        }
         self.entries.append(entry | {"args": args})
 
-    def work(self, name, launched, start, duration, *, device=0, stream=7, cat="kernel", call="cudaLaunchKernel", thread=1):
+    def work(
+        self,
+        name,
+        launched,
+        start,
+        duration,
+        *,
+        device=0,
+        stream=7,
+        cat="kernel",
+        call="cudaLaunchKernel",
+        thread=1,
+    ):
         """Work of a device and the call that launched it."""
         number = next(self.ids)
         self.add("cuda_runtime", call, launched, 0.01, 4242, thread, cbid=211, correlation=number)
-        self.add(cat, name, start, duration, device, stream, device=device, stream=stream, correlation=number)
+        self.add(
+            cat,
+            name,
+            start,
+            duration,
+            device,
+            stream,
+            device=device,
+            stream=stream,
+            correlation=number,
+        )
 
     def sync(self, kind, asked, duration, stream=7, device=0, **more):
-        self.add("cuda_sync", kind, asked, duration, device, stream, cuda_sync_kind=kind, stream=stream, correlation=next(self.ids), **more)
+        self.add(
+            "cuda_sync",
+            kind,
+            asked,
+            duration,
+            device,
+            stream,
+            cuda_sync_kind=kind,
+            stream=stream,
+            correlation=next(self.ids),
+            **more,
+        )
 
     def told(self):
         others = [
             {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {}},
             {"ph": "f", "id": 1, "pid": 0, "tid": 7, "cat": "ac2g"},
         ]
-        whole = {"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": [*others, *self.entries]}
+        whole = {
+            "schemaVersion": 1,
+            "baseTimeNanoseconds": BASE,
+            "traceEvents": [*others, *self.entries],
+        }
         return work_of(activities_of(json.loads(json.dumps(whole))), ORIGIN)
 
 
@@ -62,11 +107,24 @@ def test_work_and_its_launches(file):
     spans = file.told().spans
     device = spans.device != HOST
     assert spans.kind[device].tolist() == [KERNEL, H2D, D2H, P2P, KERNEL, KERNEL]
-    assert spans.device[device].tolist() == [0, 0, 0, 1, 0, 0] and spans.stream[device].tolist() == [0, 13, 0, 0, 0, 0]
-    assert spans.start[device] == pytest.approx([0.0015, 0.004, 0.006, 0.008, 0.010, 0.012], abs=1e-9)
-    assert spans.duration[device] == pytest.approx([0.002, 0.001, 0.001, 0.001, 0.001, 0.001], abs=1e-9)
+    assert spans.device[device].tolist() == [0, 0, 0, 1, 0, 0] and spans.stream[
+        device
+    ].tolist() == [0, 13, 0, 0, 0, 0]
+    assert spans.start[device] == pytest.approx(
+        [0.0015, 0.004, 0.006, 0.008, 0.010, 0.012], abs=1e-9
+    )
+    assert spans.duration[device] == pytest.approx(
+        [0.002, 0.001, 0.001, 0.001, 0.001, 0.001], abs=1e-9
+    )
     launches = spans.launch[device]
-    assert spans.kind[launches].tolist() == [LAUNCH] * 6 and spans.stream[launches].tolist() == [0, 0, 1, 0, 0, 0]
+    assert spans.kind[launches].tolist() == [LAUNCH] * 6 and spans.stream[launches].tolist() == [
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+    ]
     assert spans.start[launches] == pytest.approx(np.arange(1, 7) / 1000, abs=1e-9)
     assert spans.names[spans.name[launches[0]]] == "void add<float>(int)"
 
@@ -79,7 +137,9 @@ def test_waits_of_the_host(file):
     file.sync("Event Sync", 7, 1, wait_on_stream=7)  # its call is left out by some versions
     file.add("cuda_runtime", "cudaMalloc", 9, 1, 4242, 1, correlation=next(file.ids))
     spans = file.told().spans
-    assert spans.kind.tolist() == [WAIT] * 3 and spans.start == pytest.approx([0.001, 0.005, 0.007], abs=1e-9)
+    assert spans.kind.tolist() == [WAIT] * 3 and spans.start == pytest.approx(
+        [0.001, 0.005, 0.007], abs=1e-9
+    )
 
 
 def test_a_stream_waits_until_what_was_launched_before_is_done(file):
@@ -90,7 +150,9 @@ def test_a_stream_waits_until_what_was_launched_before_is_done(file):
     file.sync("Stream Wait Event", 20, 0.01, stream=7, wait_on_stream=13, wait_on_cuda_event_id=2)
     waits = file.told().waits
     assert (waits.stream.tolist(), waits.to_stream.tolist()) == ([0, 13], [13, 0])
-    assert waits.time == pytest.approx([0.007, 0.008], abs=1e-9) and waits.until == pytest.approx([0.007, 0.020], abs=1e-9)
+    assert waits.time == pytest.approx([0.007, 0.008], abs=1e-9) and waits.until == pytest.approx(
+        [0.007, 0.020], abs=1e-9
+    )
 
 
 def test_an_event_of_an_untold_stream_is_that_of_the_stream_that_was_given_work_last(file):
@@ -132,12 +194,17 @@ def test_times_of_a_file_of_this_versions_profiler(tmp_path):
         entry["cat"] = "cuda_runtime" if entry.get("cat") == "cpu_op" else entry.get("cat")
     found = activities_of(told)
     assert "aten::exp" in [activity.name for activity in found]
-    assert all(before - 1e6 <= activity.start <= activity.start + activity.duration <= after + 1e6 for activity in found)
+    assert all(
+        before - 1e6 <= activity.start <= activity.start + activity.duration <= after + 1e6
+        for activity in found
+    )
 
 
 def events_of(*rows) -> Events:
     """Allocations (ms, stream, stack) on device 0."""
-    return Events.of(MemoryEvent(ms / 1000, 0, stream, ALLOC, 512, 512, 512, stack) for ms, stream, stack in rows)
+    return Events.of(
+        MemoryEvent(ms / 1000, 0, stream, ALLOC, 512, 512, 512, stack) for ms, stream, stack in rows
+    )
 
 
 def test_streams_have_the_names_that_the_allocator_gives_them(file):
@@ -147,16 +214,26 @@ def test_streams_have_the_names_that_the_allocator_gives_them(file):
     file.work("never allocates", 0.1, 0.2, 0.1, stream=28)
     file.sync("Stream Wait Event", 4, 0.01, stream=24, wait_on_stream=20, wait_on_cuda_event_id=1)
     handle = 0x55_0000_0000
-    events = events_of(*((start - 0.05, 0, 1) for start in (1, 2, 3)), *((start + 0.45, handle, 1) for start in (1, 2, 3)))
+    events = events_of(
+        *((start - 0.05, 0, 1) for start in (1, 2, 3)),
+        *((start + 0.45, handle, 1) for start in (1, 2, 3)),
+    )
     work = with_allocators_streams(file.told(), events)
     spans = work.spans
-    streams = {spans.names[spans.name[i]]: int(spans.stream[i]) for i in np.flatnonzero(spans.kind == KERNEL)}
+    streams = {
+        spans.names[spans.name[i]]: int(spans.stream[i])
+        for i in np.flatnonzero(spans.kind == KERNEL)
+    }
     assert streams == {"a": 0, "b": handle, "never allocates": 28}
     assert (work.waits.stream.tolist(), work.waits.to_stream.tolist()) == ([0], [handle])
 
 
 def test_launches_belong_to_the_line_of_the_allocation_before_or_of_their_phase(file):
-    stacks = [(), (SourceLine("/home/me/train.py", 1, "f", "y = x + x"),), (SourceLine("/home/me/train.py", 2, "f", "y.backward()"),)]
+    stacks = [
+        (),
+        (SourceLine("/home/me/train.py", 1, "f", "y = x + x"),),
+        (SourceLine("/home/me/train.py", 2, "f", "y.backward()"),),
+    ]
     stacks.append((SourceLine("/usr/lib/python3/dist-packages/lib.py", 2, "f"),))
     for launched in (1.1, 5.5, 7.0, 9.5):
         file.work("k", launched, launched + 1, 0.1)

@@ -56,7 +56,14 @@ class FakeProfile:
         at = {"ts": (time.time_ns() - self.start) / 1000, "dur": 1.0, "args": {"correlation": 1}}
         entries = [
             {"ph": "X", "cat": "kernel", "name": f"kernel {self.number}", "pid": 0, "tid": 7, **at},
-            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": 9, **at},
+            {
+                "ph": "X",
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "pid": 9,
+                "tid": 9,
+                **at,
+            },
         ]
         with open(path, "w") as file:
             json.dump({"baseTimeNanoseconds": self.start, "traceEvents": entries}, file)
@@ -69,10 +76,17 @@ def synchronized(monkeypatch) -> list[int]:
     FakeProfile.running, FakeProfile.made = [], 0
     monkeypatch.setattr(profiler, "profile", FakeProfile)
     monkeypatch.setattr(profiler, "_disable_profiler", FakeProfile.disable)
-    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {ProfilerActivity.CPU, ProfilerActivity.CUDA})
+    monkeypatch.setattr(
+        torch.profiler,
+        "supported_activities",
+        lambda: {ProfilerActivity.CPU, ProfilerActivity.CUDA},
+    )
     monkeypatch.setattr(kineto, "_synchronize", lambda: waits.append(1))
     yield waits
-    assert FakeProfile.running == [] and FakeProfile._prepare_trace.__qualname__ == "FakeProfile._prepare_trace"
+    assert (
+        FakeProfile.running == []
+        and FakeProfile._prepare_trace.__qualname__ == "FakeProfile._prepare_trace"
+    )
     assert kineto._session._listeners == [] and kineto._session._profile is None
 
 
@@ -154,11 +168,16 @@ def test_a_session_that_cannot_start_is_said_and_leaves_nothing_behind(synchroni
 
 
 @pytest.mark.parametrize("broken", [(FakeProfile, "save"), (kineto, "_synchronize")])
-def test_a_session_that_cannot_be_read_is_said_to_all_and_leaves_nothing_behind(synchronized, monkeypatch, broken):
+def test_a_session_that_cannot_be_read_is_said_to_all_and_leaves_nothing_behind(
+    synchronized, monkeypatch, broken
+):
     (first, origin), (second, _) = started(), started()
     monkeypatch.setattr(*broken, fail)
     for source in (first, second):
-        assert source.finish(origin).missing == "what PyTorch's profiler heard could not be read: broken"
+        assert (
+            source.finish(origin).missing
+            == "what PyTorch's profiler heard could not be read: broken"
+        )
     assert not profiler._is_profiler_enabled
 
 
@@ -195,7 +214,12 @@ assert not profiler._is_profiler_enabled
 @pytest.mark.slow
 def test_pytorchs_own_profiler_runs_in_the_sessions_thread_and_gives_way():
     said_by_torch = "ignore:Warning"  # "Warning: Profiler clears events at the end of each cycle", in torch 2.11
-    done = subprocess.run([sys.executable, "-W", said_by_torch, "-c", _ON_CPU], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-W", said_by_torch, "-c", _ON_CPU],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -222,7 +246,10 @@ def test_kernel_time_of_each_stream_is_that_of_cuda_events():
         marks = []
         for stream in streams:
             with torch.cuda.stream(stream):
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start, end = (
+                    torch.cuda.Event(enable_timing=True),
+                    torch.cuda.Event(enable_timing=True),
+                )
                 start.record()
                 for _ in range(20):
                     y = x @ x
@@ -231,11 +258,15 @@ def test_kernel_time_of_each_stream_is_that_of_cuda_events():
             stream.synchronize()
         del y
     spans = trace.spans
-    found = sorted({int(stream) for stream in spans.stream[spans.kind == 0]}, key=lambda stream: stream != 0)
+    found = sorted(
+        {int(stream) for stream in spans.stream[spans.kind == 0]}, key=lambda stream: stream != 0
+    )
     assert len(found) == 2
     for (start, end), stream in zip(marks, found, strict=True):
         kernels = (spans.kind == 0) & (spans.stream == stream)
-        assert spans.duration[kernels].sum() == pytest.approx(start.elapsed_time(end) / 1000, rel=0.02)
+        assert spans.duration[kernels].sum() == pytest.approx(
+            start.elapsed_time(end) / 1000, rel=0.02
+        )
 
 
 @pytest.mark.gpu
@@ -275,11 +306,20 @@ def test_nested_recordings_and_the_users_profiler_on_a_real_gpu():
             x * 2
         x - 3
     assert [int((t.spans.kind == 0).sum()) for t in (outer, inner)] == [3, 1]
-    with gputrace.record(timeline=True) as gave_way, torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as own:
+    with (
+        gputrace.record(timeline=True) as gave_way,
+        torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as own,
+    ):
         x + 1
         torch.cuda.synchronize()
-    assert any(event.device_time > 0 for event in own.events()) and gave_way.no_timeline == kineto.GAVE_WAY
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]), gputrace.record(timeline=True) as late:
+    assert (
+        any(event.device_time > 0 for event in own.events())
+        and gave_way.no_timeline == kineto.GAVE_WAY
+    )
+    with (
+        torch.profiler.profile(activities=[ProfilerActivity.CUDA]),
+        gputrace.record(timeline=True) as late,
+    ):
         x + 1
     assert late.no_timeline == kineto.WAS_RUNNING and late.peak > 0
 

@@ -35,11 +35,17 @@ def switched(machine, monkeypatch) -> list[bool]:
     """Whether CUDA's memory history is on, as it was switched; what is read of it are the virtual GPUs'."""
     states = [False]
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: states[-1])
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled=None, **options: states.append(enabled is not None))
+    monkeypatch.setattr(
+        torch.cuda.memory,
+        "_record_memory_history",
+        lambda enabled=None, **options: states.append(enabled is not None),
+    )
     return states
 
 
-@pytest.mark.parametrize(("module", "name"), [(torch.cuda.memory, "_snapshot"), (torch.cuda, "memory_stats")])
+@pytest.mark.parametrize(
+    ("module", "name"), [(torch.cuda.memory, "_snapshot"), (torch.cuda, "memory_stats")]
+)
 @pytest.mark.parametrize("when", ["start", "finish"])
 def test_a_history_that_cannot_be_read_is_switched_off(switched, monkeypatch, module, name, when):
     source = CudaSource(StackTable(), 100)
@@ -71,10 +77,16 @@ def test_a_history_that_was_on_before_stays_on(switched):
     assert switched == [True] and _history.recordings == 0
 
 
-def test_the_history_is_switched_on_and_off_in_one_thread_that_is_not_the_learners(switched, monkeypatch):
+def test_the_history_is_switched_on_and_off_in_one_thread_that_is_not_the_learners(
+    switched, monkeypatch
+):
     """PyTorch notes what happens in the thread that switches it on, and stops only there."""
     threads = []
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *args, **options: threads.append(threading.current_thread()))
+    monkeypatch.setattr(
+        torch.cuda.memory,
+        "_record_memory_history",
+        lambda *args, **options: threads.append(threading.current_thread()),
+    )
     source = CudaSource(StackTable(), 100)
     source.start()
     ending = threading.Thread(target=source.stop)
@@ -90,7 +102,9 @@ def test_a_history_that_cannot_be_switched_on_leaves_no_thread(switched, monkeyp
     with pytest.raises(ZeroDivisionError):
         source.start()
     source.stop()
-    assert _history.recordings == 0 and not any(thread.name.startswith("labkit history") for thread in threading.enumerate())
+    assert _history.recordings == 0 and not any(
+        thread.name.startswith("labkit history") for thread in threading.enumerate()
+    )
 
 
 @pytest.fixture
@@ -109,15 +123,29 @@ def contexts(switched, monkeypatch) -> list[str]:
 def entry(action: str, line: int, time_us: float) -> dict:
     """An event of 512 bytes, as PyTorch's history tells it."""
     frames = [{"filename": __file__, "line": line, "name": "f"}]
-    return {"action": action, "addr": 512, "size": 512, "stream": 0, "time_us": time_us, "frames": frames}
+    return {
+        "action": action,
+        "addr": 512,
+        "size": 512,
+        "stream": 0,
+        "time_us": time_us,
+        "frames": frames,
+    }
 
 
-@pytest.mark.parametrize(("frees", "context", "stacks"), [(True, "all", [1, 2, 1, 1]), (False, "alloc", [1, 0, 0, 1])])
+@pytest.mark.parametrize(
+    ("frees", "context", "stacks"), [(True, "all", [1, 2, 1, 1]), (False, "alloc", [1, 0, 0, 1])]
+)
 def test_a_history_without_stacks_of_frees_tells_of_none(contexts, frees, context, stacks):
     """PyTorch gives such a free the stack of its block's allocation."""
     source = CudaSource(StackTable(), 100, frees)
     source.start()
-    told = [entry("alloc", 1, 1), entry("free_requested", 2, 2), entry("free_completed", 1, 3), entry("segment_alloc", 1, 4)]
+    told = [
+        entry("alloc", 1, 1),
+        entry("free_requested", 2, 2),
+        entry("free_completed", 1, 3),
+        entry("segment_alloc", 1, 4),
+    ]
     assert [source._event(0, one).stack for one in told] == stacks
     inner = CudaSource(StackTable(), 100)  # which shares the outer one's history
     inner.start()
@@ -135,7 +163,9 @@ class FakeDriver:
     """`gpus` H200s, whose answers take the place of NVML's. `broken` gives, by function or by (function, index), the code of its error."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # PyTorch's numbers of GPUs are the driver's
+        monkeypatch.delenv(
+            "CUDA_VISIBLE_DEVICES", raising=False
+        )  # PyTorch's numbers of GPUs are the driver's
         self.used = 10 << 20
         self.broken: dict[Any, str] = {}
         self.started = 0  # how many sessions are open
@@ -144,7 +174,9 @@ class FakeDriver:
             "nvmlShutdown": lambda: self._count(-1),
             "nvmlDeviceGetCount": lambda: gpus,
             "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=1000 << 20, used=self.used),
+            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
+                total=1000 << 20, used=self.used
+            ),
         }
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, self._served(name, answer))
@@ -164,7 +196,9 @@ class FakeDriver:
         return call
 
 
-@pytest.mark.parametrize("broken", ["nvmlInit", ("nvmlDeviceGetHandleByIndex", 1), "nvmlDeviceGetMemoryInfo", None])
+@pytest.mark.parametrize(
+    "broken", ["nvmlInit", ("nvmlDeviceGetHandleByIndex", 1), "nvmlDeviceGetMemoryInfo", None]
+)
 @pytest.mark.parametrize("end", ["finish", "stop"])
 def test_nvml_is_left_as_it_was_whatever_it_refuses(switched, monkeypatch, broken, end):
     driver = FakeDriver(monkeypatch, gpus=2)
@@ -175,7 +209,9 @@ def test_nvml_is_left_as_it_was_whatever_it_refuses(switched, monkeypatch, broke
     assert driver.started == 0
     assert "labkit recording" not in [thread.name for thread in threading.enumerate()]
     if end == "finish":
-        assert {(device, used) for _, device, used in ended.used} == (set() if broken else {(0, driver.used), (1, driver.used)})
+        assert {(device, used) for _, device, used in ended.used} == (
+            set() if broken else {(0, driver.used), (1, driver.used)}
+        )
     source.stop()
     assert driver.started == 0
 
@@ -210,7 +246,9 @@ def slowly(numbers):
         yield number
 
 
-@pytest.mark.parametrize("numbers", [lambda numbers: numbers, slowly])  # between a look for a stack and its number anything may run
+@pytest.mark.parametrize(
+    "numbers", [lambda numbers: numbers, slowly]
+)  # between a look for a stack and its number anything may run
 def test_threads_give_each_stack_a_number_of_its_own(numbers):
     table = StackTable()
     table._next = numbers(table._next)
@@ -240,7 +278,10 @@ def test_threads_give_each_stack_a_number_of_its_own(numbers):
 def number_in_code_of_its_own(table, name):
     """What `table` gives a stack that ends in code which is gone again when this returns."""
     found = []
-    exec(compile("found.append(table.of_frame(sys._getframe()))", name, "exec"), {"found": found, "table": table, "sys": sys})
+    exec(
+        compile("found.append(table.of_frame(sys._getframe()))", name, "exec"),
+        {"found": found, "table": table, "sys": sys},
+    )
     return found[0]
 
 
@@ -248,7 +289,9 @@ def test_code_that_has_gone_leaves_its_number_to_no_other():
     table = StackTable()
     numbers = [number_in_code_of_its_own(table, f"{index}.py") for index in range(100)]
     assert len(set(numbers)) == 100
-    assert [table.stacks()[number][0].filename for number in numbers] == [f"{index}.py" for index in range(100)]
+    assert [table.stacks()[number][0].filename for number in numbers] == [
+        f"{index}.py" for index in range(100)
+    ]
 
 
 def test_stacks_are_listed_while_another_thread_meets_new_ones(monkeypatch):

@@ -15,9 +15,33 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
-DEPTHWISE = ((64, 96, 112), (64, 192, 56), (64, 384, 28), (64, 768, 14), (64, 1024, 7), (128, 240, 28), (16, 192, 56))
-DEPTHWISE_LAST = ((64, 96, 112), (64, 96, 56), (64, 192, 56), (64, 192, 28), (64, 384, 14), (64, 768, 14), (64, 768, 7), (16, 192, 56))
-GROUPED = ((64, 192, 56, 1), (64, 384, 28, 1), (64, 384, 28, 2), (64, 768, 14, 1), (64, 1536, 7, 1), (128, 192, 28, 1))
+DEPTHWISE = (
+    (64, 96, 112),
+    (64, 192, 56),
+    (64, 384, 28),
+    (64, 768, 14),
+    (64, 1024, 7),
+    (128, 240, 28),
+    (16, 192, 56),
+)
+DEPTHWISE_LAST = (
+    (64, 96, 112),
+    (64, 96, 56),
+    (64, 192, 56),
+    (64, 192, 28),
+    (64, 384, 14),
+    (64, 768, 14),
+    (64, 768, 7),
+    (16, 192, 56),
+)
+GROUPED = (
+    (64, 192, 56, 1),
+    (64, 384, 28, 1),
+    (64, 384, 28, 2),
+    (64, 768, 14, 1),
+    (64, 1536, 7, 1),
+    (128, 192, 28, 1),
+)
 # batch, channels, size, kernel, stride, output channels
 PLAIN = (
     (64, 64, 56, 3, 1, 64), (64, 128, 28, 3, 1, 128), (64, 256, 14, 3, 1, 256), (64, 512, 7, 3, 1, 512), (64, 64, 56, 1, 1, 256),
@@ -42,10 +66,24 @@ def milliseconds(work: Callable[[], object]) -> float:
     return round(statistics.median(found), 4)
 
 
-def measured(dtype: torch.dtype, batch: int, channels: int, size: int, kernel: int, stride: int, groups: int, out: int, last=False) -> dict:
+def measured(
+    dtype: torch.dtype,
+    batch: int,
+    channels: int,
+    size: int,
+    kernel: int,
+    stride: int,
+    groups: int,
+    out: int,
+    last=False,
+) -> dict:
     x = torch.randn(batch, channels, size, size, device="cuda", dtype=dtype)
-    x = x.to(memory_format=torch.channels_last if last else torch.contiguous_format).requires_grad_()
-    weight = torch.randn(out, channels // groups, kernel, kernel, device="cuda", dtype=dtype, requires_grad=True)
+    x = x.to(
+        memory_format=torch.channels_last if last else torch.contiguous_format
+    ).requires_grad_()
+    weight = torch.randn(
+        out, channels // groups, kernel, kernel, device="cuda", dtype=dtype, requires_grad=True
+    )
 
     def forward() -> torch.Tensor:
         return F.conv2d(x, weight, stride=stride, padding=kernel // 2, groups=groups)
@@ -74,7 +112,9 @@ def rows(dtype: torch.dtype) -> Iterator[dict]:
             yield measured(dtype, batch, channels, size, kernel, stride, channels, channels)
     for kernel, stride in ((3, 1), (3, 2), (5, 1), (7, 1)):
         for batch, channels, size in DEPTHWISE_LAST:
-            yield measured(dtype, batch, channels, size, kernel, stride, channels, channels, last=True)
+            yield measured(
+                dtype, batch, channels, size, kernel, stride, channels, channels, last=True
+            )
     for width in (4, 8, 16, 24, 32, 64):
         for batch, channels, size, stride in GROUPED:
             yield measured(dtype, batch, channels, size, 3, stride, channels // width, channels)
@@ -84,7 +124,12 @@ def rows(dtype: torch.dtype) -> Iterator[dict]:
 
 def main(path: str) -> None:
     found = [row for dtype in (torch.float32, torch.bfloat16) for row in rows(dtype)]
-    whole = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "date": datetime.date.today().isoformat(), "rows": found}
+    whole = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+        "rows": found,
+    }
     with open(path, "w") as file:
         json.dump(whole, file, indent=0)
 

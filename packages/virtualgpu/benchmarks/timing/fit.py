@@ -41,11 +41,26 @@ def fit() -> Fitted:
     micro = json.loads((HERE / "micro.json").read_text(encoding="utf-8"))
     other = json.loads(HOST_COSTS.read_text(encoding="utf-8"))
     host = host_of_micro(micro)
-    one_kernel = sum(host[name][0] for name in ("event_seconds", "launch_seconds", "allocate_seconds", "kernel_minimum_seconds"))
+    one_kernel = sum(
+        host[name][0]
+        for name in (
+            "event_seconds",
+            "launch_seconds",
+            "allocate_seconds",
+            "kernel_minimum_seconds",
+        )
+    )
     product = host["product_seconds"][0]
     between = host["event_seconds"][0] + host["launch_seconds"][0]
-    found = host | copies(micro, between) | memory(micro, one_kernel) | products(micro, one_kernel + product - KERNEL_MINIMUM)
-    slower = (host["launch_seconds"][0] + host["allocate_seconds"][0]) / (other["cuda"]["add"] * 1e-6)
+    found = (
+        host
+        | copies(micro, between)
+        | memory(micro, one_kernel)
+        | products(micro, one_kernel + product - KERNEL_MINIMUM)
+    )
+    slower = (host["launch_seconds"][0] + host["allocate_seconds"][0]) / (
+        other["cuda"]["add"] * 1e-6
+    )
     found |= host_of_the_other(other, slower)
     found |= host_of_functions(found)
     return {name: (float(f"{value:.3g}"), source) for name, (value, source) in found.items()}
@@ -54,9 +69,19 @@ def fit() -> Fitted:
 def host_of_micro(micro: dict) -> Fitted:
     launch = micro["launch_us_host"] * 1e-6
     chains = micro["small kernels"]
-    an_operator = mean((chains["one chain"] / 200, chains["two serial"] / 400, chains["two streams"] / 400)) * 1e-3
+    an_operator = (
+        mean((chains["one chain"] / 200, chains["two serial"] / 400, chains["two streams"] / 400))
+        * 1e-3
+    )
     allocate = an_operator - launch
-    tiny = mean(micro[f"elementwise {n}"][name] for n in TINY for name in ("add_ms", "relu_ms", "exp_ms")) * 1e-3
+    tiny = (
+        mean(
+            micro[f"elementwise {n}"][name]
+            for n in TINY
+            for name in ("add_ms", "relu_ms", "exp_ms")
+        )
+        * 1e-3
+    )
     event = tiny - an_operator - KERNEL_MINIMUM
     product = mean(micro[f"matmul {n} tf32"]["ms"] for n in (256, 512)) * 1e-3 - tiny
     synchronize = micro["launch_sync_us"] * 1e-6 - launch - KERNEL_MINIMUM
@@ -65,10 +90,16 @@ def host_of_micro(micro: dict) -> Fitted:
         "launch_seconds": (launch, "launch_us_host: 1000 × x.add_(1)"),
         "allocate_seconds": (allocate, "small kernels: 200 and 400 × y = y.sin(), less a launch"),
         "kernel_minimum_seconds": (KERNEL_MINIMUM, "assumed"),
-        "event_seconds": (event, "elementwise n=1, n=1024: add, relu, exp between two events, less operator and kernel"),
+        "event_seconds": (
+            event,
+            "elementwise n=1, n=1024: add, relu, exp between two events, less operator and kernel",
+        ),
         "product_seconds": (product, "matmul 256 and 512, tf32, less the same"),
         "synchronize_seconds": (synchronize, "launch_sync_us, less launch and kernel"),
-        "empty_cache_seconds": (empty, "cudaMalloc+free_64MiB_us, where a block was left in the cache, less allocate_seconds"),
+        "empty_cache_seconds": (
+            empty,
+            "cudaMalloc+free_64MiB_us, where a block was left in the cache, less allocate_seconds",
+        ),
     }
 
 
@@ -103,7 +134,10 @@ def host_of_functions(host: Fitted) -> Fitted:
     view = median(operator(name, "no_grad") for name in VIEWS)
     node = median(operator(name, "backward node") - operator(name, "no_grad") for name in VIEWS)
     record = median(operator(name, "recorded") - operator(name, "no_grad") for name in operators)
-    leaf = median(further(module, function, "backward node") / 2 - node - view for module, function in WITH_TWO_LEAVES.items())
+    leaf = median(
+        further(module, function, "backward node") / 2 - node - view
+        for module, function in WITH_TWO_LEAVES.items()
+    )
     backward = median(operator(name, "backward once") for name in operators) - node - view - leaf
     module = operator("nn.Identity", "no_grad")
     cudnn = mean(
@@ -124,13 +158,25 @@ def host_of_functions(host: Fitted) -> Fitted:
         "view_seconds": (view, f"{', '.join(VIEWS)}"),
         "node_seconds": (node, "backward node of the same, less the view"),
         "record_seconds": (record, "operators recorded, less the same without gradients"),
-        "leaf_seconds": (leaf, "backward node of modules, less the functions; for each of two parameters"),
+        "leaf_seconds": (
+            leaf,
+            "backward node of modules, less the functions; for each of two parameters",
+        ),
         "backward_seconds": (backward, "backward once, less a leaf"),
         "module_seconds": (module, "nn.Identity"),
         "cudnn_seconds": (cudnn, "conv2d, forward and backward, less memory and node"),
-        "optimizer_seconds": (optimizer, "SGD of 8 parameters, less these, a launch and record_function"),
-        "parameter_seconds": (python, "SGD with momentum per parameter, in trainings, less three _foreach_add_"),
-        "zero_grad_seconds": (zero_grad, "zero_grad, memory freed, of 8 parameters, less these and record_function"),
+        "optimizer_seconds": (
+            optimizer,
+            "SGD of 8 parameters, less these, a launch and record_function",
+        ),
+        "parameter_seconds": (
+            python,
+            "SGD with momentum per parameter, in trainings, less three _foreach_add_",
+        ),
+        "zero_grad_seconds": (
+            zero_grad,
+            "zero_grad, memory freed, of 8 parameters, less these and record_function",
+        ),
         "gradient_seconds": (gradient, "zero_grad per parameter, in trainings"),
     }
     return {name: (1e-6 * value, source) for name, (value, source) in found.items()}
@@ -157,7 +203,9 @@ def per_parameter_in_training(runs: list[dict], part: str) -> float:
 
 def slowdown(run: dict, network: dict) -> float:
     """Return how many times as long a network's forward pass takes as its functions by themselves."""
-    own = sum(run["operators"][name]["recorded"] * count for name, count in network["parts"].items())
+    own = sum(
+        run["operators"][name]["recorded"] * count for name, count in network["parts"].items()
+    )
     return network["recorded"] / own
 
 
@@ -171,10 +219,15 @@ def copies(micro: dict, between: float) -> Fitted:
             found[f"{memory}_{kind}_bytes_per_second"] = (rate, f"copy_ms {large} {kind}_{memory}")
 
     def seconds(memory: str, nbytes: int) -> float:
-        return mean(micro[f"copy_ms {nbytes}"][f"{kind}_{memory}"] * 1e-3 - between for kind in ("h2d", "d2h"))
+        return mean(
+            micro[f"copy_ms {nbytes}"][f"{kind}_{memory}"] * 1e-3 - between
+            for kind in ("h2d", "d2h")
+        )
 
     def carried(memory: str, nbytes: int) -> float:
-        return mean(nbytes / found[f"{memory}_{kind}_bytes_per_second"][0] for kind in ("h2d", "d2h"))
+        return mean(
+            nbytes / found[f"{memory}_{kind}_bytes_per_second"][0] for kind in ("h2d", "d2h")
+        )
 
     pinned = seconds("pinned", small) - carried("pinned", small)
     filled = [seconds("pageable", n) - carried("pageable", n) for n in (small, STAGING_BYTES)]
@@ -182,8 +235,14 @@ def copies(micro: dict, between: float) -> Fitted:
     pin_rate = mean(n / micro[f"pin_memory_s {n}"] for n in (1 << 24, 1 << 27, 1 << 29))
     return found | {
         "pinned_latency_seconds": (pinned, "copy_ms 4096 pinned, both ways"),
-        "pageable_latency_seconds": (filled[0] - small / staging, "copy_ms 4096 pageable, both ways"),
-        "staging_bytes_per_second": (staging, "copy_ms 65536 pageable, both ways, beside that of 4096"),
+        "pageable_latency_seconds": (
+            filled[0] - small / staging,
+            "copy_ms 4096 pageable, both ways",
+        ),
+        "staging_bytes_per_second": (
+            staging,
+            "copy_ms 65536 pageable, both ways, beside that of 4096",
+        ),
         "pin_bytes_per_second": (pin_rate, "pin_memory_s of 16, 128 and 512 MiB"),
         "pin_latency_seconds": (micro["pin_memory_s 4096"] - 4096 / pin_rate, "pin_memory_s 4096"),
     }
@@ -194,7 +253,9 @@ def memory(micro: dict, one_kernel: float) -> Fitted:
     row = micro[f"elementwise n={n}"]
     rate = mean(n * item / (row[name] * 1e-3 - one_kernel) for name, item in OPERATORS.items())
     value = rate / profiles.load("H200").memory_bytes_per_second
-    return {"memory_efficiency": (value, f"elementwise n={n}, all four, of the data sheet's bandwidth")}
+    return {
+        "memory_efficiency": (value, f"elementwise n={n}, all four, of the data sheet's bandwidth")
+    }
 
 
 def products(micro: dict, overhead: float) -> Fitted:
@@ -211,13 +272,23 @@ def products(micro: dict, overhead: float) -> Fitted:
             return micro[f"matmul {n} {dtype}"]["ms"] * 1e-3 - overhead - KERNEL_MINIMUM
 
         fill = profile.fill_terms if format == "float32" else 0
-        rate = mean(2 * (n + fill) * waves(n, prod(TILES[format])) / seconds(n) for n in (4096, 8192))
-        found[f"matmul_efficiency.{format}"] = (rate / profile.peak_flops[format], f"matmul 4096 and 8192 {dtype}, in waves of tiles")
-        small.append(2 * (1024 + fill) * waves(1024, prod(TILES[format]) // 4) / rate / seconds(1024))
+        rate = mean(
+            2 * (n + fill) * waves(n, prod(TILES[format])) / seconds(n) for n in (4096, 8192)
+        )
+        found[f"matmul_efficiency.{format}"] = (
+            rate / profile.peak_flops[format],
+            f"matmul 4096 and 8192 {dtype}, in waves of tiles",
+        )
+        small.append(
+            2 * (1024 + fill) * waves(1024, prod(TILES[format]) // 4) / rate / seconds(1024)
+        )
         if format == "float32":
             found["fill_terms"] = fill_terms(rate)
     small.sort()
-    found["small_tile_efficiency"] = (small[len(small) // 2], "matmul 1024, the median of the formats")
+    found["small_tile_efficiency"] = (
+        small[len(small) // 2],
+        "matmul 1024, the median of the formats",
+    )
     return found
 
 
@@ -231,9 +302,13 @@ def fill_terms(rate: float) -> tuple[float, str]:
     recorded = json.loads(SMALL_KERNELS.read_text(encoding="utf-8"))["microseconds"]
     found = []
     for terms, outputs in ((256, 256), (384, 1536), (1024, 1024)):
-        seconds = 1e-6 * recorded[f"linear, {rows} rows, {terms} to {outputs}, float32"] - KERNEL_MINIMUM
+        seconds = (
+            1e-6 * recorded[f"linear, {rows} rows, {terms} to {outputs}, float32"] - KERNEL_MINIMUM
+        )
         tiles = ceil(rows / tile[0]) * ceil(outputs / tile[1])
-        one_term = ceil(tiles / profile.multiprocessors) * profile.multiprocessors * 2 * prod(tile) / rate
+        one_term = (
+            ceil(tiles / profile.multiprocessors) * profile.multiprocessors * 2 * prod(tile) / rate
+        )
         found.append(seconds / one_term - terms)
     return round(median(found)), f"linear layers of {rows} rows and 256 to 1024 terms in float32"
 

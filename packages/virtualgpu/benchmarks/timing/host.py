@@ -114,9 +114,20 @@ def main(path: str) -> None:
         found[f"cudaMalloc {size // MIB} MiB"], found[f"cudaFree {size // MIB} MiB"] = segment(size)
     del cached
     torch.cuda.empty_cache()
-    machine = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "date": datetime.date.today().isoformat()}
+    machine = {
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
     with open(path, "w") as file:
-        json.dump({"machine": machine, "microseconds": {name: round(value, 3) for name, value in found.items()}}, file, indent=1)
+        json.dump(
+            {
+                "machine": machine,
+                "microseconds": {name: round(value, 3) for name, value in found.items()},
+            },
+            file,
+            indent=1,
+        )
         file.write("\n")
 
 

@@ -41,7 +41,9 @@ SHORT, LONG = 4, 36
 Work = Callable[[], object]
 
 
-def microseconds(work: Work, calls: int = CALLS, prepare: Callable[[], object] | None = None) -> float:
+def microseconds(
+    work: Work, calls: int = CALLS, prepare: Callable[[], object] | None = None
+) -> float:
     """Return the host microseconds of one call. `prepare` runs before each round and is not timed."""
     found = []
     for _ in range(ROUNDS + 1):
@@ -315,7 +317,9 @@ def measure_foreach() -> dict[str, dict[str, float]]:
         found[name] = {}
         for count in (FEW, MANY):
             tensors = [torch.ones(16, 16, device="cuda") for _ in range(count)]
-            found[name][str(count)] = microseconds(lambda tensors=tensors, work=work: work(tensors), 10)
+            found[name][str(count)] = microseconds(
+                lambda tensors=tensors, work=work: work(tensors), 10
+            )
     return found
 
 
@@ -422,7 +426,13 @@ def measure_functions() -> dict[str, float]:
     with torch.no_grad():
         for name, work in functions.items():
             found[f"{name}, no_grad"] = microseconds(work)
-    for name in ("nn.Linear", "nn.LayerNorm", "nn.BatchNorm2d", "nn.Conv2d", "nn.MultiheadAttention"):
+    for name in (
+        "nn.Linear",
+        "nn.LayerNorm",
+        "nn.BatchNorm2d",
+        "nn.Conv2d",
+        "nn.MultiheadAttention",
+    ):
         found[name] = microseconds(functions[name])
     for name in ("nn.TransformerEncoderLayer", "nn.LSTM", "nn.GRU", "nn.Embedding", "detach"):
         found[name] = microseconds(functions[name], 50)
@@ -460,7 +470,9 @@ class Programs:
     def __init__(self) -> None:
         operators = Operators()
         rows = {n: work for n, (first, work) in operators.all().items() if first is operators.x}
-        pictures = {n: work for n, (first, work) in operators.all().items() if first is operators.pictures}
+        pictures = {
+            n: work for n, (first, work) in operators.all().items() if first is operators.pictures
+        }
         modules: dict[str, Callable[[], nn.Module]] = {
             "nn.Linear": lambda: nn.Linear(16, 16),
             "nn.Linear without bias": lambda: nn.Linear(16, 16, bias=False),
@@ -490,7 +502,9 @@ class Programs:
             names = [*works, *modules]
             chosen = draw.choices(names, k=draw.randint(self.LENGTH // 2, self.LENGTH))
             parts = [works[n] if n in works else modules[n]().cuda() for n in chosen]
-            times = dict(zip(("no_grad", "recorded", "backward"), self._times(first, parts), strict=True))
+            times = dict(
+                zip(("no_grad", "recorded", "backward"), self._times(first, parts), strict=True)
+            )
             found.append({"kind": kind, "parts": dict(Counter(chosen)), **times})
         return found
 
@@ -549,7 +563,12 @@ class Trainings(Programs):
                 style, chosen = "blocks", (block * length)[:length]
             parts = [works[n] if n in works else modules[n]().cuda() for n in chosen]
             leaves = [p for part in parts if isinstance(part, nn.Module) for p in part.parameters()]
-            held = {"kind": kind, "style": style, "parts": dict(Counter(chosen)), "parameters": len(leaves)}
+            held = {
+                "kind": kind,
+                "style": style,
+                "parts": dict(Counter(chosen)),
+                "parameters": len(leaves),
+            }
             found.append(held | self._parts_of_a_step(first, parts, leaves))
         return found
 
@@ -596,7 +615,9 @@ def measure_turns() -> dict[str, dict[str, float]]:
     """
     with torch.no_grad():
         works = list(Operators().all().values())
-        own = [microseconds(lambda first=first, work=work: work(first), 50) for first, work in works]
+        own = [
+            microseconds(lambda first=first, work=work: work(first), 50) for first, work in works
+        ]
         operators = {}
         for count in (1, 2, 4, 8, 16, 32, len(works)):
             ratios = []
@@ -632,7 +653,10 @@ def measure_turns() -> dict[str, dict[str, float]]:
 
 def measure_mixed() -> dict[str, float]:
     """Return the time of all operators in turn, and the sum of their own times."""
-    works = [(first.detach().clone().requires_grad_(), work) for first, work in Operators().all().values()]
+    works = [
+        (first.detach().clone().requires_grad_(), work)
+        for first, work in Operators().all().values()
+    ]
     own = sum(microseconds(lambda leaf=leaf, work=work: work(leaf), 50) for leaf, work in works)
 
     def in_turn() -> None:

@@ -23,9 +23,18 @@ NAMES = {torch.float32: "float32", HALF: "float16", BF16: "bfloat16", torch.int6
 
 def layouts() -> Iterator[tuple[str, Work]]:
     """Elementwise work on operands of other shapes and orders."""
-    for rows, columns, dtype in ((8192, 16384, torch.float32), (8192, 16384, HALF), (2048, 2048, torch.float32)):
+    for rows, columns, dtype in (
+        (8192, 16384, torch.float32),
+        (8192, 16384, HALF),
+        (2048, 2048, torch.float32),
+    ):
         x, kind = normal(rows, columns, dtype=dtype), f"{rows} × {columns} {NAMES[dtype]}"
-        row, column, one, y = normal(columns, dtype=dtype), normal(rows, 1, dtype=dtype), normal(1, dtype=dtype)[0], x.t().contiguous().t()
+        row, column, one, y = (
+            normal(columns, dtype=dtype),
+            normal(rows, 1, dtype=dtype),
+            normal(1, dtype=dtype)[0],
+            x.t().contiguous().t(),
+        )
         yield f"add, {kind}", lambda: x + 1
         yield f"add a row, {kind}", lambda: x + row
         yield f"add a column, {kind}", lambda: x + column
@@ -58,12 +67,22 @@ def rows_of() -> Iterator[tuple[str, Work]]:
         x, kind = normal(rows, columns, dtype=dtype), f"{rows} × {columns} {NAMES[dtype]}"
         wide, classes = x.clone().requires_grad_(), torch.randint(columns, (rows,), device="cuda")
         weight, bias = (normal(columns, dtype=dtype).requires_grad_() for _ in range(2))
-        soft, normed, grad = wide.softmax(-1), F.layer_norm(wide, (columns,), weight, bias), x.clone()
+        soft, normed, grad = (
+            wide.softmax(-1),
+            F.layer_norm(wide, (columns,), weight, bias),
+            x.clone(),
+        )
         yield f"softmax, {kind}", lambda: x.softmax(-1)
-        yield f"softmax back, {kind}", lambda: torch.autograd.grad(soft, wide, grad, retain_graph=True)
+        yield (
+            f"softmax back, {kind}",
+            lambda: torch.autograd.grad(soft, wide, grad, retain_graph=True),
+        )
         yield f"log softmax, {kind}", lambda: x.log_softmax(-1)
         yield f"layer norm, {kind}", lambda: F.layer_norm(x, (columns,), weight, bias)
-        yield f"layer norm back, {kind}", lambda: torch.autograd.grad(normed, (wide, weight, bias), grad, retain_graph=True)
+        yield (
+            f"layer norm back, {kind}",
+            lambda: torch.autograd.grad(normed, (wide, weight, bias), grad, retain_graph=True),
+        )
         yield f"cross entropy, {kind}", lambda: F.cross_entropy(x, classes)
         yield f"sum of rows, {kind}", lambda: x.sum(1)
         yield f"sum of columns, {kind}", lambda: x.sum(0)
@@ -96,13 +115,23 @@ def picked() -> Iterator[tuple[str, Work]]:
         (50_000, 1024, HALF),
         (1000, 1024, torch.float32),
     ):
-        table, kind = normal(rows, columns, dtype=dtype).requires_grad_(), f"{rows} × {columns} {NAMES[dtype]}"
+        table, kind = (
+            normal(rows, columns, dtype=dtype).requires_grad_(),
+            f"{rows} × {columns} {NAMES[dtype]}",
+        )
         index = torch.randint(rows, (1 << 17,), device="cuda")
         found = F.embedding(index, table)
-        grad, plain, places = torch.randn_like(found), table.detach(), index[:columns].expand(rows, columns) % columns
+        grad, plain, places = (
+            torch.randn_like(found),
+            table.detach(),
+            index[:columns].expand(rows, columns) % columns,
+        )
         yield f"index, {kind}", lambda: plain[index]
         yield f"embedding, {kind}", lambda: F.embedding(index, plain)
-        yield f"embedding back, {kind}", lambda: torch.autograd.grad(found, table, grad, retain_graph=True)
+        yield (
+            f"embedding back, {kind}",
+            lambda: torch.autograd.grad(found, table, grad, retain_graph=True),
+        )
         yield f"index_add, {kind}", lambda: plain.index_add_(0, index, grad)
         yield f"gather, {kind}", lambda: plain.gather(1, places)
         yield f"scatter_add, {kind}", lambda: plain.scatter_add_(1, places, plain.clone())
@@ -113,32 +142,56 @@ def images() -> Iterator[tuple[str, Work]]:
         (64, 64, 112, torch.float32), (64, 64, 56, torch.float32), (64, 256, 56, torch.float32), (64, 256, 28, torch.float32),
         (64, 512, 14, torch.float32), (64, 64, 56, HALF), (64, 256, 28, HALF), (64, 512, 14, BF16),
     ):  # fmt: skip
-        x, kind = normal(batch, channels, size, size, dtype=dtype).requires_grad_(), f"{batch} × {channels} × {size}² {NAMES[dtype]}"
+        x, kind = (
+            normal(batch, channels, size, size, dtype=dtype).requires_grad_(),
+            f"{batch} × {channels} × {size}² {NAMES[dtype]}",
+        )
         plain, in_use = x.detach(), nn.BatchNorm2d(channels, device="cuda", dtype=dtype).eval()
-        conv = {k: nn.Conv2d(channels, channels, k, padding=k // 2, device="cuda", dtype=dtype) for k in (1, 3)}
+        conv = {
+            k: nn.Conv2d(channels, channels, k, padding=k // 2, device="cuda", dtype=dtype)
+            for k in (1, 3)
+        }
         norm = nn.BatchNorm2d(channels, device="cuda", dtype=dtype)
         for k, layer in conv.items():
             out = layer(x)
             grad = torch.randn_like(out)
             yield f"convolution {k} × {k}, {kind}", lambda: layer(plain)
             inputs = (x, *layer.parameters())
-            yield f"convolution {k} × {k} back, {kind}", lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
-            last, layer_last = plain.contiguous(memory_format=torch.channels_last), layer.to(memory_format=torch.channels_last)
+            yield (
+                f"convolution {k} × {k} back, {kind}",
+                lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True),
+            )
+            last, layer_last = (
+                plain.contiguous(memory_format=torch.channels_last),
+                layer.to(memory_format=torch.channels_last),
+            )
             yield f"convolution {k} × {k}, channels last, {kind}", lambda: layer_last(last)
         out, inputs = norm(x), (x, *norm.parameters())
         grad = torch.randn_like(out)
         yield f"batch norm, {kind}", lambda: norm(plain)
-        yield f"batch norm back, {kind}", lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+        yield (
+            f"batch norm back, {kind}",
+            lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True),
+        )
         yield f"batch norm for use, {kind}", lambda: in_use(plain)
         yield f"max pool, {kind}", lambda: F.max_pool2d(plain, 2)
         pooled = F.max_pool2d(x, 2)
         grad = torch.randn_like(pooled)
-        yield f"max pool back, {kind}", lambda: torch.autograd.grad(pooled, x, grad, retain_graph=True)
+        yield (
+            f"max pool back, {kind}",
+            lambda: torch.autograd.grad(pooled, x, grad, retain_graph=True),
+        )
         yield f"average pool, {kind}", lambda: F.adaptive_avg_pool2d(plain, 1)
     for dtype in (torch.float32, HALF):
-        first, picture = nn.Conv2d(3, 64, 7, stride=2, padding=3, device="cuda", dtype=dtype), normal(64, 3, 224, 224, dtype=dtype)
+        first, picture = (
+            nn.Conv2d(3, 64, 7, stride=2, padding=3, device="cuda", dtype=dtype),
+            normal(64, 3, 224, 224, dtype=dtype),
+        )
         yield f"convolution 7 × 7, stride 2, {NAMES[dtype]}", lambda: first(picture)
-        deep, x = nn.Conv2d(128, 128, 3, padding=1, groups=128, device="cuda", dtype=dtype), normal(64, 128, 56, 56, dtype=dtype)
+        deep, x = (
+            nn.Conv2d(128, 128, 3, padding=1, groups=128, device="cuda", dtype=dtype),
+            normal(64, 128, 56, 56, dtype=dtype),
+        )
         yield f"convolution of each channel alone, {NAMES[dtype]}", lambda: deep(x)
 
 
@@ -147,14 +200,22 @@ def attentions() -> Iterator[tuple[str, Work]]:
         (64, 16, 256, 64, HALF), (16, 16, 1024, 64, HALF), (8, 16, 4096, 64, HALF), (8, 16, 2048, 128, BF16),
         (16, 16, 1024, 64, torch.float32),
     ):  # fmt: skip
-        q, k, v = (normal(batch, heads, length, width, dtype=dtype).requires_grad_() for _ in range(3))
+        q, k, v = (
+            normal(batch, heads, length, width, dtype=dtype).requires_grad_() for _ in range(3)
+        )
         kind = f"{batch} × {heads} × {length} × {width} {NAMES[dtype]}"
         for causal in (False, True):
             name = f"{', causal' * causal}, {kind}"
             out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
             plain, grad = [x.detach() for x in (q, k, v)], torch.randn_like(out)
-            yield f"attention{name}", lambda: F.scaled_dot_product_attention(*plain, is_causal=causal)
-            yield f"attention back{name}", lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+            yield (
+                f"attention{name}",
+                lambda: F.scaled_dot_product_attention(*plain, is_causal=causal),
+            )
+            yield (
+                f"attention back{name}",
+                lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True),
+            )
 
 
 def optimizers() -> Iterator[tuple[str, Work]]:
@@ -170,8 +231,14 @@ def optimizers() -> Iterator[tuple[str, Work]]:
         }  # fmt: skip
         for name, optimizer in kinds.items():
             yield f"{name}, {count} × {size}", optimizer.step
-        yield f"norm of gradients, {count} × {size}", lambda: nn.utils.clip_grad_norm_(parameters, 1e9)
-        yield f"gradients to zero, {count} × {size}", lambda: kinds["SGD"].zero_grad(set_to_none=False)
+        yield (
+            f"norm of gradients, {count} × {size}",
+            lambda: nn.utils.clip_grad_norm_(parameters, 1e9),
+        )
+        yield (
+            f"gradients to zero, {count} × {size}",
+            lambda: kinds["SGD"].zero_grad(set_to_none=False),
+        )
     lstm, sequence = nn.LSTM(1024, 1024, num_layers=2, device="cuda"), normal(128, 64, 1024)
     yield "LSTM", lambda: lstm(sequence)
     yield "LSTM there and back", lambda: lstm(sequence)[0].sum().backward()
@@ -183,7 +250,11 @@ def main(path: str) -> None:
         for name, work in group():
             found[name] = on_gpu(work)
         torch.cuda.empty_cache()
-    machine = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "date": datetime.date.today().isoformat()}
+    machine = {
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
     with open(path, "w") as file:
         json.dump({"machine": machine, "milliseconds": found}, file, indent=1)
         file.write("\n")

@@ -175,7 +175,9 @@ def main():
         "calls before the first wait, behind a sleep": before_wait,
         "seconds beside a blocked thread: launch, cudaMalloc": work.beside_a_blocked_thread(),
         "milliseconds of a short sleep": sleep,
-        "milliseconds at which the host went on after short sleeps 1010 to 1050": returns[1010:1050],
+        "milliseconds at which the host went on after short sleeps 1010 to 1050": returns[
+            1010:1050
+        ],
         "seconds of a kernel's first and second launch behind a sleep": first_launch_of_a_kernel(),
     }
     with open(sys.argv[1], "w") as file:

@@ -111,8 +111,14 @@ def passes() -> dict[str, Work]:
 def images() -> dict[str, Work]:
     """What convolutional networks do."""
     x = normal(64, 64, 112, 112)
-    narrow, wide = nn.Conv2d(64, 64, 3, padding=1, device="cuda"), nn.Conv2d(64, 256, 1, device="cuda")
-    first, picture = nn.Conv2d(3, 64, 7, stride=2, padding=3, device="cuda"), normal(64, 3, 224, 224)
+    narrow, wide = (
+        nn.Conv2d(64, 64, 3, padding=1, device="cuda"),
+        nn.Conv2d(64, 256, 1, device="cuda"),
+    )
+    first, picture = (
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, device="cuda"),
+        normal(64, 3, 224, 224),
+    )
     norm = nn.BatchNorm2d(64, device="cuda")
     block = nn.Sequential(narrow, norm, nn.ReLU(), nn.MaxPool2d(2))
     return {
@@ -127,9 +133,14 @@ def images() -> dict[str, Work]:
 
 def training() -> dict[str, Work]:
     """Steps of training that keep the GPU busy."""
-    encoder, tokens = nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True, device="cuda"), normal(32, 512, 1024)
+    encoder, tokens = (
+        nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True, device="cuda"),
+        normal(32, 512, 1024),
+    )
     query = normal(16, 16, 2048, 64, dtype=torch.float16)
-    wide = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(4096, 4096), nn.ReLU()))).cuda()
+    wide = nn.Sequential(
+        *(layer for _ in range(4) for layer in (nn.Linear(4096, 4096), nn.ReLU()))
+    ).cuda()
     adam, x = torch.optim.Adam(wide.parameters()), normal(4096, 4096)
     wide(x).mean().backward()
 
@@ -145,7 +156,9 @@ def training() -> dict[str, Work]:
 
     return {
         "attention float16": lambda: F.scaled_dot_product_attention(query, query, query),
-        "attention float16, causal": lambda: F.scaled_dot_product_attention(query, query, query, is_causal=True),
+        "attention float16, causal": lambda: F.scaled_dot_product_attention(
+            query, query, query, is_causal=True
+        ),
         "encoder layer, there": lambda: encoder(tokens),
         "encoder layer, there and back": lambda: encoder(tokens).mean().backward(),
         "encoder layer, there and back, autocast": with_autocast,
@@ -181,21 +194,36 @@ def copies() -> dict[str, Work]:
         "batches in turn": in_turn,
         "batches ahead": ahead,
         "a pageable batch": lambda: pageable.cuda(),
-        "a result of 96 MB to the host": lambda: batches[0].copy_(batches[1].cuda(), non_blocking=True),
+        "a result of 96 MB to the host": lambda: batches[0].copy_(
+            batches[1].cuda(), non_blocking=True
+        ),
     }
 
 
 def small() -> dict[str, Work]:
     """Work bound by its launches."""
     x = normal(64, 256)
-    mlp = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU()))).cuda()
-    sgd, adam = torch.optim.SGD(mlp.parameters(), 0.01, momentum=0.9), torch.optim.Adam(mlp.parameters())
+    mlp = nn.Sequential(
+        *(layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU()))
+    ).cuda()
+    sgd, adam = (
+        torch.optim.SGD(mlp.parameters(), 0.01, momentum=0.9),
+        torch.optim.Adam(mlp.parameters()),
+    )
     convolutions = nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 256, 10)
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * 256, 10),
     ).cuda()
     pictures, classes = normal(32, 3, 32, 32), torch.randint(10, (32,), device="cuda")
     lstm, sequence = nn.LSTM(64, 64, batch_first=True, device="cuda"), normal(16, 32, 64)
-    encoder, tokens = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, device="cuda"), normal(8, 16, 64)
+    encoder, tokens = (
+        nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, device="cuda"),
+        normal(8, 16, 64),
+    )
     host, back = torch.randn(256), torch.empty(256)
     mlp(x).mean().backward()
 
@@ -236,7 +264,11 @@ def main(path: str) -> None:
         torch.cuda.empty_cache()
     for name, work in small().items():
         found["host"][name] = on_host(work)
-    machine = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "date": datetime.date.today().isoformat()}
+    machine = {
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
     with open(path, "w") as file:
         json.dump({"machine": machine, "host_add_us": add, **found}, file, indent=1)
         file.write("\n")

@@ -37,7 +37,12 @@ def weight_gradients() -> Iterator[tuple[str, Work]]:
                     continue
                 x, y = normal(terms, side, dtype=dtype), normal(terms, side, dtype=dtype)
                 yield f"weight gradient, {side} x {side}, {terms} terms, {kind}", lambda: x.t() @ y
-    for rows, columns, terms in ((256, 64, 25088), (384, 128, 6272), (64, 1024, 4096), (1024, 64, 2048)):
+    for rows, columns, terms in (
+        (256, 64, 25088),
+        (384, 128, 6272),
+        (64, 1024, 4096),
+        (1024, 64, 2048),
+    ):
         x, y = normal(terms, rows), normal(terms, columns)
         yield f"weight gradient, {rows} x {columns}, {terms} terms, float32", lambda: x.t() @ y
 
@@ -46,9 +51,24 @@ def layers() -> Iterator[tuple[str, Work]]:
     """Linear layers."""
     for kind, dtype in TYPES.items():
         for rows in (16, 64, 256, 1024, 4096, 16384):
-            for inputs, outputs in ((64, 64), (64, 256), (256, 256), (384, 1536), (1024, 1024), (9216, 128), (4096, 4096)):
-                x, weight, bias = normal(rows, inputs, dtype=dtype), normal(outputs, inputs, dtype=dtype), normal(outputs, dtype=dtype)
-                yield f"linear, {rows} rows, {inputs} to {outputs}, {kind}", lambda: F.linear(x, weight, bias)
+            for inputs, outputs in (
+                (64, 64),
+                (64, 256),
+                (256, 256),
+                (384, 1536),
+                (1024, 1024),
+                (9216, 128),
+                (4096, 4096),
+            ):
+                x, weight, bias = (
+                    normal(rows, inputs, dtype=dtype),
+                    normal(outputs, inputs, dtype=dtype),
+                    normal(outputs, dtype=dtype),
+                )
+                yield (
+                    f"linear, {rows} rows, {inputs} to {outputs}, {kind}",
+                    lambda: F.linear(x, weight, bias),
+                )
         for batch, rows, terms, columns in (
             (48, 128, 64, 512),
             (48, 128, 512, 64),
@@ -56,8 +76,14 @@ def layers() -> Iterator[tuple[str, Work]]:
             (8, 1024, 64, 1024),
             (256, 49, 32, 49),
         ):
-            x, y = normal(batch, rows, terms, dtype=dtype), normal(batch, terms, columns, dtype=dtype)
-            yield f"batched product, {batch} times {rows} x {terms} x {columns}, {kind}", lambda: x @ y
+            x, y = (
+                normal(batch, rows, terms, dtype=dtype),
+                normal(batch, terms, columns, dtype=dtype),
+            )
+            yield (
+                f"batched product, {batch} times {rows} x {terms} x {columns}, {kind}",
+                lambda: x @ y,
+            )
 
 
 def sums() -> Iterator[tuple[str, Work]]:
@@ -75,7 +101,14 @@ def sums() -> Iterator[tuple[str, Work]]:
     for size in (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24):
         x = normal(size)
         yield f"sum of all, {size}", lambda: x.sum()
-    for shape in ((64, 32, 26, 26), (64, 64, 24, 24), (8, 64, 128, 128), (8, 256, 32, 32), (8, 1024, 14, 14), (32, 512, 7, 7)):
+    for shape in (
+        (64, 32, 26, 26),
+        (64, 64, 24, 24),
+        (8, 64, 128, 128),
+        (8, 256, 32, 32),
+        (8, 1024, 14, 14),
+        (32, 512, 7, 7),
+    ):
         x = normal(*shape)
         yield f"sum of channels, {shape}", lambda: x.sum((0, 2, 3))
 
@@ -90,15 +123,38 @@ def norms() -> Iterator[tuple[str, Work]]:
         for columns in (32, 64, 96, 128, 256, 384, 768, 1024):
             norm, x = nn.LayerNorm(columns).cuda(), normal(rows, columns).requires_grad_()
             yield f"layer norm, {rows} x {columns}", lambda: norm(x)
-            yield f"layer norm backward, {rows} x {columns}", backward_of(norm(x), [x, *norm.parameters()])
+            yield (
+                f"layer norm backward, {rows} x {columns}",
+                backward_of(norm(x), [x, *norm.parameters()]),
+            )
     for shape, groups in (
-        *(((8, 64, 128, 128), 8), ((8, 64, 128, 128), 32), ((8, 128, 64, 64), 8), ((8, 256, 32, 32), 8)),
-        *(((32, 64, 32, 32), 8), ((2, 320, 64, 64), 32), ((64, 128, 16, 16), 1), ((8, 512, 16, 16), 32)),
+        *(
+            ((8, 64, 128, 128), 8),
+            ((8, 64, 128, 128), 32),
+            ((8, 128, 64, 64), 8),
+            ((8, 256, 32, 32), 8),
+        ),
+        *(
+            ((32, 64, 32, 32), 8),
+            ((2, 320, 64, 64), 32),
+            ((64, 128, 16, 16), 1),
+            ((8, 512, 16, 16), 32),
+        ),
     ):
         norm, x = nn.GroupNorm(groups, shape[1]).cuda(), normal(*shape).requires_grad_()
         yield f"group norm of {groups}, {shape}", lambda: norm(x)
-        yield f"group norm of {groups} backward, {shape}", backward_of(norm(x), [x, *norm.parameters()])
-    for shape in ((8, 1024, 14, 14), (8, 64, 112, 112), (64, 64, 32, 32), (8, 256, 7, 7), (128, 512, 4, 4), (2, 32, 256, 256)):
+        yield (
+            f"group norm of {groups} backward, {shape}",
+            backward_of(norm(x), [x, *norm.parameters()]),
+        )
+    for shape in (
+        (8, 1024, 14, 14),
+        (8, 64, 112, 112),
+        (64, 64, 32, 32),
+        (8, 256, 7, 7),
+        (128, 512, 4, 4),
+        (2, 32, 256, 256),
+    ):
         norm, x = nn.BatchNorm2d(shape[1]).cuda(), normal(*shape).requires_grad_()
         yield f"batch norm, {shape}", lambda: norm(x)
         yield f"batch norm backward, {shape}", backward_of(norm(x), [x, *norm.parameters()])
@@ -106,8 +162,25 @@ def norms() -> Iterator[tuple[str, Work]]:
 
 def lists() -> Iterator[tuple[str, Work]]:
     for count, size in (
-        *((1, 1 << 10), (1, 1 << 16), (1, 1 << 20), (1, 1 << 24), (4, 1 << 14), (4, 1 << 18), (10, 1 << 22)),
-        *((20, 64), (20, 1 << 16), (100, 64), (100, 1 << 12), (100, 1 << 16), (100, 1 << 18), (200, 1 << 14), (400, 256)),
+        *(
+            (1, 1 << 10),
+            (1, 1 << 16),
+            (1, 1 << 20),
+            (1, 1 << 24),
+            (4, 1 << 14),
+            (4, 1 << 18),
+            (10, 1 << 22),
+        ),
+        *(
+            (20, 64),
+            (20, 1 << 16),
+            (100, 64),
+            (100, 1 << 12),
+            (100, 1 << 16),
+            (100, 1 << 18),
+            (200, 1 << 14),
+            (400, 256),
+        ),
     ):
         x, y, z = ([normal(size).abs_() for _ in range(count)] for _ in range(3))
         title = f"{count} of {size}"
@@ -125,7 +198,10 @@ def images() -> Iterator[tuple[str, Work]]:
         title = str(shape)
         for mode in ("bilinear", "nearest"):
             yield f"upsample {mode}, {title}", lambda: F.interpolate(x, scale_factor=4, mode=mode)
-            yield f"upsample {mode} backward, {title}", backward_of(F.interpolate(x, scale_factor=4, mode=mode), [x])
+            yield (
+                f"upsample {mode} backward, {title}",
+                backward_of(F.interpolate(x, scale_factor=4, mode=mode), [x]),
+            )
         yield f"average pool, {title}", lambda: F.avg_pool2d(x, 2)
         yield f"average pool backward, {title}", backward_of(F.avg_pool2d(x, 2), [x])
         yield f"average pool of three backward, {title}", backward_of(F.avg_pool2d(x, 3, 2, 1), [x])
@@ -147,21 +223,34 @@ def indexed() -> Iterator[tuple[str, Work]]:
         (16384, 30000, 512),
         (4096, 512, 768),
     ):
-        table, chosen, values = normal(rows, width), torch.randint(rows, (count,), device="cuda"), normal(count, width)
+        table, chosen, values = (
+            normal(rows, width),
+            torch.randint(rows, (count,), device="cuda"),
+            normal(count, width),
+        )
         title = f"{count} of {rows} x {width}"
         yield f"index, {title}", lambda: table[chosen]
-        yield f"add at an index, {title}", lambda: table.index_put_((chosen,), values, accumulate=True)
+        yield (
+            f"add at an index, {title}",
+            lambda: table.index_put_((chosen,), values, accumulate=True),
+        )
         yield f"put at an index, {title}", lambda: table.index_put_((chosen,), values)
         yield f"index add, {title}", lambda: table.index_add_(0, chosen, values)
         embedded = table.clone().requires_grad_()
         yield f"embedding backward, {title}", backward_of(F.embedding(chosen, embedded), [embedded])
     for rows, columns in ((8, 10), (128, 1000), (1024, 10000), (1024, 32000), (4096, 50257)):
-        x, y = normal(rows, columns).requires_grad_(), torch.randint(columns, (rows,), device="cuda")
+        x, y = (
+            normal(rows, columns).requires_grad_(),
+            torch.randint(columns, (rows,), device="cuda"),
+        )
         logarithms = F.log_softmax(x, 1).detach().requires_grad_()
         yield f"softmax, {rows} x {columns}", lambda: F.log_softmax(x, 1)
         yield f"softmax backward, {rows} x {columns}", backward_of(F.log_softmax(x, 1), [x])
         yield f"loss, {rows} x {columns}", lambda: F.nll_loss(logarithms, y)
-        yield f"loss backward, {rows} x {columns}", backward_of(F.nll_loss(logarithms, y), [logarithms])
+        yield (
+            f"loss backward, {rows} x {columns}",
+            backward_of(F.nll_loss(logarithms, y), [logarithms]),
+        )
 
 
 def elementwise() -> Iterator[tuple[str, Work]]:
@@ -179,7 +268,12 @@ def recurrent() -> Iterator[tuple[str, Work]]:
     for kind, dtype in TYPES.items():
         for layer in (nn.LSTM, nn.GRU, nn.RNN):
             for steps, batch, inputs, hidden, count in (
-                *((32, 8, 64, 128, 1), (64, 16, 512, 512, 1), (64, 16, 512, 512, 2), (256, 16, 256, 256, 1)),
+                *(
+                    (32, 8, 64, 128, 1),
+                    (64, 16, 512, 512, 1),
+                    (64, 16, 512, 512, 2),
+                    (256, 16, 256, 256, 1),
+                ),
                 *((32, 64, 128, 256, 1), (128, 32, 1024, 1024, 1)),
             ):
                 network = layer(inputs, hidden, count).cuda().to(dtype)
@@ -198,7 +292,9 @@ def kernel_microseconds(work: Work) -> float:
         with profile(activities=[ProfilerActivity.CUDA]) as recorded:
             work()
             torch.cuda.synchronize()
-        events = [event for event in recorded.events() if str(event.device_type) == "DeviceType.CUDA"]
+        events = [
+            event for event in recorded.events() if str(event.device_type) == "DeviceType.CUDA"
+        ]
         found.append(sum(event.time_range.elapsed_us() for event in events))
     return round(median(found), 2)
 

@@ -44,7 +44,10 @@ def figure(memory, key):
 
 
 def states(memory):
-    return [[(block["size"], block["state"]) for block in segment["blocks"]] for segment in memory.segments()]
+    return [
+        [(block["size"], block["state"]) for block in segment["blocks"]]
+        for segment in memory.segments()
+    ]
 
 
 class Tickets:

@@ -62,7 +62,9 @@ class SlowAllocator:
     def __init__(self, conf, allowed, events):
         self.conf = conf
         self.large = conf.get("large_segment_size_mb", 20) * MiB
-        self.max_split = conf["max_split_size_mb"] * MiB if "max_split_size_mb" in conf else UNLIMITED
+        self.max_split = (
+            conf["max_split_size_mb"] * MiB if "max_split_size_mb" in conf else UNLIMITED
+        )
         self.expandable = conf.get("expandable_segments", False)
         self.allowed = UNLIMITED if allowed is None else allowed
         self.events = events
@@ -79,7 +81,11 @@ class SlowAllocator:
 
     def free_pieces(self, small, stream):
         """Sorted by size, then address."""
-        found = [(r, piece) for r, piece in self.all_pieces() if (r.small, r.stream, piece.state) == (small, stream, "free")]
+        found = [
+            (r, piece)
+            for r, piece in self.all_pieces()
+            if (r.small, r.stream, piece.state) == (small, stream, "free")
+        ]
         return sorted(found, key=lambda entry: (entry[1].size, entry[0].address_of(entry[1])))
 
     def round(self, nbytes):
@@ -98,7 +104,9 @@ class SlowAllocator:
         self.process_events(wait=False)
         size = self.round(nbytes)
         small = size <= MiB
-        wanted = 2 * MiB if small else self.large if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
+        wanted = (
+            2 * MiB if small else self.large if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
+        )
         found = self.search(small, size, stream) or self.grow(small, size, wanted, stream)
         if not found and self.release_oversize(small, size, stream):
             found = self.grow(small, size, wanted, stream)
@@ -147,7 +155,11 @@ class SlowAllocator:
         page = 2 * MiB if small else self.large
         ranges = [r for r in self.ranges if (r.small, r.stream) == (small, stream)]
         if not ranges:
-            ranges = [Range(0, small, stream, page, [Piece(-(-TOTAL * 9 // 8 // page) * page, "unmapped")])]
+            ranges = [
+                Range(
+                    0, small, stream, page, [Piece(-(-TOTAL * 9 // 8 // page) * page, "unmapped")]
+                )
+            ]
             self.ranges += ranges
         (r,) = ranges
         for i, piece in enumerate(r.pieces):
@@ -180,7 +192,11 @@ class SlowAllocator:
             mapped += piece.size
         start = sum(piece.size for piece in r.pieces[: r.pieces.index(run[0])])
         r.merge()
-        return next((r, piece) for piece in r.pieces if r.address_of(piece) <= r.address + start < r.address_of(piece) + piece.size)
+        return next(
+            (r, piece)
+            for piece in r.pieces
+            if r.address_of(piece) <= r.address + start < r.address_of(piece) + piece.size
+        )
 
     def free(self, piece):
         if not piece.users:
@@ -208,14 +224,22 @@ class SlowAllocator:
     def release_cached(self):
         self.syncs += 1
         self.process_events(wait=True)
-        for r in [r for r in self.ranges if not r.page and [piece.state for piece in r.pieces] == ["free"]]:
+        for r in [
+            r for r in self.ranges if not r.page and [piece.state for piece in r.pieces] == ["free"]
+        ]:
             self.give_back(r)
-        for r, piece in [(r, piece) for r, piece in self.all_pieces() if r.page and piece.state == "free"]:
+        for r, piece in [
+            (r, piece) for r, piece in self.all_pieces() if r.page and piece.state == "free"
+        ]:
             offset = r.address_of(piece) - r.address
             first, last = -(-offset // r.page) * r.page, (offset + piece.size) // r.page * r.page
             if first < last:
                 ends = (first - offset, last - first, offset + piece.size - last)
-                parts = [Piece(size, state) for size, state in zip(ends, ("free", "unmapped", "free"), strict=True) if size]
+                parts = [
+                    Piece(size, state)
+                    for size, state in zip(ends, ("free", "unmapped", "free"), strict=True)
+                    if size
+                ]
                 place = r.pieces.index(piece)
                 r.pieces[place : place + 1] = parts
         for r in self.ranges:
@@ -226,7 +250,11 @@ class SlowAllocator:
         if self.max_split == UNLIMITED:
             return False
         wanted = max(size, self.max_split)
-        oversize = [r for r, piece in self.free_pieces(small, stream) if piece.size >= self.max_split and not r.page]
+        oversize = [
+            r
+            for r, piece in self.free_pieces(small, stream)
+            if piece.size >= self.max_split and not r.page
+        ]
         enough = [r for r in oversize if r.mapped >= wanted]
         if enough:
             self.give_back(enough[0])
@@ -245,12 +273,22 @@ class SlowAllocator:
     def figures(self):
         """The current value of every statistic, by pool."""
         found = {}
-        for name, pools in {"all": (True, False), "small_pool": (True,), "large_pool": (False,)}.items():
+        for name, pools in {
+            "all": (True, False),
+            "small_pool": (True,),
+            "large_pool": (False,),
+        }.items():
             here = [r for r in self.ranges if r.small in pools]
             pieces = [piece for r in here for piece in r.pieces]
             active = [piece for piece in pieces if piece.state in ("allocated", "pending")]
             allocated = [piece for piece in active if piece.state == "allocated"]
-            inactive = [piece for r in here if not r.page and len(r.pieces) > 1 for piece in r.pieces if piece.state == "free"]
+            inactive = [
+                piece
+                for r in here
+                if not r.page and len(r.pieces) > 1
+                for piece in r.pieces
+                if piece.state == "free"
+            ]
             found[name] = {
                 "allocation": len(allocated),
                 "segment": sum(not r.page for r in here),
@@ -266,7 +304,11 @@ class SlowAllocator:
 
     def layout(self):
         """Pool, stream and pieces of every segment; of expandable ones each mapped stretch, at its offset in the range."""
-        names = {"allocated": "active_allocated", "pending": "active_pending_free", "free": "inactive"}
+        names = {
+            "allocated": "active_allocated",
+            "pending": "active_pending_free",
+            "free": "inactive",
+        }
         found = []
         for r in self.ranges:
             where, stretch = r.address, []

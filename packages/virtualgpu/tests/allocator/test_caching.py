@@ -58,7 +58,11 @@ def test_threads_and_finalizers():
         list(pool.map(work, range(4)))
     gc.collect()
     assert (memory.allocated, figure(memory, "active.all.current")) == (0, 0)
-    assert figure(memory, "allocation.all.allocated") == figure(memory, "allocation.all.freed") == 4 * 1999
+    assert (
+        figure(memory, "allocation.all.allocated")
+        == figure(memory, "allocation.all.freed")
+        == 4 * 1999
+    )
     assert figure(memory, "inactive_split.all.current") == 0
     memory.empty_cache()
     assert memory.reserved == 0
@@ -74,7 +78,11 @@ def test_resets():
     memory.reset_accumulated_stats()
     memory.free(block)
     expected = {"current": 0, "peak": 5 * MiB, "allocated": 0, "freed": 5 * MiB}
-    assert memory.stats()["allocated_bytes"]["all"] == memory.stats()["requested_bytes"]["large_pool"] == expected
+    assert (
+        memory.stats()["allocated_bytes"]["all"]
+        == memory.stats()["requested_bytes"]["large_pool"]
+        == expected
+    )
 
 
 def test_a_listener_hears_every_event():
@@ -86,7 +94,13 @@ def test_a_listener_hears_every_event():
     memory.free(block)
     memory.empty_cache()
     whole = 2 * MiB
-    actions = [("segment_alloc", whole), ("alloc", 100), ("free_requested", 100), ("free_completed", 100), ("segment_free", whole)]
+    actions = [
+        ("segment_alloc", whole),
+        ("alloc", 100),
+        ("free_requested", 100),
+        ("free_completed", 100),
+        ("segment_free", whole),
+    ]
     assert heard == [(action, address, size) for action, size in actions]
 
 

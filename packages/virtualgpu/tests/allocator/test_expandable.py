@@ -8,7 +8,11 @@ from .scripted import GiB, MiB, allocator, figure
 def test_expandable_segments_map_and_unmap_pages():
     memory = allocator(1 * GiB, "expandable_segments:True")
     first, second = memory.malloc(15 * MiB), memory.malloc(10 * MiB)
-    assert (memory.reserved, second.address - first.address, figure(memory, "segment.all.current")) == (40 * MiB, 15 * MiB, 0)
+    assert (
+        memory.reserved,
+        second.address - first.address,
+        figure(memory, "segment.all.current"),
+    ) == (40 * MiB, 15 * MiB, 0)
     (segment,) = memory.segments()
     assert (segment["is_expandable"], segment["total_size"]) == (True, 40 * MiB)
     memory.free(first)
@@ -31,7 +35,11 @@ def test_a_listener_hears_which_addresses_are_mapped():
     """Also where they become one block with their free neighbours."""
     memory = allocator(1 * GiB, "expandable_segments:True")
     heard = []
-    memory.listen(lambda action, block, size: action.startswith("segment") and heard.append((action, block.address, size)))
+    memory.listen(
+        lambda action, block, size: (
+            action.startswith("segment") and heard.append((action, block.address, size))
+        )
+    )
     first = memory.malloc(15 * MiB)
     start = first.address
     second = memory.malloc(30 * MiB)  # in the 5 MiB that are left over, and 40 MiB more

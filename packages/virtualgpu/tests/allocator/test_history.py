@@ -11,7 +11,11 @@ def test_actions_that_are_skipped_and_the_programs_words():
     memory = allocator()
     memory.record_history(metadata=lambda: "step 1", skipped=["alloc"])
     memory.free(memory.malloc(1000))
-    assert {x["action"] for x in memory.history()} == {"segment_alloc", "free_requested", "free_completed"}
+    assert {x["action"] for x in memory.history()} == {
+        "segment_alloc",
+        "free_requested",
+        "free_completed",
+    }
     assert {x["user_metadata"] for x in memory.history()} == {"step 1"}
 
 
@@ -40,13 +44,26 @@ def test_history_in_pytorchs_schema():
         ("snapshot", 512),
     ]
     assert [entry["time_us"] for entry in entries] == list(range(9))
-    keys = {"action", "addr", "size", "stream", "pool_id", "time_us", "compile_context", "user_metadata"}
+    keys = {
+        "action",
+        "addr",
+        "size",
+        "stream",
+        "pool_id",
+        "time_us",
+        "compile_context",
+        "user_metadata",
+    }
     assert entries[7].keys() == keys - {"addr"} | {"device_free", "frames"}
     assert entries[7]["device_free"] == 1 * GiB - 2 * MiB
     assert all(entry["frames"] == frames for entry in entries[:8])
     (segment,) = memory.segments()
     assert segment["blocks"][0]["frames"] == frames
-    assert (segment["segment_type"], segment["requested_size"], segment["segment_pool_id"]) == ("small", 100, (0, 0))
+    assert (segment["segment_type"], segment["requested_size"], segment["segment_pool_id"]) == (
+        "small",
+        100,
+        (0, 0),
+    )
     memory.record_history("all", 2, context=None)
     memory.malloc(1)
     assert [entry["action"] for entry in memory.history()] == ["snapshot", "alloc"]

@@ -28,8 +28,17 @@ def test_the_memory_fraction_limits_what_is_reserved():
             "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
         )
     )
-    assert (error.value.requested, error.value.segment_size, error.value.allowed) == (101 * MiB, 102 * MiB, 100 * MiB)
-    assert (error.value.total, error.value.free, error.value.allocated, error.value.reserved) == (GiB, 998 * MiB, 512, 2 * MiB)
+    assert (error.value.requested, error.value.segment_size, error.value.allowed) == (
+        101 * MiB,
+        102 * MiB,
+        100 * MiB,
+    )
+    assert (error.value.total, error.value.free, error.value.allocated, error.value.reserved) == (
+        GiB,
+        998 * MiB,
+        512,
+        2 * MiB,
+    )
     assert (figure(memory, "num_ooms"), figure(memory, "num_alloc_retries")) == (1, 1)
     memory.set_memory_fraction(1)
     memory.malloc(101 * MiB)
@@ -59,7 +68,9 @@ def test_nobody_takes_memory_between_the_look_and_the_taking(expandable):
     def driver(action: str, stream: int) -> None:
         told.append((action, bool(claiming)))
 
-    memory = allocator(64 * MiB, f"expandable_segments:{expandable}", others=others, driver=driver, claiming=claim)
+    memory = allocator(
+        64 * MiB, f"expandable_segments:{expandable}", others=others, driver=driver, claiming=claim
+    )
     memory.free(memory.malloc(2 * MiB))
     taking = "segment_map" if expandable else "segment_alloc"
     assert told == [("looks", True), (taking, True)] and not claiming
@@ -94,7 +105,14 @@ def test_an_exabyte_is_refused_without_a_retry():
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 bytes"), (1024, "1024 bytes"), (1025, "1.00 KiB"), (MiB, "1024.00 KiB"), (GiB, "1024.00 MiB"), (3 * GiB, "3.00 GiB")],
+    [
+        (0, "0 bytes"),
+        (1024, "1024 bytes"),
+        (1025, "1.00 KiB"),
+        (MiB, "1024.00 KiB"),
+        (GiB, "1024.00 MiB"),
+        (3 * GiB, "3.00 GiB"),
+    ],
 )
 def test_sizes_in_error_texts(nbytes, text):
     assert size_text(nbytes) == text

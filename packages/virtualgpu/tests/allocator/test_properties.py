@@ -32,13 +32,42 @@ class Events:
 CONFIGURATIONS = st.one_of(
     st.just({}),
     st.just({"expandable_segments": True}),
-    st.fixed_dictionaries({"max_split_size_mb": st.sampled_from([20, 25, 64])}, optional={"max_non_split_rounding_mb": st.just(30)}),
-    st.fixed_dictionaries({"roundup_power2_divisions": st.sampled_from([1, 2, 4, 16])}, optional={"large_segment_size_mb": st.just(32)}),
-    st.fixed_dictionaries({"expandable_segments": st.just(True), "large_segment_size_mb": st.sampled_from([12, 20])}),
+    st.fixed_dictionaries(
+        {"max_split_size_mb": st.sampled_from([20, 25, 64])},
+        optional={"max_non_split_rounding_mb": st.just(30)},
+    ),
+    st.fixed_dictionaries(
+        {"roundup_power2_divisions": st.sampled_from([1, 2, 4, 16])},
+        optional={"large_segment_size_mb": st.just(32)},
+    ),
+    st.fixed_dictionaries(
+        {"expandable_segments": st.just(True), "large_segment_size_mb": st.sampled_from([12, 20])}
+    ),
 )
-EDGES = [1, 511, 512, 513, MiB - 1, MiB, MiB + 1, 2 * MiB, 5 * MiB, 9 * MiB, 10 * MiB - 511, 10 * MiB, 10 * MiB + 1, 19 * MiB, 20 * MiB]
+EDGES = [
+    1,
+    511,
+    512,
+    513,
+    MiB - 1,
+    MiB,
+    MiB + 1,
+    2 * MiB,
+    5 * MiB,
+    9 * MiB,
+    10 * MiB - 511,
+    10 * MiB,
+    10 * MiB + 1,
+    19 * MiB,
+    20 * MiB,
+]
 LARGE = [mib * MiB for mib in (24, 25, 26, 34, 45, 49, 55, 64)]
-SIZES = st.one_of(st.sampled_from(EDGES), st.sampled_from(LARGE), st.integers(1, 2 * MiB), st.integers(1, 24 * MiB))
+SIZES = st.one_of(
+    st.sampled_from(EDGES),
+    st.sampled_from(LARGE),
+    st.integers(1, 2 * MiB),
+    st.integers(1, 24 * MiB),
+)
 STREAMS = st.sampled_from([0, 0, 0, 1, 2])
 STEPS = st.one_of(
     *[st.tuples(st.just("malloc"), SIZES, STREAMS)] * 5,
@@ -58,7 +87,10 @@ def layout_of(fast):
     found = []
     for segment in fast.segments():
         moved = fast_range(fast, segment["address"]).address if segment["is_expandable"] else 0
-        blocks = tuple((b["address"] - moved, b["size"], b["requested_size"], b["state"]) for b in segment["blocks"])
+        blocks = tuple(
+            (b["address"] - moved, b["size"], b["requested_size"], b["state"])
+            for b in segment["blocks"]
+        )
         found.append((segment["segment_type"] == "small", segment["stream"], blocks[0][0], blocks))
     return sorted(found)
 
@@ -76,27 +108,49 @@ def check(fast, slow, peaks):
             four = stats[key][pool]
             peaks[pool, key] = max(peaks[pool, key], value)
             assert four["allocated"] - four["freed"] == value
-            if key in ("allocation", "active", "allocated_bytes", "active_bytes", "requested_bytes"):
+            if key in (
+                "allocation",
+                "active",
+                "allocated_bytes",
+                "active_bytes",
+                "requested_bytes",
+            ):
                 assert four["peak"] == peaks[pool, key]
             else:  # may have been higher in the midst of a step
                 assert four["peak"] >= peaks[pool, key]
     assert layout_of(fast) == slow.layout()
-    assert (stats["num_alloc_retries"], stats["num_ooms"], stats["num_sync_all_streams"]) == (slow.retries, slow.ooms, slow.syncs)
+    assert (stats["num_alloc_retries"], stats["num_ooms"], stats["num_sync_all_streams"]) == (
+        slow.retries,
+        slow.ooms,
+        slow.syncs,
+    )
     total = figures["all"]
     assert fast.allocated <= total["active_bytes"] <= fast.reserved <= TOTAL
     assert total["requested_bytes"] <= total["active_bytes"]
     if not slow.expandable:
-        whole = sum(r.mapped for r in slow.ranges if [piece.state for piece in r.pieces] == ["free"])
+        whole = sum(
+            r.mapped for r in slow.ranges if [piece.state for piece in r.pieces] == ["free"]
+        )
         assert total["active_bytes"] + total["inactive_split_bytes"] + whole == fast.reserved
 
 
 @settings(
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.large_base_example,
+    ],
 )
-@given(conf=CONFIGURATIONS, allowed=st.one_of(st.none(), st.integers(20 * MiB, 200 * MiB)), steps=st.lists(STEPS, min_size=40, max_size=90))
+@given(
+    conf=CONFIGURATIONS,
+    allowed=st.one_of(st.none(), st.integers(20 * MiB, 200 * MiB)),
+    steps=st.lists(STEPS, min_size=40, max_size=90),
+)
 def test_the_allocator_equals_the_slow_one(conf, allowed, steps):
     events, slow_events = Events(), Events()
-    fast = CachingAllocator(0, TOTAL, settings=Settings.parse(written(conf)), events=events, first_address=END)
+    fast = CachingAllocator(
+        0, TOTAL, settings=Settings.parse(written(conf)), events=events, first_address=END
+    )
     if allowed is not None:
         fast.set_memory_fraction(allowed / TOTAL)
         assert fast.allowed == allowed

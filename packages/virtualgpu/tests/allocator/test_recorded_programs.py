@@ -46,16 +46,25 @@ def test_random_programs_as_recorded(name):
     """Every figure after every step, the events with their sizes, and at the end every statistic, equal to the byte."""
     program = RANDOM["programs"][name]
     streams = Streams()
-    memory = allocator(RANDOM["total_memory"], program["settings"], events=streams, version=RANDOM["torch"])
+    memory = allocator(
+        RANDOM["total_memory"], program["settings"], events=streams, version=RANDOM["torch"]
+    )
     memory.listen(streams.synchronized_by)
     memory.record_history("all")
-    for step, failure, row in zip(program["steps"], replay(memory, streams, program["steps"]), program["rows"], strict=True):
+    for step, failure, row in zip(
+        program["steps"], replay(memory, streams, program["steps"]), program["rows"], strict=True
+    ):
         assert [figure(memory, key) for key in RANDOM["keys"]] == row[:-1], step
         assert failure[:60] == row[-1][:60]
     stats = memory.stats()
     assert {key: stats[key] for key in program["stats"]} == program["stats"]
-    assert stats.keys() - program["stats"].keys() == {"num_oom_rejections", "reserved_bytes_by_private_pools"}  # new in 2.12 and 2.13
-    assert [[entry["action"], entry["size"]] for entry in memory.history()] == [[e[0], e[2]] for e in program["events"]]
+    assert stats.keys() - program["stats"].keys() == {
+        "num_oom_rejections",
+        "reserved_bytes_by_private_pools",
+    }  # new in 2.12 and 2.13
+    assert [[entry["action"], entry["size"]] for entry in memory.history()] == [
+        [e[0], e[2]] for e in program["events"]
+    ]
 
 
 PROGRAMS = json.loads((RECORDINGS / "allocator_programs.json").read_text())

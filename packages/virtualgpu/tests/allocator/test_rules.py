@@ -39,7 +39,11 @@ def test_sizes(request_size, rounded, segment):
         ("roundup_power2_divisions:4", 1200 * 1024, 1280 * 1024),
         ("roundup_power2_divisions:[1:8,4:2,>:1]", 1200 * 1024, 1280 * 1024),
         ("roundup_power2_divisions:[1:8,4:2,>:1]", 5 * MiB, 6 * MiB),
-        ("roundup_power2_divisions:[1:8,4:2,>:1]", 2 * MiB + 1, 2 * MiB + 512),  # between two entries: off
+        (
+            "roundup_power2_divisions:[1:8,4:2,>:1]",
+            2 * MiB + 1,
+            2 * MiB + 512,
+        ),  # between two entries: off
         ("roundup_power2_divisions:[1:8,4:2,>:1]", 9 * MiB + 1, 9 * MiB + 512),
     ],
 )
@@ -50,10 +54,18 @@ def test_rounding_up_to_divisions_of_powers_of_two(conf, request_size, rounded):
 def test_a_small_request_takes_part_of_a_small_segment():
     memory = allocator()
     block = memory.malloc(1000)
-    assert (memory.allocated, memory.reserved, figure(memory, "requested_bytes.all.current")) == (1024, 2 * MiB, 1000)
+    assert (memory.allocated, memory.reserved, figure(memory, "requested_bytes.all.current")) == (
+        1024,
+        2 * MiB,
+        1000,
+    )
     assert figure(memory, "inactive_split.all.current") == 1
     memory.free(block)
-    assert (memory.allocated, memory.reserved, figure(memory, "inactive_split.all.current")) == (0, 2 * MiB, 0)
+    assert (memory.allocated, memory.reserved, figure(memory, "inactive_split.all.current")) == (
+        0,
+        2 * MiB,
+        0,
+    )
     memory.empty_cache()
     assert memory.reserved == 0
 
@@ -61,10 +73,17 @@ def test_a_small_request_takes_part_of_a_small_segment():
 def test_the_large_pool_splits_only_if_more_than_1_mib_is_left():
     memory = allocator()
     memory.malloc(19 * MiB + MiB // 2)
-    assert (memory.allocated, figure(memory, "requested_bytes.all.current")) == (20 * MiB, 19 * MiB + MiB // 2)
+    assert (memory.allocated, figure(memory, "requested_bytes.all.current")) == (
+        20 * MiB,
+        19 * MiB + MiB // 2,
+    )
     memory = allocator()
     first, second = memory.malloc(9 * MiB + MiB // 2), memory.malloc(9 * MiB + MiB // 2)
-    assert (first.size, second.size, memory.reserved) == (9 * MiB + MiB // 2, 10 * MiB + MiB // 2, 20 * MiB)
+    assert (first.size, second.size, memory.reserved) == (
+        9 * MiB + MiB // 2,
+        10 * MiB + MiB // 2,
+        20 * MiB,
+    )
     memory = allocator()
     memory.malloc(5 * MiB)
     assert states(memory) == [[(5 * MiB, "active_allocated"), (15 * MiB, "inactive")]]
@@ -74,9 +93,15 @@ def test_requests_up_to_1_mib_are_of_the_small_pool():
     memory = allocator()
     memory.malloc(MiB)
     memory.malloc(MiB)
-    assert (memory.reserved, figure(memory, "allocated_bytes.small_pool.current")) == (2 * MiB, 2 * MiB)
+    assert (memory.reserved, figure(memory, "allocated_bytes.small_pool.current")) == (
+        2 * MiB,
+        2 * MiB,
+    )
     memory.malloc(MiB + 1)
-    assert (memory.reserved, figure(memory, "allocated_bytes.large_pool.current")) == (22 * MiB, MiB + 512)
+    assert (memory.reserved, figure(memory, "allocated_bytes.large_pool.current")) == (
+        22 * MiB,
+        MiB + 512,
+    )
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (0, 1), (1, 0)])

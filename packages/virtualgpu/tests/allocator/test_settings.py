@@ -47,7 +47,10 @@ def test_an_allocator_without_a_cache_is_not_served(value):
 
 def test_settings_from_the_environment():
     assert Settings.from_environment({}) == Settings()
-    both = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:30", "PYTORCH_CUDA_ALLOC_CONF": " backend:native, max_split_size_mb : 40 "}
+    both = {
+        "PYTORCH_ALLOC_CONF": "max_split_size_mb:30",
+        "PYTORCH_CUDA_ALLOC_CONF": " backend:native, max_split_size_mb : 40 ",
+    }
     assert Settings.from_environment(both).max_split_size == 40 * MiB
     memory = allocator(100 * MiB, "per_process_memory_fraction:0.5")
     assert memory.allowed == 50 * MiB

@@ -13,8 +13,22 @@ seconds = st.integers(0, 1000).map(lambda n: n / 1024)
 stream_index = st.integers(0, 3)  # two devices with two streams each
 step = st.one_of(
     st.tuples(st.just("launch"), stream_index, seconds, seconds),
-    st.tuples(st.just("launch"), stream_index, seconds, seconds, st.just("part"), st.sampled_from([0.25, 0.5, 0.75])),
-    st.tuples(st.just("copy"), stream_index, st.sampled_from(["h2d", "d2h", "p2p"]), seconds, seconds, st.booleans()),
+    st.tuples(
+        st.just("launch"),
+        stream_index,
+        seconds,
+        seconds,
+        st.just("part"),
+        st.sampled_from([0.25, 0.5, 0.75]),
+    ),
+    st.tuples(
+        st.just("copy"),
+        stream_index,
+        st.sampled_from(["h2d", "d2h", "p2p"]),
+        seconds,
+        seconds,
+        st.booleans(),
+    ),
     st.tuples(st.just("record"), stream_index, seconds),
     st.tuples(st.just("wait"), stream_index, st.integers(0, 100)),
     st.tuples(st.just("query"), st.integers(0, 100), seconds),
@@ -56,10 +70,17 @@ class Run:
         (self.spans if type(what) is Span else self.waits).append(what)
 
     def of(self, stream: StreamTime) -> list[Span]:
-        return [span for span in self.spans if (span.device, span.stream) == (stream.device_index, stream.stream_id)]
+        return [
+            span
+            for span in self.spans
+            if (span.device, span.stream) == (stream.device_index, stream.stream_id)
+        ]
 
     def times(self):
-        spans = [(span.device, span.stream, span.kind, span.name, span.start, span.duration) for span in self.spans]
+        spans = [
+            (span.device, span.stream, span.kind, span.name, span.start, span.duration)
+            for span in self.spans
+        ]
         return spans, [event.time for event in self.events], self.hosts, self.answers
 
 
@@ -99,7 +120,10 @@ def test_listening_changes_no_time(program):
     for name, *arguments in program:
         run.step(name, list(arguments))
         deaf.step(name, list(arguments))
-    assert (run.clock.host, [s.ready for s in run.streams]) == (deaf.clock.host, [s.ready for s in deaf.streams])
+    assert (run.clock.host, [s.ready for s in run.streams]) == (
+        deaf.clock.host,
+        [s.ready for s in deaf.streams],
+    )
     assert deaf.spans == deaf.waits == []
 
 
@@ -119,14 +143,19 @@ def test_waits_say_who_waits_for_what_and_how_long(program):
         new = run.waits[noted:]
         if name == "wait" and run.events:
             (wait,) = new
-            assert wait.waiter is arguments[0] and wait.asked == run.clock.host <= wait.until >= max(wait.time, wait.waiter.ready)
+            assert wait.waiter is arguments[
+                0
+            ] and wait.asked == run.clock.host <= wait.until >= max(wait.time, wait.waiter.ready)
         elif name.startswith("synchronize") and (run.events or name != "synchronize_event"):
             (wait,) = new
             assert wait.waiter is None and wait.name == name.replace("_", " ")
             assert (wait.asked, wait.until) == (before, run.clock.host) and wait.time <= wait.until
         elif name == "copy" and arguments[-1]:
             (wait,) = new
-            assert wait.waiter is None and wait.until == wait.time == run.spans[-1].end == run.clock.host
+            assert (
+                wait.waiter is None
+                and wait.until == wait.time == run.spans[-1].end == run.clock.host
+            )
         else:
             assert new == []
 
@@ -153,7 +182,9 @@ def test_synchronize_stream_leaves_nothing_undone(program, index, overhead):
 
 
 @given(programs, st.integers(0, 1), seconds)
-def test_synchronize_device_leaves_nothing_undone_there_and_waits_for_nothing_else(program, device, overhead):
+def test_synchronize_device_leaves_nothing_undone_there_and_waits_for_nothing_else(
+    program, device, overhead
+):
     run = Run(program)
     before = run.clock.host
     ready = max(stream.ready for stream in run.streams if stream.device_index == device)
@@ -184,7 +215,14 @@ def test_a_launch_returns_before_its_work_is_done():
     clock, stream = Clock(), StreamTime(0)
     span = clock.launch(stream, 5.0, 0.5, "matmul")
     assert clock.host == 0.5
-    assert (span.device, span.stream, span.kind, span.name, span.start, span.duration) == (0, 0, "kernel", "matmul", 0.5, 5.0)
+    assert (span.device, span.stream, span.kind, span.name, span.start, span.duration) == (
+        0,
+        0,
+        "kernel",
+        "matmul",
+        0.5,
+        5.0,
+    )
     clock.synchronize_stream(stream, 0.25)
     assert clock.host == 5.75
 
@@ -313,7 +351,10 @@ def test_an_event_orders_what_was_queued_before_it_and_nothing_after():
         lambda clock, a: clock.synchronize_event(clock.record(a), 0.0),
         lambda clock, a: clock.copy(a, "d2h", 1.0, 0.0, blocking=True),
         lambda clock, a: (
-            clock.advance_host(10.0) or clock.query(clock.record(a)) or clock.advance_host(9.0) or clock.query(clock.record(a))
+            clock.advance_host(10.0)
+            or clock.query(clock.record(a))
+            or clock.advance_host(9.0)
+            or clock.query(clock.record(a))
         ),
     ],
 )

@@ -9,12 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtualgpu import profiles
-from virtualgpu.clock.costs import TILES, copy_seconds, cpu_seconds, kernel_seconds, pin_seconds, share
+from virtualgpu.clock.costs import (
+    TILES,
+    copy_seconds,
+    cpu_seconds,
+    kernel_seconds,
+    pin_seconds,
+    share,
+)
 from virtualgpu.clock.machine_clock import Clock, StreamTime
 
 H200 = profiles.load("H200")
 TIMING = Path(__file__).parents[2] / "benchmarks" / "timing"
-RECORDED, PEERS = (json.loads((TIMING / name).read_text(encoding="utf-8")) for name in ("micro.json", "multi.json"))
+RECORDED, PEERS = (
+    json.loads((TIMING / name).read_text(encoding="utf-8")) for name in ("micro.json", "multi.json")
+)
 ITEM_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int8": 1}
 LAUNCH = H200.launch_seconds
 LAUNCH_WITH_OUTPUT = H200.launch_seconds + H200.allocate_seconds
@@ -42,7 +51,14 @@ def between_events(overhead: float, seconds: float) -> float:
 
 
 def matmul_seconds(profile: profiles.Profile, n: int, format: str) -> float:
-    return kernel_seconds(profile, bytes_moved=3 * n * n * ITEM_BYTES[format], flops=2 * n**3, format=format, matmul=True, outputs=n * n)
+    return kernel_seconds(
+        profile,
+        bytes_moved=3 * n * n * ITEM_BYTES[format],
+        flops=2 * n**3,
+        format=format,
+        matmul=True,
+        outputs=n * n,
+    )
 
 
 @pytest.mark.parametrize("n", [256, 512, 1024, 2048, 4096, 8192])
@@ -50,21 +66,33 @@ def matmul_seconds(profile: profiles.Profile, n: int, format: str) -> float:
 def test_matrix_products(format, n):
     """Within a factor 1.3 while a product is small (cuBLAS chooses among more tiles than the model), 1.12 from 2048 on."""
     model = between_events(PRODUCT, matmul_seconds(H200, n, format))
-    measured = RECORDED[f"matmul {n} {format if format == 'tf32' else f'torch.{format}'}"]["ms"] * 1e-3
-    assert within(model, measured, 1.12 if n >= 2048 else 1.3), f"model {model * 1e6:.1f} µs, measured {measured * 1e6:.1f} µs"
+    measured = (
+        RECORDED[f"matmul {n} {format if format == 'tf32' else f'torch.{format}'}"]["ms"] * 1e-3
+    )
+    assert within(model, measured, 1.12 if n >= 2048 else 1.3), (
+        f"model {model * 1e6:.1f} µs, measured {measured * 1e6:.1f} µs"
+    )
 
 
 @pytest.mark.parametrize("n", recorded_for("elementwise n="))
-@pytest.mark.parametrize(("operator", "item_bytes"), [("add", 12), ("relu", 8), ("exp", 8), ("sum", 4)])
+@pytest.mark.parametrize(
+    ("operator", "item_bytes"), [("add", 12), ("relu", 8), ("exp", 8), ("sum", 4)]
+)
 def test_memory_bound_kernels(operator, item_bytes, n):
     """Within a factor 1.25 (what fits into the L2 cache is a little faster than the model), 1.03 for the largest."""
-    model = between_events(LAUNCH_WITH_OUTPUT, kernel_seconds(H200, bytes_moved=item_bytes * int(n)))
+    model = between_events(
+        LAUNCH_WITH_OUTPUT, kernel_seconds(H200, bytes_moved=item_bytes * int(n))
+    )
     measured = RECORDED[f"elementwise n={n}"][f"{operator}_ms"] * 1e-3
-    assert within(model, measured, 1.03 if int(n) == 1 << 28 else 1.25), f"model {model * 1e6:.1f} µs, measured {measured * 1e6:.1f} µs"
+    assert within(model, measured, 1.03 if int(n) == 1 << 28 else 1.25), (
+        f"model {model * 1e6:.1f} µs, measured {measured * 1e6:.1f} µs"
+    )
 
 
 @pytest.mark.parametrize("nbytes", recorded_for("copy_ms "))
-@pytest.mark.parametrize("case", ["h2d_pageable", "h2d_pinned", "d2h_pageable", "d2h_pinned", "d2d"])
+@pytest.mark.parametrize(
+    "case", ["h2d_pageable", "h2d_pinned", "d2h_pageable", "d2h_pinned", "d2d"]
+)
 def test_copies(case, nbytes):
     """Within 25%, and within 5% from 128 MiB up."""
     kind, _, memory = case.partition("_")
@@ -112,10 +140,14 @@ def test_launch_synchronize_item_and_malloc():
         clock.copy(stream, "d2h", copy_seconds(H200, "d2h", 4, pinned=True), LAUNCH, blocking=True)
 
     assert seconds_a_round(launch) == pytest.approx(RECORDED["launch_us_host"] * 1e-6, rel=0.1)
-    assert seconds_a_round(launch_and_synchronize) == pytest.approx(RECORDED["launch_sync_us"] * 1e-6, rel=0.1)
+    assert seconds_a_round(launch_and_synchronize) == pytest.approx(
+        RECORDED["launch_sync_us"] * 1e-6, rel=0.1
+    )
     assert seconds_a_round(launch_and_item) == pytest.approx(RECORDED["item_us"] * 1e-6, rel=0.15)
     # There a part of a larger block was left in the cache, so nothing was asked of the driver.
-    assert H200.empty_cache_seconds + H200.allocate_seconds == pytest.approx(RECORDED["cudaMalloc+free_64MiB_us"] * 1e-6, rel=0.1)
+    assert H200.empty_cache_seconds + H200.allocate_seconds == pytest.approx(
+        RECORDED["cudaMalloc+free_64MiB_us"] * 1e-6, rel=0.1
+    )
 
 
 def test_a_copy_hides_behind_a_kernel_of_another_stream():
@@ -158,50 +190,104 @@ def test_two_streams_of_small_kernels_gain_nothing():
 
 
 @given(
-    some_profile, some_bytes, some_bytes, st.sampled_from(profiles.FORMATS), st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.booleans()
+    some_profile,
+    some_bytes,
+    some_bytes,
+    st.sampled_from(profiles.FORMATS),
+    st.integers(0, 1 << 50),
+    st.integers(0, 1 << 50),
+    st.booleans(),
 )
-def test_a_larger_kernel_never_takes_less(profile, bytes_1, bytes_2, format, flops_1, flops_2, matmul):
-    small = kernel_seconds(profile, bytes_moved=min(bytes_1, bytes_2), flops=min(flops_1, flops_2), format=format, matmul=matmul)
-    large = kernel_seconds(profile, bytes_moved=max(bytes_1, bytes_2), flops=max(flops_1, flops_2), format=format, matmul=matmul)
+def test_a_larger_kernel_never_takes_less(
+    profile, bytes_1, bytes_2, format, flops_1, flops_2, matmul
+):
+    small = kernel_seconds(
+        profile,
+        bytes_moved=min(bytes_1, bytes_2),
+        flops=min(flops_1, flops_2),
+        format=format,
+        matmul=matmul,
+    )
+    large = kernel_seconds(
+        profile,
+        bytes_moved=max(bytes_1, bytes_2),
+        flops=max(flops_1, flops_2),
+        format=format,
+        matmul=matmul,
+    )
     assert profile.kernel_minimum_seconds <= small <= large
 
 
-@given(some_profile, st.sampled_from(profiles.FORMATS), st.booleans(), *[st.integers(1, 4096)] * 3, *[st.integers(0, 4096)] * 3)
-def test_a_larger_matrix_product_never_takes_less(profile, format, matrix, m, n, k, more_m, more_n, more_k):
+@given(
+    some_profile,
+    st.sampled_from(profiles.FORMATS),
+    st.booleans(),
+    *[st.integers(1, 4096)] * 3,
+    *[st.integers(0, 4096)] * 3,
+)
+def test_a_larger_matrix_product_never_takes_less(
+    profile, format, matrix, m, n, k, more_m, more_n, more_k
+):
     def shape(m: int, n: int) -> dict:
         return {"outputs": m * n, "matrix": (m, n) if matrix else None}
 
     def seconds(m: int, n: int, k: int) -> float:
-        return kernel_seconds(profile, bytes_moved=m * k + k * n + m * n, flops=2 * m * n * k, format=format, matmul=True, **shape(m, n))
+        return kernel_seconds(
+            profile,
+            bytes_moved=m * k + k * n + m * n,
+            flops=2 * m * n * k,
+            format=format,
+            matmul=True,
+            **shape(m, n),
+        )
 
     assert seconds(m, n, k) <= seconds(m + more_m, n + more_n, k + more_k) * (1 + 1e-12)
 
 
-@given(some_profile, st.sampled_from(profiles.FORMATS), st.integers(1, 1 << 40), st.integers(1, 1 << 50))
+@given(
+    some_profile,
+    st.sampled_from(profiles.FORMATS),
+    st.integers(1, 1 << 40),
+    st.integers(1, 1 << 50),
+)
 def test_no_kernel_beats_the_datasheet(profile, format, bytes_moved, flops):
     for matmul in (False, True):
-        seconds = kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=matmul)
+        seconds = kernel_seconds(
+            profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=matmul
+        )
         assert bytes_moved / seconds <= profile.memory_bytes_per_second
         assert flops / seconds <= profile.peak_flops[format]
 
 
-@given(some_profile, some_bytes, some_bytes, st.sampled_from(["h2d", "d2h", "d2d", "p2p"]), st.booleans())
+@given(
+    some_profile,
+    some_bytes,
+    some_bytes,
+    st.sampled_from(["h2d", "d2h", "d2d", "p2p"]),
+    st.booleans(),
+)
 def test_a_larger_copy_never_takes_less(profile, bytes_1, bytes_2, kind, pinned):
     small, large = sorted([bytes_1, bytes_2])
-    assert 0 < copy_seconds(profile, kind, small, pinned) <= copy_seconds(profile, kind, large, pinned)
+    assert (
+        0 < copy_seconds(profile, kind, small, pinned) <= copy_seconds(profile, kind, large, pinned)
+    )
     assert 0 < pin_seconds(profile, small) <= pin_seconds(profile, large)
     assert 0 < cpu_seconds(profile, small) <= cpu_seconds(profile, large)
 
 
 @given(some_profile, some_bytes, st.sampled_from(["h2d", "d2h"]))
 def test_pinned_copies_are_faster(profile, nbytes, kind):
-    assert copy_seconds(profile, kind, nbytes, pinned=True) < copy_seconds(profile, kind, nbytes, pinned=False)
+    assert copy_seconds(profile, kind, nbytes, pinned=True) < copy_seconds(
+        profile, kind, nbytes, pinned=False
+    )
 
 
 @given(some_profile, st.integers(1, 16384), st.sampled_from(profiles.FORMATS))
 def test_without_outputs_a_product_counts_as_square(profile, n, format):
     guessed = kernel_seconds(profile, bytes_moved=0, flops=2 * n**3, format=format, matmul=True)
-    told = kernel_seconds(profile, bytes_moved=0, flops=2 * n**3, format=format, matmul=True, outputs=n * n)
+    told = kernel_seconds(
+        profile, bytes_moved=0, flops=2 * n**3, format=format, matmul=True, outputs=n * n
+    )
     assert guessed == pytest.approx(told)
 
 
@@ -211,21 +297,33 @@ def test_the_cpu_wins_small_and_loses_large():
         profile = profiles.load(name)
 
         def on_gpu(n: int, profile: profiles.Profile = profile) -> float:
-            return profile.launch_seconds + profile.allocate_seconds + kernel_seconds(profile, bytes_moved=12 * n)
+            return (
+                profile.launch_seconds
+                + profile.allocate_seconds
+                + kernel_seconds(profile, bytes_moved=12 * n)
+            )
 
         assert cpu_seconds(profile, 12) < on_gpu(1)
         assert cpu_seconds(profile, 12 << 24) > on_gpu(1 << 24)
 
 
 def test_cpu_operators_are_bound_by_memory_or_arithmetic():
-    assert cpu_seconds(H200, 1 << 30) == pytest.approx((1 << 30) / H200.cpu_bytes_per_second, rel=0.01)
-    assert cpu_seconds(H200, 0, flops=2 * 4096**3) == pytest.approx(2 * 4096**3 / H200.cpu_flops, rel=0.01)
+    assert cpu_seconds(H200, 1 << 30) == pytest.approx(
+        (1 << 30) / H200.cpu_bytes_per_second, rel=0.01
+    )
+    assert cpu_seconds(H200, 0, flops=2 * 4096**3) == pytest.approx(
+        2 * 4096**3 / H200.cpu_flops, rel=0.01
+    )
 
 
 @given(some_profile, some_bytes, st.sampled_from(profiles.FORMATS), *[st.integers(1, 4096)] * 3)
 def test_a_kernel_fills_some_of_the_gpu_and_never_more_than_all(profile, moved, format, m, n, k):
     assert 0 < share(profile, bytes_moved=moved) <= 1
-    assert 0 < share(profile, bytes_moved=moved, flops=2 * m * n * k, format=format, outputs=m * n) <= 1
+    assert (
+        0
+        < share(profile, bytes_moved=moved, flops=2 * m * n * k, format=format, outputs=m * n)
+        <= 1
+    )
 
 
 def test_large_kernels_fill_the_gpu_and_small_ones_leave_room():
@@ -235,7 +333,10 @@ def test_large_kernels_fill_the_gpu_and_small_ones_leave_room():
     assert share(H200, bytes_moved=0, flops=2 * 128**3, outputs=128**2) == 4 / 132
     # A vector times a matrix keeps the memory busy: a second stream would gain nothing.
     weights = 4096 * 4096
-    assert share(H200, bytes_moved=4 * weights, flops=2 * weights, outputs=4096, matrix=(1, 4096)) > 0.75
+    assert (
+        share(H200, bytes_moved=4 * weights, flops=2 * weights, outputs=4096, matrix=(1, 4096))
+        > 0.75
+    )
 
 
 @pytest.mark.parametrize("format", profiles.FORMATS)
@@ -244,7 +345,14 @@ def test_a_wave_of_tiles_takes_as_long_with_one_tile_as_when_it_is_full(format):
 
     def seconds(tiles: int) -> float:
         outputs = tiles * prod(TILES[format])
-        return kernel_seconds(H200, bytes_moved=0, flops=2 * outputs * 1024, format=format, matmul=True, outputs=outputs)
+        return kernel_seconds(
+            H200,
+            bytes_moved=0,
+            flops=2 * outputs * 1024,
+            format=format,
+            matmul=True,
+            outputs=outputs,
+        )
 
     waves = 4 * H200.multiprocessors
     assert seconds(waves + 1) == seconds(waves + H200.multiprocessors) > seconds(waves)
@@ -255,28 +363,51 @@ def test_every_matrix_of_a_batch_has_tiles_of_its_own():
 
     def seconds(side: int) -> float:
         outputs = 132 * side * side
-        return kernel_seconds(H200, bytes_moved=0, flops=2 * outputs * 1024, matmul=True, outputs=outputs, matrix=(side, side))
+        return kernel_seconds(
+            H200,
+            bytes_moved=0,
+            flops=2 * outputs * 1024,
+            matmul=True,
+            outputs=outputs,
+            matrix=(side, side),
+        )
 
     assert seconds(65) > 2.5 * seconds(64)
     assert seconds(65) == seconds(128)
-    assert share(H200, bytes_moved=0, flops=2 * 65 * 65 * 64, outputs=65 * 65, matrix=(65, 65)) == 4 / 132
+    assert (
+        share(H200, bytes_moved=0, flops=2 * 65 * 65 * 64, outputs=65 * 65, matrix=(65, 65))
+        == 4 / 132
+    )
 
 
 def test_narrow_matrices_lie_in_tiles_as_one_long_row():
     """A row of a batch, or one column, does not take as long as a whole tile."""
     narrow, long = (
-        kernel_seconds(H200, bytes_moved=0, flops=2 * 4096 * 63 * 128, matmul=True, outputs=4096 * 63, matrix=matrix)
+        kernel_seconds(
+            H200,
+            bytes_moved=0,
+            flops=2 * 4096 * 63 * 128,
+            matmul=True,
+            outputs=4096 * 63,
+            matrix=matrix,
+        )
         for matrix in ((4096, 63), None)
     )
     assert narrow == long
 
 
 def test_memory_hides_behind_arithmetic_but_not_where_both_take_as_long():
-    arithmetic = kernel_seconds(H200, bytes_moved=0, flops=2 * 4096**3, matmul=True) - H200.kernel_minimum_seconds
+    arithmetic = (
+        kernel_seconds(H200, bytes_moved=0, flops=2 * 4096**3, matmul=True)
+        - H200.kernel_minimum_seconds
+    )
 
     def longer(share: float) -> float:
         bytes_moved = share * arithmetic * H200.memory_bytes_per_second * H200.memory_efficiency
-        return (kernel_seconds(H200, bytes_moved=bytes_moved, flops=2 * 4096**3, matmul=True) - H200.kernel_minimum_seconds) / arithmetic
+        return (
+            kernel_seconds(H200, bytes_moved=bytes_moved, flops=2 * 4096**3, matmul=True)
+            - H200.kernel_minimum_seconds
+        ) / arithmetic
 
     assert longer(0.1) == pytest.approx(1, rel=1e-3)
     assert longer(1) == pytest.approx(2 ** (1 / 3))
@@ -292,7 +423,15 @@ def test_a_sum_of_few_terms_reaches_less_of_the_rate_without_tensor_cores():
     def rate(terms: int, columns: int, format: str) -> float:
         outputs = 16384 * columns
         flops = 2 * outputs * terms
-        seconds = kernel_seconds(H200, bytes_moved=0, flops=flops, format=format, matmul=True, outputs=outputs, matrix=(16384, columns))
+        seconds = kernel_seconds(
+            H200,
+            bytes_moved=0,
+            flops=flops,
+            format=format,
+            matmul=True,
+            outputs=outputs,
+            matrix=(16384, columns),
+        )
         return flops / (seconds - H200.kernel_minimum_seconds)
 
     assert rate(256, 256, "float32") / rate(4096, 4096, "float32") == pytest.approx(0.87, abs=0.03)
@@ -303,7 +442,10 @@ def test_a_sum_of_few_terms_reaches_less_of_the_rate_without_tensor_cores():
 @pytest.mark.parametrize("format", ["tf32", "bfloat16"])
 def test_a_format_that_the_chip_lacks_takes_as_long_as_float32(format, n):
     T4 = profiles.load("T4")
-    plain, lacking = (kernel_seconds(T4, bytes_moved=0, flops=2 * n**3, format=f, matmul=True) for f in ("float32", format))
+    plain, lacking = (
+        kernel_seconds(T4, bytes_moved=0, flops=2 * n**3, format=f, matmul=True)
+        for f in ("float32", format)
+    )
     assert lacking == plain
 
 
@@ -312,9 +454,13 @@ def test_every_format_has_a_tile():
 
 
 def test_bad_input_names_the_choices():
-    with pytest.raises(ValueError, match=r"float32, tf32, float16, bfloat16, float64, int8, got 'float8'"):
+    with pytest.raises(
+        ValueError, match=r"float32, tf32, float16, bfloat16, float64, int8, got 'float8'"
+    ):
         kernel_seconds(H200, bytes_moved=1, flops=1, format="float8")
-    with pytest.raises(ValueError, match=r"float32, tf32, float16, bfloat16, float64, int8, got 'float8'"):
+    with pytest.raises(
+        ValueError, match=r"float32, tf32, float16, bfloat16, float64, int8, got 'float8'"
+    ):
         kernel_seconds(H200, bytes_moved=1, flops=1, format="float8", matmul=True)
     with pytest.raises(ValueError, match=r"h2d.*d2h.*d2d.*p2p.*'h2h'"):
         copy_seconds(H200, "h2h", 1, pinned=False)

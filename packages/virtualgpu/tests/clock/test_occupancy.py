@@ -17,12 +17,23 @@ kernels = st.lists(st.tuples(moments, durations, shares), max_size=30)
 
 
 def taken_at(occupancy: Occupancy, moment: float) -> float:
-    return next((taken for time, taken in zip(reversed(occupancy._times), reversed(occupancy._taken), strict=True) if time <= moment), 0.0)
+    return next(
+        (
+            taken
+            for time, taken in zip(
+                reversed(occupancy._times), reversed(occupancy._taken), strict=True
+            )
+            if time <= moment
+        ),
+        0.0,
+    )
 
 
 def steps(*occupancies: Occupancy) -> list[tuple[float, float]]:
     """Stretches of time in which no occupancy changes."""
-    return list(pairwise(sorted({time for occupancy in occupancies for time in occupancy._times} | {0.0})))
+    return list(
+        pairwise(sorted({time for occupancy in occupancies for time in occupancy._times} | {0.0}))
+    )
 
 
 def copied(occupancy: Occupancy) -> Occupancy:
@@ -44,7 +55,9 @@ def test_work_is_conserved_and_no_share_is_above_one(program):
             assert taken_at(occupancy, low) <= 1 + 1e-9
             assert got < 1e-9 or (start <= low and begin <= low and high <= end + 1e-9)
             if start <= low and high <= end and got < share - 1e-9:
-                assert taken_at(occupancy, low) > 1 - 1e-6  # the GPU is never idle while work waits for it
+                assert (
+                    taken_at(occupancy, low) > 1 - 1e-6
+                )  # the GPU is never idle while work waits for it
             work += got * (high - low)
         assert work == pytest.approx(share * seconds)
         assert begin >= start and end >= begin + seconds - 1e-9
@@ -60,7 +73,9 @@ def test_what_has_gone_by_can_be_forgotten(program, now):
     gone = max(n for n, time in enumerate(pruned._times) if time <= now)
     del pruned._times[:gone], pruned._taken[:gone]
     for start, seconds, share in program:
-        assert whole.take(now, now + start, seconds, share) == pruned.take(now, now + start, seconds, share)
+        assert whole.take(now, now + start, seconds, share) == pruned.take(
+            now, now + start, seconds, share
+        )
 
 
 def test_a_long_program_keeps_little():
@@ -73,7 +88,10 @@ def test_a_long_program_keeps_little():
 def run(*kernels: tuple[int, float, float]) -> list[tuple[float, float]]:
     """Start and end of kernels of (stream, seconds, share), all launched at 0."""
     clock, streams = Clock(), [StreamTime(0, n) for n in range(3)]
-    spans = [clock.launch(streams[stream], seconds, 0.0, share=share) for stream, seconds, share in kernels]
+    spans = [
+        clock.launch(streams[stream], seconds, 0.0, share=share)
+        for stream, seconds, share in kernels
+    ]
     return [(span.start, span.end) for span in spans]
 
 
@@ -82,7 +100,10 @@ def run(*kernels: tuple[int, float, float]) -> list[tuple[float, float]]:
     [
         ([(0, 2.0, 1.0), (1, 3.0, 1.0)], [(0.0, 2.0), (2.0, 5.0)]),  # one after the other
         ([(0, 2.0, 0.5), (1, 3.0, 0.5)], [(0.0, 2.0), (0.0, 3.0)]),  # two halves at once
-        ([(0, 2.0, 0.75), (1, 1.0, 1.0)], [(0.0, 2.0), (0.0, 2.5)]),  # a quarter of its share for 2 s leaves 0.5 s of work
+        (
+            [(0, 2.0, 0.75), (1, 1.0, 1.0)],
+            [(0.0, 2.0), (0.0, 2.5)],
+        ),  # a quarter of its share for 2 s leaves 0.5 s of work
     ],
 )
 def test_a_kernel_takes_what_is_free(kernels, times):
@@ -94,7 +115,10 @@ def test_a_small_kernel_starts_where_a_later_one_leaves_some_free():
     clock.copy(first, "h2d", 4.0, 0.0, blocking=False)
     clock.launch(first, 4.0, 0.0)
     span = clock.launch(second, 6.0, 0.0)
-    assert (span.start, span.end) == (0.0, 10.0)  # before and after the kernel that waits for the copy
+    assert (span.start, span.end) == (
+        0.0,
+        10.0,
+    )  # before and after the kernel that waits for the copy
 
 
 def test_kernels_of_two_gpus_do_not_share():

@@ -22,9 +22,14 @@ def test_the_script_prints_each_constant_with_its_figures(capsys):
     fit.main()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(FITTED)
-    assert all(name in line and source in line for line, (name, (_, source)) in zip(lines, FITTED.items(), strict=True))
+    assert all(
+        name in line and source in line
+        for line, (name, (_, source)) in zip(lines, FITTED.items(), strict=True)
+    )
 
 
 def test_the_judge_is_no_source():
     """What multi.py showed on four GPUs decides how good the profile is, so nothing may be fitted on it."""
-    assert "multi.json" not in Path(fit.__file__).read_text(encoding="utf-8").replace("Nothing here reads multi.json", "")
+    assert "multi.json" not in Path(fit.__file__).read_text(encoding="utf-8").replace(
+        "Nothing here reads multi.json", ""
+    )

@@ -50,13 +50,18 @@ def test_a_functional_collective_is_there_for_each_of_its_tensors_however_late()
 
 def test_a_rank_sends_to_itself_in_a_batch():
     x, y = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, 0), dist.P2POp(dist.isend, x, 0)]):
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.irecv, y, 0), dist.P2POp(dist.isend, x, 0)]
+    ):
         work.wait()
     assert y.tolist() == [1, 1, 1]
 
 
 def test_a_rank_that_receives_from_itself_what_it_never_sent_is_told():
-    with pytest.raises(dist.DistBackendError, match="^Rank 0 waits in recv from itself, to which it has sent nothing"):
+    with pytest.raises(
+        dist.DistBackendError,
+        match="^Rank 0 waits in recv from itself, to which it has sent nothing",
+    ):
         dist.recv(torch.zeros(3, device="cuda"), 0)
     hardware.machine().under_way.clear()
 
@@ -69,7 +74,10 @@ def test_a_destroyed_group_is_told():
         ValueError, match="is not initialized in the world group map"
     ) as raised:  # PyTorch's own words, as it logs the first
         dist.all_reduce(torch.ones(3, device="cuda"), group=group)
-    assert str(raised.value.__context__) == "all_reduce(3 x float32, SUM) in a group that this rank has destroyed"
+    assert (
+        str(raised.value.__context__)
+        == "all_reduce(3 x float32, SUM) in a group that this rank has destroyed"
+    )
     del raised
 
 
@@ -107,16 +115,22 @@ def test_a_collective_does_not_wait_for_what_comes_after_it_in_the_program():
 
 
 def test_nccl_receives_from_a_rank_that_is_named():
-    with pytest.raises(NotImplementedError, match="ProcessGroupNCCL does not support recvAnysource"):
+    with pytest.raises(
+        NotImplementedError, match="ProcessGroupNCCL does not support recvAnysource"
+    ):
         dist.recv(torch.ones(1, device="cuda"))
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_parts_of_another_size_are_refused_in_nccls_words():
     x, y = torch.ones(2, device="cuda"), torch.ones(3, device="cuda")
-    with pytest.raises(ValueError, match="^output tensor size must be equal to world_size times input tensor size$"):
+    with pytest.raises(
+        ValueError, match="^output tensor size must be equal to world_size times input tensor size$"
+    ):
         dist.all_gather_into_tensor(y, x)
-    with pytest.raises(ValueError, match="^input tensor must be the same size as output size times world size$"):
+    with pytest.raises(
+        ValueError, match="^input tensor must be the same size as output size times world size$"
+    ):
         dist.reduce_scatter_tensor(y, x)
 
 
@@ -156,4 +170,7 @@ def test_a_group_made_by_hand_runs_collectives_of_nccl():
         group.allreduce([x], dist.AllreduceOptions()).wait()
         group._allgather_base(y, x).wait()
     assert y.tolist() == [3, 3]
-    assert [event.name for event in profile.function_events if "nccl" in event.name] == ["nccl:all_reduce", "nccl:_all_gather_base"]
+    assert [event.name for event in profile.function_events if "nccl" in event.name] == [
+        "nccl:all_reduce",
+        "nccl:_all_gather_base",
+    ]

@@ -10,7 +10,9 @@ from virtualgpu.collectives.nccl_errors import check_own_gpus
 
 pytestmark = [
     pytest.mark.usefixtures("world"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # of names that newer versions of torch give collectives
+    pytest.mark.filterwarnings(
+        "ignore::FutureWarning"
+    ),  # of names that newer versions of torch give collectives
 ]
 
 
@@ -32,7 +34,9 @@ STRIDED = {
 
 
 @pytest.mark.parametrize("kind", STRIDED)
-@pytest.mark.parametrize("strided", [lambda: ones(4, 4).t(), lambda: ones(4, 8)[:, ::2], lambda: ones(1, 4).expand(4, 4)])
+@pytest.mark.parametrize(
+    "strided", [lambda: ones(4, 4).t(), lambda: ones(4, 8)[:, ::2], lambda: ones(1, 4).expand(4, 4)]
+)
 def test_tensors_that_are_not_contiguous(kind, strided):
     with pytest.raises(ValueError, match=r"^Tensors must be contiguous$"):
         STRIDED[kind](strided())
@@ -48,7 +52,9 @@ def test_channels_last_is_contiguous_for_nccl():
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.int16, "Short"), (torch.uint16, "UInt16")])
 def test_dtypes_that_nccl_does_not_have(dtype, name):
-    with pytest.raises(TypeError, match=f"^Input tensor data type is not supported for NCCL process group: {name}$"):
+    with pytest.raises(
+        TypeError, match=f"^Input tensor data type is not supported for NCCL process group: {name}$"
+    ):
         dist.broadcast(ones(2, dtype=dtype), 0)
     with pytest.raises(RuntimeError, match=f"^Unconvertible NCCL type {name}$"):
         dist.all_to_all_single(ones(2, dtype=dtype), ones(2, dtype=dtype))
@@ -73,9 +79,13 @@ def test_tensors_of_the_cpu():
 def test_a_transposed_tensor_is_sent_with_a_warning():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, ones(3, 4).t(), 0), dist.P2POp(dist.irecv, x := ones(4, 3), 0)])
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, ones(3, 4).t(), 0), dist.P2POp(dist.irecv, x := ones(4, 3), 0)]
+        )
         works[0].wait()
-    assert [str(each.message).split(".")[0] for each in caught] == ["Detected non-contiguous tensor in P2P operations"]
+    assert [str(each.message).split(".")[0] for each in caught] == [
+        "Detected non-contiguous tensor in P2P operations"
+    ]
     assert x.sum().item() == 12
 
 
@@ -96,7 +106,11 @@ def gpu(number, machine="a", count=4):
             [gpu(0), gpu(0)],
             r"Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\nEach .*Call torch.cuda.set_device\(local_rank\)",
         ),
-        (2, [gpu(0), gpu(3), gpu(3)], "Duplicate GPU detected : rank 2 and rank 1 both on CUDA device 4000"),
+        (
+            2,
+            [gpu(0), gpu(3), gpu(3)],
+            "Duplicate GPU detected : rank 2 and rank 1 both on CUDA device 4000",
+        ),
         (0, [gpu(0), gpu(3), gpu(3)], "ncclRemoteError: .*remote process exiting prematurely"),
         (1, [gpu(0, count=1), gpu(0, count=1)], "this machine has 1 for 2 ranks"),
     ],
@@ -129,7 +143,13 @@ def test_float8_dtypes_that_nccl_does_not_add():
 
 
 def test_a_list_of_another_length_than_the_group():
-    with pytest.raises(ValueError, match=r"^ProcessGroupNCCL::scatter: Incorrect input list size 2. Input list size should be 1, same as"):
+    with pytest.raises(
+        ValueError,
+        match=r"^ProcessGroupNCCL::scatter: Incorrect input list size 2. Input list size should be 1, same as",
+    ):
         dist.scatter(ones(2), [ones(2), ones(2)], 0)
-    with pytest.raises(ValueError, match=r"^ProcessGroupNCCL::gather: Incorrect output list size 2. Output list size should be 1, same as"):
+    with pytest.raises(
+        ValueError,
+        match=r"^ProcessGroupNCCL::gather: Incorrect output list size 2. Output list size should be 1, same as",
+    ):
         dist.gather(ones(2), [ones(2), ones(2)], 0)

@@ -35,7 +35,10 @@ def test_a_result_that_nobody_waited_for_is_read_too_early():
     x, result = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
     work = dist.all_gather([result], x, async_op=True)
     x + 1  # which the collective reads too
-    with pytest.warns(RaceWarning, match=r"`add` on the default stream of cuda:0 \(test_races.py:\d+\) may run before `all_gather` on N"):
+    with pytest.warns(
+        RaceWarning,
+        match=r"`add` on the default stream of cuda:0 \(test_races.py:\d+\) may run before `all_gather` on N",
+    ):
         read = result + 0
     assert read.tolist() == [0, 0, 0]
     work.wait()
@@ -48,7 +51,10 @@ def test_a_result_that_nobody_waited_for_is_read_too_early():
 def test_what_is_sent_is_overwritten_too_early():
     x, result = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
     work = dist.all_gather([result], x, async_op=True)
-    with pytest.warns(RaceWarning, match=r"Call `wait\(\)` of the collective's work while the later stream is current"):
+    with pytest.warns(
+        RaceWarning,
+        match=r"Call `wait\(\)` of the collective's work while the later stream is current",
+    ):
         x.zero_()
     work.wait()
     assert found() == [("overwritten too early", "all_gather", "zero_")]
@@ -76,7 +82,11 @@ def test_a_collective_from_a_stream_that_did_not_wait_sends_too_early():
 
 
 def test_who_waits_on_another_stream_still_reads_the_old_values():
-    x, result, side = torch.ones(3, device="cuda"), torch.full((3,), 5.0, device="cuda"), torch.cuda.Stream()
+    x, result, side = (
+        torch.ones(3, device="cuda"),
+        torch.full((3,), 5.0, device="cuda"),
+        torch.cuda.Stream(),
+    )
     work = dist.all_gather([result], x, async_op=True)
     with torch.cuda.stream(side):
         work.wait()
@@ -89,13 +99,18 @@ def test_who_waits_on_another_stream_still_reads_the_old_values():
 
 
 @pytest.mark.usefixtures("streams")
-@pytest.mark.parametrize("wait", ["work", "a later one", "device", "asked", "event", "future", "batch", "sync", "watchdog"])
+@pytest.mark.parametrize(
+    "wait",
+    ["work", "a later one", "device", "asked", "event", "future", "batch", "sync", "watchdog"],
+)
 def test_what_was_waited_for_is_no_race(wait):
     x, y = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
     if wait == "sync":
         dist.all_reduce(x)
     elif wait == "batch":
-        for each in dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, 0), dist.P2POp(dist.isend, x, 0)]):
+        for each in dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, y, 0), dist.P2POp(dist.isend, x, 0)]
+        ):
             each.wait()
     else:
         work = dist.all_reduce(x, async_op=True)
@@ -144,7 +159,9 @@ def test_parts_that_lie_beside_each_other_do_not_race():
     assert not virtualgpu.races()
 
 
-def test_a_program_that_stays_on_a_stream_of_its_own_is_looked_at_while_a_collective_is_under_way(monkeypatch):
+def test_a_program_that_stays_on_a_stream_of_its_own_is_looked_at_while_a_collective_is_under_way(
+    monkeypatch,
+):
     monkeypatch.setattr(lone_stream, "ALONE", 3)
     x = torch.ones(3, device="cuda")
     torch.cuda.synchronize()

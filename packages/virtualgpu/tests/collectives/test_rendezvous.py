@@ -22,7 +22,10 @@ BARRIER = Transfer("all_reduce", "barrier()", 4, [], [], list)
 def pair(monkeypatch):
     """Make a group of two ranks in a store. Each rank has an endpoint of its own, as in a process of its own."""
     made = []
-    monkeypatch.setattr("virtualgpu.collectives.rendezvous.current_endpoint", lambda store: endpoint.Endpoint("127.0.0.1"))
+    monkeypatch.setattr(
+        "virtualgpu.collectives.rendezvous.current_endpoint",
+        lambda store: endpoint.Endpoint("127.0.0.1"),
+    )
 
     def make(store, timeout=60.0):
         ranks = [Rendezvous(rank, [5, 7], timedelta(seconds=timeout)) for rank in range(2)]
@@ -43,7 +46,8 @@ def test_a_rank_that_never_comes_is_told_whatever_the_store(kind, tmp_path):
     store = dist.HashStore() if kind == "in memory" else dist.FileStore(str(tmp_path / "store"), 2)
     here = Rendezvous(0, [5, 7], timedelta(milliseconds=1))
     with pytest.raises(
-        dist.DistBackendError, match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in made\(\) \(test_rendezvous.py:\d+\)"
+        dist.DistBackendError,
+        match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in made\(\) \(test_rendezvous.py:\d+\)",
     ):
         here.open(store, "made()")
 
@@ -52,7 +56,8 @@ def test_a_rank_that_never_enters_is_told(pair):
     here, _ = pair(dist.HashStore(), timeout=0.1)
     entry = here.enter(BARRIER, 0.0, True)
     with pytest.raises(
-        dist.DistBackendError, match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in barrier\(\) \(test_rendezvous.py:\d+\)"
+        dist.DistBackendError,
+        match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in barrier\(\) \(test_rendezvous.py:\d+\)",
     ):
         here.meet(entry)
 
@@ -63,7 +68,10 @@ def test_ranks_meet_without_the_store_in_any_order(pair):
     del store
     for first in (0, 1):
         entries = [ranks[rank].enter(BARRIER, 2.5, True) for rank in (first, 1 - first)]
-        said = [ranks[rank].meet(entry) for rank, entry in zip((1 - first, first), reversed(entries), strict=True)]
+        said = [
+            ranks[rank].meet(entry)
+            for rank, entry in zip((1 - first, first), reversed(entries), strict=True)
+        ]
         assert [[each["ready"] for each in heard] for heard in said] == [[2.5, 2.5]] * 2
 
 
@@ -90,7 +98,10 @@ def test_a_rank_that_has_ended_is_told_at_once(pair):
 def test_a_group_that_is_made_again_hears_nothing_of_the_destroyed_one(pair):
     store = dist.HashStore()
     one, other = pair(store)
-    one.enter(BARRIER, 0.0, True), other.enter(Transfer("broadcast", "broadcast(old)", 4, [], [], list), 0.0, True)
+    (
+        one.enter(BARRIER, 0.0, True),
+        other.enter(Transfer("broadcast", "broadcast(old)", 4, [], [], list), 0.0, True),
+    )
     one.end(), other.end()
     one, other = pair(store)
     entry, _ = one.enter(BARRIER, 0.0, True), other.enter(BARRIER, 0.0, True)
@@ -128,7 +139,9 @@ def test_a_forked_process_leaves_the_connections_alone(pair):
     one, other = pair(dist.HashStore())
     other.enter(BARRIER, 0.0, True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, in a process with threads
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # from Python 3.12 on, in a process with threads
         child = os.fork()
     if child == 0:
         one.end()
@@ -137,10 +150,15 @@ def test_a_forked_process_leaves_the_connections_alone(pair):
     assert len(one.meet(one.enter(BARRIER, 0.0, True))) == 2
 
 
-@pytest.mark.parametrize(("interface", "host"), [("lo", "127.0.0.1"), ("none0,lo", "127.0.0.1"), ("", "127.0.0.1")])
+@pytest.mark.parametrize(
+    ("interface", "host"), [("lo", "127.0.0.1"), ("none0,lo", "127.0.0.1"), ("", "127.0.0.1")]
+)
 def test_peers_reach_this_machine_as_gloo_does(monkeypatch, interface, host):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
-    assert endpoint.own_host(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)) == host
+    assert (
+        endpoint.own_host(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+        == host
+    )
 
 
 ENDS_AFTER_THE_STORE = """
@@ -168,5 +186,7 @@ rank_0.communicate("the end")
 
 @pytest.mark.slow
 def test_a_rank_that_ends_after_the_keeper_of_the_store_says_nothing():
-    ended = subprocess.run([sys.executable, "-c", ENDS_AFTER_THE_STORE], capture_output=True, text=True, timeout=240)
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_AFTER_THE_STORE], capture_output=True, text=True, timeout=240
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -15,7 +15,9 @@ def seconds(kind, nbytes, ranks, cluster=NODE):
 
 
 def test_in_a_node_the_network_does_not_matter():
-    assert seconds("all_reduce", LARGE, range(8, 16)) == seconds("all_reduce", LARGE, range(8), Cluster(None, 1.0))
+    assert seconds("all_reduce", LARGE, range(8, 16)) == seconds(
+        "all_reduce", LARGE, range(8), Cluster(None, 1.0)
+    )
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_to_all", "broadcast"])
@@ -35,7 +37,9 @@ def test_a_small_all_reduce_over_many_nodes_goes_by_a_tree():
     first_ranks = [range(0, 8 * nodes, 8) for nodes in (64, 128)]
     tree = [seconds("all_reduce", 1024, ranks) for ranks in first_ranks]
     ring = [seconds("all_gather", 1024, ranks) for ranks in first_ranks]
-    assert tree[1] - tree[0] < 20e-6 < 200e-6 < ring[1] - ring[0]  # one step more each way, and 64 more
+    assert (
+        tree[1] - tree[0] < 20e-6 < 200e-6 < ring[1] - ring[0]
+    )  # one step more each way, and 64 more
 
 
 def test_nccls_switch_sends_through_the_host(monkeypatch):
@@ -78,7 +82,9 @@ def test_large_collectives_of_four_ranks_take_as_long_as_on_four_h200s():
     errors = []
     for kind, mebibytes, measured in FOUR_H200S:
         ranks = 4 if kind == "reduce_scatter" else 1  # its input is as large as four outputs
-        modelled = collective_seconds(profiles.load("H200"), kind, ranks * mebibytes << 20, range(4), NODE)
+        modelled = collective_seconds(
+            profiles.load("H200"), kind, ranks * mebibytes << 20, range(4), NODE
+        )
         errors.append(abs(modelled / measured - 1))
     assert max(errors) < 0.03
 

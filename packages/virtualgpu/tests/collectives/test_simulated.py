@@ -60,7 +60,11 @@ def test_a_communicator_runs_one_collective_at_a_time_on_whatever_streams():
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_every_rank_sends_what_this_one_has():
-    x, y, parts = numbers(1.0, 2.0), torch.zeros(8, device="cuda"), [torch.zeros(2, device="cuda") for _ in range(WORLD)]
+    x, y, parts = (
+        numbers(1.0, 2.0),
+        torch.zeros(8, device="cuda"),
+        [torch.zeros(2, device="cuda") for _ in range(WORLD)],
+    )
     dist.all_reduce(x)
     assert x.tolist() == [4, 8]
     dist.all_reduce(x, op=dist.ReduceOp.AVG)
@@ -84,9 +88,15 @@ def test_objects_are_gathered_from_all():
 
 
 def test_a_value_that_only_another_rank_has_is_refused():
-    with pytest.raises(NotImplementedError, match=r"^send\(1 x float32\): its values are those of a rank that is only simulated"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"^send\(1 x float32\): its values are those of a rank that is only simulated",
+    ):
         dist.recv(numbers(1.0), 0)
-    with pytest.raises(NotImplementedError, match=r"^scatter\(1 x float32, src=3\): its values are those of a rank that is only simulated"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"^scatter\(1 x float32, src=3\): its values are those of a rank that is only simulated",
+    ):
         dist.scatter(numbers(1.0), src=3)
 
 

@@ -63,15 +63,31 @@ def test_a_type_that_foreach_optimizers_learn_stays_when_the_machine_goes():
 def test_devices(used):
     cuda = torch.cuda
     assert cuda.is_available() and cuda.device_count() == 4 and cuda.current_device() == 0
-    assert [cuda.get_device_name(k) for k in (None, 0, "cuda:3", torch.device("cuda", 1))] == ["NVIDIA H200"] * 4
+    assert [cuda.get_device_name(k) for k in (None, 0, "cuda:3", torch.device("cuda", 1))] == [
+        "NVIDIA H200"
+    ] * 4
     assert cuda.get_device_capability() == (9, 0)
     properties = cuda.get_device_properties("cuda:1")
-    assert (properties.name, properties.major, properties.minor, properties.multi_processor_count) == ("NVIDIA H200", 9, 0, 132)
+    assert (
+        properties.name,
+        properties.major,
+        properties.minor,
+        properties.multi_processor_count,
+    ) == ("NVIDIA H200", 9, 0, 132)
     assert properties.total_memory == cuda.mem_get_info(1)[1] == 150_109_880_320
-    assert isinstance(properties.uuid, uuid.UUID) and properties.uuid != cuda.get_device_properties(0).uuid
-    assert repr(properties).startswith("_CudaDeviceProperties(name='NVIDIA H200', major=9, minor=0, total_memory=143155MB, ")
+    assert (
+        isinstance(properties.uuid, uuid.UUID)
+        and properties.uuid != cuda.get_device_properties(0).uuid
+    )
+    assert repr(properties).startswith(
+        "_CudaDeviceProperties(name='NVIDIA H200', major=9, minor=0, total_memory=143155MB, "
+    )
     assert cuda.is_bf16_supported() and cuda.can_device_access_peer(0, 1)
-    assert torch.version.cuda and torch.backends.cuda.is_built() and torch.backends.cudnn.is_available()
+    assert (
+        torch.version.cuda
+        and torch.backends.cuda.is_built()
+        and torch.backends.cudnn.is_available()
+    )
     assert not cuda.is_current_stream_capturing()
 
 
@@ -92,20 +108,60 @@ def test_the_current_device_in_its_three_ways(used):
 @pytest.mark.parametrize(
     ("mistake", "error", "text"),
     [
-        (lambda: torch.cuda.set_device(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (
+            lambda: torch.cuda.set_device(9),
+            errors.AcceleratorError,
+            "CUDA error: invalid device ordinal",
+        ),
         (lambda: torch.cuda.set_device("cpu"), ValueError, "Expected a cuda device, but got: cpu"),
-        (lambda: torch.cuda.synchronize(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
-        (lambda: torch.cuda.device(9).__enter__(), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
-        (lambda: torch.cuda.mem_get_info(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (
+            lambda: torch.cuda.synchronize(9),
+            errors.AcceleratorError,
+            "CUDA error: invalid device ordinal",
+        ),
+        (
+            lambda: torch.cuda.device(9).__enter__(),
+            errors.AcceleratorError,
+            "CUDA error: invalid device ordinal",
+        ),
+        (
+            lambda: torch.cuda.mem_get_info(9),
+            errors.AcceleratorError,
+            "CUDA error: invalid device ordinal",
+        ),
         (lambda: torch.cuda.get_device_properties(9), AssertionError, "Invalid device id"),
         (lambda: torch.cuda.can_device_access_peer(0, 9), AssertionError, "Invalid peer device id"),
-        (lambda: torch.cuda.memory_allocated(9), RuntimeError, "Invalid device argument 9: did you call init?"),
-        (lambda: torch.cuda.memory_stats(9), RuntimeError, "Invalid device argument 9: did you call init?"),
-        (lambda: torch.cuda.reset_peak_memory_stats(9), RuntimeError, "Invalid device argument 9: did you call init?"),
+        (
+            lambda: torch.cuda.memory_allocated(9),
+            RuntimeError,
+            "Invalid device argument 9: did you call init?",
+        ),
+        (
+            lambda: torch.cuda.memory_stats(9),
+            RuntimeError,
+            "Invalid device argument 9: did you call init?",
+        ),
+        (
+            lambda: torch.cuda.reset_peak_memory_stats(9),
+            RuntimeError,
+            "Invalid device argument 9: did you call init?",
+        ),
         (lambda: torch.cuda.current_stream(9), RuntimeError, "9"),
-        (lambda: torch.cuda.set_per_process_memory_fraction(1.5), ValueError, "Invalid fraction value: 1.5. Allowed range: 0~1"),
-        (lambda: torch.cuda.memory_allocated("cpu"), ValueError, "Expected a cuda device, but got: cpu"),
-        (lambda: torch.cuda.MemPool(object()), NotImplementedError, "not supported by the virtual GPU"),
+        (
+            lambda: torch.cuda.set_per_process_memory_fraction(1.5),
+            ValueError,
+            "Invalid fraction value: 1.5. Allowed range: 0~1",
+        ),
+        (
+            lambda: torch.cuda.memory_allocated("cpu"),
+            ValueError,
+            "Expected a cuda device, but got: cpu",
+        ),
+        (
+            lambda: torch.cuda.MemPool(object()),
+            NotImplementedError,
+            "not supported by the virtual GPU",
+        ),
     ],
 )
 def test_mistakes(used, mistake, error, text):
@@ -118,10 +174,17 @@ def test_mistakes(used, mistake, error, text):
 
 def test_memory_figures(used):
     x = torch.ones(1000, device="cuda:1")
-    assert (torch.cuda.memory_allocated(1), torch.cuda.memory_reserved(1), torch.cuda.memory_allocated(0)) == (4096, 2 << 20, 0)
+    assert (
+        torch.cuda.memory_allocated(1),
+        torch.cuda.memory_reserved(1),
+        torch.cuda.memory_allocated(0),
+    ) == (4096, 2 << 20, 0)
     y = x + 1
     del y
-    assert (torch.cuda.memory_allocated("cuda:1"), torch.cuda.max_memory_allocated(1)) == (4096, 8192)
+    assert (torch.cuda.memory_allocated("cuda:1"), torch.cuda.max_memory_allocated(1)) == (
+        4096,
+        8192,
+    )
     torch.cuda.reset_peak_memory_stats(1)
     assert torch.cuda.max_memory_allocated(1) == 4096
     statistics = torch.cuda.memory_stats(1)
@@ -136,13 +199,16 @@ def test_memory_figures(used):
 
 def test_running_out_of_memory_names_the_figures_and_leaves_them(used):
     with pytest.raises(
-        torch.OutOfMemoryError, match=r"^CUDA out of memory. Tried to allocate 200.00 GiB. GPU 1 has a total capacity of 139.80 GiB"
+        torch.OutOfMemoryError,
+        match=r"^CUDA out of memory. Tried to allocate 200.00 GiB. GPU 1 has a total capacity of 139.80 GiB",
     ):
         torch.empty(200 << 30, dtype=torch.uint8, device="cuda:1")
     assert torch.cuda.memory_allocated(1) == 0 and torch.cuda.memory_stats(1)["num_ooms"] == 1
     torch.cuda.set_per_process_memory_fraction(0.001, 2)
     try:
-        with pytest.raises(torch.cuda.OutOfMemoryError, match="143.16 MiB allowed; Of the allocated memory"):
+        with pytest.raises(
+            torch.cuda.OutOfMemoryError, match="143.16 MiB allowed; Of the allocated memory"
+        ):
             torch.empty(1 << 30, dtype=torch.uint8, device="cuda:2")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, 2)
@@ -153,7 +219,9 @@ def test_the_allocators_settings_change_while_it_runs(used):
     settings("max_split_size_mb:32")
     large = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     del large
-    kept = torch.empty(12 << 20, dtype=torch.uint8, device="cuda")  # may not be cut from the 64 MiB now
+    kept = torch.empty(
+        12 << 20, dtype=torch.uint8, device="cuda"
+    )  # may not be cut from the 64 MiB now
     assert torch.cuda.memory_reserved() == 76 << 20
     settings("expandable_segments:True")
     settings("max_split_size_mb:20")  # says nothing of the segments, so they expand as before
@@ -223,9 +291,14 @@ def test_the_accelerator_s_memory(used):
     ],
 )
 def test_no_cuda_after_a_fork(used, touch):
-    loss, seed = torch.ones(2, 3, device="cuda", requires_grad=True).view(-1), torch.ones(6, device="cuda")
+    loss, seed = (
+        torch.ones(2, 3, device="cuda", requires_grad=True).view(-1),
+        torch.ones(6, device="cuda"),
+    )
     said = said_by_a_forked_child(lambda: touch(loss, seed))
-    assert said.startswith("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing")
+    assert said.startswith(
+        "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing"
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -235,7 +308,9 @@ def test_no_backward_in_a_forked_child_after_one_in_its_parent(used):
     assert said_by_a_forked_child(lambda: loss.backward(retain_graph=True)) == "nothing was raised"
     loss.backward(retain_graph=True)
     said = said_by_a_forked_child(loss.backward)
-    assert said.startswith("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+    assert said.startswith(
+        "Unable to handle autograd's threading in combination with fork-based multiprocessing"
+    )
 
 
 def said_by_a_forked_child(touch):
@@ -266,9 +341,15 @@ def test_fake_cuda_tensors_are_refused(used):
     """With them autograd would end the process, in a build without CUDA."""
     with torch._subclasses.FakeTensorMode() as fake:
         assert torch.ones(2).device.type == "cpu"
-        with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not supported by the virtual GPU"):
+        with pytest.raises(
+            NotImplementedError,
+            match="a FakeTensor on a CUDA device.* is not supported by the virtual GPU",
+        ):
             torch.ones(2, device="cuda")
-    with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not supported by the virtual GPU"):
+    with pytest.raises(
+        NotImplementedError,
+        match="a FakeTensor on a CUDA device.* is not supported by the virtual GPU",
+    ):
         fake.from_tensor(torch.ones(2, device="cuda"))
 
 
@@ -279,11 +360,17 @@ def test_the_runtime_makes_streams_and_locks_memory_of_the_host(used):
     stream = torch.cuda.ExternalStream(handle.value, device=torch.device("cuda:1"))
     assert (stream.cuda_stream, stream.device.index, stream.priority) == (handle.value, 1, 0)
     with torch.cuda.stream(stream):
-        assert torch.cuda.current_stream() == stream and torch.ones(2, device="cuda").sum().item() == 2
+        assert (
+            torch.cuda.current_stream() == stream and torch.ones(2, device="cuda").sum().item() == 2
+        )
     assert runtime.cudaStreamDestroy(handle.value) == 0 != runtime.cudaStreamDestroy(handle.value)
     with pytest.raises(RuntimeError, match="invalid resource handle"):
         torch.cuda.ExternalStream(handle.value, device=1)
-    assert runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0) == 0 and host[5:].is_pinned() and not torch.ones(20).is_pinned()
+    assert (
+        runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0) == 0
+        and host[5:].is_pinned()
+        and not torch.ones(20).is_pinned()
+    )
     assert runtime.cudaHostUnregister(host.data_ptr()) == 0 and not host.is_pinned()
     torch.cuda.check_error(0)
     with pytest.raises(torch.cuda.CudaError, match="out of memory"):
@@ -298,7 +385,12 @@ def test_cuda_and_a_snapshot_know_a_stream_by_an_address_and_not_by_its_id(used)
         held = torch.ones(2, device="cuda:0")
         assert torch._C._cuda_getCurrentRawStream(0) == first.cuda_stream
     segments = torch.cuda.memory_snapshot()
-    found = [s["stream"] for s in segments for block in s["blocks"] if block["address"] == held.data_ptr()]
+    found = [
+        s["stream"]
+        for s in segments
+        for block in s["blocks"]
+        if block["address"] == held.data_ptr()
+    ]
     assert found == [first.cuda_stream]
     assert torch.cuda.ExternalStream(first.cuda_stream, device=0) == first
 
@@ -309,7 +401,9 @@ def test_who_observes_is_told_before_an_out_of_memory_error(used):
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(1 << 40, device="cuda:1", dtype=torch.int8)
     total = torch.cuda.get_device_properties(1).total_memory
-    assert [(device, asked, whole) for device, asked, whole, _ in told] == [(1, 1 << 40, total)] and 0 < told[0][3] < total
+    assert [(device, asked, whole) for device, asked, whole, _ in told] == [
+        (1, 1 << 40, total)
+    ] and 0 < told[0][3] < total
     hardware.machine().oom_observers.clear()
 
 
@@ -325,7 +419,11 @@ def test_workspaces_of_cublas_can_be_given_back(used, monkeypatch):
 
 
 def test_the_history_takes_what_torch_2_14_passes_too(machine):
-    torch._C._cuda_record_memory_history("all", "all", "python", 9, True, False, False, [], False, True)
+    torch._C._cuda_record_memory_history(
+        "all", "all", "python", 9, True, False, False, [], False, True
+    )
     torch._C._cuda_record_memory_history(None, "all", "python", 9)
     with pytest.raises(Exception, match="a history of pinned memory"):
-        torch._C._cuda_record_memory_history("all", "all", "python", 9, True, False, False, [], True, True)
+        torch._C._cuda_record_memory_history(
+            "all", "all", "python", 9, True, False, False, [], True, True
+        )

@@ -101,7 +101,9 @@ def test_a_wrong_setting_is_an_error_of_the_first_use(machine, monkeypatch):
 @pytest.mark.slow
 def test_the_kit_itself_fixes_nothing_before_a_script_runs(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import os, torch\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,2'\ntorch.cuda.init()\nprint(torch.cuda.device_count())\n")
+    script.write_text(
+        "import os, torch\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,2'\ntorch.cuda.init()\nprint(torch.cuda.device_count())\n"
+    )
     command = [sys.executable, "-m", "virtualgpu", "run", "--gpus", "4", str(script)]
     environment = {name: value for name, value in os.environ.items() if name != NAMES}
     result = subprocess.run(command, capture_output=True, text=True, env=environment)

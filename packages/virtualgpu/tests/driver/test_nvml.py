@@ -43,7 +43,9 @@ def test_a_gpu_is_busy_while_work_is_queued(two):
     assert pynvml.nvmlDeviceGetUtilizationRates(two[0]).gpu == 0
 
 
-@pytest.mark.parametrize("hidden", [None, "", "1"])  # in a lesson that speaks of the computer's own GPUs
+@pytest.mark.parametrize(
+    "hidden", [None, "", "1"]
+)  # in a lesson that speaks of the computer's own GPUs
 def test_torch_asks_through_it(two, hidden, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
@@ -56,7 +58,13 @@ def test_torch_asks_through_it(two, hidden, monkeypatch):
         torch.cuda.clock_rate(),
         torch.cuda.memory_usage(),
     )
-    assert answers == (0, nvml.IDLE_CELSIUS, 125_000, 1980, 0)  # an idle H200 said 2 %, 36 °C, 123,127 mW, 1980 MHz, 0 %
+    assert answers == (
+        0,
+        nvml.IDLE_CELSIUS,
+        125_000,
+        1980,
+        0,
+    )  # an idle H200 said 2 %, 36 °C, 123,127 mW, 1980 MHz, 0 %
     free, total = torch.cuda.mem_get_info()
     assert torch.cuda.device_memory_used() == total - free
     assert torch.cuda.list_gpu_processes().splitlines()[0] == "GPU:0"
@@ -77,9 +85,16 @@ def test_handles_are_found_by_name_and_number(two):
 def test_what_is_not_served_never_reaches_the_library(two):
     with pytest.raises(pynvml.NVMLError_NotSupported):
         pynvml.nvmlDeviceGetFanSpeed(two[0])
-    served = {name for name, value in vars(pynvml).items() if name.startswith("nvml") and callable(value)}
+    served = {
+        name for name, value in vars(pynvml).items() if name.startswith("nvml") and callable(value)
+    }
     reached = {name for name in served if getattr(pynvml, name).__module__ == "pynvml"}
-    assert reached == {"nvmlExceptionClass", "nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlErrorString"}
+    assert reached == {
+        "nvmlExceptionClass",
+        "nvmlStructToFriendlyObject",
+        "nvmlFriendlyObjectToStruct",
+        "nvmlErrorString",
+    }
 
 
 def test_it_must_be_started():

@@ -41,7 +41,10 @@ def profiled(step, **options):
 
 
 def test_the_table_has_the_devices_columns_the_same_on_each_run(step):
-    tables = [profiled(step, activities=[CPU, CUDA]).key_averages().table(sort_by="cuda_time_total") for _ in range(2)]
+    tables = [
+        profiled(step, activities=[CPU, CUDA]).key_averages().table(sort_by="cuda_time_total")
+        for _ in range(2)
+    ]
     assert tables[0] == tables[1] and "Self CUDA time total" in tables[0]
 
 
@@ -52,10 +55,19 @@ def test_a_kernel_is_its_operators_and_their_times_are_the_clocks(step):
     rows = {row.key: row for row in found.key_averages()}
     assert rows["aten::addmm"].count == rows["addmm"].count == 2
     assert rows["aten::addmm"].device_time_total == rows["addmm"].self_device_time_total > 0
-    assert rows["addmm"].device_type == DeviceType.CUDA and rows["aten::linear"].device_time_total == rows["addmm"].self_device_time_total
-    assert rows["aten::to"].device_time_total == rows["Memcpy HtoD"].self_device_time_total > 40  # 0.5 MB of pageable memory
-    assert rows["cudaStreamSynchronize"].count == 2  # the copy from pageable memory and the loss that is read
-    assert not {"PythonDispatchMode", "PythonSubclass"} & rows.keys() and not [key for key in rows if "virtual clock" in key]
+    assert (
+        rows["addmm"].device_type == DeviceType.CUDA
+        and rows["aten::linear"].device_time_total == rows["addmm"].self_device_time_total
+    )
+    assert (
+        rows["aten::to"].device_time_total == rows["Memcpy HtoD"].self_device_time_total > 40
+    )  # 0.5 MB of pageable memory
+    assert (
+        rows["cudaStreamSynchronize"].count == 2
+    )  # the copy from pageable memory and the loss that is read
+    assert not {"PythonDispatchMode", "PythonSubclass"} & rows.keys() and not [
+        key for key in rows if "virtual clock" in key
+    ]
     assert 0.7 * took < sum(row.self_cpu_time_total for row in rows.values()) <= took
 
 
@@ -67,9 +79,16 @@ def test_each_work_of_the_gpu_is_there_once_where_the_clock_had_it(step):
     clock.unlisten(hear)
     spans = [what for what in heard if isinstance(what, Span)]
     events = [event.time_range for event in found.events() if event.device_type == DeviceType.CUDA]
-    assert [time.start for time in events] == pytest.approx([1e6 * (span.start - begin) for span in spans], abs=0.01)
-    assert [time.elapsed_us() for time in events] == pytest.approx([1e6 * span.duration for span in spans], abs=0.01)
-    assert {event.device_type for event in found.events()} == {DeviceType.CPU, DeviceType.CUDA}  # the calls that wait are the host's
+    assert [time.start for time in events] == pytest.approx(
+        [1e6 * (span.start - begin) for span in spans], abs=0.01
+    )
+    assert [time.elapsed_us() for time in events] == pytest.approx(
+        [1e6 * span.duration for span in spans], abs=0.01
+    )
+    assert {event.device_type for event in found.events()} == {
+        DeviceType.CPU,
+        DeviceType.CUDA,
+    }  # the calls that wait are the host's
     assert not [event for event in found.events() if event.name.startswith("aten::")]
 
 
@@ -77,16 +96,33 @@ def test_the_file_for_chrome_has_the_devices_lanes_and_an_arrow_to_each_kernel(s
     profiled(step).export_chrome_trace(str(tmp_path / "trace.json"))
     entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     slices = [entry for entry in entries if entry["ph"] == "X"]
-    assert {"cpu_op", "user_annotation", "kernel", "gpu_memcpy", "cuda_runtime"} < {entry["cat"] for entry in slices}
+    assert {"cpu_op", "user_annotation", "kernel", "gpu_memcpy", "cuda_runtime"} < {
+        entry["cat"] for entry in slices
+    }
     kernels = [entry for entry in slices if entry["cat"] == "kernel"]
     assert {(entry["pid"], entry["tid"]) for entry in kernels} == {(0, 7)}
-    assert not [entry for entry in entries if "virtual clock" in entry["name"] or entry["name"].startswith("Python")]
-    operators = {entry["args"]["External id"]: entry for entry in slices if entry["cat"] == "cpu_op"}
+    assert not [
+        entry
+        for entry in entries
+        if "virtual clock" in entry["name"] or entry["name"].startswith("Python")
+    ]
+    operators = {
+        entry["args"]["External id"]: entry for entry in slices if entry["cat"] == "cpu_op"
+    }
     for kernel in kernels:
         operator, arrow = operators[kernel["args"]["External id"]], kernel["args"]["correlation"]
-        (begin,) = (entry for entry in entries if entry["ph"] == "s" and entry["cat"] == "ac2g" and entry["id"] == arrow)
-        assert operator["name"] == f"aten::{kernel['name']}" and operator["ts"] - 0.01 <= begin["ts"] <= operator["ts"] + operator["dur"]
-        assert (begin["pid"], begin["tid"]) == (operator["pid"], operator["tid"]) and begin["ts"] <= kernel["ts"]
+        (begin,) = (
+            entry
+            for entry in entries
+            if entry["ph"] == "s" and entry["cat"] == "ac2g" and entry["id"] == arrow
+        )
+        assert (
+            operator["name"] == f"aten::{kernel['name']}"
+            and operator["ts"] - 0.01 <= begin["ts"] <= operator["ts"] + operator["dur"]
+        )
+        assert (begin["pid"], begin["tid"]) == (operator["pid"], operator["tid"]) and begin[
+            "ts"
+        ] <= kernel["ts"]
 
 
 def test_a_schedule_records_the_steps_that_it_names(step, tmp_path):
@@ -96,7 +132,9 @@ def test_a_schedule_records_the_steps_that_it_names(step, tmp_path):
         found.append([event.count for event in profiler.key_averages() if event.key == "addmm"])
         profiler.export_chrome_trace(str(tmp_path / "trace.json.gz"))
 
-    with profile(schedule=schedule(wait=1, warmup=1, active=2, repeat=1), on_trace_ready=ready) as profiler:
+    with profile(
+        schedule=schedule(wait=1, warmup=1, active=2, repeat=1), on_trace_ready=ready
+    ) as profiler:
         for _ in range(5):
             step()
             profiler.step()
@@ -105,9 +143,17 @@ def test_a_schedule_records_the_steps_that_it_names(step, tmp_path):
 
 def test_stacks_and_shapes_are_there(step):
     found = profiled(step, with_stack=True, record_shapes=True)
-    shapes = [row.input_shapes for row in found.key_averages(group_by_input_shape=True) if row.key == "aten::addmm"]
+    shapes = [
+        row.input_shapes
+        for row in found.key_averages(group_by_input_shape=True)
+        if row.key == "aten::addmm"
+    ]
     assert [[512], [256, 512], [512, 512], [], []] in shapes
-    assert [event for event in found.events() if event.name == "addmm" and event.device_type == DeviceType.CUDA]
+    assert [
+        event
+        for event in found.events()
+        if event.name == "addmm" and event.device_type == DeviceType.CUDA
+    ]
 
 
 def test_the_profiler_of_autograd_has_the_same_rows(step):
@@ -118,15 +164,23 @@ def test_the_profiler_of_autograd_has_the_same_rows(step):
 
 def test_of_the_host_alone_it_tells_this_computers_times(step):
     found = profiled(step, activities=[CPU])
-    assert "aten::addmm" in found.key_averages().table() and not [event for event in found.events() if event.name == "addmm"]
+    assert "aten::addmm" in found.key_averages().table() and not [
+        event for event in found.events() if event.name == "addmm"
+    ]
 
 
 @pytest.mark.parametrize("options", [{"profile_memory": True}])
 def test_what_is_not_there_raises_an_error_that_says_so(options, step):
-    with pytest.raises(NotImplementedError, match="profile_memory of torch.profiler .* is not supported by the virtual GPU"):
+    with pytest.raises(
+        NotImplementedError,
+        match="profile_memory of torch.profiler .* is not supported by the virtual GPU",
+    ):
         profiled(step, **options)
     found = profiled(step)
-    with pytest.raises(NotImplementedError, match="experimental_event_tree of torch.profiler's results is not supported"):
+    with pytest.raises(
+        NotImplementedError,
+        match="experimental_event_tree of torch.profiler's results is not supported",
+    ):
         found.profiler.kineto_results.experimental_event_tree()
 
 
@@ -134,7 +188,10 @@ def test_ranges_for_nsight_wait_for_the_gpu_and_no_more(step):
     x = torch.ones(1 << 24, device="cuda")
     with torch.autograd.profiler.emit_nvtx() as ranges:
         (x + x).sum()
-        with pytest.raises(RuntimeError, match="NVTX annotation context manager is not reentrant"), ranges:
+        with (
+            pytest.raises(RuntimeError, match="NVTX annotation context manager is not reentrant"),
+            ranges,
+        ):
             pass
     assert torch.cuda.current_stream().query()
     with torch.autograd.profiler.emit_nvtx(enabled=False) as ranges:
@@ -144,6 +201,10 @@ def test_ranges_for_nsight_wait_for_the_gpu_and_no_more(step):
 def test_all_is_as_it_was_afterwards(step):
     before = vars(torch.Tensor)["to"], torch.autograd._supported_activities()
     profiled(step)
-    assert (vars(torch.Tensor)["to"], torch.autograd._supported_activities()) == before == (before[0], {CPU, CUDA})
+    assert (
+        (vars(torch.Tensor)["to"], torch.autograd._supported_activities())
+        == before
+        == (before[0], {CPU, CUDA})
+    )
     virtualgpu.use(None)
     assert torch.autograd._supported_activities() == torch.profiler.supported_activities() != set()

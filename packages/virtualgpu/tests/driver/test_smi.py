@@ -17,7 +17,9 @@ import virtualgpu
 from virtualgpu import hardware
 from virtualgpu.driver import nvml, smi
 
-TOOLS = json.loads((Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json").read_text())["tools"]
+TOOLS = json.loads((Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json").read_text())[
+    "tools"
+]
 
 
 @pytest.fixture
@@ -33,25 +35,33 @@ def run(command: str) -> subprocess.CompletedProcess:
 def as_recorded(text: str) -> str:
     """The text with the figures of this machine replaced by those of the recorded one."""
     gpu = nvml.gpu_report(hardware.machine().gpus[0])
-    text = text.replace(gpu.uuid, "GPU-85a3bf5c-7ab3-f17b-913c-9d6f69196dff").replace(gpu.bus_id, "00000000:00:06.0")
+    text = text.replace(gpu.uuid, "GPU-85a3bf5c-7ab3-f17b-913c-9d6f69196dff").replace(
+        gpu.bus_id, "00000000:00:06.0"
+    )
     text = text.replace("580.00    ", "580.159.04").replace("580.00", "580.159.04")
     return re.sub(r"^\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}", "Sat Nov 21 06:24:30 2026", text)
 
 
 def test_the_table_looks_like_a_real_one(one):
     mine = as_recorded(run("nvidia-smi").stdout)
-    real = TOOLS["nvidia-smi"][1].replace("143771MiB", "143156MiB").replace("|      2%", "|      0%")  # all memory, not CUDA's; idle
+    real = (
+        TOOLS["nvidia-smi"][1].replace("143771MiB", "143156MiB").replace("|      2%", "|      0%")
+    )  # all memory, not CUDA's; idle
     assert mine == real
 
 
-@pytest.mark.parametrize("command", ["nvidia-smi -L", "nvidia-smi --query-gpu=name,memory.total --format=csv"])
+@pytest.mark.parametrize(
+    "command", ["nvidia-smi -L", "nvidia-smi --query-gpu=name,memory.total --format=csv"]
+)
 def test_lists_and_queries_look_like_real_ones(command, one):
     assert as_recorded(run(command).stdout) == TOOLS[command][1].replace("143771", "143156")
 
 
 def test_the_query_of_gputil_looks_like_a_real_one(one):
     command = next(command for command in TOOLS if "gpu_serial" in command)
-    mine, real = (text.strip().split(", ") for text in (as_recorded(run(command).stdout), TOOLS[command][1]))
+    mine, real = (
+        text.strip().split(", ") for text in (as_recorded(run(command).stdout), TOOLS[command][1])
+    )
     changed = {3: "143156", 8: "[N/A]"}  # memory as CUDA counts it, and no serial number
     assert mine == [changed.get(position, cell) for position, cell in enumerate(real)]
 
@@ -64,7 +74,10 @@ def test_the_topology_looks_like_a_real_one(one):
 def test_memory_and_process_of_the_asking_program_are_shown(one):
     kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     used = round((one.machine.total_memory - one.allocator.free_bytes()) / 2**20)
-    assert run("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits").stdout == f"{used}\n"
+    assert (
+        run("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits").stdout
+        == f"{used}\n"
+    )
     assert used > kept.nbytes >> 20
     assert f"{os.getpid()}      C" in run("nvidia-smi").stdout
     apps = run("nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader").stdout
@@ -74,10 +87,18 @@ def test_memory_and_process_of_the_asking_program_are_shown(one):
 @pytest.mark.parametrize(
     ("command", "status", "words"),
     [
-        ("nvidia-smi --query-gpu=foo --format=csv", 2, 'Field "foo" is not a valid field to query.'),
+        (
+            "nvidia-smi --query-gpu=foo --format=csv",
+            2,
+            'Field "foo" is not a valid field to query.',
+        ),
         ("nvidia-smi --query-gpu=name", 2, '"--format=" switch is missing'),
         ("nvidia-smi --query-gpu=name --format=csv,nohead", 2, 'Unknown format option "nohead"'),
-        ("nvidia-smi -q", 1, "nvidia-smi -q is not supported for virtual GPUs. Supported: the table"),
+        (
+            "nvidia-smi -q",
+            1,
+            "nvidia-smi -q is not supported for virtual GPUs. Supported: the table",
+        ),
         ("nvidia-smi topo -p2p r", 1, "not supported"),
         ("nvidia-smi -i 7", 6, "No devices were found"),
     ],
@@ -90,18 +111,29 @@ def test_mistakes_are_told(command, status, words, one):
 
 def test_a_gpu_can_be_chosen():
     with virtualgpu.use(gpus=3, like="T4"):
-        assert run("nvidia-smi -i 1,2 --query-gpu=index,name --format=csv,noheader").stdout == "1, Tesla T4\n2, Tesla T4\n"
+        assert (
+            run("nvidia-smi -i 1,2 --query-gpu=index,name --format=csv,noheader").stdout
+            == "1, Tesla T4\n2, Tesla T4\n"
+        )
         assert run("nvidia-smi --id=0 -L").stdout.startswith("GPU 0: Tesla T4 (UUID: GPU-")
         assert "PHB" in run("nvidia-smi topo -m").stdout.splitlines()[1]
 
 
 def test_a_child_asks_its_parent(one):
     program = "import subprocess; print(subprocess.run(['nvidia-smi', '-L'], capture_output=True, text=True).stdout)"
-    assert "NVIDIA H200" in subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    assert (
+        "NVIDIA H200"
+        in subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    )
 
 
 def ask_and_stay(line):
-    line.send((shutil.which("nvidia-smi"), subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout))
+    line.send(
+        (
+            shutil.which("nvidia-smi"),
+            subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout,
+        )
+    )
     line.poll(None)
 
 
@@ -133,7 +165,9 @@ def test_nothing_stays_behind():
 @pytest.mark.slow
 def test_a_process_that_ends_leaves_no_folder():
     program = "import shutil, virtualgpu; virtualgpu.use(1); print(shutil.which('nvidia-smi'))"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert not Path(answer.stdout.strip()).parent.exists()
 
 
@@ -151,7 +185,11 @@ def test_folders_of_killed_processes_are_removed_and_no_others(monkeypatch):
     program = "import os; from virtualgpu.driver import smi; print(smi.Server(dict).folder, flush=True); os._exit(1)"
 
     def killed() -> Path:
-        return Path(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip())
+        return Path(
+            subprocess.run(
+                [sys.executable, "-c", program], capture_output=True, text=True
+            ).stdout.strip()
+        )
 
     first = killed()
     assert (first / "socket").exists()

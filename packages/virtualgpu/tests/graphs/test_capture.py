@@ -8,7 +8,10 @@ import torch
 from virtualgpu.errors import AcceleratorError
 
 pytestmark = pytest.mark.usefixtures("graphed")
-IN_CAPTURE, BEFORE = "operation not permitted when stream is capturing", "operation failed due to a previous error during capture"
+IN_CAPTURE, BEFORE = (
+    "operation not permitted when stream is capturing",
+    "operation failed due to a previous error during capture",
+)
 
 
 def captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -33,7 +36,10 @@ def test_a_capture_computes_nothing() -> None:
         lambda x: x.nonzero(),
         lambda x: torch.cuda.synchronize(),
         lambda x: torch.cuda.current_stream().synchronize(),
-        lambda x: torch.cuda.Event().record(torch.cuda.default_stream()) or torch.cuda.default_stream().query(),
+        lambda x: (
+            torch.cuda.Event().record(torch.cuda.default_stream())
+            or torch.cuda.default_stream().query()
+        ),
     ],
 )
 def test_whoever_waits_ends_the_capture(waits: Callable[[torch.Tensor], object]) -> None:
@@ -50,16 +56,26 @@ def test_an_event_of_the_capture_cannot_be_waited_for() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-@pytest.mark.parametrize("copies", [lambda x: x.cpu(), lambda x: torch.ones(3).cuda(), lambda x: torch.tensor([1], device="cuda")])
+@pytest.mark.parametrize(
+    "copies",
+    [lambda x: x.cpu(), lambda x: torch.ones(3).cuda(), lambda x: torch.tensor([1], device="cuda")],
+)
 def test_only_pinned_memory_is_copied(copies: Callable[[torch.Tensor], object]) -> None:
     x = torch.ones(3, device="cuda")
-    with pytest.raises(RuntimeError, match="during CUDA graph capture unless the CPU tensor is pinned"):
+    with pytest.raises(
+        RuntimeError, match="during CUDA graph capture unless the CPU tensor is pinned"
+    ):
         captured(lambda: copies(x))
 
 
 def test_pinned_memory_is_read_and_written_at_each_replay() -> None:
     here, there, made = torch.ones(3).pin_memory(), torch.zeros(3).pin_memory(), []
-    graph = captured(lambda: (made.append(here.to("cuda", non_blocking=True) * 2), there.copy_(made[0], non_blocking=True)))
+    graph = captured(
+        lambda: (
+            made.append(here.to("cuda", non_blocking=True) * 2),
+            there.copy_(made[0], non_blocking=True),
+        )
+    )
     assert there.tolist() == [0, 0, 0]
     for value in (1.0, 7.0):
         here.fill_(value)
@@ -102,12 +118,18 @@ def test_generators_are_registered() -> None:
     graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         made.append(torch.rand(3, device="cuda", generator=generator))
-        with pytest.raises(RuntimeError, match="Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture"):
+        with pytest.raises(
+            RuntimeError,
+            match="Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture",
+        ):
             torch.cuda.get_rng_state()
     for _ in range(2):
         state = generator.get_state()
         graph.replay()
-        assert torch.equal(made[0], torch.rand(3, device="cuda", generator=generator.clone_state().set_state(state)))
+        assert torch.equal(
+            made[0],
+            torch.rand(3, device="cuda", generator=generator.clone_state().set_state(state)),
+        )
 
 
 def test_memory_that_is_gone_is_told() -> None:
@@ -128,7 +150,11 @@ def test_an_index_out_of_range_asserts_at_the_replay() -> None:
 
 
 def test_a_stream_of_another_gpu_joins() -> None:
-    x, y, there = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1"), torch.cuda.Stream(1)
+    x, y, there = (
+        torch.ones(3, device="cuda:0"),
+        torch.ones(3, device="cuda:1"),
+        torch.cuda.Stream(1),
+    )
 
     def both() -> None:
         x.add_(1)

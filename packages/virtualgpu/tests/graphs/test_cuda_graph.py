@@ -46,17 +46,24 @@ def test_a_training_step_is_the_same_as_without_a_graph() -> None:
         graph.replay()
         torch.cuda.manual_seed(seed)
         assert torch.equal(loss, step(eager, optimizers[1], data))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), eager.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), eager.parameters(), strict=True)
+    )
 
 
 def test_make_graphed_callables() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
-    graphed = torch.cuda.make_graphed_callables(copy.deepcopy(model), (torch.randn(5, 8, device="cuda"),))
+    graphed = torch.cuda.make_graphed_callables(
+        copy.deepcopy(model), (torch.randn(5, 8, device="cuda"),)
+    )
     x = torch.randn(5, 8, device="cuda")
     for m in (model, graphed):
         m(x).square().sum().backward()
-    assert all(torch.allclose(a.grad, b.grad) for a, b in zip(model.parameters(), graphed.parameters(), strict=True))
+    assert all(
+        torch.allclose(a.grad, b.grad)
+        for a, b in zip(model.parameters(), graphed.parameters(), strict=True)
+    )
     assert torch.equal(model(x), graphed(x))
 
 
@@ -97,7 +104,10 @@ def test_its_memory_is_private_and_reused_by_who_shares_the_pool() -> None:
         del b
     with torch.cuda.graph(graphs[2], pool=pool):
         e = c + 4  # where b was
-    assert {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()} == {(0, 0), pool}
+    assert {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()} == {
+        (0, 0),
+        pool,
+    }
     for graph in graphs:
         graph.replay()
     assert (d[0].item(), e[0].item()) == (5, 7)
@@ -112,7 +122,9 @@ def test_a_result_outlives_its_graph() -> None:
     with torch.cuda.graph(graph):
         y = x + 1
     graph.replay()
-    assert torch.cuda.memory_reserved() == before + (4 << 20)  # half of it for the generator's seed, on the capture's stream
+    assert torch.cuda.memory_reserved() == before + (
+        4 << 20
+    )  # half of it for the generator's seed, on the capture's stream
     del graph
     torch.cuda.empty_cache()
     assert y[0].item() == 2 and torch.cuda.memory_reserved() == before + (2 << 20)
@@ -168,7 +180,10 @@ def test_what_cuda_says(tmp_path: Path) -> None:
         graph.replay()
     with torch.cuda.graph(graph):
         torch.ones(3, device="cuda")
-    with pytest.raises(RuntimeError, match="already owns a captured graph"), torch.cuda.stream(torch.cuda.Stream()):
+    with (
+        pytest.raises(RuntimeError, match="already owns a captured graph"),
+        torch.cuda.stream(torch.cuda.Stream()),
+    ):
         graph.capture_begin()
     graph.debug_dump(str(tmp_path / "graph.dot"))
     assert "fill_" in (tmp_path / "graph.dot").read_text()
@@ -181,7 +196,12 @@ def test_what_cuda_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_graphs_of_one_pool_spoil_each_other_if_nothing_orders_them(shares: bool) -> None:
-    x, sides, graphs, made = torch.ones(1000, device="cuda"), [torch.cuda.Stream() for _ in range(2)], [], []
+    x, sides, graphs, made = (
+        torch.ones(1000, device="cuda"),
+        [torch.cuda.Stream() for _ in range(2)],
+        [],
+        [],
+    )
     pool = torch.cuda.graph_pool_handle()
     for k in (1, 2):
         graphs.append(torch.cuda.CUDAGraph())

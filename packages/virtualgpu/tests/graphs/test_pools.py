@@ -17,7 +17,10 @@ def test_a_pool_takes_what_is_asked_for_in_the_block() -> None:
         inside = torch.ones(3, device="cuda")
     assert pool.use_count() == 1
     (segment,) = pool.snapshot()
-    assert segment["segment_pool_id"] == pool.id and segment["address"] == inside.data_ptr() != outside.data_ptr()
+    assert (
+        segment["segment_pool_id"] == pool.id
+        and segment["address"] == inside.data_ptr() != outside.data_ptr()
+    )
     assert [x["segment_pool_id"] for x in torch.cuda.memory_snapshot()] == [(0, 0), pool.id]
 
 

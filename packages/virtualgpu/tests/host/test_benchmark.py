@@ -16,7 +16,9 @@ import virtualgpu
 def test_it_measures_the_work_of_the_gpu_on_the_virtual_clock(timer):
     with virtualgpu.use(1, like="H200"):
         x = torch.ones(512, 512, device="cuda")
-        first, second = (benchmark.Timer("x @ x; x + 1", globals={"x": x}, **timer).timeit(20) for _ in range(2))
+        first, second = (
+            benchmark.Timer("x @ x; x + 1", globals={"x": x}, **timer).timeit(20) for _ in range(2)
+        )
         for _ in range(3):
             x @ x
         torch.cuda.synchronize()
@@ -31,14 +33,21 @@ def test_it_measures_the_work_of_the_gpu_on_the_virtual_clock(timer):
 
 def test_it_decides_how_often_to_measure_by_virtual_time():
     with virtualgpu.use(1, like="H200"):
-        measured = benchmark.Timer("x + 1", globals={"x": torch.ones(3, device="cuda")}).blocked_autorange(min_run_time=0.01)
-    assert sum(time * measured.number_per_run for time in measured.raw_times) > 0.009 and measured.iqr < 1e-7
+        measured = benchmark.Timer(
+            "x + 1", globals={"x": torch.ones(3, device="cuda")}
+        ).blocked_autorange(min_run_time=0.01)
+    assert (
+        sum(time * measured.number_per_run for time in measured.raw_times) > 0.009
+        and measured.iqr < 1e-7
+    )
 
 
 def test_a_timer_of_the_programs_own_is_left_to_it_and_all_is_put_back():
     before = benchmark.utils.timer.timer, benchmark.Timer.__init__
     with virtualgpu.use(1):
-        assert benchmark.Timer("pass", timer=timeit.default_timer)._timer.timer is timeit.default_timer
+        assert (
+            benchmark.Timer("pass", timer=timeit.default_timer)._timer.timer is timeit.default_timer
+        )
     assert (benchmark.utils.timer.timer, benchmark.Timer.__init__) == before
 
 
@@ -64,5 +73,10 @@ def test_it_is_changed_when_the_program_imports_it_and_sees_the_gpus():
         x = torch.ones(4096, 4096, device="cuda")
         print("at least the model's time:", Timer("x @ x", globals={"x": x}).timeit(1).mean > 0.01)
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=280)
-    assert (ended.returncode, ended.stdout) == (0, "imported: False\nTrue\nat least the model's time: True\n"), ended.stderr
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=280
+    )
+    assert (ended.returncode, ended.stdout) == (
+        0,
+        "imported: False\nTrue\nat least the model's time: True\n",
+    ), ended.stderr

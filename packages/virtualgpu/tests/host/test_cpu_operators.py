@@ -56,7 +56,9 @@ def test_an_operator_of_a_forked_worker_is_not_modelled(workers):
     """Nobody reads its clock, and a data set's samples would take several times as long."""
     torch.ones(1, device="cuda")
     context = "fork" if workers else None
-    waited = torch.cat(list(DataLoader(OnTheCpu(), num_workers=workers, multiprocessing_context=context)))
+    waited = torch.cat(
+        list(DataLoader(OnTheCpu(), num_workers=workers, multiprocessing_context=context))
+    )
     assert (waited > 0).all() == (workers == 0) and (waited == 0).all() == (workers == 1)
 
 
@@ -88,7 +90,9 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own, on the CPU too
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)  # PyTorch's own, on the CPU too
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_function_transforms(name):
     got = TRANSFORMS[name](X.to("cuda:1"))
@@ -133,7 +137,13 @@ def test_operators_on_the_cpu_stay_there_beside_those_on_the_gpu():
     """The same line of Python runs for one device after the other."""
     for device in ("cuda", "cpu") * 2:
         x = torch.arange(4.0, device=device)
-        made = (torch.zeros_like(x), x.new_zeros(2), torch.gradient(x)[0], torch.tril(x.outer(x)), nn.functional.one_hot(x.long()))
+        made = (
+            torch.zeros_like(x),
+            x.new_zeros(2),
+            torch.gradient(x)[0],
+            torch.tril(x.outer(x)),
+            nn.functional.one_hot(x.long()),
+        )
         assert {y.device.type for y in made} == {device}
 
 
@@ -142,7 +152,9 @@ def test_what_the_engine_calls_when_a_backward_is_done_is_in_no_node(device):
     """DistributedDataParallel divides and waits there."""
     weight, seen = torch.ones(2, device=device, requires_grad=True), []
     weight.register_hook(
-        lambda gradient: torch.autograd.Variable._execution_engine.queue_callback(lambda: seen.append((gradient + 1).tolist()))
+        lambda gradient: torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: seen.append((gradient + 1).tolist())
+        )
     )
     (weight * 3).sum().backward()
     assert seen == [[4.0, 4.0]]
@@ -151,5 +163,7 @@ def test_what_the_engine_calls_when_a_backward_is_done_is_in_no_node(device):
 def test_a_layer_on_the_host_stays_there_after_the_same_layer_on_a_gpu(machine):
     """Both run the same instruction, in a frame of Python that has the same place in memory."""
     layer = torch.nn.CircularPad1d(1)
-    places = [layer(x).device.type for x in (torch.ones(1, 1, 3, device="cuda"), torch.ones(1, 1, 3))]
+    places = [
+        layer(x).device.type for x in (torch.ones(1, 1, 3, device="cuda"), torch.ones(1, 1, 3))
+    ]
     assert places == ["cuda", "cpu"]

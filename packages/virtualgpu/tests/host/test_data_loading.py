@@ -9,7 +9,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import virtualgpu
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 
 class Samples(Dataset):
@@ -31,7 +34,10 @@ def test_when_a_worker_is_done_takes_no_host_time():
 
     def times(seconds: float) -> list[float]:
         with virtualgpu.use(gpus=1):
-            return [virtualgpu.host_time() for _ in DataLoader(Samples(seconds), batch_size=1, num_workers=2)]
+            return [
+                virtualgpu.host_time()
+                for _ in DataLoader(Samples(seconds), batch_size=1, num_workers=2)
+            ]
 
     early, late = times(0), times(0.5)
     assert early == late

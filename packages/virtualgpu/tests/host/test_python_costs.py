@@ -47,7 +47,9 @@ class Nothing(nn.Module):
 
 def test_a_modules_call_takes_host_time(machine):
     assert host_seconds(lambda: Nothing()(None)) == pytest.approx(H200.module_seconds)
-    assert host_seconds(lambda: nn.Sequential(Nothing(), Nothing())(None)) == pytest.approx(3 * H200.module_seconds)
+    assert host_seconds(lambda: nn.Sequential(Nothing(), Nothing())(None)) == pytest.approx(
+        3 * H200.module_seconds
+    )
 
 
 def test_hooks_and_tracebacks_are_as_without(machine):
@@ -65,7 +67,10 @@ def test_hooks_and_tracebacks_are_as_without(machine):
     assert seen == ["before", "forward"]
     frames = [frame.filename for frame in traceback.extract_tb(error.value.__traceback__)]
     assert not any("/virtualgpu/" in name for name in frames if name != __file__)
-    assert not torch.nn.modules.module._global_forward_hooks and not torch.nn.modules.module._global_forward_pre_hooks
+    assert (
+        not torch.nn.modules.module._global_forward_hooks
+        and not torch.nn.modules.module._global_forward_pre_hooks
+    )
 
 
 def test_what_is_taken_away_leaves_no_trace():
@@ -88,14 +93,18 @@ def test_an_operator_takes_a_launch_and_what_its_output_takes(machine):
     assert host_seconds(lambda: x.add_(1)) == pytest.approx(LAUNCH)
     assert host_seconds(lambda: x + 1) == pytest.approx(LAUNCH + H200.allocate_seconds)
     assert host_seconds(lambda: x.view(8, 8)) == pytest.approx(H200.view_seconds)
-    assert host_seconds(lambda: torch.empty(64, device="cuda")) == pytest.approx(H200.allocate_seconds)
+    assert host_seconds(lambda: torch.empty(64, device="cuda")) == pytest.approx(
+        H200.allocate_seconds
+    )
 
 
 def test_autograd_takes_time_for_each_node_that_it_makes(machine):
     p = torch.randn(64, device="cuda", requires_grad=True)
     an_operator = LAUNCH + H200.allocate_seconds
     assert host_seconds(lambda: p.sin()) == pytest.approx(an_operator + H200.record_seconds)
-    assert host_seconds(lambda: p.view(8, 8)) == pytest.approx(H200.view_seconds + H200.record_seconds)
+    assert host_seconds(lambda: p.view(8, 8)) == pytest.approx(
+        H200.view_seconds + H200.record_seconds
+    )
     with torch.no_grad():
         assert host_seconds(lambda: p.sin()) == pytest.approx(an_operator)
     with torch.inference_mode():
@@ -120,7 +129,9 @@ def test_a_backward_pass_takes_its_nodes_and_their_operators(machine):
     an_operator = LAUNCH + H200.allocate_seconds
     leaf = H200.node_seconds + H200.leaf_seconds + H200.view_seconds  # the gradient is detached
     once = H200.backward_seconds + leaf
-    assert backward_seconds(lambda x: x.view(8, 8)) == pytest.approx(once + H200.node_seconds + H200.view_seconds)
+    assert backward_seconds(lambda x: x.view(8, 8)) == pytest.approx(
+        once + H200.node_seconds + H200.view_seconds
+    )
     assert backward_seconds(torch.sin) == pytest.approx(once + H200.node_seconds + 2 * an_operator)
 
 
@@ -173,7 +184,9 @@ def test_clearing_gradients_takes_time_for_each(machine):
 
 def test_an_operator_on_lists_of_the_host_goes_through_them(machine):
     few, many = ([torch.zeros(4) for _ in range(count)] for count in (2, 12))
-    longer = host_seconds(lambda: torch._foreach_add_(many, 1)) - host_seconds(lambda: torch._foreach_add_(few, 1))
+    longer = host_seconds(lambda: torch._foreach_add_(many, 1)) - host_seconds(
+        lambda: torch._foreach_add_(few, 1)
+    )
     assert longer == pytest.approx(10 * H200.cpu_listed_seconds, rel=0.01)
 
 
@@ -198,7 +211,9 @@ def test_memory_from_the_driver_takes_longer_than_from_the_cache(machine):
 
     cached = host_seconds(lambda: torch.empty(64 << 20, dtype=torch.uint8, device="cuda"))
     assert cached == pytest.approx(H200.allocate_seconds)
-    expected = H200.empty_cache_seconds + H200.free_seconds + H200.malloc_seconds + H200.allocate_seconds
+    expected = (
+        H200.empty_cache_seconds + H200.free_seconds + H200.malloc_seconds + H200.allocate_seconds
+    )
     assert host_seconds(fresh) == pytest.approx(expected, rel=0.1)
 
 
@@ -227,7 +242,9 @@ def test_replicas_take_time_by_module_and_tensor(machine):
 def test_a_broadcast_reaches_all_gpus_as_soon_as_one(machine):
     """NCCL passes the bytes on from GPU to GPU, over links that carry all of them at once."""
     x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    two, four = (wall_seconds(lambda n=n: nn.parallel.comm.broadcast(x, list(range(n)))) for n in (2, 4))
+    two, four = (
+        wall_seconds(lambda n=n: nn.parallel.comm.broadcast(x, list(range(n)))) for n in (2, 4)
+    )
     assert two == pytest.approx((1 << 30) / H200.p2p_bytes_per_second, rel=0.05)
     assert four == pytest.approx(two, rel=0.05)
 
@@ -270,7 +287,10 @@ def test_two_large_kernels_on_two_streams_take_as_long_as_one_after_the_other(ma
 
 
 def test_convolutions_that_fill_a_part_of_the_gpu_run_at_once_on_two_streams(machine):
-    x, weight = torch.randn(1, 4096, 8, 8, device="cuda"), torch.randn(64, 4096, 3, 3, device="cuda")  # few tiles, long sums
+    x, weight = (
+        torch.randn(1, 4096, 8, 8, device="cuda"),
+        torch.randn(64, 4096, 3, 3, device="cuda"),
+    )  # few tiles, long sums
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
 

@@ -70,7 +70,9 @@ def test_a_loop_that_waits_for_a_moment_ends(clock):
 
 def test_timeit_times_on_the_hosts_clock(clock):
     assert timeit.timeit(lambda: clock.advance_host(1.0), number=5) == pytest.approx(5.0, abs=1e-6)
-    assert min(timeit.repeat(lambda: clock.advance_host(1.0), number=2, repeat=3)) == pytest.approx(2.0, abs=1e-6)
+    assert min(timeit.repeat(lambda: clock.advance_host(1.0), number=2, repeat=3)) == pytest.approx(
+        2.0, abs=1e-6
+    )
 
 
 def test_a_clock_kept_by_a_class_does_not_become_a_method(clock):
@@ -92,12 +94,30 @@ def test_the_standard_library_waits_by_the_real_clock(clock):
 
 
 def test_the_real_clocks_come_back():
-    names = ("perf_counter", "monotonic", "time", "process_time", "perf_counter_ns", "time_ns", "sleep")
-    before = [getattr(time, name) for name in names], timeit.default_timer, timeit.timeit.__defaults__
+    names = (
+        "perf_counter",
+        "monotonic",
+        "time",
+        "process_time",
+        "perf_counter_ns",
+        "time_ns",
+        "sleep",
+    )
+    before = (
+        [getattr(time, name) for name in names],
+        timeit.default_timer,
+        timeit.timeit.__defaults__,
+    )
     put_back = time_module.put_in_place(Clock())
-    assert all(getattr(time, name) is not function for name, function in zip(names, before[0], strict=True))
+    assert all(
+        getattr(time, name) is not function for name, function in zip(names, before[0], strict=True)
+    )
     put_back()
-    assert ([getattr(time, name) for name in names], timeit.default_timer, timeit.timeit.__defaults__) == before
+    assert (
+        [getattr(time, name) for name in names],
+        timeit.default_timer,
+        timeit.timeit.__defaults__,
+    ) == before
 
 
 def test_who_sleeps_between_questions_to_an_event_waits_for_it():
@@ -108,7 +128,9 @@ def test_who_sleeps_between_questions_to_an_event_waits_for_it():
         while not done.query():
             asked += 1
             time.sleep(0.01)
-        assert pickle.loads(pickle.dumps(time.sleep)) is time.sleep  # a function that names it can go to another process
+        assert (
+            pickle.loads(pickle.dumps(time.sleep)) is time.sleep
+        )  # a function that names it can go to another process
     assert 4 <= asked <= 7
     assert isinstance(time.sleep, type(len))
 

@@ -8,7 +8,12 @@ import torch
 import virtualgpu
 
 
-def asked(work: Callable[[], Any], backward: bool = False, like: str = "H200", setup: Callable[[], Any] | None = None) -> list[str]:
+def asked(
+    work: Callable[[], Any],
+    backward: bool = False,
+    like: str = "H200",
+    setup: Callable[[], Any] | None = None,
+) -> list[str]:
     """Sizes of allocations ("+4") and frees ("-4") in order, of `work` or of the backward of its result; `setup` makes its argument."""
     with virtualgpu.use(gpus=1, like=like):
         inputs = () if setup is None else (setup(),)
@@ -28,4 +33,6 @@ def recorded(work: Callable[[], Any]) -> tuple[Any, list[str]]:
         trace = torch.cuda.memory._snapshot()["device_traces"][0]
         torch.cuda.memory._record_memory_history(enabled=None)
     signs = {"alloc": "+", "free_completed": "-"}
-    return result, [f"{signs[event['action']]}{event['size']}" for event in trace if event["action"] in signs]
+    return result, [
+        f"{signs[event['action']]}{event['size']}" for event in trace if event["action"] in signs
+    ]

@@ -54,7 +54,9 @@ class Sample:
             for place in range(count if count > 2 or odd == "cpu" else 0):
                 yield f"{odd}@{place}", [odd if n == place else others for n in range(count)]
 
-    def placed(self, place: Callable[[torch.Tensor, str], torch.Tensor], devices: list[str]) -> tuple:
+    def placed(
+        self, place: Callable[[torch.Tensor, str], torch.Tensor], devices: list[str]
+    ) -> tuple:
         leaves = list(self.leaves)
         for n, device in zip(self.tensors, devices, strict=True):
             leaves[n] = place(leaves[n].detach(), device)
@@ -95,12 +97,18 @@ def finding(fake: list[str], virtual: list[str]) -> str | None:
     """What is wrong with the answer of a virtual GPU, or None."""
     if virtual[0] == "error" and virtual[1] not in ("RuntimeError", "NotImplementedError"):
         return "another error"
-    words_known = fake[0] == "error" and "evice" in fake[2] and not any(words in fake[2] for words in UNKNOWN)
+    words_known = (
+        fake[0] == "error" and "evice" in fake[2] and not any(words in fake[2] for words in UNKNOWN)
+    )
     if words_known and virtual[0] == "ok":
         return "accepted"
     if words_known and fake[1] == "RuntimeError" and fake[2] != virtual[2]:
         return "other words"
-    if fake[0] == "ok" and virtual[0] == "error" and not any(words in virtual[2] for words in CUDA_ALONE):
+    if (
+        fake[0] == "ok"
+        and virtual[0] == "error"
+        and not any(words in virtual[2] for words in CUDA_ALONE)
+    ):
         return "refused"
     if fake[0] == virtual[0] == "ok" and fake[1] != virtual[1]:
         return "another device"
@@ -123,7 +131,11 @@ def main() -> None:
     for operator in op_db:
         kinds = {"function": operator.op, "in place": operator.inplace_variant}
         for sample in samples(operator):
-            cases += [(operator, kind, function, sample) for kind, function in kinds.items() if function is not None]
+            cases += [
+                (operator, kind, function, sample)
+                for kind, function in kinds.items()
+                if function is not None
+            ]
     known: list[list[list[str]]] = []
     for _, _, function, sample in cases:
         answers = []
@@ -136,7 +148,10 @@ def main() -> None:
     virtualgpu.use(gpus=1, like="H200")
     for (operator, kind, function, sample), answers in zip(cases, known, strict=True):
         count = len(sample.tensors)
-        alike = [outcome(function, sample.placed(on_virtual_gpu, [device] * count)) for device in ("cuda", "cpu")]
+        alike = [
+            outcome(function, sample.placed(on_virtual_gpu, [device] * count))
+            for device in ("cuda", "cpu")
+        ]
         if any(answer[0] != "ok" for answer in alike):
             continue
         for (pattern, devices), expected in zip(sample.patterns(), answers, strict=True):

@@ -11,12 +11,17 @@ import pytest
 from virtualgpu.errors import VERSION
 
 FIDELITY = Path(__file__).parents[2] / "benchmarks" / "fidelity"
-WORKSPACES = {33554432, 1048576}  # cuBLAS' own, which stay: the first product of a process asks for them
+WORKSPACES = {
+    33554432,
+    1048576,
+}  # cuBLAS' own, which stay: the first product of a process asks for them
 
 
 @lru_cache(maxsize=1)
 def operators() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("fidelity_operators", FIDELITY / "operators.py")
+    specification = importlib.util.spec_from_file_location(
+        "fidelity_operators", FIDELITY / "operators.py"
+    )
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
@@ -27,7 +32,9 @@ def cases() -> dict[str, dict]:
     """All recorded cases by recording and name."""
     found = {}
     for which in ("shared", "more", "further"):
-        for case in json.loads((FIDELITY / "h200" / f"operators_{which}.json").read_text())["cases"]:
+        for case in json.loads((FIDELITY / "h200" / f"operators_{which}.json").read_text())[
+            "cases"
+        ]:
             found[f"{which}/{case['name']}"] = case
     return found
 
@@ -55,7 +62,9 @@ def recorded(prefixes: tuple[str, ...], every: int = 1) -> list:
     """The cases whose names begin so, as parameters of a test; a case that is not met must fail, until it is."""
     names = [name for name in cases() if name.split("/")[1].startswith(prefixes)][::every]
     return [
-        pytest.param(name, marks=pytest.mark.xfail(raises=AssertionError, reason=MISSED[name])) if name in MISSED else name
+        pytest.param(name, marks=pytest.mark.xfail(raises=AssertionError, reason=MISSED[name]))
+        if name in MISSED
+        else name
         for name in names
     ]
 
@@ -63,7 +72,11 @@ def recorded(prefixes: tuple[str, ...], every: int = 1) -> list:
 def sequences(case: dict) -> dict[str, list]:
     """Sizes in bytes by turn and way; segments and the libraries' workspaces left out."""
     return {
-        f"{turn} {way}": [[sign, size] for sign, size in case[turn][way] if sign in "+-" and size not in WORKSPACES]
+        f"{turn} {way}": [
+            [sign, size]
+            for sign, size in case[turn][way]
+            if sign in "+-" and size not in WORKSPACES
+        ]
         for turn in ("cold", "warm")
         for way in ("forward", "backward")
         if way in case.get(turn, {})

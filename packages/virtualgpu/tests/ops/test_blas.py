@@ -30,15 +30,24 @@ def test_a_product_asks_after_its_output_and_once():
 
 @pytest.mark.parametrize(
     ("out", "beta", "expected"),
-    [(32, 1, ["+16384", CUBLAS, CUBLAS_LT]), (32, 0.5, ["+16384", CUBLAS]), (1, 1, ["+512", CUBLAS])],
+    [
+        (32, 1, ["+16384", CUBLAS, CUBLAS_LT]),
+        (32, 0.5, ["+16384", CUBLAS]),
+        (1, 1, ["+512", CUBLAS]),
+    ],
 )
 def test_only_a_bias_of_one_dimension_goes_to_cublaslt(out, beta, expected):
-    got = asked(lambda given: torch.addmm(*given, beta=beta), setup=lambda: (matrix(out), matrix(128, 64), matrix(64, out)))
+    got = asked(
+        lambda given: torch.addmm(*given, beta=beta),
+        setup=lambda: (matrix(out), matrix(128, 64), matrix(64, out)),
+    )
     assert got == expected
 
 
 def test_backward_has_a_handle_of_its_own():
-    assert asked(lambda x: x[0] @ x[1], setup=lambda: (matrix(4, 5), matrix(5, 6)), backward=True) == ["+120", CUBLAS, "+80"]
+    assert asked(
+        lambda x: x[0] @ x[1], setup=lambda: (matrix(4, 5), matrix(5, 6)), backward=True
+    ) == ["+120", CUBLAS, "+80"]
 
 
 def test_a_factor_with_gaps_is_copied():
@@ -67,7 +76,10 @@ def test_threads_and_streams():
 
 
 def test_other_architectures_and_settings():
-    assert asked(lambda x: x @ x, setup=lambda: torch.ones(4, 4, device="cuda"), like="T4") == ["+64", "+8519680"]
+    assert asked(lambda x: x @ x, setup=lambda: torch.ones(4, 4, device="cuda"), like="T4") == [
+        "+64",
+        "+8519680",
+    ]
     assert workspace_bytes(9, {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}) == 8519680
     assert workspace_bytes(9, {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}) == 0
     assert workspace_lt_bytes({"CUBLASLT_WORKSPACE_SIZE": "512"}) == 524288
@@ -117,8 +129,16 @@ def scaled(left: torch.Tensor, right: torch.Tensor, **options: object) -> torch.
     ("left", "right", "message"),
     [
         ((16, 8), (8, 8), r"self.size\(0\) needs to be greater than 16, but got 16"),
-        ((17, 12), (12, 8), r"self.size\(1\) needs to be greater than 0 and a multiple of 8, but got 12"),
-        ((17, 8), (8, 9), r"mat2.size\(1\) needs to be greater than 0 and a multiple of 8, but got 9"),
+        (
+            (17, 12),
+            (12, 8),
+            r"self.size\(1\) needs to be greater than 0 and a multiple of 8, but got 12",
+        ),
+        (
+            (17, 8),
+            (8, 9),
+            r"mat2.size\(1\) needs to be greater than 0 and a multiple of 8, but got 9",
+        ),
     ],
 )
 def test_cublaslt_multiplies_no_small_or_odd_matrices_of_int8(left, right, message):
@@ -129,22 +149,39 @@ def test_cublaslt_multiplies_no_small_or_odd_matrices_of_int8(left, right, messa
 
 
 def test_a_gpu_without_float8_multiplies_none():
-    with virtualgpu.use(gpus=1, like="A100"), pytest.raises(RuntimeError, match="compute capability >= 9.0 or 8.9"):
+    with (
+        virtualgpu.use(gpus=1, like="A100"),
+        pytest.raises(RuntimeError, match="compute capability >= 9.0 or 8.9"),
+    ):
         scaled(float8(16, 16), float8(16, 16).t())
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: scaled(float8(16, 8), float8(16, 8).t()), r"divisible by 16 but got mat1 shape: \(16x8\)"),
-        (lambda: scaled(float8(16, 16), float8(8, 16).t()), r"mat2 shape \(16x8\) must be divisible by 16"),
-        (lambda: scaled(float8(16, 16), float8(16, 16)), "Only multiplication of row-major and column-major"),
+        (
+            lambda: scaled(float8(16, 8), float8(16, 8).t()),
+            r"divisible by 16 but got mat1 shape: \(16x8\)",
+        ),
+        (
+            lambda: scaled(float8(16, 16), float8(8, 16).t()),
+            r"mat2 shape \(16x8\) must be divisible by 16",
+        ),
+        (
+            lambda: scaled(float8(16, 16), float8(16, 16)),
+            "Only multiplication of row-major and column-major",
+        ),
         (
             lambda: scaled(*(float8(16, 16, dtype=torch.float8_e5m2).t() for _ in range(2))),
             "Multiplication of two Float8_e5m2 matrices is not supported",
         ),
         (
-            lambda: scaled(float8(16, 16), float8(16, 16).t(), bias=torch.ones(16, device="cuda"), out_dtype=torch.half),
+            lambda: scaled(
+                float8(16, 16),
+                float8(16, 16).t(),
+                bias=torch.ones(16, device="cuda"),
+                out_dtype=torch.half,
+            ),
             "Bias must be BFloat16 or Half, but got Float",
         ),
     ],

@@ -21,9 +21,13 @@ WORK = {
     "chunk": lambda: ones(64, 32).chunk(4),
     "layer_norm": lambda: F.layer_norm(ones(64, 32), (32,)),
     "linear": lambda: F.linear(ones(64, 32), ones(8, 32), ones(8)),
-    "cross_entropy": lambda: F.cross_entropy(ones(64, 32), torch.zeros(64, dtype=torch.long, device="cuda")),
+    "cross_entropy": lambda: F.cross_entropy(
+        ones(64, 32), torch.zeros(64, dtype=torch.long, device="cuda")
+    ),
     "attention": lambda: F.scaled_dot_product_attention(*[ones(1, 2, 16, 8)] * 3, is_causal=True),
-    "masked attention": lambda: F.scaled_dot_product_attention(*[ones(1, 2, 16, 8)] * 3, attn_mask=ones(16, 16) > 0),
+    "masked attention": lambda: F.scaled_dot_product_attention(
+        *[ones(1, 2, 16, 8)] * 3, attn_mask=ones(16, 16) > 0
+    ),
     "quantile": lambda: ones(64, 32).quantile(0.3, 1),
     "combinations": lambda: torch.combinations(ones(8)),
     "masked variance": lambda: torch.masked.var(ones(8, 8), 1, unbiased=True),

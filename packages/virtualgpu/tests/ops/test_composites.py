@@ -46,8 +46,12 @@ def test_a_bilinear_layer_agrees_with_the_cpu(machine, rows):
     [
         lambda x: x.quantile(0.3, 1),
         lambda x: x.nanquantile(0.3),
-        lambda x: x.quantile(torch.tensor([0.1, 0.5], device=x.device), -2, keepdim=True, interpolation="midpoint"),
-        lambda x: x.nanquantile(torch.tensor([0.1, 1.0], device=x.device), 0, interpolation="lower"),
+        lambda x: x.quantile(
+            torch.tensor([0.1, 0.5], device=x.device), -2, keepdim=True, interpolation="midpoint"
+        ),
+        lambda x: x.nanquantile(
+            torch.tensor([0.1, 1.0], device=x.device), 0, interpolation="lower"
+        ),
         torch.cov,
         lambda x: torch.cov(x, correction=0),
         torch.corrcoef,
@@ -65,7 +69,11 @@ def test_values_agree_with_the_cpu(work, machine):
 
 @pytest.mark.parametrize("quantile", [torch.quantile, torch.nanquantile])
 def test_a_quantile_does_not_wait_for_the_gpu_to_look_at_its_fractions(quantile, machine):
-    x, fractions, slept = torch.rand(2, 9, device="cuda"), torch.rand(3, device="cuda"), torch.cuda.Event()
+    x, fractions, slept = (
+        torch.rand(2, 9, device="cuda"),
+        torch.rand(3, device="cuda"),
+        torch.cuda.Event(),
+    )
     torch.cuda._sleep(100_000_000)
     slept.record()
     quantile(x, fractions)
@@ -95,9 +103,13 @@ def test_a_given_output_gets_what_cpp_makes_with_room_of_its_own(name, machine):
     x, function = x @ x.mT + torch.eye(5), GIVEN[name]
     expected = function(x)
     several = isinstance(expected, tuple)
-    out = [torch.empty(0, dtype=y.dtype, device="cuda") for y in (expected if several else [expected])]
+    out = [
+        torch.empty(0, dtype=y.dtype, device="cuda") for y in (expected if several else [expected])
+    ]
     result = function(x.cuda(), out=tuple(out) if several else out[0])
-    for y, given, wanted in zip(result if several else [result], out, expected if several else [expected], strict=True):
+    for y, given, wanted in zip(
+        result if several else [result], out, expected if several else [expected], strict=True
+    ):
         assert y is given
         torch.testing.assert_close(given.cpu(), wanted)
 
@@ -110,8 +122,12 @@ def test_a_given_output_on_the_cpu_is_refused_in_cudas_words(machine):
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
 def test_coordinates_of_a_gradient_lie_where_its_values_do(device, machine):
     x = torch.randn(4, 4, device="cuda")
-    with pytest.raises(RuntimeError, match=f"torch.gradient expected each tensor .* got devices cuda:0 and {device}!"):
+    with pytest.raises(
+        RuntimeError,
+        match=f"torch.gradient expected each tensor .* got devices cuda:0 and {device}!",
+    ):
         torch.gradient(x, spacing=(torch.arange(4.0, device=device),), dim=1)
     torch.testing.assert_close(
-        torch.gradient(x, spacing=(torch.arange(4.0, device="cuda"),), dim=1)[0].cpu(), torch.gradient(x.cpu(), dim=1)[0]
+        torch.gradient(x, spacing=(torch.arange(4.0, device="cuda"),), dim=1)[0].cpu(),
+        torch.gradient(x.cpu(), dim=1)[0],
     )

@@ -5,7 +5,19 @@ import torch
 
 from .recorded import check
 
-NAMES = ("h2d", "h2d_half", "d2h_half", "h2d_t", "d2h_t", "d2h_slice", "copy_h2d_strided", "copy_", "copy_dtype", "tolist", "ctc")
+NAMES = (
+    "h2d",
+    "h2d_half",
+    "d2h_half",
+    "h2d_t",
+    "d2h_t",
+    "d2h_slice",
+    "copy_h2d_strided",
+    "copy_",
+    "copy_dtype",
+    "tolist",
+    "ctc",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,10 +54,15 @@ def test_a_sparse_gradient_is_kept_as_it_is(machine):
     gradient = embedding.weight.grad
     assert gradient.is_sparse and gradient._values().shape == (32, 64)
     embedding(rows).mean().backward()
-    torch.testing.assert_close(embedding.weight.grad.to_dense()[:32].cpu(), torch.full((32, 64), 2 / (32 * 64)))
+    torch.testing.assert_close(
+        embedding.weight.grad.to_dense()[:32].cpu(), torch.full((32, 64), 2 / (32 * 64))
+    )
 
 
-@pytest.mark.parametrize(("size", "strides"), [((1, 3), (7, 1)), ((2, 1, 3), (3, 9, 1)), ((3, 1), (1, 5)), ((2, 3), (1, 2))])
+@pytest.mark.parametrize(
+    ("size", "strides"),
+    [((1, 3), (7, 1)), ((2, 1, 3), (3, 9, 1)), ((3, 1), (1, 5)), ((2, 3), (1, 2))],
+)
 def test_a_dense_tensor_lies_on_the_gpu_as_on_the_host(size, strides, machine):
     x = torch.empty_strided(size, strides)
     assert x.cuda().stride() == x.cuda().cpu().stride() == x.clone().stride() == strides

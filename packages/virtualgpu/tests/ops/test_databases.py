@@ -76,8 +76,14 @@ def test_a_lazy_layer_takes_the_type_that_it_was_moved_to(machine):
 
 
 def test_cudnn_flattens_no_bfloat16_weights(machine):
-    assert torch.nn.LSTM(3, 4).to("cuda", torch.bfloat16).weight_ih_l0.untyped_storage().nbytes() == 16 * 3 * 2
-    assert torch.nn.LSTM(3, 4).to("cuda", torch.float16).weight_ih_l0.untyped_storage().nbytes() > 16 * 3 * 2
+    assert (
+        torch.nn.LSTM(3, 4).to("cuda", torch.bfloat16).weight_ih_l0.untyped_storage().nbytes()
+        == 16 * 3 * 2
+    )
+    assert (
+        torch.nn.LSTM(3, 4).to("cuda", torch.float16).weight_ih_l0.untyped_storage().nbytes()
+        > 16 * 3 * 2
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -91,25 +97,62 @@ def test_batch_norm_without_weight_evaluates_in_half_precision(machine, dtype):
 @pytest.mark.parametrize("invert", [False, True])
 def test_isin_of_few_and_of_many_agrees_with_the_cpu(machine, tests, invert):
     x, wanted = torch.randint(0, 9, (6, 5)), torch.randint(0, 9, (tests,))
-    assert torch.equal(torch.isin(x.cuda(), wanted.cuda(), invert=invert).cpu(), torch.isin(x, wanted, invert=invert))
+    assert torch.equal(
+        torch.isin(x.cuda(), wanted.cuda(), invert=invert).cpu(),
+        torch.isin(x, wanted, invert=invert),
+    )
 
 
 def test_composed_operators_agree_with_the_cpu(machine):
     x = torch.rand(4, 5) + 3
-    for function in (lambda t: t.mvlgamma(2), lambda t: torch.ldexp(t, t), lambda t: t.roll((1, 2), (0, 1)), lambda t: t.roll(3)):
+    for function in (
+        lambda t: t.mvlgamma(2),
+        lambda t: torch.ldexp(t, t),
+        lambda t: t.roll((1, 2), (0, 1)),
+        lambda t: t.roll(3),
+    ):
         torch.testing.assert_close(function(x.cuda()).cpu(), function(x))
     assert torch.equal(x.cuda(), x.cuda()) and not torch.equal(x.cuda(), x.cuda() + 1)
 
 
 def test_deviations_are_looked_at_again_when_there_is_an_output(machine):
     mean, deviation = zeros(), torch.ones((), device="cuda")
-    assert [int(size) for size in recorded(lambda: torch.normal(mean, deviation))[1]] == [4, 1, -1, -4, 4, 4, 1, -1, -4]
+    assert [int(size) for size in recorded(lambda: torch.normal(mean, deviation))[1]] == [
+        4,
+        1,
+        -1,
+        -4,
+        4,
+        4,
+        1,
+        -1,
+        -4,
+    ]
 
 
 def test_segments_have_their_offsets_from_lengths(machine):
-    x, lengths = torch.arange(5.0, device="cuda", requires_grad=True), torch.tensor([1, 2, 0, 2], device="cuda")
+    x, lengths = (
+        torch.arange(5.0, device="cuda", requires_grad=True),
+        torch.tensor([1, 2, 0, 2], device="cuda"),
+    )
     segments, asked = recorded(lambda: torch.segment_reduce(x, "sum", lengths=lengths))
-    assert [int(size) for size in asked] == [8, -8, 8, 1, 1, -1, -1, -8, 16, 8, 40, -8, 1279, -1279, -40]
+    assert [int(size) for size in asked] == [
+        8,
+        -8,
+        8,
+        1,
+        1,
+        -1,
+        -1,
+        -8,
+        16,
+        8,
+        40,
+        -8,
+        1279,
+        -1279,
+        -40,
+    ]
     assert segments.tolist() == [0, 3, 0, 7]
     gradient = spread(4)
     into_x, asked = recorded(lambda: torch.autograd.grad(segments, x, gradient)[0])
@@ -118,7 +161,10 @@ def test_segments_have_their_offsets_from_lengths(machine):
 
 
 def test_the_gradient_of_binary_cross_entropy_by_its_target_is_multiplied_in_place(machine):
-    x, target = torch.full((3,), 0.5, device="cuda"), torch.full((3,), 0.5, device="cuda", requires_grad=True)
+    x, target = (
+        torch.full((3,), 0.5, device="cuda"),
+        torch.full((3,), 0.5, device="cuda", requires_grad=True),
+    )
     loss = torch.nn.functional.binary_cross_entropy(x, target, reduction="sum")
     gradient = torch.ones_like(loss)
     assert recorded(lambda: torch.autograd.grad(loss, target, gradient))[1] == ["+12"]
@@ -127,14 +173,23 @@ def test_the_gradient_of_binary_cross_entropy_by_its_target_is_multiplied_in_pla
 def test_the_backward_of_rms_norm_reads_a_gradient_that_lies_contiguous(machine):
     x, weight = (torch.ones(*shape, device="cuda", requires_grad=True) for shape in ((2, 3), (3,)))
     y, gradient = torch.nn.functional.rms_norm(x, (3,), weight), spread(2, 3)
-    assert recorded(lambda: torch.autograd.grad(y, (x, weight), gradient, retain_graph=True))[1] == ["+24", "+12", "+24", "-24"]
+    assert recorded(lambda: torch.autograd.grad(y, (x, weight), gradient, retain_graph=True))[
+        1
+    ] == ["+24", "+12", "+24", "-24"]
 
 
 def test_ctc_loss_keeps_its_targets_as_64_bit_integers_on_the_gpu(machine):
     scores, lengths = torch.zeros(8, 3, 5, device="cuda", requires_grad=True), [2, 2, 2]
     targets = torch.ones(3, 2, dtype=torch.int32, device="cuda")
-    loss, asked = recorded(lambda: torch.nn.functional.ctc_loss(scores, targets, [8, 8, 8], lengths))
+    loss, asked = recorded(
+        lambda: torch.nn.functional.ctc_loss(scores, targets, [8, 8, 8], lengths)
+    )
     assert asked[0] == "+48" and "-48" not in asked
-    assert loss.item() == torch.nn.functional.ctc_loss(scores.detach().cpu(), targets.cpu().long(), [8, 8, 8], lengths).item()
+    assert (
+        loss.item()
+        == torch.nn.functional.ctc_loss(
+            scores.detach().cpu(), targets.cpu().long(), [8, 8, 8], lengths
+        ).item()
+    )
     with pytest.raises(NotImplementedError, match="\"ctc_loss_cuda\" not implemented for 'Half'"):
         torch.nn.functional.ctc_loss(scores.half(), targets, [8, 8, 8], lengths)

@@ -25,15 +25,29 @@ def image() -> torch.Tensor:
 INDEX = [0, 0]
 REFUSED = {
     "adaptive_avg_pool2d_backward_cuda": lambda: backward(F.adaptive_avg_pool2d(image(), 2)),
-    "reflection_pad2d_backward_cuda": lambda: backward(F.pad(image(), (1, 1, 1, 1), mode="reflect")),
-    "upsample_bicubic2d_backward_out_cuda": lambda: backward(torch._C._nn.upsample_bicubic2d(image(), (8, 8), False)),
-    "grid_sampler_2d_backward_cuda": lambda: backward(F.grid_sample(image(), torch.zeros(1, 2, 2, 2, device="cuda"), align_corners=False)),
-    "nll_loss2d_forward_out_cuda_template": lambda: F.nll_loss(image(), torch.zeros(1, 4, 4, dtype=torch.long, device="cuda")),
+    "reflection_pad2d_backward_cuda": lambda: backward(
+        F.pad(image(), (1, 1, 1, 1), mode="reflect")
+    ),
+    "upsample_bicubic2d_backward_out_cuda": lambda: backward(
+        torch._C._nn.upsample_bicubic2d(image(), (8, 8), False)
+    ),
+    "grid_sampler_2d_backward_cuda": lambda: backward(
+        F.grid_sample(image(), torch.zeros(1, 2, 2, 2, device="cuda"), align_corners=False)
+    ),
+    "nll_loss2d_forward_out_cuda_template": lambda: F.nll_loss(
+        image(), torch.zeros(1, 4, 4, dtype=torch.long, device="cuda")
+    ),
     "cumsum_cuda_kernel": lambda: image().cumsum(0),
     "_histc_cuda": lambda: torch.histc(image().detach(), 4),
-    "_bincount_cuda": lambda: torch.tensor(INDEX, device="cuda").bincount(torch.ones(2, device="cuda")),
+    "_bincount_cuda": lambda: torch.tensor(INDEX, device="cuda").bincount(
+        torch.ones(2, device="cuda")
+    ),
     "median CUDA with indices output": lambda: image().median(0),
-    "put_": lambda: image().detach().put_(torch.tensor(INDEX, device="cuda"), torch.ones(2, device="cuda"), accumulate=True),
+    "put_": lambda: (
+        image()
+        .detach()
+        .put_(torch.tensor(INDEX, device="cuda"), torch.ones(2, device="cuda"), accumulate=True)
+    ),
     "scatter_reduce_cuda_prod_": lambda: torch.ones(2, device="cuda").scatter_reduce(
         0, torch.tensor(INDEX, device="cuda"), torch.ones(2, device="cuda"), "prod"
     ),
@@ -57,7 +71,9 @@ def test_other_calls_of_such_operators_go_on():
     assert x.cumsum(0).tolist() == [0, 1, 3, 6]
     assert x.median().item() == 1
     assert index.bincount().tolist() == [2]
-    assert torch.ones(2, device="cuda").scatter_reduce(0, index, torch.ones(2, device="cuda"), "sum").tolist() == [3, 1]
+    assert torch.ones(2, device="cuda").scatter_reduce(
+        0, index, torch.ones(2, device="cuda"), "sum"
+    ).tolist() == [3, 1]
 
 
 def test_products_want_workspaces_of_a_fixed_size(monkeypatch):

@@ -14,7 +14,9 @@ from virtualgpu.errors import VERSION
 
 pytestmark = pytest.mark.usefixtures("machine")
 SWEEP = Path(__file__).with_name("device_sweep.py")
-TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+TWO_DEVICES = (
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+)
 
 # Where a virtual GPU and fake tensors differ, and which of them is right.
 COPIES = "C++ copies into a view of a clone, and a copy goes between devices. Fake tensors run a decomposition."
@@ -39,7 +41,9 @@ EXCEPTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(VERSION < (2, 13), reason="the words and the database are those of torch 2.13 and newer")
+@pytest.mark.skipif(
+    VERSION < (2, 13), reason="the words and the database are those of torch 2.13 and newer"
+)
 def test_every_operator_of_pytorchs_database_with_a_tensor_on_the_wrong_device():
     run = subprocess.run([sys.executable, str(SWEEP)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]

@@ -8,7 +8,9 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 BUILT_FOR_CUDA = torch.backends.cuda.is_built()  # before a virtual machine says so
-needs_distributed = pytest.mark.skipif(not distributed.is_available(), reason="this build of torch has no torch.distributed")
+needs_distributed = pytest.mark.skipif(
+    not distributed.is_available(), reason="this build of torch has no torch.distributed"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +20,9 @@ def used(machine):
 
 @pytest.fixture
 def process_group(tmp_path):
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     yield
     distributed.destroy_process_group()
 
@@ -28,7 +32,9 @@ def replicated(x: torch.Tensor) -> nn.Module:
 
 
 @needs_distributed
-@pytest.mark.parametrize("work", [distributed.all_reduce, lambda x: distributed.broadcast(x, 0), replicated])
+@pytest.mark.parametrize(
+    "work", [distributed.all_reduce, lambda x: distributed.broadcast(x, 0), replicated]
+)
 def test_gloo_takes_tensors_of_virtual_gpus(work, process_group):
     x = torch.ones(2, device="cuda")
     work(x)
@@ -50,14 +56,21 @@ def test_a_sharded_layer(process_group):
 
 
 @needs_distributed
-@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl", None])  # without one, the accelerator's
+@pytest.mark.parametrize(
+    "backend", ["nccl", "cpu:gloo,cuda:nccl", None]
+)  # without one, the accelerator's
 def test_a_group_of_one_rank(backend, tmp_path):
-    distributed.init_process_group(backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    distributed.init_process_group(
+        backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         x = torch.ones(2, device="cuda")
         distributed.all_reduce(x)
         assert distributed.is_nccl_available() and x.tolist() == [1.0, 1.0]
-        with pytest.raises(NotImplementedError, match="a reduction by PREMUL_SUM is not supported by the virtual GPU"):
+        with pytest.raises(
+            NotImplementedError,
+            match="a reduction by PREMUL_SUM is not supported by the virtual GPU",
+        ):
             distributed.all_reduce(x, op=distributed._make_nccl_premul_sum(2.0))
     finally:
         distributed.destroy_process_group()
@@ -67,13 +80,19 @@ def test_a_group_of_one_rank(backend, tmp_path):
 def test_quantized_layers_have_no_kernels():
     weight = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)
     packed = torch.ops.quantized.linear_prepack(weight, None)
-    with pytest.raises(NotImplementedError, match="Could not run 'quantized::linear_dynamic' with arguments from the 'CUDA' backend"):
+    with pytest.raises(
+        NotImplementedError,
+        match="Could not run 'quantized::linear_dynamic' with arguments from the 'CUDA' backend",
+    ):
         torch.ops.quantized.linear_dynamic(torch.ones(1, 2, device="cuda"), packed)
 
 
 def test_an_operator_for_cuda_alone_is_refused_by_name():
     q = torch.ones(1, 2, 1, 8, device="cuda")
-    with pytest.raises(NotImplementedError, match=r"^torch.ops.aten._efficient_attention_forward is not supported by the virtual GPU"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"^torch.ops.aten._efficient_attention_forward is not supported by the virtual GPU",
+    ):
         torch.ops.aten._efficient_attention_forward(q, q, q, None, None, None, None, None, 0.0, 0)
 
 
@@ -110,13 +129,18 @@ def test_an_operator_in_python_runs_on_the_gpu_call_by_call(library, key):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     assert f(x).tolist() == [3, 3, 3, 3]
-    assert torch.cuda.max_memory_allocated() - before >= 2 * 4096 * x.nbytes  # what it makes on its way
+    assert (
+        torch.cuda.max_memory_allocated() - before >= 2 * 4096 * x.nbytes
+    )  # what it makes on its way
 
 
 def test_an_operator_for_the_cpu_alone_is_pytorchs_error(library):
     f = by_name(library, lambda x: x * 3, "CPU")
     assert f(torch.ones(1)).item() == 3
-    with pytest.raises(NotImplementedError, match="Could not run 'labkit_tests::f' with arguments from the 'CUDA' backend"):
+    with pytest.raises(
+        NotImplementedError,
+        match="Could not run 'labkit_tests::f' with arguments from the 'CUDA' backend",
+    ):
         f(torch.ones(1, device="cuda"))
 
 
@@ -128,21 +152,34 @@ def test_a_custom_operator_with_a_gradient():
     def keep(ctx, inputs, output):
         ctx.factor = inputs[1]
 
-    scaled.register_autograd(lambda ctx, gradient: (gradient * ctx.factor, None), setup_context=keep)
+    scaled.register_autograd(
+        lambda ctx, gradient: (gradient * ctx.factor, None), setup_context=keep
+    )
     x = torch.ones(3, device="cuda", requires_grad=True)
     scaled(x, 2.0).sum().backward()
     assert x.grad.tolist() == [2, 2, 2] and x.grad.is_cuda
 
 
-@pytest.mark.skipif(not hasattr(nn.functional, "linear_cross_entropy"), reason="this torch has no linear_cross_entropy")
+@pytest.mark.skipif(
+    not hasattr(nn.functional, "linear_cross_entropy"),
+    reason="this torch has no linear_cross_entropy",
+)
 def test_pytorchs_own_operators_in_python_run_so_too():
     x, weight, k = torch.randn(64, 16), torch.randn(50, 16), torch.randint(50, (64,))
     expected = nn.functional.linear_cross_entropy(x, weight, k)
-    got = nn.functional.linear_cross_entropy(x.cuda().bfloat16(), weight.cuda().bfloat16(), k.cuda())
+    got = nn.functional.linear_cross_entropy(
+        x.cuda().bfloat16(), weight.cuda().bfloat16(), k.cuda()
+    )
     torch.testing.assert_close(got.cpu().float(), expected, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("write", [lambda x: torch._foreach_add_([x], 1.0), lambda x: torch._foreach_copy_([x], [torch.zeros_like(x)])])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: torch._foreach_add_([x], 1.0),
+        lambda x: torch._foreach_copy_([x], [torch.zeros_like(x)]),
+    ],
+)
 def test_an_operator_on_lists_counts_what_it_writes(write):
     w = torch.ones(4, device="cuda", requires_grad=True)
     loss = (w * w).sum()

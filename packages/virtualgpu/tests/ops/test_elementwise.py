@@ -30,9 +30,15 @@ def test_operators(work, forward, backward):
 
 def test_half_precision_goes_to_single_in_one_kernel():
     half = torch.float16
-    assert asked(lambda x: F.softmax(x, -1, dtype=torch.float32), setup=lambda: matrix(dtype=half)) == ["+25600"]
+    assert asked(
+        lambda x: F.softmax(x, -1, dtype=torch.float32), setup=lambda: matrix(dtype=half)
+    ) == ["+25600"]
     x = torch.randn(8, 10, dtype=half)
-    with_float = asked(lambda y: F.softmax(y, -1, dtype=torch.float32), setup=lambda: x.cuda().requires_grad_(), backward=True)
+    with_float = asked(
+        lambda y: F.softmax(y, -1, dtype=torch.float32),
+        setup=lambda: x.cuda().requires_grad_(),
+        backward=True,
+    )
     assert with_float == ["+160", "+320", "-320"]
 
 
@@ -46,9 +52,19 @@ def test_half_precision_goes_to_single_in_one_kernel():
     ],
 )
 def test_losses(loss, expected):
-    assert " ".join(asked(lambda inputs: loss(*inputs), setup=lambda: (matrix(), torch.rand(64, 100, device="cuda")))) == expected
+    assert (
+        " ".join(
+            asked(
+                lambda inputs: loss(*inputs),
+                setup=lambda: (matrix(), torch.rand(64, 100, device="cuda")),
+            )
+        )
+        == expected
+    )
 
 
 def test_a_large_loss_is_reduced_by_many_blocks():
-    work = asked(lambda inputs: F.mse_loss(*inputs), setup=lambda: (matrix(3000, 1000), matrix(3000, 1000)))
+    work = asked(
+        lambda inputs: F.mse_loss(*inputs), setup=lambda: (matrix(3000, 1000), matrix(3000, 1000))
+    )
     assert " ".join(work) == "+12000000 +12000000 +1468 +4 -4 -1468 -12000000"

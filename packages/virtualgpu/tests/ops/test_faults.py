@@ -13,8 +13,12 @@ import virtualgpu
 from virtualgpu import errors
 from virtualgpu.ops import call
 
-ROWS = json.loads((Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json").read_text())["rows"]
-ASSERTS = {row["name"]: row for row in ROWS if row["after"] is not None or row["name"] == "one_hot_range"}
+ROWS = json.loads((Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json").read_text())[
+    "rows"
+]
+ASSERTS = {
+    row["name"]: row for row in ROWS if row["after"] is not None or row["name"] == "one_hot_range"
+}
 AcceleratorError = errors.AcceleratorError
 
 
@@ -47,7 +51,9 @@ def test_an_assert_of_the_catalogue_surfaces_and_stays(name, capsys):
     row = ASSERTS[name]
     if name == "assert_then_alloc":
         row = row | {"expression": row["expression"].replace("__import__('time').sleep(1)", "None")}
-    with pytest.raises(AcceleratorError, match="^CUDA error: device-side assert triggered") as caught:
+    with pytest.raises(
+        AcceleratorError, match="^CUDA error: device-side assert triggered"
+    ) as caught:
         eval(row["expression"], {"torch": torch, "nn": nn, "F": F})
     assert str(caught.value) == row["answer"][1]
     assertion = row["stderr"].split("Assertion `")[1].split("` failed")[0]
@@ -73,7 +79,9 @@ def test_an_assert_of_the_catalogue_surfaces_and_stays(name, capsys):
         ),
         (
             "maxind >= 0 && maxind < outputImageSize",
-            lambda: F.max_unpool2d(torch.ones(1, 1, 1, 1, device="cuda"), torch.full((1, 1, 1, 1), 9, device="cuda"), 2),
+            lambda: F.max_unpool2d(
+                torch.ones(1, 1, 1, 1, device="cuda"), torch.full((1, 1, 1, 1), 9, device="cuda"), 2
+            ),
         ),
     ],
 )
@@ -170,7 +178,10 @@ def test_the_loss_of_a_wrong_class_fails_in_training_too():
 
 
 def test_a_kernel_that_complains_by_its_name_has_cudas():
-    with pytest.raises(RuntimeError, match=r"max_pool3d_with_indices_out_cuda_template\(\): Expected input's non-batch dimensions"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"max_pool3d_with_indices_out_cuda_template\(\): Expected input's non-batch dimensions",
+    ):
         torch.nn.functional.max_pool3d(torch.empty(2, 1, 0, 1, 2, device="cuda"), (2, 2, 2))
 
 
@@ -178,7 +189,9 @@ FOREACH = {
     "_foreach_sqrt": lambda x: torch._foreach_sqrt(x),
     "_foreach_add, list": lambda x: torch._foreach_add(x, x, alpha=2),
     "_foreach_mul, scalars": lambda x: torch._foreach_mul(x, [2.0, 3.0, 4.0]),
-    "_foreach_addcmul, scalars": lambda x: torch._foreach_addcmul(x, x, x, torch.tensor([2.0, 3.0, 4.0])),
+    "_foreach_addcmul, scalars": lambda x: torch._foreach_addcmul(
+        x, x, x, torch.tensor([2.0, 3.0, 4.0])
+    ),
     "_foreach_norm": lambda x: torch._foreach_norm(x),
     "_foreach_neg_": lambda x: torch._foreach_neg_(x),
 }
@@ -196,7 +209,10 @@ def test_lists_of_tensors_on_several_devices_are_taken_tensor_by_tensor(name):
 
 def test_scalars_in_a_tensor_of_the_cpu_are_numbers():
     x = [torch.ones(2, device="cuda") for _ in range(2)]
-    assert [y.tolist() for y in torch._foreach_addcmul(x, x, x, torch.tensor([2.0, 3.0]))] == [[3, 3], [4, 4]]
+    assert [y.tolist() for y in torch._foreach_addcmul(x, x, x, torch.tensor([2.0, 3.0]))] == [
+        [3, 3],
+        [4, 4],
+    ]
 
 
 def test_a_list_is_copied_from_other_devices():
@@ -210,15 +226,20 @@ def test_a_list_is_copied_from_other_devices():
 def test_lists_that_disagree_within_an_entry_are_refused():
     x, y = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
     with pytest.raises(
-        RuntimeError, match="^Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!"
+        RuntimeError,
+        match="^Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!",
     ):
         torch._foreach_add([x, x], [x, y])
-    with pytest.raises(RuntimeError, match="^Tensor lists must have the same number of tensors, got 2 and 1"):
+    with pytest.raises(
+        RuntimeError, match="^Tensor lists must have the same number of tensors, got 2 and 1"
+    ):
         torch._foreach_add([x, y], [x])
 
 
 def test_gradients_through_a_list_on_several_devices():
-    x, y = (torch.full((2,), 4.0, device=device, requires_grad=True) for device in ("cuda:0", "cuda:1"))
+    x, y = (
+        torch.full((2,), 4.0, device=device, requires_grad=True) for device in ("cuda:0", "cuda:1")
+    )
     a, b = torch._foreach_sqrt([x, y])
     (a.sum() + b.sum().to("cuda:0")).backward()
     assert x.grad.tolist() == y.grad.tolist() == [0.25, 0.25]

@@ -20,7 +20,12 @@ OF_REAL = {
     "rfftn, one dimension": lambda x: torch.fft.rfftn(x, s=(4,), dim=(0,)),
     "ihfft2, forward": lambda x: torch.fft.ihfft2(x, norm="forward"),
     "stft": lambda x: torch.stft(
-        x, 8, hop_length=4, return_complex=True, window=torch.ones(8, device=x.device, dtype=x.dtype), center=False
+        x,
+        8,
+        hop_length=4,
+        return_complex=True,
+        window=torch.ones(8, device=x.device, dtype=x.dtype),
+        center=False,
     ),
 }
 OF_COMPLEX = {
@@ -118,7 +123,10 @@ def test_what_is_wrong_is_said_in_pytorchs_words():
     ("function", "blocks"),
     [
         (lambda x: torch.fft.rfft(x), [513]),  # one block, of as many complex numbers
-        (lambda x: torch.fft.rfft(x, dim=0), [513, 512]),  # half precision must lie without gaps: a copy of the halves
+        (
+            lambda x: torch.fft.rfft(x, dim=0),
+            [513, 512],
+        ),  # half precision must lie without gaps: a copy of the halves
         (lambda x: torch.fft.fft2(x), [1024, 1024]),  # complex numbers first
     ],
 )

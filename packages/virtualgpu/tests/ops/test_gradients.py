@@ -14,7 +14,11 @@ from .asked import asked
 def test_two_branches_meet_in_place():
     """x / (1 + |x|), recorded on an H200: the gradients of both branches end in the memory of one."""
     n = 588000
-    got = asked(nn.functional.softsign, setup=lambda: torch.randn(700, 210, device="cuda", requires_grad=True), backward=True)
+    got = asked(
+        nn.functional.softsign,
+        setup=lambda: torch.randn(700, 210, device="cuda", requires_grad=True),
+        backward=True,
+    )
     assert [int(size) for size in got] == [n, n, n, n, -n, -n, -n, n, -n, n, n, -n, -n, -n]
 
 
@@ -59,7 +63,10 @@ def test_references_are_counted_before_the_first_backward_wherever_it_runs(first
         assert gradients._ALONE == [] and torch.cuda.memory_allocated() == 0
         with torch.inference_mode(False):
             first()
-        assert once == (gradients._ALONE, torch.cuda.memory_stats()["allocated_bytes.all.allocated"])
+        assert once == (
+            gradients._ALONE,
+            torch.cuda.memory_stats()["allocated_bytes.all.allocated"],
+        )
     test_two_branches_meet_in_place()
     test_a_gradient_that_another_holds_is_left_alone()
 
@@ -93,9 +100,19 @@ def test_a_formula_overwrites_in_the_installed_torch_what_it_overwrites_on_the_c
     x, y = torch.rand(50, 30), torch.rand(50, 30)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         held = forward_and_backward(work, x, y)  # until the end, as `asked` does
-    expected = [event.nbytes() for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
-    got = [
-        int(size) for size in asked(lambda pair: forward_and_backward(work, *pair), setup=lambda: (x.detach().cuda(), y.detach().cuda()))
+    expected = [
+        event.nbytes()
+        for event in found.profiler.kineto_results.events()
+        if event.name() == "[memory]"
     ]
-    assert [size for size in got if abs(size) >= x.numel()] == [size for size in expected if abs(size) >= x.numel()]
+    got = [
+        int(size)
+        for size in asked(
+            lambda pair: forward_and_backward(work, *pair),
+            setup=lambda: (x.detach().cuda(), y.detach().cuda()),
+        )
+    ]
+    assert [size for size in got if abs(size) >= x.numel()] == [
+        size for size in expected if abs(size) >= x.numel()
+    ]
     assert held[0] is x.grad

@@ -35,9 +35,15 @@ def factors(name: str, dtype: torch.dtype, device: str = "cuda") -> list[torch.T
 
 LAYERS = {
     "avg_pool3d": lambda x: F.avg_pool3d(x.reshape(1, 2, 4, 4, 4), 2),
-    "multi_margin_loss": lambda x: F.multi_margin_loss(x.reshape(16, 8), torch.arange(16, device=x.device) % 8),
-    "multilabel_margin_loss": lambda x: F.multilabel_margin_loss(x.reshape(16, 8), torch.arange(128, device=x.device).reshape(16, 8) % 8),
-    "interpolate": lambda x: F.interpolate(x.reshape(1, 2, 8, 8), 4, mode="bilinear", antialias=True),
+    "multi_margin_loss": lambda x: F.multi_margin_loss(
+        x.reshape(16, 8), torch.arange(16, device=x.device) % 8
+    ),
+    "multilabel_margin_loss": lambda x: F.multilabel_margin_loss(
+        x.reshape(16, 8), torch.arange(128, device=x.device).reshape(16, 8) % 8
+    ),
+    "interpolate": lambda x: F.interpolate(
+        x.reshape(1, 2, 8, 8), 4, mode="bilinear", antialias=True
+    ),
 }
 
 
@@ -71,7 +77,9 @@ COMPLEX_HALF = {
     "sum": lambda x: x.sum(0),
     "prod": lambda x: x.prod(),
     "sum in complex64": lambda x: x.sum(0, dtype=torch.complex64),
-    "sum in complex32": lambda x: x.sum(0, dtype=torch.complex32 if x.dtype is torch.complex32 else None),
+    "sum in complex32": lambda x: x.sum(
+        0, dtype=torch.complex32 if x.dtype is torch.complex32 else None
+    ),
 }
 
 
@@ -79,12 +87,18 @@ COMPLEX_HALF = {
 @pytest.mark.parametrize("name", COMPLEX_HALF)
 def test_complex_numbers_of_two_halves_are_computed_in_complex64_and_rounded(machine, name):
     """Twice: what is found out at the first call serves the second."""
-    x = torch.randn(8, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).to(torch.complex32)
+    x = torch.randn(8, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).to(
+        torch.complex32
+    )
     given, expected = x.cuda(), COMPLEX_HALF[name](x.to(torch.complex64))
     kept = name == "sum in complex64"
     for _ in range(2):
         found = COMPLEX_HALF[name](given)
-        assert found.dtype is (expected.dtype if kept else {torch.complex64: torch.complex32, torch.float32: torch.float16}[expected.dtype])
+        assert found.dtype is (
+            expected.dtype
+            if kept
+            else {torch.complex64: torch.complex32, torch.float32: torch.float16}[expected.dtype]
+        )
         assert_close(found.cpu().to(expected.dtype), expected, rtol=4e-3, atol=2e-3)
 
 
@@ -132,20 +146,39 @@ def test_a_product_of_half_precision_can_stay_float32(name, dtype):
 def test_a_float32_summand_of_half_factors():
     summand, left, right = factors("addmm", torch.bfloat16)
     got = torch.addmm(summand.float(), left, right, out_dtype=torch.float32, beta=0.5, alpha=2)
-    assert_close(got.cpu(), 0.5 * summand.cpu().float() + 2 * left.cpu().float() @ right.cpu().float())
+    assert_close(
+        got.cpu(), 0.5 * summand.cpu().float() + 2 * left.cpu().float() @ right.cpu().float()
+    )
 
 
 @pytest.mark.parametrize(
     ("dtypes", "out_dtype", "out", "message"),
     [
-        ((torch.float32, torch.float32), torch.float16, None, "must be the same as input dtype or fp32 for fp16/bf16 inputs"),
-        ((torch.bfloat16, torch.bfloat16), torch.float16, None, "must be the same as input dtype or fp32 for fp16/bf16 inputs"),
+        (
+            (torch.float32, torch.float32),
+            torch.float16,
+            None,
+            "must be the same as input dtype or fp32 for fp16/bf16 inputs",
+        ),
+        (
+            (torch.bfloat16, torch.bfloat16),
+            torch.float16,
+            None,
+            "must be the same as input dtype or fp32 for fp16/bf16 inputs",
+        ),
         ((torch.bfloat16, torch.float16), torch.float32, None, "input dtypes must be the same"),
-        ((torch.float16, torch.float16), torch.float32, torch.float16, "the same as the dtype of the provided out tensor"),
+        (
+            (torch.float16, torch.float16),
+            torch.float32,
+            torch.float16,
+            "the same as the dtype of the provided out tensor",
+        ),
     ],
 )
 def test_formats_that_do_not_go_together(dtypes, out_dtype, out, message):
-    left, right = (x.to(dtype) for x, dtype in zip(factors("mm", torch.float32), dtypes, strict=True))
+    left, right = (
+        x.to(dtype) for x, dtype in zip(factors("mm", torch.float32), dtypes, strict=True)
+    )
     given = {} if out is None else {"out": torch.empty(5, 4, device="cuda", dtype=out)}
     with pytest.raises(RuntimeError, match=message):
         torch.mm(left, right, out_dtype=out_dtype, **given)
@@ -154,12 +187,16 @@ def test_formats_that_do_not_go_together(dtypes, out_dtype, out, message):
 @needs_out_dtype
 def test_a_summand_of_another_format():
     summand, left, right = factors("baddbmm", torch.float16)
-    with pytest.raises(RuntimeError, match="self dtype must match either out_dtype or batch1 dtype"):
+    with pytest.raises(
+        RuntimeError, match="self dtype must match either out_dtype or batch1 dtype"
+    ):
         torch.baddbmm(summand.double(), left, right, out_dtype=torch.float32)
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.parametrize(("low", "name"), [(low, name) for low, names in RECORDED.items() for name in names])
+@pytest.mark.parametrize(
+    ("low", "name"), [(low, name) for low, names in RECORDED.items() for name in names]
+)
 def test_two_dtypes_give_what_they_gave_on_an_h200(machine, low, name):
     assert outcome(cases(getattr(torch, low))[name]) == RECORDED[low][name]
 
@@ -167,9 +204,14 @@ def test_two_dtypes_give_what_they_gave_on_an_h200(machine, low, name):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_grid_is_sampled_in_float32_and_rounded_once(machine, dtype):
     generator = torch.Generator().manual_seed(3)
-    image, grid = torch.randn(1, 2, 16, 16, generator=generator).to(dtype), torch.rand(1, 4, 4, 2, generator=generator).to(dtype)
+    image, grid = (
+        torch.randn(1, 2, 16, 16, generator=generator).to(dtype),
+        torch.rand(1, 4, 4, 2, generator=generator).to(dtype),
+    )
     found = F.grid_sample(image.cuda(), grid.cuda(), align_corners=False).cpu()
-    assert torch.equal(found, F.grid_sample(image.float(), grid.float(), align_corners=False).to(dtype))
+    assert torch.equal(
+        found, F.grid_sample(image.float(), grid.float(), align_corners=False).to(dtype)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -181,7 +223,9 @@ def test_a_grid_is_sampled_in_float32_and_rounded_once(machine, dtype):
         ("histc", lambda x: torch.histc(x, 4)),
     ],
 )
-def test_what_cuda_has_no_half_precision_for_is_refused_though_the_cpu_computes_it(kernel, compute, dtype):
+def test_what_cuda_has_no_half_precision_for_is_refused_though_the_cpu_computes_it(
+    kernel, compute, dtype
+):
     name = {torch.float16: "Half", torch.bfloat16: "BFloat16"}[dtype]
     with pytest.raises(RuntimeError, match=f"\"{kernel}\" not implemented for '{name}'"):
         compute(torch.ones(3, device="cuda", dtype=dtype))

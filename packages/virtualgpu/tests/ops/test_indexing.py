@@ -22,7 +22,11 @@ def test_allocations_are_those_of_an_h200(name, machine):
 
 
 @pytest.mark.parametrize(
-    "plan", [nonzero_plan(5000, 2, 7, 132), tuple(x for x in sorted_gradient(5000, 10, 4, 8, 4, True) if type(x) is int)]
+    "plan",
+    [
+        nonzero_plan(5000, 2, 7, 132),
+        tuple(x for x in sorted_gradient(5000, 10, 4, 8, 4, True) if type(x) is int),
+    ],
 )
 def test_a_plan_gives_back_what_it_takes_but_its_result(plan):
     left = list(plan)
@@ -35,18 +39,32 @@ def test_a_plan_gives_back_what_it_takes_but_its_result(plan):
 
 def test_index_on_another_gpu_is_refused(machine):
     x = torch.arange(3, device="cuda:0")
-    with pytest.raises(RuntimeError, match=r"indices should be either on cpu or on the same device as the indexed tensor \(cuda:0\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"indices should be either on cpu or on the same device as the indexed tensor \(cuda:0\)",
+    ):
         x[torch.tensor([1], device="cuda:1")]
     with pytest.raises(RuntimeError, match=r"indexed tensor \(cpu\)"):
         torch.arange(3)[torch.tensor([1], device="cuda:0")]
 
 
-@pytest.mark.parametrize("use", [lambda x, at: x[at], lambda x, at: x.__setitem__(at, 1.0), lambda x, at: x.index_put(at, x.sum())])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, at: x[at],
+        lambda x, at: x.__setitem__(at, 1.0),
+        lambda x, at: x.index_put(at, x.sum()),
+    ],
+)
 @pytest.mark.parametrize("sizes", [(3, 2), (0, 2)])
 def test_positions_that_do_not_fit_together_are_an_index_error(machine, use, sizes):
-    x, positions = torch.ones(2, 3, 4, device="cuda"), tuple(torch.zeros(n, dtype=torch.long, device="cuda") for n in sizes)
+    x, positions = (
+        torch.ones(2, 3, 4, device="cuda"),
+        tuple(torch.zeros(n, dtype=torch.long, device="cuda") for n in sizes),
+    )
     with pytest.raises(
-        IndexError, match=rf"shape mismatch: indexing tensors could not be broadcast together with shapes \[{sizes[0]}\], \[2\]"
+        IndexError,
+        match=rf"shape mismatch: indexing tensors could not be broadcast together with shapes \[{sizes[0]}\], \[2\]",
     ):
         use(x, positions)
 
@@ -58,15 +76,25 @@ def test_one_number_of_the_host_is_put_and_no_more(machine):
     x[at[:1]] = torch.tensor([3.0])
     assert x.tolist() == [3, 0, 2, 0]
     with pytest.raises(
-        RuntimeError, match="Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+        RuntimeError,
+        match="Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
     ):
         x[at] = torch.ones(2)
-    with pytest.raises(RuntimeError, match="expected device cuda:0 but got device cpu for value tensor"):
+    with pytest.raises(
+        RuntimeError, match="expected device cuda:0 but got device cpu for value tensor"
+    ):
         x.index_put_((at,), torch.ones(2), accumulate=True)
     assert x.tolist() == [3, 0, 2, 0]
 
 
-@pytest.mark.parametrize("use", [lambda x: x[[0, 1]], lambda x: x.T[:, [0, 1]], lambda x: x.index_put((torch.tensor(0),), x.sum())])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x[[0, 1]],
+        lambda x: x.T[:, [0, 1]],
+        lambda x: x.index_put((torch.tensor(0),), x.sum()),
+    ],
+)
 def test_an_index_of_nothing_is_an_error_of_the_hosts(machine, use):
     with pytest.raises(IndexError, match="index is out of bounds for dimension with size 0"):
         use(torch.empty(0, 3, device="cuda"))
@@ -94,11 +122,21 @@ def test_few_keys_are_sorted_by_one_block():
 @pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bool])
 def test_products_of_what_is_scattered_are_refused_as_on_cuda(dtype, machine):
-    x, index = torch.ones(2, 2, dtype=dtype, device="cuda"), torch.zeros(2, 2, dtype=torch.int64, device="cuda")
-    for work in (lambda: x.scatter(0, index, x, reduce="multiply"), lambda: x.scatter_(0, index, x, reduce="multiply")):
-        with pytest.raises(RuntimeError, match='"cuda_scatter_gather_base_kernel_func" not implemented for'):
+    x, index = (
+        torch.ones(2, 2, dtype=dtype, device="cuda"),
+        torch.zeros(2, 2, dtype=torch.int64, device="cuda"),
+    )
+    for work in (
+        lambda: x.scatter(0, index, x, reduce="multiply"),
+        lambda: x.scatter_(0, index, x, reduce="multiply"),
+    ):
+        with pytest.raises(
+            RuntimeError, match='"cuda_scatter_gather_base_kernel_func" not implemented for'
+        ):
             work()
-    with pytest.raises(RuntimeError, match='"cuda_scatter_fill_base_kernel_reduce_multiply" not implemented for'):
+    with pytest.raises(
+        RuntimeError, match='"cuda_scatter_fill_base_kernel_reduce_multiply" not implemented for'
+    ):
         x.scatter_(0, index, 1, reduce="multiply")
     assert x.scatter(0, index, x, reduce="add").device == x.device
 

@@ -18,7 +18,9 @@ WIDE = 2**32 - 1
     ],
 )
 def test_division_by_zero(dtype, quotients, remainders):
-    values = [1, -7, 2**40] if dtype is torch.int64 else [1, -7, 9] if dtype.is_signed else [1, 7, 9]
+    values = (
+        [1, -7, 2**40] if dtype is torch.int64 else [1, -7, 9] if dtype.is_signed else [1, 7, 9]
+    )
     x = torch.tensor(values, dtype=dtype, device="cuda")
     zeros = torch.zeros(3, dtype=dtype, device="cuda")
     for y in (0, zeros):
@@ -48,7 +50,17 @@ CONVERTED = {
     torch.uint16: [0, 65535, 0, 65535, 24064, 0, 65535, 300, 0],
     torch.int32: [0, 2**31 - 1, -(2**31), 2**31 - 1, 2**31 - 1, -(2**31), 2**31 - 1, 300, -2],
     torch.uint32: [0, WIDE, 0, WIDE, 3 * 10**9, 0, WIDE, 300, 0],
-    torch.int64: [-(2**63), 2**63 - 1, -(2**63), 2**63 - 1, 3 * 10**9, -3 * 10**9, 2**63 - 1, 300, -2],
+    torch.int64: [
+        -(2**63),
+        2**63 - 1,
+        -(2**63),
+        2**63 - 1,
+        3 * 10**9,
+        -3 * 10**9,
+        2**63 - 1,
+        300,
+        -2,
+    ],
     torch.uint64: [2**63, 2**64 - 1, 0, 2**64 - 1, 3 * 10**9, 0, 2**63, 300, 0],
 }
 
@@ -66,7 +78,9 @@ def test_numbers_that_an_integer_cannot_hold(dtype, source):
     assert into.copy_(pinned, non_blocking=True).tolist() == expected
 
 
-@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16, torch.float8_e5m2, torch.complex64])
+@pytest.mark.parametrize(
+    "source", [torch.bfloat16, torch.float16, torch.float8_e5m2, torch.complex64]
+)
 def test_other_types_with_infinity_become_integers_too(source):
     x = torch.tensor([float("inf"), -float("inf"), -2.0], device="cuda").to(source)
     with warnings.catch_warnings():

@@ -25,7 +25,9 @@ def test_workspace_grows_beyond_the_table():
 
 def test_distances_agree_with_the_cpu(machine):
     x, y = torch.randn(30, 5), torch.randn(40, 5)
-    torch.testing.assert_close(torch.cdist(x.cuda(), y.cuda()).cpu(), torch.cdist(x, y), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        torch.cdist(x.cuda(), y.cuda()).cpu(), torch.cdist(x, y), atol=1e-3, rtol=1e-3
+    )
 
 
 BATCHES = (
@@ -45,11 +47,20 @@ def test_batches_and_vectors_ask_for_what_an_h200_was_asked_for(name, machine):
 @pytest.mark.parametrize("shape", [(20, 10), (10, 20), (3, 8, 5), (2, 4, 4), (3, 5, 8)])
 def test_least_squares_and_pseudoinverses_agree_with_the_cpu(shape, machine):
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(*shape, generator=generator), torch.randn(*shape[:-1], 2, generator=generator)
+    x, y = (
+        torch.randn(*shape, generator=generator),
+        torch.randn(*shape[:-1], 2, generator=generator),
+    )
     close = {"atol": 1e-3, "rtol": 1e-3}
-    torch.testing.assert_close(torch.linalg.lstsq(x.cuda(), y.cuda()).solution.cpu(), torch.linalg.lstsq(x, y).solution, **close)
+    torch.testing.assert_close(
+        torch.linalg.lstsq(x.cuda(), y.cuda()).solution.cpu(),
+        torch.linalg.lstsq(x, y).solution,
+        **close,
+    )
     for rtol in (None, 0.3):
-        torch.testing.assert_close(torch.linalg.pinv(x.cuda(), rtol=rtol).cpu(), torch.linalg.pinv(x, rtol=rtol), **close)
+        torch.testing.assert_close(
+            torch.linalg.pinv(x.cuda(), rtol=rtol).cpu(), torch.linalg.pinv(x, rtol=rtol), **close
+        )
 
 
 def test_least_squares_has_one_driver(machine):
@@ -59,11 +70,16 @@ def test_least_squares_has_one_driver(machine):
 
 
 @pytest.mark.parametrize(
-    ("work", "count"), [(torch.linalg.det, 4), (torch.linalg.slogdet, 5), (torch.linalg.pinv, 2)], ids=["det", "slogdet", "pinv"]
+    ("work", "count"),
+    [(torch.linalg.det, 4), (torch.linalg.slogdet, 5), (torch.linalg.pinv, 2)],
+    ids=["det", "slogdet", "pinv"],
 )
 def test_a_matrix_without_elements_asks_for_what_an_h200_was_asked_for(work, count, machine):
     """As PyTorch's database of operators had it (torch 2.11)."""
-    assert sum(size[0] == "+" for size in recorded(lambda: work(torch.empty(0, 0, device="cuda")))[1]) == count
+    assert (
+        sum(size[0] == "+" for size in recorded(lambda: work(torch.empty(0, 0, device="cuda")))[1])
+        == count
+    )
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3, 3), (2, 0, 0), (0, 5)])

@@ -21,7 +21,11 @@ def machine(shared_machine):
 
 
 def leaves(value: Any) -> list[Any]:
-    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, (tuple, list)) else [value]
+    return (
+        [leaf for part in value for leaf in leaves(part)]
+        if isinstance(value, (tuple, list))
+        else [value]
+    )
 
 
 def moved(inputs: tuple) -> tuple:
@@ -30,9 +34,17 @@ def moved(inputs: tuple) -> tuple:
 
 
 def gradients(outputs: list[Any], inputs: tuple) -> list[torch.Tensor | None]:
-    total = sum((out.abs() if out.is_complex() else out).float().sum() for out in outputs if differentiable(out))
+    total = sum(
+        (out.abs() if out.is_complex() else out).float().sum()
+        for out in outputs
+        if differentiable(out)
+    )
     wanted = [x for x in inputs if x.requires_grad]
-    return list(torch.autograd.grad(total, wanted, allow_unused=True)) if isinstance(total, torch.Tensor) else []
+    return (
+        list(torch.autograd.grad(total, wanted, allow_unused=True))
+        if isinstance(total, torch.Tensor)
+        else []
+    )
 
 
 def differentiable(out: Any) -> bool:
@@ -44,18 +56,30 @@ def agree(got: Any, expected: Any, **tolerance: float) -> None:
         assert got == expected
     else:
         assert got.device == DEVICE
-        assert (got.shape, got.dtype, got.requires_grad) == (expected.shape, expected.dtype, expected.requires_grad)
+        assert (got.shape, got.dtype, got.requires_grad) == (
+            expected.shape,
+            expected.dtype,
+            expected.requires_grad,
+        )
         assert_close(got.detach().cpu(), expected.detach(), equal_nan=True, **tolerance)
 
 
-def compare(function: Callable[..., Any], inputs: tuple, on_cpu: Callable[..., Any] | None = None, **tolerance: float) -> None:
+def compare(
+    function: Callable[..., Any],
+    inputs: tuple,
+    on_cpu: Callable[..., Any] | None = None,
+    **tolerance: float,
+) -> None:
     theirs = moved(inputs)
     expected, got = leaves((on_cpu or function)(*inputs)), leaves(function(*theirs))
     for a, b in zip(got, expected, strict=True):
         agree(a, b, **tolerance)
     try:
         wanted = gradients(expected, inputs)
-    except (RuntimeError, NotImplementedError) as error:  # what this torch cannot do on the CPU, it cannot on either device
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ) as error:  # what this torch cannot do on the CPU, it cannot on either device
         assert re.search(CANNOT, str(error))
         with pytest.raises(type(error), match=CANNOT):
             gradients(got, theirs)
@@ -90,7 +114,10 @@ def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
     def in_float32(*inputs: Any) -> list[Any]:
         wide = (x.float() if x.is_floating_point() else x for x in inputs)
         results = zip(leaves(function(*wide)), leaves(function(*inputs)), strict=True)
-        return [value.to(like.dtype) if isinstance(value, torch.Tensor) else value for value, like in results]
+        return [
+            value.to(like.dtype) if isinstance(value, torch.Tensor) else value
+            for value, like in results
+        ]
 
     return in_float32
 

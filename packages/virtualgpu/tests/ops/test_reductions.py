@@ -67,7 +67,10 @@ def test_properties(sizes, data):
         (lambda x: x.argmax(), ["+8", "+832", "+4", "-4", "-832"]),
         (lambda x: x.var(), ["+4", "+832", "+4", "-4", "-832"]),
         (lambda x: x.norm(1), ["+4", "+208", "+4", "-4", "-208"]),
-        (lambda x: x.sum(dtype=torch.float64), ["+8", "+3360000", "+416", "+4", "-4", "-416", "-3360000"]),
+        (
+            lambda x: x.sum(dtype=torch.float64),
+            ["+8", "+3360000", "+416", "+4", "-4", "-416", "-3360000"],
+        ),
         (lambda x: x.sum(1), ["+8000"]),
     ],
 )
@@ -77,7 +80,13 @@ def test_operators(reduce, expected):
 
 def test_a_smaller_gpu_shares_an_output_among_fewer_blocks():
     work = asked(lambda x: x.sum(), setup=lambda: torch.randn(1000, 1000, device="cuda"), like="T4")
-    assert work == ["+4", "+320", "+4", "-4", "-320"]  # 40 multiprocessors of 1024 threads: 80 blocks
+    assert work == [
+        "+4",
+        "+320",
+        "+4",
+        "-4",
+        "-320",
+    ]  # 40 multiprocessors of 1024 threads: 80 blocks
 
 
 # Norms of lists of tensors
@@ -93,7 +102,11 @@ def with_gradients(*sizes: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("sizes", "order", "expected"),
     [
-        ((300, 300, 300), 2.0, "+32 +4 +4 +4 +4 -32 +16 +4 -16 -4 -4 -4 -4 +4 +4 +4 -4 -4 +4 -4 -4"),
+        (
+            (300, 300, 300),
+            2.0,
+            "+32 +4 +4 +4 +4 -32 +16 +4 -16 -4 -4 -4 -4 +4 +4 +4 -4 -4 +4 -4 -4",
+        ),
         ((200, 100), float("inf"), "+8 +4 +4 -8 +8 +4 -8 -4 -4 +4 +4 +4 -4 -4 +4 -4 -4"),
     ],
 )
@@ -106,7 +119,9 @@ def test_clipping(sizes, order, expected):
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_sums_of_complex_numbers_leave_out_those_with_a_part_that_is_no_number(shared_machine):
-    x = torch.tensor([[1 + 2j, complex(float("nan"), 1)], [3, complex(1, float("nan"))]], device="cuda")
+    x = torch.tensor(
+        [[1 + 2j, complex(float("nan"), 1)], [3, complex(1, float("nan"))]], device="cuda"
+    )
     assert torch.nansum(x).item() == 4 + 2j
     assert torch.nansum(x, 0).tolist() == [4 + 2j, 0]
     assert torch.nanmean(x[:, :1], 0, keepdim=True).tolist() == [[2 + 1j]]

@@ -47,9 +47,13 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     """Round by arithmetic in float64, with ties away from zero."""
     if x.is_complex():
         return torch.complex(rounded(x.real), rounded(x.imag))
-    mantissa, exponent = torch.frexp(x.double())  # the mantissa is from 0.5 up to 1: 11 bits are kept
+    mantissa, exponent = torch.frexp(
+        x.double()
+    )  # the mantissa is from 0.5 up to 1: 11 bits are kept
     scaled = mantissa * 2**11
-    return torch.ldexp(torch.sign(scaled) * torch.floor(scaled.abs() + 0.5), exponent - 11).to(x.dtype)
+    return torch.ldexp(torch.sign(scaled) * torch.floor(scaled.abs() + 0.5), exponent - 11).to(
+        x.dtype
+    )
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -60,7 +64,9 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 
 def test_every_float32_is_rounded_to_the_nearest_with_ties_away_from_zero():
-    bits = torch.randint(-(1 << 31), 1 << 31, (100_000,), generator=torch.Generator().manual_seed(1)).to(torch.int32)
+    bits = torch.randint(
+        -(1 << 31), 1 << 31, (100_000,), generator=torch.Generator().manual_seed(1)
+    ).to(torch.int32)
     x = bits.view(torch.float32)
     x = x[x.isfinite() & (x.abs() >= torch.finfo(torch.float32).tiny) & (x.abs() < 1e38)]
     assert len(x) > 90_000
@@ -71,7 +77,11 @@ def test_every_float32_is_rounded_to_the_nearest_with_ties_away_from_zero():
 
 @pytest.mark.parametrize("pattern", [0x7FC00000, 0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0xFFC00000])
 def test_no_pattern_of_a_nan_becomes_a_number(pattern):
-    x = torch.tensor(struct.unpack("i", struct.pack("I", pattern))).to(torch.int32).view(torch.float32)
+    x = (
+        torch.tensor(struct.unpack("i", struct.pack("I", pattern)))
+        .to(torch.int32)
+        .view(torch.float32)
+    )
     assert round_to_tf32(x).isnan().all()
 
 
@@ -102,7 +112,9 @@ def test_a_conjugate_and_a_negative_view_are_rounded_as_they_read():
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_each_way_to_allow_it_changes_a_product(machine, setting):
     a, b = random(8, 8), random(8, 8, seed=1)
-    assert torch.equal((a.cuda() @ b.cuda()).cpu(), a @ b)  # by default cuBLAS multiplies in float32
+    assert torch.equal(
+        (a.cuda() @ b.cuda()).cpu(), a @ b
+    )  # by default cuBLAS multiplies in float32
     SETTINGS[setting]()
     assert torch.equal((a.cuda() @ b.cuda()).cpu(), rounded(a) @ rounded(b))
 
@@ -141,7 +153,9 @@ def test_gpus_before_ampere_have_none(name):
     torch.backends.cuda.matmul.allow_tf32 = True
     profile = profiles.load(name)
     gpu = Machine(profile, 1).gpus[0]
-    assert [gpu.multiplies_in_tf32(operation) for operation in OPERATIONS] == [profile.major >= 8] * 3
+    assert [gpu.multiplies_in_tf32(operation) for operation in OPERATIONS] == [
+        profile.major >= 8
+    ] * 3
     assert (name == "T4") == (profile.major < 8)
 
 
@@ -229,7 +243,12 @@ def test_functions_from_which_pytorch_keeps_tf32_are_not_rounded(matmul_tf32, na
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float16, torch.bfloat16])
 def test_other_dtypes_are_not_rounded(matmul_tf32, dtype):
-    a, b = (random(8, 8, seed=seed, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(dtype) for seed in (0, 1))
+    a, b = (
+        random(8, 8, seed=seed, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(
+            dtype
+        )
+        for seed in (0, 1)
+    )
     allowed = (a.cuda() @ b.cuda()).cpu()
     torch.backends.cuda.matmul.allow_tf32 = False
     assert torch.equal(allowed, (a.cuda() @ b.cuda()).cpu())
@@ -296,7 +315,9 @@ def test_a_cuda_graph_keeps_the_setting_of_its_capture(matmul_tf32):
 def test_a_product_without_values_rounds_nothing(machine, monkeypatch):
     torch.backends.cuda.matmul.allow_tf32 = True
     monkeypatch.setattr(current_machine(), "values", False)
-    monkeypatch.setattr("virtualgpu.ops.tf32.round_to_tf32", None)  # calling it would raise an error
+    monkeypatch.setattr(
+        "virtualgpu.ops.tf32.round_to_tf32", None
+    )  # calling it would raise an error
     x = torch.randn(64, 64, device="cuda")
     assert (x @ x).shape == (64, 64)
 
@@ -339,15 +360,24 @@ CONVOLUTIONS = {
     "2d": (lambda x, w, b: F.conv2d(x, w, b, padding=1), (2, 8, 6, 6), (8, 8, 3, 3)),
     "3d": (lambda x, w, b: F.conv3d(x, w, b), (1, 8, 4, 4, 4), (8, 8, 3, 3, 3)),
     "groups": (lambda x, w, b: F.conv2d(x, w, b, groups=2), (2, 8, 6, 6), (8, 4, 3, 3)),
-    "transposed": (lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2), (2, 8, 5, 5), (8, 8, 3, 3)),
+    "transposed": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2),
+        (2, 8, 5, 5),
+        (8, 8, 3, 3),
+    ),
     "one image": (lambda x, w, b: F.conv2d(x, w, b), (8, 6, 6), (8, 8, 3, 3)),
 }
 
 
-def convolve(name: str, device: str, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> list[torch.Tensor]:
+def convolve(
+    name: str, device: str, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+) -> list[torch.Tensor]:
     """Return the output, the gradients of input, weight and bias, and the gradient of the output."""
     run, *shapes = CONVOLUTIONS[name]
-    x, weight = (change(random(*shape, seed=seed)).to(device).requires_grad_() for seed, shape in enumerate(shapes))
+    x, weight = (
+        change(random(*shape, seed=seed)).to(device).requires_grad_()
+        for seed, shape in enumerate(shapes)
+    )
     bias = random(8, seed=2).to(device).requires_grad_()
     result = run(x, weight, bias)
     grad = random(*result.shape, seed=3)
@@ -387,11 +417,16 @@ def test_a_depthwise_convolution_is_not_rounded(machine):
 
 def test_gradients_of_gradients_of_a_convolution_round(machine):
     def twice(device: str) -> torch.Tensor:
-        x, weight = (random(*shape, seed=seed).to(device).requires_grad_() for seed, shape in enumerate([(1, 4, 5, 5), (4, 4, 3, 3)]))
+        x, weight = (
+            random(*shape, seed=seed).to(device).requires_grad_()
+            for seed, shape in enumerate([(1, 4, 5, 5), (4, 4, 3, 3)])
+        )
         (grad,) = torch.autograd.grad(F.conv2d(x, weight).square().sum(), x, create_graph=True)
         return torch.autograd.grad(grad.square().sum(), weight)[0].cpu()
 
-    assert 1e-5 < ((twice("cuda") - twice("cpu")).abs().max() / twice("cpu").abs().max()).item() < 1e-2
+    assert (
+        1e-5 < ((twice("cuda") - twice("cpu")).abs().max() / twice("cpu").abs().max()).item() < 1e-2
+    )
 
 
 # Recurrent layers

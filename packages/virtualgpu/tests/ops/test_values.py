@@ -30,7 +30,12 @@ def classes(high: int, *shape: int) -> torch.Tensor:
     return torch.randint(high, shape, generator=torch.Generator().manual_seed(6))
 
 
-def fit(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor], steps: int = 5) -> Losses:
+def fit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[], torch.Tensor],
+    steps: int = 5,
+) -> Losses:
     found = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -41,7 +46,13 @@ def fit(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], t
     return found
 
 
-def classify(model: nn.Module, x: torch.Tensor, k: torch.Tensor, device: torch.device, optimizer: type = torch.optim.SGD) -> Losses:
+def classify(
+    model: nn.Module,
+    x: torch.Tensor,
+    k: torch.Tensor,
+    device: torch.device,
+    optimizer: type = torch.optim.SGD,
+) -> Losses:
     """The usual loop: the model and a batch on the device, cross entropy."""
     model.to(device)
     x, k = x.to(device), k.to(device)
@@ -49,12 +60,25 @@ def classify(model: nn.Module, x: torch.Tensor, k: torch.Tensor, device: torch.d
 
 
 def mlp(device: torch.device) -> Losses:
-    return classify(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 3)), drawn(8, 6), classes(3, 8), device)
+    return classify(
+        nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 3)),
+        drawn(8, 6),
+        classes(3, 8),
+        device,
+    )
 
 
 def convolutions(device: torch.device) -> Losses:
-    body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
-    return classify(nn.Sequential(body, nn.Flatten(), nn.Linear(8 * 16, 4)), drawn(4, 3, 8, 8), classes(4, 4), device, torch.optim.Adam)
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+    )
+    return classify(
+        nn.Sequential(body, nn.Flatten(), nn.Linear(8 * 16, 4)),
+        drawn(4, 3, 8, 8),
+        classes(4, 4),
+        device,
+        torch.optim.Adam,
+    )
 
 
 class Recurrent(nn.Module):
@@ -103,7 +127,10 @@ def sparse_embedding(device: torch.device) -> Losses:
 
 
 def two_optimizers(device: torch.device) -> Losses:
-    generator, critic = nn.Linear(4, 6).to(device), nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 1)).to(device)
+    generator, critic = (
+        nn.Linear(4, 6).to(device),
+        nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 1)).to(device),
+    )
     first = torch.optim.Adam(generator.parameters(), betas=(0.5, 0.9))
     second = torch.optim.Adam(critic.parameters(), betas=(0.5, 0.9))
     noise, real = drawn(8, 4).to(device), drawn(8, 6, seed=9).to(device)
@@ -124,7 +151,9 @@ def two_optimizers(device: torch.device) -> Losses:
 
 def accumulation(device: torch.device) -> Losses:
     model = nn.Linear(6, 3).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    )
     found = []
     for _ in range(3):
         optimizer.zero_grad()
@@ -138,7 +167,9 @@ def accumulation(device: torch.device) -> Losses:
 
 
 def checkpointed(device: torch.device) -> Losses:
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(device)
+    model = nn.Sequential(
+        nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)
+    ).to(device)
     x, k = drawn(8, 6).to(device).requires_grad_(), classes(3, 8).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -152,7 +183,9 @@ def checkpointed(device: torch.device) -> Losses:
 def scaled(device: torch.device) -> Losses:
     model = nn.Linear(6, 3).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**127, growth_interval=2)  # the first steps overflow and are skipped
+    scaler = torch.amp.GradScaler(
+        device.type, init_scale=2.0**127, growth_interval=2
+    )  # the first steps overflow and are skipped
     x, k = drawn(8, 6).to(device), classes(3, 8).to(device)
     found = []
     for _ in range(6):
@@ -169,7 +202,9 @@ def scaled(device: torch.device) -> Losses:
 def second_order(device: torch.device) -> Losses:
     model = nn.Linear(6, 1).to(device)
     x, y = drawn(8, 6).to(device), drawn(8, 1, seed=3).to(device)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -181,7 +216,10 @@ def second_order(device: torch.device) -> Losses:
 
 
 def parametrized(device: torch.device) -> Losses:
-    plain, tied = nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3))
+    plain, tied = (
+        nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3)),
+    )
     return classify(nn.Sequential(plain, nn.ReLU(), tied), drawn(8, 6), classes(3, 8), device)
 
 
@@ -192,7 +230,12 @@ def averaged(device: torch.device) -> Losses:
     x, k = drawn(8, 6).to(device), classes(3, 8).to(device)
     found = []
     for _ in range(4):
-        found += fit(model, torch.optim.SGD(model.parameters(), lr=0.5), lambda: F.cross_entropy(model(x), k), 1)
+        found += fit(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            lambda: F.cross_entropy(model(x), k),
+            1,
+        )
         for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
             slow.lerp_(fast, 0.1)
         found.append(F.cross_entropy(average(x), k).item())
@@ -227,13 +270,19 @@ class Doubled(torch.autograd.Function):
 def own_function(device: torch.device) -> Losses:
     model = nn.Linear(6, 3).to(device)
     x, k = drawn(8, 6).to(device), classes(3, 8).to(device)
-    return fit(model, torch.optim.Adagrad(model.parameters(), lr=0.1), lambda: F.cross_entropy(Doubled.apply(model(x)), k))
+    return fit(
+        model,
+        torch.optim.Adagrad(model.parameters(), lr=0.1),
+        lambda: F.cross_entropy(Doubled.apply(model(x)), k),
+    )
 
 
 def scheduled(device: torch.device) -> Losses:
     model = nn.Linear(6, 3).to(device)
     x, k = drawn(8, 6).to(device), classes(3, 8).to(device)
-    optimizer = torch.optim.Adam([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.3}], lr=0.1, amsgrad=True)
+    optimizer = torch.optim.Adam(
+        [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.3}], lr=0.1, amsgrad=True
+    )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
     found = []
     for _ in range(6):
@@ -258,7 +307,22 @@ def test_losses_are_those_of_the_cpu(loop):
     assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGD",
+        "Adam",
+        "AdamW",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "ASGD",
+        "Rprop",
+    ],
+)
 @pytest.mark.parametrize("foreach", [False, True, None])
 def test_optimizers(name, foreach):
     def losses(device: torch.device) -> Losses:
@@ -276,14 +340,23 @@ def test_optimizers(name, foreach):
 
 def stages() -> list[nn.Module]:
     torch.manual_seed(4)
-    return [nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3)]
+    return [
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh()),
+        nn.Sequential(nn.Linear(8, 8), nn.Tanh()),
+        nn.Linear(8, 3),
+    ]
 
 
-@pytest.mark.parametrize("devices", [("cpu", "cuda:0", "cuda:1"), ("cuda:0", "cuda:1", "cpu"), ("cuda:1", "cuda:0", "cuda:1")])
+@pytest.mark.parametrize(
+    "devices",
+    [("cpu", "cuda:0", "cuda:1"), ("cuda:0", "cuda:1", "cpu"), ("cuda:1", "cuda:0", "cuda:1")],
+)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_model_parallel(devices, optimizer):
     def losses(places: tuple[str, ...]) -> Losses:
-        parts = nn.ModuleList(stage.to(place) for stage, place in zip(stages(), places, strict=True))
+        parts = nn.ModuleList(
+            stage.to(place) for stage, place in zip(stages(), places, strict=True)
+        )
 
         def loss() -> torch.Tensor:
             x = drawn(8, 6).to(places[0])
@@ -301,8 +374,13 @@ def test_model_parallel(devices, optimizer):
 def test_data_parallel(place, rows):
     def losses(device: torch.device, wrap: Callable[[nn.Module], nn.Module]) -> Losses:
         model = wrap(nn.Sequential(*stages()).to(device))
-        x, k = drawn(rows, 6).to(device if device.type == "cpu" else place), classes(3, rows).to(device)
-        return fit(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: F.cross_entropy(model(x), k))
+        x, k = (
+            drawn(rows, 6).to(device if device.type == "cpu" else place),
+            classes(3, rows).to(device),
+        )
+        return fit(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: F.cross_entropy(model(x), k)
+        )
 
     got = losses(torch.device("cuda:0"), nn.DataParallel)
     assert_close(got, losses(CPU, lambda model: model), rtol=1e-4, atol=1e-5)
@@ -323,7 +401,9 @@ MIXED_GRAPHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize(("here", "there"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda:1", "cuda:0")])
+@pytest.mark.parametrize(
+    ("here", "there"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda:1", "cuda:0")]
+)
 @pytest.mark.parametrize("name", MIXED_GRAPHS)
 def test_one_backward_over_two_devices(name, here, there):
     """Nodes of both devices take turns, and each gradient ends where its leaf is."""
@@ -346,11 +426,20 @@ def test_nested_tensors_are_refused(layout):
     moved = [part.cuda() for part in parts]
     assert torch.nested.nested_tensor(parts, layout=layout).is_nested
     for make in (torch.nested.nested_tensor, torch.nested.as_nested_tensor):
-        with pytest.raises(NotImplementedError, match=r"torch.nested.\w+ of CUDA tensors is not supported by the virtual GPU"):
+        with pytest.raises(
+            NotImplementedError,
+            match=r"torch.nested.\w+ of CUDA tensors is not supported by the virtual GPU",
+        ):
             make(parts, device="cuda", layout=layout)
-        with pytest.raises(NotImplementedError, match=r"torch.nested.\w+ of CUDA tensors is not supported by the virtual GPU"):
+        with pytest.raises(
+            NotImplementedError,
+            match=r"torch.nested.\w+ of CUDA tensors is not supported by the virtual GPU",
+        ):
             make(moved, layout=layout)
-    with pytest.raises(NotImplementedError, match="a nested tensor between devices is not supported by the virtual GPU"):
+    with pytest.raises(
+        NotImplementedError,
+        match="a nested tensor between devices is not supported by the virtual GPU",
+    ):
         torch.nested.nested_tensor(parts, layout=layout).cuda()
 
 

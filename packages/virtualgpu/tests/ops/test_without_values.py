@@ -30,21 +30,42 @@ class Recurrent(nn.Module):
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    "mlp": lambda: (nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(), nn.LayerNorm(128), nn.Linear(128, 10)), torch.randn(4, 64)),
+    "mlp": lambda: (
+        nn.Sequential(
+            nn.Linear(64, 128), nn.ReLU(), nn.Dropout(), nn.LayerNorm(128), nn.Linear(128, 10)
+        ),
+        torch.randn(4, 64),
+    ),
     "convolutions": lambda: (
-        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)),
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(128, 10),
+        ),
         torch.randn(4, 3, 8, 8),
     ),
     "transformer": lambda: (
-        nn.Sequential(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), nn.Flatten(), nn.Linear(160, 10)),
+        nn.Sequential(
+            nn.TransformerEncoderLayer(32, 4, 64, batch_first=True),
+            nn.Flatten(),
+            nn.Linear(160, 10),
+        ),
         torch.randn(4, 5, 32),
     ),
     "recurrent": lambda: (Recurrent(), torch.randn(4, 5, 8)),
-    "embedding": lambda: (nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(96, 10)), torch.randint(50, (4, 6))),
+    "embedding": lambda: (
+        nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(96, 10)),
+        torch.randint(50, (4, 6)),
+    ),
 }
 
 
-def memory_of_training(make: Callable[[], tuple[nn.Module, torch.Tensor]], values: bool) -> list[int]:
+def memory_of_training(
+    make: Callable[[], tuple[nn.Module, torch.Tensor]], values: bool
+) -> list[int]:
     """Bytes allocated after each part of two training steps, and the peak."""
     found = []
     with virtualgpu.use(gpus=1, like="H200", values=values):
@@ -68,7 +89,9 @@ def memory_of_training(make: Callable[[], tuple[nn.Module, torch.Tensor]], value
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_takes_the_same_memory_with_values_and_without(name):
-    assert memory_of_training(MODELS[name], values=False) == memory_of_training(MODELS[name], values=True)
+    assert memory_of_training(MODELS[name], values=False) == memory_of_training(
+        MODELS[name], values=True
+    )
 
 
 @pytest.fixture
@@ -95,12 +118,20 @@ def test_a_checkpoint_has_nan_where_a_copy_to_the_host_has_it():
     """A training script that only measures saves its model all the same."""
     file = io.BytesIO()
     with virtualgpu.use(gpus=1) as used, used.without_values():
-        state = {"weight": torch.randn(3, device="cuda"), "half": torch.randn(5, device="cuda").half(), "step": torch.randn(2)}
+        state = {
+            "weight": torch.randn(3, device="cuda"),
+            "half": torch.randn(5, device="cuda").half(),
+            "step": torch.randn(2),
+        }
         torch.save(state, file)
         known = state["step"].tolist()
     file.seek(0)
     found = torch.load(file, map_location="cpu")
-    assert found["weight"].isnan().all() and found["half"].isnan().all() and found["half"].shape == (5,)
+    assert (
+        found["weight"].isnan().all()
+        and found["half"].isnan().all()
+        and found["half"].shape == (5,)
+    )
     assert found["step"].tolist() == known
 
 
@@ -145,15 +176,32 @@ def test_a_storage_is_resized(no_values):
         x.tolist()
 
 
-@pytest.mark.parametrize("choose", [lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.unique(), lambda x: x.masked_select(x > 0)])
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.unique(),
+        lambda x: x.masked_select(x > 0),
+    ],
+)
 def test_a_shape_that_depends_on_values_is_refused(no_values, choose):
-    with pytest.raises(RuntimeError, match="the shape of its result depends on values, and these were not kept"):
+    with pytest.raises(
+        RuntimeError, match="the shape of its result depends on values, and these were not kept"
+    ):
         choose(torch.randn(3, device="cuda"))
 
 
 def test_a_mask_whose_values_are_known_chooses_so_many(no_values):
-    x, mask = torch.randn(4, 3, 2, device="cuda"), torch.tensor([True, False, True, True], device="cuda")
-    assert x[mask].shape == (3, 3, 2) and x[:, mask[:3]].shape == (4, 2, 2) and x[mask, :, 1].shape == (3, 3)
+    x, mask = (
+        torch.randn(4, 3, 2, device="cuda"),
+        torch.tensor([True, False, True, True], device="cuda"),
+    )
+    assert (
+        x[mask].shape == (3, 3, 2)
+        and x[:, mask[:3]].shape == (4, 2, 2)
+        and x[mask, :, 1].shape == (3, 3)
+    )
 
 
 IN_PLACE_VIEWS = {
@@ -224,10 +272,14 @@ def test_a_mask_of_floats_from_the_host_keeps_its_values(no_values):
     """nn.TransformerEncoder asks whether the one that it is given is causal."""
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     assert mask.cuda().tolist() == mask.tolist()
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2), 2, enable_nested_tensor=False).cuda()
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2), 2, enable_nested_tensor=False
+    ).cuda()
     assert encoder(torch.rand(5, 3, 16, device="cuda"), mask=mask.cuda()).shape == (5, 3, 16)
     with pytest.raises(RuntimeError, match=NOT_KEPT):
-        nn.Transformer.generate_square_subsequent_mask(200).cuda().tolist()  # as large as other constants at most
+        nn.Transformer.generate_square_subsequent_mask(
+            200
+        ).cuda().tolist()  # as large as other constants at most
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.l1_loss, F.huber_loss])
@@ -235,7 +287,10 @@ def test_a_mask_of_floats_from_the_host_keeps_its_values(no_values):
 def test_a_loss_takes_the_memory_that_it_takes_with_values(loss, reduction):
     def taken(values: bool) -> tuple[int, int]:
         with virtualgpu.use(1, values=values):
-            x, y = torch.rand(64, 1000, device="cuda", requires_grad=True), torch.rand(64, 1000, device="cuda")
+            x, y = (
+                torch.rand(64, 1000, device="cuda", requires_grad=True),
+                torch.rand(64, 1000, device="cuda"),
+            )
             result = loss(x, y, reduction=reduction)
             alive = torch.cuda.memory_allocated()
             result.sum().backward()
@@ -246,9 +301,19 @@ def test_a_loss_takes_the_memory_that_it_takes_with_values(loss, reduction):
 
 INTEGERS: dict[str, tuple[Callable[[str], torch.Tensor], list]] = {
     "arange": (lambda d: torch.arange(5, device=d), [0, 1, 2, 3, 4]),
-    "a mask": (lambda d: (torch.arange(4, device=d) > 1) & torch.tensor([True, False, True, False], device=d), [False, False, True, False]),
+    "a mask": (
+        lambda d: (
+            (torch.arange(4, device=d) > 1) & torch.tensor([True, False, True, False], device=d)
+        ),
+        [False, False, True, False],
+    ),
     "positions in a mask": (lambda d: (torch.arange(5, device=d) > 2).nonzero().flatten(), [3, 4]),
-    "put into": (lambda d: torch.zeros(3, dtype=torch.long, device=d).index_fill_(0, torch.tensor([1], device=d), 7), [0, 7, 0]),
+    "put into": (
+        lambda d: torch.zeros(3, dtype=torch.long, device=d).index_fill_(
+            0, torch.tensor([1], device=d), 7
+        ),
+        [0, 7, 0],
+    ),
     "there and back": (lambda d: torch.tensor([3, 1]).to(d).cpu().sort().values, [1, 3]),
 }
 
@@ -267,13 +332,21 @@ def test_small_integers_and_truth_values_are_computed(no_values, name):
 def test_an_output_that_is_given_gets_its_size(no_values):
     x, out = torch.ones(3, 4, device="cuda"), None
     x @ x.T  # takes cuBLAS's workspace
-    for compute in (lambda out: torch.mm(x, x.T, out=out), lambda out: torch.cat([x, x], out=out), lambda out: torch.add(x, x, out=out)):
+    for compute in (
+        lambda out: torch.mm(x, x.T, out=out),
+        lambda out: torch.cat([x, x], out=out),
+        lambda out: torch.add(x, x, out=out),
+    ):
         del out
         before, out = torch.cuda.memory_allocated(), torch.empty(0, device="cuda")
         shape = compute(out).shape
-        assert out.shape == shape and out.numel() >= 9 and out.untyped_storage().nbytes() == out.nbytes
+        assert (
+            out.shape == shape and out.numel() >= 9 and out.untyped_storage().nbytes() == out.nbytes
+        )
         assert torch.cuda.memory_allocated() == before + 512
-    assert torch.eye(3, device="cuda").shape == (3, 3) and torch.arange(5.0, device="cuda").shape == (5,)
+    assert torch.eye(3, device="cuda").shape == (3, 3) and torch.arange(
+        5.0, device="cuda"
+    ).shape == (5,)
     values, places = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.long, device="cuda")
     torch.max(x, 1, out=(values, places))
     assert values.shape == places.shape == (3,)
@@ -297,7 +370,9 @@ def test_a_tensor_that_was_written_without_values_says_why_it_has_none():
             older[0].item()
         assert "Make tensors inside the function" in str(caught.value)
         assert "LABKIT_HOST_BUDGET" not in str(caught.value)
-        with pytest.raises(RuntimeError, match="or come from a tensor that was written while nothing was computed"):
+        with pytest.raises(
+            RuntimeError, match="or come from a tensor that was written while nothing was computed"
+        ):
             (older + 1)[0].item()
 
 
@@ -314,10 +389,15 @@ def test_shapes_are_remembered_and_told_apart(no_values, monkeypatch):
     x = torch.ones(3, 4, dtype=torch.int32, device="cuda")
     asked = []
     ask = without_values._on_meta
-    monkeypatch.setattr(without_values, "_on_meta", lambda func, *given: asked.append(func) or ask(func, *given))
+    monkeypatch.setattr(
+        without_values, "_on_meta", lambda func, *given: asked.append(func) or ask(func, *given)
+    )
     for _ in range(3):
         assert [(x + y).dtype for y in (1, 1.0, True)] == [torch.int32, torch.float32, torch.int32]
-        assert [(x + torch.ones(n, 1, 4, device="cuda")).shape for n in (1, 2)] == [(1, 3, 4), (2, 3, 4)]
+        assert [(x + torch.ones(n, 1, 4, device="cuda")).shape for n in (1, 2)] == [
+            (1, 3, 4),
+            (2, 3, 4),
+        ]
         assert (x.T + 1).stride() == (1, 4)
     assert len([func for func in asked if func is torch.ops.aten.add.Tensor]) <= 6
     monkeypatch.setattr(without_values, "REMEMBERED", 0)
@@ -358,10 +438,16 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its own peak of resident memory")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process its own peak of resident memory"
+)
 def test_four_gigabytes_on_the_gpu_in_little_host_memory():
     done = subprocess.run(
-        [sys.executable, "-c", BEYOND_THE_BUDGET], capture_output=True, text=True, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        [sys.executable, "-c", BEYOND_THE_BUDGET],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     # VmHWM, in KiB: what getrusage tells of a child begins with the peak of the process that started it.
@@ -377,7 +463,10 @@ def test_inference_without_values():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_grouped_product_has_its_shape_and_memory(dtype):
     def run() -> tuple:
-        x, weights = (torch.ones(*shape, device="cuda", dtype=dtype, requires_grad=True) for shape in ((8, 16), (2, 16, 40)))
+        x, weights = (
+            torch.ones(*shape, device="cuda", dtype=dtype, requires_grad=True)
+            for shape in ((8, 16), (2, 16, 40))
+        )
         y = F.grouped_mm(x, weights, offs=torch.tensor([3, 8], dtype=torch.int32, device="cuda"))
         y.backward(torch.ones_like(y))
         found = [(v.shape, v.stride(), v.dtype) for v in (y, x.grad, weights.grad)]
@@ -393,7 +482,9 @@ def test_a_grouped_product_has_its_shape_and_memory(dtype):
 def test_ctc_loss_goes_back():
     with virtualgpu.use(gpus=1, like="H200", values=False):
         scores = torch.zeros(8, 3, 5, device="cuda", requires_grad=True)
-        F.ctc_loss(scores, torch.ones(3, 2, dtype=torch.int64, device="cuda"), [8, 8, 8], [2, 2, 2]).backward()
+        F.ctc_loss(
+            scores, torch.ones(3, 2, dtype=torch.int64, device="cuda"), [8, 8, 8], [2, 2, 2]
+        ).backward()
         assert scores.grad is not None and scores.grad.shape == scores.shape
 
 
@@ -401,7 +492,10 @@ def test_a_sparse_gradient_is_refused_by_name():
     with virtualgpu.use(gpus=1, values=False):
         bag = nn.EmbeddingBag(5000, 80, mode="sum", sparse=True, device="cuda")
         bags = bag(torch.arange(2000, device="cuda"), torch.arange(1000, device="cuda"))
-        with pytest.raises(NotImplementedError, match="a sparse result of tensors whose values were not kept is not supported"):
+        with pytest.raises(
+            NotImplementedError,
+            match="a sparse result of tensors whose values were not kept is not supported",
+        ):
             bags.sum().backward()
 
 
@@ -432,7 +526,9 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "addition": lambda: on_cuda(2, 3) + on_cuda(4, 5),
     "addition in place": lambda: on_cuda(2, 3).add_(on_cuda(4, 5)),
     "view": lambda: on_cuda(2, 3).view(7),
-    "gather": lambda: torch.gather(on_cuda(2, 3), 5, torch.zeros(2, 3, dtype=torch.long, device="cuda")),
+    "gather": lambda: torch.gather(
+        on_cuda(2, 3), 5, torch.zeros(2, 3, dtype=torch.long, device="cuda")
+    ),
 }
 
 
@@ -440,7 +536,10 @@ MISTAKES: dict[str, Callable[[], object]] = {
 def test_a_mistake_has_the_same_words_with_and_without_values(name):
     said = []
     for values in (True, False):
-        with virtualgpu.use(like="H200", values=values), pytest.raises((RuntimeError, IndexError)) as raised:
+        with (
+            virtualgpu.use(like="H200", values=values),
+            pytest.raises((RuntimeError, IndexError)) as raised,
+        ):
             MISTAKES[name]()
         said.append((type(raised.value), str(raised.value)))
     assert said[0] == said[1]
@@ -449,7 +548,10 @@ def test_a_mistake_has_the_same_words_with_and_without_values(name):
 def test_the_words_of_a_mistake_take_no_memory():
     with virtualgpu.use(like="H200", values=False):
         x, y = on_cuda(1 << 20, 1 << 10), on_cuda(1 << 11, 1 << 22)
-        with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes cannot be multiplied \(1048576x1024 and 2048x4194304\)$"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"^mat1 and mat2 shapes cannot be multiplied \(1048576x1024 and 2048x4194304\)$",
+        ):
             x @ y
 
 
@@ -550,7 +652,9 @@ def test_what_selects_elements_gets_the_largest_shape_if_values_are_made_up(read
     assert (values.shape, places.shape, counts.shape) == ((6, 4), (6,), (6,))
     assert [part.shape for part in x[0].unique_consecutive(return_counts=True)] == [(4,), (4,)]
     assert reads and set(reads) == {torch.bool}
-    with pytest.raises(RuntimeError, match="repeat_interleave.*depends on values, and these were not"):
+    with pytest.raises(
+        RuntimeError, match="repeat_interleave.*depends on values, and these were not"
+    ):
         x.repeat_interleave(x.argmax(1), 0)
 
 

@@ -93,19 +93,32 @@ def test_a_sparse_operand_has_no_order():
 
 def test_an_expanded_operand_is_read_once():
     x, row = rows(4096), rows(1)
-    assert seconds(lambda: x + row.expand(4096, 1024)) == pytest.approx(seconds(lambda: x + row), rel=0.01)
+    assert seconds(lambda: x + row.expand(4096, 1024)) == pytest.approx(
+        seconds(lambda: x + row), rel=0.01
+    )
 
 
 def test_random_numbers_take_longer_than_constants():
     x = rows(4096)
-    assert seconds(x.normal_) == seconds(x.uniform_) == seconds(lambda: x.bernoulli_(0.5)) > 1.3 * seconds(x.zero_)
+    assert (
+        seconds(x.normal_)
+        == seconds(x.uniform_)
+        == seconds(lambda: x.bernoulli_(0.5))
+        > 1.3 * seconds(x.zero_)
+    )
     assert seconds(lambda: F.dropout(x, 0.5)) > seconds(lambda: x * 2.0)
 
 
 def test_lists_of_tensors_count_what_they_write():
     x, y = [rows(4096) for _ in range(4)], [rows(4096) for _ in range(4)]
-    read, written = (seconds(lambda: torch._foreach_norm(x)), seconds(lambda: torch._foreach_add_(x, y)))
-    assert written == pytest.approx(3 * read, rel=0.01) and seconds(lambda: torch._foreach_zero_(x)) < written / 2
+    read, written = (
+        seconds(lambda: torch._foreach_norm(x)),
+        seconds(lambda: torch._foreach_add_(x, y)),
+    )
+    assert (
+        written == pytest.approx(3 * read, rel=0.01)
+        and seconds(lambda: torch._foreach_zero_(x)) < written / 2
+    )
     assert seconds(lambda: torch._foreach_add(x, y)) == pytest.approx(written)
 
 
@@ -139,7 +152,10 @@ def test_the_gradients_of_a_norm_take_longer_than_the_norm():
 
 
 def test_few_channels_keep_few_multiprocessors_at_work():
-    few, many = torch.ones(16, 16, 64, 64, device="cuda"), torch.ones(16, 256, 16, 16, device="cuda")
+    few, many = (
+        torch.ones(16, 16, 64, 64, device="cuda"),
+        torch.ones(16, 256, 16, 16, device="cuda"),
+    )
 
     def norm(x: torch.Tensor, training: bool) -> object:
         ones = torch.ones(x.shape[1], device="cuda")
@@ -147,7 +163,9 @@ def test_few_channels_keep_few_multiprocessors_at_work():
 
     name = "native_batch_norm"
     assert seconds(lambda: norm(few, True), name) > 2 * seconds(lambda: norm(many, True), name) > 0
-    assert seconds(lambda: norm(few, False), name) == pytest.approx(seconds(lambda: norm(many, False), name), rel=0.05)
+    assert seconds(lambda: norm(few, False), name) == pytest.approx(
+        seconds(lambda: norm(many, False), name), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -167,16 +185,26 @@ def test_a_sum_that_grows_down_a_column_goes_step_by_step():
 
 def test_each_byte_of_a_key_is_sorted_by_itself():
     keys = torch.ones(4 * MANY, device="cuda")
-    took = [seconds(keys.to(dtype).sort, "sort") for dtype in (torch.float16, torch.float32, torch.int64)]
+    took = [
+        seconds(keys.to(dtype).sort, "sort")
+        for dtype in (torch.float16, torch.float32, torch.int64)
+    ]
     assert took == sorted(took) and took[2] > 3 * took[0]
     assert seconds(lambda: keys.topk(5), "topk") < took[1]
 
 
 def test_rows_of_a_table_are_read_where_they_are_asked_for():
     small, large = rows(1000), rows(30_000)  # the second does not fit into the second-level cache
-    few, many = torch.zeros(10, dtype=torch.int64, device="cuda"), torch.zeros(20_000, dtype=torch.int64, device="cuda")
-    assert seconds(lambda: F.embedding(few, large)) == pytest.approx(seconds(lambda: F.embedding(few, small)), rel=0.01)
-    assert seconds(lambda: F.embedding(many, large)) > 1.5 * seconds(lambda: F.embedding(many, small))
+    few, many = (
+        torch.zeros(10, dtype=torch.int64, device="cuda"),
+        torch.zeros(20_000, dtype=torch.int64, device="cuda"),
+    )
+    assert seconds(lambda: F.embedding(few, large)) == pytest.approx(
+        seconds(lambda: F.embedding(few, small)), rel=0.01
+    )
+    assert seconds(lambda: F.embedding(many, large)) > 1.5 * seconds(
+        lambda: F.embedding(many, small)
+    )
 
 
 def test_adding_where_others_may_add_takes_longer_than_reading_there():
@@ -189,7 +217,9 @@ def test_adding_where_others_may_add_takes_longer_than_reading_there():
 def test_the_loss_of_many_rows_is_added_up_by_one_block():
     few, many = rows(1024, 64).log_softmax(1), rows(MANY // 64, 64).log_softmax(1)
     targets = torch.zeros(len(many), dtype=torch.int64, device="cuda")
-    more = seconds(lambda: F.nll_loss(many, targets)) - seconds(lambda: F.nll_loss(few, targets[: len(few)]))
+    more = seconds(lambda: F.nll_loss(many, targets)) - seconds(
+        lambda: F.nll_loss(few, targets[: len(few)])
+    )
     assert more == pytest.approx(2 * (len(many) - len(few)) / 1.98e9, rel=0.1)
     assert seconds(lambda: F.nll_loss(many, targets, reduction="none")) < more
 
@@ -197,16 +227,31 @@ def test_the_loss_of_many_rows_is_added_up_by_one_block():
 def test_the_gradient_of_max_pool_takes_longer_than_max_pool():
     x = torch.ones(16, 16, 64, 64, device="cuda", requires_grad=True)
     forward = seconds(lambda: F.max_pool2d(x, 2))
-    assert seconds(lambda: F.max_pool2d(x, 2).sum().backward(), "max_pool2d_with_indices_backward") > 1.5 * forward
+    assert (
+        seconds(lambda: F.max_pool2d(x, 2).sum().backward(), "max_pool2d_with_indices_backward")
+        > 1.5 * forward
+    )
 
 
 def test_convolutions_wait_for_their_channels_to_be_turned_and_for_their_bias():
-    x, plain = torch.ones(16, 64, 32, 32, device="cuda"), torch.nn.Conv2d(64, 64, 3, padding=1, bias=False, device="cuda")
-    biased, narrow = torch.nn.Conv2d(64, 64, 3, padding=1, device="cuda"), torch.nn.Conv2d(64, 16, 3, padding=1, bias=False, device="cuda")
+    x, plain = (
+        torch.ones(16, 64, 32, 32, device="cuda"),
+        torch.nn.Conv2d(64, 64, 3, padding=1, bias=False, device="cuda"),
+    )
+    biased, narrow = (
+        torch.nn.Conv2d(64, 64, 3, padding=1, device="cuda"),
+        torch.nn.Conv2d(64, 16, 3, padding=1, bias=False, device="cuda"),
+    )
     first = seconds(lambda: plain(x), "convolution")
     last = x.contiguous(memory_format=torch.channels_last)
-    assert seconds(lambda: plain(last), "convolution") < first < seconds(lambda: biased(x), "convolution")
-    assert seconds(lambda: narrow(last), "convolution") > 0.9 * seconds(lambda: plain(last), "convolution")  # in tiles of 128 channels
+    assert (
+        seconds(lambda: plain(last), "convolution")
+        < first
+        < seconds(lambda: biased(x), "convolution")
+    )
+    assert seconds(lambda: narrow(last), "convolution") > 0.9 * seconds(
+        lambda: plain(last), "convolution"
+    )  # in tiles of 128 channels
 
 
 def test_channels_come_in_tiles_for_tensor_cores_alone(monkeypatch):
@@ -229,14 +274,24 @@ def test_an_empty_batch_and_a_single_sample_go_through_a_convolution(shape):
 
 def test_a_convolution_may_be_named_its_arguments():
     x, weight = torch.ones(1, 4, 8, 8, device="cuda"), torch.ones(4, 4, 3, 3, device="cuda")
-    named = {"stride": [1], "padding": [0], "dilation": [1], "transposed": False, "output_padding": [0], "groups": 1}
+    named = {
+        "stride": [1],
+        "padding": [0],
+        "dilation": [1],
+        "transposed": False,
+        "output_padding": [0],
+        "groups": 1,
+    }
     assert torch.ops.aten.convolution(x, weight, None, **named).shape == (1, 4, 6, 6)
 
 
 @pytest.mark.slow
 def test_a_causal_mask_spares_half_of_attention():
     q = torch.ones(4, 8, 2048, 64, device="cuda", dtype=torch.float16)
-    whole, causal = (seconds(lambda c=c: F.scaled_dot_product_attention(q, q, q, is_causal=c), "attention") for c in (False, True))
+    whole, causal = (
+        seconds(lambda c=c: F.scaled_dot_product_attention(q, q, q, is_causal=c), "attention")
+        for c in (False, True)
+    )
     assert 0.45 < causal / whole < 0.6
 
 
@@ -244,8 +299,18 @@ def on_the_model(program: str, folder) -> dict[str, float]:
     """Run a program of benchmarks/timing on a virtual H200. Return its figures by name."""
     output = folder / f"{program}.json"
     options = ["--gpus", "1", "--like", "H200", "--virtual-time", "--no-values"]
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    command = [sys.executable, "-m", "virtualgpu", "run", *options, str(TIMING / program), str(output)]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "virtualgpu",
+        "run",
+        *options,
+        str(TIMING / program),
+        str(output),
+    ]
     subprocess.run(command, check=True, env=environment, timeout=200)
     return figures(output)
 
@@ -270,7 +335,10 @@ def test_small_operators_take_what_they_took_on_an_h200(tmp_path):
 
     The recorded kernels have no pause of a microsecond between them, which the model's have.
     """
-    model, recorded = on_the_model("small_kernels.py", tmp_path), figures(TIMING / "small_kernels.json")
+    model, recorded = (
+        on_the_model("small_kernels.py", tmp_path),
+        figures(TIMING / "small_kernels.json"),
+    )
     ratios = [model[name] / (taken + 1) for name, taken in recorded.items()]
     assert sorted(abs(ratio - 1) for ratio in ratios)[len(ratios) // 2] < 0.16
     assert sum(not 0.5 <= ratio <= 2 for ratio in ratios) < len(ratios) / 20

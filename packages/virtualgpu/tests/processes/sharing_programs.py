@@ -70,7 +70,13 @@ def consume(end) -> None:
         "shared": whole.is_shared(),
     })  # fmt: skip
     again = end.recv()
-    end.send([again.data_ptr() == whole.data_ptr(), message(end.send, whole), message(whole.detach().resize_, 1000)])
+    end.send(
+        [
+            again.data_ptr() == whole.data_ptr(),
+            message(end.send, whole),
+            message(whole.detach().resize_, 1000),
+        ]
+    )
     end.recv()
     end.send(whole.clone())  # a copy is the child's own
     end.recv()
@@ -81,7 +87,9 @@ def one_memory(context) -> dict:
     whole = torch.arange(6.0, device=HERE)
     weight = torch.nn.Parameter(torch.ones(2, 3, device=HERE))
     weight.sum().backward()
-    seen = child.ask((whole, whole.view(2, 3)[1], weight, torch.empty(0, 3, device=HERE), weight.detach().t()))
+    seen = child.ask(
+        (whole, whole.view(2, 3)[1], weight, torch.empty(0, 3, device=HERE), weight.detach().t())
+    )
     facts = {"child": seen, "parent": whole.tolist()}
     facts["child again"] = child.ask(whole)
     copy = child.ask()
@@ -129,7 +137,11 @@ def lifetime(context) -> dict:
     child.ask()
     reserved = torch.cuda.memory_reserved()
     tensor = torch.ones(8 * MIB, device=HERE)
-    facts["a block found again"] = [tensor.nbytes / MIB, allocated(), torch.cuda.memory_reserved() == reserved]
+    facts["a block found again"] = [
+        tensor.nbytes / MIB,
+        allocated(),
+        torch.cuda.memory_reserved() == reserved,
+    ]
     child.end.send(None)
     child.finish()
     return facts
@@ -239,17 +251,29 @@ def one_device(context) -> dict:
     after = torch.cuda.mem_get_info()[0]
     error = message(torch.empty, total - gib, dtype=torch.uint8, device=HERE)
     told = re.findall(r"(this process|Process (\d+)) has (\S+ \S+) memory in use", error)
-    told = [(who, number, size) for who, number, size in told if number in ("", str(child.process.pid))]  # a real GPU has other users
+    told = [
+        (who, number, size) for who, number, size in told if number in ("", str(child.process.pid))
+    ]  # a real GPU has other users
     apps = subprocess.run(
-        ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"], capture_output=True, text=True
+        ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
     )
-    used = {int(pid): int(mebibytes) for pid, mebibytes in (line.split(",") for line in apps.stdout.splitlines())}
+    used = {
+        int(pid): int(mebibytes)
+        for pid, mebibytes in (line.split(",") for line in apps.stdout.splitlines())
+    }
     facts = {
-        "a limit for the child alone": [limited, limit_named, torch.cuda.get_per_process_memory_fraction()],
+        "a limit for the child alone": [
+            limited,
+            limit_named,
+            torch.cuda.get_per_process_memory_fraction(),
+        ],
         "the child has a context": 0 < before - free_there < gib,
         "taken, whole GiB": (before - after) // gib,
         "in the error": sorted([who != "this process", size.split()[1]] for who, _, size in told),
-        "the child in the error": [number for _, number, _ in told if number] == [str(child.process.pid)],
+        "the child in the error": [number for _, number, _ in told if number]
+        == [str(child.process.pid)],
         "the child in nvidia-smi, whole GiB": used.get(child.process.pid, 0) >> 10,
     }
     child.process.kill()

@@ -6,7 +6,13 @@ import sys
 import pytest
 
 from virtualgpu.allocator import CachingAllocator
-from virtualgpu.processes.exported_blocks import WARNING, Counter, ExportedBlock, PendingFrees, decrement
+from virtualgpu.processes.exported_blocks import (
+    WARNING,
+    Counter,
+    ExportedBlock,
+    PendingFrees,
+    decrement,
+)
 
 MIB = 1 << 20
 
@@ -18,7 +24,9 @@ def pending_frees():
     made.close()
 
 
-def exported_block(pending_frees: PendingFrees, receivers: int = 1) -> tuple[ExportedBlock, list[Counter]]:
+def exported_block(
+    pending_frees: PendingFrees, receivers: int = 1
+) -> tuple[ExportedBlock, list[Counter]]:
     exported = ExportedBlock(b"", None)
     return exported, [pending_frees.count(exported) for _ in range(receivers)]
 
@@ -42,7 +50,10 @@ def test_a_block_waits_for_all_who_received_it(pending_frees):
 
 def test_the_next_that_is_freed_looks_for_the_others(pending_frees):
     allocator = CachingAllocator(0, 100 * MIB, collect=pending_frees.collect)
-    (exported, (counter,)), (later, _) = exported_block(pending_frees), exported_block(pending_frees)
+    (exported, (counter,)), (later, _) = (
+        exported_block(pending_frees),
+        exported_block(pending_frees),
+    )
     pending_frees.add(allocator, allocator.malloc(MIB), exported)
     let_go(counter)
     pending_frees.add(allocator, allocator.malloc(2 * MIB), later)
@@ -82,7 +93,12 @@ def test_a_receiver_may_outlive_the_sender(pending_frees):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [("", [WARNING]), ("pending_frees.close()", []), ("decrement(counter.file.address, counter.index)", [WARNING])]
+    ("code", "said"),
+    [
+        ("", [WARNING]),
+        ("pending_frees.close()", []),
+        ("decrement(counter.file.address, counter.index)", [WARNING]),
+    ],
 )
 def test_the_end_warns_of_what_was_sent_and_not_freed(code, said):
     program = f"""
@@ -93,5 +109,7 @@ exported = ExportedBlock(b"", None)
 counter = pending_frees.count(exported)
 {code}
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert result.stderr.splitlines() == said

@@ -23,7 +23,9 @@ def waited(monkeypatch):
 def elsewhere(event):
     """The same event as another process has it."""
     address = event.ipc_handle().partition(b":")[2]
-    return torch.cuda.Event.from_ipc_handle(event.device, (b"0:" + address).ljust(HANDLE_BYTES, b"\0"))
+    return torch.cuda.Event.from_ipc_handle(
+        event.device, (b"0:" + address).ljust(HANDLE_BYTES, b"\0")
+    )
 
 
 def test_what_one_process_records_another_waits_for(waited):
@@ -57,7 +59,11 @@ def test_a_stream_waits_for_an_event_of_another_process():
     other = elsewhere(event)
     torch.cuda._sleep(CYCLES)
     event.record()
-    stream, start, end = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream, start, end = (
+        torch.cuda.Stream(),
+        torch.cuda.Event(enable_timing=True),
+        torch.cuda.Event(enable_timing=True),
+    )
     start.record(stream)
     other.wait(stream)
     end.record(stream)
@@ -77,12 +83,26 @@ def test_it_belongs_to_the_gpu_where_it_is_exported_first():
 @pytest.mark.parametrize(
     ("mistake", "error", "text"),
     [
-        (lambda: torch.cuda.Event(interprocess=True, enable_timing=True).record(), AcceleratorError, "invalid argument"),
-        (lambda: torch.cuda.Event().ipc_handle(), AcceleratorError, "invalid resource handle"),
-        (lambda: torch.cuda.Event.from_ipc_handle(0, b""), RuntimeError, "expects byte-like object of size 64, but got 0"),
-        (lambda: torch.cuda.Event.from_ipc_handle(0, b"0:/proc/0/fd/0:0".ljust(64, b"\0")), AcceleratorError, "invalid resource handle"),
         (
-            lambda: torch.cuda.Event.from_ipc_handle(0, torch.cuda.Event(interprocess=True).ipc_handle()),
+            lambda: torch.cuda.Event(interprocess=True, enable_timing=True).record(),
+            AcceleratorError,
+            "invalid argument",
+        ),
+        (lambda: torch.cuda.Event().ipc_handle(), AcceleratorError, "invalid resource handle"),
+        (
+            lambda: torch.cuda.Event.from_ipc_handle(0, b""),
+            RuntimeError,
+            "expects byte-like object of size 64, but got 0",
+        ),
+        (
+            lambda: torch.cuda.Event.from_ipc_handle(0, b"0:/proc/0/fd/0:0".ljust(64, b"\0")),
+            AcceleratorError,
+            "invalid resource handle",
+        ),
+        (
+            lambda: torch.cuda.Event.from_ipc_handle(
+                0, torch.cuda.Event(interprocess=True).ipc_handle()
+            ),
             AcceleratorError,
             "invalid device context",
         ),

@@ -20,7 +20,12 @@ file = SharedFile(address=sys.argv[1])
 
 
 def other(file: SharedFile, code: str, **options) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", OTHER + code, file.address], stdout=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(
+        [sys.executable, "-c", OTHER + code, file.address],
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
 
 
 def test_another_process_writes_and_this_one_reads():
@@ -37,7 +42,9 @@ def test_another_process_writes_and_this_one_reads():
 def test_a_process_that_is_killed_leaves_the_lock():
     file = SharedFile(WORD)
     with other(
-        file, "context = file.locked(); context.__enter__(); print('in', flush=True); sys.stdin.read()", stdin=subprocess.PIPE
+        file,
+        "context = file.locked(); context.__enter__(); print('in', flush=True); sys.stdin.read()",
+        stdin=subprocess.PIPE,
     ) as it:
         assert it.stdout.readline() == "in\n"
         entered = threading.Event()
@@ -60,7 +67,10 @@ def test_a_block_within_a_block_leaves_the_lock_to_the_outer_one():
     with file.locked():
         with file.locked():
             pass
-        with other(file, "print('ready', flush=True); context = file.locked(); context.__enter__(); file.words[0] = 1") as it:
+        with other(
+            file,
+            "print('ready', flush=True); context = file.locked(); context.__enter__(); file.words[0] = 1",
+        ) as it:
             it.stdout.readline()
             with pytest.raises(subprocess.TimeoutExpired):
                 it.wait(timeout=0.3)
@@ -90,12 +100,16 @@ def test_a_number_that_another_file_has_by_now_is_not_opened(tmp_path):
             SharedFile(address=address)
 
 
-@pytest.mark.skipif(not shared_file.has_proc(), reason="only Linux has files without a name that others can open")
+@pytest.mark.skipif(
+    not shared_file.has_proc(), reason="only Linux has files without a name that others can open"
+)
 def test_no_name_is_taken_anywhere(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(os.listdir("/dev/shm"))
     file = SharedFile(WORD)
-    assert not list(tmp_path.iterdir()) and not {name for name in set(os.listdir("/dev/shm")) - before if "labkit" in name}
+    assert not list(tmp_path.iterdir()) and not {
+        name for name in set(os.listdir("/dev/shm")) - before if "labkit" in name
+    }
     file.close()
 
 

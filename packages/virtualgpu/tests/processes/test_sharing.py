@@ -76,8 +76,16 @@ EXPECTED = {
         "after CUDA": "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
         "'spawn' start method",
     },
-    "events": {"in the child": [False, True], "here": True, "of the child": [False, True], "exit": 0},
-    "producer ends first": {"exit": 0, "received": f"{torch.AcceleratorError.__name__}: CUDA error: invalid resource handle"},
+    "events": {
+        "in the child": [False, True],
+        "here": True,
+        "of the child": [False, True],
+        "exit": 0,
+    },
+    "producer ends first": {
+        "exit": 0,
+        "received": f"{torch.AcceleratorError.__name__}: CUDA error: invalid resource handle",
+    },
     "held at the end": {"sum": 4, "gone": "gone"},
 }
 WARNS = ("held at the end", "producer ends first")  # once each
@@ -96,7 +104,10 @@ def _without_hidden_gpus() -> dict[str, str]:
 
 def run(names: tuple[str, ...], real: bool) -> tuple[dict, list[str]]:
     """What the programs saw, one after the other in one process, and the lines of stderr."""
-    command = [sys.executable, *(() if real else ("-m", "virtualgpu", "run", "--gpus", "2", "--like", "H200"))]
+    command = [
+        sys.executable,
+        *(() if real else ("-m", "virtualgpu", "run", "--gpus", "2", "--like", "H200")),
+    ]
     environment = os.environ if real else _without_hidden_gpus()
     result = subprocess.run(
         [*command, HERE / "sharing_programs.py", *names],
@@ -108,7 +119,9 @@ def run(names: tuple[str, ...], real: bool) -> tuple[dict, list[str]]:
     seen: dict = {}
     for line in result.stdout.splitlines():
         seen |= json.loads(line)
-    return seen, result.stderr.splitlines()[0 if real else 1 :]  # the kit's first line says where it runs
+    return seen, result.stderr.splitlines()[
+        0 if real else 1 :
+    ]  # the kit's first line says where it runs
 
 
 def check(names: tuple[str, ...], real: bool) -> None:
@@ -116,7 +129,9 @@ def check(names: tuple[str, ...], real: bool) -> None:
     assert set(seen) == set(names), "\n".join(complaints)
     for name in names:
         assert seen[name] == EXPECTED[name]
-    said = [line.partition("] ")[2] for line in complaints if not real or "CudaIPCTypes.cpp" in line]
+    said = [
+        line.partition("] ")[2] for line in complaints if not real or "CudaIPCTypes.cpp" in line
+    ]
     expected = [WARNING] * sum(name in WARNS for name in names)
     if real:  # where a child of another program ends before its memory has been given back here, it says so as well
         assert set(said) <= {WARNING} and len(said) >= len(expected)
@@ -218,7 +233,10 @@ WITH_FEW_VALUES = """
 def test_values_that_were_too_large_to_keep_are_not_sent(tmp_path):
     with run_script(tmp_path, WITH_FEW_VALUES, LABKIT_HOST_BUDGET="100000") as process:
         output, complaints = process.communicate(timeout=280)
-    assert output == "writing values that were not kept into a tensor that another process sees [1.0, 1.0]\n", complaints
+    assert (
+        output
+        == "writing values that were not kept into a tensor that another process sees [1.0, 1.0]\n"
+    ), complaints
 
 
 FROM_A_LOADER = """
@@ -238,7 +256,9 @@ FROM_A_LOADER = """
 def test_a_loader_s_workers_make_batches_on_the_gpu(tmp_path):
     with run_script(tmp_path, FROM_A_LOADER) as process:
         output, complaints = process.communicate(timeout=280)
-    assert output == "[[0.0, 0.0], [1.0, 1.0]] cuda:0 0\n[[2.0, 2.0], [3.0, 3.0]] cuda:0 0\n", complaints
+    assert output == "[[0.0, 0.0], [1.0, 1.0]] cuda:0 0\n[[2.0, 2.0], [3.0, 3.0]] cuda:0 0\n", (
+        complaints
+    )
 
 
 HOLDING = """
@@ -260,13 +280,19 @@ HOLDING = """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder")
+@pytest.mark.skipif(
+    not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder"
+)
 def test_killed_processes_leave_no_shared_memory(tmp_path):
     with run_script(tmp_path, HOLDING) as process:
         child = int(process.stdout.readline())
         os.killpg(process.pid, signal.SIGKILL)
     names = os.listdir("/dev/shm")
-    assert not [name for name in names if "labkit" in name or f"_{process.pid}_" in name or f"_{child}_" in name]
+    assert not [
+        name
+        for name in names
+        if "labkit" in name or f"_{process.pid}_" in name or f"_{child}_" in name
+    ]
 
 
 @pytest.fixture
@@ -286,7 +312,11 @@ def test_memory_cannot_be_received_where_it_was_sent(two):
 
 def test_empty_tensors_have_no_memory_to_send(two):
     empty = sent_to_oneself(torch.nn.Parameter(torch.empty(0, 3, device="cuda:1")))
-    assert (empty.shape, empty.device.index, empty.requires_grad) == ((0, 3), 1, True) and isinstance(empty, torch.nn.Parameter)
+    assert (empty.shape, empty.device.index, empty.requires_grad) == (
+        (0, 3),
+        1,
+        True,
+    ) and isinstance(empty, torch.nn.Parameter)
     plain = sent_to_oneself(torch.empty(2, 0, dtype=torch.int8, device="cuda"))
     assert (plain.shape, plain.dtype, plain.requires_grad) == ((2, 0), torch.int8, False)
 
@@ -298,7 +328,11 @@ def test_what_was_sent_does_not_grow(two):
     for grow in (
         lambda: x.resize_(1000),
         lambda: torch.add(torch.ones(1000, device="cuda"), 1, out=x),
-        lambda: torch.max(torch.ones(2, 1000, device="cuda"), 0, out=(x, torch.empty(0, dtype=torch.long, device="cuda"))),
+        lambda: torch.max(
+            torch.ones(2, 1000, device="cuda"),
+            0,
+            out=(x, torch.empty(0, dtype=torch.long, device="cuda")),
+        ),
         lambda: x.untyped_storage().resize_(8),
     ):
         with pytest.raises(NotImplementedError, match=refused):
@@ -315,5 +349,7 @@ def test_what_is_sent_keeps_its_storage(two):
     x.add_(1)
     assert view.tolist() == [2.0, 3.0, 4.0] and x.sum().item() == seen + 4
     assert (x.data_ptr(), torch.cuda.memory_allocated()) == before
-    handles = [sharing.share_cuda(y.untyped_storage())[1] for y in (x, view, torch.ones(1, device="cuda"))]
+    handles = [
+        sharing.share_cuda(y.untyped_storage())[1] for y in (x, view, torch.ones(1, device="cuda"))
+    ]
     assert handles[0] == handles[1] != handles[2]

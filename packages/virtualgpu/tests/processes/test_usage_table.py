@@ -29,7 +29,12 @@ def table() -> Iterator[UsageTable]:
 
 
 def other(table: UsageTable, code: str = OTHER) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", code, table.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, table.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     process.line = process.stdout.readline().strip()
     return process
 
@@ -41,7 +46,11 @@ def test_each_process_sees_what_the_others_hold(table):
         assert table.holders(1) == [(process.pid, 30)] and table.others(1) == 30
         assert table.others(0) == 0  # its own is not another's
         table.hold(1, 5)
-        assert sorted(table.holders(1)) == table.holders(1) == sorted([(os.getpid(), 5), (process.pid, 30)])
+        assert (
+            sorted(table.holders(1))
+            == table.holders(1)
+            == sorted([(os.getpid(), 5), (process.pid, 30)])
+        )
         table.hold(1, 0)
         assert table.holders(1) == [(process.pid, 30)]
         process.stdin.close()
@@ -51,7 +60,9 @@ def test_each_process_sees_what_the_others_hold(table):
 def test_a_killed_process_holds_nothing_even_before_its_parent_notices(table):
     with other(table) as process:
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still in the system's list
+        os.waitid(
+            os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
+        )  # it has ended, and is still in the system's list
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         assert table.holders(1) == [] and table.others(1) == 0
 
@@ -66,7 +77,9 @@ def test_rows_of_the_dead_are_given_anew(table, monkeypatch):
     small.hold(0, 1)
     with other(small):
         again = UsageTable("T4", 2, 100, small.address)
-        with pytest.raises(RuntimeError, match="more than 2 processes hold memory of one virtual machine"):
+        with pytest.raises(
+            RuntimeError, match="more than 2 processes hold memory of one virtual machine"
+        ):
             again.hold(0, 1)
         again.close()
     small.close()
@@ -101,7 +114,11 @@ def test_only_the_same_machine_is_joined(table):
     joined = usage_table.join("T4", 2, 100, table.address)
     assert joined is not None
     joined.close()
-    assert usage_table.join("T4", 2, 101, table.address) is usage_table.join("T4", 3, 100, table.address) is None
+    assert (
+        usage_table.join("T4", 2, 101, table.address)
+        is usage_table.join("T4", 3, 100, table.address)
+        is None
+    )
     assert (
         usage_table.join("L4", 2, 100, table.address)
         is usage_table.join("T4", 2, 100, None)

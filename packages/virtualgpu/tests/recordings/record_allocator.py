@@ -17,7 +17,17 @@ from datetime import date
 MiB = 1 << 20
 SIZES = {
     "small": [1, 511, 512, 513, 1000, 4096, 100_000, 300_000, MiB - 512, MiB],
-    "large": [MiB + 1, 2 * MiB, 3 * MiB + 7, 5 * MiB, 9 * MiB + MiB // 2, 10 * MiB - 1, 10 * MiB, 10 * MiB + 1, 19 * MiB],
+    "large": [
+        MiB + 1,
+        2 * MiB,
+        3 * MiB + 7,
+        5 * MiB,
+        9 * MiB + MiB // 2,
+        10 * MiB - 1,
+        10 * MiB,
+        10 * MiB + 1,
+        19 * MiB,
+    ],
     "huge": [21 * MiB, 33 * MiB - 3, 49 * MiB, 64 * MiB, 100 * MiB],
 }
 PROGRAMS = {  # name: (settings, seed, streams, limit in MiB or None)
@@ -102,14 +112,26 @@ def run(steps):
         elif action == "empty_cache":
             torch.cuda.empty_cache()
         elif action == "limit":
-            torch.cuda.set_per_process_memory_fraction(details[0] / torch.cuda.get_device_properties(0).total_memory)
+            torch.cuda.set_per_process_memory_fraction(
+                details[0] / torch.cuda.get_device_properties(0).total_memory
+            )
         stats = torch.cuda.memory_stats()
         rows.append([stats[key] for key in KEYS] + [failed])
     last = torch.cuda.memory_stats_as_nested_dict()
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
-    first = min(e["addr"] for e in trace if e["action"].startswith("segment"))  # only distances are kept
-    events = [[e["action"], e.get("addr", first) - first, e["size"]] for e in trace if e["action"] != "snapshot"]
-    return {"rows": rows, "stats": {key: value for key, value in last.items() if not isinstance(key, tuple)}, "events": events}
+    first = min(
+        e["addr"] for e in trace if e["action"].startswith("segment")
+    )  # only distances are kept
+    events = [
+        [e["action"], e.get("addr", first) - first, e["size"]]
+        for e in trace
+        if e["action"] != "snapshot"
+    ]
+    return {
+        "rows": rows,
+        "stats": {key: value for key, value in last.items() if not isinstance(key, tuple)},
+        "events": events,
+    }
 
 
 def main():
@@ -123,12 +145,21 @@ def main():
     recorded = {}
     for name, (settings, seed, streams, limit) in PROGRAMS.items():
         environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings} if settings else None
-        done = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", name],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         if not lines:
             print(name, "failed:", done.stderr[-800:])
             continue
-        recorded[name] = {"settings": settings, "steps": program(seed, streams, limit), **json.loads(lines[0][7:])}
+        recorded[name] = {
+            "settings": settings,
+            "steps": program(seed, streams, limit),
+            **json.loads(lines[0][7:]),
+        }
         print(name, len(recorded[name]["rows"]), "steps,", recorded[name]["rows"][-1])
     whole = {
         "gpu": properties.name,

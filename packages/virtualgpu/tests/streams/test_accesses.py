@@ -36,7 +36,9 @@ regions = st.builds(
 
 
 def elements(shown: Region) -> set[int]:
-    return set(torch.arange(200).as_strided(shown.size, shown.stride, shown.offset).flatten().tolist())
+    return set(
+        torch.arange(200).as_strided(shown.size, shown.stride, shown.offset).flatten().tolist()
+    )
 
 
 @given(regions, regions)

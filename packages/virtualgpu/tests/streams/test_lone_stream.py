@@ -18,7 +18,11 @@ def looked(monkeypatch):
     """The operators that were looked at, by name."""
     monkeypatch.setattr(lone_stream, "ALONE", FEW)
     names, look = [], RaceDetector._ordered
-    monkeypatch.setattr(RaceDetector, "_ordered", lambda self, call, *rest: names.append(call.op.name) or look(self, call, *rest))
+    monkeypatch.setattr(
+        RaceDetector,
+        "_ordered",
+        lambda self, call, *rest: names.append(call.op.name) or look(self, call, *rest),
+    )
     return names
 
 

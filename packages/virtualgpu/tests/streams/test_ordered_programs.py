@@ -21,14 +21,22 @@ def used():
 
 
 def classifier() -> nn.Module:
-    return nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
+    return nn.Sequential(
+        nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10)
+    )
 
 
 def batches(count: int = 64) -> DataLoader:
-    return DataLoader(TensorDataset(torch.randn(count, 32), torch.randint(0, 10, (count,))), batch_size=16, pin_memory=True)
+    return DataLoader(
+        TensorDataset(torch.randn(count, 32), torch.randint(0, 10, (count,))),
+        batch_size=16,
+        pin_memory=True,
+    )
 
 
-def train_on(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+def train_on(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> None:
     loss = nn.functional.cross_entropy(model(x), y)
     optimizer.zero_grad()
     loss.backward()
@@ -44,7 +52,9 @@ def test_data_parallel_fed_from_the_host():
     assert virtualgpu.races() == []
 
 
-def prefetched(loader: DataLoader, waits: bool = True, records: bool = True) -> Iterator[list[torch.Tensor]]:
+def prefetched(
+    loader: DataLoader, waits: bool = True, records: bool = True
+) -> Iterator[list[torch.Tensor]]:
     """The batches, each copied on a stream of its own while the one before is used."""
     stream = torch.cuda.Stream()
 
@@ -122,7 +132,12 @@ def test_training_on_a_stream_of_its_own(extras):
         for _ in range(3):
             x = torch.randn(16, 32, device="cuda")
             with torch.autocast("cuda", torch.float16, enabled=extras):
-                loss = (checkpoint(model, x, use_reentrant=False) if extras else model(x)).float().square().mean()
+                loss = (
+                    (checkpoint(model, x, use_reentrant=False) if extras else model(x))
+                    .float()
+                    .square()
+                    .mean()
+                )
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.step(optimizer)

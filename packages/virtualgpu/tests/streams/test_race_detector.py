@@ -34,7 +34,14 @@ def test_what_is_remembered_of_memory_goes_without_the_garbage_collector(side):
 
 
 @RACES
-@pytest.mark.parametrize("draw", [torch.Tensor.uniform_, lambda x: x.bernoulli_(0.5), lambda x: x.bernoulli_(torch.full_like(x, 0.5))])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        torch.Tensor.uniform_,
+        lambda x: x.bernoulli_(0.5),
+        lambda x: x.bernoulli_(torch.full_like(x, 0.5)),
+    ],
+)
 def test_drawing_in_place_does_not_read_what_stood_there(side, draw):
     """CUDA's `bernoulli_` writes each element, and reads a tensor of probabilities alone (ATen/native/cuda/DistributionTemplates.h)."""
     x = torch.zeros(8, device="cuda")
@@ -86,7 +93,9 @@ ORDERS = {
     "stream.synchronize": lambda side: here().synchronize(),
     "device": lambda side: torch.cuda.synchronize(),
     "item": lambda side: torch.ones(1, device="cuda").item(),
-    "through another stream": lambda side: (other := torch.cuda.Stream()).wait_stream(here()) or side.wait_stream(other),
+    "through another stream": lambda side: (
+        (other := torch.cuda.Stream()).wait_stream(here()) or side.wait_stream(other)
+    ),
     "query": lambda side: wait_by_asking(here().record_event()),
 }
 
@@ -179,7 +188,9 @@ def test_two_writers(side):
     assert kinds() == [BOTH_WRITE]
 
 
-@pytest.mark.parametrize("make", [lambda: torch.arange(1000.0, device="cuda"), lambda: torch.eye(40, device="cuda")])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.arange(1000.0, device="cuda"), lambda: torch.eye(40, device="cuda")]
+)
 def test_what_an_operator_has_just_made_races_with_nobody(side, make):
     """These resize what they write to, so that its memory is new and written at once."""
     torch.ones(1000, device="cuda").mul_(2)
@@ -262,7 +273,10 @@ def test_a_race_names_both_lines(side):
         a.sum()  # another line, another race
     first, second = virtualgpu.races()
     assert first.first.text.startswith("a = torch.ones") and first.second.text == "a.sum()"
-    assert first.first.line.startswith("test_race_detector.py:") and first.first.line != first.second.line != second.second.line
+    assert (
+        first.first.line.startswith("test_race_detector.py:")
+        and first.first.line != first.second.line != second.second.line
+    )
     assert told[0].filename == __file__ and str(told[0].lineno) == first.second.line.split(":")[1]
     assert "the default stream of cuda:0" in str(first) and "stream 1 of cuda:0" in str(first)
 
@@ -335,7 +349,10 @@ def test_what_copies_have_replaced_is_let_go_when_the_host_has_waited():
 
 def test_operands_on_two_devices_are_refused_before_anybody_looks_for_races(side):
     x, y = torch.ones(4, 4, device="cuda:0"), torch.ones(4, 4, device="cuda:1")
-    with warnings.catch_warnings(), pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"),
+    ):
         warnings.simplefilter("error")
         y @ x
     assert virtualgpu.races() == []
@@ -355,7 +372,9 @@ def reallocate(x: torch.Tensor) -> None:
     x.untyped_storage().resize_(36)
 
 
-@pytest.mark.parametrize("resize", [reallocate, lambda x: x.resize_(9), lambda x: torch.add(x.new_zeros(9), 1, out=x)])
+@pytest.mark.parametrize(
+    "resize", [reallocate, lambda x: x.resize_(9), lambda x: torch.add(x.new_zeros(9), 1, out=x)]
+)
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_memory_that_was_read_can_be_resized_and_written(resize):
     """What a kernel has read is kept in shared memory, which PyTorch 2.13 cannot write any more after it was resized so."""

@@ -16,7 +16,11 @@ from virtualgpu.streams.race_reports import Races, RaceWarning
 
 LENGTH = 512  # elements of a tensor: a block of its own
 PARTS = {"all": slice(0, LENGTH), "low": slice(0, LENGTH // 2), "high": slice(LENGTH // 2, LENGTH)}
-STREAMS, TENSORS, EVENTS = range(4), range(2), range(2)  # streams 0 to 2 on cuda:0, 3 on cuda:1; tensors on cuda:0
+STREAMS, TENSORS, EVENTS = (
+    range(4),
+    range(2),
+    range(2),
+)  # streams 0 to 2 on cuda:0, 3 on cuda:1; tensors on cuda:0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,19 +43,26 @@ class SlowSearch:
         self.sums: list[float] = []
 
     def node(self, *streams: int) -> int:
-        self.before.append({self.last[stream] for stream in streams if self.last[stream] is not None} | self.host)
+        self.before.append(
+            {self.last[stream] for stream in streams if self.last[stream] is not None} | self.host
+        )
         for stream in streams:
             self.last[stream] = len(self.before) - 1
         return len(self.before) - 1
 
     def reaches(self, first: int, later: int) -> bool:
-        return first == later or any(self.reaches(first, node) for node in self.before[later] if node >= first)
+        return first == later or any(
+            self.reaches(first, node) for node in self.before[later] if node >= first
+        )
 
     def touch(self, node: int, tensor: int, part: slice, writes: bool) -> bool:
         """Is there an earlier access that this one races with?"""
         mine = self.memory[tensor]
         raced = any(
-            memory == mine and (writes or wrote) and max(part.start, other.start) < min(part.stop, other.stop) and not self.reaches(n, node)
+            memory == mine
+            and (writes or wrote)
+            and max(part.start, other.start) < min(part.stop, other.stop)
+            and not self.reaches(n, node)
             for n, memory, other, wrote in self.touched
         )
         self.touched.append((node, mine, part, writes))
@@ -68,7 +79,9 @@ class SlowSearch:
             self.sums.append(self.values[tensor][PARTS[part]].sum())
         if kind in ("read", "write"):
             return self.touch(self.node(stream), tensor, PARTS[part], kind == "write")
-        if kind == "copy":  # from cuda:0 on this stream to the default stream of cuda:1, which both wait for one another
+        if (
+            kind == "copy"
+        ):  # from cuda:0 on this stream to the default stream of cuda:1, which both wait for one another
             return self.touch(self.node(stream, 3), tensor, PARTS[part], False)
         if kind == "record":
             self.events[event] = {self.node(stream)}
@@ -129,9 +142,15 @@ def actions() -> st.SearchStrategy[tuple]:
         st.just(0),
     )
     order = st.tuples(
-        st.sampled_from(["record", "wait", "synchronize"]), st.sampled_from(range(3)), st.just(0), st.just("all"), st.sampled_from(EVENTS)
+        st.sampled_from(["record", "wait", "synchronize"]),
+        st.sampled_from(range(3)),
+        st.just(0),
+        st.just("all"),
+        st.sampled_from(EVENTS),
     )
-    replace = st.tuples(st.just("replace"), st.just(0), st.sampled_from(TENSORS), st.just("all"), st.just(0))
+    replace = st.tuples(
+        st.just("replace"), st.just(0), st.sampled_from(TENSORS), st.just("all"), st.just(0)
+    )
     return st.one_of(touch, order, order, replace)
 
 

@@ -44,7 +44,14 @@ def test_a_copy_to_the_host_is_there_for_the_next_copy_of_the_stream():
     assert back.tolist() == [1, 0, 0] and virtualgpu.races() == []
 
 
-@pytest.mark.parametrize("wait", [lambda: here().synchronize(), lambda: here().record_event().synchronize(), torch.cuda.synchronize])
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda: here().synchronize(),
+        lambda: here().record_event().synchronize(),
+        torch.cuda.synchronize,
+    ],
+)
 def test_and_is_there_after(wait):
     x = torch.arange(4.0, device="cuda")
     made = (x * 2).to("cpu", non_blocking=True)

@@ -65,7 +65,14 @@ def test_streams_and_events_are_torchs_own_kinds():
 def test_priorities():
     low, high = torch.cuda.Stream.priority_range()
     assert (low, high) == (0, -3)
-    assert [torch.cuda.Stream(priority=p).priority for p in (1, 0, -1, -2, -3, -4)] == [0, 0, -1, -2, -3, -3]
+    assert [torch.cuda.Stream(priority=p).priority for p in (1, 0, -1, -2, -3, -4)] == [
+        0,
+        0,
+        -1,
+        -2,
+        -3,
+        -3,
+    ]
 
 
 def test_events_of_two_devices_have_no_time_between_them():
@@ -135,7 +142,9 @@ def test_events_time_what_lies_between_them():
         start.elapsed_time(end)
     end.synchronize()
     assert end.query()
-    assert start.elapsed_time(end) == pytest.approx(10_000_000 / 1.98e9 * 1e3, rel=0.3)  # an H200 clocks at most 1.98 GHz
+    assert start.elapsed_time(end) == pytest.approx(
+        10_000_000 / 1.98e9 * 1e3, rel=0.3
+    )  # an H200 clocks at most 1.98 GHz
     assert start.elapsed_time(end) > 0 > end.elapsed_time(start)
 
 
@@ -152,13 +161,33 @@ def test_an_event_may_be_waited_for_on_a_stream():
 @pytest.mark.parametrize(
     ("mistake", "error", "text"),
     [
-        (lambda e, t: e.elapsed_time(e), ValueError, "Both events must be created with argument 'enable_timing=True'"),
-        (lambda e, t: t.elapsed_time(t), ValueError, "Both events must be recorded before calculating elapsed time"),
+        (
+            lambda e, t: e.elapsed_time(e),
+            ValueError,
+            "Both events must be created with argument 'enable_timing=True'",
+        ),
+        (
+            lambda e, t: t.elapsed_time(t),
+            ValueError,
+            "Both events must be recorded before calculating elapsed time",
+        ),
         (lambda e, t: torch.cuda.Stream(device="cpu"), ValueError, "cpu"),
-        (lambda e, t: torch.cuda.Stream(device=9), errors.AcceleratorError, "invalid device ordinal"),
+        (
+            lambda e, t: torch.cuda.Stream(device=9),
+            errors.AcceleratorError,
+            "invalid device ordinal",
+        ),
         (lambda e, t: torch.cuda.Event(bogus=1), TypeError, "bogus"),
-        (lambda e, t: e.record() or e.record(torch.cuda.Stream(1)), RuntimeError, "does not match recording stream's device"),
-        (lambda e, t: torch.cuda.ExternalStream(1), NotImplementedError, "not supported by the virtual GPU"),
+        (
+            lambda e, t: e.record() or e.record(torch.cuda.Stream(1)),
+            RuntimeError,
+            "does not match recording stream's device",
+        ),
+        (
+            lambda e, t: torch.cuda.ExternalStream(1),
+            NotImplementedError,
+            "not supported by the virtual GPU",
+        ),
     ],
 )
 def test_mistakes(mistake, error, text):
@@ -173,7 +202,10 @@ def test_unrecorded_events_hold_nothing_up():
 
 def test_a_thread_starts_on_device_0_and_the_default_streams():
     def look() -> tuple[int, bool]:
-        seen = torch.cuda.current_device(), torch.cuda.current_stream() == torch.cuda.default_stream()
+        seen = (
+            torch.cuda.current_device(),
+            torch.cuda.current_stream() == torch.cuda.default_stream(),
+        )
         torch.cuda.set_device(3)
         torch.cuda.set_stream(torch.cuda.Stream())
         return seen

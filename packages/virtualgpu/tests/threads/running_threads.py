@@ -27,7 +27,8 @@ def run_threads(*works: Callable[[], Any], names: str | None = None) -> list[Any
         results[index] = work()
 
     threads = [
-        threading.Thread(target=keep, args=(index, work), name=names and names[index], daemon=True) for index, work in enumerate(works)
+        threading.Thread(target=keep, args=(index, work), name=names and names[index], daemon=True)
+        for index, work in enumerate(works)
     ]
     for thread in threads:
         thread.start()

@@ -63,7 +63,12 @@ def test_a_queue_is_as_pythons():
     made.put_nowait(2)
     assert not made.empty() and made.qsize() == 2
     assert (made.get(), made.get_nowait()) == (1, 2)
-    for get in (made.get_nowait, lambda: made.get(timeout=0.01), lambda: made.get(block=False), lambda: made.get(timeout=0)):
+    for get in (
+        made.get_nowait,
+        lambda: made.get(timeout=0.01),
+        lambda: made.get(block=False),
+        lambda: made.get(timeout=0),
+    ):
         with pytest.raises(queue.Empty):
             get()
     with pytest.raises(ValueError, match="non-negative"):
@@ -149,7 +154,9 @@ def piped(made: Callable[[], queue.Queue]) -> list[tuple]:
     return log
 
 
-@pytest.mark.parametrize("made", [lambda: queue.Queue(2), lambda: queue.SimpleQueue()], ids=["Queue", "SimpleQueue"])
+@pytest.mark.parametrize(
+    "made", [lambda: queue.Queue(2), lambda: queue.SimpleQueue()], ids=["Queue", "SimpleQueue"]
+)
 def test_a_pipeline_runs_in_one_order(made):
     first = piped(made)
     assert len(first) == 46

@@ -47,7 +47,8 @@ def traced() -> list:
         machine.clock.listen(lambda what: heard.append(repr(what)))
         seen = run_threads(*(work_of(index) for index in range(4)))
         events = [
-            (event["action"], event["addr"], event["size"], event["time_us"]) for event in torch.cuda.memory._snapshot()["device_traces"][0]
+            (event["action"], event["addr"], event["size"], event["time_us"])
+            for event in torch.cuda.memory._snapshot()["device_traces"][0]
         ]
         return [seen, heard, events, machine.clock.host]
 
@@ -55,7 +56,10 @@ def traced() -> list:
 @pytest.fixture
 def computer_busy() -> Iterator[None]:
     """Other programs want more processors than there are."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
     yield
     for other in others:
         other.kill()
@@ -91,7 +95,9 @@ def test_every_run_is_the_same_on_a_busy_computer(first_trace, computer_busy):
 def spans_of_data_parallel() -> list[tuple[int, float]]:
     with fresh(gpus=4):
         torch.manual_seed(0)
-        model = nn.DataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).cuda())
+        model = nn.DataParallel(
+            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).cuda()
+        )
         heard: list[Any] = []
         hardware.machine().clock.listen(heard.append)
         for _ in range(2):
@@ -126,7 +132,9 @@ def test_a_thread_that_waits_for_its_kernels_own_threads_keeps_its_turn(machine,
         nonlocal most
         running.append(x)
         most = max(most, len(running))
-        select.select([], [], [], 0.05)  # asleep as in C++: time.sleep would let the machine's time pass
+        select.select(
+            [], [], [], 0.05
+        )  # asleep as in C++: time.sleep would let the machine's time pass
         running.pop()
         return torch.ops.aten.exp.default(x)
 

@@ -46,7 +46,12 @@ def test_a_lock_held_while_waiting_for_a_turn(machine, quick):
 
 
 def test_conditions_events_and_barriers(machine, quick):
-    barrier, event, condition, ready = threading.Barrier(3), threading.Event(), threading.Condition(), []
+    barrier, event, condition, ready = (
+        threading.Barrier(3),
+        threading.Event(),
+        threading.Condition(),
+        [],
+    )
 
     def first() -> float:
         with condition:
@@ -125,7 +130,10 @@ def test_who_asks_again_and_again(machine):
 def test_a_loader_that_pins(machine):
     data = TensorDataset(torch.arange(64.0))
     for _ in range(2):
-        seen = sum(x.cuda(non_blocking=True).sum().item() for (x,) in DataLoader(data, batch_size=4, num_workers=2, pin_memory=True))
+        seen = sum(
+            x.cuda(non_blocking=True).sum().item()
+            for (x,) in DataLoader(data, batch_size=4, num_workers=2, pin_memory=True)
+        )
         assert seen == 2016
 
 
@@ -133,7 +141,9 @@ def test_a_loader_that_pins(machine):
 def test_how_far_a_loader_has_pinned_ahead_takes_no_host_time():
     def host_time() -> float:
         with fresh() as machine:
-            for (x,) in DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4, num_workers=2, pin_memory=True):
+            for (x,) in DataLoader(
+                TensorDataset(torch.arange(64.0)), batch_size=4, num_workers=2, pin_memory=True
+            ):
                 x.cuda(non_blocking=True).mul_(2)
             return machine.host_time()
 
@@ -194,7 +204,11 @@ def test_threads_that_outlive_the_machine(quick):
 
 def test_a_thread_that_cannot_start_takes_no_turns(machine, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(threading, "_start_new_thread", lambda *args: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        patch.setattr(
+            threading,
+            "_start_new_thread",
+            lambda *args: (_ for _ in ()).throw(RuntimeError("can't start new thread")),
+        )
         with pytest.raises(RuntimeError, match="can't start new thread"):
             threading.Thread(target=launch).start()
     assert not hardware.machine().scheduler.several
@@ -203,7 +217,9 @@ def test_a_thread_that_cannot_start_takes_no_turns(machine, monkeypatch):
 
 def run_script(text: str) -> subprocess.CompletedProcess:
     setup = "import os, sys, threading, time, torch, virtualgpu\nvirtualgpu.use(gpus=1)\n"
-    return subprocess.run([sys.executable, "-c", setup + text], capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        [sys.executable, "-c", setup + text], capture_output=True, text=True, timeout=240
+    )
 
 
 LAUNCHING = """
@@ -217,7 +233,9 @@ def launch():
 def test_the_interpreter_ends_while_daemon_threads_launch():
     start = "for _ in range(3): threading.Thread(target=launch, daemon=True).start()\ntorch.ones(2).sum()\nprint('end')"
     ended = run_script(LAUNCHING + start)
-    assert ended.stdout == "end\n"  # with which status hangs on PyTorch: under daemon threads its C++ may abort, without a machine too
+    assert (
+        ended.stdout == "end\n"
+    )  # with which status hangs on PyTorch: under daemon threads its C++ may abort, without a machine too
 
 
 @pytest.mark.slow
@@ -278,5 +296,7 @@ def test_an_exception_in_a_thread_is_told_without_the_kits_calls(machine, capsys
     thread.start()
     thread.join()
     told = capsys.readouterr().err
-    assert told.startswith("Exception in thread Thread-") and told.endswith("ZeroDivisionError: division by zero\n")
+    assert told.startswith("Exception in thread Thread-") and told.endswith(
+        "ZeroDivisionError: division by zero\n"
+    )
     assert os.path.basename(__file__) in told and front_end.HERE not in told

@@ -28,7 +28,9 @@ def judge(observed, inputs, expected):
     if observed["device"] != "cuda:0":
         return not_yet(f"the means are on {observed['device']}. Leave them on the GPU.")
     if observed["shape"] != [3]:
-        return not_yet(f"expected one mean per row, shape [3]. Yours has the shape {observed['shape']}.")
+        return not_yet(
+            f"expected one mean per row, shape [3]. Yours has the shape {observed['shape']}."
+        )
     if any(abs(mean - due) > 1e-4 for mean, due in zip(observed["values"], expected, strict=True)):
         return not_yet(f"expected the means {expected}. Yours are {observed['values']}.")
     return right("`mean(1)` reduces dimension 1, the columns.")

@@ -29,7 +29,17 @@ from gputrace.figures.figure import (
     text_width,
     words,
 )
-from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, kinds_of, lanes_of, shade
+from gputrace.figures.lanes import (
+    LOOKS,
+    NAMES,
+    RACE,
+    Lane,
+    draw_lane,
+    fitting,
+    kinds_of,
+    lanes_of,
+    shade,
+)
 from gputrace.figures.marks import add_marks, shown_marks
 from gputrace.figures.phases import add_phases
 from gputrace.figures.relations import draw_collectives, draw_races, draw_waits, race_text
@@ -63,7 +73,11 @@ MOST_COMPARED = 3  # marked parts that the title compares
 
 
 def trace_timeline(
-    trace: "TraceData", device: int | None = None, memory: bool = False, start: float = 0.0, end: float | None = None
+    trace: "TraceData",
+    device: int | None = None,
+    memory: bool = False,
+    start: float = 0.0,
+    end: float | None = None,
 ) -> Figure:
     """The host, the streams in use and the copy engines in use of one device, or of all, a lane each.
 
@@ -74,7 +88,9 @@ def trace_timeline(
     window = _window(trace, start, end)
     devices = _devices(trace) if device is None else [device]
     lanes, kinds = lanes_of(trace, devices), kinds_of(trace)
-    phases = trace.phases if memory else []  # the host's: a GPU may run a phase's kernels much later
+    phases = (
+        trace.phases if memory else []
+    )  # the host's: a GPU may run a phase's kernels much later
     races = [race for race in trace.races if _is_drawn(race, devices, window)]
     seen, part = _part(trace, window)
     with matplotlib.rc_context(STYLE):
@@ -87,10 +103,15 @@ def trace_timeline(
         top = above + brackets
         under = 0.94 if phases else 0.72  # inches for the phases, the axis and the badge
         room = SIZE[1] - top - under - (MEMORY + GAP if memory else 0)
-        shown = fitting(lanes, [seconds_of(part.spans, lane.mask[seen]) for lane in lanes], int(room / LOWEST))
+        shown = fitting(
+            lanes, [seconds_of(part.spans, lane.mask[seen]) for lane in lanes], int(room / LOWEST)
+        )
         page = _Page(top, MEMORY if memory else 0.0, min(room, HIGHEST * len(shown)), under)
         canvas = Canvas(figsize=(SIZE[0], page.height), facecolor="white")
-        add_title(canvas, shortened(_finding(trace, part, devices, races, marks), WIDTH, TITLE_POINTS, bold=True))
+        add_title(
+            canvas,
+            shortened(_finding(trace, part, devices, races, marks), WIDTH, TITLE_POINTS, bold=True),
+        )
         _add_legend(canvas, entries, rows, page)
         _list_races(canvas, races, page, above - listed * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
@@ -103,7 +124,9 @@ def trace_timeline(
             memory_figure.add_memory(canvas, box, trace, trace.device_index(device), window)
         _add_note(canvas, trace, crowded, len(lanes) - len(shown))
         add_badge(canvas, trace.badge)
-        return Figure(canvas, words(canvas, *_proof(part, devices, races), *_marked(marks), trace.badge))
+        return Figure(
+            canvas, words(canvas, *_proof(part, devices, races), *_marked(marks), trace.badge)
+        )
 
 
 @dataclass(frozen=True)
@@ -136,7 +159,9 @@ def _window(trace: "TraceData", start: float, end: float | None) -> tuple[float,
     last = max(trace.end, 1e-6)
     until = last if end is None else end
     if not 0 <= start < until:
-        raise ValueError(f"start={start!r}, end={end!r}: give seconds from 0 to {last:.3g}, the start before the end")
+        raise ValueError(
+            f"start={start!r}, end={end!r}: give seconds from 0 to {last:.3g}, the start before the end"
+        )
     return float(start), float(until)
 
 
@@ -158,7 +183,11 @@ def _part(trace: "TraceData", window: tuple[float, float]) -> tuple[np.ndarray, 
         return np.ones(len(spans), dtype=bool), trace
     part = copy.copy(trace)
     seen = (spans.start < end) & (spans.end > start)
-    columns = {name: getattr(spans, name)[seen] for name in SPAN_COLUMNS if name not in ("start", "duration")}
+    columns = {
+        name: getattr(spans, name)[seen]
+        for name in SPAN_COLUMNS
+        if name not in ("start", "duration")
+    }
     begin, finish = spans.start[seen].clip(start, end), spans.end[seen].clip(start, end)
     part.spans = Spans(begin - start, finish - begin, **columns, names=spans.names)
     shown = (trace.waits.until >= start) & (trace.waits.until <= end)
@@ -169,19 +198,32 @@ def _part(trace: "TraceData", window: tuple[float, float]) -> tuple[np.ndarray, 
 
 def _devices(trace: "TraceData") -> list[int]:
     """The devices on which something ran; the first of all if on none."""
-    return [device for device in np.unique(trace.spans.device).tolist() if device != HOST] or trace.devices[:1]
+    return [
+        device for device in np.unique(trace.spans.device).tolist() if device != HOST
+    ] or trace.devices[:1]
 
 
 # How it is drawn
 
 
-def _draw(axes: Axes, trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: list, window: tuple[float, float]) -> bool:
+def _draw(
+    axes: Axes,
+    trace: "TraceData",
+    kinds: np.ndarray,
+    lanes: list[Lane],
+    races: list,
+    window: tuple[float, float],
+) -> bool:
     """Draw the lanes, and what connects them. Return whether some spans were too many to be drawn one by one."""
     axes.set(xlim=window, ylim=(len(lanes), 0))
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.set_yticks([row + 0.5 for row in range(len(lanes))], [lane.name for lane in lanes], fontsize=TEXT_POINTS)
+    axes.set_yticks(
+        [row + 0.5 for row in range(len(lanes))],
+        [lane.name for lane in lanes],
+        fontsize=TEXT_POINTS,
+    )
     shade(axes, len(lanes))
     crowded, collectives = False, is_collective(trace.spans)
     for row, lane in enumerate(lanes):
@@ -207,9 +249,13 @@ def _share_text(trace: "TraceData", lane: Lane, collectives: np.ndarray, inches:
     taken = seconds_of(trace.spans, lane.mask)
     if lane.kind is None and not collectives[lane.mask].all():
         return f"busy {_percent(taken, trace.end)}"
-    hidden = seconds_of_both(trace.spans, lane.mask, chosen(trace.spans, lane.device, KIND_GROUPS["kernel"]) & ~lane.mask)
+    hidden = seconds_of_both(
+        trace.spans, lane.mask, chosen(trace.spans, lane.device, KIND_GROUPS["kernel"]) & ~lane.mask
+    )
     busy = f"busy {_percent(taken, trace.end)}"
-    return f"{busy}, of which\n{_percent(hidden, taken)} overlapped" if inches >= TWO_LINES else busy
+    return (
+        f"{busy}, of which\n{_percent(hidden, taken)} overlapped" if inches >= TWO_LINES else busy
+    )
 
 
 def _percent(part: float, whole: float) -> str:
@@ -221,14 +267,24 @@ def _entries(trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: li
     """The legend's entries: the kinds in the part that is drawn that take a pixel of its width or more."""
     shown = np.logical_or.reduce([lane.mask for lane in lanes])
     found = set(kinds[shown].tolist())
-    wide = {kind for kind in found if trace.spans.duration[shown & (kinds == kind)].sum() * PIXELS >= trace.end}
+    wide = {
+        kind
+        for kind in found
+        if trace.spans.duration[shown & (kinds == kind)].sum() * PIXELS >= trace.end
+    }
     there = wide or found
     look = {"edgecolor": "white", "linewidth": 0.3}
-    entries: list = [Patch(**{**look, **LOOKS[kind]}, label=NAMES[kind]) for kind in NAMES if kind in there]
+    entries: list = [
+        Patch(**{**look, **LOOKS[kind]}, label=NAMES[kind]) for kind in NAMES if kind in there
+    ]
     if len(trace.waits):
-        entries.append(Line2D([], [], color=BLACK, marker=">", markersize=4, linewidth=1, label="stream waits"))
+        entries.append(
+            Line2D([], [], color=BLACK, marker=">", markersize=4, linewidth=1, label="stream waits")
+        )
     if races:
-        entries.append(Line2D([], [], color=RACE, marker="o", markersize=4, linewidth=1.5, label="race"))
+        entries.append(
+            Line2D([], [], color=RACE, marker="o", markersize=4, linewidth=1.5, label="race")
+        )
     return entries
 
 
@@ -242,8 +298,14 @@ def _add_legend(canvas: Canvas, entries: list, rows: int, page: _Page) -> None:
             "handletextpad": 0.5,
             "borderpad": 0,
         }
-        corner: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.02, page.y(TITLE)), "borderaxespad": 0}
-        canvas.legend(handles=entries, ncols=-(-len(entries) // rows), labelspacing=0.3, **corner, **look)
+        corner: dict[str, Any] = {
+            "loc": "upper left",
+            "bbox_to_anchor": (0.02, page.y(TITLE)),
+            "borderaxespad": 0,
+        }
+        canvas.legend(
+            handles=entries, ncols=-(-len(entries) // rows), labelspacing=0.3, **corner, **look
+        )
 
 
 def _list_races(canvas: Canvas, races: list, page: _Page, top: float) -> None:
@@ -251,8 +313,16 @@ def _list_races(canvas: Canvas, races: list, page: _Page, top: float) -> None:
     texts = [f"{number}  {race_text(race)}" for number, race in enumerate(races[:MOST_RACES], 1)]
     more = f"; and {len(races) - MOST_RACES} more" if len(races) > MOST_RACES else ""
     for number, text in enumerate(texts):
-        look: dict[str, Any] = {"va": "top", "fontsize": TEXT_POINTS, "color": darker(RACE), "weight": "bold", "parse_math": False}
-        text = shortened(text, WIDTH - text_width(more, bold=True), bold=True) + (more if number == len(texts) - 1 else "")
+        look: dict[str, Any] = {
+            "va": "top",
+            "fontsize": TEXT_POINTS,
+            "color": darker(RACE),
+            "weight": "bold",
+            "parse_math": False,
+        }
+        text = shortened(text, WIDTH - text_width(more, bold=True), bold=True) + (
+            more if number == len(texts) - 1 else ""
+        )
         canvas.text(0.02, page.y(top + number * LINE), text, **look)
 
 
@@ -262,13 +332,22 @@ def _add_note(canvas: Canvas, trace: "TraceData", crowded: bool, left_out: int) 
     texts += [f"{left_out} lane{'s' * (left_out != 1)} left out"] if left_out else []
     texts += ["low bars: share of time"] if crowded else []
     room = WIDTH - text_width(trace.badge) - 20
-    canvas.text(0.02, 0.03, shortened("; ".join(texts), room), fontsize=TEXT_POINTS, color="#444444", parse_math=False)
+    canvas.text(
+        0.02,
+        0.03,
+        shortened("; ".join(texts), room),
+        fontsize=TEXT_POINTS,
+        color="#444444",
+        parse_math=False,
+    )
 
 
 # What it finds
 
 
-def _finding(whole: "TraceData", trace: "TraceData", devices: list[int], races: list, marks: list[Mark]) -> str:
+def _finding(
+    whole: "TraceData", trace: "TraceData", devices: list[int], races: list, marks: list[Mark]
+) -> str:
     """The title. `trace` is the part of the whole recording that is drawn."""
     if races:
         first, second = races[0].first, races[0].second
@@ -287,15 +366,21 @@ def _finding(whole: "TraceData", trace: "TraceData", devices: list[int], races: 
     shares = {device: _percent(trace.busy(device), trace.end) for device in devices}
     if len(devices) > 2:
         least, most = (shares[choose(devices, key=trace.busy)] for choose in (min, max))
-        return f"{len(devices)} GPUs worked {least}{f' to {most}' if most != least else ''} of {end}"
+        return (
+            f"{len(devices)} GPUs worked {least}{f' to {most}' if most != least else ''} of {end}"
+        )
     if len(devices) == 2:
         first, second = devices
-        both = seconds_of_both(trace.spans, trace.spans.device == first, trace.spans.device == second)
+        both = seconds_of_both(
+            trace.spans, trace.spans.device == first, trace.spans.device == second
+        )
         return f"cuda:{first} worked {shares[first]}, cuda:{second} {shares[second]} of {end}, both at once {_percent(both, trace.end)}"
     copied, overlapped = trace.busy(devices[0], "copy"), trace.overlap(devices[0])
     where = f"cuda:{devices[0]}" if len(trace.devices) > 1 else "The GPU"
     most = f"{where} worked {shares[devices[0]]} of {end}"
-    return f"{most}; kernels overlap {_percent(overlapped, copied)} of its copying" if copied else most
+    return (
+        f"{most}; kernels overlap {_percent(overlapped, copied)} of its copying" if copied else most
+    )
 
 
 def _hidden_shares(trace: "TraceData", devices: list[int], marks: list[Mark]) -> list[str]:
@@ -306,7 +391,9 @@ def _hidden_shares(trace: "TraceData", devices: list[int], marks: list[Mark]) ->
         in_collectives = [part.collectives(device) for device in devices]
         taken = sum(seconds for seconds, _ in in_collectives)
         if taken:
-            texts.append(f"{_percent(sum(both for _, both in in_collectives), taken)} in {mark.name}")
+            texts.append(
+                f"{_percent(sum(both for _, both in in_collectives), taken)} in {mark.name}"
+            )
     return texts if len(texts) == len(marks) and 2 <= len(marks) <= MOST_COMPARED else []
 
 
@@ -316,10 +403,14 @@ def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
     for device in devices:
         parts = [f"kernels {units.time_text(trace.busy(device, 'kernel'))}"]
         if copied := trace.busy(device, "copy"):
-            parts.append(f"copies {units.time_text(copied)}, of which {units.time_text(trace.overlap(device))} while kernels ran")
+            parts.append(
+                f"copies {units.time_text(copied)}, of which {units.time_text(trace.overlap(device))} while kernels ran"
+            )
         in_collectives, hidden = trace.collectives(device)
         if in_collectives:
-            parts.append(f"collectives {units.time_text(in_collectives)}, of which {units.time_text(hidden)} while other kernels ran")
+            parts.append(
+                f"collectives {units.time_text(in_collectives)}, of which {units.time_text(hidden)} while other kernels ran"
+            )
         parts.append(f"idle {units.time_text(trace.idle(device))} of {units.time_text(trace.end)}")
         texts.append(f"Cuda:{device}: {'; '.join(parts)}")
     waits = len(trace.waits)
@@ -335,5 +426,8 @@ def _marked(marks: list[Mark]) -> list[str]:
     """The marked parts as a sentence."""
     if not marks:
         return []
-    parts = [f"{mark.name} from {units.time_text(mark.start)} to {units.time_text(mark.end)}" for mark in marks]
+    parts = [
+        f"{mark.name} from {units.time_text(mark.start)} to {units.time_text(mark.end)}"
+        for mark in marks
+    ]
     return [f"Marked: {', '.join(parts)}"]

@@ -11,7 +11,16 @@ from torch.utils._pytree import tree_leaves
 from virtualgpu.tensor import VirtualTensor
 
 _COLLECTIVES = (
-    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "gather", "scatter"),
+    *(
+        "allreduce",
+        "allreduce_coalesced",
+        "broadcast",
+        "reduce",
+        "allgather",
+        "_allgather_base",
+        "gather",
+        "scatter",
+    ),
     *("reduce_scatter", "_reduce_scatter_base", "alltoall", "alltoall_base", "send", "recv"),
 )
 

@@ -82,7 +82,9 @@ class Endpoint:
                 except OSError as error:
                     where = f"a rank at {host}, port {port}"
                     advice = "If a machine has several networks, GLOO_SOCKET_IFNAME names the one to use."
-                    raise ConnectionError(f"cannot connect to {where} ({error.strerror or error}). {advice}") from error
+                    raise ConnectionError(
+                        f"cannot connect to {where} ({error.strerror or error}). {advice}"
+                    ) from error
                 self._outgoing[name] = _Outgoing(connection)
                 self.send(name, {"name": self.address[2]})
         return str(name)
@@ -122,7 +124,10 @@ class Endpoint:
         with self._lock:
             if not self.is_open:
                 return
-            for file in (self._listener, *(incoming.connection for incoming in self._incoming.values())):
+            for file in (
+                self._listener,
+                *(incoming.connection for incoming in self._incoming.values()),
+            ):
                 poll.register(file, select.POLLIN)
         if not poll.poll(seconds * 1000):
             return
@@ -182,7 +187,9 @@ class Endpoint:
             with suppress(OSError):
                 outgoing.flush(max(0.0, deadline - monotonic()))
             with suppress(OSError):
-                outgoing.connection.shutdown(socket.SHUT_WR)  # a forked process may have a copy of the connection
+                outgoing.connection.shutdown(
+                    socket.SHUT_WR
+                )  # a forked process may have a copy of the connection
         self.close_files()
 
     def close_files(self) -> None:

@@ -75,15 +75,23 @@ class ProcessGroupNCCL(_Gloo):
         self.store, self.group_around = store, None
         super().__init__(store, rank, size, timeout=self._options._timeout)
         self.ranks_of_all = list(self._options.global_ranks_in_group) or list(range(size))
-        self.rendezvous = of_group(self._options.group_name) or self._made_by_hand(store, rank, size)
+        self.rendezvous = of_group(self._options.group_name) or self._made_by_hand(
+            store, rank, size
+        )
         self.coalescing: list[VirtualWork] | None = None
         self.to_itself: deque[list[torch.Tensor]] = deque()  # what this rank has sent to itself
-        self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
-        self.last_end: dict[Any, float] = {}  # of the collectives on a stream, and on a GPU for each channel
+        self.barrier_tensor: torch.Tensor | None = (
+            None  # of the last barrier: real ranks have 512 bytes more from the first one on
+        )
+        self.last_end: dict[
+            Any, float
+        ] = {}  # of the collectives on a stream, and on a GPU for each channel
         self._streams: dict[int, StreamTime] = {}
         self._stashed: list[VirtualWork] = []
         self._destroyed = False
-        self._communicators: set[Any] = set()  # the GPUs on which the ranks have connected: for all, and for two that send
+        self._communicators: set[Any] = (
+            set()
+        )  # the GPUs on which the ranks have connected: for all, and for two that send
         self._watched = 0.0  # when the watchdog looked last, beside its period
         _alive.append(self)
 
@@ -130,7 +138,9 @@ class ProcessGroupNCCL(_Gloo):
         """The group's own stream on a GPU: of those that `torch.cuda.Stream` takes too."""
         if gpu.index not in self._streams:
             several = gpu.machine.several_streams
-            self._streams[gpu.index] = gpu.pool_stream(-1 if self._options.is_high_priority_stream else 0)
+            self._streams[gpu.index] = gpu.pool_stream(
+                -1 if self._options.is_high_priority_stream else 0
+            )
             gpu.machine.several_streams = several  # what the group does there is in order by itself
         return self._streams[gpu.index]
 
@@ -139,7 +149,9 @@ class ProcessGroupNCCL(_Gloo):
         machine = gpu.machine
         machine.require_alive()
         if self._destroyed:
-            raise torch.distributed.DistBackendError(f"{transfer.name} in a group that this rank has destroyed")
+            raise torch.distributed.DistBackendError(
+                f"{transfer.name} in a group that this rank has destroyed"
+            )
         machine.selected.gpu = gpu
         transfer.tag = 0  # NCCL ignores it
         if gpu.profile.rising_addresses and self.size() > 1:
@@ -203,18 +215,26 @@ def let_watchdogs_look(now: float) -> None:
 class Underway:
     """A collective that this rank has entered."""
 
-    def __init__(self, group: ProcessGroupNCCL, gpu: Gpu, stream: StreamTime, transfer: Transfer) -> None:
+    def __init__(
+        self, group: ProcessGroupNCCL, gpu: Gpu, stream: StreamTime, transfer: Transfer
+    ) -> None:
         self.group, self.gpu, self.stream, self.transfer = group, gpu, stream, transfer
         self.launched = gpu.machine.clock.host
         self.known = all_known(transfer.sent, transfer.received)
         self.stashed = group._stashed
-        self.entry = group.rendezvous.enter(transfer, max(self.launched, stream.ready), self.known, group.identity(gpu))
+        self.entry = group.rendezvous.enter(
+            transfer, max(self.launched, stream.ready), self.known, group.identity(gpu)
+        )
         written = transfer.received if transfer.written is None else transfer.written
         name = "recv" if transfer.kind == "send" and written else transfer.name.partition("(")[0]
         self.races = gpu.machine.races.collectives
-        self.flight = self.races.enter(stream, name, stream is not gpu.stream, transfer.sent, written)
+        self.flight = self.races.enter(
+            stream, name, stream is not gpu.stream, transfer.sent, written
+        )
         self.stash = [*transfer.sent, *transfer.received]
-        if transfer.peers is not None:  # who sends may free under way: only the allocator is told (recordStream in pointToPoint)
+        if (
+            transfer.peers is not None
+        ):  # who sends may free under way: only the allocator is told (recordStream in pointToPoint)
             for x in self.stash:
                 x.record_stream(stream)  # type: ignore[arg-type]  # it needs the number only
             self.stash, transfer.sent = [], []
@@ -227,12 +247,16 @@ class Underway:
         if self.works is None:
             self.said = self.group.rendezvous.meet(self.entry, patience)
             try:
-                self.group.connect(self.gpu, self.transfer.peers, [each["gpu"] for each in self.said])
+                self.group.connect(
+                    self.gpu, self.transfer.peers, [each["gpu"] for each in self.said]
+                )
             except Exception:
                 self.gpu.machine.under_way.remove(self)  # it never begins
                 raise
             with _DisableTorchDispatch():
-                self.works = self.transfer.start() if all(each["known"] for each in self.said) else []
+                self.works = (
+                    self.transfer.start() if all(each["known"] for each in self.said) else []
+                )
 
     def start_in_order(self) -> None:
         """As `start`, after those before it in its group."""
@@ -245,11 +269,19 @@ class Underway:
         machine = self.gpu.machine
         while self.event is None:
             # A group's collectives start in one order on all ranks; those of others that can start must not wait for this one.
-            mine = [other for other in machine.under_way if other.group is self.group and other.entry.channel == self.entry.channel]
+            mine = [
+                other
+                for other in machine.under_way
+                if other.group is self.group and other.entry.channel == self.entry.channel
+            ]
             first = mine[0]
             first.start(patience)
             for other in list(machine.under_way):
-                if other.works is None and other.is_next() and other.group.rendezvous.is_complete(other.entry):
+                if (
+                    other.works is None
+                    and other.is_next()
+                    and other.group.rendezvous.is_complete(other.entry)
+                ):
                     other.start()
             first._finish()
         return self.event
@@ -259,7 +291,11 @@ class Underway:
         for other in self.gpu.machine.under_way:
             if other is self:
                 return True
-            if other.group is self.group and other.entry.channel == self.entry.channel and other.works is None:
+            if (
+                other.group is self.group
+                and other.entry.channel == self.entry.channel
+                and other.works is None
+            ):
                 return False
         return True
 
@@ -276,7 +312,9 @@ class Underway:
             for target in transfer.received:
                 forget(target)
         ranks = [self.group.ranks_of_all[rank] for rank in self.entry.ranks]
-        seconds = collective_seconds(self.gpu.profile, transfer.kind, transfer.nbytes, ranks, machine.cluster)
+        seconds = collective_seconds(
+            self.gpu.profile, transfer.kind, transfer.nbytes, ranks, machine.cluster
+        )
         name = f"nccl {transfer.kind}"
         # A communicator runs one collective at a time, on whatever streams they are launched
         # (FSDPModule.set_separate_reduce_scatter_group in PyTorch says what follows).
@@ -435,4 +473,6 @@ def end_coalescing(group: ProcessGroupNCCL) -> VirtualWork:
     for work in works:
         _works.remove(work)  # nobody has got them
     parts = [part for work in works for part in work._parts]
-    return VirtualWork(parts, [x for part in parts if part.transfer for x in part.transfer.received])
+    return VirtualWork(
+        parts, [x for part in parts if part.transfer for x in part.transfer.received]
+    )

@@ -32,7 +32,11 @@ _REDUCE_SCATTER = ("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_t
 # Reductions that ask whether NCCL knows the float8 dtype. `reduce_` does not ask: it adds the bytes.
 _ASK_FOR_FLOAT8 = ("allreduce_", "allreduce_coalesced_", *_REDUCE_SCATTER)
 _POINT_TO_POINT = ("send", "recv_")
-_BY_POINT_TO_POINT = (*_POINT_TO_POINT, "alltoall_", "alltoall_base_")  # these go through torch/csrc/cuda/nccl.cpp
+_BY_POINT_TO_POINT = (
+    *_POINT_TO_POINT,
+    "alltoall_",
+    "alltoall_base_",
+)  # these go through torch/csrc/cuda/nccl.cpp
 _BITWISE = ("BAND", "BOR", "BXOR")
 _NOT_IN_NCCL = {
     torch.int16: "Short",
@@ -70,7 +74,9 @@ def check_tensors(operator: str, call: Any) -> None:
             raise RuntimeError(f"Unconvertible NCCL type {_NOT_IN_NCCL[x.dtype]}")
         unknown = _NOT_IN_NCCL | _COMPLEX if operator in _REDUCE_SCATTER else _NOT_IN_NCCL
         if x.dtype in unknown:
-            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {unknown[x.dtype]}")
+            raise TypeError(
+                f"Input tensor data type is not supported for NCCL process group: {unknown[x.dtype]}"
+            )
 
 
 def _is_contiguous(x: Tensor) -> bool:
@@ -92,7 +98,12 @@ def check_reduction(name: str, dtype: torch.dtype) -> None:
 def identity(gpu: Gpu) -> list[Any]:
     """Return what identifies a virtual GPU to all ranks: its host, the port of its machine there, its index, and the number of GPUs."""
     machine = gpu.machine
-    return [socket.gethostname(), machine.usage.address.rpartition(":")[2], gpu.index, len(machine.gpus)]
+    return [
+        socket.gethostname(),
+        machine.usage.address.rpartition(":")[2],
+        gpu.index,
+        len(machine.gpus),
+    ]
 
 
 def check_own_gpus(rank: int, gpus: Sequence[list[Any] | None]) -> None:
@@ -114,7 +125,9 @@ def check_own_gpus(rank: int, gpus: Sequence[list[Any] | None]) -> None:
     here = sum(gpu is not None and gpu[:2] == mine[:2] for gpu in gpus)
     advice = "Each rank needs a GPU of its own. Call torch.cuda.set_device(local_rank) before the rank first uses CUDA."
     if here > mine[3]:
-        advice = f"Each rank needs a GPU of its own, and this machine has {mine[3]} for {here} ranks."
+        advice = (
+            f"Each rank needs a GPU of its own, and this machine has {mine[3]} for {here} ranks."
+        )
     raise _error(
         "invalid usage (run with NCCL_DEBUG=WARN for details)",
         "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
@@ -125,6 +138,8 @@ def check_own_gpus(rank: int, gpus: Sequence[list[Any] | None]) -> None:
 
 def _error(what: str, explained: str, last: str, advice: str = "") -> Exception:
     version = ".".join(map(str, torch.cuda.nccl.version()[:3]))
-    lines = [f"NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, {what}, NCCL version {version}"]
+    lines = [
+        f"NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, {what}, NCCL version {version}"
+    ]
     lines += [explained, "Last error:", last]
     return torch.distributed.DistBackendError("\n".join([*lines, *([advice] if advice else [])]))

@@ -55,8 +55,14 @@ def run(call: Call) -> Any:
 def functional(call: Call) -> Any:
     """`_c10d_functional::`: PyTorch's own C++ (Functional.cpp), which comes back by the operators above."""
     given = call.args[0]
-    with made_on(call.gpu), call.gpu.machine.host_operators, read_by(len(given) if isinstance(given, list) else 1):
-        return call.func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call.args, **call.kwargs)
+    with (
+        made_on(call.gpu),
+        call.gpu.machine.host_operators,
+        read_by(len(given) if isinstance(given, list) else 1),
+    ):
+        return call.func.redispatch(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call.args, **call.kwargs
+        )
 
 
 def _group(call: Call) -> tuple[ProcessGroup, Any]:
@@ -89,7 +95,9 @@ def private(xs: Sequence[Tensor], group: Any, raw: bool = False) -> list[Tensor]
     with _DisableTorchDispatch():
         for x in xs:
             if all_known(x):
-                found.append((_memory(x, group) if raw else x).clone(memory_format=whole).view(x.shape))
+                found.append(
+                    (_memory(x, group) if raw else x).clone(memory_format=whole).view(x.shape)
+                )
             else:
                 found.append(torch.empty(x.shape, dtype=x.dtype, device=home))
     return found
@@ -162,7 +170,9 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -> list[Any]:
-    return [group.allreduce([value], _options(c10d.AllreduceOptions, reduceOp=op)) for value in values]
+    return [
+        group.allreduce([value], _options(c10d.AllreduceOptions, reduceOp=op)) for value in values
+    ]
 
 
 @_operator("allreduce_", "allreduce_coalesced_")
@@ -172,7 +182,9 @@ def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
     values = list(map(before, private(given, group)))
 
     def together() -> Any:  # as one tensor, and so in another order than one by one
-        return group.allreduce_coalesced(values, _options(c10d.AllreduceCoalescedOptions, reduceOp=op))
+        return group.allreduce_coalesced(
+            values, _options(c10d.AllreduceCoalescedOptions, reduceOp=op)
+        )
 
     return Transfer(
         "all_reduce",
@@ -180,7 +192,11 @@ def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, given)),
         given,
         given,
-        start=lambda: [together()] if len({x.dtype for x in given}) == 1 < len(given) else _all_reduce_values(group, values, op),
+        start=lambda: (
+            [together()]
+            if len({x.dtype for x in given}) == 1 < len(given)
+            else _all_reduce_values(group, values, op)
+        ),
         finish=lambda: [(x, after(value)) for x, value in zip(given, values, strict=True)],
     )
 
@@ -197,7 +213,11 @@ def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
         bytes_of(given),
         [given],
         here,
-        start=lambda: [group.reduce(values, _options(c10d.ReduceOptions, reduceOp=op, rootRank=root, rootTensor=0))],
+        start=lambda: [
+            group.reduce(
+                values, _options(c10d.ReduceOptions, reduceOp=op, rootRank=root, rootTensor=0)
+            )
+        ],
         finish=lambda: [(x, after(values[0])) for x in here],
     )
 
@@ -205,7 +225,10 @@ def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 @_operator("broadcast_")
 def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, root = call.argument("tensors"), call.argument("root_rank")
-    values, options = private(given, group), _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)
+    values, options = (
+        private(given, group),
+        _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0),
+    )
     return Transfer(
         "broadcast",
         _said("broadcast", given, f"src={root}"),
@@ -220,24 +243,45 @@ def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 def _one_or_more(call: Call, kind: str) -> list[Tensor]:
     """The tensors that it gets as one argument or as a list of them."""
-    return [call.argument(f"{kind}_tensor")] if f"{kind}_tensor" in call.op.arguments else call.argument(f"{kind}s")
+    return (
+        [call.argument(f"{kind}_tensor")]
+        if f"{kind}_tensor" in call.op.arguments
+        else call.argument(f"{kind}s")
+    )
 
 
-def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[Tensor]]) -> Transfer:
+def _gathering(
+    group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[Tensor]]
+) -> Transfer:
     """All-gather of each source; `parts[i][r]` gets the i-th one of rank r."""
     values = private(sources, group)
     received = [[torch.empty(part.shape, dtype=part.dtype) for part in each] for each in parts]
 
     def start() -> list[Any]:
-        if all(part.numel() == value.numel() for value, each in zip(values, received, strict=True) for part in each):
-            flat = [[part.view(value.shape) for part in each] for value, each in zip(values, received, strict=True)]
+        if all(
+            part.numel() == value.numel()
+            for value, each in zip(values, received, strict=True)
+            for part in each
+        ):
+            flat = [
+                [part.view(value.shape) for part in each]
+                for value, each in zip(values, received, strict=True)
+            ]
             pairs = zip(_as_bytes(values), map(_as_bytes, flat), strict=True)
-            return [group.allgather([each], [value], c10d.AllgatherOptions()) for value, each in pairs]
+            return [
+                group.allgather([each], [value], c10d.AllgatherOptions()) for value, each in pairs
+            ]
         works = []  # of several sizes: each rank sends its own to all
         for value, each in zip(values, received, strict=True):
             each[group.rank()].copy_(value.view(each[group.rank()].shape))
-            options = [_options(c10d.BroadcastOptions, rootRank=rank, rootTensor=0) for rank in range(group.size())]
-            works += [group.broadcast([part], option) for part, option in zip(_as_bytes(each), options, strict=True)]
+            options = [
+                _options(c10d.BroadcastOptions, rootRank=rank, rootTensor=0)
+                for rank in range(group.size())
+            ]
+            works += [
+                group.broadcast([part], option)
+                for part, option in zip(_as_bytes(each), options, strict=True)
+            ]
         return works
 
     outs = [x for each in parts for x in each]
@@ -258,9 +302,16 @@ def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
     if any(output.dtype != source.dtype for source, output in zip(sources, outputs, strict=True)):
         raise TypeError("output tensor must have the same type as input tensor")
-    if any(output.numel() != source.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
+    if any(
+        output.numel() != source.numel() * group.size()
+        for source, output in zip(sources, outputs, strict=True)
+    ):
         raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    values, received, options = private(sources, group), private(outputs, group), c10d.AllgatherOptions()
+    values, received, options = (
+        private(sources, group),
+        private(outputs, group),
+        c10d.AllgatherOptions(),
+    )
     return Transfer(
         "all_gather",
         _said("all_gather", sources),
@@ -268,7 +319,8 @@ def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sources,
         outputs,
         start=lambda: [
-            group._allgather_base(x.view(-1), y.view(-1), options) for x, y in zip(_as_bytes(received), _as_bytes(values), strict=True)
+            group._allgather_base(x.view(-1), y.view(-1), options)
+            for x, y in zip(_as_bytes(received), _as_bytes(values), strict=True)
         ],
         finish=lambda: list(zip(outputs, received, strict=True)),
     )
@@ -282,7 +334,9 @@ def _all_gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
 @_operator("allgather_coalesced_")
 def _all_gather_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
     rows = call.argument("output_lists")  # by rank
-    return _gathering(group, call.argument("input_list"), [list(column) for column in zip(*rows, strict=True)])
+    return _gathering(
+        group, call.argument("input_list"), [list(column) for column in zip(*rows, strict=True)]
+    )
 
 
 @_operator("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
@@ -291,10 +345,15 @@ def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
     if any(output.dtype != source.dtype for source, output in zip(sources, outputs, strict=True)):
         raise TypeError("input tensor must be the same type as the output tensor.")
-    if any(source.numel() != output.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
+    if any(
+        source.numel() != output.numel() * group.size()
+        for source, output in zip(sources, outputs, strict=True)
+    ):
         raise ValueError("input tensor must be the same size as output size times world size")
     op, name, before, after = _reduction(call, group)
-    values, received = (list(map(before, private(xs, group, raw=True))) for xs in (sources, outputs))
+    values, received = (
+        list(map(before, private(xs, group, raw=True))) for xs in (sources, outputs)
+    )
     options = _options(c10d.ReduceScatterOptions, reduceOp=op)
     return Transfer(
         "reduce_scatter",
@@ -302,8 +361,13 @@ def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, sources)),
         sources,
         outputs,
-        start=lambda: [group._reduce_scatter_base(x.view(-1), y.view(-1), options) for x, y in zip(received, values, strict=True)],
-        finish=lambda: [(_memory(x, group), after(value)) for x, value in zip(outputs, received, strict=True)],
+        start=lambda: [
+            group._reduce_scatter_base(x.view(-1), y.view(-1), options)
+            for x, y in zip(received, values, strict=True)
+        ],
+        finish=lambda: [
+            (_memory(x, group), after(value)) for x, value in zip(outputs, received, strict=True)
+        ],
     )
 
 
@@ -337,10 +401,14 @@ def _check_length(name: str, kind: str, tensors: list[Tensor], is_root: bool, gr
 @_operator("scatter_")
 def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     outputs, root = call.argument("output_tensors"), call.argument("root_rank")
-    sources = [x for each in call.argument("input_tensors") for x in each] if group.rank() == root else []
+    sources = (
+        [x for each in call.argument("input_tensors") for x in each] if group.rank() == root else []
+    )
     _check_length("scatter", "input", sources, group.rank() == root, group)
     values, received = private(sources, group, raw=True), private(outputs, group)
-    own = private(sources[root : root + 1], group)  # PyTorch copies the root's own part, with its strides
+    own = private(
+        sources[root : root + 1], group
+    )  # PyTorch copies the root's own part, with its strides
     options = _options(c10d.ScatterOptions, rootRank=root)
     return Transfer(
         "broadcast",
@@ -348,15 +416,25 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, outputs)),
         sources,
         outputs,
-        start=lambda: [group.scatter(_as_bytes(received), [_as_bytes(values)] if sources else [], options)],
-        finish=lambda: list(zip(outputs, own, strict=True)) if own else [(_memory(outputs[0], group), received[0])],
+        start=lambda: [
+            group.scatter(_as_bytes(received), [_as_bytes(values)] if sources else [], options)
+        ],
+        finish=lambda: (
+            list(zip(outputs, own, strict=True))
+            if own
+            else [(_memory(outputs[0], group), received[0])]
+        ),
     )
 
 
 @_operator("gather_")
 def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
     sources, root = call.argument("input_tensors"), call.argument("root_rank")
-    outputs = [x for each in call.argument("output_tensors") for x in each] if group.rank() == root else []
+    outputs = (
+        [x for each in call.argument("output_tensors") for x in each]
+        if group.rank() == root
+        else []
+    )
     _check_length("gather", "output", outputs, group.rank() == root, group)
     values, received = private(sources, group), private(outputs, group)
     options = _options(c10d.GatherOptions, rootRank=root)
@@ -366,9 +444,14 @@ def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, sources)),
         sources,
         outputs,
-        start=lambda: [group.gather([_as_bytes(received)] if outputs else [], _as_bytes(values), options)],
+        start=lambda: [
+            group.gather([_as_bytes(received)] if outputs else [], _as_bytes(values), options)
+        ],
         finish=lambda: [
-            (x if rank == root else _memory(x, group), value)  # PyTorch copies the root's own part, with its strides
+            (
+                x if rank == root else _memory(x, group),
+                value,
+            )  # PyTorch copies the root's own part, with its strides
             for rank, (x, value) in enumerate(zip(outputs, received, strict=True))
         ],
     )
@@ -385,7 +468,9 @@ def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
         bytes_of(source),
         [source],
         [output],
-        start=lambda: [group.alltoall_base(*_as_bytes([received, value]), *splits, c10d.AllToAllOptions())],
+        start=lambda: [
+            group.alltoall_base(*_as_bytes([received, value]), *splits, c10d.AllToAllOptions())
+        ],
         finish=lambda: [(output, received)],
     )
 
@@ -416,7 +501,9 @@ def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, there, tag = call.argument("tensors"), call.argument("dst"), call.argument("tag")
     values = private(given, group)
-    itself = group.to_itself if there == group.rank() else None  # as in a batch it may; gloo has no such pair
+    itself = (
+        group.to_itself if there == group.rank() else None
+    )  # as in a batch it may; gloo has no such pair
     if itself is not None:
         itself.append(values)
     return Transfer(
@@ -439,7 +526,9 @@ def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
     def received() -> list[Tensor]:
         if itself is not None and not itself:
-            raise torch.distributed.DistBackendError(f"Rank {there} waits in recv from itself, to which it has sent nothing.")
+            raise torch.distributed.DistBackendError(
+                f"Rank {there} waits in recv from itself, to which it has sent nothing."
+            )
         return values if itself is None else itself.popleft()
 
     return Transfer(
@@ -463,4 +552,6 @@ def _receive_from_any(call: Call, group: ProcessGroupNCCL) -> Transfer:
 @_operator("barrier")
 def _barrier(call: Call, group: ProcessGroupNCCL) -> Transfer:
     group.barrier_tensor = call.argument("tensor")
-    return Transfer("all_reduce", "barrier()", 4, [], [], start=lambda: [group.barrier(c10d.BarrierOptions())])
+    return Transfer(
+        "all_reduce", "barrier()", 4, [], [], start=lambda: [group.barrier(c10d.BarrierOptions())]
+    )

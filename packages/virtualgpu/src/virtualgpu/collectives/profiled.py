@@ -11,16 +11,24 @@ from virtualgpu.collectives.group import Transfer
 from virtualgpu.hardware import Machine
 
 # Names that are not those of the collective (ProcessGroupNCCL.cpp), by operator.
-_TITLES = {"_allgather_base_": "_all_gather_base", "_reduce_scatter_base_": "_reduce_scatter_base", "barrier": "all_reduce_barrier"}
+_TITLES = {
+    "_allgather_base_": "_all_gather_base",
+    "_reduce_scatter_base_": "_reduce_scatter_base",
+    "barrier": "all_reduce_barrier",
+}
 
 
 def record(operator: str, transfer: Transfer) -> None:
     """Record the event of a collective that begins."""
     title = _TITLES.get(operator, transfer.name.partition("(")[0])
     if transfer.peers is not None:
-        title = ("recv {1}<-{0}" if operator == "recv_" else "send {0}->{1}").format(*transfer.peers)
+        title = ("recv {1}<-{0}" if operator == "recv_" else "send {0}->{1}").format(
+            *transfer.peers
+        )
     inputs = transfer.received if operator == "recv_" else transfer.sent
-    shown = [torch.view_as_real(x) if x.is_complex() else x for x in inputs]  # NCCL has no complex numbers
+    shown = [
+        torch.view_as_real(x) if x.is_complex() else x for x in inputs
+    ]  # NCCL has no complex numbers
     with _profiler._RecordFunctionFast(f"nccl:{title}", shown, {}):
         pass
 

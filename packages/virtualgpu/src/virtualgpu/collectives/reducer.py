@@ -13,7 +13,13 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, let_watchdogs_look, ordered
+from virtualgpu.collectives.group import (
+    Options,
+    ProcessGroupNCCL,
+    end_coalescing,
+    let_watchdogs_look,
+    ordered,
+)
 from virtualgpu.collectives.rendezvous import end_group, made_by_all
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
@@ -38,7 +44,13 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     if hasattr(distributed_c10d, "_create_nccl2_process_group"):  # what torch 2.15 makes for "nccl"
         made: Any = distributed_c10d
         yield distributed_c10d, {"_create_nccl2_process_group": made._create_nccl_process_group}
-    yield c10d, {"ProcessGroupNCCL": ProcessGroupNCCL, "_hash_tensors": lambda xs: hash(tuple(x.cpu().numpy().tobytes() for x in xs))}
+    yield (
+        c10d,
+        {
+            "ProcessGroupNCCL": ProcessGroupNCCL,
+            "_hash_tensors": lambda xs: hash(tuple(x.cpu().numpy().tobytes() for x in xs)),
+        },
+    )
     yield dist, {"ProcessGroupNCCL": ProcessGroupNCCL}
     yield (
         dist,
@@ -46,13 +58,18 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "Reducer": Reducer,
             "_verify_params_across_processes": verify_parameters,
             "_broadcast_coalesced": _device_by_device(dist._broadcast_coalesced),
-            "_compute_bucket_assignment_by_size": _buckets_by_device(dist._compute_bucket_assignment_by_size),
+            "_compute_bucket_assignment_by_size": _buckets_by_device(
+                dist._compute_bucket_assignment_by_size
+            ),
             "_register_comm_hook": _for_each(dist._register_comm_hook),
             "_register_builtin_comm_hook": _for_each(dist._register_builtin_comm_hook),
         },
     )
     yield gc, {"collect": _collecting(machine, gc.collect)}
-    yield dist.ProcessGroup, _coalescing(dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing)
+    yield (
+        dist.ProcessGroup,
+        _coalescing(dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing),
+    )
     yield dist.ProcessGroup, {"shutdown": _shutting_down(dist.ProcessGroup.shutdown)}
 
 
@@ -76,7 +93,9 @@ def _coalescing(start: Any, end: Any) -> dict[str, Any]:
 
     def finish_coalescing(self: Any, device: torch.device) -> Any:
         backend = self._get_backend(device)
-        return end_coalescing(backend) if isinstance(backend, ProcessGroupNCCL) else end(self, device)
+        return (
+            end_coalescing(backend) if isinstance(backend, ProcessGroupNCCL) else end(self, device)
+        )
 
     return {"_start_coalescing": start_coalescing, "_end_coalescing": finish_coalescing}
 
@@ -109,7 +128,9 @@ def verify_parameters(group: Any, parameters: list[torch.Tensor], logger: Any = 
                 f"DDP expects same model across all ranks, but Rank {rank} has {len(parameters)} params, while rank {other} has "
                 f"inconsistent {number.item()} params."
             )
-    first = torch.tensor([n for p in parameters for n in (*p.size(), *p.stride())], dtype=torch.int64).to(device)
+    first = torch.tensor(
+        [n for p in parameters for n in (*p.size(), *p.stride())], dtype=torch.int64
+    ).to(device)
     group.broadcast([first]).wait()
     numbers = iter(first.tolist())
     for index, parameter in enumerate(parameters):
@@ -132,7 +153,9 @@ def _by_device(tensors: list[torch.Tensor]) -> list[list[int]]:
 def _device_by_device(broadcast: Callable[..., None]) -> Callable[..., None]:
     """C++ joins tensors into one message, of one dtype and device."""
 
-    def broadcast_coalesced(group: Any, tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+    def broadcast_coalesced(
+        group: Any, tensors: list[torch.Tensor], *args: Any, **kwargs: Any
+    ) -> None:
         for places in _by_device(tensors):
             broadcast(group, [tensors[place] for place in places], *args, **kwargs)
 
@@ -143,13 +166,22 @@ def _buckets_by_device(assign: Callable[..., Any]) -> Callable[..., Any]:
     """A bucket is of one dtype and device, and buckets are in the order of their first tensors."""
 
     def compute_bucket_assignment_by_size(
-        tensors: list[torch.Tensor], bucket_size: Any, expect_sparse_gradient: Any = (), *more: Any, **named: Any
+        tensors: list[torch.Tensor],
+        bucket_size: Any,
+        expect_sparse_gradient: Any = (),
+        *more: Any,
+        **named: Any,
     ) -> Any:
         found = []
         for places in _by_device(tensors):
             sparse = [expect_sparse_gradient[place] for place in places if expect_sparse_gradient]
-            buckets, sizes = assign([tensors[place] for place in places], bucket_size, sparse, *more, **named)
-            found += [([places[index] for index in bucket], size) for bucket, size in zip(buckets, sizes, strict=True)]
+            buckets, sizes = assign(
+                [tensors[place] for place in places], bucket_size, sparse, *more, **named
+            )
+            found += [
+                ([places[index] for index in bucket], size)
+                for bucket, size in zip(buckets, sizes, strict=True)
+            ]
         found.sort(key=lambda each: min(each[0]))
         return [bucket for bucket, _ in found], [size for _, size in found]
 
@@ -169,16 +201,32 @@ class Reducer(c10d.Reducer):
     would rebuild buckets that lie on all. Buckets of one GPU go in order; those of several as their gradients come."""
 
     def __init__(
-        self, parameters: list[Any], buckets: Any, limits: Any, group: Any, sparse: Any, cap: int, unused: bool, *more: Any
+        self,
+        parameters: list[Any],
+        buckets: Any,
+        limits: Any,
+        group: Any,
+        sparse: Any,
+        cap: int,
+        unused: bool,
+        *more: Any,
     ) -> None:
         view, names, *rest = more
         own, *others = _by_device(parameters)
-        if others and unused:  # ranks that use other parameters would reduce the GPUs' buckets in other orders
-            raise unsupported("DistributedDataParallel(find_unused_parameters=True) of a model on several GPUs")
+        if (
+            others and unused
+        ):  # ranks that use other parameters would reduce the GPUs' buckets in other orders
+            raise unsupported(
+                "DistributedDataParallel(find_unused_parameters=True) of a model on several GPUs"
+            )
 
         def part(places: list[int]) -> tuple[Any, ...]:
             number = {place: index for index, place in enumerate(places)}
-            here = [(bucket, limit) for bucket, limit in zip(buckets, limits, strict=True) if bucket[0] in number]
+            here = [
+                (bucket, limit)
+                for bucket, limit in zip(buckets, limits, strict=True)
+                if bucket[0] in number
+            ]
             return (
                 [parameters[place] for place in places],
                 [[number[place] for place in bucket] for bucket, _ in here],
@@ -203,13 +251,19 @@ class Reducer(c10d.Reducer):
 
     def _set_forward_pass_work_handle(self, work: Any, *args: Any, **kwargs: Any) -> None:
         if self.others:
-            raise unsupported("uneven inputs (`join`) with DistributedDataParallel of a model on several GPUs")
-        self._forward_work = work  # C++ holds it by pointer only, and asks for its result after it has waited
+            raise unsupported(
+                "uneven inputs (`join`) with DistributedDataParallel of a model on several GPUs"
+            )
+        self._forward_work = (
+            work  # C++ holds it by pointer only, and asks for its result after it has waited
+        )
         super()._set_forward_pass_work_handle(work, *args, **kwargs)
 
     def _autograd_hook(self, index: int) -> None:
         if self.others:
-            raise unsupported("DistributedDataParallel(mixed_precision=…) of a model on several GPUs")
+            raise unsupported(
+                "DistributedDataParallel(mixed_precision=…) of a model on several GPUs"
+            )
         super()._autograd_hook(index)  # type: ignore[misc]
 
     def _on_its_gpu(self) -> Any:
@@ -230,8 +284,20 @@ def _on_each_gpu(name: str) -> Any:
 
 
 _EACH = (
-    *("_rebuild_buckets", "_get_zeros_like_grad_buckets", "prepare_for_backward", "_push_all_rebuilt_params", "_set_static_graph"),
-    *("prepare_for_forward", "_delay_all_reduce", "_set_optimizer_in_backward", "_remove_autograd_hooks", "_check_reducer_finalized"),
+    *(
+        "_rebuild_buckets",
+        "_get_zeros_like_grad_buckets",
+        "prepare_for_backward",
+        "_push_all_rebuilt_params",
+        "_set_static_graph",
+    ),
+    *(
+        "prepare_for_forward",
+        "_delay_all_reduce",
+        "_set_optimizer_in_backward",
+        "_remove_autograd_hooks",
+        "_check_reducer_finalized",
+    ),
     *("_reset_state", "_update_process_group", "_set_mixed_precision_param_dtype"),
 )
 for _name in _EACH:

@@ -22,7 +22,13 @@ class Entry:
     """A collective that a rank has entered: its channel, its number there, its kind, who takes part, and where this rank entered."""
 
     def __init__(self, channel: str, number: int, kind: str, ranks: list[int], place: str) -> None:
-        self.channel, self.number, self.kind, self.ranks, self.place = channel, number, kind, ranks, place
+        self.channel, self.number, self.kind, self.ranks, self.place = (
+            channel,
+            number,
+            kind,
+            ranks,
+            place,
+        )
 
     @property
     def title(self) -> str:
@@ -42,12 +48,18 @@ class Rendezvous:
     def __init__(self, rank: int, ranks_of_all: list[int], timeout: timedelta) -> None:
         self._rank, self._ranks_of_all, self.timeout = rank, ranks_of_all, timeout
         self._numbers: dict[str, int] = {}  # by channel: how many collectives this rank has entered
-        self._said: dict[str, dict[int, dict[str, Any]]] = {}  # by collective and rank: what the rank says of it
+        self._said: dict[
+            str, dict[int, dict[str, Any]]
+        ] = {}  # by collective and rank: what the rank says of it
         self._endpoint: Endpoint | None = None  # none while this rank is alone
         self._token = ""
-        self._peers: dict[int, dict[str, str]] = {}  # by rank: the name of its endpoint, and the token of its end of this group
+        self._peers: dict[
+            int, dict[str, str]
+        ] = {}  # by rank: the name of its endpoint, and the token of its end of this group
 
-    def enter(self, transfer: Any, ready: float, known: bool, gpu: list[Any] | None = None) -> Entry:
+    def enter(
+        self, transfer: Any, ready: float, known: bool, gpu: list[Any] | None = None
+    ) -> Entry:
         """This rank enters the next collective of its channel: that of the whole group, or from one rank to another. It is ready at `ready`
         seconds, `known` says whether its values are kept, and `gpu` is the GPU that it uses, as all ranks know it."""
         channel, name = "all", transfer.name
@@ -60,10 +72,24 @@ class Rendezvous:
             ranks = source, target = list(transfer.peers)
             sends = self._rank == source
             other = self._ranks_of_all[target if sends else source]
-            place = f"{name} to rank {other}" if sends else f"{name.replace('send', 'recv', 1)} from rank {other}"
+            place = (
+                f"{name} to rank {other}"
+                if sends
+                else f"{name.replace('send', 'recv', 1)} from rank {other}"
+            )
         place += f" ({caller_line()})"
         entry = Entry(channel, number, transfer.kind, ranks, place)
-        self._tell(entry, {"call": name, "kind": transfer.kind, "ready": ready, "known": known, "place": place, "gpu": gpu})
+        self._tell(
+            entry,
+            {
+                "call": name,
+                "kind": transfer.kind,
+                "ready": ready,
+                "known": known,
+                "place": place,
+                "gpu": gpu,
+            },
+        )
         return entry
 
     def _everybody(self) -> list[int]:
@@ -76,8 +102,14 @@ class Rendezvous:
         message: Message = {"rank": self._ranks_of_all[self._rank], "place": where}
         for rank, peer in self._peers.items():
             if self._endpoint is not None:
-                said = {"from": self._rank, "key": entry.key, "said": mine} if rank in entry.ranks else {}
-                self._endpoint.send(peer["name"], message | {"to": peer["token"] if said else ""} | said)
+                said = (
+                    {"from": self._rank, "key": entry.key, "said": mine}
+                    if rank in entry.ranks
+                    else {}
+                )
+                self._endpoint.send(
+                    peer["name"], message | {"to": peer["token"] if said else ""} | said
+                )
 
     def _hear(self, message: Message) -> None:
         self._said.setdefault(message["key"], {})[message["from"]] = message["said"]
@@ -105,7 +137,10 @@ class Rendezvous:
             raise reason from None
         for rank, each in enumerate(said):
             if rank != self._rank:
-                self._peers[rank] = {"name": self._endpoint.connect(each["address"]), "token": each["token"]}
+                self._peers[rank] = {
+                    "name": self._endpoint.connect(each["address"]),
+                    "token": each["token"],
+                }
         return int(times)
 
     def _not_opened(self, entry: Entry, store: Any, error: RuntimeError) -> Exception:
@@ -113,8 +148,12 @@ class Rendezvous:
         if isinstance(error, torch.distributed.DistNetworkError):
             ended = "the process that keeps the program's store, rank 0 as a rule, has ended"
             waited = f"rank {self._ranks_of_all[self._rank]} waits in {entry.place}"
-            return torch.distributed.DistBackendError(f"{entry.title} will never start: {ended}; {waited}.")
-        if not isinstance(error, torch.distributed.DistStoreError) and str(error) != "Wait timeout":  # the words of a FileStore
+            return torch.distributed.DistBackendError(
+                f"{entry.title} will never start: {ended}; {waited}."
+            )
+        if (
+            not isinstance(error, torch.distributed.DistStoreError) and str(error) != "Wait timeout"
+        ):  # the words of a FileStore
             return error
         self.is_complete(entry)  # for what the missing ranks have said in other groups
         for rank in entry.ranks:
@@ -145,7 +184,11 @@ class Rendezvous:
         """The ranks that will never enter the collective, because they have ended."""
         said = self._said.get(entry.key, {})
         ended = set() if self._endpoint is None else self._endpoint.ended
-        return [rank for rank in entry.ranks if rank not in said and rank in self._peers and self._peers[rank]["name"] in ended]
+        return [
+            rank
+            for rank in entry.ranks
+            if rank not in said and rank in self._peers and self._peers[rank]["name"] in ended
+        ]
 
     def meet(self, entry: Entry, patience: timedelta | None = None) -> list[dict[str, Any]]:
         """What each rank says; waits for the last. Raises torch.distributed.DistBackendError for a rank that does not come in time (the
@@ -155,10 +198,14 @@ class Rendezvous:
         def is_decided() -> bool:
             return self._are_there(entry) or bool(self._gone(entry))
 
-        if self._endpoint is not None and not self._endpoint.wait(is_decided, patience.total_seconds()):
+        if self._endpoint is not None and not self._endpoint.wait(
+            is_decided, patience.total_seconds()
+        ):
             raise torch.distributed.DistBackendError(self._waited_in_vain(entry, patience))
         if not self._are_there(entry):
-            raise torch.distributed.DistBackendError(self._in_vain(entry, self._gone(entry), "will never start"))
+            raise torch.distributed.DistBackendError(
+                self._in_vain(entry, self._gone(entry), "will never start")
+            )
         said = self._said.pop(entry.key)
         self._require_agreement(entry, said)
         return [said[rank] for rank in entry.ranks]
@@ -170,18 +217,28 @@ class Rendezvous:
 
     def _require_agreement(self, entry: Entry, said: dict[int, dict[str, Any]]) -> None:
         if len({each["call"] for each in said.values()}) > 1:
-            calls = "; ".join(f"rank {self._ranks_of_all[rank]} calls {each['place']}" for rank, each in sorted(said.items()))
-            raise torch.distributed.DistBackendError(f"The ranks do not agree on collective number {entry.number} of their group: {calls}.")
+            calls = "; ".join(
+                f"rank {self._ranks_of_all[rank]} calls {each['place']}"
+                for rank, each in sorted(said.items())
+            )
+            raise torch.distributed.DistBackendError(
+                f"The ranks do not agree on collective number {entry.number} of their group: {calls}."
+            )
 
     def _waited_in_vain(self, entry: Entry, patience: timedelta) -> str:
         said = self._said.get(entry.key, {})
         missing = [rank for rank in entry.ranks if rank not in said]
         waited = f"did not start within {patience.total_seconds():g} s"
-        return f"Watchdog caught collective operation timeout: {self._in_vain(entry, missing, waited)}"
+        return (
+            f"Watchdog caught collective operation timeout: {self._in_vain(entry, missing, waited)}"
+        )
 
     def _in_vain(self, entry: Entry, missing: list[int], what: str) -> str:
         """Who is in the collective and where, and where those that are not were last."""
-        told = [f"rank {self._ranks_of_all[rank]} never entered it{self._last(rank)}" for rank in missing]
+        told = [
+            f"rank {self._ranks_of_all[rank]} never entered it{self._last(rank)}"
+            for rank in missing
+        ]
         for rank, said in sorted(self._said.get(entry.key, {}).items()):
             told.append(f"rank {self._ranks_of_all[rank]} waits in {said['place']}")
         return f"{entry.title} {what}: {'; '.join(told)}."
@@ -218,15 +275,29 @@ def made_by_all(make: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(make)
     def make_group(
-        size: int, rank: int | None, ranks: list[int], backend: Any, store: Any, group_name: Any, *args: Any, **named: Any
+        size: int,
+        rank: int | None,
+        ranks: list[int],
+        backend: Any,
+        store: Any,
+        group_name: Any,
+        *args: Any,
+        **named: Any,
     ) -> Any:
         named_backends = str(distributed_c10d.BackendConfig(distributed_c10d.Backend(backend)))
-        if rank is None or size < 2 or not named.get("timeout") or ("nccl" not in named_backends and "gloo" not in named_backends):
+        if (
+            rank is None
+            or size < 2
+            or not named.get("timeout")
+            or ("nccl" not in named_backends and "gloo" not in named_backends)
+        ):
             return make(size, rank, ranks, backend, store, group_name, *args, **named)
         title = f"new_group({ranks})" if ranks else "init_process_group()"
         rendezvous = Rendezvous(rank, ranks or list(range(size)), named["timeout"])
         times = rendezvous.open(PrefixStore(f"virtual nccl {group_name}", store), title)
-        if times > 1:  # the store still has what the ranks of an earlier group of this name left there
+        if (
+            times > 1
+        ):  # the store still has what the ranks of an earlier group of this name left there
             store = PrefixStore(f"virtual nccl {times}", store)
         _made[group_name] = rendezvous
         try:

@@ -64,7 +64,9 @@ _SENT: dict[str, Callable[[int], float]] = {
 }
 
 
-def collective_seconds(profile: Profile, kind: str, nbytes: int, ranks: Sequence[int], cluster: Cluster) -> float:
+def collective_seconds(
+    profile: Profile, kind: str, nbytes: int, ranks: Sequence[int], cluster: Cluster
+) -> float:
     """Seconds from the moment when the last rank enters. `nbytes` are those of one rank's input, `ranks` are numbered as in the world."""
     begin, rate = _begin_and_rate(kind, len(ranks))
     rate *= _link_rate(profile) / profiles.load("H200").p2p_bytes_per_second
@@ -94,7 +96,11 @@ def _link_rate(profile: Profile) -> float:
     """Bytes per second from one GPU of a node to another."""
     if os.environ.get("NCCL_P2P_DISABLE", "0") == "0":
         return profile.p2p_bytes_per_second
-    return min(profile.p2p_bytes_per_second, profile.pinned_d2h_bytes_per_second / 2, profile.pinned_h2d_bytes_per_second / 2)
+    return min(
+        profile.p2p_bytes_per_second,
+        profile.pinned_d2h_bytes_per_second / 2,
+        profile.pinned_h2d_bytes_per_second / 2,
+    )
 
 
 def launch_seconds(kind: str) -> float:

@@ -24,12 +24,20 @@ from virtualgpu.ops.without_values import all_known, forget
 _Reduction: Any = dist.ReduceOp.RedOpType
 
 
-def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[HashStore, int, int]]:
+def _rendezvous(
+    url: str, rank: int = -1, world_size: int = -1, **kwargs: Any
+) -> Iterator[tuple[HashStore, int, int]]:
     """Nobody to meet: the rank and the world as the program or the environment names them."""
-    yield HashStore(), int(os.environ["RANK"]) if rank < 0 else rank, int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
+    yield (
+        HashStore(),
+        int(os.environ["RANK"]) if rank < 0 else rank,
+        int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size,
+    )
 
 
-_make_group: Any = inspect.unwrap(distributed_c10d._new_process_group_helper)  # by which no rank meets another, whatever is in place
+_make_group: Any = inspect.unwrap(
+    distributed_c10d._new_process_group_helper
+)  # by which no rank meets another, whatever is in place
 
 
 def _group(size: int, *args: Any, **named: Any) -> Any:
@@ -79,7 +87,9 @@ class SimulatedNCCL(ProcessGroupNCCL):
             if not gpu.machine.may_fill(bytes_of(x), x.dtype):
                 forget(x)
         if received and all_known(received):
-            raise unsupported(f"{transfer.name}: its values are those of a rank that is only simulated, which")
+            raise unsupported(
+                f"{transfer.name}: its values are those of a rank that is only simulated, which"
+            )
         return super().run(gpu, transfer, is_async)
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
@@ -94,7 +104,9 @@ class SimulatedNCCL(ProcessGroupNCCL):
 
     reduce = allreduce_coalesced = allreduce
 
-    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> dist.Work:
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, given: torch.Tensor, options: Any
+    ) -> dist.Work:
         self.allreduce([given], options)
         output.copy_(given.view(self.size(), *output.shape)[self.rank()])
         return Done()
@@ -102,7 +114,9 @@ class SimulatedNCCL(ProcessGroupNCCL):
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
         return Done()
 
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> dist.Work:
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any
+    ) -> dist.Work:
         for received, given in zip(outputs, inputs, strict=True):
             for part in received:
                 part.copy_(given)
@@ -111,16 +125,23 @@ class SimulatedNCCL(ProcessGroupNCCL):
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> dist.Work:
         return self.allgather([list(output.split(len(given)))], [given], options)
 
-    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> dist.Work:
+    def gather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any
+    ) -> dist.Work:
         return self.allgather(outputs, inputs, options) if outputs else Done()
 
-    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any) -> dist.Work:
+    def scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any
+    ) -> dist.Work:
         outputs[0].copy_(inputs[0][self.rank()])
         return Done()
 
     def alltoall_base(self, output: torch.Tensor, given: torch.Tensor, *splits: Any) -> dist.Work:
         """Each rank sends here what this one sends to a rank of this number: to itself."""
-        received, sent = (sizes or [len(x) // self.size()] * self.size() for x, sizes in zip((output, given), splits[:2], strict=True))
+        received, sent = (
+            sizes or [len(x) // self.size()] * self.size()
+            for x, sizes in zip((output, given), splits[:2], strict=True)
+        )
         mine = given.split(sent)[self.rank()]
         for part in output.split(received):
             if part.shape != mine.shape:

@@ -18,7 +18,9 @@ def through_host(group: ProcessGroup, backend: Any, gpu: Gpu, transfer: Transfer
     """Begin it: gloo's own threads move the values from now on, in the order in which this rank has called."""
     rendezvous = of_group(group.group_name)
     if rendezvous is None:  # of one rank
-        rendezvous = Rendezvous(group.rank(), torch.distributed.get_process_group_ranks(group), backend.options._timeout)
+        rendezvous = Rendezvous(
+            group.rank(), torch.distributed.get_process_group_ranks(group), backend.options._timeout
+        )
     return VirtualWork([OnHost(rendezvous, gpu, transfer)], list(transfer.received))
 
 

@@ -24,18 +24,33 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     handlers = fake_tensor._DISPATCH_META_HANDLERS
     told = handlers[_PRIM_DEVICE]
 
-    def make_fake(cls: type, mode: Any = None, elem: Any = None, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def make_fake(
+        cls: type, mode: Any = None, elem: Any = None, device: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         wanted = None if device is None else torch.device(device)
         if wanted is None or wanted.type != "cuda":
             return make(cls, mode, elem, device, *args, **kwargs)
         if not torch.distributed.is_initialized():
-            raise unsupported("a FakeTensor on a CUDA device, as torch.export and torch.onnx.export make them,")
+            raise unsupported(
+                "a FakeTensor on a CUDA device, as torch.export and torch.onnx.export make them,"
+            )
         fake = make(cls, mode, elem, torch.device("cpu"), *args, **kwargs)
-        fake.fake_device = wanted if wanted.index is not None else torch.device("cuda", torch.cuda.current_device())
+        fake.fake_device = (
+            wanted
+            if wanted.index is not None
+            else torch.device("cuda", torch.cuda.current_device())
+        )
         return fake
 
-    def dispatch_fake(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is _PRIM_DEVICE and len(args) == 1 and isinstance(args[0], FakeTensor) and args[0].fake_device.type == "cuda":
+    def dispatch_fake(
+        cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if (
+            func is _PRIM_DEVICE
+            and len(args) == 1
+            and isinstance(args[0], FakeTensor)
+            and args[0].fake_device.type == "cuda"
+        ):
             return torch.device("meta" if args[0].fake_mode.in_kernel_invocation else "cpu")
         return dispatch(cls, func, types, args, kwargs)
 
@@ -53,7 +68,14 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "is_cpu": property(lambda x: x.device.type == "cpu"),
         },
     )
-    yield torch.Tensor, {"_make_wrapper_subclass": staticmethod(_make_wrapper(torch.Tensor._make_wrapper_subclass))}
+    yield (
+        torch.Tensor,
+        {
+            "_make_wrapper_subclass": staticmethod(
+                _make_wrapper(torch.Tensor._make_wrapper_subclass)
+            )
+        },
+    )
     # C++ makes a DTensor on the device of its local tensor. Its class may be imported already, or takes this __new__ when it is.
     if made := getattr(torch.Tensor, "_dtensor__new__", None):
         yield torch.Tensor, {"_dtensor__new__": staticmethod(_make_dtensor(made))}
@@ -69,7 +91,11 @@ def _make_wrapper(make: Any) -> Any:
         if wanted is None or wanted.type != "cuda":
             return make(cls, *args, **kwargs)
         wrapper = make(cls, *args, **kwargs | {"device": torch.device("cpu")})
-        wrapper._virtual_device = wanted if wanted.index is not None else torch.device("cuda", torch.cuda.current_device())
+        wrapper._virtual_device = (
+            wanted
+            if wanted.index is not None
+            else torch.device("cuda", torch.cuda.current_device())
+        )
         _tell_device(cls)
         return wrapper
 
@@ -87,7 +113,9 @@ def _make_dtensor(make: Any) -> Any:
 def _device_of(x: Any) -> torch.device:
     if (local := getattr(x, "_local_tensor", None)) is not None:
         return local.device
-    device: torch.device = x.__dict__.get("_virtual_device") or torch._C.TensorBase.device.__get__(x)
+    device: torch.device = x.__dict__.get("_virtual_device") or torch._C.TensorBase.device.__get__(
+        x
+    )
     return device
 
 

@@ -20,7 +20,10 @@ def test_allocations_are_those_of_an_h200(name, machine):
 
 
 def inputs(width, dtype=torch.float32, device="cuda", heads=4):
-    return tuple(torch.randn(2, heads, 16, width, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
+    return tuple(
+        torch.randn(2, heads, 16, width, dtype=dtype, device=device, requires_grad=True)
+        for _ in range(3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,12 +44,17 @@ def test_backend(width, dtype, masked, expected, machine):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mask_whose_last_dimension_does_not_lie_dense_leaves_the_math_backend(dtype, machine):
-    by_head = torch.zeros(16, 16, 4, dtype=dtype, device="cuda").permute(2, 0, 1)  # as T5 makes the bias of its positions
+    by_head = torch.zeros(16, 16, 4, dtype=dtype, device="cuda").permute(
+        2, 0, 1
+    )  # as T5 makes the bias of its positions
     assert backend(*inputs(64, dtype), by_head, 0.0, False, False) == "math"
     assert backend(*inputs(64, dtype), by_head.contiguous(), 0.0, False, False) != "math"
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.ones(16, 16).tril() > 0}, {"scale": 0.3}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"is_causal": True}, {"attn_mask": torch.ones(16, 16).tril() > 0}, {"scale": 0.3}],
+)
 @pytest.mark.parametrize("width", [8, 7])
 def test_values_agree_with_the_cpu(options, width, machine):
     plain = inputs(width, device="cpu")
@@ -75,7 +83,9 @@ def test_fully_masked_rows_are_zero(machine):
 
 def test_mask_beside_causal_is_refused(machine):
     with pytest.raises(RuntimeError, match="attn_mask should not be set when is_causal=True"):
-        F.scaled_dot_product_attention(*inputs(8), attn_mask=torch.zeros(16, 16, device="cuda"), is_causal=True)
+        F.scaled_dot_product_attention(
+            *inputs(8), attn_mask=torch.zeros(16, 16, device="cuda"), is_causal=True
+        )
 
 
 FUSED = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION
@@ -110,13 +120,18 @@ def test_a_backend_without_float32_says_why_it_cannot_run(chosen, machine):
 
 
 def test_no_backend_at_all(machine):
-    with sdpa_kernel([SDPBackend.OVERRIDEABLE]), pytest.raises(RuntimeError, match="^No viable backend"):
+    with (
+        sdpa_kernel([SDPBackend.OVERRIDEABLE]),
+        pytest.raises(RuntimeError, match="^No viable backend"),
+    ):
         F.scaled_dot_product_attention(*inputs(8))
 
 
 def test_the_programs_order_of_backends_is_kept(machine):
     q, k, v = inputs(8, torch.float16)
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+    with sdpa_kernel(
+        [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True
+    ):
         assert backend(q, k, v, None, 0.0, False, False) == "efficient"
     assert torch._fused_sdp_choice(q, k, v) == SDPBackend.CUDNN_ATTENTION.value
 
@@ -130,11 +145,15 @@ def test_programs_may_ask_which_backend_can_run(machine):
         assert cuda.can_use_cudnn_attention(parameters) is flash
         assert cuda.can_use_efficient_attention(parameters)
     on_cpu = cuda.SDPAParams(*inputs(8, device="cpu"), None, 0.0, False, False)
-    with pytest.warns(UserWarning, match="All tensors need to be on cuda device. Got query on device: cpu"):
+    with pytest.warns(
+        UserWarning, match="All tensors need to be on cuda device. Got query on device: cpu"
+    ):
         assert not cuda.can_use_efficient_attention(on_cpu, debug=True)
 
 
-@pytest.mark.parametrize(("dtype", "operator"), [(torch.float32, "efficient"), (torch.float16, "cudnn")])
+@pytest.mark.parametrize(
+    ("dtype", "operator"), [(torch.float32, "efficient"), (torch.float16, "cudnn")]
+)
 @pytest.mark.parametrize("mask_dtype", [None, torch.bool])
 def test_a_mask_on_another_device_is_refused(dtype, operator, mask_dtype, machine):
     for device in ("cpu", "cuda:1"):
@@ -148,12 +167,20 @@ def test_a_mask_on_another_device_is_refused(dtype, operator, mask_dtype, machin
 
 
 def test_a_mask_on_a_gpu_and_queries_on_the_cpu_are_refused(machine):
-    with pytest.raises(NotImplementedError, match="flash_attention_for_cpu' with arguments from the 'CUDA' backend"):
-        F.scaled_dot_product_attention(*inputs(8, device="cpu"), attn_mask=torch.zeros(16, 16, device="cuda"))
+    with pytest.raises(
+        NotImplementedError, match="flash_attention_for_cpu' with arguments from the 'CUDA' backend"
+    ):
+        F.scaled_dot_product_attention(
+            *inputs(8, device="cpu"), attn_mask=torch.zeros(16, 16, device="cuda")
+        )
 
 
 @pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])
 def test_causal_biases(bias, machine):
     q, k, v = inputs(8)
-    expected = F.scaled_dot_product_attention(q[:, :, :2], k, v, attn_mask=bias(2, 16)._materialize("cuda"))
-    torch.testing.assert_close(F.scaled_dot_product_attention(q[:, :, :2], k, v, attn_mask=bias(2, 16)), expected)
+    expected = F.scaled_dot_product_attention(
+        q[:, :, :2], k, v, attn_mask=bias(2, 16)._materialize("cuda")
+    )
+    torch.testing.assert_close(
+        F.scaled_dot_product_attention(q[:, :, :2], k, v, attn_mask=bias(2, 16)), expected
+    )

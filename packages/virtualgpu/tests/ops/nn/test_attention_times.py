@@ -18,8 +18,12 @@ def valueless() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("causal", "there", "back"), [(False, 2.0029, 5.2252), (True, 1.1955, 3.0306)])
-def test_where_arithmetic_is_slow_the_start_and_the_end_of_a_block_weigh_little(causal, there, back):
+@pytest.mark.parametrize(
+    ("causal", "there", "back"), [(False, 2.0029, 5.2252), (True, 1.1955, 3.0306)]
+)
+def test_where_arithmetic_is_slow_the_start_and_the_end_of_a_block_weigh_little(
+    causal, there, back
+):
     q, k, v = (torch.empty(16, 16, 1024, 64, device="cuda", requires_grad=True) for _ in range(3))
     out = None
 
@@ -28,7 +32,11 @@ def test_where_arithmetic_is_slow_the_start_and_the_end_of_a_block_weigh_little(
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     assert 1e3 * spans(forward)[-1].duration == pytest.approx(there, rel=0.15)
-    attended = [span for span in spans(lambda: out.backward(torch.empty_like(out))) if span.name == "attention_backward"]
+    attended = [
+        span
+        for span in spans(lambda: out.backward(torch.empty_like(out)))
+        if span.name == "attention_backward"
+    ]
     assert 1e3 * attended[0].duration == pytest.approx(back, rel=0.15)
 
 
@@ -41,7 +49,10 @@ def test_in_evaluation_attention_does_the_same_products(dtype):
         whole = spans(lambda: layer(x, x, x))  # older kernels, which make the weights, in one
     assert [span.name for span in fused] == ["addmm", "attention", "addmm"]
     seconds = 4 * 2 * 2048 * 512 * 512 / peak(dtype)
-    assert sum(span.duration for span in fused) > seconds and sum(span.duration for span in whole) > seconds
+    assert (
+        sum(span.duration for span in fused) > seconds
+        and sum(span.duration for span in whole) > seconds
+    )
 
 
 def peak(dtype: torch.dtype) -> float:
@@ -51,10 +62,16 @@ def peak(dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_an_encoder_layer_in_evaluation_launches_its_parts(first, activation):
-    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, activation=activation, norm_first=first, batch_first=True, device="cuda").eval()
+    layer = torch.nn.TransformerEncoderLayer(
+        64, 4, 128, activation=activation, norm_first=first, batch_first=True, device="cuda"
+    ).eval()
     x = torch.empty(8, 16, 64, device="cuda")
     with torch.no_grad():
         names = [span.name for span in spans(lambda: layer(x))]
     attention, feed = ["addmm", "attention", "addmm"], ["_addmm_activation", "addmm"]
     norm, add = ["native_layer_norm"], ["add_"]
-    assert names == ([*norm, *attention, *add, *norm, *feed, *add] if first else [*attention, *add, *norm, *feed, *add, *norm])
+    assert names == (
+        [*norm, *attention, *add, *norm, *feed, *add]
+        if first
+        else [*attention, *add, *norm, *feed, *add, *norm]
+    )

@@ -31,7 +31,9 @@ def test_cudnn_by_name(machine, transposed):
     named = torch.cudnn_convolution_transpose if transposed else torch.cudnn_convolution
     plain = torch.nn.functional.conv_transpose2d if transposed else torch.nn.functional.conv2d
     more = {"output_padding": 1} if transposed else {}
-    assert torch.equal(named(x, weight, *sizes, 1, False, True, True), plain(x, weight, None, 2, 1, **more))
+    assert torch.equal(
+        named(x, weight, *sizes, 1, False, True, True), plain(x, weight, None, 2, 1, **more)
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,12 +51,24 @@ def test_cudnn_by_name(machine, transposed):
     ],
 )
 def test_whose_kernels_convolve(machine, shape, settings, off, backend):
-    dims, groups, transposed = len(shape) - 2, settings.get("groups", 1), settings.get("transposed", False)
+    dims, groups, transposed = (
+        len(shape) - 2,
+        settings.get("groups", 1),
+        settings.get("transposed", False),
+    )
     weight = torch.ones(*(6, 12) if transposed else (12, 6 // groups), *[3] * dims, device="cuda")
     dilation = [settings.get("dilation", 1)] * dims
     with torch.backends.cudnn.flags(enabled=not off):
         chosen = torch._C._select_conv_backend(
-            torch.ones(shape, device="cuda"), weight, None, [1] * dims, [0] * dims, dilation, transposed, [0] * dims, groups
+            torch.ones(shape, device="cuda"),
+            weight,
+            None,
+            [1] * dims,
+            [0] * dims,
+            dilation,
+            transposed,
+            [0] * dims,
+            groups,
         )
     assert chosen.name == backend
 
@@ -68,7 +82,10 @@ def test_without_values_the_channels_lie_as_with_them(machine, dims, last, trans
     strides = []
     for computing in (nullcontext, machine.without_values):
         with computing():
-            image, weight = torch.ones(2, 4, *[6] * dims, device="cuda"), torch.ones(4, 4, *[2] * dims, device="cuda")
+            image, weight = (
+                torch.ones(2, 4, *[6] * dims, device="cuda"),
+                torch.ones(4, 4, *[2] * dims, device="cuda"),
+            )
             image = image.to(memory_format=form) if last == "image" else image
             weight = weight.to(memory_format=form) if last == "weight" else weight
             strides.append(convolve(image, weight, stride=2).stride())

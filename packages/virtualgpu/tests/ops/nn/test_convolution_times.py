@@ -12,7 +12,9 @@ import virtualgpu
 
 from ..heard import spans
 
-ROWS = json.loads((Path(__file__).parents[3] / "benchmarks/timing/convolutions.json").read_text(encoding="utf-8"))["rows"]
+ROWS = json.loads(
+    (Path(__file__).parents[3] / "benchmarks/timing/convolutions.json").read_text(encoding="utf-8")
+)["rows"]
 DEPTHWISE = [row for row in ROWS if row["groups"] == row["shape"][1] and not row["last"]]
 LAST = [row for row in ROWS if row["last"] and row["stride"] == 1]
 
@@ -24,7 +26,11 @@ def valueless() -> Iterator[None]:
 
 
 @pytest.mark.sample(12)
-@pytest.mark.parametrize("row", DEPTHWISE, ids=lambda row: f"{row['dtype']}, {row['shape']}, {row['kernel']}, stride {row['stride']}")
+@pytest.mark.parametrize(
+    "row",
+    DEPTHWISE,
+    ids=lambda row: f"{row['dtype']}, {row['shape']}, {row['kernel']}, stride {row['stride']}",
+)
 def test_depthwise_convolutions_take_as_long_as_on_an_h200(row):
     for name, milliseconds in took(row).items():
         assert milliseconds == pytest.approx(row[name], rel=0.25)
@@ -39,16 +45,34 @@ def test_with_channels_last_cudnns_take_about_as_long():
 def took(row: dict) -> dict[str, float]:
     """Milliseconds on a virtual H200, forward and for each gradient."""
     x = torch.empty(row["shape"], device="cuda", dtype=getattr(torch, row["dtype"]))
-    x = x.to(memory_format=torch.channels_last if row["last"] else torch.contiguous_format).requires_grad_()
-    weight = torch.empty(row["out"], 1, row["kernel"], row["kernel"], device="cuda", dtype=x.dtype, requires_grad=True)
+    x = x.to(
+        memory_format=torch.channels_last if row["last"] else torch.contiguous_format
+    ).requires_grad_()
+    weight = torch.empty(
+        row["out"],
+        1,
+        row["kernel"],
+        row["kernel"],
+        device="cuda",
+        dtype=x.dtype,
+        requires_grad=True,
+    )
     y = None
 
     def forward() -> None:
         nonlocal y
-        y = F.conv2d(x, weight, stride=row["stride"], padding=row["kernel"] // 2, groups=row["groups"])
+        y = F.conv2d(
+            x, weight, stride=row["stride"], padding=row["kernel"] // 2, groups=row["groups"]
+        )
 
     found = {"forward": 1e3 * spans(forward)[-1].duration}
     for wanted, name in ((x, "input"), (weight, "weight")):
-        back = spans(lambda wanted=wanted: torch.autograd.grad(y, wanted, torch.empty_like(y), retain_graph=True))
-        found[name] = 1e3 * next(span.duration for span in back if span.name == "convolution_backward")
+        back = spans(
+            lambda wanted=wanted: torch.autograd.grad(
+                y, wanted, torch.empty_like(y), retain_graph=True
+            )
+        )
+        found[name] = 1e3 * next(
+            span.duration for span in back if span.name == "convolution_backward"
+        )
     return found

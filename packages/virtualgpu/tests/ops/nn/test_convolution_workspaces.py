@@ -20,7 +20,9 @@ from virtualgpu.ops.nn.convolution_workspaces import (
 )
 
 
-def space(batch: int, size: int, channels: int = 64, kernel: int = 3, **settings) -> tuple[int, ...]:
+def space(
+    batch: int, size: int, channels: int = 64, kernel: int = 3, **settings
+) -> tuple[int, ...]:
     """Return the workspaces of a padded layer with as many channels in as out, in float32."""
     square, one = (size, size, 1), (1, 1, 1)
     fields = {
@@ -114,7 +116,22 @@ def test_the_rule_is_as_close_to_the_recording_as_its_profile_says():
 
 
 def test_formulas_add_their_parts():
-    layer = Convolution(1, False, False, 3, 12, 1, 2, 2, (3, 3, 1), (1, 1, 1), (1, 1, 0), (1, 1, 1), (8, 8, 1), (8, 8, 1))
+    layer = Convolution(
+        1,
+        False,
+        False,
+        3,
+        12,
+        1,
+        2,
+        2,
+        (3, 3, 1),
+        (1, 1, 1),
+        (1, 1, 0),
+        (1, 1, 1),
+        (8, 8, 1),
+        (8, 8, 1),
+    )
     x, y, w = 2 * 8 * 64 * 2, 2 * 16 * 64 * 2, 8 * 16 * 9 * 2  # channels padded to 8 of 2 bytes
     assert Formula("XYW", 0).bytes(layer, OUTPUT) == x + y + w
     assert Formula("XYW", 0, weights=3).bytes(layer, WEIGHT_GRADIENT) == x + y + w + 3 * 2 * w
@@ -127,5 +144,20 @@ def test_formulas_add_their_parts():
 
 def test_a_full_last_wave_shares_no_tiles():
     rows = 128 * 132
-    layer = Convolution(1, False, False, 64, 128, 1, 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), (rows, 1, 1), (rows, 1, 1))
+    layer = Convolution(
+        1,
+        False,
+        False,
+        64,
+        128,
+        1,
+        1,
+        1,
+        (1, 1, 1),
+        (1, 1, 1),
+        (0, 0, 0),
+        (1, 1, 1),
+        (rows, 1, 1),
+        (rows, 1, 1),
+    )
     assert Formula(tile=(128, 128, 1)).bytes(layer, OUTPUT) == 0

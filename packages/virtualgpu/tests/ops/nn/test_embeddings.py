@@ -17,7 +17,10 @@ def test_a_bag_without_its_padding(mode, sparse):
     found = []
     for device in ("cpu", "cuda"):
         rows = torch.arange(12.0).view(6, 2).to(device).requires_grad_()
-        indices, starts = torch.tensor([1, 2, 4, 5, 1, 1], device=device), torch.tensor([0, 3], device=device)
+        indices, starts = (
+            torch.tensor([1, 2, 4, 5, 1, 1], device=device),
+            torch.tensor([0, 3], device=device),
+        )
         bags = F.embedding_bag(indices, rows, starts, mode=mode, sparse=sparse, padding_idx=1)
         bags.backward(torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device))
         found.append((bags.tolist(), rows.grad.cpu().to_dense().tolist()))

@@ -67,7 +67,11 @@ def test_values_agree_with_the_cpu(name, dtype):
         got = module(here)
         assert got.dtype is dtype
         got.float().square().sum().backward()
-        tolerance = {"rtol": 2e-2, "atol": 6e-2} if dtype is not torch.float32 else {"rtol": 1e-4, "atol": 1e-4}
+        tolerance = (
+            {"rtol": 2e-2, "atol": 6e-2}
+            if dtype is not torch.float32
+            else {"rtol": 1e-4, "atol": 1e-4}
+        )
         assert_close(got.detach().cpu().float(), expected.detach(), **tolerance)
         assert_close(here.grad.cpu(), gradient, rtol=0.1, atol=0.1)
         assert_close(module.weight.grad.cpu().float(), weight_gradient, rtol=0.05, atol=0.5)
@@ -76,7 +80,10 @@ def test_values_agree_with_the_cpu(name, dtype):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_batch_norm_without_parameters_takes_half_precision(machine, dtype, training):
-    norm, x = torch.nn.BatchNorm1d(3, affine=False).to(dtype).train(training), torch.randn(8, 3).to(dtype)
+    norm, x = (
+        torch.nn.BatchNorm1d(3, affine=False).to(dtype).train(training),
+        torch.randn(8, 3).to(dtype),
+    )
     there = copy.deepcopy(norm).cuda()
     given = x.cuda().requires_grad_()
     y = there(given)
@@ -87,14 +94,20 @@ def test_batch_norm_without_parameters_takes_half_precision(machine, dtype, trai
     expected.square().sum().backward()
     torch.testing.assert_close(y.detach().cpu().float(), expected.detach(), rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(given.grad.cpu().float(), whole.grad, rtol=3e-2, atol=5e-2)
-    torch.testing.assert_close(there.running_var.cpu().float(), reference.running_var, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        there.running_var.cpu().float(), reference.running_var, rtol=1e-2, atol=1e-2
+    )
 
 
 @pytest.mark.parametrize(
     ("shape", "weight", "message"),
     [
         ([], None, r"at least one element, but got normalized_shape = \[\]"),
-        ([2, 2], None, r"Given normalized_shape=\[2, 2\], expected input with shape \[\*2, 2\], but got input of size\[2, 2, 3\]"),
+        (
+            [2, 2],
+            None,
+            r"Given normalized_shape=\[2, 2\], expected input with shape \[\*2, 2\], but got input of size\[2, 2, 3\]",
+        ),
         ([2, 3], [3], r"but got weight of shape \[3\] and normalized_shape = \[2, 3\]"),
     ],
 )
@@ -112,9 +125,14 @@ def test_rms_norm_refuses_shapes_that_do_not_fit(machine, shape, weight, message
         (nn.BatchNorm1d, (4, 3), torch.float32, False),
     ],
 )
-def test_the_host_calls_cudnn_for_batches_of_images_in_its_types(machine, norm, shape, dtype, by_cudnn):
+def test_the_host_calls_cudnn_for_batches_of_images_in_its_types(
+    machine, norm, shape, dtype, by_cudnn
+):
     profile, layer = hardware.machine().profile, norm(3).cuda()
-    there, back = (spans_of(layer, torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True), name) for name in NATIVE)
+    there, back = (
+        spans_of(layer, torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True), name)
+        for name in NATIVE
+    )
     expected = profile.cudnn_seconds if by_cudnn else profile.launch_seconds
     assert there == pytest.approx(expected)
     assert back == pytest.approx(expected + LAUNCHES_BACK * profile.launch_seconds)
@@ -133,4 +151,6 @@ NATIVE = ("native_batch_norm", "native_batch_norm_backward")
 
 def spans_of(layer: nn.Module, x: torch.Tensor, name: str) -> float:
     """What the host worked to launch it."""
-    return next(span.overhead for span in spans(lambda: layer(x).sum().backward()) if span.name == name)
+    return next(
+        span.overhead for span in spans(lambda: layer(x).sum().backward()) if span.name == name
+    )

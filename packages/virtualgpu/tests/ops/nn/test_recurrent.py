@@ -3,7 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import (
+    pack_padded_sequence,
+    pack_sequence,
+    pad_packed_sequence,
+    pad_sequence,
+)
 
 from virtualgpu import hardware
 from virtualgpu.ops.nn.recurrent import workspace
@@ -55,7 +60,9 @@ def pair(kind, *sizes, **options):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}]
+)
 def test_values_agree_with_the_cpu(kind, options, machine, without_tf32):
     plain, moved = pair(kind, 3, 4, **options)
     x = torch.randn(5, 2, 3, requires_grad=True)
@@ -82,7 +89,9 @@ def test_packed_sequences_agree_with_the_cpu(machine, without_tf32):
     torch.testing.assert_close(*outputs)
 
 
-@pytest.mark.parametrize("settings", [{}, {"batch_first": True, "padding_value": 2.0}, {"padding_side": "left"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"batch_first": True, "padding_value": 2.0}, {"padding_side": "left"}]
+)
 def test_sequences_are_padded_where_they_lie(settings, machine):
     sequences = [torch.randn(n, 2, requires_grad=True) for n in (2, 3, 1)]
     moved = [x.detach().to("cuda:1").requires_grad_() for x in sequences]
@@ -92,7 +101,10 @@ def test_sequences_are_padded_where_they_lie(settings, machine):
     expected.square().sum().backward()
     got.square().sum().backward()
     torch.testing.assert_close([x.grad.cpu() for x in moved], [x.grad for x in sequences])
-    assert torch.equal(pack_sequence(moved, enforce_sorted=False).data.cpu(), pack_sequence(sequences, enforce_sorted=False).data)
+    assert torch.equal(
+        pack_sequence(moved, enforce_sorted=False).data.cpu(),
+        pack_sequence(sequences, enforce_sorted=False).data,
+    )
 
 
 def test_weights_lie_in_one_block(machine):
@@ -102,7 +114,9 @@ def test_weights_lie_in_one_block(machine):
 
 def test_backward_of_evaluation_is_refused(machine):
     layer = nn.GRU(3, 4, device="cuda").eval()
-    with pytest.raises(RuntimeError, match="cudnn RNN backward can only be called in training mode"):
+    with pytest.raises(
+        RuntimeError, match="cudnn RNN backward can only be called in training mode"
+    ):
         layer(torch.randn(5, 2, 3, device="cuda"))[0].sum().backward()
 
 
@@ -124,12 +138,20 @@ def test_a_gradient_that_does_not_lie_step_by_step_is_copied(machine):
 
 
 def test_its_node_is_named_as_cudnns(machine):
-    assert torch.nn.LSTM(2, 3, device="cuda")(torch.ones(1, 1, 2, device="cuda"))[0].grad_fn.name() == "CudnnRnnBackward0"
+    assert (
+        torch.nn.LSTM(2, 3, device="cuda")(torch.ones(1, 1, 2, device="cuda"))[0].grad_fn.name()
+        == "CudnnRnnBackward0"
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"enforce_sorted": False}])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_lengths_on_a_gpu_are_refused(options, device, machine):
     lengths = torch.tensor([5, 3, 2], device="cuda")
-    with pytest.raises(RuntimeError, match="^'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor$"):
-        pack_padded_sequence(torch.randn(3, 5, 4, device=device), lengths, batch_first=True, **options)
+    with pytest.raises(
+        RuntimeError,
+        match="^'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor$",
+    ):
+        pack_padded_sequence(
+            torch.randn(3, 5, 4, device=device), lengths, batch_first=True, **options
+        )

@@ -7,7 +7,9 @@ from torch import nn
 from ..recorded import check
 
 
-@pytest.mark.parametrize("name", ["shared/rnn_cell", "shared/lstm_cell", "more/lstm_cell", "more/gru_cell"])
+@pytest.mark.parametrize(
+    "name", ["shared/rnn_cell", "shared/lstm_cell", "more/lstm_cell", "more/gru_cell"]
+)
 def test_allocations_are_those_of_an_h200(name, machine):
     check(name)
 

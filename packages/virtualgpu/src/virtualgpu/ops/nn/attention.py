@@ -18,7 +18,17 @@ from torch.nn.attention import SDPBackend
 from virtualgpu.errors import cpp_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.blas import product_format
-from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, composes_dtensors, handles, made_of
+from virtualgpu.ops.call import (
+    Call,
+    Work,
+    bytes_of,
+    checks,
+    common_gpu,
+    composes,
+    composes_dtensors,
+    handles,
+    made_of,
+)
 from virtualgpu.ops.half import HALF, sums_in_float32
 from virtualgpu.ops.nn.attention_backends import backend, require_mask_beside_query
 from virtualgpu.ops.sequence import Out, Plan, perform, play
@@ -31,7 +41,10 @@ ATTENTION, ATTENTION_BACKWARD = 0.62, 0.6
 # Queries with which half of that is reached in float16: the start and the end of a block take as long whatever the format.
 ATTENTION_HALF, ATTENTION_BACKWARD_HALF = 256, 512
 
-fused, fused_backward = aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward
+fused, fused_backward = (
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+)
 sums_in_float32(fused, stay=(1,))  # the logarithm of the sums of the softmax
 sums_in_float32(fused_backward)
 
@@ -64,15 +77,21 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if type(q) is not VirtualTensor:  # the mask alone is on a GPU: PyTorch chooses a kernel for the CPU
+    if (
+        type(q) is not VirtualTensor
+    ):  # the mask alone is on a GPU: PyTorch chooses a kernel for the CPU
         operator = aten.scaled_dot_product_attention.default
-        return made_of(operator, q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return made_of(
+            operator, q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     _check(q, k, v, attn_mask, is_causal)
     chosen = backend(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         where = attn_mask.device
         zero = torch.scalar_tensor(0.0, dtype=q.dtype, device=where)
-        attn_mask = torch.where(attn_mask, zero, torch.scalar_tensor(-inf, dtype=q.dtype, device=where))
+        attn_mask = torch.where(
+            attn_mask, zero, torch.scalar_tensor(-inf, dtype=q.dtype, device=where)
+        )
         del zero
     if chosen == "math":
         return aten._scaled_dot_product_attention_math.default(
@@ -94,7 +113,9 @@ def scaled_dot_product_attention(
 
 
 @composes_dtensors("scaled_dot_product_attention")
-def attention_of_dtensors(q: Any, k: Any, v: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+def attention_of_dtensors(
+    q: Any, k: Any, v: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
+) -> Any:
     """Each rank computes its batches and heads, or all of them (the rules of torch/distributed/tensor/_ops/_matrix_ops.py)."""
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -106,14 +127,24 @@ def attention_of_dtensors(q: Any, k: Any, v: Any, attn_mask: Any = None, *args: 
     mesh = q.device_mesh
     placements = [
         p
-        if any(p.is_shard(dim) and q.dim() == 4 and not any(x.shape[dim] % mesh.size(i) for x in (q, k, v)) for dim in (0, 1))
+        if any(
+            p.is_shard(dim)
+            and q.dim() == 4
+            and not any(x.shape[dim] % mesh.size(i) for x in (q, k, v))
+            for dim in (0, 1)
+        )
         else Replicate()
         for i, p in enumerate(q.placements)
     ]
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*q.shape[:-2], *attn_mask.shape[-2:])
-    parts = [None if x is None else x.redistribute(mesh, placements).to_local() for x in (q, k, v, attn_mask)]
-    return DTensor.from_local(F.scaled_dot_product_attention(*parts, *args, **kwargs), mesh, placements, run_check=False)  # type: ignore[arg-type]
+    parts: list[Any] = [
+        None if x is None else x.redistribute(mesh, placements).to_local()
+        for x in (q, k, v, attn_mask)
+    ]
+    return DTensor.from_local(
+        F.scaled_dot_product_attention(*parts, *args, **kwargs), mesh, placements, run_check=False
+    )
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> None:
@@ -127,9 +158,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -
     if min(q.dim(), k.dim(), v.dim()) < 2:
         raise RuntimeError("Expected query, key, and value to all be  at least 2 dimensional")
     if mask is not None and mask.dtype not in (torch.bool, q.dtype):
-        raise RuntimeError(f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {mask.dtype}")
+        raise RuntimeError(
+            f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {mask.dtype}"
+        )
     if mask is not None and causal:
-        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+        raise RuntimeError(
+            "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
+        )
 
 
 # Values
@@ -141,14 +176,20 @@ def _plain(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALF else x
 
 
-def _operands(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _operands(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Their values, with keys and values for each of the query's heads."""
     heads = q.shape[1] // k.shape[1]
-    keys, values = (_plain(x).repeat_interleave(heads, 1) if heads > 1 else _plain(x) for x in (k, v))
+    keys, values = (
+        _plain(x).repeat_interleave(heads, 1) if heads > 1 else _plain(x) for x in (k, v)
+    )
     return _plain(q), keys, values, None if mask is None else _plain(mask)
 
 
-def _cpu_is_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float) -> bool:
+def _cpu_is_fused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float
+) -> bool:
     """Return whether the CPU has a fused kernel for this attention. The program's choice of backends is for CUDA."""
     before = torch._C._get_flash_sdp_enabled()
     torch._C._set_sdp_use_flash(True)
@@ -165,7 +206,10 @@ def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale
     if mask is not None:
         scores = scores + mask
     if causal:
-        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril_().logical_not_(), -inf)
+        scores.masked_fill_(
+            torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril_().logical_not_(),
+            -inf,
+        )
     return scores.softmax(-1).nan_to_num_(0.0) if mask is not None else scores.softmax(-1)
 
 
@@ -174,7 +218,15 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float, chosen: str
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        dropout: float,
+        causal: bool,
+        scale: float,
+        chosen: str,
     ) -> Tensor:
         gpu = q._gpu  # type: ignore[attr-defined]
         gpu.machine.require_alive()
@@ -193,12 +245,18 @@ class Attention(torch.autograd.Function):
         if known and memory_of(out).kept is not None:
             with _DisableTorchDispatch():
                 queries, keys, values, added = _operands(q, k, v, mask)
-                if not bias_needs and _cpu_is_fused(queries, keys, values, added, dropout, causal, scale):
-                    value, logarithms = fused.default(queries, keys, values, dropout, causal, attn_mask=added, scale=scale)
+                if not bias_needs and _cpu_is_fused(
+                    queries, keys, values, added, dropout, causal, scale
+                ):
+                    value, logarithms = fused.default(
+                        queries, keys, values, dropout, causal, attn_mask=added, scale=scale
+                    )
                 else:
                     p = probabilities(queries, keys, added, causal, scale)
                     if dropout > 0:
-                        kept = torch.empty_like(p).bernoulli_(1 - dropout, generator=gpu.generator.next_draws(p.numel()))
+                        kept = torch.empty_like(p).bernoulli_(
+                            1 - dropout, generator=gpu.generator.next_draws(p.numel())
+                        )
                         p = p * kept.div_(1 - dropout or 1)
                     value = p @ values
                 aten.copy_.default(out, value)
@@ -224,7 +282,12 @@ class Attention(torch.autograd.Function):
             keys = k.shape[2]
             _, heads, queries, _ = q.shape
             width = -(-keys // 16) * 16
-            bias = empty(gpu, (*q.shape[:3], width), (heads * queries * width, queries * width, width, 1), q.dtype)[..., :keys]
+            bias = empty(
+                gpu,
+                (*q.shape[:3], width),
+                (heads * queries * width, queries * width, width, 1),
+                q.dtype,
+            )[..., :keys]
         play(gpu, _backward_workspace(q, k, v, grad, chosen))
         del held
         if all(memory_of(x).kept is not None for x in (grad, q, k, v, *grads)):
@@ -232,14 +295,27 @@ class Attention(torch.autograd.Function):
                 queries, keys, values, added = operands = _operands(q, k, v, mask)
                 if logarithms is not None:
                     results = fused_backward.default(
-                        _plain(grad), queries, keys, values, _plain(out), logarithms, 0.0, causal, attn_mask=added, scale=scale
+                        _plain(grad),
+                        queries,
+                        keys,
+                        values,
+                        _plain(out),
+                        logarithms,
+                        0.0,
+                        causal,
+                        attn_mask=added,
+                        scale=scale,
                     )
                 else:
-                    results = _gradients(_plain(grad), *operands, causal=causal, scale=scale, kept=kept)
+                    results = _gradients(
+                        _plain(grad), *operands, causal=causal, scale=scale, kept=kept
+                    )
                 for x, value in zip((*grads, bias), results, strict=False):
                     if x is not None:
                         shared = value.shape[1] // x.shape[1]  # by several heads of the query
-                        aten.copy_.default(x, value.unflatten(1, (-1, shared)).sum(2) if shared > 1 else value)
+                        aten.copy_.default(
+                            x, value.unflatten(1, (-1, shared)).sum(2) if shared > 1 else value
+                        )
         gpu.launch(*attention_work(q, k, v, causal, backward=True), name="attention_backward")
         return *grads, bias, None, None, None, None
 
@@ -256,7 +332,15 @@ def _output(gpu: Gpu, model: Tensor, shape: Sequence[int], like_model: bool) -> 
 
 
 def _gradients(
-    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, causal: bool, scale: float, kept: Tensor | None
+    grad: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+    kept: Tensor | None,
 ) -> Any:
     p = probabilities(q, keys, mask, causal, scale)
     dropped = p if kept is None else p * kept
@@ -281,7 +365,9 @@ def _forward_workspace(q: Tensor, v: Tensor, dropout: float, chosen: str) -> Pla
         return (256, -256) if q.shape[2] > 1 else ()  # an estimate
     if chosen == "flash":
         return (16, -16) if dropout > 0 else ()
-    if q.dtype in HALF and v.shape[3] > 128:  # the output is accumulated in a float32 buffer of its own
+    if (
+        q.dtype in HALF and v.shape[3] > 128
+    ):  # the output is accumulated in a float32 buffer of its own
         size = 4 * prod(q.shape[:3]) * v.shape[3]
         return size, -size
     return ()
@@ -292,14 +378,22 @@ def _copies(grad: Tensor, out: Tensor, chosen: str) -> list[int]:
     if chosen == "cudnn":
         return [] if grad.stride() == out.stride() else [bytes_of(grad)]
     copies = [] if grad.transpose(1, 2).is_contiguous() else [bytes_of(grad)]
-    return copies if chosen == "efficient" or out.transpose(1, 2).is_contiguous() else [*copies, bytes_of(out)]
+    return (
+        copies
+        if chosen == "efficient" or out.transpose(1, 2).is_contiguous()
+        else [*copies, bytes_of(out)]
+    )
 
 
 def _backward_workspace(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, chosen: str) -> Plan:
     batch, heads, queries, width = q.shape
     keys = k.shape[2]
-    if chosen == "cudnn":  # an estimate: the query's gradient and a sum a row in float32; with shared keys their gradients a head
-        shared = sum(2 * batch * heads * keys * x.shape[3] for x in (k, v)) if k.shape[1] != heads else 0
+    if (
+        chosen == "cudnn"
+    ):  # an estimate: the query's gradient and a sum a row in float32; with shared keys their gradients a head
+        shared = (
+            sum(2 * batch * heads * keys * x.shape[3] for x in (k, v)) if k.shape[1] != heads else 0
+        )
         size = 4 * batch * heads * queries * width + 4 * batch * heads * queries + 256 + shared
         return size, -size
     if chosen == "flash":
@@ -343,10 +437,24 @@ def safe_softmax(call: Call) -> Any:
 def attention_work(q: Tensor, k: Tensor, v: Tensor, causal: bool, backward: bool = False) -> Work:
     """What the kernel does: two products forward, five backward; a causal mask spares half of them."""
     queries, outputs = q.shape[2], prod(q.shape[:3]) * v.shape[3]
-    flops = 2 * k.shape[2] * prod(q.shape[:3]) * (q.shape[3] + v.shape[3]) * (2.5 if backward else 1) * (0.5 if causal else 1)
-    share, half = (ATTENTION_BACKWARD, ATTENTION_BACKWARD_HALF) if backward else (ATTENTION, ATTENTION_HALF)
+    flops = (
+        2
+        * k.shape[2]
+        * prod(q.shape[:3])
+        * (q.shape[3] + v.shape[3])
+        * (2.5 if backward else 1)
+        * (0.5 if causal else 1)
+    )
+    share, half = (
+        (ATTENTION_BACKWARD, ATTENTION_BACKWARD_HALF) if backward else (ATTENTION, ATTENTION_HALF)
+    )
     gpu = q._gpu  # type: ignore[attr-defined]
     format, peak = product_format(q.dtype, gpu), gpu.profile.peak_flops
     half *= peak[format] / peak["float16"]
     moved = sum(map(bytes_of, (q, k, v))) + outputs * q.itemsize
-    return Work(moved * (2 if backward else 1), flops / (share * queries / (queries + half)), format, outputs)
+    return Work(
+        moved * (2 if backward else 1),
+        flops / (share * queries / (queries + half)),
+        format,
+        outputs,
+    )

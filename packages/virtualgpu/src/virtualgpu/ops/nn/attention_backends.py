@@ -70,7 +70,9 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
     questions = {"_can_use_cudnn_attention": "cudnn", "_can_use_flash_attention": "flash"}
     questions["_can_use_mem_efficient_attention"] = "efficient"
-    answers = {name: _can_use(backend) for name, backend in questions.items() if hasattr(torch._C, name)}
+    answers = {
+        name: _can_use(backend) for name, backend in questions.items() if hasattr(torch._C, name)
+    }
     yield torch._C, {"_is_flash_attention_available": lambda: True} | answers
 
 
@@ -87,7 +89,9 @@ def causal_biases(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
     yield module, {name: _only_on_cpu(getattr(module, name)) for name in names}
 
 
-def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool) -> str:
+def backend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool
+) -> str:
     """Return "cudnn", "flash", "efficient" or "math". Raises RuntimeError if no backend may run."""
     attention = Attention(q, k, v, mask, dropout, causal, gqa)
     capability = _capability(q)
@@ -125,7 +129,9 @@ def _capability(query: Tensor) -> Capability:
 
 def _warn(reason: str | None) -> None:
     if reason is not None:
-        warn_as_cpp(f"{reason} (Triggered internally at /pytorch/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.)")
+        warn_as_cpp(
+            f"{reason} (Triggered internally at /pytorch/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.)"
+        )
 
 
 def reason_against(name: str, attention: Attention, capability: Capability) -> str | None:
@@ -162,7 +168,15 @@ def _can_use(name: str) -> Callable[..., bool]:
 
     def can_use(parameters: Any, debug: bool = False) -> bool:
         q, k, v = parameters.query, parameters.key, parameters.value
-        attention = Attention(q, k, v, parameters.attn_mask, parameters.dropout, parameters.is_causal, parameters.enable_gqa)
+        attention = Attention(
+            q,
+            k,
+            v,
+            parameters.attn_mask,
+            parameters.dropout,
+            parameters.is_causal,
+            parameters.enable_gqa,
+        )
         reason: str | None
         if type(q) is VirtualTensor:
             reason = reason_against(name, attention, _capability(q))
@@ -179,7 +193,9 @@ def _can_use(name: str) -> Callable[..., bool]:
 
 
 def _only_on_cpu(can_use: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda parameters, debug=False: type(parameters.query) is not VirtualTensor and can_use(parameters, debug)
+    return lambda parameters, debug=False: (
+        type(parameters.query) is not VirtualTensor and can_use(parameters, debug)
+    )
 
 
 # Reasons against a backend
@@ -259,7 +275,10 @@ def _cudnn_mask(attention: Attention, capability: Capability) -> str | None:
 
 
 def _cudnn_widths(attention: Attention, capability: Capability) -> str | None:
-    widest, limit = max(attention.query.shape[3], attention.value.shape[3]), 256 if capability >= (9, 0) else 128
+    widest, limit = (
+        max(attention.query.shape[3], attention.value.shape[3]),
+        256 if capability >= (9, 0) else 128,
+    )
     if widest > limit:
         return f"head_dim should be no more than {limit}"
     if attention.query.shape[3] % 8 or attention.value.shape[3] % 8:
@@ -277,14 +296,19 @@ def _cudnn_lengths(attention: Attention, capability: Capability) -> str | None:
 
 
 def _flash_mask(attention: Attention, capability: Capability) -> str | None:
-    return None if attention.mask is None else "Flash Attention does not support non-null attn_mask."
+    return (
+        None if attention.mask is None else "Flash Attention does not support non-null attn_mask."
+    )
 
 
 def _flash_widths(attention: Attention, capability: Capability) -> str | None:
     q, k, v = (x.shape[3] for x in attention[:3])
     if q == k == v and q <= 256:
         return None
-    return "Flash attention requires q,k,v to have the same last dimension and to be less than or equal to 256. " + _widths(attention)
+    return (
+        "Flash attention requires q,k,v to have the same last dimension and to be less than or equal to 256. "
+        + _widths(attention)
+    )
 
 
 def _flash_causal(attention: Attention, capability: Capability) -> str | None:
@@ -306,7 +330,10 @@ def _efficient_widths(attention: Attention, capability: Capability) -> str | Non
         alignment = 4
     if attention.query.shape[3] % alignment == attention.value.shape[3] % alignment == 0:
         return None
-    return f"Mem efficient attention requires last dimension of inputs to be divisible by {alignment}. " + _widths(attention)
+    return (
+        f"Mem efficient attention requires last dimension of inputs to be divisible by {alignment}. "
+        + _widths(attention)
+    )
 
 
 def _efficient_heads(attention: Attention, capability: Capability) -> str | None:
@@ -322,7 +349,21 @@ def _efficient_heads(attention: Attention, capability: Capability) -> str | None
 
 
 _REASONS: dict[str, tuple[Reason, ...]] = {
-    "cudnn": (_half_precision, _cudnn_mask, _from_ampere_on("cuDNN MHA"), _dense, _cudnn_widths, _cudnn_lengths),
-    "flash": (_flash_mask, _flash_widths, _from_ampere_on("Flash attention"), _flash_causal, _half_precision, _dense),
+    "cudnn": (
+        _half_precision,
+        _cudnn_mask,
+        _from_ampere_on("cuDNN MHA"),
+        _dense,
+        _cudnn_widths,
+        _cudnn_lengths,
+    ),
+    "flash": (
+        _flash_mask,
+        _flash_widths,
+        _from_ampere_on("Flash attention"),
+        _flash_causal,
+        _half_precision,
+        _dense,
+    ),
     "efficient": (_efficient_widths, _dense, _efficient_heads, _half_or_float32),
 }

@@ -47,7 +47,10 @@ Tensor = torch.Tensor
 _select_on_cpu = torch._C._select_conv_backend
 _cudnn_is_enabled = torch._C._get_cudnn_enabled
 CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
-CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at a time, input channels read so many at a time
+CHANNEL_TILE, CHANNEL_VECTOR = (
+    128,
+    8,
+)  # output channels are computed so many at a time, input channels read so many at a time
 # Host time in launches, beside one, of PyTorch's own depthwise kernels and of their backward pass.
 # Measured by benchmarks/timing/host_functions.py, rounded.
 DEPTHWISE_LAUNCHES = 1
@@ -112,7 +115,9 @@ def _channels(weight: Tensor, transposed: bool, groups: int) -> tuple[int, int]:
     return (first, second) if transposed else (second, first)
 
 
-def few_channels(x: Tensor, y: int, weight: Tensor, transposed: bool, groups: int) -> tuple[int, ...]:
+def few_channels(
+    x: Tensor, y: int, weight: Tensor, transposed: bool, groups: int
+) -> tuple[int, ...]:
     """Return the workspaces if the channels do not fill the vectors that tensor cores read.
 
     cuDNN then takes nothing, or it copies with channels last, filled up to whole vectors of
@@ -147,7 +152,9 @@ def few_channels(x: Tensor, y: int, weight: Tensor, transposed: bool, groups: in
 def _require_floating(dtype: torch.dtype) -> None:
     """cuDNN convolves no integers: raises RuntimeError for them."""
     if not (dtype.is_floating_point or dtype.is_complex):
-        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {scalar_name(dtype)}")
+        raise RuntimeError(
+            f"getCudnnDataTypeFromScalarType() not supported for {scalar_name(dtype)}"
+        )
 
 
 def _takes(x: Tensor) -> bool:
@@ -191,7 +198,9 @@ def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
     The bias's gradient is a sum, so its terms are not rounded.
     """
 
-    def kernel(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *sizes: Any, **named: Any) -> Any:
+    def kernel(
+        grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *sizes: Any, **named: Any
+    ) -> Any:
         if not _in_tf32(x, weight, *sizes, **named):
             return compute(grad, x, weight, bias_sizes, *sizes, **named)
         gradients = compute(*map(round_to_tf32, (grad, x, weight)), bias_sizes, *sizes, **named)
@@ -203,7 +212,9 @@ def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _forward_in_tf32(x: Tensor, weight: Tensor, bias: Any = None, *sizes: Any, **named: Any) -> bool:
+def _forward_in_tf32(
+    x: Tensor, weight: Tensor, bias: Any = None, *sizes: Any, **named: Any
+) -> bool:
     """Return whether a convolution with these arguments uses TF32."""
     return _in_tf32(x, weight, *sizes, **named)
 
@@ -218,7 +229,9 @@ for _overload in aten.convolution_backward.overloads():
 def operands_elsewhere(given: Devices) -> str | None:
     found = dict(given)
     image = found["input"]
-    argument = next(name for name in ("weight", "bias") if name in found and found[name].device != image.device)
+    argument = next(
+        name for name in ("weight", "bias") if name in found and found[name].device != image.device
+    )
     if found[argument].is_cuda:
         return None
     return f"Input type ({image.type()}) and {argument} type ({found[argument].type()}) should be the same"
@@ -245,18 +258,34 @@ def image_on_host(call: Call) -> Exception:
             f"or input should be a MKLDNN tensor and {argument} is a dense tensor"
         )
     if chosen in FIRST_OPERATORS:
-        return RuntimeError(argument_differs([("self", x), (argument, other)], f"wrapper_CUDA_{FIRST_OPERATORS[chosen]}"))
+        return RuntimeError(
+            argument_differs(
+                [("self", x), (argument, other)], f"wrapper_CUDA_{FIRST_OPERATORS[chosen]}"
+            )
+        )
     if chosen == "Slow3d":
-        return NotImplementedError("Could not run 'aten::slow_conv3d_forward' with arguments from the 'CUDA' backend.")
-    return RuntimeError(f"Input type ({x.type()}) and {argument} type ({other.type()}) should be the same")
+        return NotImplementedError(
+            "Could not run 'aten::slow_conv3d_forward' with arguments from the 'CUDA' backend."
+        )
+    return RuntimeError(
+        f"Input type ({x.type()}) and {argument} type ({other.type()}) should be the same"
+    )
 
 
 @shapes_by("convolution")
 def convolution_shape(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     """Channels last where those of the input or the weight are (cudnn_conv_suggest_memory_format, native/ConvUtils.h)."""
     shape = aten.convolution.default(x, weight, *rest)
-    forms = [form for form in map(suggest_memory_format, (x, weight)) if form is not torch.contiguous_format]
-    return shape.contiguous(memory_format=forms[0]) if forms and x.dtype is not torch.float64 else shape
+    forms = [
+        form
+        for form in map(suggest_memory_format, (x, weight))
+        if form is not torch.contiguous_format
+    ]
+    return (
+        shape.contiguous(memory_format=forms[0])
+        if forms and x.dtype is not torch.float64
+        else shape
+    )
 
 
 @handles("convolution")
@@ -264,13 +293,19 @@ def convolution(call: Call) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
     if not x.is_cuda:
         raise image_on_host(call)
-    if x.dtype != weight.dtype and (bias is None or transposed):  # else the bias is looked at first, in the CPU's words
-        raise RuntimeError(f"Input type ({tensor_type(x.dtype)}) and weight type ({tensor_type(weight.dtype)}) should be the same")
+    if x.dtype != weight.dtype and (
+        bias is None or transposed
+    ):  # else the bias is looked at first, in the CPU's words
+        raise RuntimeError(
+            f"Input type ({tensor_type(x.dtype)}) and weight type ({tensor_type(weight.dtype)}) should be the same"
+        )
     if call.kwargs or not _takes(x):
         return operators.compute(call)
 
     def plan(outputs: list[Any]) -> Plan:
-        space = figures(x, outputs[0], weight, stride, padding, dilation, transposed, groups)[OUTPUT]
+        space = figures(x, outputs[0], weight, stride, padding, dilation, transposed, groups)[
+            OUTPUT
+        ]
         return Out(0), space, -space
 
     return perform(call, plan)
@@ -287,23 +322,41 @@ def cudnn_convolution(call: Call) -> Any:
     return convolution(Call(operator(aten.convolution.default), args, {}))
 
 
-def select_backend(on_cpu: Any, input: Tensor, weight: Tensor, bias: Any, *sizes: Any, **named: Any) -> Any:
+def select_backend(
+    on_cpu: Any, input: Tensor, weight: Tensor, bias: Any, *sizes: Any, **named: Any
+) -> Any:
     """Whose kernels convolve: cuDNN's, or PyTorch's own where cuDNN is off, and for groups of one channel (native/Convolution.cpp).
 
     That cuDNN takes some such groups in half precision, by a table of its sizes, is left out.
     """
     if not input.is_cuda or not input.numel():
         return on_cpu(input, weight, bias, *sizes, **named)
-    given = named | dict(zip(("stride", "padding", "dilation", "transposed", "output_padding", "groups"), sizes, strict=False))
+    given = named | dict(
+        zip(
+            ("stride", "padding", "dilation", "transposed", "output_padding", "groups"),
+            sizes,
+            strict=False,
+        )
+    )
     groups, transposed = given["groups"], given["transposed"]
     dims = max(weight.dim() - 2, 2)
-    cudnn = torch.backends.cudnn.enabled and all(more < step for more, step in zip(given["output_padding"], given["stride"], strict=True))
-    if is_depthwise(input, weight, transposed, groups) and not (cudnn and lies_channels_last(input, dims)):
+    cudnn = torch.backends.cudnn.enabled and all(
+        more < step for more, step in zip(given["output_padding"], given["stride"], strict=True)
+    )
+    if is_depthwise(input, weight, transposed, groups) and not (
+        cudnn and lies_channels_last(input, dims)
+    ):
         name = f"CudaDepthwise{dims}d"
     elif cudnn:
         name = "CudnnTranspose" if transposed else "Cudnn"
     else:
-        kind = "Transpose" if transposed else "Dilated" if dims == 3 or max(given["dilation"]) > 1 else ""
+        kind = (
+            "Transpose"
+            if transposed
+            else "Dilated"
+            if dims == 3 or max(given["dilation"]) > 1
+            else ""
+        )
         name = f"Slow{kind}{dims}d"
     return getattr(torch._C._ConvBackend, name)  # type: ignore[attr-defined]
 
@@ -328,12 +381,26 @@ def convolution_backward(call: Call) -> Any:
     if call.kwargs or not _takes(x):
         return operators.compute(call)
     spaces = figures(x, grad, weight, stride, padding, dilation, transposed, groups)
-    own_kernels = groups == x.shape[1] > 1 and not any(spaces)  # PyTorch's for depthwise convolutions: the weight's gradient comes first
-    copy = 0 if grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last) else bytes_of(grad)
+    own_kernels = groups == x.shape[1] > 1 and not any(
+        spaces
+    )  # PyTorch's for depthwise convolutions: the weight's gradient comes first
+    copy = (
+        0
+        if grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last)
+        else bytes_of(grad)
+    )
     both, each = (copy, 0) if transposed else (0, copy)
-    of_input: Plan = (Out(0), each, spaces[INPUT_GRADIENT], -spaces[INPUT_GRADIENT], -each) if mask[0] else ()
-    of_weight: Plan = (each, Out(1), spaces[WEIGHT_GRADIENT], -spaces[WEIGHT_GRADIENT], -each) if mask[1] else ()
-    steps: list[Any] = [both, *of_weight, *of_input, -both] if own_kernels else [both, *of_input, *of_weight, -both]
+    of_input: Plan = (
+        (Out(0), each, spaces[INPUT_GRADIENT], -spaces[INPUT_GRADIENT], -each) if mask[0] else ()
+    )
+    of_weight: Plan = (
+        (each, Out(1), spaces[WEIGHT_GRADIENT], -spaces[WEIGHT_GRADIENT], -each) if mask[1] else ()
+    )
+    steps: list[Any] = (
+        [both, *of_weight, *of_input, -both]
+        if own_kernels
+        else [both, *of_input, *of_weight, -both]
+    )
     if mask[2]:
         dims = [d for d in range(grad.dim()) if d != 1]
         sums = reductions.staging(grad, dims, reductions.sum_bytes(grad.dtype))
@@ -347,7 +414,9 @@ def convolution_backward(call: Call) -> Any:
 @device_time("convolution")
 def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     """A product, for which tensor cores want the channels last; a kernel of its own adds the bias (ATen/native/cudnn/ConvShared.cpp)."""
-    x, weight, bias, transposed, groups = (call.argument(name) for name in ("input", "weight", "bias", "transposed", "groups"))
+    x, weight, bias, transposed, groups = (
+        call.argument(name) for name in ("input", "weight", "bias", "transposed", "groups")
+    )
     out = results[0]
     if not x.numel() or x.dim() != weight.dim():  # nothing to do, or one sample without a batch
         return Work(moved)
@@ -365,7 +434,9 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     wasted = _wasted(x, weight, transposed, groups, format)
     around = _reordered(x, weight, out, format) + (0 if bias is None else 2 * bytes_of(out))
     outputs = round(out.numel() * wasted)
-    return Work(moved, flops * wasted, format, outputs, clocks, around=around, cudnn=cudnn, launches=beside)
+    return Work(
+        moved, flops * wasted, format, outputs, clocks, around=around, cudnn=cudnn, launches=beside
+    )
 
 
 @device_time("convolution_backward")
@@ -382,17 +453,27 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
         taps = grad.numel() * prod(weight.shape[2:]) * (1 + FEW_PIXELS / prod(grad.shape[2:]))
         clocks = mask[0] * an_input * x.numel() + mask[1] * a_tap * taps
         clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
-        return Work(moved, clocks=clocks, around=mask[2] * bytes_of(grad), cudnn=cudnn, launches=DEPTHWISE_LAUNCHES * (cudnn == 0))
+        return Work(
+            moved,
+            clocks=clocks,
+            around=mask[2] * bytes_of(grad),
+            cudnn=cudnn,
+            launches=DEPTHWISE_LAUNCHES * (cudnn == 0),
+        )
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
     format = convolution_format(x, weight, transposed, groups)
     wasted = _wasted(x, weight, transposed, groups, format)
     around = gradients * _reordered(x, weight, grad, format) + mask[2] * bytes_of(grad)
-    return Work(moved, flops * wasted, format, round(grad.numel() * wasted), around=around, cudnn=cudnn)
+    return Work(
+        moved, flops * wasted, format, round(grad.numel() * wasted), around=around, cudnn=cudnn
+    )
 
 
 def _calls(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> int:
     """Calls of cuDNN for each result: none where PyTorch's own kernels convolve."""
-    own = is_depthwise(x, weight, transposed, groups) and not lies_channels_last(x, max(weight.dim() - 2, 2))
+    own = is_depthwise(x, weight, transposed, groups) and not lies_channels_last(
+        x, max(weight.dim() - 2, 2)
+    )
     return int(torch.backends.cudnn.enabled and not own)
 
 
@@ -405,7 +486,11 @@ def _depthwise_clocks(x: Tensor, weight: Tensor, cudnn: int) -> tuple[float, flo
     """
     taps, sides = prod(weight.shape[2:]), set(weight.shape[2:])
     if cudnn:
-        return (0.05 if x.itemsize == 2 else 0.09) * taps, 0.1 * taps, 1.25 if max(sides) >= WIDE and x.itemsize == 4 else 0.065
+        return (
+            (0.05 if x.itemsize == 2 else 0.09) * taps,
+            0.1 * taps,
+            1.25 if max(sides) >= WIDE and x.itemsize == 4 else 0.065,
+        )
     if weight.dim() == 4 and sides in ({1}, {3}, {5}):
         return 1.5 + 0.107 * taps, 4.3 + 0.02 * taps, 0.39
     return 0.175 * taps, 0.227 * taps, 0.39
@@ -422,16 +507,32 @@ def _in_tensor_cores(x: Tensor, format: str) -> bool:
 
 def _wasted(x: Tensor, weight: Tensor, transposed: bool, groups: int, format: str) -> float:
     """How many times more tensor cores compute than is asked for: channels come in tiles and vectors, but where a group is one channel."""
-    into, out = (weight.shape[0] // groups, weight.shape[1]) if transposed else (weight.shape[1], weight.shape[0] // groups)
+    into, out = (
+        (weight.shape[0] // groups, weight.shape[1])
+        if transposed
+        else (weight.shape[1], weight.shape[0] // groups)
+    )
     if not weight.numel() or into == out == 1 or not _in_tensor_cores(x, format):
         return 1.0
-    return -(-out // CHANNEL_TILE) * CHANNEL_TILE / out * (-(-into // CHANNEL_VECTOR) * CHANNEL_VECTOR / into)
+    return (
+        -(-out // CHANNEL_TILE)
+        * CHANNEL_TILE
+        / out
+        * (-(-into // CHANNEL_VECTOR) * CHANNEL_VECTOR / into)
+    )
 
 
 def _reordered(x: Tensor, weight: Tensor, out: Tensor, format: str) -> int:
     """Bytes of reading and writing input and output once more: tensor cores want the channels last, unless the weight is a point."""
-    last = x.dim() == 4 and any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, weight))
-    return 0 if last or prod(weight.shape[2:]) == 1 or not _in_tensor_cores(x, format) else 2 * (bytes_of(x) + bytes_of(out))
+    last = x.dim() == 4 and any(
+        t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+        for t in (x, weight)
+    )
+    return (
+        0
+        if last or prod(weight.shape[2:]) == 1 or not _in_tensor_cores(x, format)
+        else 2 * (bytes_of(x) + bytes_of(out))
+    )
 
 
 def _flops(x: Tensor, weight: Tensor, transposed: bool, extent: Sequence[int]) -> int:

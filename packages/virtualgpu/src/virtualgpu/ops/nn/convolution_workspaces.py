@@ -310,9 +310,12 @@ def workspaces(convolution: Convolution) -> tuple[int, int, int]:
     size = ",".join(map(str, convolution.extent[: convolution.dims]))
     lines = table().get(layer_key(convolution), {}).get(size)
     if lines is not None:
-        output, input_gradient, weight_gradient = (on_line(line, convolution.batch) for line in lines)
+        output, input_gradient, weight_gradient = (
+            on_line(line, convolution.batch) for line in lines
+        )
     else:
         output, input_gradient, weight_gradient = (
-            rule().bytes(convolution, result) for result in (OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT)
+            rule().bytes(convolution, result)
+            for result in (OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT)
         )
     return output, input_gradient, weight_gradient

@@ -19,14 +19,18 @@ ROWS_A_THREAD = 10
 
 
 @lru_cache(maxsize=4096)
-def sorted_gradient(n: int, rows: int, columns: int, item: int, grad: int, by_frequency: bool) -> Plan:
+def sorted_gradient(
+    n: int, rows: int, columns: int, item: int, grad: int, by_frequency: bool
+) -> Plan:
     """`embedding_backward_cuda_kernel`: sorted indices, their segments, partial sums of segments in float32."""
     size = n * item
     temp, segments = cub.radix_sort(n, item, item), min(n, rows)
     partial = n // ROWS_A_THREAD + segments
     unique, starts = cub.unique_by_key(n, item), cub.scan(segments, item)
     sums = partial * columns * max(grad, 4)
-    frequency = (size, 1279, -1279, 1279, -1279) if by_frequency else ()  # an estimate above 50,000 indices
+    frequency = (
+        (size, 1279, -1279, 1279, -1279) if by_frequency else ()
+    )  # an estimate above 50,000 indices
     return (
         size, size, size, temp, -temp, -size, *frequency,
         OUT, size, 8, size, unique, -unique, -size, segments * item, segments * item, starts, -starts, 8,
@@ -44,7 +48,9 @@ def embedding_dense_backward(call: Call) -> Any:
     if (n <= ATOMIC_UP_TO and not by_frequency) or n == 0:
         plan: Plan = (OUT,)
     else:
-        plan = sorted_gradient(n, rows, grad.shape[-1], indices.itemsize, grad.itemsize, bool(by_frequency))
+        plan = sorted_gradient(
+            n, rows, grad.shape[-1], indices.itemsize, grad.itemsize, bool(by_frequency)
+        )
     return perform(call, (*copies, *plan, *(-size for size in copies)))
 
 
@@ -67,8 +73,15 @@ def embedding_bag(call: Call) -> Any:
         starts = offsets[:bags].to(torch.int64)
         ends = torch.cat([starts[1:], starts.new_full((1,), indices.numel())]) if bags else starts
         bag_of = torch.repeat_interleave(torch.arange(bags, device="cpu"), ends - starts)
-        bag_size = torch.bincount(bag_of[indices != call.argument("padding_idx")], minlength=bags).to(kind)
-        return output, bag_of.to(kind), bag_size, maxima if mode == MAXIMUM else torch.empty(0, dtype=kind, device="cpu")
+        bag_size = torch.bincount(
+            bag_of[indices != call.argument("padding_idx")], minlength=bags
+        ).to(kind)
+        return (
+            output,
+            bag_of.to(kind),
+            bag_size,
+            maxima if mode == MAXIMUM else torch.empty(0, dtype=kind, device="cpu"),
+        )
 
     return perform(call, plan, kernel=kernel)
 
@@ -83,7 +96,14 @@ def embedding_bag_backward(call: Call) -> Any:
     if mode == MAXIMUM or indices.numel() == 0:
         return perform(call, every_output)
     plan, copies = (
-        sorted_gradient(indices.numel(), rows, grad.shape[-1], indices.itemsize, grad.itemsize, bool(by_frequency)),
+        sorted_gradient(
+            indices.numel(),
+            rows,
+            grad.shape[-1],
+            indices.itemsize,
+            grad.itemsize,
+            bool(by_frequency),
+        ),
         contiguous_copies(grad),
     )
     return perform(call, (*copies, *plan, *(-size for size in copies)))
@@ -93,7 +113,9 @@ def embedding_bag_backward(call: Call) -> Any:
 def one_hot(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """CUDA checks no index beforehand, and scatters ones."""
     if indices.dtype is not torch.int64:
-        raise RuntimeError(f"one_hot is only applicable to index tensor of type LongTensor, but got {indices.type()}")
+        raise RuntimeError(
+            f"one_hot is only applicable to index tensor of type LongTensor, but got {indices.type()}"
+        )
     if indices.numel() == 0:
         if num_classes <= 0:
             raise RuntimeError("Can not infer total number of classes from empty tensor.")

@@ -20,14 +20,22 @@ def multi_head_attention(call: Call) -> Any:
     """Of one tensor, without a mask and weights: a product, a fused attention where there is one, a product. Else CUDA's older kernels."""
     query, key, value, embedding, heads, weight, bias, weight_out, bias_out = call.args[:9]
     call.common_gpu()
-    alone = query is key is value and not query.is_nested and query.dim() == 3 and call.argument("mask") is None
+    alone = (
+        query is key is value
+        and not query.is_nested
+        and query.dim() == 3
+        and call.argument("mask") is None
+    )
     if not alone or call.argument("need_weights") or embedding // heads % 8:
         return operators.compute(call)
     apart = query.view(query.shape[0], -1, heads, embedding // heads).transpose(1, 2)
     if attention.backend(apart, apart, apart, None, 0.0, False, False) == "math":
         return operators.compute(call)
     with hardware.machine().host_operators:
-        q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in F.linear(query, weight, bias).chunk(3, -1))
+        q, k, v = (
+            x.unflatten(-1, (heads, -1)).transpose(1, 2)
+            for x in F.linear(query, weight, bias).chunk(3, -1)
+        )
         mixed = attention.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(query.shape)
         return F.linear(mixed, weight_out, bias_out), None
 

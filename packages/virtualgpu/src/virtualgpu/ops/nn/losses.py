@@ -31,7 +31,13 @@ aten = torch.ops.aten
 NONE, MEAN = 0, 1  # reductions of a loss (aten/src/ATen/core/Reduction.h)
 LOSS_ROW = 2  # clocks a row: one block adds up the loss of them all (ATen/native/cuda/Loss.cu)
 
-asserts("t >= 0 && t < n_classes", "nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
+asserts(
+    "t >= 0 && t < n_classes",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "nll_loss_backward",
+    "nll_loss2d_backward",
+)
 asserts("target_k < dim", "multi_margin_loss")
 asserts("input_val >= zero && input_val <= one", "binary_cross_entropy", cpu="between 0 and 1")
 refuses_half("_ctc_loss")
@@ -91,7 +97,11 @@ def multi_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 def soft_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """The losses of all elements fill the output, which then takes their mean or sum (aten/src/ATen/native/Loss.cpp)."""
     x = call.args[0]
-    return () if call.argument("reduction") == NONE else (x.itemsize, *contiguous_staging(call.gpu, x.numel(), sum_bytes(x.dtype)))
+    return (
+        ()
+        if call.argument("reduction") == NONE
+        else (x.itemsize, *contiguous_staging(call.gpu, x.numel(), sum_bytes(x.dtype)))
+    )
 
 
 @handles("soft_margin_loss_backward")
@@ -103,9 +113,12 @@ def soft_margin_loss_backward(call: Call) -> Any:
     return perform(call, (size, size, size, -size, -size, OUT, -size))
 
 
-temporaries("nll_loss_backward", "nll_loss2d_backward", "multi_margin_loss_backward", "multilabel_margin_loss_backward")(
-    contiguous_gradient
-)
+temporaries(
+    "nll_loss_backward",
+    "nll_loss2d_backward",
+    "multi_margin_loss_backward",
+    "multilabel_margin_loss_backward",
+)(contiguous_gradient)
 
 
 @handles("multilabel_margin_loss_forward")
@@ -124,7 +137,9 @@ def squared_error(x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN) -> to
 
 
 @shapes_by("smooth_l1_loss")
-def smooth_error(x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN, beta: float = 1.0) -> torch.Tensor:
+def smooth_error(
+    x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN, beta: float = 1.0
+) -> torch.Tensor:
     return _shrunk(torch.ops.aten.smooth_l1_loss.default(x, y, NONE, beta), reduction)
 
 
@@ -178,7 +193,10 @@ def nll_loss_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 def _integers(lengths: Any) -> list[int]:
-    return [int(n) for n in (lengths.reshape(-1).tolist() if isinstance(lengths, torch.Tensor) else lengths)]
+    return [
+        int(n)
+        for n in (lengths.reshape(-1).tolist() if isinstance(lengths, torch.Tensor) else lengths)
+    ]
 
 
 @composes("ctc_loss.Tensor", "ctc_loss.IntList")
@@ -195,9 +213,13 @@ def ctc_loss(
     wide = log_probs.unsqueeze(1) if single else log_probs
     lengths = _integers(target_lengths)
     targets = targets.to(log_probs.device, torch.int64)
-    loss = aten._ctc_loss.default(wide, targets, _integers(input_lengths), lengths, blank, zero_infinity)[0]
+    loss = aten._ctc_loss.default(
+        wide, targets, _integers(input_lengths), lengths, blank, zero_infinity
+    )[0]
     if zero_infinity:
-        loss = torch.where(loss == torch.inf, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
+        loss = torch.where(
+            loss == torch.inf, torch.zeros((), dtype=loss.dtype, device=loss.device), loss
+        )
     if reduction == 1:
         divisors = torch.tensor(lengths, dtype=loss.dtype, device=loss.device).clamp_min(1)
         return (loss / divisors).mean()
@@ -214,7 +236,9 @@ def ctc_loss_forward(call: Call) -> Any:
 
 
 @shapes_by("_ctc_loss_backward")
-def ctc_loss_backward_shape(gradient: torch.Tensor, log_probs: torch.Tensor, *rest: Any) -> torch.Tensor:
+def ctc_loss_backward_shape(
+    gradient: torch.Tensor, log_probs: torch.Tensor, *rest: Any
+) -> torch.Tensor:
     return torch.empty_like(log_probs)
 
 

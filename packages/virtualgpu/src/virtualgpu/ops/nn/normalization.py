@@ -14,7 +14,17 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu.errors import scalar_name, tensor_type
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, Work, bytes_of, common_gpu, composes, cuda_operator, device_time, handles, temporaries
+from virtualgpu.ops.call import (
+    Call,
+    Work,
+    bytes_of,
+    common_gpu,
+    composes,
+    cuda_operator,
+    device_time,
+    handles,
+    temporaries,
+)
 from virtualgpu.ops.elementwise import contiguous_copies
 from virtualgpu.ops.reductions import sum_bytes
 from virtualgpu.ops.without_values import all_known, loses_values
@@ -24,15 +34,24 @@ aten = torch.ops.aten
 _LOW = (torch.float16, torch.bfloat16)
 # The launch of batch norm's channels-last kernels
 TILE_WIDTH, VALUES_PER_THREAD, MAX_BLOCK, MAX_GRID_HEIGHT, MIN_GRID_HEIGHT = 32, 16, 512, 128, 8
-ROW_BLOCK, ROW_THREADS = 366, 128  # clocks of a block of threads that does one row, and its threads (ATen/native/cuda/layer_norm_kernel.cu)
-ROW_BLOCK_BACKWARD, LAYER_NORM_BACKWARD = 145, 1.2  # clocks a row, and an element, of which the weight's gradient takes most
+ROW_BLOCK, ROW_THREADS = (
+    366,
+    128,
+)  # clocks of a block of threads that does one row, and its threads (ATen/native/cuda/layer_norm_kernel.cu)
+ROW_BLOCK_BACKWARD, LAYER_NORM_BACKWARD = (
+    145,
+    1.2,
+)  # clocks a row, and an element, of which the weight's gradient takes most
 # Few blocks of threads sum up the weight's gradient of a narrow layer, each over all rows, one after
 # the other. Above so many rows, the sum goes in two steps (ATen/native/cuda/layer_norm_kernel.cu).
 SUMMED_ROW, TWO_STEPS = 8.7, 1 << 16  # clocks, rows
 # Clocks of an element of a group, which one block of threads sums up
 # (ATen/native/cuda/group_norm_kernel.cu).
 GROUP_ELEMENT = 1.05
-CHANNEL, CHANNEL_BACKWARD = 0.9, 0.33  # elements a clock of the block that sums up one channel (ATen/native/cuda/Normalization.cuh)
+CHANNEL, CHANNEL_BACKWARD = (
+    0.9,
+    0.33,
+)  # elements a clock of the block that sums up one channel (ATen/native/cuda/Normalization.cuh)
 # Host time in launches beside one, of a backward pass. Measured by benchmarks/timing/host_functions.py
 # as the time of a node beyond its memory and one launch, rounded.
 LAUNCHES_BACK, LAUNCHES_BACK_IN_EVALUATION = 1, 2
@@ -57,7 +76,9 @@ def layer_norm(call: Call) -> Any:
     """The kernels read contiguous memory: a copy comes first otherwise."""
     x, _, weight = call.args[:3]
     if weight is not None and weight.dtype is not x.dtype:
-        raise RuntimeError(f"expected scalar type {scalar_name(x.dtype)} but found {scalar_name(weight.dtype)}")
+        raise RuntimeError(
+            f"expected scalar type {scalar_name(x.dtype)} but found {scalar_name(weight.dtype)}"
+        )
     copies = [x._gpu.allocate(size) for size in contiguous_copies(x)]
     try:
         return _layer_norm(call)
@@ -103,7 +124,9 @@ def _layer_norm_backward(call: Call) -> Any:
         return operators.compute(call)
 
     def values() -> Any:
-        wide = call.func(gradient.float(), x.float(), shape, mean, rstd, _widened(weight), _widened(bias), mask)
+        wide = call.func(
+            gradient.float(), x.float(), shape, mean, rstd, _widened(weight), _widened(bias), mask
+        )
         return tuple(None if value is None else value.to(x.dtype) for value in wide)
 
     return operators.compute(call, values)
@@ -146,7 +169,9 @@ def of_rows_backward(elements: int, rows: int, moved: int) -> Work:
 
 
 @composes("rms_norm")
-def rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
     """One fused kernel each way, where input and weight have one type (aten/src/ATen/native/layer_norm.cpp)."""
     _require_shapes(x, list(shape), weight)
     epsilon = torch.finfo(x.dtype).eps if eps is None else eps
@@ -171,17 +196,25 @@ def _require_shapes(x: torch.Tensor, shape: list[int], weight: torch.Tensor | No
         )
 
 
-def _rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+def _rms_norm(
+    x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float
+) -> torch.Tensor:
     wide = x.float() if x.dtype in _LOW else x
-    normalized = wide * torch.rsqrt(wide.square().mean(tuple(range(-len(shape), 0)), True) + epsilon)
-    return (normalized if weight is None else normalized * weight).to(x.dtype if weight is None else torch.result_type(x, weight))
+    normalized = wide * torch.rsqrt(
+        wide.square().mean(tuple(range(-len(shape), 0)), True) + epsilon
+    )
+    return (normalized if weight is None else normalized * weight).to(
+        x.dtype if weight is None else torch.result_type(x, weight)
+    )
 
 
 class _RmsNorm(torch.autograd.Function):
     """The fused kernel and its backward; a backward that is differentiated again is made of single operators."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float
+    ) -> torch.Tensor:
         rows = x.shape[: x.dim() - len(shape)]
         statistics = (*rows, *(1 for _ in shape))
         dims = tuple(range(-len(shape), 0))
@@ -194,7 +227,9 @@ class _RmsNorm(torch.autograd.Function):
 
         def shapes() -> tuple[torch.Tensor, torch.Tensor]:
             accumulated = torch.float32 if x.dtype in _LOW else x.dtype
-            return torch.empty(x.shape, dtype=x.dtype, device="meta"), torch.empty(statistics, dtype=accumulated, device="meta")
+            return torch.empty(x.shape, dtype=x.dtype, device="meta"), torch.empty(
+                statistics, dtype=accumulated, device="meta"
+            )
 
         output, rstd = _fused("rms_norm", prod(rows), values, shapes, x, weight)
         ctx.save_for_backward(x, weight, rstd)
@@ -207,7 +242,14 @@ class _RmsNorm(torch.autograd.Function):
         wants = ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[2]
         if torch.is_grad_enabled():
             inputs = [v for v in (x, weight) if v is not None and v.requires_grad]
-            gradients = iter(torch.autograd.grad(_rms_norm(x, ctx.shape, weight, ctx.epsilon), inputs, gradient, create_graph=True))
+            gradients = iter(
+                torch.autograd.grad(
+                    _rms_norm(x, ctx.shape, weight, ctx.epsilon),
+                    inputs,
+                    gradient,
+                    create_graph=True,
+                )
+            )
             into_x = next(gradients) if x.requires_grad else None
             return into_x, None, next(gradients, None), None
         dims = tuple(range(-len(ctx.shape), 0))
@@ -216,7 +258,11 @@ class _RmsNorm(torch.autograd.Function):
             wide, given = (v.float() if v.dtype in _LOW else v for v in (x, gradient))
             normalized = wide * rstd
             scaled = given if weight is None else given * weight
-            into_x = rstd * (scaled - normalized * (scaled * normalized).mean(dims, True)) if wants[0] else None
+            into_x = (
+                rstd * (scaled - normalized * (scaled * normalized).mean(dims, True))
+                if wants[0]
+                else None
+            )
             into_weight = None
             if wants[1]:
                 into_weight = (given * normalized).reshape(-1, *ctx.shape).sum(0).to(weight.dtype)
@@ -224,10 +270,13 @@ class _RmsNorm(torch.autograd.Function):
 
         def shapes() -> tuple:
             return tuple(
-                torch.empty(v.shape, dtype=v.dtype, device="meta") if wanted else None for v, wanted in zip((x, weight), wants, strict=True)
+                torch.empty(v.shape, dtype=v.dtype, device="meta") if wanted else None
+                for v, wanted in zip((x, weight), wants, strict=True)
             )
 
-        into_x, into_weight = _fused("rms_norm_backward", rstd.numel(), values, shapes, gradient, x, weight, rstd)
+        into_x, into_weight = _fused(
+            "rms_norm_backward", rstd.numel(), values, shapes, gradient, x, weight, rstd
+        )
         gradient._gpu.scratch(contiguous_copies(gradient))  # type: ignore[attr-defined]
         return into_x, None, into_weight, None
 
@@ -236,7 +285,10 @@ def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor
     """The results of one kernel: of `values`, or of the shapes alone where values are not kept."""
     gpu = common_gpu(*inputs)
     if gpu.machine.valueless_storages and not all_known(*inputs):
-        results = tuple(None if x is None else empty_without_values(gpu, x.size(), x.stride(), x.dtype) for x in shapes())
+        results = tuple(
+            None if x is None else empty_without_values(gpu, x.size(), x.stride(), x.dtype)
+            for x in shapes()
+        )
     else:
         with _DisableTorchDispatch():
             results = values()
@@ -283,9 +335,18 @@ def group_norm_backward(call: Call) -> Any:
 
 def uses_cudnn(x: torch.Tensor, weight: Any, bias: Any, mean: Any, training: bool) -> bool:
     """Does batch norm go to cuDNN? It takes images, with weight and bias (and statistics, outside training), in its types."""
-    if weight is None or bias is None or (mean is None and not training) or not torch.backends.cudnn.enabled:
+    if (
+        weight is None
+        or bias is None
+        or (mean is None and not training)
+        or not torch.backends.cudnn.enabled
+    ):
         return False
-    if x.dtype is torch.bfloat16 or (x.dtype is torch.float16 and weight.dtype is not torch.float32) or x.dim() == 2:
+    if (
+        x.dtype is torch.bfloat16
+        or (x.dtype is torch.float16 and weight.dtype is not torch.float32)
+        or x.dim() == 2
+    ):
         return False
     return x.shape[0] <= (CUDNN_MAX_TRAINING if training else CUDNN_MAX_EVALUATION)
 
@@ -326,7 +387,9 @@ def _refuse_narrow_weight(kind: torch.dtype, narrow: torch.dtype, cudnn: bool) -
             "Expected tensor for argument #1 'input' to have the same type as tensor for argument #2 'weight'; but type "
             f"{tensor_type(kind)} does not equal {tensor_type(narrow)} (while checking arguments for cudnn_batch_norm)"
         )
-    raise RuntimeError(f"Expected weight to have type {scalar_name(kind)} but got {scalar_name(narrow)}")
+    raise RuntimeError(
+        f"Expected weight to have type {scalar_name(kind)} but got {scalar_name(narrow)}"
+    )
 
 
 def _in_float32(func: Any, args: tuple) -> Any:
@@ -354,16 +417,30 @@ def batch_norm_backward(call: Call) -> Any:
     gpu = call.common_gpu()
     channels = x.shape[1]
     size = channels * sum_bytes(x.dtype)
-    sums = [gpu.allocate(size), gpu.allocate(size)] if separate and (training or mask[1] or mask[2]) else []
+    sums = (
+        [gpu.allocate(size), gpu.allocate(size)]
+        if separate and (training or mask[1] or mask[2])
+        else []
+    )
     if not narrow and not separate:
-        copies = [gpu.allocate(size) for size in contiguous_copies(gradient)] if cudnn and gradient.stride() != x.stride() else []
+        copies = (
+            [gpu.allocate(size) for size in contiguous_copies(gradient)]
+            if cudnn and gradient.stride() != x.stride()
+            else []
+        )
         results = operators.compute(call)
         _free(gpu, copies)
         return results
 
     def values() -> Any:
-        results = call.func(*(v.float() if isinstance(v, torch.Tensor) else v for v in call.args)) if narrow else call.func(*call.args)
-        into_x, into_weight, into_bias = (None if v is None else v.to(x.dtype) if narrow else v for v in results)
+        results = (
+            call.func(*(v.float() if isinstance(v, torch.Tensor) else v for v in call.args))
+            if narrow
+            else call.func(*call.args)
+        )
+        into_x, into_weight, into_bias = (
+            None if v is None else v.to(x.dtype) if narrow else v for v in results
+        )
         return (into_weight, into_bias, into_x) if separate else (into_x, into_weight, into_bias)
 
     if loses_values(call):
@@ -390,7 +467,9 @@ def backward_staging(reduction: int, channels: int) -> tuple[int, ...]:
     return 2 * channels * grid * 4, -(-channels // width) * 4
 
 
-@device_time("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
+@device_time(
+    "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"
+)
 def batch_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     """In training each channel is summed up by one block, whatever else the GPU could do meanwhile.
 
@@ -398,8 +477,14 @@ def batch_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work
     (benchmarks/timing/host_functions.json).
     """
     training = "training" not in call.op.arguments or call.argument("training")
-    x, weight, bias, mean = (call.argument(name) for name in ("input", "weight", "bias", "running_mean"))
-    cudnn = training and call.op.name != "_native_batch_norm_legit" and uses_cudnn(x, weight, bias, mean, training)
+    x, weight, bias, mean = (
+        call.argument(name) for name in ("input", "weight", "bias", "running_mean")
+    )
+    cudnn = (
+        training
+        and call.op.name != "_native_batch_norm_legit"
+        and uses_cudnn(x, weight, bias, mean, training)
+    )
     return Work(moved, serial=_a_channel(x) / CHANNEL if training else 0.0, cudnn=int(cudnn))
 
 

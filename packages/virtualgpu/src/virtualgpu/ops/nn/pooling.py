@@ -24,7 +24,10 @@ from virtualgpu.ops.half import lacks, sums_in_float32
 from virtualgpu.ops.integers import INTEGERS
 from virtualgpu.ops.sequence import OUT, perform
 
-POOLED, POOLED_BACKWARD = 0.3, 2.3  # clocks an element of the larger image (ATen/native/cuda/DilatedMaxPool2d.cu)
+POOLED, POOLED_BACKWARD = (
+    0.3,
+    2.3,
+)  # clocks an element of the larger image (ATen/native/cuda/DilatedMaxPool2d.cu)
 
 # A thread computes one pixel of all pictures and channels, one after the other, each in so many
 # clocks (upsample_bilinear2d_out_frame, ATen/native/cuda/UpSampleBilinear2d.cu).
@@ -34,7 +37,12 @@ BLENDED_BACKWARD = 4.0
 AVERAGED_BACKWARD = 4.4  # clocks of an element of the image (ATen/native/cuda/AveragePool2d.cu)
 
 aten = torch.ops.aten
-sums_in_float32(aten.grid_sampler_2d, aten.grid_sampler_3d, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward)
+sums_in_float32(
+    aten.grid_sampler_2d,
+    aten.grid_sampler_3d,
+    aten.grid_sampler_2d_backward,
+    aten.grid_sampler_3d_backward,
+)
 
 # The CPU has no kernels in half precision of these.
 sums_in_float32(aten.avg_pool3d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa)
@@ -53,24 +61,56 @@ for _kernel, *_operators in (
         lacks(_kernel, _operator, INTEGERS)
 cuda_kernel("grid_sampler_2d_cuda", "grid_sampler_2d")
 cuda_kernel("grid_sampler_3d_cuda", "grid_sampler_3d")
-asserts("maxind >= 0 && maxind < outputImageSize", "max_unpool2d", cpu="^Found an invalid max index")
+asserts(
+    "maxind >= 0 && maxind < outputImageSize", "max_unpool2d", cpu="^Found an invalid max index"
+)
 
 RESAMPLED = tuple(
     f"{prefix}upsample_{mode}_backward"
     for prefix, modes in (
-        ("", ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")),
-        ("_", ("nearest_exact1d", "nearest_exact2d", "nearest_exact3d", "bilinear2d_aa", "bicubic2d_aa")),
+        (
+            "",
+            (
+                "nearest1d",
+                "nearest2d",
+                "nearest3d",
+                "linear1d",
+                "bilinear2d",
+                "trilinear3d",
+                "bicubic2d",
+            ),
+        ),
+        (
+            "_",
+            (
+                "nearest_exact1d",
+                "nearest_exact2d",
+                "nearest_exact3d",
+                "bilinear2d_aa",
+                "bicubic2d_aa",
+            ),
+        ),
     )
     for mode in modes
 )
 
 
-@temporaries("avg_pool2d_backward", "max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward")
+@temporaries(
+    "avg_pool2d_backward", "max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward"
+)
 def in_the_images_order(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """A gradient lies as the image does, with its channels last or not."""
     gradient, image = call.args[:2]
-    last = image.dim() == 4 and not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
-    return () if last and gradient.is_contiguous(memory_format=torch.channels_last) else contiguous_copies(gradient)
+    last = (
+        image.dim() == 4
+        and not image.is_contiguous()
+        and image.is_contiguous(memory_format=torch.channels_last)
+    )
+    return (
+        ()
+        if last and gradient.is_contiguous(memory_format=torch.channels_last)
+        else contiguous_copies(gradient)
+    )
 
 
 @temporaries("_adaptive_avg_pool2d_backward")

@@ -39,7 +39,12 @@ Tensor = torch.Tensor
 MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}  # cuDNN's numbers for them
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 CONSTANT = 8 << 20  # bytes of workspace a layer and direction
-NARROW = {"lstm": 128, "gru": 128, "rnn_tanh": 256, "rnn_relu": 256}  # hidden units up to which cuDNN keeps the weights on the chip
+NARROW = {
+    "lstm": 128,
+    "gru": 128,
+    "rnn_tanh": 256,
+    "rnn_relu": 256,
+}  # hidden units up to which cuDNN keeps the weights on the chip
 DROPOUT_STATE = 49152  # bytes a multiprocessor
 # Seconds that the kernels of a step of a layer take at least, by whether its numbers have two bytes:
 # small kernels that wait for each other. In the backward there are more. Where the weights stay on the
@@ -92,15 +97,30 @@ TRAINING = SHARES | {
     ("rnn", True): (Shares(6, 2, 13), Shares(14, 2, 19)),
     ("rnn", False): (Shares(5, 2, 4), Shares(14, 2, 10)),
 }
-BETWEEN = {("gru", True): Shares(0, 0, 1), ("rnn", True): Shares(0, 0, 1)}  # more where several layers train, a direction
-BETWEEN_BOTH = {("gru", False): Shares(0, 1, 0), ("rnn", False): Shares(0, 0, 2)}  # the same, in both directions alone
+BETWEEN = {
+    ("gru", True): Shares(0, 0, 1),
+    ("rnn", True): Shares(0, 0, 1),
+}  # more where several layers train, a direction
+BETWEEN_BOTH = {
+    ("gru", False): Shares(0, 1, 0),
+    ("rnn", False): Shares(0, 0, 2),
+}  # the same, in both directions alone
 
 
 def _on_chip(kind: str, hidden: int, dtype: str) -> bool:
     return hidden <= NARROW[kind] and dtype != "float64"
 
 
-def _shares(kind: str, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str, train: bool) -> Shares:
+def _shares(
+    kind: str,
+    batch: int,
+    inputs: int,
+    hidden: int,
+    layers: int,
+    directions: int,
+    dtype: str,
+    train: bool,
+) -> Shares:
     on_chip, kind = _on_chip(kind, hidden, dtype), kind.partition("_")[0]
     if kind != "gru" and layers == directions == 1 and dtype in ("float16", "bfloat16"):
         on_chip |= batch % 8 == inputs % 8 == hidden % 64 == 0  # what tensor cores take
@@ -113,7 +133,9 @@ def _shares(kind: str, batch: int, inputs: int, hidden: int, layers: int, direct
     if layers > 1:
         more = BETWEEN.get(key, Shares(0, 0, 0))
         both = BETWEEN_BOTH.get(key, Shares(0, 0, 0)) if directions == 2 else Shares(0, 0, 0)
-        shares = Shares(*(a + directions * b + c for a, b, c in zip(shares, more, both, strict=True)))
+        shares = Shares(
+            *(a + directions * b + c for a, b, c in zip(shares, more, both, strict=True))
+        )
     return shares
 
 
@@ -122,7 +144,17 @@ def _aligned(nbytes: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def workspace(kind: str, rows: int, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str, train: bool) -> int:
+def workspace(
+    kind: str,
+    rows: int,
+    batch: int,
+    inputs: int,
+    hidden: int,
+    layers: int,
+    directions: int,
+    dtype: str,
+    train: bool,
+) -> int:
     """Bytes of cuDNN's workspace for `rows` = steps x batch."""
     shares = _shares(kind, batch, inputs, hidden, layers, directions, dtype, train)
     item = getattr(torch, dtype).itemsize
@@ -130,7 +162,14 @@ def workspace(kind: str, rows: int, batch: int, inputs: int, hidden: int, layers
     weights = sum(directions * GATES[kind] * hidden * (width + hidden) for width in widths) * item
     states = (shares.states * layers * batch + shares.hidden * rows) * hidden * item
     given = shares.inputs * _aligned(rows * inputs * item)
-    return CONSTANT * layers * directions + _aligned(weights) + given + states + _aligned(8 * batch) + 256
+    return (
+        CONSTANT * layers * directions
+        + _aligned(weights)
+        + given
+        + states
+        + _aligned(8 * batch)
+        + 256
+    )
 
 
 def reserve(setup: Setup, rows: int, hidden: int, item: int) -> int:
@@ -149,7 +188,9 @@ class Recurrent(torch.autograd.Function):
     """All layers, directions and steps in one operator."""
 
     @staticmethod
-    def forward(ctx: Any, setup: Setup, x: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> Any:
+    def forward(
+        ctx: Any, setup: Setup, x: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor
+    ) -> Any:
         gpu = x._gpu  # type: ignore[attr-defined]
         gpu.machine.require_alive()
         gpu.machine.selected.gpu = gpu
@@ -161,20 +202,34 @@ class Recurrent(torch.autograd.Function):
         directions = 2 if setup.bidirectional else 1
         shape = (*x.shape[:-1], hx.shape[2] * directions)
         out = _time_first(gpu, shape, x.dtype, setup)
-        states = [empty(gpu, y.shape, _strides(y.shape), x.dtype) for y in (hx, cx) if y is not None]
+        states = [
+            empty(gpu, y.shape, _strides(y.shape), x.dtype) for y in (hx, cx) if y is not None
+        ]
         buffer = None
         if not one_chunk(weights):
             warn_as_cpp(_SCATTERED)
             buffer = scratch_tensor(gpu, sum(w.numel() * w.itemsize for w in weights))
         training = (str(x.dtype)[6:], setup.train)
         rows = x.numel() // x.shape[-1]
-        space = workspace(setup.kind, rows, _batch(x, setup), x.shape[-1], hidden, setup.layers, directions, *training)
+        space = workspace(
+            setup.kind,
+            rows,
+            _batch(x, setup),
+            x.shape[-1],
+            hidden,
+            setup.layers,
+            directions,
+            *training,
+        )
         if setup.dropout > 0 and setup.train and setup.kind == "lstm":
             space += (setup.layers - 1) * directions * rows * hidden * item
         kept = _with_workspace(gpu, space, reserve(setup, rows, hidden, item) if setup.train else 0)
         del turned
         inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
-        moved, total = sum(map(bytes_of, (x, out, *weights))), sum(w.numel() for w in weights if w.dim() > 1)
+        moved, total = (
+            sum(map(bytes_of, (x, out, *weights))),
+            sum(w.numel() for w in weights if w.dim() > 1),
+        )
         format = product_format(x.dtype, gpu, "rnn")
         work = Work(
             moved,
@@ -205,10 +260,18 @@ class Recurrent(torch.autograd.Function):
         gpu = x._gpu
         gpu.machine.selected.gpu = gpu
         models = [y for y in (out, hx, cx) if y is not None]
-        zeros = [scratch_tensor(gpu, y.numel() * y.itemsize) for g, y in zip(grads, models, strict=True) if g is None]
+        zeros = [
+            scratch_tensor(gpu, y.numel() * y.itemsize)
+            for g, y in zip(grads, models, strict=True)
+            if g is None
+        ]
         dx = _time_first(gpu, x.shape, x.dtype, setup)
         turned = [_turned(gpu, y, setup) for y in (x, grads[0]) if y is not None]
-        turned += [scratch_tensor(gpu, bytes_of(g)) for g in grads[1:] if g is not None and not g.is_contiguous()]
+        turned += [
+            scratch_tensor(gpu, bytes_of(g))
+            for g in grads[1:]
+            if g is not None and not g.is_contiguous()
+        ]
         states = [empty(gpu, y.shape, _strides(y.shape), y.dtype) for y in models[1:]]
         play(gpu, (space, -space))
         turned.clear()
@@ -223,7 +286,10 @@ class Recurrent(torch.autograd.Function):
         _inner_gradients(kept.inner, grads, (dx, *states, *dws))
         zeros.clear()
         flops = 4 * (x.numel() // x.shape[-1]) * total  # of the inputs and of the weights
-        moved, outputs = 2 * sum(map(bytes_of, (x, out, *weights))), 2 * out.numel() * GATES[setup.kind]
+        moved, outputs = (
+            2 * sum(map(bytes_of, (x, out, *weights))),
+            2 * out.numel() * GATES[setup.kind],
+        )
         launches = LAUNCHES_BACK_OF_A_LAYER * _layers(setup)
         format = product_format(x.dtype, gpu, "rnn")
         work = Work(moved, flops, format, outputs, cudnn=2, launches=launches)
@@ -231,7 +297,14 @@ class Recurrent(torch.autograd.Function):
         seconds = STEP_BACK_SECONDS[x.itemsize == 2]
         name, steps = f"{setup.kind}_backward", _steps(setup, x)
         _launch(gpu, work, name, steps, on_chip, seconds, LAUNCHES_BACK_OF_A_STEP)
-        return None, *(y if needed else None for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)), *dws
+        return (
+            None,
+            *(
+                y if needed else None
+                for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)
+            ),
+            *dws,
+        )
 
 
 Recurrent._backward_cls.__name__ = "CudnnRnnBackward0"  # as autograd calls cuDNN's operator
@@ -262,11 +335,17 @@ def _layers(setup: Setup) -> int:
 
 def _steps(setup: Setup, x: Tensor) -> int:
     """Steps of all layers and directions."""
-    steps = x.shape[1 if setup.batch_first else 0] if setup.batch_sizes is None else len(setup.batch_sizes)
+    steps = (
+        x.shape[1 if setup.batch_first else 0]
+        if setup.batch_sizes is None
+        else len(setup.batch_sizes)
+    )
     return steps * _layers(setup)
 
 
-def _launch(gpu: Gpu, work: Work, name: str, steps: int, on_chip: bool, seconds: float, launches: float) -> None:
+def _launch(
+    gpu: Gpu, work: Work, name: str, steps: int, on_chip: bool, seconds: float, launches: float
+) -> None:
     """Launch the kernels of all steps, which take so many `seconds` each.
 
     If the weights stay on the chip, launch one kernel.
@@ -348,7 +427,9 @@ def _parts(flat: Tensor, weights: Any) -> list[Tensor]:
     order = sorted(range(len(weights)), key=lambda i: (weights[i].dim() < 2, i))
     views: list[Any] = [None] * len(weights)
     gpu = flat._gpu  # type: ignore[attr-defined]
-    with _DisableTorchDispatch():  # one by one, as operators, they take half of a small layer's time
+    with (
+        _DisableTorchDispatch()
+    ):  # one by one, as operators, they take half of a small layer's time
         for i, part in zip(order, flat.split([weights[i].numel() for i in order]), strict=True):
             views[i] = wrap(part.view(weights[i].shape), gpu)
     gpu.machine.clock.advance_host(2 * len(weights) * gpu.profile.view_seconds)
@@ -407,10 +488,19 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool)
         if product_format(inputs[0].dtype, gpu, "rnn") == "tf32":
             plain = _rounded_factors(plain)
         plain = [None if x is None else x.requires_grad_(needs) for x in plain]
-        plain[1:3] = [None if y is None else y.detach().clone().requires_grad_(needs) for y in plain[1:3]]  # may be freed before the rest
+        plain[1:3] = [
+            None if y is None else y.detach().clone().requires_grad_(needs) for y in plain[1:3]
+        ]  # may be freed before the rest
         x, hx, cx, *weights = plain
         state = (hx, cx) if setup.kind == "lstm" else hx
-        rest = (weights, setup.has_biases, setup.layers, setup.dropout, setup.train, setup.bidirectional)
+        rest = (
+            weights,
+            setup.has_biases,
+            setup.layers,
+            setup.dropout,
+            setup.train,
+            setup.bidirectional,
+        )
         packet = getattr(aten, setup.kind)
         with gpu.generator.as_default(inputs[0].numel()), _without_onednn():
             if setup.batch_sizes is None:
@@ -428,14 +518,24 @@ def _inner_gradients(inner: Any, grads: tuple, targets: tuple) -> None:
     with _DisableTorchDispatch():
         inputs, results = inner
         pairs = [(y, plain_values(g)) for y, g in zip(results, grads, strict=True) if g is not None]
-        values = torch.autograd.grad([y for y, _ in pairs], inputs, [g for _, g in pairs], retain_graph=True, allow_unused=True)
+        values = torch.autograd.grad(
+            [y for y, _ in pairs],
+            inputs,
+            [g for _, g in pairs],
+            retain_graph=True,
+            allow_unused=True,
+        )
         for target, value in zip(targets, values, strict=True):
             aten.zero_.default(target) if value is None else aten.copy_.default(target, value)
 
 
-def _run(kind: str, x: Tensor, state: Any, params: Any, *settings: Any, batch_sizes: Tensor | None = None) -> Any:
+def _run(
+    kind: str, x: Tensor, state: Any, params: Any, *settings: Any, batch_sizes: Tensor | None = None
+) -> Any:
     biases, layers, dropout, train, bidirectional, *first = settings
-    setup = Setup(kind, biases, layers, dropout, train, bidirectional, bool(first and first[0]), batch_sizes)
+    setup = Setup(
+        kind, biases, layers, dropout, train, bidirectional, bool(first and first[0]), batch_sizes
+    )
     common_gpu(x, state, params)
     hx, cx = state if kind == "lstm" else (state, None)
     if torch.is_autocast_enabled("cuda") and x.dtype in (torch.float32, *HALF):
@@ -472,7 +572,14 @@ for _kind in GATES:
     def _of_input(x: Tensor, state: Any, params: Any, *settings: Any, kind: str = _kind) -> Any:
         return _run(kind, x, state, params, *settings)
 
-    def _of_packed(data: Tensor, batch_sizes: Tensor, state: Any, params: Any, *settings: Any, kind: str = _kind) -> Any:
+    def _of_packed(
+        data: Tensor,
+        batch_sizes: Tensor,
+        state: Any,
+        params: Any,
+        *settings: Any,
+        kind: str = _kind,
+    ) -> Any:
         return _run(kind, data, state, params, *settings, batch_sizes=batch_sizes)
 
     composes(f"{_kind}.input")(_of_input)
@@ -501,7 +608,9 @@ def pack_padded_sequence(call: Call) -> Any:
     lengths = call.args[1]
     if type(lengths) is VirtualTensor:
         kind = f"{lengths.dim()}D {lengths.device} {scalar_name(lengths.dtype)}"
-        raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got {kind} tensor")
+        raise RuntimeError(
+            f"'lengths' argument should be a 1D CPU int64 tensor, but got {kind} tensor"
+        )
     gpu = call.common_gpu(host=True)
     data, sizes = call.on_cpu()
     gpu.launch(2 * call.moved, name="_pack_padded_sequence")

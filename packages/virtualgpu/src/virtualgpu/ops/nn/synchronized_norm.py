@@ -30,7 +30,14 @@ def _stats(x: Tensor, epsilon: float) -> tuple[Tensor, ...]:
     return mean, (variance + epsilon).rsqrt()
 
 
-def _normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, scale: Tensor, epsilon: float) -> tuple[Tensor, ...]:
+def _normalized(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    scale: Tensor,
+    epsilon: float,
+) -> tuple[Tensor, ...]:
     scale = scale if weight is None else scale * weight
     y = (x - _shaped(mean, x)) * _shaped(scale, x)
     return ((y if bias is None else y + _shaped(bias, x)).to(x.dtype),)
@@ -41,7 +48,11 @@ def _gathered(
     momentum: float, epsilon: float, counts: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """What all ranks' means and deviations, a row each, come to; `counts` are of their elements."""
-    parts = (counts if isinstance(counts, Tensor) else torch.full_like(mean[:, 0], counts)).to(mean.dtype).unsqueeze(1)
+    parts = (
+        (counts if isinstance(counts, Tensor) else torch.full_like(mean[:, 0], counts))
+        .to(mean.dtype)
+        .unsqueeze(1)
+    )
     total = parts.sum()
     whole = (parts * mean).sum(0) / total
     variance = (parts * (scale**-2 - epsilon + (mean - whole) ** 2)).sum(0) / total
@@ -52,21 +63,42 @@ def _gathered(
 
 
 def _reduced(
-    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, for_x: bool, for_weight: bool, for_bias: bool
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    for_x: bool,
+    for_weight: bool,
+    for_bias: bool,
 ) -> tuple[Tensor | None, ...]:
     dy = _by_channel(grad)
     sums, products = dy.sum(1), (dy * (_by_channel(x) - mean.unsqueeze(1))).sum(1)
     kind = mean.dtype if weight is None else weight.dtype
-    into_weight, into_bias = (products * scale).to(kind) if for_weight else None, sums.to(kind) if for_bias else None
+    into_weight, into_bias = (
+        (products * scale).to(kind) if for_weight else None,
+        sums.to(kind) if for_bias else None,
+    )
     return sums if for_x else None, products if for_x else None, into_weight, into_bias
 
 
 def _gradient(
-    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, sums: Tensor, products: Tensor, counts: Tensor
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    sums: Tensor,
+    products: Tensor,
+    counts: Tensor,
 ) -> tuple[Tensor, ...]:
     total = counts.sum()
-    common = _shaped(sums / total, x) + (x - _shaped(mean, x)) * _shaped(scale**2 * products / total, x)
-    return (((grad - common) * _shaped(scale if weight is None else scale * weight, x)).to(x.dtype),)
+    common = _shaped(sums / total, x) + (x - _shaped(mean, x)) * _shaped(
+        scale**2 * products / total, x
+    )
+    return (
+        ((grad - common) * _shaped(scale if weight is None else scale * weight, x)).to(x.dtype),
+    )
 
 
 _KERNELS: dict[str, Any] = {
@@ -91,7 +123,10 @@ def synchronized(call: Call) -> Any:
         return torch.empty(x.shape, dtype=x.dtype, device="meta") if type(x) is VirtualTensor else x
 
     shapes = kernel(*map(on_meta, call.args))
-    made = tuple(None if x is None else empty_without_values(gpu, x.shape, x.stride(), x.dtype) for x in shapes)
+    made = tuple(
+        None if x is None else empty_without_values(gpu, x.shape, x.stride(), x.dtype)
+        for x in shapes
+    )
     gpu.launch(call.moved, name=call.op.name)
     return made[0] if len(made) == 1 else made
 
