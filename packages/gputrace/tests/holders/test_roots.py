@@ -106,7 +106,6 @@ def test_roots_leave_no_cycle_behind(no_collection):
 
 
 def test_a_place_is_a_function_and_a_line():
-    assert (
-        location(sys._getframe())
-        == f"`test_a_place_is_a_function_and_a_line` (test_roots.py:{sys._getframe().f_lineno})"
-    )
+    frame = sys._getframe()
+    place, line = location(frame), frame.f_lineno
+    assert place == f"`test_a_place_is_a_function_and_a_line` (test_roots.py:{line})"
