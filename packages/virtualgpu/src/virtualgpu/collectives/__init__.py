@@ -1,1 +1,1 @@
-"""A virtual NCCL: process groups of ranks that have a virtual GPU each, each rank a process of its own."""
+"""A virtual NCCL: process groups whose ranks each have a process and a virtual GPU of their own."""

@@ -1,4 +1,8 @@
-"""A group that a program makes itself, `dist.ProcessGroupNCCL(store, rank, size)`, and calls without PyTorch's own group around it."""
+"""Process groups that a program makes itself with `dist.ProcessGroupNCCL(store, rank, size)`.
+
+The program calls the methods of such a group directly. PyTorch's own groups reach them through the
+operators of `c10d::` instead.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -10,40 +14,41 @@ from torch.utils._pytree import tree_leaves
 
 from virtualgpu.tensor import VirtualTensor
 
-_COLLECTIVES = (
-    *(
-        "allreduce",
-        "allreduce_coalesced",
-        "broadcast",
-        "reduce",
-        "allgather",
-        "_allgather_base",
-        "gather",
-        "scatter",
-    ),
-    *("reduce_scatter", "_reduce_scatter_base", "alltoall", "alltoall_base", "send", "recv"),
-)
+_COLLECTIVES = [
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base",
+    "gather", "scatter", "reduce_scatter", "_reduce_scatter_base", "alltoall", "alltoall_base",
+    "send", "recv",
+]  # fmt: skip
 
 
 def called_by_hand(group: type) -> type:
-    """Of its methods, which are gloo's, those that get tensors on virtual GPUs go the way of all others: by the operators of `c10d::`."""
+    """Send calls of this class's collectives with virtual tensors through `c10d::` operators.
+
+    The class inherits the collectives from gloo, which still gets all other calls. This is a class
+    decorator.
+    """
     for name in _COLLECTIVES:
-        setattr(group, name, _by_operator(name, getattr(group, name)))
+        setattr(group, name, _through_operator(name, getattr(group, name)))
     return group
 
 
-def _by_operator(name: str, of_gloo: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(of_gloo)
+def _through_operator(name: str, gloo_method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that chooses between gloo's method and the operator of this collective."""
+
+    @wraps(gloo_method)
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(type(x) is VirtualTensor for x in tree_leaves((args, kwargs))):
             return getattr(_group_around(self), name)(*args, **kwargs)
-        return of_gloo(self, *args, **kwargs)
+        return gloo_method(self, *args, **kwargs)
 
     return collective
 
 
 def _group_around(backend: Any) -> Any:
-    """A group of PyTorch's with this backend alone."""
+    """Return a `torch.distributed.ProcessGroup` whose only backend is this one.
+
+    The methods of a ProcessGroup call the operators of `c10d::`.
+    """
     if backend.group_around is None:
         group = c10d.ProcessGroup(backend.store, backend.rank(), backend.size())
         group._register_backend(torch.device("cuda"), c10d.ProcessGroup.BackendType.NCCL, backend)

@@ -1,6 +1,7 @@
 """The functions that run the operators of torch.distributed's namespaces.
 
-They are imported at the first such operator: torch.distributed is heavy, and a torch may be without it.
+They are imported at the first such operator, because torch.distributed is slow to import and some
+builds of torch lack it.
 """
 
 from collections.abc import Callable
@@ -9,12 +10,14 @@ from virtualgpu.ops.call import Handler
 
 
 def _run() -> Handler:
+    """Import and return the function that runs operators of `c10d::`."""
     from virtualgpu.collectives import operators
 
     return operators.run
 
 
 def _functional() -> Handler:
+    """Import and return the function that runs operators of `_c10d_functional::`."""
     from virtualgpu.collectives import operators
 
     return operators.functional

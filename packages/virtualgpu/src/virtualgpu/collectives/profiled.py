@@ -1,4 +1,7 @@
-"""What torch.profiler sees of a collective: "nccl:all_reduce" and the like, the event of ProcessGroupNCCL's Work."""
+"""Events of collectives for torch.profiler, such as "nccl:all_reduce".
+
+On real GPUs, the Work objects of ProcessGroupNCCL record them.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +13,7 @@ from torch._C import _profiler
 from virtualgpu.collectives.group import Transfer
 from virtualgpu.hardware import Machine
 
-# Names that are not those of the collective (ProcessGroupNCCL.cpp), by operator.
+# Titles of operators whose event is not named after the collective (ProcessGroupNCCL.cpp).
 _TITLES = {
     "_allgather_base_": "_all_gather_base",
     "_reduce_scatter_base_": "_reduce_scatter_base",
@@ -19,28 +22,37 @@ _TITLES = {
 
 
 def record(operator: str, transfer: Transfer) -> None:
-    """Record the event of a collective that begins."""
-    title = _TITLES.get(operator, transfer.name.partition("(")[0])
-    if transfer.peers is not None:
-        title = ("recv {1}<-{0}" if operator == "recv_" else "send {0}->{1}").format(
-            *transfer.peers
-        )
+    """Record the profiler's event of a collective that begins."""
     inputs = transfer.received if operator == "recv_" else transfer.sent
-    shown = [
-        torch.view_as_real(x) if x.is_complex() else x for x in inputs
-    ]  # NCCL has no complex numbers
-    with _profiler._RecordFunctionFast(f"nccl:{title}", shown, {}):
+    shown = []
+    for x in inputs:
+        # NCCL has no complex numbers.
+        shown.append(torch.view_as_real(x) if x.is_complex() else x)
+    with _profiler._RecordFunctionFast(f"nccl:{_title(operator, transfer)}", shown, {}):
         pass
 
 
+def _title(operator: str, transfer: Transfer) -> str:
+    """Return the event's name without "nccl:"."""
+    if transfer.peers is not None:
+        source, target = transfer.peers
+        if operator == "recv_":
+            return f"recv {target}<-{source}"
+        return f"send {source}->{target}"
+    return _TITLES.get(operator, transfer.name.partition("(")[0])
+
+
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     profile = torch.autograd.profiler.profile
     yield profile, {"_parse_kineto_results": _with_asynchronous(profile._parse_kineto_results)}
 
 
 def _with_asynchronous(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """NCCL's events are asynchronous, which only C++ can say of one when it begins."""
+    """Return a parser of profiler results that marks NCCL's events as asynchronous.
+
+    Only C++ can mark an event when it begins, so they are marked afterwards.
+    """
 
     def parse_events(*args: Any, **kwargs: Any) -> Any:
         events = parse(*args, **kwargs)
