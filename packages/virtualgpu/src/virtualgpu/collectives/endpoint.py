@@ -1,14 +1,14 @@
-"""Connections between the processes of a program's ranks, over which the ranks tell each other what
-they call.
+"""Connections between the processes of a program's ranks, for messages about the calls they make.
 
-The program's store only introduces the ranks when a group is made. After that, NCCL sends to its
-peers directly, and so do virtual GPUs. A rank that ends takes nothing along that others still need,
-not even if its process kept the store.
+The ranks use the program's store only to find each other when a group is made. After that, NCCL
+sends to its peers directly, and so do virtual GPUs. The other ranks can therefore continue when a
+rank ends, even if its process kept the store.
 
-Each process listens on a port of its own. It hears each peer over one connection and speaks to each
-peer over another one, so whatever a process has said reaches its peers even if the process ends
-without reading what they said. No thread reads: the kernel keeps what peers send until this process
-looks. If a peer's kernel takes no more, a thread sends the rest, however long this process computes.
+Each process listens on a port of its own. It receives from each peer over one connection and sends
+to each peer over another one. The messages of a process therefore reach its peers even if it ends
+without reading theirs. No thread reads: the operating system keeps incoming messages until this
+process looks. If a peer's operating system accepts no more bytes, a thread sends the rest, however
+long this process computes.
 """
 
 import json
@@ -26,11 +26,13 @@ from time import monotonic  # the real clock: Python's `time` may tell the model
 from typing import Any
 
 CONNECTING = 60.0  # seconds for a peer's machine to answer
-FLUSHING = 10.0  # seconds for peers to take what this process still has to say when it ends
-SLICE = 0.05  # seconds between two looks of a thread that waits: another thread may have read what it waits for
+FLUSHING = 10.0  # seconds for peers to accept the last messages of this process when it ends
+# Seconds after which a waiting thread looks again, because another thread may have read the message
+# that it waits for.
+SLICE = 0.05
 CHUNK = 1 << 16  # bytes read at once
-QUEUED = 1024  # connections that wait until this process looks
-_SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of a network interface
+QUEUED = 1024  # the most connections that wait until this process accepts them
+_SIOCGIFADDR = 0x8915  # asks Linux for the address of a network interface (<linux/sockios.h>)
 
 Message = dict[str, Any]
 
@@ -41,8 +43,8 @@ class Endpoint:
     Attributes:
         address: host, port and name, which peers need to connect.
         is_open: whether the connections are still there.
-        ended: names of the peers whose processes have ended, or that have destroyed all their groups.
-        places: by global rank, what each rank was heard to enter last.
+        ended: names of the peers that have ended or have destroyed all their groups.
+        places: by global rank, the last collective that the rank reported to enter.
     """
 
     def __init__(self, host: str) -> None:
@@ -61,7 +63,7 @@ class Endpoint:
         _endpoints.add(self)
 
     def add_receiver(self, receive: Callable[[Message], None]) -> str:
-        """Return a new token. `receive` gets the messages that peers send to this token."""
+        """Call `receive` with each message that peers send to a new token. Return the token."""
         token = uuid.uuid4().hex
         self._receivers[token] = receive
         return token
@@ -73,7 +75,10 @@ class Endpoint:
             self.close()
 
     def connect(self, address: list[Any]) -> str:
-        """Connect to a peer, unless this process has done so before. Returns the peer's name."""
+        """Connect to the peer at this address, unless that is done, and return the peer's name.
+
+        Raises ConnectionError if the peer's machine does not answer.
+        """
         host, port, name = address
         with self._lock:
             if name not in self._outgoing and name not in self.ended:
@@ -90,7 +95,10 @@ class Endpoint:
         return str(name)
 
     def send(self, name: str, message: Message) -> None:
-        """Send a message to the peer of this name. A peer that has ended does not need it."""
+        """Send a message to the peer of this name, without waiting.
+
+        Messages to a peer that has ended are dropped.
+        """
         with self._lock:
             outgoing = self._outgoing.get(name)
             if outgoing is None:
@@ -102,9 +110,9 @@ class Endpoint:
                 Thread(target=self._send_rest, args=(name, outgoing), daemon=True).start()
 
     def _send_rest(self, name: str, outgoing: "_Outgoing") -> None:
-        """Send the waiting bytes as the peer's kernel takes them. End when none are left."""
+        """Send the waiting bytes to the peer as fast as it accepts them, until none are left."""
         while True:
-            outgoing.wait_for_room(SLICE)
+            outgoing.wait_until_writable(SLICE)
             with self._lock:
                 if self._outgoing.get(name) is outgoing:
                     self._flush(name)
@@ -113,22 +121,21 @@ class Endpoint:
                     return
 
     def _flush(self, name: str) -> None:
+        """Send as many of the waiting bytes as the peer accepts now. Forget a peer that is gone."""
         try:
             self._outgoing[name].flush()
         except OSError:
             self._outgoing.pop(name).connection.close()
 
     def receive(self, seconds: float = 0.0) -> None:
-        """Take in what peers have sent. If there is nothing yet, wait for it up to `seconds`."""
+        """Give the receivers what peers have sent. Wait up to `seconds` if there is nothing yet."""
         poll = select.poll()
         with self._lock:
             if not self.is_open:
                 return
-            for file in (
-                self._listener,
-                *(incoming.connection for incoming in self._incoming.values()),
-            ):
-                poll.register(file, select.POLLIN)
+            poll.register(self._listener, select.POLLIN)
+            for incoming in self._incoming.values():
+                poll.register(incoming.connection, select.POLLIN)
         if not poll.poll(seconds * 1000):
             return
         with self._lock:
@@ -139,6 +146,7 @@ class Endpoint:
                 self._read(number)
 
     def _accept(self) -> None:
+        """Accept the connections of new peers."""
         with suppress(BlockingIOError):
             while True:
                 connection, _ = self._listener.accept()
@@ -146,11 +154,12 @@ class Endpoint:
                 self._incoming[connection.fileno()] = _Incoming(connection)
 
     def _read(self, number: int) -> None:
+        """Handle the messages on the connection with this file number."""
         incoming = self._incoming[number]
         try:
             for message in incoming.read():
                 self._take(incoming, message)
-        except (ValueError, LookupError, TypeError):  # no rank, but a stranger that tries this port
+        except (ValueError, LookupError, TypeError):  # another program has connected to this port
             incoming.has_ended = True
         if incoming.has_ended:
             if incoming.name:
@@ -159,6 +168,7 @@ class Endpoint:
             del self._incoming[number]
 
     def _take(self, incoming: "_Incoming", message: Message) -> None:
+        """Note the rank's place and give the message to its receiver. The first one is a name."""
         if not incoming.name:
             incoming.name = message["name"]
             return
@@ -168,7 +178,7 @@ class Endpoint:
             receive(message)
 
     def wait(self, is_done: Callable[[], bool], seconds: float) -> bool:
-        """Receive until `is_done()`. Returns False if that takes longer than `seconds`."""
+        """Receive messages until `is_done()`. Return False if that takes longer than `seconds`."""
         deadline = monotonic() + seconds
         self.receive()
         while not is_done():
@@ -179,7 +189,10 @@ class Endpoint:
         return True
 
     def close(self) -> None:
-        """Send what is still to be sent, then close all connections. Peers learn that this process has left."""
+        """Send the remaining messages and close all connections.
+
+        The peers learn that this process has left.
+        """
         if not self.is_open:
             return
         deadline = monotonic() + FLUSHING
@@ -187,13 +200,15 @@ class Endpoint:
             with suppress(OSError):
                 outgoing.flush(max(0.0, deadline - monotonic()))
             with suppress(OSError):
-                outgoing.connection.shutdown(
-                    socket.SHUT_WR
-                )  # a forked process may have a copy of the connection
+                # Closing is not enough, because a forked process may have a copy of the connection.
+                outgoing.connection.shutdown(socket.SHUT_WR)
         self.close_files()
 
     def close_files(self) -> None:
-        """Close this process's files without telling the peers. A forked process closes its copies."""
+        """Close this process's files without telling the peers.
+
+        A forked process closes its copies of the files in this way.
+        """
         self.is_open = False
         self._listener.close()
         for outgoing in self._outgoing.values():
@@ -205,20 +220,28 @@ class Endpoint:
 
 
 class _Outgoing:
-    """A connection to a peer, with the bytes that the peer's kernel does not take yet."""
+    """A connection to a peer.
+
+    waiting: bytes that the peer's operating system does not accept yet
+    has_sender: whether a thread sends these bytes
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
         self.connection = connection
         self.waiting = bytearray()
-        self.has_sender = False  # whether a thread sends the waiting bytes
+        self.has_sender = False
 
     def add(self, message: Message) -> None:
+        """Append a message to the waiting bytes."""
         self.waiting += json.dumps(message).encode() + b"\n"
 
     def flush(self, seconds: float = 0.0) -> None:
-        """Send the waiting bytes. If the peer's kernel takes no more, wait for it up to `seconds`. Raises OSError if the peer has gone."""
+        """Send the waiting bytes. If the peer accepts no more, wait for it up to `seconds`.
+
+        Raises OSError if the peer is gone.
+        """
         deadline = monotonic() + seconds
         while self.waiting:
             try:
@@ -227,10 +250,10 @@ class _Outgoing:
                 remaining = deadline - monotonic()
                 if remaining <= 0:
                     return
-                self.wait_for_room(remaining)
+                self.wait_until_writable(remaining)
 
-    def wait_for_room(self, seconds: float) -> None:
-        """Wait until the peer's kernel takes more bytes, up to `seconds`."""
+    def wait_until_writable(self, seconds: float) -> None:
+        """Wait until the peer accepts more bytes, up to `seconds`."""
         if self.connection.fileno() < 0:  # closed
             return
         poll = select.poll()
@@ -242,16 +265,19 @@ class _Incoming:
     """A connection from a peer. The peer's first message is its name."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.name, self.has_ended = connection, "", False
-        self._rest = b""
+        self.connection = connection
+        self.name = ""
+        self.has_ended = False
+        self._rest = b""  # the beginning of a message that has not arrived as a whole
 
     def read(self) -> list[Message]:
-        """Return the messages that have arrived, and note whether the peer has closed the connection."""
+        """Return the messages that have arrived. Set `has_ended` if the peer has closed."""
         received = [self._rest]
         try:
-            while data := self.connection.recv(CHUNK):
+            while not self.has_ended:
+                data = self.connection.recv(CHUNK)
                 received.append(data)
-            self.has_ended = True
+                self.has_ended = not data
         except BlockingIOError:
             pass
         except OSError:
@@ -265,7 +291,10 @@ _current: Endpoint | None = None
 
 
 def current_endpoint(store: Any = None) -> Endpoint:
-    """This process's endpoint. If there is none yet, make one on the network by which this machine reaches the store."""
+    """Return this process's endpoint, and make one if there is none.
+
+    It listens on the network over which this machine reaches the store.
+    """
     global _current
     if _current is None or not _current.is_open:
         _current = Endpoint(own_host(store))
@@ -273,10 +302,14 @@ def current_endpoint(store: Any = None) -> Endpoint:
 
 
 def own_host(store: Any) -> str:
-    """The address under which peers reach this machine: on the interface that GLOO_SOCKET_IFNAME names, as for gloo, or on the network by
-    which this machine reaches the store's."""
+    """Return the address at which peers reach this machine.
+
+    It is the address of the interface that GLOO_SOCKET_IFNAME names, which gloo uses too. Without
+    that, it is an address on the network over which this machine reaches the store's machine.
+    """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if interface and (address := _interface_address(interface)):
+    address = _interface_address(interface) if interface else None
+    if address:
         return address
     host = getattr(store, "host", None)
     try:
@@ -289,6 +322,7 @@ def own_host(store: Any) -> str:
 
 
 def _interface_address(interface: str) -> str | None:
+    """Return the IPv4 address of a network interface, or None if there is none."""
     try:
         import fcntl
 
@@ -299,18 +333,20 @@ def _interface_address(interface: str) -> str | None:
         return None
 
 
-def _close(endpoint: "weakref.ref[Endpoint]") -> None:
-    if (found := endpoint()) is not None:
-        found.close()
+def _close(reference: "weakref.ref[Endpoint]") -> None:
+    """Close this endpoint, if it still exists, because the process ends."""
+    endpoint = reference()
+    if endpoint is not None:
+        endpoint.close()
 
 
 def _forget() -> None:
-    """Leave the connections to the process that this one was forked from."""
+    """Close this forked process's copies of the connections, which belong to its parent."""
     global _current
     _current = None
     for endpoint in list(_endpoints):
         endpoint.close_files()
-        endpoint._lock = RLock()  # another thread may have held it
+        endpoint._lock = RLock()  # another thread of the parent may have held the old one
 
 
 if hasattr(os, "register_at_fork"):

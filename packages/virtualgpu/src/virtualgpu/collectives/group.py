@@ -1,7 +1,8 @@
-"""`ProcessGroupNCCL` of virtual GPUs, and the work that it hands out.
+"""`ProcessGroupNCCL` of virtual GPUs, and the work that its collectives return.
 
-Values travel by gloo, from private copies: its threads hold raw pointers. A collective begins on its stream when the last rank has entered
-it, which this rank learns when somebody waits for it, so until then it is under way (`Machine.under_way`).
+Gloo moves the values, from private copies, because its threads hold raw pointers. A collective
+begins on its stream when the last rank has entered it. A rank learns this moment only when it waits
+for the collective. Until then the collective is in `Machine.under_way`.
 """
 
 import datetime
@@ -24,18 +25,27 @@ from virtualgpu.collectives.ring import collective_seconds, launch_seconds
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.without_values import all_known, forget
 
-WATCHDOG_SECONDS = 0.1  # between two looks of NCCL's watchdog at what is done (kWatchdogThreadSleepMillis, ProcessGroupNCCL.hpp)
+# Seconds after which NCCL's watchdog looks again for collectives that have finished
+# (kWatchdogThreadSleepMillis, ProcessGroupNCCL.hpp).
+WATCHDOG_SECONDS = 0.1
 
-_Gloo: Any = ProcessGroupGloo  # whose methods its type stub leaves out
-_alive: list[Any] = []  # C++ holds groups by pointer only
+_Gloo: Any = ProcessGroupGloo  # typed as Any, because its type stub lacks methods
+_alive: list[Any] = []  # keeps the groups alive, because C++ holds only pointers to them
 
 
 @dataclass(eq=False)
 class Transfer:
-    """What one collective moves. `start` begins it with gloo; `finish`, when that is done, says which values each tensor gets.
+    """The tensors of one rank in one collective, and the functions that move their values.
 
-    `kind` is that of `ring`, `name` what all ranks must call alike, `nbytes` those of one rank's input, `peers` the two ranks of a send,
-    and `tag` that of the send, which gloo heeds.
+    kind: the kind of collective for its time (see `ring`)
+    name: the call, which must be the same on all ranks
+    nbytes: bytes of this rank's input
+    sent, received: this rank's inputs and outputs
+    start: begins the collective with gloo and returns gloo's works
+    finish: returns (tensor, its new value) for the results, when gloo's works are done
+    peers: the source and the target of a send
+    tag: the tag of a send, which gloo uses
+    written: the outputs that are written to, if these are not all of `received`
     """
 
     kind: str
@@ -47,7 +57,7 @@ class Transfer:
     finish: Callable[[], list[tuple[torch.Tensor, torch.Tensor]]] = list
     peers: tuple[int, int] | None = None
     tag: int = 0
-    written: list[torch.Tensor] | None = None  # of what is received, if not all
+    written: list[torch.Tensor] | None = None
 
 
 class Options:
@@ -65,34 +75,37 @@ class Options:
 
 @called_by_hand
 class ProcessGroupNCCL(_Gloo):
-    """One group of ranks, with a communication stream on each GPU that it is used on."""
+    """One rank's part of a group, with a communication stream on each GPU that the group uses.
+
+    ranks_of_all: by rank of the group, the rank in the world
+    coalescing: the works of the collectives of a batch that the program is making, or None
+    to_itself: values that this rank has sent to itself and not yet received
+    barrier_tensor: the tensor of the last barrier. Real ranks keep it from the first one on.
+    last_end: by stream, and by GPU and channel, when the last collective ended
+    """
 
     Options = Options
     NCCL_SPLIT_NOCOLOR = -1
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         self._options = options or Options()
-        self.store, self.group_around = store, None
+        self.store = store
+        self.group_around = None
         super().__init__(store, rank, size, timeout=self._options._timeout)
         self.ranks_of_all = list(self._options.global_ranks_in_group) or list(range(size))
-        self.rendezvous = of_group(self._options.group_name) or self._made_by_hand(
-            store, rank, size
-        )
+        found = of_group(self._options.group_name)
+        self.rendezvous = found or self._made_by_hand(store, rank, size)
         self.coalescing: list[VirtualWork] | None = None
-        self.to_itself: deque[list[torch.Tensor]] = deque()  # what this rank has sent to itself
-        self.barrier_tensor: torch.Tensor | None = (
-            None  # of the last barrier: real ranks have 512 bytes more from the first one on
-        )
-        self.last_end: dict[
-            Any, float
-        ] = {}  # of the collectives on a stream, and on a GPU for each channel
+        self.to_itself: deque[list[torch.Tensor]] = deque()
+        self.barrier_tensor: torch.Tensor | None = None
+        self.last_end: dict[Any, float] = {}
         self._streams: dict[int, StreamTime] = {}
-        self._stashed: list[VirtualWork] = []
+        self._stashed: list[VirtualWork] = []  # works that nobody has waited for
         self._destroyed = False
-        self._communicators: set[Any] = (
-            set()
-        )  # the GPUs on which the ranks have connected: for all, and for two that send
-        self._watched = 0.0  # when the watchdog looked last, beside its period
+        # The GPUs on which the ranks have connected, alone for all ranks and with two ranks for a
+        # send between them.
+        self._communicators: set[Any] = set()
+        self._watched = 0.0  # host time of the watchdog's last look outside its period
         _alive.append(self)
 
     def _made_by_hand(self, store: Any, rank: int, size: int) -> Rendezvous:
@@ -103,49 +116,57 @@ class ProcessGroupNCCL(_Gloo):
         return rendezvous
 
     def name(self) -> str:
+        """Return the name of the backend."""
         return "nccl"
 
     @property
     def options(self) -> Any:
+        """The options with which the group was made."""
         return self._options
 
     @property
     def supports_coalescing(self) -> bool:
+        """Whether the group can run several collectives as one."""
         return True
 
     @property
     def supports_splitting(self) -> bool:
+        """Whether the group can be split into smaller ones."""
         return False
 
     def _set_default_timeout(self, timeout: datetime.timedelta) -> None:
-        """As `torch.distributed.distributed_c10d._set_pg_timeout` asks."""
+        """Set the timeout, for `torch.distributed.distributed_c10d._set_pg_timeout`."""
         self._options._timeout = self.rendezvous.timeout = timeout
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Nothing is shared between groups."""
+        """Do nothing, because virtual groups share nothing."""
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
-        """Groups are connected from the start."""
+        """Do nothing, because virtual groups are connected when they are made."""
 
     def abort(self) -> None:
-        """The group is destroyed: nobody waits any more for what it keeps."""
+        """Destroy the group and drop the tensors that it keeps."""
         self._destroyed = True
         self.rendezvous.end()
         for work in list(self._stashed):
             work.drop()
 
     def stream(self, gpu: Gpu) -> StreamTime:
-        """The group's own stream on a GPU: of those that `torch.cuda.Stream` takes too."""
+        """Return the group's own stream on a GPU, from the pool that `torch.cuda.Stream` uses."""
         if gpu.index not in self._streams:
             several = gpu.machine.several_streams
-            self._streams[gpu.index] = gpu.pool_stream(
-                -1 if self._options.is_high_priority_stream else 0
-            )
-            gpu.machine.several_streams = several  # what the group does there is in order by itself
+            priority = -1 if self._options.is_high_priority_stream else 0
+            self._streams[gpu.index] = gpu.pool_stream(priority)
+            # The group orders its own work there, so the program still counts as using one stream.
+            gpu.machine.several_streams = several
         return self._streams[gpu.index]
 
     def run(self, gpu: Gpu, transfer: Transfer, is_async: bool) -> "VirtualWork":
-        """Enter a collective; a synchronous one runs on the current stream."""
+        """Enter a collective and return its work.
+
+        An asynchronous collective runs on the group's own stream, and a synchronous one on the
+        current stream. Raises torch.distributed.DistBackendError in a destroyed group.
+        """
         machine = gpu.machine
         machine.require_alive()
         if self._destroyed:
@@ -153,10 +174,12 @@ class ProcessGroupNCCL(_Gloo):
                 f"{transfer.name} in a group that this rank has destroyed"
             )
         machine.selected.gpu = gpu
-        transfer.tag = 0  # NCCL ignores it
+        transfer.tag = 0  # NCCL ignores tags
         if gpu.profile.rising_addresses and self.size() > 1:
             gpu.allocator.raise_addresses()
-        stream = self.stream(gpu) if is_async or self.coalescing is not None else gpu.stream
+        stream = gpu.stream
+        if is_async or self.coalescing is not None:
+            stream = self.stream(gpu)
         if stream is not gpu.stream:
             machine.clock.wait(stream, machine.clock.record(gpu.stream))
         self._unstash(machine.clock.host)
@@ -164,7 +187,7 @@ class ProcessGroupNCCL(_Gloo):
         underway = Underway(self, gpu, stream, transfer)
         machine.under_way.append(underway)
         if transfer.peers is None and gpu.index not in self._communicators:
-            underway.start_in_order()  # NCCL connects the ranks, for which the host waits
+            underway.start_in_order()  # the host waits while NCCL connects the ranks
         if self.coalescing is not None:
             self.coalescing.append(VirtualWork([underway], []))
             return self.coalescing[-1]
@@ -176,11 +199,15 @@ class ProcessGroupNCCL(_Gloo):
         return work
 
     def identity(self, gpu: Gpu) -> list[Any] | None:
-        """This rank's GPU, as all ranks know it."""
+        """Return what identifies this rank's GPU to all ranks."""
         return identity(gpu)
 
     def connect(self, gpu: Gpu, peers: Any, gpus: list[Any]) -> None:
-        """Connect ranks when they first use this GPU together. Raises torch.distributed.DistBackendError if two of them share a GPU."""
+        """Connect ranks when they first use this GPU together.
+
+        `peers` are the two ranks of a send, or None for all ranks. `gpus` are the identities of
+        their GPUs. Raises torch.distributed.DistBackendError if two ranks share a GPU.
+        """
         key = gpu.index if peers is None else (gpu.index, *sorted(peers))
         if key in self._communicators:
             return
@@ -191,8 +218,12 @@ class ProcessGroupNCCL(_Gloo):
         self._communicators.add(key)
 
     def _unstash(self, now: float) -> None:
-        """Let go of the tensors of works that nobody has waited for: the watchdog finds out now and then that they are done, and the next
-        collective drops them (shelvesToUnstash_, ProcessGroupNCCL.cpp). Where real ranks' memory varies between runs, this is why."""
+        """Drop the tensors of finished works that nobody has waited for.
+
+        The watchdog notices once per period that a work has finished, and the next collective drops
+        its tensors (shelvesToUnstash_, ProcessGroupNCCL.cpp). This is why the memory of real ranks
+        varies between runs.
+        """
         looked = max(now // WATCHDOG_SECONDS * WATCHDOG_SECONDS, self._watched)
         for work in list(self._stashed):
             if work.is_over(looked):
@@ -201,113 +232,127 @@ class ProcessGroupNCCL(_Gloo):
 
 
 def _as_two(rank: int, peers: tuple[int, int], gpus: list[Any]) -> tuple[int, list[Any]]:
-    """Ranks that send and receive as NCCL numbers them in a communicator of two."""
+    """Return this rank and the GPUs as NCCL numbers them in the communicator of a send."""
     in_order = [gpu for _, gpu in sorted(zip(peers, gpus, strict=True))]
     return int(rank == max(peers)), in_order
 
 
 def let_watchdogs_look(now: float) -> None:
-    """Garbage is collected in full, which with torch imported takes a process about their period."""
+    """Let the watchdogs of all groups look at the host time `now`, because garbage is collected.
+
+    A full collection takes about a watchdog's period in a process that has imported torch.
+    """
     for group in _alive:
         group._watched = now
 
 
 class Underway:
-    """A collective that this rank has entered."""
+    """A collective that this rank has entered and that has no position on its stream yet."""
 
     def __init__(
         self, group: ProcessGroupNCCL, gpu: Gpu, stream: StreamTime, transfer: Transfer
     ) -> None:
-        self.group, self.gpu, self.stream, self.transfer = group, gpu, stream, transfer
+        self.group = group
+        self.gpu = gpu
+        self.stream = stream
+        self.transfer = transfer
         self.launched = gpu.machine.clock.host
         self.known = all_known(transfer.sent, transfer.received)
         self.stashed = group._stashed
-        self.entry = group.rendezvous.enter(
-            transfer, max(self.launched, stream.ready), self.known, group.identity(gpu)
-        )
+        ready = max(self.launched, stream.ready)
+        self.entry = group.rendezvous.enter(transfer, ready, self.known, group.identity(gpu))
         written = transfer.received if transfer.written is None else transfer.written
-        name = "recv" if transfer.kind == "send" and written else transfer.name.partition("(")[0]
+        name = transfer.name.partition("(")[0]
+        if transfer.kind == "send" and written:
+            name = "recv"
         self.races = gpu.machine.races.collectives
-        self.flight = self.races.enter(
-            stream, name, stream is not gpu.stream, transfer.sent, written
-        )
+        of_nccl = stream is not gpu.stream
+        self.flight = self.races.enter(stream, name, of_nccl, transfer.sent, written)
         self.stash = [*transfer.sent, *transfer.received]
-        if (
-            transfer.peers is not None
-        ):  # who sends may free under way: only the allocator is told (recordStream in pointToPoint)
+        if transfer.peers is not None:
+            # The program may free the tensors of a send at once. NCCL tells the allocator that the
+            # stream uses them (recordStream in pointToPoint), and does not keep them.
             for x in self.stash:
                 x.record_stream(stream)  # type: ignore[arg-type]  # it needs the number only
             self.stash, transfer.sent = [], []
-        self.said: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
         self.works: list[Any] | None = None
         self.event: EventTime | None = None
 
     def start(self, patience: datetime.timedelta | None = None) -> None:
-        """Let the values move, when all ranks are there."""
+        """Wait until all ranks have entered, and let gloo move the values."""
         if self.works is None:
-            self.said = self.group.rendezvous.meet(self.entry, patience)
+            self.reports = self.group.rendezvous.meet(self.entry, patience)
+            gpus = [report["gpu"] for report in self.reports]
             try:
-                self.group.connect(
-                    self.gpu, self.transfer.peers, [each["gpu"] for each in self.said]
-                )
+                self.group.connect(self.gpu, self.transfer.peers, gpus)
             except Exception:
                 self.gpu.machine.under_way.remove(self)  # it never begins
                 raise
-            with _DisableTorchDispatch():
-                self.works = (
-                    self.transfer.start() if all(each["known"] for each in self.said) else []
-                )
+            if self._all_keep_values():
+                with _DisableTorchDispatch():
+                    self.works = self.transfer.start()
+            else:
+                self.works = []
+
+    def _all_keep_values(self) -> bool:
+        """Return whether the values of all ranks are kept."""
+        return all(report["known"] for report in self.reports)
 
     def start_in_order(self) -> None:
-        """As `start`, after those before it in its group."""
+        """Start the collectives that this rank entered before this one on its channel, then it."""
         for other in list(self.gpu.machine.under_way):
-            if other.group is self.group and other.entry.channel == self.entry.channel:
+            if self._shares_channel(other):
                 other.start()
 
+    def _shares_channel(self, other: "Underway") -> bool:
+        """Return whether all ranks start the two collectives in one order."""
+        return other.group is self.group and other.entry.channel == self.entry.channel
+
     def land(self, patience: datetime.timedelta | None = None) -> EventTime:
-        """Wait for it: its values are there, and it has its place on its stream. Without `patience`, the group's timeout holds."""
+        """Wait until the values have arrived, and return the collective's event on its stream.
+
+        `patience` is the time to wait for the other ranks. None means the group's timeout. Raises
+        torch.distributed.DistBackendError if a rank does not enter the collective.
+        """
         machine = self.gpu.machine
         while self.event is None:
-            # A group's collectives start in one order on all ranks; those of others that can start must not wait for this one.
-            mine = [
-                other
-                for other in machine.under_way
-                if other.group is self.group and other.entry.channel == self.entry.channel
-            ]
-            first = mine[0]
+            first = next(other for other in machine.under_way if self._shares_channel(other))
             first.start(patience)
+            # Other ranks may wait for collectives on other channels before they finish this one.
             for other in list(machine.under_way):
-                if (
-                    other.works is None
-                    and other.is_next()
-                    and other.group.rendezvous.is_complete(other.entry)
-                ):
+                if other.can_start():
                     other.start()
             first._finish()
         return self.event
 
-    def is_next(self) -> bool:
-        """Have those before it in its group started?"""
+    def can_start(self) -> bool:
+        """Return whether this collective is the next one on its channel, and all ranks are there."""
+        if self.works is not None or not self._is_next():
+            return False
+        return self.group.rendezvous.is_complete(self.entry)
+
+    def _is_next(self) -> bool:
+        """Return whether all collectives before this one on its channel have started."""
         for other in self.gpu.machine.under_way:
             if other is self:
                 return True
-            if (
-                other.group is self.group
-                and other.entry.channel == self.entry.channel
-                and other.works is None
-            ):
+            if self._shares_channel(other) and other.works is None:
                 return False
         return True
 
     def _finish(self) -> None:
+        """Store the results and give the collective its position on its stream."""
         machine, transfer = self.gpu.machine, self.transfer
         for work in self.works or ():
             work.wait()
         self.races.keep_old_values(self.flight, transfer.received)
-        if all(each["known"] for each in self.said):
+        if self._all_keep_values():
             with torch.no_grad(), _DisableTorchDispatch():
                 for target, value in transfer.finish():
-                    target.copy_(value.view(target.shape) if value.shape != target.shape else value)
+                    if value.shape != target.shape:
+                        value = value.view(target.shape)
+                    target.copy_(value)
         else:
             for target in transfer.received:
                 forget(target)
@@ -320,34 +365,43 @@ class Underway:
         # (FSDPModule.set_separate_reduce_scatter_group in PyTorch says what follows).
         after = self.stream, (self.gpu.index, self.entry.channel)
         earlier = [self.group.last_end.get(key, 0.0) for key in after]
-        start = max(*earlier, *(each["ready"] for each in self.said))
+        start = max(*earlier, *(report["ready"] for report in self.reports))
         self.event = machine.clock.launch_together(self.stream, name, self.launched, start, seconds)
         self.races.begun(self.flight, self.event, start)
         self.group.last_end |= dict.fromkeys(after, self.event.time)
         machine.under_way.remove(self)
-        self.transfer = None  # type: ignore[assignment]  # it keeps no private copies
+        self.transfer = None  # type: ignore[assignment]  # it keeps private copies
 
 
 class VirtualWork(Work):
-    """NCCL's Work: `wait()` lets the current stream wait for the group's. It keeps its tensors until then."""
+    """NCCL's Work, which keeps its tensors until somebody has waited for it.
 
-    readers = 0  # tensors of a functional collective, for each of which C++ will wait
+    `wait()` makes the current stream wait for the collective. `readers` is the number of tensors of
+    a functional collective. C++ waits once for each of them.
+    """
+
+    readers = 0
 
     def __init__(self, parts: list[Any], result: list[torch.Tensor]) -> None:
         super().__init__()
-        self._parts, self._result = parts, result
+        self._parts = parts
+        self._result = result
         self._future: Any = None
         self.readers = VirtualWork.readers
         _works.append(self)
 
     def land(self) -> None:
-        """Its values are there."""
+        """Wait until the values have arrived."""
         for part in self._parts:
             part.land()
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """With a timeout, the host waits too, and ranks that have not entered the collective within it are an error (WorkNCCL::wait)."""
-        self.order(timeout or None)  # none is 0 in C++
+        """Make the current stream wait for the collective, and with a timeout the host, too.
+
+        Raises torch.distributed.DistBackendError if a rank does not enter the collective within the
+        timeout (WorkNCCL::wait).
+        """
+        self.order(timeout or None)  # C++ passes 0 for no timeout
         if timeout:
             for part in self._parts:
                 part.gpu.machine.clock.synchronize_event(part.land(), 0.0)
@@ -356,15 +410,16 @@ class VirtualWork(Work):
         return True
 
     def is_over(self, time: float) -> bool:
+        """Return whether the collective is known to have finished at this time."""
         return all(part.event is not None and part.event.time <= time for part in self._parts)
 
     def note_over(self) -> None:
-        """The host knows that it is done."""
+        """Note that the host knows that the collective has finished."""
         for part in self._parts:
             part.gpu.machine.clock.query(part.land(), 0.0)
 
     def drop(self) -> None:
-        """Nobody needs it any more, nor what it keeps; who still holds it finds its result there."""
+        """Drop the tensors and the future. A caller who still holds the work keeps its result."""
         for part in self._parts:
             part.stash = []
             if self in part.stashed:
@@ -376,7 +431,10 @@ class VirtualWork(Work):
             _works.remove(self)
 
     def settle(self) -> None:
-        """As `wait`, by the group itself: the caller will wait once more, and then C++ must still find this object."""
+        """Make the current stream wait, on behalf of the group.
+
+        The caller will call `wait` again, and C++ must still find this object then.
+        """
         self.order()
         for part in self._parts:
             part.stash = []
@@ -384,75 +442,93 @@ class VirtualWork(Work):
             self._result = []
 
     def order(self, patience: datetime.timedelta | None = None) -> None:
-        """What the current stream does from now on comes after it."""
+        """Order later work on the current stream after the collective."""
         for part in self._parts:
             machine = part.gpu.machine
             machine.clock.wait(part.gpu.stream, part.land(patience))
             machine.races.collectives.look_again()
 
     def synchronize(self) -> None:
+        """Make the current stream wait for the collective."""
         self.wait()
 
     def block_current_stream(self) -> None:
+        """Make the current stream wait for the collective."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """The host, which is told that it is done, goes on from then."""
+        """Return True, after the host has waited until the collective is finished."""
         for part in self._parts:
             part.gpu.machine.clock.synchronize_event(part.land(), 0.0)
         return True
 
     def is_success(self) -> bool:
+        """Return True, because a failed collective raises an exception."""
         return True
 
     def exception(self) -> None:
+        """Return None, because a failed collective raises its exception itself."""
         return None
 
     def result(self) -> list[torch.Tensor]:
+        """Return the tensors that the collective has written."""
         return self._result
 
     def get_future(self) -> Any:
-        """C++ waits for it (DDP's reducer) when nobody can see, so the values land now; the backward's stream waits at its end."""
+        """Return a future with the results.
+
+        C++ (DDP's reducer) may wait for the future when Python cannot see it. The values therefore
+        arrive now, and the backward pass's stream waits at its end.
+        """
         if self._future is not None:
             return self._future
         self.land()
         future = OrderedFuture(self)
         future.set_result(self._result)
-        if self in _works:  # nobody has waited for it: until then it keeps its future
+        if self in _works:  # a work keeps its future until somebody has waited for it
             self._future = future
-        if torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is None:
-            self.order()  # at the end of the backward, where a static graph's first buckets go: C++ waits at once
-        elif torch._C._current_graph_task_id() != -1:
-            torch.autograd.Variable._execution_engine.queue_callback(self.order)
+        if torch._C._current_graph_task_id() != -1:
+            if torch._C._current_autograd_node() is None:
+                # This is the end of the backward pass. C++ sends the first buckets of a static
+                # graph there, and waits at once.
+                self.order()
+            else:
+                torch.autograd.Variable._execution_engine.queue_callback(self.order)
         return future
 
     def get_future_result(self) -> Any:
+        """Return a finished future that says that the collective succeeded."""
         future: Any = torch.futures.Future()
         future.set_result(0)
         return future
 
 
 class OrderedFuture(torch.futures.Future):
-    """A future of a collective: who waits for it, or goes on with its value, comes after it on the current stream."""
+    """Future of a collective. Waiting for it makes the current stream wait for the collective."""
 
     def __init__(self, work: VirtualWork) -> None:
         super().__init__()
         self._work = work
 
     def wait(self) -> Any:
+        """Make the current stream wait, and return the value."""
         self._work.wait()
         return super().wait()
 
     def then(self, callback: Any) -> Any:
+        """Make the current stream wait, and add a function that gets the future."""
         self._work.order()
         return super().then(callback)
 
 
-_works: list[VirtualWork] = []  # C++ holds them by pointer only
+_works: list[VirtualWork] = []  # keeps the works alive, because C++ holds only pointers to them
 
 
 def ordered(future: Any) -> OrderedFuture:
-    """In place of a future that C++ made of the collective that began last, and which orders nothing."""
+    """Return a future that adds the stream dependency that the C++ future lacks.
+
+    `future` is that of the collective that began last.
+    """
     after = OrderedFuture(_works[-1])
     after.set_result(future.wait())
     return after
@@ -460,7 +536,7 @@ def ordered(future: Any) -> OrderedFuture:
 
 @contextmanager
 def read_by(tensors: int) -> Iterator[None]:
-    """A collective that begins in the block is one that C++ waits for once for each of so many tensors."""
+    """Let C++ wait this often for each collective that begins in the block, once per tensor."""
     VirtualWork.readers = tensors
     try:
         yield
@@ -469,10 +545,10 @@ def read_by(tensors: int) -> Iterator[None]:
 
 
 def end_coalescing(group: ProcessGroupNCCL) -> VirtualWork:
+    """End a batch of collectives of this group and return one work for all of them."""
     works, group.coalescing = group.coalescing or [], None
     for work in works:
-        _works.remove(work)  # nobody has got them
+        _works.remove(work)  # only the batch has this work
     parts = [part for work in works for part in work._parts]
-    return VirtualWork(
-        parts, [x for part in parts if part.transfer for x in part.transfer.received]
-    )
+    received = [x for part in parts if part.transfer for x in part.transfer.received]
+    return VirtualWork(parts, received)

@@ -1,7 +1,9 @@
-"""What ranks tell each other when they enter a collective: what they call, with what, from which line, and at which virtual time.
+"""What the ranks of a group tell each other when they enter a collective.
 
-It travels from process to process, ahead of the values. So a rank knows when the last one enters; ranks that call different things
-are told so before any value moves; and one that waits in vain can say who is there, and where the missing rank was last.
+Each rank reports what it calls, with which tensors, from which line, and at which virtual time. The
+reports go from process to process, ahead of the values. They have three uses. A rank learns when
+the last rank enters. Ranks that call different collectives get an error before any value moves. A
+rank that waits in vain can say who has entered, and where the missing rank was last.
 """
 
 import json
@@ -17,107 +19,128 @@ from torch.distributed import PrefixStore, distributed_c10d
 from virtualgpu.collectives.endpoint import Endpoint, Message, current_endpoint
 from virtualgpu.source_lines import caller_line
 
+Report = dict[str, Any]  # what a rank says of a collective that it enters
+
 
 class Entry:
-    """A collective that a rank has entered: its channel, its number there, its kind, who takes part, and where this rank entered."""
+    """A collective that a rank has entered.
+
+    channel: "all" for the collectives of the whole group, or the source, target and tag of a send
+    number: the collective's number on its channel
+    kind: the kind of collective (see `ring`)
+    ranks: the ranks that take part, as the group numbers them
+    place: the call and the line from which this rank entered
+    """
 
     def __init__(self, channel: str, number: int, kind: str, ranks: list[int], place: str) -> None:
-        self.channel, self.number, self.kind, self.ranks, self.place = (
-            channel,
-            number,
-            kind,
-            ranks,
-            place,
-        )
+        self.channel = channel
+        self.number = number
+        self.kind = kind
+        self.ranks = ranks
+        self.place = place
 
     @property
     def title(self) -> str:
-        return f"{self.kind} number {self.number} of its group" if self.number else self.kind
+        """The name of the collective in an error message."""
+        if self.number:
+            return f"{self.kind} number {self.number} of its group"
+        return self.kind
 
     @property
     def key(self) -> str:
+        """The name of the collective that is the same on all ranks."""
         return f"{self.channel}/{self.number}"
 
 
 class Rendezvous:
-    """One group, seen by one of its ranks.
+    """One group as one of its ranks knows it.
 
-    The ranks meet in a store when they make the group (`open`). From then on they send to each other.
+    The ranks find each other in a store when they make the group (`open`). From then on they send
+    messages to each other. A group of one rank needs neither.
     """
 
     def __init__(self, rank: int, ranks_of_all: list[int], timeout: timedelta) -> None:
-        self._rank, self._ranks_of_all, self.timeout = rank, ranks_of_all, timeout
-        self._numbers: dict[str, int] = {}  # by channel: how many collectives this rank has entered
-        self._said: dict[
-            str, dict[int, dict[str, Any]]
-        ] = {}  # by collective and rank: what the rank says of it
-        self._endpoint: Endpoint | None = None  # none while this rank is alone
+        self._rank = rank
+        self._ranks_of_all = ranks_of_all
+        self.timeout = timeout
+        self._entered: dict[str, int] = {}  # by channel, the number of collectives entered
+        self._reports: dict[str, dict[int, Report]] = {}  # by collective and rank
+        self._endpoint: Endpoint | None = None  # None for a rank that is alone
         self._token = ""
-        self._peers: dict[
-            int, dict[str, str]
-        ] = {}  # by rank: the name of its endpoint, and the token of its end of this group
+        # By rank, the name of its endpoint, and the token of this group there.
+        self._peers: dict[int, dict[str, str]] = {}
 
     def enter(
         self, transfer: Any, ready: float, known: bool, gpu: list[Any] | None = None
     ) -> Entry:
-        """This rank enters the next collective of its channel: that of the whole group, or from one rank to another. It is ready at `ready`
-        seconds, `known` says whether its values are kept, and `gpu` is the GPU that it uses, as all ranks know it."""
-        channel, name = "all", transfer.name
+        """Enter the next collective of the group, or the next send between two ranks.
+
+        `transfer` is a `group.Transfer`. This rank can begin at the virtual time `ready`, in
+        seconds. `known` says whether its values are kept. `gpu` is the identity of its GPU (see
+        `nccl_errors.identity`).
+        """
+        channel, ranks, place = "all", self._everybody(), transfer.name
         if transfer.peers:
             channel = "{}>{} {}".format(*transfer.peers, transfer.tag)
-        number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        ranks = self._everybody()
-        place = name
-        if transfer.peers:
-            ranks = source, target = list(transfer.peers)
-            sends = self._rank == source
-            other = self._ranks_of_all[target if sends else source]
-            place = (
-                f"{name} to rank {other}"
-                if sends
-                else f"{name.replace('send', 'recv', 1)} from rank {other}"
-            )
+            ranks = list(transfer.peers)
+            place = self._place_of_send(transfer)
+        number = self._entered[channel] = self._entered.get(channel, 0) + 1
         place += f" ({caller_line()})"
         entry = Entry(channel, number, transfer.kind, ranks, place)
-        self._tell(
-            entry,
-            {
-                "call": name,
-                "kind": transfer.kind,
-                "ready": ready,
-                "known": known,
-                "place": place,
-                "gpu": gpu,
-            },
-        )
+        report = {
+            "call": transfer.name,
+            "kind": transfer.kind,
+            "ready": ready,
+            "known": known,
+            "place": place,
+            "gpu": gpu,
+        }
+        self._tell(entry, report)
         return entry
+
+    def _place_of_send(self, transfer: Any) -> str:
+        """Return the call of one of the two ranks of a send, with the other rank's number."""
+        source, target = transfer.peers
+        if self._rank == source:
+            return f"{transfer.name} to rank {self._ranks_of_all[target]}"
+        received = transfer.name.replace("send", "recv", 1)
+        return f"{received} from rank {self._ranks_of_all[source]}"
 
     def _everybody(self) -> list[int]:
         return list(range(len(self._ranks_of_all)))
 
-    def _tell(self, entry: Entry, mine: dict[str, Any]) -> None:
-        """Say this to the ranks that take part. The others learn where this rank is, in case they wait for it."""
-        self._said.setdefault(entry.key, {})[self._rank] = mine
+    def _tell(self, entry: Entry, report: Report) -> None:
+        """Send this report to the ranks that take part.
+
+        The other ranks learn only where this rank is, in case they wait for it.
+        """
+        self._reports.setdefault(entry.key, {})[self._rank] = report
         where = f"number {entry.number}, {entry.place}" if entry.number else entry.place
         message: Message = {"rank": self._ranks_of_all[self._rank], "place": where}
+        if self._endpoint is None:
+            return
         for rank, peer in self._peers.items():
-            if self._endpoint is not None:
-                said = (
-                    {"from": self._rank, "key": entry.key, "said": mine}
-                    if rank in entry.ranks
-                    else {}
-                )
-                self._endpoint.send(
-                    peer["name"], message | {"to": peer["token"] if said else ""} | said
-                )
+            if rank in entry.ranks:
+                whole = message | {
+                    "to": peer["token"],
+                    "from": self._rank,
+                    "key": entry.key,
+                    "said": report,
+                }
+                self._endpoint.send(peer["name"], whole)
+            else:
+                self._endpoint.send(peer["name"], message | {"to": ""})
 
     def _hear(self, message: Message) -> None:
-        self._said.setdefault(message["key"], {})[message["from"]] = message["said"]
+        """Note the report of another rank."""
+        self._reports.setdefault(message["key"], {})[message["from"]] = message["said"]
 
     def open(self, store: Any, name: str) -> int:
-        """This rank makes the group, and waits for the others to do so. Returns how often this rank has now made it with this store.
+        """Make the group and wait until all ranks do so.
 
-        Raises torch.distributed.DistBackendError for a rank that does not come within the group's timeout.
+        `name` is the call that makes the group. Return the number of times that this rank has now
+        made the group with this store. Raises torch.distributed.DistBackendError if a rank does not
+        come within the group's timeout.
         """
         entry = Entry("made", 0, name, self._everybody(), f"{name} ({caller_line()})")
         self._endpoint = current_endpoint(_underlying(store))
@@ -130,127 +153,142 @@ class Rendezvous:
             store.set(str(self._rank), json.dumps(mine))
             keys = [str(rank) for rank in entry.ranks]
             store.wait(keys, self.timeout)
-            said = [json.loads(text) for text in store.multi_get(keys)]
+            reports = [json.loads(text) for text in store.multi_get(keys)]
         except RuntimeError as error:
             reason = self._not_opened(entry, store, error)
             self.end()
             raise reason from None
-        for rank, each in enumerate(said):
+        for rank, report in enumerate(reports):
             if rank != self._rank:
                 self._peers[rank] = {
-                    "name": self._endpoint.connect(each["address"]),
-                    "token": each["token"],
+                    "name": self._endpoint.connect(report["address"]),
+                    "token": report["token"],
                 }
         return int(times)
 
     def _not_opened(self, entry: Entry, store: Any, error: RuntimeError) -> Exception:
-        """The error to raise when the ranks did not meet in the store."""
+        """Return the exception to raise after `error`, because the ranks did not meet."""
         if isinstance(error, torch.distributed.DistNetworkError):
             ended = "the process that keeps the program's store, rank 0 as a rule, has ended"
             waited = f"rank {self._ranks_of_all[self._rank]} waits in {entry.place}"
             return torch.distributed.DistBackendError(
                 f"{entry.title} will never start: {ended}; {waited}."
             )
-        if (
-            not isinstance(error, torch.distributed.DistStoreError) and str(error) != "Wait timeout"
-        ):  # the words of a FileStore
+        # A FileStore raises a RuntimeError with the text "Wait timeout".
+        is_timeout = isinstance(error, torch.distributed.DistStoreError)
+        if not is_timeout and str(error) != "Wait timeout":
             return error
-        self.is_complete(entry)  # for what the missing ranks have said in other groups
+        self.is_complete(entry)  # receives what the missing ranks reported in other groups
         for rank in entry.ranks:
             if store.check([str(rank)]):
-                self._said.setdefault(entry.key, {})[rank] = json.loads(store.get(str(rank)))
-        with suppress(RuntimeError):  # the next attempt is the first that counts
+                report = json.loads(store.get(str(rank)))
+                self._reports.setdefault(entry.key, {})[rank] = report
+        with suppress(RuntimeError):  # this attempt does not count
             store.delete_key(str(self._rank))
             store.underlying_store.add(f"count/{self._rank}", -1)
         return torch.distributed.DistBackendError(self._waited_in_vain(entry, self.timeout))
 
     def meet_again(self, name: str) -> None:
-        """Wait until each rank has made its part of the group: from then on nobody needs the store. Raises as `meet`."""
+        """Wait until each rank has made its part of the group, so that nobody needs the store.
+
+        Raises the errors of `meet`.
+        """
         entry = Entry("complete", 0, name, self._everybody(), f"{name} ({caller_line()})")
         self._tell(entry, {"call": name, "place": entry.place})
         self.meet(entry)
 
     def is_complete(self, entry: Entry) -> bool:
-        """Are all ranks there?"""
+        """Return whether all ranks have entered the collective."""
         if self._endpoint is not None:
             self._endpoint.receive()
-        return self._are_there(entry)
+        return self._have_all_reported(entry)
 
-    def _are_there(self, entry: Entry) -> bool:
-        said = self._said.get(entry.key, {})
-        return all(rank in said for rank in entry.ranks)
+    def _have_all_reported(self, entry: Entry) -> bool:
+        """Return whether this process has received the reports of all ranks."""
+        reports = self._reports.get(entry.key, {})
+        return all(rank in reports for rank in entry.ranks)
 
     def _gone(self, entry: Entry) -> list[int]:
-        """The ranks that will never enter the collective, because they have ended."""
-        said = self._said.get(entry.key, {})
+        """Return the ranks that have ended and so will never enter the collective."""
+        reports = self._reports.get(entry.key, {})
         ended = set() if self._endpoint is None else self._endpoint.ended
         return [
             rank
             for rank in entry.ranks
-            if rank not in said and rank in self._peers and self._peers[rank]["name"] in ended
+            if rank not in reports and rank in self._peers and self._peers[rank]["name"] in ended
         ]
 
-    def meet(self, entry: Entry, patience: timedelta | None = None) -> list[dict[str, Any]]:
-        """What each rank says; waits for the last. Raises torch.distributed.DistBackendError for a rank that does not come in time (the
-        group's timeout, if no other is given), that has ended, or that calls something else."""
+    def meet(self, entry: Entry, patience: timedelta | None = None) -> list[Report]:
+        """Wait until all ranks have entered the collective, and return their reports.
+
+        Raises torch.distributed.DistBackendError if a rank does not come within `patience` (None
+        means the group's timeout), has ended, or calls something else.
+        """
         patience = patience or self.timeout
 
         def is_decided() -> bool:
-            return self._are_there(entry) or bool(self._gone(entry))
+            return self._have_all_reported(entry) or bool(self._gone(entry))
 
-        if self._endpoint is not None and not self._endpoint.wait(
-            is_decided, patience.total_seconds()
-        ):
+        endpoint, seconds = self._endpoint, patience.total_seconds()
+        if endpoint is not None and not endpoint.wait(is_decided, seconds):
             raise torch.distributed.DistBackendError(self._waited_in_vain(entry, patience))
-        if not self._are_there(entry):
+        if not self._have_all_reported(entry):
             raise torch.distributed.DistBackendError(
                 self._in_vain(entry, self._gone(entry), "will never start")
             )
-        said = self._said.pop(entry.key)
-        self._require_agreement(entry, said)
-        return [said[rank] for rank in entry.ranks]
+        reports = self._reports.pop(entry.key)
+        self._require_agreement(entry, reports)
+        return [reports[rank] for rank in entry.ranks]
 
     def compare(self, entry: Entry) -> None:
-        """Raises torch.distributed.DistBackendError if a rank that is there already calls something else."""
-        self.is_complete(entry)
-        self._require_agreement(entry, self._said.get(entry.key, {}))
+        """Compare the calls of the ranks that have entered so far.
 
-    def _require_agreement(self, entry: Entry, said: dict[int, dict[str, Any]]) -> None:
-        if len({each["call"] for each in said.values()}) > 1:
+        Raises torch.distributed.DistBackendError if they differ.
+        """
+        self.is_complete(entry)
+        self._require_agreement(entry, self._reports.get(entry.key, {}))
+
+    def _require_agreement(self, entry: Entry, reports: dict[int, Report]) -> None:
+        """Raise torch.distributed.DistBackendError if these ranks' calls differ."""
+        if len({report["call"] for report in reports.values()}) > 1:
             calls = "; ".join(
-                f"rank {self._ranks_of_all[rank]} calls {each['place']}"
-                for rank, each in sorted(said.items())
+                f"rank {self._ranks_of_all[rank]} calls {report['place']}"
+                for rank, report in sorted(reports.items())
             )
             raise torch.distributed.DistBackendError(
                 f"The ranks do not agree on collective number {entry.number} of their group: {calls}."
             )
 
     def _waited_in_vain(self, entry: Entry, patience: timedelta) -> str:
-        said = self._said.get(entry.key, {})
-        missing = [rank for rank in entry.ranks if rank not in said]
+        """Return the message that some ranks did not enter in time, as NCCL's watchdog begins it."""
+        reports = self._reports.get(entry.key, {})
+        missing = [rank for rank in entry.ranks if rank not in reports]
         waited = f"did not start within {patience.total_seconds():g} s"
         return (
             f"Watchdog caught collective operation timeout: {self._in_vain(entry, missing, waited)}"
         )
 
     def _in_vain(self, entry: Entry, missing: list[int], what: str) -> str:
-        """Who is in the collective and where, and where those that are not were last."""
-        told = [
+        """Return a sentence that says where the ranks wait and where the missing ones were last.
+
+        `what` is the predicate of the collective, such as "will never start".
+        """
+        clauses = [
             f"rank {self._ranks_of_all[rank]} never entered it{self._last(rank)}"
             for rank in missing
         ]
-        for rank, said in sorted(self._said.get(entry.key, {}).items()):
-            told.append(f"rank {self._ranks_of_all[rank]} waits in {said['place']}")
-        return f"{entry.title} {what}: {'; '.join(told)}."
+        for rank, report in sorted(self._reports.get(entry.key, {}).items()):
+            clauses.append(f"rank {self._ranks_of_all[rank]} waits in {report['place']}")
+        return f"{entry.title} {what}: {'; '.join(clauses)}."
 
     def _last(self, rank: int) -> str:
-        """Where the rank was heard last, in any group."""
+        """Return a clause that says where the rank was last, in any group, or ""."""
         places = {} if self._endpoint is None else self._endpoint.places
         number = self._ranks_of_all[rank]
         return f", and was last in {places[number]}" if number in places else ""
 
     def end(self) -> None:
-        """This rank destroys the group, or could not make it."""
+        """Destroy this rank's part of the group."""
         if self._endpoint is not None:
             self._endpoint.remove_receiver(self._token)
 
@@ -259,19 +297,25 @@ _made: dict[str, Rendezvous] = {}  # by the name of a group that PyTorch makes o
 
 
 def of_group(name: str) -> Rendezvous | None:
-    """Where the ranks of this group of PyTorch's meet. None for a group of one rank, and for one that a program makes by hand."""
+    """Return the rendezvous of the group of this name.
+
+    Return None for a group of one rank, and for a group that a program makes by hand.
+    """
     return _made.get(name)
 
 
 def end_group(name: str) -> None:
-    """This rank destroys the group of this name."""
+    """Destroy this rank's part of the group of this name, if there is one."""
     if name in _made:
         _made.pop(name).end()
 
 
 def made_by_all(make: Callable[..., Any]) -> Callable[..., Any]:
-    """PyTorch's way to make a group: first its ranks meet, so that who makes it alone is told which rank is missing, and where. No rank
-    goes on before all have made it: the store may end with any of them."""
+    """Return PyTorch's function that makes a group, with a meeting of the ranks before and after.
+
+    A rank that makes the group alone learns which rank is missing and where it is. No rank
+    continues before all have made the group, because the store may end with any of them.
+    """
 
     @wraps(make)
     def make_group(
@@ -284,20 +328,15 @@ def made_by_all(make: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **named: Any,
     ) -> Any:
-        named_backends = str(distributed_c10d.BackendConfig(distributed_c10d.Backend(backend)))
-        if (
-            rank is None
-            or size < 2
-            or not named.get("timeout")
-            or ("nccl" not in named_backends and "gloo" not in named_backends)
-        ):
+        backends = str(distributed_c10d.BackendConfig(distributed_c10d.Backend(backend)))
+        is_ours = "nccl" in backends or "gloo" in backends
+        if rank is None or size < 2 or not named.get("timeout") or not is_ours:
             return make(size, rank, ranks, backend, store, group_name, *args, **named)
         title = f"new_group({ranks})" if ranks else "init_process_group()"
         rendezvous = Rendezvous(rank, ranks or list(range(size)), named["timeout"])
         times = rendezvous.open(PrefixStore(f"virtual nccl {group_name}", store), title)
-        if (
-            times > 1
-        ):  # the store still has what the ranks of an earlier group of this name left there
+        if times > 1:
+            # The store still holds what the ranks of an earlier group of this name wrote.
             store = PrefixStore(f"virtual nccl {times}", store)
         _made[group_name] = rendezvous
         try:
@@ -312,6 +351,7 @@ def made_by_all(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _underlying(store: Any) -> Any:
+    """Return the store without the prefixes around it."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store

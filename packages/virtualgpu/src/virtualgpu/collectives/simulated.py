@@ -59,7 +59,7 @@ class Everybody(Rendezvous):
         return True
 
     def meet(self, entry: Entry, patience: Any = None) -> list[dict[str, Any]]:
-        return [self._said.pop(entry.key)[self._rank]] * len(entry.ranks)
+        return [self._reports.pop(entry.key)[self._rank]] * len(entry.ranks)
 
 
 class SimulatedNCCL(ProcessGroupNCCL):
