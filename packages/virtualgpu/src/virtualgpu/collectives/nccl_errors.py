@@ -1,5 +1,4 @@
-"""What NCCL and ProcessGroupNCCL refuse, in their words: tensors, reductions, and ranks that share
-a GPU.
+"""Errors of NCCL and of ProcessGroupNCCL for tensors, reductions, and ranks that share a GPU.
 
 The checks and their texts are those of ProcessGroupNCCL.cpp and NCCLUtils.cpp
 (torch/csrc/distributed/c10d), and of NCCL's init.cc.
@@ -29,14 +28,11 @@ _CONTIGUOUS = {
     "alltoall_": ("output_tensors", "input_tensors"),
 }
 _REDUCE_SCATTER = ("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
-# Reductions that ask whether NCCL knows the float8 dtype. `reduce_` does not ask: it adds the bytes.
-_ASK_FOR_FLOAT8 = ("allreduce_", "allreduce_coalesced_", *_REDUCE_SCATTER)
+# Reductions that check whether NCCL knows the float8 dtype. `reduce_` does not, and adds the bytes.
+_CHECK_FLOAT8 = ("allreduce_", "allreduce_coalesced_", *_REDUCE_SCATTER)
 _POINT_TO_POINT = ("send", "recv_")
-_BY_POINT_TO_POINT = (
-    *_POINT_TO_POINT,
-    "alltoall_",
-    "alltoall_base_",
-)  # these go through torch/csrc/cuda/nccl.cpp
+# Operators that go through torch/csrc/cuda/nccl.cpp.
+_THROUGH_CUDA_NCCL = (*_POINT_TO_POINT, "alltoall_", "alltoall_base_")
 _BITWISE = ("BAND", "BOR", "BXOR")
 _NOT_IN_NCCL = {
     torch.int16: "Short",
@@ -44,10 +40,10 @@ _NOT_IN_NCCL = {
     torch.uint32: "UInt32",
     torch.uint64: "UInt64",
 }
-# Elsewhere complex tensors travel as pairs of real numbers; reduce_scatter refuses them.
+# Only reduce_scatter refuses complex tensors. The others send them as pairs of real numbers.
 _COMPLEX = {torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble"}
 UNSUPPORTED_FLOAT8 = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-_PREMULTIPLIED = (torch.float16, torch.float32, torch.bfloat16, torch.float64)
+_PREMULTIPLIED_DTYPES = (torch.float16, torch.float32, torch.bfloat16, torch.float64)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 _STRIDED_P2P = (
@@ -57,10 +53,15 @@ _STRIDED_P2P = (
 
 
 def check_tensors(operator: str, call: Any) -> None:
-    """Refuse the tensors that ProcessGroupNCCL refuses. Raises ValueError, TypeError or RuntimeError, as it does."""
+    """Raise the error of ProcessGroupNCCL for tensors that this operator refuses.
+
+    `operator` is the name without `c10d::`. Raises ValueError, TypeError or RuntimeError. Warns
+    about strided tensors of a send.
+    """
     for name in _CONTIGUOUS.get(operator, ()):
         given = call.argument(name)
-        for x in [given] if isinstance(given, Tensor) else given:
+        tensors = [given] if isinstance(given, Tensor) else given
+        for x in tensors:
             if not _is_contiguous(x):
                 raise ValueError("Tensors must be contiguous")
     for x in call.tensors():
@@ -68,9 +69,9 @@ def check_tensors(operator: str, call: Any) -> None:
             if not torch.ops.aten.is_non_overlapping_and_dense(x):
                 raise ValueError("Tensors for P2P must be non-overlapping and dense")
             warnings.warn(_STRIDED_P2P, UserWarning, stacklevel=2)
-        if x.dtype in UNSUPPORTED_FLOAT8 and operator in _ASK_FOR_FLOAT8:
+        if x.dtype in UNSUPPORTED_FLOAT8 and operator in _CHECK_FLOAT8:
             raise RuntimeError("Unsupported Float8 type for NCCL reduction")
-        if x.dtype in _NOT_IN_NCCL and operator in _BY_POINT_TO_POINT:
+        if x.dtype in _NOT_IN_NCCL and operator in _THROUGH_CUDA_NCCL:
             raise RuntimeError(f"Unconvertible NCCL type {_NOT_IN_NCCL[x.dtype]}")
         unknown = _NOT_IN_NCCL | _COMPLEX if operator in _REDUCE_SCATTER else _NOT_IN_NCCL
         if x.dtype in unknown:
@@ -80,14 +81,18 @@ def check_tensors(operator: str, call: Any) -> None:
 
 
 def _is_contiguous(x: Tensor) -> bool:
+    """Return whether a tensor is contiguous, also with its channels last."""
     if x.is_contiguous():
         return True
     return x.dim() in _CHANNELS_LAST and x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
 
 
 def check_reduction(name: str, dtype: torch.dtype) -> None:
-    """Refuse the reductions that NCCL does not have."""
-    if name == "PREMUL_SUM" and dtype not in _PREMULTIPLIED:
+    """Raise the error of ProcessGroupNCCL for a reduction that NCCL lacks.
+
+    `name` is that of a `ReduceOp`. Raises TypeError or ValueError.
+    """
+    if name == "PREMUL_SUM" and dtype not in _PREMULTIPLIED_DTYPES:
         raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
     if name in _BITWISE:
         raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
@@ -96,7 +101,10 @@ def check_reduction(name: str, dtype: torch.dtype) -> None:
 
 
 def identity(gpu: Gpu) -> list[Any]:
-    """Return what identifies a virtual GPU to all ranks: its host, the port of its machine there, its index, and the number of GPUs."""
+    """Return what identifies a virtual GPU to all ranks.
+
+    This is [host name, port of its machine on the host, index, number of the machine's GPUs].
+    """
     machine = gpu.machine
     return [
         socket.gethostname(),
@@ -107,23 +115,31 @@ def identity(gpu: Gpu) -> list[Any]:
 
 
 def check_own_gpus(rank: int, gpus: Sequence[list[Any] | None]) -> None:
-    """Refuse ranks that share a GPU, as NCCL does when ranks connect. `gpus` has the identity of each rank's GPU.
+    """Raise NCCL's error if ranks that connect share a GPU.
 
-    Raises torch.distributed.DistBackendError.
+    `rank` is this rank, and `gpus` has the identity of each rank's GPU. It has None for ranks that
+    are only simulated. Raises torch.distributed.DistBackendError.
     """
-    if None in gpus or len({tuple(gpu or ()) for gpu in gpus}) == len(gpus):
+    if None in gpus:
+        return
+    different = {tuple(gpu or ()) for gpu in gpus}
+    if len(different) == len(gpus):
         return
     mine = gpus[rank] or []
     sharing = [other for other, gpu in enumerate(gpus) if gpu == mine and other != rank]
     if not sharing:
         raise _error(
             "remote process exited or there was a network error",
-            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process "
+            "exiting prematurely.",
             "Other ranks share a GPU.",
         )
     bus = f"{(mine[2] + 1) << 12:x}"
     here = sum(gpu is not None and gpu[:2] == mine[:2] for gpu in gpus)
-    advice = "Each rank needs a GPU of its own. Call torch.cuda.set_device(local_rank) before the rank first uses CUDA."
+    advice = (
+        "Each rank needs a GPU of its own. Call torch.cuda.set_device(local_rank) before the rank "
+        "first uses CUDA."
+    )
     if here > mine[3]:
         advice = (
             f"Each rank needs a GPU of its own, and this machine has {mine[3]} for {here} ranks."
@@ -137,9 +153,11 @@ def check_own_gpus(rank: int, gpus: Sequence[list[Any] | None]) -> None:
 
 
 def _error(what: str, explained: str, last: str, advice: str = "") -> Exception:
+    """Return NCCL's error. The arguments are its texts, and `advice` is a sentence of our own."""
     version = ".".join(map(str, torch.cuda.nccl.version()[:3]))
-    lines = [
-        f"NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, {what}, NCCL version {version}"
-    ]
+    where = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93"
+    lines = [f"NCCL error in: {where}, {what}, NCCL version {version}"]
     lines += [explained, "Last error:", last]
-    return torch.distributed.DistBackendError("\n".join([*lines, *([advice] if advice else [])]))
+    if advice:
+        lines.append(advice)
+    return torch.distributed.DistBackendError("\n".join(lines))

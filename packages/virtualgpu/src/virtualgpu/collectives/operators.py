@@ -1,9 +1,11 @@
-"""The operators of torch.distributed (`c10d::`) on virtual GPUs, through which C++ comes too: DDP's reducer, functional collectives.
+"""The operators of torch.distributed (`c10d::`) on virtual GPUs.
 
-Values are exactly those of gloo. A mean is gloo's sum, divided (NCCL divides first, for floating-point dtypes, and rounds otherwise).
+DDP's reducer and functional collectives, which are in C++, call these operators, too. Values are
+exactly those of gloo. A mean is gloo's sum, divided afterwards. (For floating-point dtypes, NCCL
+divides first and so rounds differently.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,14 +23,19 @@ from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import VirtualTensor
 
 Tensor = torch.Tensor
-Values = list[tuple[Tensor, Tensor]]
+Values = list[tuple[Tensor, Tensor]]  # tensors and their new values
 Change = Callable[[Tensor], Tensor]
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+# Functions that describe the transfer of an operator, by the operator's name.
 _OPERATORS: dict[str, Callable[[Call, ProcessGroupNCCL], Transfer]] = {}
 
 
 def run(call: Call) -> Any:
-    """Any operator of the namespace. Raises NotImplementedError by name for one that is missing."""
+    """Run an operator of `c10d::` and return what the operator returns.
+
+    Raises NotImplementedError for an operator that virtual GPUs lack, and the errors of
+    ProcessGroupNCCL.
+    """
     name = call.op.name.removeprefix("c10d::")
     group, backend = _group(call)
     if name not in _OPERATORS:
@@ -49,28 +56,34 @@ def run(call: Call) -> Any:
         else:
             work = through_host(group, backend, call.gpu, transfer)
         boxed = work.boxed()
-    return (call.args[0], boxed) if len(call.op.func._schema.returns) == 2 else boxed
+    if len(call.op.func._schema.returns) == 2:
+        return call.args[0], boxed
+    return boxed
 
 
 def functional(call: Call) -> Any:
-    """`_c10d_functional::`: PyTorch's own C++ (Functional.cpp), which comes back by the operators above."""
+    """Run an operator of `_c10d_functional::`.
+
+    PyTorch's own C++ (Functional.cpp) runs it and calls the operators above.
+    """
     given = call.args[0]
-    with (
-        made_on(call.gpu),
-        call.gpu.machine.host_operators,
-        read_by(len(given) if isinstance(given, list) else 1),
-    ):
+    tensors = len(given) if isinstance(given, list) else 1
+    with made_on(call.gpu), call.gpu.machine.host_operators, read_by(tensors):
         return call.func.redispatch(
             torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call.args, **call.kwargs
         )
 
 
 def _group(call: Call) -> tuple[ProcessGroup, Any]:
-    """The group, and what moves its tensors on GPUs: the virtual NCCL, or gloo itself."""
+    """Return the group, and its backend for tensors on GPUs: the virtual NCCL or gloo.
+
+    Raises NotImplementedError for another backend.
+    """
     found = call.argument("process_group")
     group = ProcessGroup.unbox(found) if isinstance(found, torch.ScriptObject) else found
     backend = group._get_backend(torch.device("cuda"))
-    # With TORCH_DISTRIBUTED_DEBUG=DETAIL a wrapper compares what ranks call, as `Rendezvous` does.
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL, PyTorch wraps the backend to compare the ranks' calls.
+    # `Rendezvous` compares them anyway.
     backend = getattr(backend, "wrapped_pg", backend)
     if not isinstance(backend, ProcessGroupNCCL | c10d.ProcessGroupGloo):
         raise unsupported(f"torch.distributed's backend {backend.name()} for CUDA tensors")
@@ -78,6 +91,8 @@ def _group(call: Call) -> tuple[ProcessGroup, Any]:
 
 
 def _operator(*names: str) -> Callable[[Any], Any]:
+    """Register the decorated function for these operators. It describes their transfer."""
+
     def register(function: Any) -> Any:
         _OPERATORS.update(dict.fromkeys(names, function))
         return function
@@ -85,22 +100,24 @@ def _operator(*names: str) -> Callable[[Any], Any]:
     return register
 
 
-def private(xs: Sequence[Tensor], group: Any, raw: bool = False) -> list[Tensor]:
-    """Return contiguous copies of the tensors. With `raw`, copy the memory in the order in which NCCL reads it.
+def private(tensors: Sequence[Tensor], group: Any, raw: bool = False) -> list[Tensor]:
+    """Return contiguous copies of the tensors, which gloo can send.
 
-    If values are not kept, the copies have the shapes alone: gloo starts at once and sends whatever they hold.
+    With `raw`, copy the memory in the order in which NCCL reads it. Of tensors without values,
+    return only the shapes: meta tensors for NCCL, and uninitialized CPU tensors for gloo, which
+    starts at once and sends whatever they hold.
     """
-    home, whole = "meta" if isinstance(group, ProcessGroupNCCL) else "cpu", torch.contiguous_format
-    found = []
+    device = "meta" if isinstance(group, ProcessGroupNCCL) else "cpu"
+    copies = []
     with _DisableTorchDispatch():
-        for x in xs:
+        for x in tensors:
             if all_known(x):
-                found.append(
-                    (_memory(x, group) if raw else x).clone(memory_format=whole).view(x.shape)
-                )
+                source = _memory(x, group) if raw else x
+                copy = source.clone(memory_format=torch.contiguous_format)
+                copies.append(copy.view(x.shape))
             else:
-                found.append(torch.empty(x.shape, dtype=x.dtype, device=home))
-    return found
+                copies.append(torch.empty(x.shape, dtype=x.dtype, device=device))
+    return copies
 
 
 def _memory(x: Tensor, group: Any) -> Tensor:
@@ -115,32 +132,42 @@ def _memory(x: Tensor, group: Any) -> Tensor:
         elements = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
         if elements < x.numel():
             raise RuntimeError(
-                f"NCCL ignores strides. It would use {x.numel()} consecutive elements, but only {elements} remain in this tensor's "
-                "storage. A real GPU would read or overwrite the memory after it. Use contiguous tensors."
+                f"NCCL ignores strides. It would use {x.numel()} consecutive elements, but only "
+                f"{elements} remain in this tensor's storage. A real GPU would read or overwrite "
+                "the memory after it. Use contiguous tensors."
             )
         return x.as_strided((x.numel(),), (1,))
 
 
-def _as_bytes(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors, float8 ones as bytes: gloo has no float8."""
-    return [x.view(torch.uint8) if x.dtype in _FLOAT8 else x for x in xs]
+def _as_bytes(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the tensors, with those of float8 dtypes as bytes, because gloo has no float8."""
+    return [x.view(torch.uint8) if x.dtype in _FLOAT8 else x for x in tensors]
 
 
-def _said(kind: str, xs: Sequence[Tensor], *more: Any) -> str:
-    """What all ranks must call alike, as a reader sees it."""
-    shapes = ", ".join(f"{x.numel()} x {str(x.dtype).removeprefix('torch.')}" for x in xs)
+def _title(kind: str, tensors: Sequence[Tensor], *more: Any) -> str:
+    """Return the text of a call, which must be the same on all ranks and stands in errors."""
+    shapes = ", ".join(f"{x.numel()} x {str(x.dtype).removeprefix('torch.')}" for x in tensors)
     return f"{kind}({', '.join([shapes, *map(str, more)])})"
 
 
+def _total_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(map(bytes_of, tensors))
+
+
 def _options(kind: type, **values: Any) -> Any:
+    """Return options of this class with these attributes."""
     options = kind()
     for name, value in values.items():
         setattr(options, name, value)
     return options
 
 
+def _same_sizes(tensors: Iterable[Tensor]) -> bool:
+    return len({x.numel() for x in tensors}) < 2
+
+
 def _reduction(call: Call, group: Any) -> tuple[Any, str, Change, Change]:
-    """Return the reduction as gloo knows it, its name, and what is done to each summand and to the result."""
+    """Return (gloo's reduction, its name, the change of each summand, the change of the result)."""
     given: Any = call.argument("reduce_op")
     op = given.op() if hasattr(given, "op") else given
     kind = ReduceOp.RedOpType(op) if isinstance(op, int) else op
@@ -148,7 +175,7 @@ def _reduction(call: Call, group: Any) -> tuple[Any, str, Change, Change]:
     dtype = call.tensors()[0].dtype
     if isinstance(group, ProcessGroupNCCL):
         check_reduction(name, dtype)
-    if name == "PREMUL_SUM":  # PyTorch does not hand its factor to Python
+    if name == "PREMUL_SUM":  # PyTorch does not give its factor to Python
         raise unsupported("a reduction by PREMUL_SUM")
     known, after = ReduceOp(kind), _unchanged
     if name == "AVG":
@@ -158,9 +185,9 @@ def _reduction(call: Call, group: Any) -> tuple[Any, str, Change, Change]:
         def after(x: Tensor) -> Tensor:
             return x.div_(ranks, rounding_mode=rounding)
 
-    if dtype in UNSUPPORTED_FLOAT8:  # to NCCL these are bytes
+    if dtype in UNSUPPORTED_FLOAT8:  # NCCL reduces them as bytes
         return known, name, lambda x: x.view(torch.uint8), lambda x: x.view(dtype)
-    if dtype in _FLOAT8:  # gloo has none: added in float32, and rounded once
+    if dtype in _FLOAT8:  # gloo has none, so they are added in float32 and rounded once
         return known, name, Tensor.float, after
     return known, name, _unchanged, after
 
@@ -170,387 +197,418 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -> list[Any]:
-    return [
-        group.allreduce([value], _options(c10d.AllreduceOptions, reduceOp=op)) for value in values
-    ]
+    """All-reduce each of the values with gloo, and return gloo's works."""
+    options = [_options(c10d.AllreduceOptions, reduceOp=op) for _ in values]
+    return [group.allreduce([value], option) for value, option in zip(values, options, strict=True)]
 
 
 @_operator("allreduce_", "allreduce_coalesced_")
 def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe an all-reduce of each tensor."""
     given = call.argument("tensors")
     op, name, before, after = _reduction(call, group)
     values = list(map(before, private(given, group)))
 
-    def together() -> Any:  # as one tensor, and so in another order than one by one
-        return group.allreduce_coalesced(
-            values, _options(c10d.AllreduceCoalescedOptions, reduceOp=op)
-        )
+    def start() -> list[Any]:
+        if len(given) == 1 or len({x.dtype for x in given}) != 1:
+            return _all_reduce_values(group, values, op)
+        # Gloo reduces them as one tensor, and so in another order than one by one.
+        options = _options(c10d.AllreduceCoalescedOptions, reduceOp=op)
+        return [group.allreduce_coalesced(values, options)]
 
     return Transfer(
         "all_reduce",
-        _said("all_reduce", given, name),
-        sum(map(bytes_of, given)),
+        _title("all_reduce", given, name),
+        _total_bytes(given),
         given,
         given,
-        start=lambda: (
-            [together()]
-            if len({x.dtype for x in given}) == 1 < len(given)
-            else _all_reduce_values(group, values, op)
-        ),
+        start=start,
         finish=lambda: [(x, after(value)) for x, value in zip(given, values, strict=True)],
     )
 
 
 @_operator("reduce_")
 def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe a reduction of one tensor to the root rank."""
     (given,), root = call.argument("tensors"), call.argument("root_rank")
     op, name, before, after = _reduction(call, group)
     values = list(map(before, private([given], group)))
-    here = [given] if group.rank() == root else []
+    outputs = [given] if group.rank() == root else []
+
+    def start() -> list[Any]:
+        options = _options(c10d.ReduceOptions, reduceOp=op, rootRank=root, rootTensor=0)
+        return [group.reduce(values, options)]
+
     return Transfer(
         "reduce",
-        _said("reduce", [given], name, f"dst={root}"),
+        _title("reduce", [given], name, f"dst={root}"),
         bytes_of(given),
         [given],
-        here,
-        start=lambda: [
-            group.reduce(
-                values, _options(c10d.ReduceOptions, reduceOp=op, rootRank=root, rootTensor=0)
-            )
-        ],
-        finish=lambda: [(x, after(values[0])) for x in here],
+        outputs,
+        start=start,
+        finish=lambda: [(x, after(values[0])) for x in outputs],
     )
 
 
 @_operator("broadcast_")
 def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe a broadcast of each tensor from the root rank."""
     given, root = call.argument("tensors"), call.argument("root_rank")
-    values, options = (
-        private(given, group),
-        _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0),
-    )
+    values = private(given, group)
+    options = _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)
+    written = given if group.rank() != root else []
+
+    def finish() -> Values:
+        return list(zip(given, values, strict=True)) if written else []
+
     return Transfer(
         "broadcast",
-        _said("broadcast", given, f"src={root}"),
-        sum(map(bytes_of, given)),
+        _title("broadcast", given, f"src={root}"),
+        _total_bytes(given),
         given,
         given,
         start=lambda: [group.broadcast([value], options) for value in _as_bytes(values)],
-        finish=lambda: list(zip(given, values, strict=True)) if group.rank() != root else [],
-        written=given if group.rank() != root else [],
+        finish=finish,
+        written=written,
     )
 
 
 def _one_or_more(call: Call, kind: str) -> list[Tensor]:
-    """The tensors that it gets as one argument or as a list of them."""
-    return (
-        [call.argument(f"{kind}_tensor")]
-        if f"{kind}_tensor" in call.op.arguments
-        else call.argument(f"{kind}s")
-    )
+    """Return the operator's "input" or "output" tensors, which may be one argument or a list."""
+    if f"{kind}_tensor" in call.op.arguments:
+        return [call.argument(f"{kind}_tensor")]
+    tensors: list[Tensor] = call.argument(f"{kind}s")
+    return tensors
 
 
 def _gathering(
     group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[Tensor]]
 ) -> Transfer:
-    """All-gather of each source; `parts[i][r]` gets the i-th one of rank r."""
+    """Describe an all-gather of each source. `parts[i][r]` gets rank r's source number i."""
     values = private(sources, group)
-    received = [[torch.empty(part.shape, dtype=part.dtype) for part in each] for each in parts]
+    received = [[torch.empty(x.shape, dtype=x.dtype) for x in row] for row in parts]
 
     def start() -> list[Any]:
-        if all(
-            part.numel() == value.numel()
-            for value, each in zip(values, received, strict=True)
-            for part in each
-        ):
-            flat = [
-                [part.view(value.shape) for part in each]
-                for value, each in zip(values, received, strict=True)
-            ]
-            pairs = zip(_as_bytes(values), map(_as_bytes, flat), strict=True)
-            return [
-                group.allgather([each], [value], c10d.AllgatherOptions()) for value, each in pairs
-            ]
-        works = []  # of several sizes: each rank sends its own to all
-        for value, each in zip(values, received, strict=True):
-            each[group.rank()].copy_(value.view(each[group.rank()].shape))
-            options = [
-                _options(c10d.BroadcastOptions, rootRank=rank, rootTensor=0)
-                for rank in range(group.size())
-            ]
-            works += [
-                group.broadcast([part], option)
-                for part, option in zip(_as_bytes(each), options, strict=True)
-            ]
+        rows = list(zip(values, received, strict=True))
+        if all(x.numel() == value.numel() for value, row in rows for x in row):
+            works = []
+            for value, row in rows:
+                (sent,) = _as_bytes([value])
+                targets = _as_bytes(x.view(value.shape) for x in row)
+                works.append(group.allgather([targets], [sent], c10d.AllgatherOptions()))
+            return works
+        # Gloo gathers only equal sizes. With others, each rank broadcasts its own part.
+        works = []
+        for value, row in rows:
+            own = row[group.rank()]
+            own.copy_(value.view(own.shape))
+            for rank, x in enumerate(_as_bytes(row)):
+                options = _options(c10d.BroadcastOptions, rootRank=rank, rootTensor=0)
+                works.append(group.broadcast([x], options))
         return works
 
-    outs = [x for each in parts for x in each]
-    even = len({part.numel() for each in parts[:1] for part in each}) < 2
+    outputs = [x for row in parts for x in row]
+    # The ranks can compare their inputs only if the parts are equal.
+    compared = sources if not parts or _same_sizes(parts[0]) else []
     return Transfer(
         "all_gather",
-        _said("all_gather", sources if even else []),
-        sum(map(bytes_of, sources)),
+        _title("all_gather", compared),
+        _total_bytes(sources),
         sources,
-        outs,
+        outputs,
         start=start,
-        finish=lambda: list(zip(outs, (x for each in received for x in each), strict=True)),
+        finish=lambda: list(zip(outputs, (x for row in received for x in row), strict=True)),
     )
 
 
 @_operator("_allgather_base_", "allgather_into_tensor_coalesced_")
 def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe an all-gather of each input into one output tensor."""
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
-    if any(output.dtype != source.dtype for source, output in zip(sources, outputs, strict=True)):
+    pairs = list(zip(sources, outputs, strict=True))
+    if any(output.dtype != source.dtype for source, output in pairs):
         raise TypeError("output tensor must have the same type as input tensor")
-    if any(
-        output.numel() != source.numel() * group.size()
-        for source, output in zip(sources, outputs, strict=True)
-    ):
+    if any(output.numel() != source.numel() * group.size() for source, output in pairs):
         raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    values, received, options = (
-        private(sources, group),
-        private(outputs, group),
-        c10d.AllgatherOptions(),
-    )
+    values, received = private(sources, group), private(outputs, group)
+    options = c10d.AllgatherOptions()
+
+    def start() -> list[Any]:
+        moved = zip(_as_bytes(received), _as_bytes(values), strict=True)
+        return [group._allgather_base(x.view(-1), y.view(-1), options) for x, y in moved]
+
     return Transfer(
         "all_gather",
-        _said("all_gather", sources),
-        sum(map(bytes_of, sources)),
+        _title("all_gather", sources),
+        _total_bytes(sources),
         sources,
         outputs,
-        start=lambda: [
-            group._allgather_base(x.view(-1), y.view(-1), options)
-            for x, y in zip(_as_bytes(received), _as_bytes(values), strict=True)
-        ],
+        start=start,
         finish=lambda: list(zip(outputs, received, strict=True)),
     )
 
 
 @_operator("allgather_")
 def _all_gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe an all-gather into lists of tensors, with a list for each input."""
     return _gathering(group, call.argument("input_tensors"), call.argument("output_tensors"))
 
 
 @_operator("allgather_coalesced_")
 def _all_gather_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    rows = call.argument("output_lists")  # by rank
-    return _gathering(
-        group, call.argument("input_list"), [list(column) for column in zip(*rows, strict=True)]
-    )
+    """Describe an all-gather into lists of tensors, with a list for each rank."""
+    by_rank = call.argument("output_lists")
+    by_input = [list(parts) for parts in zip(*by_rank, strict=True)]
+    return _gathering(group, call.argument("input_list"), by_input)
 
 
 @_operator("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
 def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Reduce-scatter of whole tensors, which gloo sums in another order than lists of parts."""
+    """Describe a reduce-scatter of whole tensors.
+
+    Gloo adds their parts in another order than those of lists.
+    """
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
-    if any(output.dtype != source.dtype for source, output in zip(sources, outputs, strict=True)):
+    pairs = list(zip(sources, outputs, strict=True))
+    if any(output.dtype != source.dtype for source, output in pairs):
         raise TypeError("input tensor must be the same type as the output tensor.")
-    if any(
-        source.numel() != output.numel() * group.size()
-        for source, output in zip(sources, outputs, strict=True)
-    ):
+    if any(source.numel() != output.numel() * group.size() for source, output in pairs):
         raise ValueError("input tensor must be the same size as output size times world size")
     op, name, before, after = _reduction(call, group)
-    values, received = (
-        list(map(before, private(xs, group, raw=True))) for xs in (sources, outputs)
-    )
+    values = list(map(before, private(sources, group, raw=True)))
+    received = list(map(before, private(outputs, group, raw=True)))
     options = _options(c10d.ReduceScatterOptions, reduceOp=op)
+
+    def start() -> list[Any]:
+        moved = zip(received, values, strict=True)
+        return [group._reduce_scatter_base(x.view(-1), y.view(-1), options) for x, y in moved]
+
+    def finish() -> Values:
+        results = zip(outputs, received, strict=True)
+        return [(_memory(x, group), after(value)) for x, value in results]
+
     return Transfer(
         "reduce_scatter",
-        _said("reduce_scatter", outputs, name),
-        sum(map(bytes_of, sources)),
+        _title("reduce_scatter", outputs, name),
+        _total_bytes(sources),
         sources,
         outputs,
-        start=lambda: [
-            group._reduce_scatter_base(x.view(-1), y.view(-1), options)
-            for x, y in zip(received, values, strict=True)
-        ],
-        finish=lambda: [
-            (_memory(x, group), after(value)) for x, value in zip(outputs, received, strict=True)
-        ],
+        start=start,
+        finish=finish,
     )
 
 
 @_operator("reduce_scatter_")
 def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Each output gets the reduction of all ranks' parts for this rank."""
+    """Describe a reduce-scatter of lists. Each output gets the reduction of this rank's parts."""
     sources, outputs = call.argument("input_tensors"), call.argument("output_tensors")
     op, name, before, after = _reduction(call, group)
-    values = [list(map(before, private(each, group))) for each in sources]
+    values = [list(map(before, private(parts, group))) for parts in sources]
     mine = group.rank()
-    flat = [x for each in sources for x in each]
+    flat = [x for parts in sources for x in parts]
+    compared = outputs if _same_sizes(flat) else []
     return Transfer(
         "reduce_scatter",
-        _said("reduce_scatter", outputs if len({x.numel() for x in flat}) < 2 else [], name),
-        sum(map(bytes_of, flat)),
+        _title("reduce_scatter", compared, name),
+        _total_bytes(flat),
         flat,
         outputs,
-        start=lambda: [work for each in values for work in _all_reduce_values(group, each, op)],
-        finish=lambda: [(x, after(each[mine])) for x, each in zip(outputs, values, strict=True)],
+        start=lambda: [work for parts in values for work in _all_reduce_values(group, parts, op)],
+        finish=lambda: [(x, after(parts[mine])) for x, parts in zip(outputs, values, strict=True)],
     )
 
 
 def _check_length(name: str, kind: str, tensors: list[Tensor], is_root: bool, group: Any) -> None:
+    """Raise ProcessGroupNCCL's ValueError unless the root has a tensor for each rank."""
     if is_root and len(tensors) != group.size():
         raise ValueError(
             f"ProcessGroupNCCL::{name}: Incorrect {kind} list size {len(tensors)}. "
-            f"{kind.capitalize()} list size should be {group.size()}, same as size of the process group."
+            f"{kind.capitalize()} list size should be {group.size()}, same as size of the process "
+            "group."
         )
 
 
 @_operator("scatter_")
 def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe a scatter of the root's tensors, one to each rank."""
     outputs, root = call.argument("output_tensors"), call.argument("root_rank")
-    sources = (
-        [x for each in call.argument("input_tensors") for x in each] if group.rank() == root else []
-    )
-    _check_length("scatter", "input", sources, group.rank() == root, group)
+    is_root = group.rank() == root
+    sources = [x for row in call.argument("input_tensors") for x in row] if is_root else []
+    _check_length("scatter", "input", sources, is_root, group)
     values, received = private(sources, group, raw=True), private(outputs, group)
-    own = private(
-        sources[root : root + 1], group
-    )  # PyTorch copies the root's own part, with its strides
+    # PyTorch copies the root's own part, and heeds its strides.
+    own = private(sources[root : root + 1], group)
     options = _options(c10d.ScatterOptions, rootRank=root)
+
+    def start() -> list[Any]:
+        sent = [_as_bytes(values)] if sources else []
+        return [group.scatter(_as_bytes(received), sent, options)]
+
+    def finish() -> Values:
+        if own:
+            return list(zip(outputs, own, strict=True))
+        return [(_memory(outputs[0], group), received[0])]
+
     return Transfer(
         "broadcast",
-        _said("scatter", outputs, f"src={root}"),
-        sum(map(bytes_of, outputs)),
+        _title("scatter", outputs, f"src={root}"),
+        _total_bytes(outputs),
         sources,
         outputs,
-        start=lambda: [
-            group.scatter(_as_bytes(received), [_as_bytes(values)] if sources else [], options)
-        ],
-        finish=lambda: (
-            list(zip(outputs, own, strict=True))
-            if own
-            else [(_memory(outputs[0], group), received[0])]
-        ),
+        start=start,
+        finish=finish,
     )
 
 
 @_operator("gather_")
 def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe a gathering of one tensor of each rank at the root."""
     sources, root = call.argument("input_tensors"), call.argument("root_rank")
-    outputs = (
-        [x for each in call.argument("output_tensors") for x in each]
-        if group.rank() == root
-        else []
-    )
-    _check_length("gather", "output", outputs, group.rank() == root, group)
+    is_root = group.rank() == root
+    outputs = [x for row in call.argument("output_tensors") for x in row] if is_root else []
+    _check_length("gather", "output", outputs, is_root, group)
     values, received = private(sources, group), private(outputs, group)
     options = _options(c10d.GatherOptions, rootRank=root)
+
+    def start() -> list[Any]:
+        targets = [_as_bytes(received)] if outputs else []
+        return [group.gather(targets, _as_bytes(values), options)]
+
+    def finish() -> Values:
+        results = []
+        for rank, (x, value) in enumerate(zip(outputs, received, strict=True)):
+            # PyTorch copies the root's own part, and heeds its strides.
+            target = x if rank == root else _memory(x, group)
+            results.append((target, value))
+        return results
+
     return Transfer(
         "reduce",
-        _said("gather", sources, f"dst={root}"),
-        sum(map(bytes_of, sources)),
+        _title("gather", sources, f"dst={root}"),
+        _total_bytes(sources),
         sources,
         outputs,
-        start=lambda: [
-            group.gather([_as_bytes(received)] if outputs else [], _as_bytes(values), options)
-        ],
-        finish=lambda: [
-            (
-                x if rank == root else _memory(x, group),
-                value,
-            )  # PyTorch copies the root's own part, with its strides
-            for rank, (x, value) in enumerate(zip(outputs, received, strict=True))
-        ],
+        start=start,
+        finish=finish,
     )
 
 
 @_operator("alltoall_base_")
 def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe an all-to-all of one tensor, whose rows are split among the ranks."""
     output, source = call.argument("output"), call.argument("input")
     splits = list(call.argument("output_split_sizes")), list(call.argument("input_split_sizes"))
     (value,), (received,) = private([source], group), private([output], group)
+    compared = [] if splits[0] or splits[1] else [source]
+
+    def start() -> list[Any]:
+        options = c10d.AllToAllOptions()
+        return [group.alltoall_base(*_as_bytes([received, value]), *splits, options)]
+
     return Transfer(
         "all_to_all",
-        _said("all_to_all", [] if splits[0] or splits[1] else [source]),
+        _title("all_to_all", compared),
         bytes_of(source),
         [source],
         [output],
-        start=lambda: [
-            group.alltoall_base(*_as_bytes([received, value]), *splits, c10d.AllToAllOptions())
-        ],
+        start=start,
         finish=lambda: [(output, received)],
     )
 
 
 @_operator("alltoall_")
 def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe an all-to-all of lists, which have a tensor for each rank."""
     outputs, sources = call.argument("output_tensors"), call.argument("input_tensors")
-    sizes = [x.numel() for x in outputs], [x.numel() for x in sources]
+    output_sizes, source_sizes = [x.numel() for x in outputs], [x.numel() for x in sources]
     values = private(sources, group)
-    received = torch.empty(sum(sizes[0]), dtype=outputs[0].dtype)
+    received = torch.empty(sum(output_sizes), dtype=outputs[0].dtype)
 
     def start() -> list[Any]:
-        flat = torch.cat([value.view(-1) for value in values])
-        return [group.alltoall_base(*_as_bytes([received, flat]), *sizes, c10d.AllToAllOptions())]
+        target, sent = _as_bytes([received, torch.cat([value.view(-1) for value in values])])
+        options = c10d.AllToAllOptions()
+        return [group.alltoall_base(target, sent, output_sizes, source_sizes, options)]
 
     return Transfer(
         "all_to_all",
         "all_to_all()",
-        sum(map(bytes_of, sources)),
+        _total_bytes(sources),
         sources,
         outputs,
         start=start,
-        finish=lambda: list(zip(outputs, received.split(sizes[0]), strict=True)),
+        finish=lambda: list(zip(outputs, received.split(output_sizes), strict=True)),
     )
 
 
 @_operator("send")
 def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    given, there, tag = call.argument("tensors"), call.argument("dst"), call.argument("tag")
+    """Describe a send to another rank.
+
+    In a batch, a rank may also send to itself. Gloo cannot do this, so the group keeps the values.
+    """
+    given, target, tag = call.argument("tensors"), call.argument("dst"), call.argument("tag")
     values = private(given, group)
-    itself = (
-        group.to_itself if there == group.rank() else None
-    )  # as in a batch it may; gloo has no such pair
-    if itself is not None:
-        itself.append(values)
+    to_itself = target == group.rank()
+    if to_itself:
+        group.to_itself.append(values)
+
+    def start() -> list[Any]:
+        return [] if to_itself else [group.send(_as_bytes(values), target, tag)]
+
     return Transfer(
         "send",
-        _said("send", given),
-        sum(map(bytes_of, given)),
+        _title("send", given),
+        _total_bytes(given),
         given,
         [],
-        start=lambda: [group.send(_as_bytes(values), there, tag)] if itself is None else [],
-        peers=(group.rank(), there),
+        start=start,
+        peers=(group.rank(), target),
         tag=tag,
     )
 
 
 @_operator("recv_")
 def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    given, there, tag = call.argument("tensors"), call.argument("src"), call.argument("tag")
+    """Describe the receiving end of a send."""
+    given, source, tag = call.argument("tensors"), call.argument("src"), call.argument("tag")
     values = private(given, group)
-    itself = group.to_itself if there == group.rank() else None
+    from_itself = source == group.rank()
 
-    def received() -> list[Tensor]:
-        if itself is not None and not itself:
-            raise torch.distributed.DistBackendError(
-                f"Rank {there} waits in recv from itself, to which it has sent nothing."
-            )
-        return values if itself is None else itself.popleft()
+    def start() -> list[Any]:
+        return [] if from_itself else [group.recv(_as_bytes(values), source, tag)]
+
+    def finish() -> Values:
+        received = values
+        if from_itself:
+            if not group.to_itself:
+                raise torch.distributed.DistBackendError(
+                    f"Rank {source} waits in recv from itself, to which it has sent nothing."
+                )
+            received = group.to_itself.popleft()
+        return list(zip(given, received, strict=True))
 
     return Transfer(
         "send",
-        _said("send", given),
-        sum(map(bytes_of, given)),
+        _title("send", given),
+        _total_bytes(given),
         [],
         given,
-        start=lambda: [group.recv(_as_bytes(values), there, tag)] if itself is None else [],
-        finish=lambda: list(zip(given, received(), strict=True)),
-        peers=(there, group.rank()),
+        start=start,
+        finish=finish,
+        peers=(source, group.rank()),
         tag=tag,
     )
 
 
 @_operator("recv_any_source_")
 def _receive_from_any(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")  # nor does NCCL
+    """Raise ProcessGroupNCCL's error, because NCCL cannot receive from any rank."""
+    raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
 
 
 @_operator("barrier")
 def _barrier(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Describe a barrier, which in NCCL is an all-reduce of 4 bytes."""
     group.barrier_tensor = call.argument("tensor")
     return Transfer(
         "all_reduce", "barrier()", 4, [], [], start=lambda: [group.barrier(c10d.BarrierOptions())]

@@ -1,6 +1,7 @@
-"""What torch.distributed is given while virtual GPUs are in place: the virtual NCCL, and DDP's own reducer in C++, told where it is.
+"""Replacements in torch.distributed: the virtual NCCL, and PyTorch's own reducer of DDP.
 
-C++ believes the parameters to lie on the CPU: what it makes "on their device" is made on their GPU by `Selected.made_on`.
+The reducer is in C++, which believes the parameters to be on the CPU. What it creates on their
+device is created on their GPU instead (`Selected.made_on`).
 """
 
 import gc
@@ -26,9 +27,17 @@ from virtualgpu.hardware import Machine
 from virtualgpu.ops.call import made_on
 from virtualgpu.tensor import VirtualTensor
 
+# Methods of the reducer that a model on several GPUs calls for each of its GPUs.
+_ON_EACH_GPU = [
+    "_check_reducer_finalized", "_delay_all_reduce", "_get_zeros_like_grad_buckets",
+    "_push_all_rebuilt_params", "_rebuild_buckets", "_remove_autograd_hooks", "_reset_state",
+    "_set_mixed_precision_param_dtype", "_set_optimizer_in_backward", "_set_static_graph",
+    "_update_process_group", "prepare_for_backward", "prepare_for_forward",
+]  # fmt: skip
+
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch and in `gc`."""
     if not dist.is_available():
         return
     ProcessGroupNCCL.__module__ = distributed_c10d.__name__
@@ -41,16 +50,10 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "_new_process_group_helper": made_by_all(distributed_c10d._new_process_group_helper),
         },
     )
-    if hasattr(distributed_c10d, "_create_nccl2_process_group"):  # what torch 2.15 makes for "nccl"
+    if hasattr(distributed_c10d, "_create_nccl2_process_group"):  # torch 2.15 calls it for "nccl"
         made: Any = distributed_c10d
         yield distributed_c10d, {"_create_nccl2_process_group": made._create_nccl_process_group}
-    yield (
-        c10d,
-        {
-            "ProcessGroupNCCL": ProcessGroupNCCL,
-            "_hash_tensors": lambda xs: hash(tuple(x.cpu().numpy().tobytes() for x in xs)),
-        },
-    )
+    yield c10d, {"ProcessGroupNCCL": ProcessGroupNCCL, "_hash_tensors": _hash_tensors}
     yield dist, {"ProcessGroupNCCL": ProcessGroupNCCL}
     yield (
         dist,
@@ -61,11 +64,11 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "_compute_bucket_assignment_by_size": _buckets_by_device(
                 dist._compute_bucket_assignment_by_size
             ),
-            "_register_comm_hook": _for_each(dist._register_comm_hook),
-            "_register_builtin_comm_hook": _for_each(dist._register_builtin_comm_hook),
+            "_register_comm_hook": _for_each_reducer(dist._register_comm_hook),
+            "_register_builtin_comm_hook": _for_each_reducer(dist._register_builtin_comm_hook),
         },
     )
-    yield gc, {"collect": _collecting(machine, gc.collect)}
+    yield gc, {"collect": _with_watchdogs(machine, gc.collect)}
     yield (
         dist.ProcessGroup,
         _coalescing(dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing),
@@ -73,7 +76,14 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     yield dist.ProcessGroup, {"shutdown": _shutting_down(dist.ProcessGroup.shutdown)}
 
 
-def _collecting(machine: Machine, collect: Callable[..., int]) -> Callable[..., int]:
+def _hash_tensors(tensors: Any) -> int:
+    """Return a hash of the tensors' values."""
+    return hash(tuple(x.cpu().numpy().tobytes() for x in tensors))
+
+
+def _with_watchdogs(machine: Machine, collect: Callable[..., int]) -> Callable[..., int]:
+    """Return `gc.collect`, during which the watchdogs of NCCL look for finished work."""
+
     def collect_garbage(generation: int = 2) -> int:
         let_watchdogs_look(machine.clock.host)
         return collect(generation)
@@ -82,7 +92,10 @@ def _collecting(machine: Machine, collect: Callable[..., int]) -> Callable[..., 
 
 
 def _coalescing(start: Any, end: Any) -> dict[str, Any]:
-    """C++ asks the backend, whose base cannot be told there that it does."""
+    """Return ProcessGroup's methods that begin and end a batch of collectives.
+
+    C++ would ask gloo, the base class of the virtual NCCL, which has no batches.
+    """
 
     def start_coalescing(self: Any, device: torch.device) -> None:
         backend = self._get_backend(device)
@@ -93,19 +106,23 @@ def _coalescing(start: Any, end: Any) -> dict[str, Any]:
 
     def finish_coalescing(self: Any, device: torch.device) -> Any:
         backend = self._get_backend(device)
-        return (
-            end_coalescing(backend) if isinstance(backend, ProcessGroupNCCL) else end(self, device)
-        )
+        if isinstance(backend, ProcessGroupNCCL):
+            return end_coalescing(backend)
+        return end(self, device)
 
     return {"_start_coalescing": start_coalescing, "_end_coalescing": finish_coalescing}
 
 
 def _shutting_down(shut_down: Callable[[Any], None]) -> Callable[[Any], None]:
-    """What `destroy_process_group` calls, of which C++ does not tell the backend's class."""
+    """Return ProcessGroup's `shutdown`, which also destroys the virtual NCCL's groups.
+
+    `destroy_process_group` calls it. C++ would not tell the virtual NCCL.
+    """
 
     def shutdown(self: Any) -> None:
         for device in self._device_types:
-            if isinstance(backend := self._get_backend(device), ProcessGroupNCCL):
+            backend = self._get_backend(device)
+            if isinstance(backend, ProcessGroupNCCL):
                 backend.abort()
         end_group(self.group_name)
         shut_down(self)
@@ -114,7 +131,11 @@ def _shutting_down(shut_down: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def verify_parameters(group: Any, parameters: list[torch.Tensor], logger: Any = None) -> None:
-    """As verify_params_across_processes (torch/csrc/distributed/c10d/reducer.cpp), which moves what it compares by `.to(device)`."""
+    """Raise RuntimeError unless all ranks have parameters of the same shapes and strides.
+
+    PyTorch's own function (verify_params_across_processes in torch/csrc/distributed/c10d/
+    reducer.cpp) would move the numbers to the CPU, where it believes the parameters to be.
+    """
     if not parameters or type(parameters[0]) is not VirtualTensor:
         c10d._verify_params_across_processes(group, parameters, logger)
         return
@@ -125,45 +146,50 @@ def verify_parameters(group: Any, parameters: list[torch.Tensor], logger: Any = 
     for other, number in enumerate(counts):
         if number.item() != len(parameters):
             raise RuntimeError(
-                f"DDP expects same model across all ranks, but Rank {rank} has {len(parameters)} params, while rank {other} has "
-                f"inconsistent {number.item()} params."
+                f"DDP expects same model across all ranks, but Rank {rank} has {len(parameters)} "
+                f"params, while rank {other} has inconsistent {number.item()} params."
             )
-    first = torch.tensor(
-        [n for p in parameters for n in (*p.size(), *p.stride())], dtype=torch.int64
-    ).to(device)
+    own_numbers = [number for p in parameters for number in (*p.size(), *p.stride())]
+    first = torch.tensor(own_numbers, dtype=torch.int64).to(device)
     group.broadcast([first]).wait()
     numbers = iter(first.tolist())
     for index, parameter in enumerate(parameters):
         for what, own in (("sizes", parameter.size()), ("strides", parameter.stride())):
             if [next(numbers) for _ in own] != list(own):
                 raise RuntimeError(
-                    f"[{rank}]: params[{index}] in this process with {what} {list(own)} appears not to match {what} of the same param in "
-                    "process 0."
+                    f"[{rank}]: params[{index}] in this process with {what} {list(own)} appears "
+                    f"not to match {what} of the same param in process 0."
                 )
 
 
 def _by_device(tensors: list[torch.Tensor]) -> list[list[int]]:
-    """The places in the list of the tensors of each device."""
-    places: dict[torch.device, list[int]] = {}
-    for place, x in enumerate(tensors):
-        places.setdefault(x.device, []).append(place)
-    return list(places.values())
+    """Return for each device the positions of its tensors in the list."""
+    positions: dict[torch.device, list[int]] = {}
+    for position, x in enumerate(tensors):
+        positions.setdefault(x.device, []).append(position)
+    return list(positions.values())
 
 
 def _device_by_device(broadcast: Callable[..., None]) -> Callable[..., None]:
-    """C++ joins tensors into one message, of one dtype and device."""
+    """Return a broadcast of tensors on several devices.
+
+    C++ puts tensors of one dtype and device into one message, and believes all to be on the CPU.
+    """
 
     def broadcast_coalesced(
         group: Any, tensors: list[torch.Tensor], *args: Any, **kwargs: Any
     ) -> None:
-        for places in _by_device(tensors):
-            broadcast(group, [tensors[place] for place in places], *args, **kwargs)
+        for positions in _by_device(tensors):
+            broadcast(group, [tensors[position] for position in positions], *args, **kwargs)
 
     return broadcast_coalesced
 
 
 def _buckets_by_device(assign: Callable[..., Any]) -> Callable[..., Any]:
-    """A bucket is of one dtype and device, and buckets are in the order of their first tensors."""
+    """Return DDP's assignment of tensors to buckets, so that a bucket has tensors of one device.
+
+    Buckets are in the order of their first tensors.
+    """
 
     def compute_bucket_assignment_by_size(
         tensors: list[torch.Tensor],
@@ -173,22 +199,23 @@ def _buckets_by_device(assign: Callable[..., Any]) -> Callable[..., Any]:
         **named: Any,
     ) -> Any:
         found = []
-        for places in _by_device(tensors):
-            sparse = [expect_sparse_gradient[place] for place in places if expect_sparse_gradient]
-            buckets, sizes = assign(
-                [tensors[place] for place in places], bucket_size, sparse, *more, **named
-            )
-            found += [
-                ([places[index] for index in bucket], size)
-                for bucket, size in zip(buckets, sizes, strict=True)
-            ]
+        for positions in _by_device(tensors):
+            part = [tensors[position] for position in positions]
+            sparse = []
+            if expect_sparse_gradient:
+                sparse = [expect_sparse_gradient[position] for position in positions]
+            buckets, limits = assign(part, bucket_size, sparse, *more, **named)
+            for bucket, limit in zip(buckets, limits, strict=True):
+                found.append(([positions[index] for index in bucket], limit))
         found.sort(key=lambda each: min(each[0]))
-        return [bucket for bucket, _ in found], [size for _, size in found]
+        return [bucket for bucket, _ in found], [limit for _, limit in found]
 
     return compute_bucket_assignment_by_size
 
 
-def _for_each(register: Callable[..., None]) -> Callable[..., None]:
+def _for_each_reducer(register: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that registers a communication hook with the reducers of all GPUs."""
+
     def register_hook(reducer: Any, *args: Any) -> None:
         for each in (reducer, *reducer.others):
             register(each, *args)
@@ -197,8 +224,12 @@ def _for_each(register: Callable[..., None]) -> Callable[..., None]:
 
 
 class Reducer(c10d.Reducer):
-    """PyTorch's own, in C++. Of a model on several GPUs it has the first one's parameters, and another reducer those of each other GPU: C++
-    would rebuild buckets that lie on all. Buckets of one GPU go in order; those of several as their gradients come."""
+    """DDP's reducer, which is PyTorch's own in C++.
+
+    C++ cannot rebuild buckets of several GPUs. For a model on several GPUs, this reducer therefore
+    has the parameters on the first GPU, and each of `others` has those on another GPU. The buckets
+    of one GPU are reduced in order. Those of several GPUs are reduced as their gradients arrive.
+    """
 
     def __init__(
         self,
@@ -213,53 +244,61 @@ class Reducer(c10d.Reducer):
     ) -> None:
         view, names, *rest = more
         own, *others = _by_device(parameters)
-        if (
-            others and unused
-        ):  # ranks that use other parameters would reduce the GPUs' buckets in other orders
+        # Ranks that use different parameters would reduce the GPUs' buckets in different orders.
+        if others and unused:
             raise unsupported(
                 "DistributedDataParallel(find_unused_parameters=True) of a model on several GPUs"
             )
 
-        def part(places: list[int]) -> tuple[Any, ...]:
-            number = {place: index for index, place in enumerate(places)}
-            here = [
-                (bucket, limit)
-                for bucket, limit in zip(buckets, limits, strict=True)
-                if bucket[0] in number
-            ]
+        def part(positions: list[int]) -> tuple[Any, ...]:
+            """Return the arguments of a reducer for the parameters at these positions."""
+            index_of = {position: index for index, position in enumerate(positions)}
+            own_buckets, own_limits = [], []
+            for bucket, limit in zip(buckets, limits, strict=True):
+                if bucket[0] in index_of:
+                    own_buckets.append([index_of[position] for position in bucket])
+                    own_limits.append(limit)
+            own_names = {}
+            for position, name in names.items():
+                if position in index_of:
+                    own_names[index_of[position]] = name
             return (
-                [parameters[place] for place in places],
-                [[number[place] for place in bucket] for bucket, _ in here],
-                [limit for _, limit in here],
+                [parameters[position] for position in positions],
+                own_buckets,
+                own_limits,
                 group,
-                [sparse[place] for place in places],
+                [sparse[position] for position in positions],
                 cap,
                 unused,
                 view,
-                {number[place]: name for place, name in names.items() if place in number},
+                own_names,
                 *rest,
             )
 
-        self.others = [Reducer(*part(places)) for places in others]
+        self.others = [Reducer(*part(positions)) for positions in others]
         self._gpu = parameters[0]._gpu if type(parameters[0]) is VirtualTensor else None
         with self._on_its_gpu():
             super().__init__(*part(own))
 
     def _run_allreduce_hook(self, bucket: Any) -> Any:
+        """Reduce a bucket and return its future, which orders the current stream after it."""
         future = super()._run_allreduce_hook(bucket)  # type: ignore[misc]
-        return future if self._gpu is None else ordered(future)
+        if self._gpu is None:
+            return future
+        return ordered(future)
 
     def _set_forward_pass_work_handle(self, work: Any, *args: Any, **kwargs: Any) -> None:
+        """Keep the work of a collective in the forward pass, for uneven inputs (`join`)."""
         if self.others:
             raise unsupported(
                 "uneven inputs (`join`) with DistributedDataParallel of a model on several GPUs"
             )
-        self._forward_work = (
-            work  # C++ holds it by pointer only, and asks for its result after it has waited
-        )
+        # C++ holds only a pointer to the work, and asks for its result after it has waited.
+        self._forward_work = work
         super()._set_forward_pass_work_handle(work, *args, **kwargs)
 
     def _autograd_hook(self, index: int) -> None:
+        """Note that the gradient of this parameter has arrived, for DDP with mixed precision."""
         if self.others:
             raise unsupported(
                 "DistributedDataParallel(mixed_precision=…) of a model on several GPUs"
@@ -267,10 +306,14 @@ class Reducer(c10d.Reducer):
         super()._autograd_hook(index)  # type: ignore[misc]
 
     def _on_its_gpu(self) -> Any:
-        return nullcontext() if self._gpu is None else made_on(self._gpu)
+        """Return a context in which C++ creates tensors on the parameters' GPU."""
+        if self._gpu is None:
+            return nullcontext()
+        return made_on(self._gpu)
 
 
 def _on_each_gpu(name: str) -> Any:
+    """Return a method that calls the inherited method of this name for each GPU."""
     inherited = getattr(c10d.Reducer, name)
 
     def method(self: Reducer, *args: Any, **kwargs: Any) -> Any:
@@ -283,22 +326,5 @@ def _on_each_gpu(name: str) -> Any:
     return method
 
 
-_EACH = (
-    *(
-        "_rebuild_buckets",
-        "_get_zeros_like_grad_buckets",
-        "prepare_for_backward",
-        "_push_all_rebuilt_params",
-        "_set_static_graph",
-    ),
-    *(
-        "prepare_for_forward",
-        "_delay_all_reduce",
-        "_set_optimizer_in_backward",
-        "_remove_autograd_hooks",
-        "_check_reducer_finalized",
-    ),
-    *("_reset_state", "_update_process_group", "_set_mixed_precision_param_dtype"),
-)
-for _name in _EACH:
+for _name in _ON_EACH_GPU:
     setattr(Reducer, _name, _on_each_gpu(_name))

@@ -1,7 +1,8 @@
-"""One rank of a world whose other ranks are not there: each of them is taken to do what this one does, at the time when it does it.
+"""Process groups for one rank of a large world whose other ranks do not exist.
 
-So a collective never waits for a slow rank, and where values are kept, every rank sends what this one has. Memory and time follow the
-rules of ranks that are there.
+The other ranks are assumed to do what this rank does, at the same time. A collective therefore
+never waits for a slow rank. If values are kept, every rank is assumed to send the values of this
+one. Memory and time follow the same rules as for ranks that exist.
 """
 
 import inspect
@@ -27,21 +28,27 @@ _Reduction: Any = dist.ReduceOp.RedOpType
 def _rendezvous(
     url: str, rank: int = -1, world_size: int = -1, **kwargs: Any
 ) -> Iterator[tuple[HashStore, int, int]]:
-    """Nobody to meet: the rank and the world as the program or the environment names them."""
-    yield (
-        HashStore(),
-        int(os.environ["RANK"]) if rank < 0 else rank,
-        int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size,
-    )
+    """Yield a store, the rank and the world's size, without meeting other processes.
+
+    The rank and the size are those of the arguments or of the environment.
+    """
+    if rank < 0:
+        rank = int(os.environ["RANK"])
+    if world_size < 0:
+        world_size = int(os.environ["WORLD_SIZE"])
+    yield HashStore(), rank, world_size
 
 
-_make_group: Any = inspect.unwrap(
-    distributed_c10d._new_process_group_helper
-)  # by which no rank meets another, whatever is in place
+# PyTorch's function that makes a group, without the meeting of ranks that may replace it now.
+_make_group: Any = inspect.unwrap(distributed_c10d._new_process_group_helper)
 
 
 def _group(size: int, *args: Any, **named: Any) -> Any:
-    """PyTorch's own group. From 2.14 on it asks its default backend, if it has one, for rank and size; the one here is alone in C++."""
+    """Make PyTorch's own group.
+
+    From version 2.14 on, a group asks its default backend for rank and size. The virtual NCCL is a
+    group of one rank in C++, so it must not be the default.
+    """
     group, store = _make_group(size, *args, **named)
     if isinstance(group, dist.ProcessGroup) and group.size() != size:
         group._set_default_backend(dist.ProcessGroup.BackendType.UNDEFINED)
@@ -49,39 +56,52 @@ def _group(size: int, *args: Any, **named: Any) -> Any:
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: Any = None) -> Any:
+    """Make PyTorch's FakeProcessGroup, which replaces gloo for CPU tensors."""
     return c10d.FakeProcessGroup._create_internal(rank, size)
 
 
 class Everybody(Rendezvous):
-    """All ranks are there as soon as this one is."""
+    """A rendezvous at which all ranks arrive at the same time as this one."""
 
     def is_complete(self, entry: Entry) -> bool:
+        """Return True, because all ranks have entered the collective."""
         return True
 
     def meet(self, entry: Entry, patience: Any = None) -> list[dict[str, Any]]:
+        """Return this rank's report as the report of every rank."""
         return [self._reports.pop(entry.key)[self._rank]] * len(entry.ranks)
 
 
 class SimulatedNCCL(ProcessGroupNCCL):
-    """One rank of a group. Its base connects this rank with itself."""
+    """One rank of a group without its other ranks.
+
+    The base class is a group of this rank alone. The methods below that are named as gloo's compute
+    results from this rank's values.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         options = options or Options()
         options.global_ranks_in_group = list(options.global_ranks_in_group) or list(range(size))
-        self._place = rank, size
+        self._rank_and_size = rank, size
         super().__init__(HashStore(), 0, 1, options)
         self.rendezvous = Everybody(rank, self.ranks_of_all, options._timeout)
 
     def rank(self) -> int:
-        return self._place[0]
+        """Return this rank's number in the group."""
+        return self._rank_and_size[0]
 
     def size(self) -> int:
-        return self._place[1]
+        """Return the number of ranks of the group."""
+        return self._rank_and_size[1]
 
     def identity(self, gpu: Gpu) -> None:
-        """Each rank is taken to have a GPU of its own."""
+        """Return None, because each rank is assumed to have a GPU of its own."""
 
     def run(self, gpu: Gpu, transfer: Transfer, is_async: bool) -> VirtualWork:
+        """Enter a collective and return its work.
+
+        Raises NotImplementedError if the results would be the values of another rank.
+        """
         received = [] if transfer.sent else transfer.received
         for x in received:
             if not gpu.machine.may_fill(bytes_of(x), x.dtype):
@@ -93,6 +113,7 @@ class SimulatedNCCL(ProcessGroupNCCL):
         return super().run(gpu, transfer, is_async)
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
+        """Reduce each tensor with itself, once per rank."""
         for x in tensors:
             if options.reduceOp == _Reduction.SUM:
                 x.mul_(self.size())
@@ -107,63 +128,78 @@ class SimulatedNCCL(ProcessGroupNCCL):
     def _reduce_scatter_base(
         self, output: torch.Tensor, given: torch.Tensor, options: Any
     ) -> dist.Work:
+        """Reduce the input with itself and store this rank's part in the output."""
         self.allreduce([given], options)
         output.copy_(given.view(self.size(), *output.shape)[self.rank()])
         return Done()
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
+        """Do nothing, because all ranks have the same values."""
         return Done()
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any
     ) -> dist.Work:
+        """Copy each input into all parts of its output."""
         for received, given in zip(outputs, inputs, strict=True):
             for part in received:
                 part.copy_(given)
         return Done()
 
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> dist.Work:
+        """Copy the input into each rank's part of the output."""
         return self.allgather([list(output.split(len(given)))], [given], options)
 
     def gather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any
     ) -> dist.Work:
-        return self.allgather(outputs, inputs, options) if outputs else Done()
+        """Copy each input into all parts of its output, on the root only."""
+        if outputs:
+            return self.allgather(outputs, inputs, options)
+        return Done()
 
     def scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], options: Any
     ) -> dist.Work:
+        """Copy this rank's part of the input into the output."""
         outputs[0].copy_(inputs[0][self.rank()])
         return Done()
 
     def alltoall_base(self, output: torch.Tensor, given: torch.Tensor, *splits: Any) -> dist.Work:
-        """Each rank sends here what this one sends to a rank of this number: to itself."""
-        received, sent = (
+        """Copy the part for this rank into all parts of the output.
+
+        Every rank sends to this one what this one sends to itself. Raises NotImplementedError if
+        the parts' sizes differ.
+        """
+        received_sizes, sent_sizes = (
             sizes or [len(x) // self.size()] * self.size()
             for x, sizes in zip((output, given), splits[:2], strict=True)
         )
-        mine = given.split(sent)[self.rank()]
-        for part in output.split(received):
+        mine = given.split(sent_sizes)[self.rank()]
+        for part in output.split(received_sizes):
             if part.shape != mine.shape:
                 raise unsupported("an all_to_all of uneven sizes in a simulated world")
             part.copy_(mine)
         return Done()
 
     def send(self, *args: Any) -> dist.Work:
+        """Do nothing, because the receiver does not exist."""
         return Done()
 
     def barrier(self, options: Any) -> dist.Work:
+        """Do nothing, because all ranks arrive at the same time."""
         return Done()
 
 
 class Done(dist.Work):
-    """What is over at once."""
+    """The work of a collective that has already finished."""
 
     def wait(self, timeout: Any = None) -> bool:
+        """Return True at once."""
         return True
 
 
-# Of distributed_c10d, where PyTorch makes groups. On CPU tensors its own FakeProcessGroup stands for gloo.
+# Replacements in distributed_c10d, where PyTorch makes groups.
 REPLACED: dict[str, Any] = {
     "ProcessGroupNCCL": SimulatedNCCL,
     "ProcessGroupGloo": _gloo,
@@ -173,6 +209,6 @@ REPLACED: dict[str, Any] = {
 
 
 def put_in_place() -> None:
-    """From now on, until this process ends, the groups that PyTorch makes are those of one rank alone."""
+    """Let PyTorch make only groups whose other ranks do not exist, until this process ends."""
     for name, value in REPLACED.items():
         setattr(distributed_c10d, name, value)

@@ -1,6 +1,8 @@
-"""Tensor subclasses that say cuda, FakeTensors among them (`fully_shard` makes both): C++ sees the CPU, as of virtual tensors.
+"""Tensor subclasses that report a CUDA device, such as DTensors and FakeTensors.
 
-A wheel for the CPU has no device guard for CUDA, for which C++ would ask: autograd aborts the process there.
+C++ believes them to be on the CPU, as it does of virtual tensors. Otherwise it would ask for CUDA's
+device guard, which a PyTorch built for the CPU lacks, and autograd would abort the process.
+`fully_shard` makes both kinds.
 """
 
 import sys
@@ -19,10 +21,49 @@ _PRIM_DEVICE: Any = torch.ops.prim.device.default
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change. Outside ranks nobody has tried them: there a FakeTensor on cuda is refused."""
-    make, dispatch = FakeTensor.__new__, FakeTensor.__dict__["__torch_dispatch__"].__func__
+    """Yield (owner, replaced names) for what this module replaces in PyTorch.
+
+    FakeTensors on a CUDA device are refused in programs without ranks, where they are not tested.
+    """
     handlers = fake_tensor._DISPATCH_META_HANDLERS
-    told = handlers[_PRIM_DEVICE]
+    yield handlers, {_PRIM_DEVICE: _device_for_cpp(handlers[_PRIM_DEVICE])}
+    dispatch = FakeTensor.__dict__["__torch_dispatch__"].__func__
+    yield (
+        FakeTensor,
+        {
+            "__new__": _make_fake(FakeTensor.__new__),
+            "__torch_dispatch__": classmethod(_dispatch_fake(dispatch)),
+            "is_cuda": property(lambda x: x.device.type == "cuda"),
+            "is_cpu": property(lambda x: x.device.type == "cpu"),
+        },
+    )
+    make_wrapper = _make_wrapper(torch.Tensor._make_wrapper_subclass)
+    yield torch.Tensor, {"_make_wrapper_subclass": staticmethod(make_wrapper)}
+    # C++ makes a DTensor on the device of its local tensor. The class takes this __new__ when it is
+    # imported, which may have happened already.
+    made = getattr(torch.Tensor, "_dtensor__new__", None)
+    if made:
+        yield torch.Tensor, {"_dtensor__new__": staticmethod(_make_dtensor(made))}
+    rpc = sys.modules.get("torch.distributed.rpc")
+    if hasattr(rpc, "init_rpc"):
+        yield rpc, {"init_rpc": refuse("torch.distributed.rpc.init_rpc")}
+    imported = sys.modules.get("torch.distributed.tensor")
+    if imported:
+        yield imported.DTensor, _DEVICE
+
+
+def _cuda_device(given: Any) -> torch.device | None:
+    """Return `given` as a CUDA device with an index, or None if it is not a CUDA device."""
+    device = None if given is None else torch.device(given)
+    if device is None or device.type != "cuda":
+        return None
+    if device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _make_fake(make: Any) -> Any:
+    """Return FakeTensor's `__new__`, for which a CUDA device is the CPU in C++."""
 
     def make_fake(
         cls: type, mode: Any = None, elem: Any = None, device: Any = None, *args: Any, **kwargs: Any
@@ -35,88 +76,68 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
                 "a FakeTensor on a CUDA device, as torch.export and torch.onnx.export make them,"
             )
         fake = make(cls, mode, elem, torch.device("cpu"), *args, **kwargs)
-        fake.fake_device = (
-            wanted
-            if wanted.index is not None
-            else torch.device("cuda", torch.cuda.current_device())
-        )
+        fake.fake_device = _cuda_device(wanted)
         return fake
+
+    return make_fake
+
+
+def _dispatch_fake(dispatch: Any) -> Any:
+    """Return FakeTensor's `__torch_dispatch__`, which tells C++ that its CUDA device is the CPU."""
 
     def dispatch_fake(
         cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if (
-            func is _PRIM_DEVICE
-            and len(args) == 1
-            and isinstance(args[0], FakeTensor)
-            and args[0].fake_device.type == "cuda"
-        ):
+        is_question = func is _PRIM_DEVICE and len(args) == 1 and isinstance(args[0], FakeTensor)
+        if is_question and args[0].fake_device.type == "cuda":
             return torch.device("meta" if args[0].fake_mode.in_kernel_invocation else "cpu")
         return dispatch(cls, func, types, args, kwargs)
 
+    return dispatch_fake
+
+
+def _device_for_cpp(handler: Any) -> Any:
+    """Return the function that tells C++ a FakeTensor's device. It gives the CPU for CUDA."""
+
     def device_for_cpp(args: tuple) -> torch.device:
-        device = told(args)
+        device = handler(args)
         return torch.device("cpu") if device.type == "cuda" else device
 
-    yield handlers, {_PRIM_DEVICE: device_for_cpp}
-    yield (
-        FakeTensor,
-        {
-            "__new__": make_fake,
-            "__torch_dispatch__": classmethod(dispatch_fake),
-            "is_cuda": property(lambda x: x.device.type == "cuda"),
-            "is_cpu": property(lambda x: x.device.type == "cpu"),
-        },
-    )
-    yield (
-        torch.Tensor,
-        {
-            "_make_wrapper_subclass": staticmethod(
-                _make_wrapper(torch.Tensor._make_wrapper_subclass)
-            )
-        },
-    )
-    # C++ makes a DTensor on the device of its local tensor. Its class may be imported already, or takes this __new__ when it is.
-    if made := getattr(torch.Tensor, "_dtensor__new__", None):
-        yield torch.Tensor, {"_dtensor__new__": staticmethod(_make_dtensor(made))}
-    if hasattr(rpc := sys.modules.get("torch.distributed.rpc"), "init_rpc"):
-        yield rpc, {"init_rpc": refuse("torch.distributed.rpc.init_rpc")}
-    if imported := sys.modules.get("torch.distributed.tensor"):
-        yield imported.DTensor, _DEVICE
+    return device_for_cpp
 
 
 def _make_wrapper(make: Any) -> Any:
+    """Return `_make_wrapper_subclass`, for which a CUDA device is the CPU in C++."""
+
     def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted = None if kwargs.get("device") is None else torch.device(kwargs["device"])
-        if wanted is None or wanted.type != "cuda":
+        device = _cuda_device(kwargs.get("device"))
+        if device is None:
             return make(cls, *args, **kwargs)
         wrapper = make(cls, *args, **kwargs | {"device": torch.device("cpu")})
-        wrapper._virtual_device = (
-            wanted
-            if wanted.index is not None
-            else torch.device("cuda", torch.cuda.current_device())
-        )
-        _tell_device(cls)
+        wrapper._virtual_device = device
+        _add_device_attributes(cls)
         return wrapper
 
     return make_wrapper
 
 
 def _make_dtensor(make: Any) -> Any:
+    """Return DTensor's `__new__` in C++, which adds the attributes of the device to its class."""
+
     def make_dtensor(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        _tell_device(cls)
+        _add_device_attributes(cls)
         return make(cls, *args, **kwargs)
 
     return make_dtensor
 
 
 def _device_of(x: Any) -> torch.device:
-    if (local := getattr(x, "_local_tensor", None)) is not None:
+    """Return the device that a wrapper or a DTensor reports."""
+    local = getattr(x, "_local_tensor", None)
+    if local is not None:
         return local.device
-    device: torch.device = x.__dict__.get("_virtual_device") or torch._C.TensorBase.device.__get__(
-        x
-    )
-    return device
+    device: torch.device = x.__dict__.get("_virtual_device")
+    return device or torch._C.TensorBase.device.__get__(x)
 
 
 _DEVICE = {
@@ -127,7 +148,8 @@ _DEVICE = {
 }
 
 
-def _tell_device(cls: Any) -> None:
+def _add_device_attributes(cls: Any) -> None:
+    """Let a class report its own devices, unless it already does so."""
     if "device" not in cls.__dict__:
         for name, value in _DEVICE.items():
             setattr(cls, name, value)
