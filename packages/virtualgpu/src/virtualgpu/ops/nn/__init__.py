@@ -1,1 +1,1 @@
-"""The operators behind the layers and losses of `torch.nn`: one module a family."""
+"""The operators behind the layers and losses of `torch.nn`, with one module for each family."""

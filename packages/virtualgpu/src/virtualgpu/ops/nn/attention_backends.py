@@ -1,7 +1,8 @@
 """Choice of the backend that computes an attention on CUDA, and the reasons against each of them.
 
-The rules are those of PyTorch's native/transformers/cuda/sdp_utils.cpp. PyTorch tries the backends in an order of priority: on Hopper
-and Blackwell cuDNN, flash, memory-efficient, math, unless the program has set an order of its own.
+The rules are those of PyTorch's native/transformers/cuda/sdp_utils.cpp. PyTorch tries the backends
+in an order of priority. On Hopper and Blackwell, the order is cuDNN, flash, memory-efficient, math,
+unless the program has set an order of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +52,10 @@ _NO_VIABLE_BACKEND = (
 
 
 class Attention(NamedTuple):
-    """Arguments of one attention, as PyTorch's `SDPAParams` holds them."""
+    """Arguments of one attention, as PyTorch's `SDPAParams` holds them.
+
+    `gqa` says whether several heads of the query may share a head of key and value.
+    """
 
     query: Tensor
     key: Tensor
@@ -62,21 +66,26 @@ class Attention(NamedTuple):
     gqa: bool = False
 
 
-Capability = tuple[int, int]
+Capability = tuple[int, int]  # a GPU's compute capability, such as (9, 0)
+# Returns why a backend cannot compute an attention, or None.
 Reason = Callable[[Attention, Capability], str | None]
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
-    questions = {"_can_use_cudnn_attention": "cudnn", "_can_use_flash_attention": "flash"}
-    questions["_can_use_mem_efficient_attention"] = "efficient"
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    questions = {
+        "_can_use_cudnn_attention": "cudnn",
+        "_can_use_flash_attention": "flash",
+        "_can_use_mem_efficient_attention": "efficient",
+    }
     answers = {
         name: _can_use(backend) for name, backend in questions.items() if hasattr(torch._C, name)
     }
     yield torch._C, {"_is_flash_attention_available": lambda: True} | answers
 
 
-CAUSAL_BIASES = "torch.nn.attention.bias"  # imports the compiler, which takes a second
+# The module of causal biases. It imports the compiler, which takes a second.
+CAUSAL_BIASES = "torch.nn.attention.bias"
 
 
 def causal_biases(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -92,17 +101,21 @@ def causal_biases(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
 def backend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool
 ) -> str:
-    """Return "cudnn", "flash", "efficient" or "math". Raises RuntimeError if no backend may run."""
+    """Return the backend that CUDA chooses: "cudnn", "flash", "efficient" or "math".
+
+    Query, key and value have the shape (batch, heads, positions, width). Raises RuntimeError if no
+    backend may run, after warnings with the reasons.
+    """
     attention = Attention(q, k, v, mask, dropout, causal, gqa)
     capability = _capability(q)
-    math = torch._C._get_math_sdp_enabled()
+    math_is_enabled = torch._C._get_math_sdp_enabled()
     for name in _order(capability):
         if name == "math":
-            if math:
+            if math_is_enabled:
                 return name
         elif reason_against(name, attention, capability) is None:
             return name
-    if not math and not any(enabled() for enabled in _ENABLED.values()):
+    if not math_is_enabled and not any(enabled() for enabled in _ENABLED.values()):
         raise RuntimeError(_NO_VIABLE_BACKEND)
     for name, title in _TITLES.items():
         _warn(f"{title} kernel not used because:")
@@ -111,7 +124,7 @@ def backend(
 
 
 def _order(capability: Capability) -> Iterator[str]:
-    """Names of the backends in the order in which PyTorch tries them."""
+    """Yield the names of the backends in the order in which PyTorch tries them."""
     order = torch._C._get_sdp_priority_order()
     if order == _UNSET_ORDER and capability[0] in (9, 10):
         yield "cudnn"
@@ -123,15 +136,16 @@ def _order(capability: Capability) -> Iterator[str]:
 
 
 def _capability(query: Tensor) -> Capability:
+    """Return the compute capability of the query's GPU."""
     profile = query._gpu.profile  # type: ignore[attr-defined]
     return profile.major, profile.minor
 
 
 def _warn(reason: str | None) -> None:
+    """Warn about a reason, if there is one, as C++ does."""
     if reason is not None:
-        warn_as_cpp(
-            f"{reason} (Triggered internally at /pytorch/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.)"
-        )
+        source = "/pytorch/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp"
+        warn_as_cpp(f"{reason} (Triggered internally at {source}.)")
 
 
 def reason_against(name: str, attention: Attention, capability: Capability) -> str | None:
@@ -146,7 +160,7 @@ def reason_against(name: str, attention: Attention, capability: Capability) -> s
 
 
 def require_mask_beside_query(name: str, query: Tensor, mask: Tensor) -> None:
-    """Raises RuntimeError, as the backend's operator does, for a mask on another device."""
+    """Raise the RuntimeError of the backend's operator for a mask on another device."""
     if mask.device != query.device:
         method = f"wrapper_CUDA___scaled_dot_product_{name}_attention"
         raise RuntimeError(argument_differs([("query", query), ("attn_bias", mask)], method))
@@ -161,9 +175,9 @@ def choose_backend(call: Call) -> int:
 
 
 def _can_use(name: str) -> Callable[..., bool]:
-    """Return the function that says whether a backend can compute an attention.
+    """Return PyTorch's function that says whether a backend can compute an attention.
 
-    The function warns about the reason if it is asked to.
+    With `debug`, the function warns about the reason if the backend cannot.
     """
 
     def can_use(parameters: Any, debug: bool = False) -> bool:
@@ -182,8 +196,8 @@ def _can_use(name: str) -> Callable[..., bool]:
             reason = reason_against(name, attention, _capability(q))
         else:
             reason = (
-                f"All tensors need to be on cuda device. Got query on device: {q.device}, key on device: {k.device}, "
-                f"value on device: {v.device}"
+                f"All tensors need to be on cuda device. Got query on device: {q.device}, "
+                f"key on device: {k.device}, value on device: {v.device}"
             )
         if debug:
             _warn(reason)
@@ -193,20 +207,24 @@ def _can_use(name: str) -> Callable[..., bool]:
 
 
 def _only_on_cpu(can_use: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda parameters, debug=False: (
-        type(parameters.query) is not VirtualTensor and can_use(parameters, debug)
-    )
+    """Return a function that says False for a query on a virtual GPU."""
+
+    def can_use_on_cpu(parameters: Any, debug: bool = False) -> bool:
+        return type(parameters.query) is not VirtualTensor and can_use(parameters, debug)
+
+    return can_use_on_cpu
 
 
-# Reasons against a backend
+# Reasons against a backend. Each function returns PyTorch's text if it refuses, and else None.
 
 
 def _shapes(attention: Attention, capability: Capability) -> str | None:
+    """Refuse tensors that do not have four dimensions, and empty ones."""
     q, k, v = attention[:3]
     if not q.dim() == k.dim() == v.dim() == 4:
         return (
-            f"All fused kernels requires query, key and value to be 4 dimensional, but got Query dim: {q.dim()}, "
-            f"Key dim: {k.dim()}, Value dim: {v.dim()} instead."
+            "All fused kernels requires query, key and value to be 4 dimensional, but got "
+            f"Query dim: {q.dim()}, Key dim: {k.dim()}, Value dim: {v.dim()} instead."
         )
     if 0 in (q.numel(), k.numel(), v.numel()):
         return "All fused kernels do not support zero seq_len_q or seq_len_kv."
@@ -214,18 +232,20 @@ def _shapes(attention: Attention, capability: Capability) -> str | None:
 
 
 def _dense(attention: Attention, capability: Capability) -> str | None:
-    """The last dimension must be contiguous, also that of the mask."""
+    """Refuse tensors, and a mask, whose last dimension is not contiguous."""
     q, k, v, mask = attention[:4]
     if all(x is None or x.stride(-1) == 1 for x in (q, k, v, mask)):
         return None
     of_mask = "" if mask is None else f", Attn_mask.stride(-1): {mask.stride(-1)}"
     return (
         "All fused kernels require the last dimension of the input to have stride 1. "
-        f"Got Query.stride(-1): {q.stride(-1)}, Key.stride(-1): {k.stride(-1)}, Value.stride(-1): {v.stride(-1)}{of_mask} instead."
+        f"Got Query.stride(-1): {q.stride(-1)}, Key.stride(-1): {k.stride(-1)}, "
+        f"Value.stride(-1): {v.stride(-1)}{of_mask} instead."
     )
 
 
 def _dtype(attention: Attention, allowed: tuple[torch.dtype, ...]) -> str | None:
+    """Return PyTorch's text if the query's dtype is not allowed."""
     if attention.query.dtype in allowed:
         return None
     return _wrong_dtype(tuple(x.dtype for x in attention[:3]), allowed)
@@ -233,6 +253,7 @@ def _dtype(attention: Attention, allowed: tuple[torch.dtype, ...]) -> str | None
 
 @lru_cache(maxsize=64)
 def _wrong_dtype(given: tuple[torch.dtype, ...], allowed: tuple[torch.dtype, ...]) -> str:
+    """Return PyTorch's text about the dtypes of query, key and value."""
     q, k, v = map(cpp_name, given)
     names = ", ".join(map(scalar_name, allowed))
     return (
@@ -242,16 +263,20 @@ def _wrong_dtype(given: tuple[torch.dtype, ...], allowed: tuple[torch.dtype, ...
 
 
 def _half_precision(attention: Attention, capability: Capability) -> str | None:
+    """Refuse dtypes other than float16 and, from Ampere on, bfloat16."""
     return _dtype(attention, HALF if capability >= (8, 0) else (torch.float16,))
 
 
 def _half_or_float32(attention: Attention, capability: Capability) -> str | None:
+    """Refuse dtypes other than float16, float32 and, from Ampere on, bfloat16."""
     if capability < (8, 0):
         return _dtype(attention, (torch.float16, torch.float32))
     return _dtype(attention, (torch.float16, torch.float32, torch.bfloat16))
 
 
 def _from_ampere_on(kernel: str) -> Reason:
+    """Return a function that refuses GPUs older than Ampere for this kernel."""
+
     def reason(attention: Attention, capability: Capability) -> str | None:
         if capability >= (8, 0):
             return None
@@ -264,29 +289,31 @@ def _from_ampere_on(kernel: str) -> Reason:
 
 
 def _widths(attention: Attention) -> str:
+    """Return the end of a text with the widths of query, key and value."""
     q, k, v = (x.shape[-1] for x in attention[:3])
     return f"Got Query.size(-1): {q}, Key.size(-1): {k}, Value.size(-1): {v} instead."
 
 
 def _cudnn_mask(attention: Attention, capability: Capability) -> str | None:
+    """Refuse a mask that requires a gradient, which cuDNN does not compute."""
     if attention.mask is not None and attention.mask.requires_grad:
         return "cuDNN attention does not compute the gradient of attn_mask."
     return None
 
 
 def _cudnn_widths(attention: Attention, capability: Capability) -> str | None:
-    widest, limit = (
-        max(attention.query.shape[3], attention.value.shape[3]),
-        256 if capability >= (9, 0) else 128,
-    )
-    if widest > limit:
+    """Refuse widths that are no multiples of 8 or are too large for cuDNN."""
+    widths = attention.query.shape[3], attention.value.shape[3]
+    limit = 256 if capability >= (9, 0) else 128
+    if max(widths) > limit:
         return f"head_dim should be no more than {limit}"
-    if attention.query.shape[3] % 8 or attention.value.shape[3] % 8:
+    if any(width % 8 for width in widths):
         return "head_dim should be a multiple of 8"
     return None
 
 
 def _cudnn_lengths(attention: Attention, capability: Capability) -> str | None:
+    """Refuse a sequence of one query and one key, and one query with dropout."""
     queries, keys = attention.query.shape[2], attention.key.shape[2]
     if queries == 1 and keys == 1:
         return "cudnn SDPA does not support key/value sequence length 1."
@@ -296,33 +323,37 @@ def _cudnn_lengths(attention: Attention, capability: Capability) -> str | None:
 
 
 def _flash_mask(attention: Attention, capability: Capability) -> str | None:
-    return (
-        None if attention.mask is None else "Flash Attention does not support non-null attn_mask."
-    )
+    """Refuse a mask."""
+    if attention.mask is None:
+        return None
+    return "Flash Attention does not support non-null attn_mask."
 
 
 def _flash_widths(attention: Attention, capability: Capability) -> str | None:
+    """Refuse widths that differ or are larger than 256."""
     q, k, v = (x.shape[3] for x in attention[:3])
     if q == k == v and q <= 256:
         return None
     return (
-        "Flash attention requires q,k,v to have the same last dimension and to be less than or equal to 256. "
-        + _widths(attention)
+        "Flash attention requires q,k,v to have the same last dimension and to be less than or "
+        f"equal to 256. {_widths(attention)}"
     )
 
 
 def _flash_causal(attention: Attention, capability: Capability) -> str | None:
+    """Refuse a causal attention whose numbers of queries and keys differ."""
     queries, keys = attention.query.shape[2], attention.key.shape[2]
     if not attention.causal or queries == keys:
         return None
     return (
         "Flash attention does not support the is_causal flag when seqlen_q != seqlen_k. "
-        f"Got seqlen_q: {queries} seqlen_k: {keys}. "
-        "If you would like to use causal attention with non-square masks, please see CausalAttnMask."
+        f"Got seqlen_q: {queries} seqlen_k: {keys}. If you would like to use causal attention with "
+        "non-square masks, please see CausalAttnMask."
     )
 
 
 def _efficient_widths(attention: Attention, capability: Capability) -> str | None:
+    """Refuse widths that are no multiples of the alignment, which depends on the dtype."""
     alignment = 1
     if attention.query.dtype in HALF:
         alignment = 8
@@ -331,20 +362,22 @@ def _efficient_widths(attention: Attention, capability: Capability) -> str | Non
     if attention.query.shape[3] % alignment == attention.value.shape[3] % alignment == 0:
         return None
     return (
-        f"Mem efficient attention requires last dimension of inputs to be divisible by {alignment}. "
-        + _widths(attention)
+        "Mem efficient attention requires last dimension of inputs to be divisible by "
+        f"{alignment}. {_widths(attention)}"
     )
 
 
 def _efficient_heads(attention: Attention, capability: Capability) -> str | None:
+    """Refuse batches or numbers of heads that differ."""
     q, k, v = (x.shape for x in attention[:3])
     if not attention.gqa and q[:2] == k[:2] == v[:2]:
         return None
     what = "batch_size" if not q[0] == k[0] == v[0] else "num_heads"
     return (
-        f"For dense inputs, both fused kernels require query, key and value to have the same {what}. "
-        f"Query.sizes(): {list(q)}, Key.sizes(): {list(k)}, Value.sizes(): {list(v)} instead. "
-        "To broadcast dense inputs, try using unsqueeze and expand_to before passing them into the kernel."
+        "For dense inputs, both fused kernels require query, key and value to have the same "
+        f"{what}. Query.sizes(): {list(q)}, Key.sizes(): {list(k)}, Value.sizes(): {list(v)} "
+        "instead. To broadcast dense inputs, try using unsqueeze and expand_to before passing them "
+        "into the kernel."
     )
 
 

@@ -1,6 +1,8 @@
-"""The single operators that `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` call in evaluation, instead of their parts.
+"""Fused operators of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in evaluation.
 
-What they are made of: native/transformers/cuda/attention.cu (`native_multi_head_attention_cuda`), native/transformers/transformer.cpp.
+In evaluation these modules call one operator each instead of their parts. The parts follow PyTorch's
+native/transformers/cuda/attention.cu (`native_multi_head_attention_cuda`) and
+native/transformers/transformer.cpp.
 """
 
 from typing import Any
@@ -17,32 +19,31 @@ from virtualgpu.ops.nn import attention
 
 @handles("_native_multi_head_attention")
 def multi_head_attention(call: Call) -> Any:
-    """Of one tensor, without a mask and weights: a product, a fused attention where there is one, a product. Else CUDA's older kernels."""
+    """Run `nn.MultiheadAttention` of one tensor with itself as its parts.
+
+    These are a product, a fused attention and a product. With a mask, with weights as a result, or
+    without a fused kernel for the sizes, CUDA uses older kernels, which run as one operator.
+    """
     query, key, value, embedding, heads, weight, bias, weight_out, bias_out = call.args[:9]
     call.common_gpu()
-    alone = (
-        query is key is value
-        and not query.is_nested
-        and query.dim() == 3
-        and call.argument("mask") is None
-    )
-    if not alone or call.argument("need_weights") or embedding // heads % 8:
+    is_self_attention = query is key is value and not query.is_nested and query.dim() == 3
+    if not is_self_attention or call.argument("mask") is not None:
         return operators.compute(call)
-    apart = query.view(query.shape[0], -1, heads, embedding // heads).transpose(1, 2)
-    if attention.backend(apart, apart, apart, None, 0.0, False, False) == "math":
+    if call.argument("need_weights") or embedding // heads % 8:
+        return operators.compute(call)
+    by_head = query.view(query.shape[0], -1, heads, embedding // heads).transpose(1, 2)
+    if attention.backend(by_head, by_head, by_head, None, 0.0, False, False) == "math":
         return operators.compute(call)
     with hardware.machine().host_operators:
-        q, k, v = (
-            x.unflatten(-1, (heads, -1)).transpose(1, 2)
-            for x in F.linear(query, weight, bias).chunk(3, -1)
-        )
+        projected = F.linear(query, weight, bias).chunk(3, -1)
+        q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in projected)
         mixed = attention.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(query.shape)
         return F.linear(mixed, weight_out, bias_out), None
 
 
 @device_time("_native_multi_head_attention")
 def multi_head_attention_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Four products of each position with weights, and two of all positions with each other."""
+    """Return the work of four products with weights and of two products of all positions."""
     query, key = call.args[:2]
     if query.is_nested:
         return Work(moved)
@@ -53,7 +54,10 @@ def multi_head_attention_time(call: Call, results: list[torch.Tensor], moved: in
 
 @handles("_transformer_encoder_layer_fwd")
 def encoder_layer(call: Call) -> Any:
-    """The same function of C++ for CPU and CUDA: it calls the layer's parts one by one."""
+    """Run `nn.TransformerEncoderLayer` with PyTorch's C++ function for the CPU.
+
+    CUDA uses the same function. It calls the layer's parts one by one.
+    """
     if call.args[0].is_nested:
         return operators.compute(call)
     with hardware.machine().host_operators:
