@@ -1,8 +1,11 @@
-"""Scaled dot product attention: what each of CUDA's backends computes and allocates, forward and backward.
+"""Scaled dot product attention: the values, memory and time of CUDA's backends.
 
-`attention_backends` chooses the backend.
-Allocations: native/transformers/cuda/attention.cu and attention_backward.cu, cutlass' kernel_backward.h (workspace of the memory-
-efficient backward), native/cudnn/MHA.cpp. cuDNN's own workspaces are estimates, measured on an H200 (cuDNN 9.19).
+`attention_backends` chooses the backend. The allocations follow PyTorch's
+native/transformers/cuda/attention.cu and attention_backward.cu, CUTLASS's kernel_backward.h (the
+workspace of the memory-efficient backward pass), and native/cudnn/MHA.cpp. The workspaces of cuDNN
+are estimates from measurements on an H200 (cuDNN 9.19).
+
+Query, key and value have the shape (batch, heads, positions, width).
 """
 
 from collections.abc import Sequence
@@ -36,27 +39,27 @@ from virtualgpu.tensor import VirtualTensor, empty, empty_without_values, memory
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-# Of a product's rate, read off benchmarks/timing/kernels.json (one H200, torch 2.11, cuDNN 9.19), rounded.
+# Shares of a product's rate, from benchmarks/timing/kernels.json (one H200, torch 2.11,
+# cuDNN 9.19), rounded.
 ATTENTION, ATTENTION_BACKWARD = 0.62, 0.6
-# Queries with which half of that is reached in float16: the start and the end of a block take as long whatever the format.
+# Queries with which half of that rate is reached in float16. A block of queries takes the same time
+# to start and to end in every format.
 ATTENTION_HALF, ATTENTION_BACKWARD_HALF = 256, 512
 
-fused, fused_backward = (
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward,
-)
-sums_in_float32(fused, stay=(1,))  # the logarithm of the sums of the softmax
+fused = aten._scaled_dot_product_flash_attention_for_cpu
+fused_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+sums_in_float32(fused, stay=(1,))  # result 1 has the logarithms of the softmax's sums
 sums_in_float32(fused_backward)
 
 
 def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:
-    """Memory that a graph keeps and nobody reads."""
+    """Return a tensor without values, for memory that an autograd graph keeps."""
     return empty_without_values(gpu, (nbytes,), (1,), torch.uint8)
 
 
 @checks("scaled_dot_product_attention")
 def check_devices(args: tuple, kwargs: dict) -> None:
-    """Raises RuntimeError unless query, key and value are on one device."""
+    """Raise PyTorch's RuntimeError unless query, key and value are on one device."""
     query, key, value = (x.device for x in args[:3])
     if not query == key == value:
         raise RuntimeError(
@@ -77,9 +80,13 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if (
-        type(q) is not VirtualTensor
-    ):  # the mask alone is on a GPU: PyTorch chooses a kernel for the CPU
+    """Compute `torch.nn.functional.scaled_dot_product_attention` with the backend of CUDA.
+
+    The steps around the backend are those of native/transformers/attention.cpp. Raises RuntimeError
+    for arguments that PyTorch refuses.
+    """
+    if type(q) is not VirtualTensor:
+        # Only the mask is on a GPU. PyTorch then chooses a kernel for the CPU.
         operator = aten.scaled_dot_product_attention.default
         return made_of(
             operator, q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -87,17 +94,13 @@ def scaled_dot_product_attention(
     _check(q, k, v, attn_mask, is_causal)
     chosen = backend(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
-        where = attn_mask.device
-        zero = torch.scalar_tensor(0.0, dtype=q.dtype, device=where)
-        attn_mask = torch.where(
-            attn_mask, zero, torch.scalar_tensor(-inf, dtype=q.dtype, device=where)
-        )
-        del zero
+        attn_mask = _as_summand(attn_mask, q.dtype)
     if chosen == "math":
         return aten._scaled_dot_product_attention_math.default(
             q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = q.shape[3] ** -0.5
     width = v.shape[3]
     if chosen == "flash" and width % 8:
         q, k, v = (F.pad(x, (0, 8 - width % 8)) for x in (q, k, v))
@@ -109,57 +112,73 @@ def scaled_dot_product_attention(
             attn_mask = attn_mask.expand(*q.shape[:3], keys)
         require_mask_beside_query(chosen, q, attn_mask)
     out = Attention.apply(q, k, v, attn_mask, dropout_p, is_causal, scale, chosen)
-    return out[..., :width] if out.shape[3] != width else out
+    if out.shape[3] != width:
+        return out[..., :width]
+    return out
+
+
+def _as_summand(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a boolean mask as a tensor to add to the scores: 0 for True and -inf for False."""
+    zero = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, torch.scalar_tensor(-inf, dtype=dtype, device=mask.device))
 
 
 @composes_dtensors("scaled_dot_product_attention")
 def attention_of_dtensors(
     q: Any, k: Any, v: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Each rank computes its batches and heads, or all of them (the rules of torch/distributed/tensor/_ops/_matrix_ops.py)."""
+    """Compute the attention of DTensors and return a DTensor.
+
+    If the query is sharded by batches or heads that divide evenly, each rank computes its own ones.
+    Otherwise each rank computes all (the rules of torch/distributed/tensor/_ops/_matrix_ops.py).
+    """
     from torch.distributed.tensor import DTensor, Replicate
 
     if not all(isinstance(x, DTensor) for x in (q, k, v, attn_mask) if x is not None):
         raise RuntimeError(
-            "aten.scaled_dot_product_attention.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor "
-            "before calling distributed operators!"
+            "aten.scaled_dot_product_attention.default got mixed torch.Tensor and DTensor, need to "
+            "convert all torch.Tensor to DTensor before calling distributed operators!"
         )
     mesh = q.device_mesh
-    placements = [
-        p
-        if any(
-            p.is_shard(dim)
-            and q.dim() == 4
-            and not any(x.shape[dim] % mesh.size(i) for x in (q, k, v))
-            for dim in (0, 1)
-        )
-        else Replicate()
-        for i, p in enumerate(q.placements)
-    ]
+    placements = []
+    for index, placement in enumerate(q.placements):
+        stays = _splits_evenly(placement, mesh.size(index), (q, k, v))
+        placements.append(placement if stays else Replicate())
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*q.shape[:-2], *attn_mask.shape[-2:])
     parts: list[Any] = [
         None if x is None else x.redistribute(mesh, placements).to_local()
         for x in (q, k, v, attn_mask)
     ]
-    return DTensor.from_local(
-        F.scaled_dot_product_attention(*parts, *args, **kwargs), mesh, placements, run_check=False
-    )
+    result = F.scaled_dot_product_attention(*parts, *args, **kwargs)
+    return DTensor.from_local(result, mesh, placements, run_check=False)
+
+
+def _splits_evenly(placement: Any, ranks: int, tensors: tuple) -> bool:
+    """Return whether a placement divides all batches or all heads evenly among the ranks."""
+    if tensors[0].dim() != 4:
+        return False
+    for dim in (0, 1):
+        if placement.is_shard(dim) and not any(x.shape[dim] % ranks for x in tensors):
+            return True
+    return False
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> None:
-    """Raises RuntimeError as PyTorch's `validate_sdpa_input` does."""
+    """Raise RuntimeError as PyTorch's `validate_sdpa_input` does."""
     common_gpu(q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise RuntimeError(
-            f"Expected query, key, and value to have the same dtype, but got query.dtype: {cpp_name(q.dtype)} "
-            f"key.dtype: {cpp_name(k.dtype)} and value.dtype: {cpp_name(v.dtype)} instead."
+            "Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{cpp_name(q.dtype)} key.dtype: {cpp_name(k.dtype)} and value.dtype: "
+            f"{cpp_name(v.dtype)} instead."
         )
     if min(q.dim(), k.dim(), v.dim()) < 2:
         raise RuntimeError("Expected query, key, and value to all be  at least 2 dimensional")
     if mask is not None and mask.dtype not in (torch.bool, q.dtype):
         raise RuntimeError(
-            f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {mask.dtype}"
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got "
+            f"attn_mask.dtype: {mask.dtype}"
         )
     if mask is not None and causal:
         raise RuntimeError(
@@ -171,7 +190,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -
 
 
 def _plain(x: Tensor) -> Tensor:
-    """The values of a device tensor in a plain one, in float32 where they are in half precision."""
+    """Return the values of a device tensor as a CPU tensor, in float32 for half precision."""
     x = aten.alias.default(x)
     return x.float() if x.dtype in HALF else x
 
@@ -179,18 +198,21 @@ def _plain(x: Tensor) -> Tensor:
 def _operands(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Their values, with keys and values for each of the query's heads."""
+    """Return the values of query, key, value and mask, with as many heads as the query has."""
     heads = q.shape[1] // k.shape[1]
-    keys, values = (
-        _plain(x).repeat_interleave(heads, 1) if heads > 1 else _plain(x) for x in (k, v)
-    )
+    keys, values = _plain(k), _plain(v)
+    if heads > 1:
+        keys, values = keys.repeat_interleave(heads, 1), values.repeat_interleave(heads, 1)
     return _plain(q), keys, values, None if mask is None else _plain(mask)
 
 
 def _cpu_is_fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float
 ) -> bool:
-    """Return whether the CPU has a fused kernel for this attention. The program's choice of backends is for CUDA."""
+    """Return whether the CPU has a fused kernel for this attention.
+
+    The program's choice of backends is ignored, because it is meant for CUDA.
+    """
     before = torch._C._get_flash_sdp_enabled()
     torch._C._set_sdp_use_flash(True)
     try:
@@ -201,20 +223,21 @@ def _cpu_is_fused(
 
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """Softmax of the scores; a row that is masked as a whole is zero."""
+    """Return the softmax of the scores. A row that is masked as a whole becomes zero."""
     scores = q @ k.mT * scale
     if mask is not None:
         scores = scores + mask
     if causal:
-        scores.masked_fill_(
-            torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril_().logical_not_(),
-            -inf,
-        )
-    return scores.softmax(-1).nan_to_num_(0.0) if mask is not None else scores.softmax(-1)
+        all_true = torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu")
+        scores.masked_fill_(all_true.tril_().logical_not_(), -inf)
+    result = scores.softmax(-1)
+    if mask is not None:
+        result.nan_to_num_(0.0)
+    return result
 
 
 class Attention(torch.autograd.Function):
-    """A fused attention kernel."""
+    """A fused attention kernel of one of CUDA's backends."""
 
     @staticmethod
     def forward(
@@ -228,24 +251,29 @@ class Attention(torch.autograd.Function):
         scale: float,
         chosen: str,
     ) -> Tensor:
+        """Return the attention's output. `chosen` is "cudnn", "flash" or "efficient"."""
         gpu = q._gpu  # type: ignore[attr-defined]
         gpu.machine.require_alive()
         gpu.machine.selected.gpu = gpu
-        needs = any(ctx.needs_input_grad[:4])
+        needs_gradient = any(ctx.needs_input_grad[:4])
         known = all(memory_of(x).kept is not None for x in (q, k, v, mask) if x is not None)
-        seeds = [scratch_tensor(gpu, 8), scratch_tensor(gpu, 8)] if chosen == "cudnn" else []
+        seeds = []
+        if chosen == "cudnn":
+            seeds = [scratch_tensor(gpu, 8), scratch_tensor(gpu, 8)]
         like_query = chosen != "efficient"
         out = _output(gpu, q, (*q.shape[:3], v.shape[3]), like_query)
-        sums = scratch_tensor(gpu, _sum_bytes(q, chosen)) if needs or chosen == "flash" else None
+        sums = None
+        if needs_gradient or chosen == "flash":
+            sums = scratch_tensor(gpu, _sum_bytes(q, chosen))
         if chosen == "flash":
             seeds = [scratch_tensor(gpu, 16), scratch_tensor(gpu, 8)]
         play(gpu, _forward_workspace(q, v, dropout, chosen))
         kept = logarithms = None
-        bias_needs = mask is not None and ctx.needs_input_grad[3]
+        bias_needs_gradient = mask is not None and ctx.needs_input_grad[3]
         if known and memory_of(out).kept is not None:
             with _DisableTorchDispatch():
                 queries, keys, values, added = _operands(q, k, v, mask)
-                if not bias_needs and _cpu_is_fused(
+                if not bias_needs_gradient and _cpu_is_fused(
                     queries, keys, values, added, dropout, causal, scale
                 ):
                     value, logarithms = fused.default(
@@ -254,81 +282,76 @@ class Attention(torch.autograd.Function):
                 else:
                     p = probabilities(queries, keys, added, causal, scale)
                     if dropout > 0:
-                        kept = torch.empty_like(p).bernoulli_(
-                            1 - dropout, generator=gpu.generator.next_draws(p.numel())
-                        )
+                        draws = gpu.generator.next_draws(p.numel())
+                        kept = torch.empty_like(p).bernoulli_(1 - dropout, generator=draws)
                         p = p * kept.div_(1 - dropout or 1)
                     value = p @ values
                 aten.copy_.default(out, value)
         gpu.launch(*attention_work(q, k, v, causal), name="attention")
-        if needs:
+        if needs_gradient:
             ctx.save_for_backward(mask, k, q, v, sums, out, *seeds)
-            ctx.settings = causal, scale, chosen, kept, bias_needs, logarithms
+            ctx.settings = causal, scale, chosen, kept, bias_needs_gradient, logarithms
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
+        """Return the gradients of query, key, value and mask, and None for the other arguments."""
         mask, k, q, v, _, out, *_ = ctx.saved_tensors
-        causal, scale, chosen, kept, bias_needs, logarithms = ctx.settings
+        causal, scale, chosen, kept, bias_needs_gradient, logarithms = ctx.settings
         gpu = q._gpu
         gpu.machine.selected.gpu = gpu
-        shapes = (q, k, v)
-        copies = _copies(grad, out, chosen)
-        held = [scratch_tensor(gpu, size) for size in copies]
-        grads = [_output(gpu, x, x.shape, chosen != "efficient") for x in shapes]
-        bias = None
-        if bias_needs:
-            keys = k.shape[2]
-            _, heads, queries, _ = q.shape
-            width = -(-keys // 16) * 16
-            bias = empty(
-                gpu,
-                (*q.shape[:3], width),
-                (heads * queries * width, queries * width, width, 1),
-                q.dtype,
-            )[..., :keys]
+        held = [scratch_tensor(gpu, size) for size in _copies(grad, out, chosen)]
+        grads = [_output(gpu, x, x.shape, chosen != "efficient") for x in (q, k, v)]
+        bias = _bias_gradient(gpu, q, k) if bias_needs_gradient else None
         play(gpu, _backward_workspace(q, k, v, grad, chosen))
         del held
         if all(memory_of(x).kept is not None for x in (grad, q, k, v, *grads)):
             with _DisableTorchDispatch():
-                queries, keys, values, added = operands = _operands(q, k, v, mask)
+                operands = _operands(q, k, v, mask)
                 if logarithms is not None:
+                    *tensors, added = operands
                     results = fused_backward.default(
-                        _plain(grad),
-                        queries,
-                        keys,
-                        values,
-                        _plain(out),
-                        logarithms,
-                        0.0,
-                        causal,
-                        attn_mask=added,
-                        scale=scale,
-                    )
+                        _plain(grad), *tensors, _plain(out), logarithms, 0.0, causal,
+                        attn_mask=added, scale=scale,
+                    )  # fmt: skip
                 else:
                     results = _gradients(
                         _plain(grad), *operands, causal=causal, scale=scale, kept=kept
                     )
                 for x, value in zip((*grads, bias), results, strict=False):
                     if x is not None:
-                        shared = value.shape[1] // x.shape[1]  # by several heads of the query
-                        aten.copy_.default(
-                            x, value.unflatten(1, (-1, shared)).sum(2) if shared > 1 else value
-                        )
+                        shared = value.shape[1] // x.shape[1]  # heads of the query that share x
+                        if shared > 1:
+                            value = value.unflatten(1, (-1, shared)).sum(2)
+                        aten.copy_.default(x, value)
         gpu.launch(*attention_work(q, k, v, causal, backward=True), name="attention_backward")
         return *grads, bias, None, None, None, None
 
 
 def _output(gpu: Gpu, model: Tensor, shape: Sequence[int], like_model: bool) -> VirtualTensor:
-    """An output with the model's order of dimensions, or else in the order batch, position, head, width."""
-    strides = model.stride() if like_model else (1, 2, 1, 0)
-    order = sorted(range(3), key=lambda d: (-strides[d], d)) if like_model else [0, 2, 1]
+    """Return an empty output in the order of the model's dimensions in memory.
+
+    Without `like_model`, the order is (batch, position, head, width).
+    """
+    order = [0, 2, 1]
+    if like_model:
+        strides = model.stride()
+        order = sorted(range(3), key=lambda d: (-strides[d], d))
     step, stride = shape[3], [0, 0, 0, 1]
     for d in reversed(order):
         stride[d] = step
         step *= shape[d]
     return empty(gpu, shape, stride, model.dtype)
+
+
+def _bias_gradient(gpu: Gpu, q: Tensor, k: Tensor) -> Tensor:
+    """Return an empty gradient of the mask, whose rows are padded to multiples of 16 elements."""
+    keys = k.shape[2]
+    _, heads, queries, _ = q.shape
+    width = -(-keys // 16) * 16
+    strides = heads * queries * width, queries * width, width, 1
+    return empty(gpu, (*q.shape[:3], width), strides, q.dtype)[..., :keys]
 
 
 def _gradients(
@@ -342,11 +365,16 @@ def _gradients(
     scale: float,
     kept: Tensor | None,
 ) -> Any:
+    """Return the gradients of query, keys, values and mask.
+
+    `kept` holds the factors of dropout, or None without dropout.
+    """
     p = probabilities(q, keys, mask, causal, scale)
     dropped = p if kept is None else p * kept
     of_values = dropped.mT @ grad
     of_p = grad @ values.mT
-    of_p = of_p if kept is None else of_p * kept
+    if kept is not None:
+        of_p = of_p * kept
     of_scores = p * (of_p - (of_p * p).sum(-1, keepdim=True))
     return of_scores @ keys * scale, of_scores.mT @ q * scale, of_values, of_scores
 
@@ -355,46 +383,53 @@ def _gradients(
 
 
 def _sum_bytes(q: Tensor, chosen: str) -> int:
-    """The logarithms of the softmax's sums, in float32; the memory-efficient kernel rounds the positions up to 32."""
+    """Return the bytes of the logarithms of the softmax's sums, which are in float32.
+
+    The memory-efficient kernel rounds the number of queries up to a multiple of 32.
+    """
     batch, heads, queries, _ = q.shape
-    return 4 * batch * heads * (-(-queries // 32) * 32 if chosen == "efficient" else queries)
+    if chosen == "efficient":
+        queries = -(-queries // 32) * 32
+    return 4 * batch * heads * queries
 
 
 def _forward_workspace(q: Tensor, v: Tensor, dropout: float, chosen: str) -> Plan:
+    """Return the allocations during the forward pass of this backend."""
     if chosen == "cudnn":
         return (256, -256) if q.shape[2] > 1 else ()  # an estimate
     if chosen == "flash":
         return (16, -16) if dropout > 0 else ()
-    if (
-        q.dtype in HALF and v.shape[3] > 128
-    ):  # the output is accumulated in a float32 buffer of its own
-        size = 4 * prod(q.shape[:3]) * v.shape[3]
+    if q.dtype in HALF and v.shape[3] > 128:
+        size = 4 * prod(q.shape[:3]) * v.shape[3]  # the output is accumulated in float32
         return size, -size
     return ()
 
 
 def _copies(grad: Tensor, out: Tensor, chosen: str) -> list[int]:
-    """Contiguous copies that the backward makes of the output's gradient and of the output."""
+    """Return the bytes of the contiguous copies that the backward pass makes.
+
+    It may copy the output's gradient and the output.
+    """
     if chosen == "cudnn":
         return [] if grad.stride() == out.stride() else [bytes_of(grad)]
-    copies = [] if grad.transpose(1, 2).is_contiguous() else [bytes_of(grad)]
-    return (
-        copies
-        if chosen == "efficient" or out.transpose(1, 2).is_contiguous()
-        else [*copies, bytes_of(out)]
-    )
+    copies = []
+    if not grad.transpose(1, 2).is_contiguous():
+        copies.append(bytes_of(grad))
+    if chosen != "efficient" and not out.transpose(1, 2).is_contiguous():
+        copies.append(bytes_of(out))
+    return copies
 
 
 def _backward_workspace(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, chosen: str) -> Plan:
+    """Return the allocations during the backward pass of this backend."""
     batch, heads, queries, width = q.shape
     keys = k.shape[2]
-    if (
-        chosen == "cudnn"
-    ):  # an estimate: the query's gradient and a sum a row in float32; with shared keys their gradients a head
-        shared = (
-            sum(2 * batch * heads * keys * x.shape[3] for x in (k, v)) if k.shape[1] != heads else 0
-        )
-        size = 4 * batch * heads * queries * width + 4 * batch * heads * queries + 256 + shared
+    if chosen == "cudnn":
+        # An estimate: the query's gradient and a sum per row in float32. If heads of the query
+        # share keys, also the gradients of keys and values for each head.
+        size = 4 * batch * heads * queries * width + 4 * batch * heads * queries + 256
+        if k.shape[1] != heads:
+            size += sum(2 * batch * heads * keys * x.shape[3] for x in (k, v))
         return size, -size
     if chosen == "flash":
         rows = batch * heads * -(-queries // 128) * 128
@@ -404,7 +439,11 @@ def _backward_workspace(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, chosen: s
 
 
 def _efficient_backward(q: Tensor, v: Tensor, grad: Tensor, keys: int) -> Plan:
-    """delta = sum of gradient * output a row, which the kernel computes itself in half precision; then its workspace."""
+    """Return the allocations of the memory-efficient backward pass.
+
+    Before the kernel's workspace comes delta, the sum of gradient * output for each row. In half
+    precision, the kernel computes delta itself.
+    """
     batch, heads, queries, width = q.shape
     half, widest = q.dtype in HALF, max(width, v.shape[3])
     rows = 4 * batch * heads * queries
@@ -421,7 +460,10 @@ def _efficient_backward(q: Tensor, v: Tensor, grad: Tensor, keys: int) -> Plan:
 
 @handles("_safe_softmax")
 def safe_softmax(call: Call) -> Any:
-    """A softmax, then zeros in the rows that are masked as a whole: found by comparison, filled in place."""
+    """Compute a softmax with zeros in the rows that are masked as a whole.
+
+    CUDA finds these rows by comparison, and fills them in place.
+    """
     x, dim = call.args[0], call.args[1]
 
     def plan(outputs: list[Any]) -> Plan:
@@ -435,26 +477,23 @@ def safe_softmax(call: Call) -> Any:
 
 
 def attention_work(q: Tensor, k: Tensor, v: Tensor, causal: bool, backward: bool = False) -> Work:
-    """What the kernel does: two products forward, five backward; a causal mask spares half of them."""
+    """Return the work of the kernel.
+
+    The forward pass has two products, and the backward pass five. A causal mask halves them.
+    """
     queries, outputs = q.shape[2], prod(q.shape[:3]) * v.shape[3]
-    flops = (
-        2
-        * k.shape[2]
-        * prod(q.shape[:3])
-        * (q.shape[3] + v.shape[3])
-        * (2.5 if backward else 1)
-        * (0.5 if causal else 1)
-    )
-    share, half = (
-        (ATTENTION_BACKWARD, ATTENTION_BACKWARD_HALF) if backward else (ATTENTION, ATTENTION_HALF)
-    )
+    flops: float = 2 * k.shape[2] * prod(q.shape[:3]) * (q.shape[3] + v.shape[3])
+    moved = sum(map(bytes_of, (q, k, v))) + outputs * q.itemsize
+    share, half = ATTENTION, ATTENTION_HALF
+    if backward:
+        flops *= 2.5
+        moved *= 2
+        share, half = ATTENTION_BACKWARD, ATTENTION_BACKWARD_HALF
+    if causal:
+        flops *= 0.5
     gpu = q._gpu  # type: ignore[attr-defined]
     format, peak = product_format(q.dtype, gpu), gpu.profile.peak_flops
-    half *= peak[format] / peak["float16"]
-    moved = sum(map(bytes_of, (q, k, v))) + outputs * q.itemsize
-    return Work(
-        moved * (2 if backward else 1),
-        flops / (share * queries / (queries + half)),
-        format,
-        outputs,
-    )
+    # Faster formats need more queries.
+    half_queries = half * (peak[format] / peak["float16"])
+    efficiency = share * queries / (queries + half_queries)
+    return Work(moved, flops / efficiency, format, outputs)

@@ -1,7 +1,8 @@
-"""Convolutions as cuDNN computes them: a workspace for the output, one for the input's gradient, one for the weight's.
+"""Convolutions as cuDNN computes them: values, memory, time and refusals.
 
-`convolution_workspaces` says how many bytes cuDNN takes. Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and
-native/Convolution.cpp.
+cuDNN uses a workspace for each of three results: the output, the input's gradient and the weight's
+gradient. `convolution_workspaces` has their sizes. The order of the allocations is that of PyTorch's
+native/cudnn/ConvShared.cpp and native/Convolution.cpp.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,18 +47,20 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 _select_on_cpu = torch._C._select_conv_backend
 _cudnn_is_enabled = torch._C._get_cudnn_enabled
-CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
-CHANNEL_TILE, CHANNEL_VECTOR = (
-    128,
-    8,
-)  # output channels are computed so many at a time, input channels read so many at a time
-# Host time in launches, beside one, of PyTorch's own depthwise kernels and of their backward pass.
+# Shares of a product's rate, from benchmarks/timing/kernels.json (one H200, torch 2.11,
+# cuDNN 9.19), rounded.
+CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5
+CHANNEL_TILE = 128  # output channels that tensor cores compute at a time
+CHANNEL_VECTOR = 8  # input channels that they read at a time
+# Host time in launches beside one, of PyTorch's own depthwise kernels and of their backward pass.
 # Measured by benchmarks/timing/host_functions.py, rounded.
 DEPTHWISE_LAUNCHES = 1
-FEW_PIXELS = 75  # an image of so many takes a depthwise weight's gradient twice as long a pixel as a large one
-WIDE = 7  # a window
-FEW = 8  # channels on either side, up to which the rule of few channels holds
-VECTOR = 4  # channels, from which on cuDNN copies so few into whole vectors
+# The number of pixels of an image for which the gradient of a depthwise weight takes twice as long
+# per pixel as for a large image.
+FEW_PIXELS = 75
+WIDE_WINDOW = 7  # the side from which on a window is wide
+FEW_CHANNELS = 8  # the most input and output channels for which `few_channels` holds
+VECTOR_CHANNELS = 4  # the least number of channels that cuDNN copies into whole vectors
 
 
 def figures(
@@ -70,16 +73,19 @@ def figures(
     transposed: bool,
     groups: int,
 ) -> tuple[int, ...]:
-    """Return the bytes of the three workspaces. `result` has the shape of the output."""
+    """Return the bytes of the workspaces for the output, the input's and the weight's gradient.
+
+    `result` has the shape of the output. The other arguments are those of `aten::convolution`.
+    """
     dims = x.dim() - 2
-    name = str(x.dtype)[6:]
-    if name not in DTYPES:  # cuDNN's kernels for images of float64 asked for none
+    name = str(x.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        # These are float64 and others. cuDNN's kernels for images of float64 allocate nothing.
         copies = 0 if dims == 2 else bytes_of(x) + bytes_of(result) + bytes_of(weight)
         return copies, copies, copies
-    tensors = (x, weight)
-    last = dims == 2 and any(lies_channels_last(tensor, dims) for tensor in tensors)
+    last = dims == 2 and (lies_channels_last(x, dims) or lies_channels_last(weight, dims))
     into, out = _channels(weight, transposed, groups)
-    if max(into, out) <= FEW:
+    if max(into, out) <= FEW_CHANNELS:
         return few_channels(x, bytes_of(result), weight, transposed, groups)
     return workspaces(
         Convolution(
@@ -102,7 +108,10 @@ def figures(
 
 
 def _triple(numbers: Sequence[int], dims: int, fill: int = 1) -> tuple[int, ...]:
-    """Return three numbers: those of each dimension, or one number for all, and then `fill`."""
+    """Return the numbers of the dimensions as three numbers, with `fill` at the end.
+
+    `numbers` may be one number for all dimensions.
+    """
     given = tuple(numbers)
     if len(given) == 1:
         given *= dims
@@ -110,7 +119,7 @@ def _triple(numbers: Sequence[int], dims: int, fill: int = 1) -> tuple[int, ...]
 
 
 def _channels(weight: Tensor, transposed: bool, groups: int) -> tuple[int, int]:
-    """Channels of the input and of the output."""
+    """Return the numbers of input and output channels."""
     first, second = weight.shape[0], weight.shape[1] * groups
     return (first, second) if transposed else (second, first)
 
@@ -118,10 +127,11 @@ def _channels(weight: Tensor, transposed: bool, groups: int) -> tuple[int, int]:
 def few_channels(
     x: Tensor, y: int, weight: Tensor, transposed: bool, groups: int
 ) -> tuple[int, ...]:
-    """Return the workspaces if the channels do not fill the vectors that tensor cores read.
+    """Return the three workspaces of a convolution of at most eight channels.
 
-    cuDNN then takes nothing, or it copies with channels last, filled up to whole vectors of
-    16 bytes. This is an estimate after 150 convolutions of three to eight channels.
+    So few channels do not fill the vectors that tensor cores read. cuDNN then allocates nothing, or
+    it copies the tensors with channels last, padded to whole vectors of 16 bytes. This is an
+    estimate from 150 convolutions of three to eight channels. `y` is the bytes of the output.
     """
     if groups > 1:
         return 0, 0, 0
@@ -133,7 +143,7 @@ def few_channels(
     copies += prod(weight.shape[2:]) * wide_into * wide_out // item
     filled, plain = copies + 16, bytes_of(x) + y + bytes_of(weight) + 16
     half = item == 2
-    if min(into, out) < VECTOR:
+    if min(into, out) < VECTOR_CHANNELS:
         if x.dim() != 5:
             return 0, 0, 0
         if half:
@@ -150,14 +160,15 @@ def few_channels(
 
 
 def _require_floating(dtype: torch.dtype) -> None:
-    """cuDNN convolves no integers: raises RuntimeError for them."""
+    """Raise cuDNN's RuntimeError for integers, which it does not convolve."""
     if not (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(
             f"getCudnnDataTypeFromScalarType() not supported for {scalar_name(dtype)}"
         )
 
 
-def _takes(x: Tensor) -> bool:
+def _runs_on_cudnn(x: Tensor) -> bool:
+    """Return whether the input is a batch of floating-point samples with elements."""
     return x.dtype.is_floating_point and x.dim() > 2 and x.numel() > 0
 
 
@@ -167,7 +178,10 @@ sums_in_float32(aten.convolution_overrideable, aten.convolution_backward)
 
 
 def convolution_format(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> str:
-    """Return the format in which a convolution multiplies. No depthwise kernel uses tensor cores."""
+    """Return the format in which a convolution multiplies, such as "tf32".
+
+    Depthwise kernels do not use tensor cores.
+    """
     # Without cuDNN, PyTorch's own kernels multiply with cuBLAS.
     operation = "conv" if _cudnn_is_enabled() else "matmul"
     format = product_format(x.dtype, x._gpu, operation)  # type: ignore[attr-defined]
@@ -188,12 +202,15 @@ def _in_tf32(
     *mask: Any,
     **rest: Any,
 ) -> bool:
-    """Return whether a convolution, or its backward pass, uses TF32."""
+    """Return whether a convolution, or its backward pass, uses TF32.
+
+    The arguments are those of `aten::convolution` without the bias.
+    """
     return convolution_format(x, weight, transposed, groups) == "tf32"
 
 
 def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Add TF32 to a kernel of `convolution_backward`.
+    """Return a kernel of `convolution_backward` that rounds the factors to TF32 where CUDA does.
 
     The bias's gradient is a sum, so its terms are not rounded.
     """
@@ -215,7 +232,7 @@ def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
 def _forward_in_tf32(
     x: Tensor, weight: Tensor, bias: Any = None, *sizes: Any, **named: Any
 ) -> bool:
-    """Return whether a convolution with these arguments uses TF32."""
+    """Return whether a convolution uses TF32. The arguments are those of `aten::convolution`."""
     return _in_tf32(x, weight, *sizes, **named)
 
 
@@ -227,6 +244,7 @@ for _overload in aten.convolution_backward.overloads():
 
 @device_error("convolution")
 def operands_elsewhere(given: Devices) -> str | None:
+    """Return PyTorch's message for a weight or a bias on the CPU, and None for another GPU."""
     found = dict(given)
     image = found["input"]
     argument = next(
@@ -234,10 +252,15 @@ def operands_elsewhere(given: Devices) -> str | None:
     )
     if found[argument].is_cuda:
         return None
-    return f"Input type ({image.type()}) and {argument} type ({found[argument].type()}) should be the same"
+    return _types_differ(image, argument, found[argument])
 
 
-# The kernels that the CPU would choose, and the operators by which they begin.
+def _types_differ(image: Tensor, argument: str, other: Tensor) -> str:
+    """Return PyTorch's message that the types of the input and of another argument differ."""
+    return f"Input type ({image.type()}) and {argument} type ({other.type()}) should be the same"
+
+
+# The first operators of the kernels that the CPU may choose.
 FIRST_OPERATORS = {
     "Slow2d": "__slow_conv2d_forward",
     "SlowTranspose2d": "_slow_conv_transpose2d",
@@ -248,13 +271,17 @@ FIRST_OPERATORS = {
 
 
 def image_on_host(call: Call) -> Exception:
-    """CUDA's error for an image on the CPU, by the kernel that PyTorch then chooses (native/Convolution.cpp): one of the CPU's."""
+    """Return CUDA's error for an image on the CPU and a weight or bias on a GPU.
+
+    PyTorch chooses one of the CPU's kernels, and the error is that of this kernel
+    (native/Convolution.cpp).
+    """
     x, weight, bias = call.args[:3]
     chosen = _select_on_cpu(*call.args[:9]).name
     argument, other = ("weight", weight) if weight.is_cuda else ("bias", bias)
     if chosen in ("Mkldnn", "???"):  # Python has no name for oneDNN's transposed convolution
         return RuntimeError(
-            f"Input type ({x.type()}) and {argument} type ({other.type()}) should be the same "
+            f"{_types_differ(x, argument, other)} "
             f"or input should be a MKLDNN tensor and {argument} is a dense tensor"
         )
     if chosen in FIRST_OPERATORS:
@@ -267,140 +294,133 @@ def image_on_host(call: Call) -> Exception:
         return NotImplementedError(
             "Could not run 'aten::slow_conv3d_forward' with arguments from the 'CUDA' backend."
         )
-    return RuntimeError(
-        f"Input type ({x.type()}) and {argument} type ({other.type()}) should be the same"
-    )
+    return RuntimeError(_types_differ(x, argument, other))
 
 
 @shapes_by("convolution")
 def convolution_shape(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    """Channels last where those of the input or the weight are (cudnn_conv_suggest_memory_format, native/ConvUtils.h)."""
+    """Return the output on the meta device.
+
+    Its channels are last if those of the input or of the weight are
+    (cudnn_conv_suggest_memory_format, native/ConvUtils.h).
+    """
     shape = aten.convolution.default(x, weight, *rest)
-    forms = [
-        form
-        for form in map(suggest_memory_format, (x, weight))
-        if form is not torch.contiguous_format
-    ]
-    return (
-        shape.contiguous(memory_format=forms[0])
-        if forms and x.dtype is not torch.float64
-        else shape
-    )
+    if x.dtype is torch.float64:
+        return shape
+    for tensor in (x, weight):
+        form = suggest_memory_format(tensor)
+        if form is not torch.contiguous_format:
+            return shape.contiguous(memory_format=form)
+    return shape
 
 
 @handles("convolution")
 def convolution(call: Call) -> Any:
+    """Compute a convolution, and allocate cuDNN's workspace for it."""
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
     if not x.is_cuda:
         raise image_on_host(call)
-    if x.dtype != weight.dtype and (
-        bias is None or transposed
-    ):  # else the bias is looked at first, in the CPU's words
+    # Otherwise the CPU's kernel checks the bias first, with the same words as CUDA.
+    weight_is_first = bias is None or transposed
+    if x.dtype != weight.dtype and weight_is_first:
         raise RuntimeError(
-            f"Input type ({tensor_type(x.dtype)}) and weight type ({tensor_type(weight.dtype)}) should be the same"
+            f"Input type ({tensor_type(x.dtype)}) and weight type ({tensor_type(weight.dtype)}) "
+            "should be the same"
         )
-    if call.kwargs or not _takes(x):
+    if call.kwargs or not _runs_on_cudnn(x):
         return operators.compute(call)
 
     def plan(outputs: list[Any]) -> Plan:
-        space = figures(x, outputs[0], weight, stride, padding, dilation, transposed, groups)[
-            OUTPUT
-        ]
-        return Out(0), space, -space
+        spaces = figures(x, outputs[0], weight, stride, padding, dilation, transposed, groups)
+        return Out(0), spaces[OUTPUT], -spaces[OUTPUT]
 
     return perform(call, plan)
 
 
 @handles("cudnn_convolution", "cudnn_convolution_transpose")
 def cudnn_convolution(call: Call) -> Any:
-    """The same, asked of cuDNN by name."""
+    """Compute the operators that call cuDNN by name as `convolution`."""
     x, weight, padding, *rest = call.args
     transposed = call.op.name.endswith("transpose")
-    added = rest.pop(0) if transposed else [0] * (x.dim() - 2)
+    output_padding = rest.pop(0) if transposed else [0] * (x.dim() - 2)
     stride, dilation, groups = rest[:3]
-    args = (x, weight, None, stride, padding, dilation, transposed, added, groups)
+    args = (x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
     return convolution(Call(operator(aten.convolution.default), args, {}))
 
 
 def select_backend(
     on_cpu: Any, input: Tensor, weight: Tensor, bias: Any, *sizes: Any, **named: Any
 ) -> Any:
-    """Whose kernels convolve: cuDNN's, or PyTorch's own where cuDNN is off, and for groups of one channel (native/Convolution.cpp).
+    """Return the backend of a convolution: cuDNN's kernels or PyTorch's own.
 
-    That cuDNN takes some such groups in half precision, by a table of its sizes, is left out.
+    PyTorch uses its own kernels if cuDNN is off, and for groups of one channel
+    (native/Convolution.cpp). In half precision, cuDNN takes some of these groups, by a table of
+    sizes in PyTorch. This rule ignores that.
     """
     if not input.is_cuda or not input.numel():
         return on_cpu(input, weight, bias, *sizes, **named)
-    given = named | dict(
-        zip(
-            ("stride", "padding", "dilation", "transposed", "output_padding", "groups"),
-            sizes,
-            strict=False,
-        )
-    )
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    given = named | dict(zip(names, sizes, strict=False))
     groups, transposed = given["groups"], given["transposed"]
     dims = max(weight.dim() - 2, 2)
-    cudnn = torch.backends.cudnn.enabled and all(
-        more < step for more, step in zip(given["output_padding"], given["stride"], strict=True)
-    )
-    if is_depthwise(input, weight, transposed, groups) and not (
-        cudnn and lies_channels_last(input, dims)
-    ):
+    padded = zip(given["output_padding"], given["stride"], strict=True)
+    cudnn = torch.backends.cudnn.enabled and all(added < step for added, step in padded)
+    own_depthwise = not (cudnn and lies_channels_last(input, dims))
+    if is_depthwise(input, weight, transposed, groups) and own_depthwise:
         name = f"CudaDepthwise{dims}d"
     elif cudnn:
         name = "CudnnTranspose" if transposed else "Cudnn"
+    elif transposed:
+        name = f"SlowTranspose{dims}d"
+    elif dims == 3 or max(given["dilation"]) > 1:
+        name = f"SlowDilated{dims}d"
     else:
-        kind = (
-            "Transpose"
-            if transposed
-            else "Dilated"
-            if dims == 3 or max(given["dilation"]) > 1
-            else ""
-        )
-        name = f"Slow{kind}{dims}d"
+        name = f"Slow{dims}d"
     return getattr(torch._C._ConvBackend, name)  # type: ignore[attr-defined]
 
 
 def is_depthwise(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
+    """Return whether each input channel is a group of its own in a convolution."""
     return groups == x.shape[1] > 1 and not transposed and not weight.shape[0] % groups
 
 
 def lies_channels_last(x: Tensor, dims: int) -> bool:
+    """Return whether a batch of samples with `dims` dimensions has its channels last in memory."""
     form = (torch.channels_last, torch.channels_last_3d)[dims - 2]
     return x.dim() == dims + 2 and not x.is_contiguous() and x.is_contiguous(memory_format=form)
 
 
 def replacements(machine: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     yield torch._C, {"_select_conv_backend": partial(select_backend, torch._C._select_conv_backend)}
 
 
 @handles("convolution_backward")
 def convolution_backward(call: Call) -> Any:
-    """The input's gradient, the weight's, then the bias's as a sum; each copies a gradient that does not lie dense."""
+    """Compute the gradients of input, weight and bias, in this order.
+
+    The bias's gradient is a sum. The kernels for the other two copy an output's gradient that is
+    not dense.
+    """
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = call.args
-    if call.kwargs or not _takes(x):
+    if call.kwargs or not _runs_on_cudnn(x):
         return operators.compute(call)
     spaces = figures(x, grad, weight, stride, padding, dilation, transposed, groups)
-    own_kernels = groups == x.shape[1] > 1 and not any(
-        spaces
-    )  # PyTorch's for depthwise convolutions: the weight's gradient comes first
-    copy = (
-        0
-        if grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last)
-        else bytes_of(grad)
-    )
+    is_dense = grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last)
+    copy = 0 if is_dense else bytes_of(grad)
     both, each = (copy, 0) if transposed else (0, copy)
-    of_input: Plan = (
-        (Out(0), each, spaces[INPUT_GRADIENT], -spaces[INPUT_GRADIENT], -each) if mask[0] else ()
-    )
-    of_weight: Plan = (
-        (each, Out(1), spaces[WEIGHT_GRADIENT], -spaces[WEIGHT_GRADIENT], -each) if mask[1] else ()
-    )
-    steps: list[Any] = (
-        [both, *of_weight, *of_input, -both]
-        if own_kernels
-        else [both, *of_input, *of_weight, -both]
-    )
+    of_input: Plan = ()
+    if mask[0]:
+        space = spaces[INPUT_GRADIENT]
+        of_input = Out(0), each, space, -space, -each
+    of_weight: Plan = ()
+    if mask[1]:
+        space = spaces[WEIGHT_GRADIENT]
+        of_weight = each, Out(1), space, -space, -each
+    # PyTorch's own depthwise kernels compute the weight's gradient first.
+    own_kernels = groups == x.shape[1] > 1 and not any(spaces)
+    first, second = (of_weight, of_input) if own_kernels else (of_input, of_weight)
+    steps: list[Any] = [both, *first, *second, -both]
     if mask[2]:
         dims = [d for d in range(grad.dim()) if d != 1]
         sums = reductions.staging(grad, dims, reductions.sum_bytes(grad.dtype))
@@ -408,50 +428,61 @@ def convolution_backward(call: Call) -> Any:
     return perform(call, lambda outputs: tuple(steps))
 
 
-# Time: the shares of a product's rate are read off benchmarks/timing/kernels.json (one H200, torch 2.11, cuDNN 9.19), rounded
+# Time
 
 
 @device_time("convolution")
 def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
-    """A product, for which tensor cores want the channels last; a kernel of its own adds the bias (ATen/native/cudnn/ConvShared.cpp)."""
-    x, weight, bias, transposed, groups = (
-        call.argument(name) for name in ("input", "weight", "bias", "transposed", "groups")
-    )
+    """Return the work of a convolution, which is a matrix product.
+
+    A kernel of its own adds the bias (ATen/native/cudnn/ConvShared.cpp).
+    """
+    names = ("input", "weight", "bias", "transposed", "groups")
+    x, weight, bias, transposed, groups = (call.argument(name) for name in names)
     out = results[0]
     if not x.numel() or x.dim() != weight.dim():  # nothing to do, or one sample without a batch
         return Work(moved)
-    cudnn = _calls(x, weight, transposed, groups)
-    beside = int(bias is not None and cudnn > 0)
+    cudnn = _cudnn_calls(x, weight, transposed, groups)
+    launches = int(bias is not None and cudnn > 0)
     clocks = 0.0 if bias is None else UNVECTORIZED * out.numel()
     if is_depthwise(x, weight, transposed, groups):
         clocks += _depthwise_clocks(x, weight, cudnn)[OUTPUT] * out.numel()
         clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
         if cudnn == 0:
-            beside = DEPTHWISE_LAUNCHES
-        return Work(moved, clocks=clocks, cudnn=cudnn, launches=beside)
+            launches = DEPTHWISE_LAUNCHES
+        return Work(moved, clocks=clocks, cudnn=cudnn, launches=launches)
     flops = _flops(x, weight, transposed, out.shape[2:]) / CONVOLUTION
     format = convolution_format(x, weight, transposed, groups)
-    wasted = _wasted(x, weight, transposed, groups, format)
-    around = _reordered(x, weight, out, format) + (0 if bias is None else 2 * bytes_of(out))
-    outputs = round(out.numel() * wasted)
+    padding = _padding_factor(x, weight, transposed, groups, format)
+    around = _reordered_bytes(x, weight, out, format)
+    if bias is not None:
+        around += 2 * bytes_of(out)
     return Work(
-        moved, flops * wasted, format, outputs, clocks, around=around, cudnn=cudnn, launches=beside
+        moved,
+        flops * padding,
+        format,
+        round(out.numel() * padding),
+        clocks,
+        around=around,
+        cudnn=cudnn,
+        launches=launches,
     )
 
 
 @device_time("convolution_backward")
 def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> Work:
+    """Return the work of the gradients of input, weight and bias that are computed."""
     names = ("grad_output", "input", "weight", "transposed", "groups", "output_mask")
     grad, x, weight, transposed, groups, mask = (call.argument(name) for name in names)
     if not x.numel():
         return Work(moved)
     gradients = mask[0] + mask[1]
-    calls = _calls(x, weight, transposed, groups)
+    calls = _cudnn_calls(x, weight, transposed, groups)
     cudnn = gradients * calls
     if is_depthwise(x, weight, transposed, groups):
-        _, an_input, a_tap = _depthwise_clocks(x, weight, calls)
+        _, per_input, per_tap = _depthwise_clocks(x, weight, calls)
         taps = grad.numel() * prod(weight.shape[2:]) * (1 + FEW_PIXELS / prod(grad.shape[2:]))
-        clocks = mask[0] * an_input * x.numel() + mask[1] * a_tap * taps
+        clocks = mask[0] * per_input * x.numel() + mask[1] * per_tap * taps
         clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
         return Work(
             moved,
@@ -462,79 +493,78 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
         )
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
     format = convolution_format(x, weight, transposed, groups)
-    wasted = _wasted(x, weight, transposed, groups, format)
-    around = gradients * _reordered(x, weight, grad, format) + mask[2] * bytes_of(grad)
+    padding = _padding_factor(x, weight, transposed, groups, format)
+    around = gradients * _reordered_bytes(x, weight, grad, format) + mask[2] * bytes_of(grad)
     return Work(
-        moved, flops * wasted, format, round(grad.numel() * wasted), around=around, cudnn=cudnn
+        moved, flops * padding, format, round(grad.numel() * padding), around=around, cudnn=cudnn
     )
 
 
-def _calls(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> int:
-    """Calls of cuDNN for each result: none where PyTorch's own kernels convolve."""
-    own = is_depthwise(x, weight, transposed, groups) and not lies_channels_last(
-        x, max(weight.dim() - 2, 2)
-    )
-    return int(torch.backends.cudnn.enabled and not own)
+def _cudnn_calls(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> int:
+    """Return the calls of cuDNN per result: 1, or 0 if PyTorch's own kernels convolve."""
+    dims = max(weight.dim() - 2, 2)
+    depthwise = is_depthwise(x, weight, transposed, groups)
+    own_kernels = depthwise and not lies_channels_last(x, dims)
+    return int(torch.backends.cudnn.enabled and not own_kernels)
 
 
 def _depthwise_clocks(x: Tensor, weight: Tensor, cudnn: int) -> tuple[float, float, float]:
-    """Clocks of a multiprocessor for an output, for an input's gradient, and for a product of the weight's gradient.
+    """Return the clocks of depthwise kernels on one multiprocessor.
 
-    No tensor cores: PyTorch's kernels (ATen/native/cuda/DepthwiseConv2d.cu) are unrolled for squares of 1, 3 and 5, and any dtype takes as
-    long. With channels last cuDNN's do it, whose kernel for the weight's gradient of wide windows in float32 is slow. Read off
-    benchmarks/timing/convolutions.json, where the channels make no difference and the stride makes little.
+    They are per element of the output, per element of the input's gradient, and per product of the
+    weight's gradient. Depthwise kernels do not use tensor cores. PyTorch's kernels
+    (ATen/native/cuda/DepthwiseConv2d.cu) are unrolled for squares of 1, 3 and 5 and take equally
+    long for all dtypes. With channels last, cuDNN's kernels run. Their gradient of wide windows in
+    float32 is slow. The numbers are from benchmarks/timing/convolutions.json, where the channels
+    make no difference and the stride makes little.
     """
     taps, sides = prod(weight.shape[2:]), set(weight.shape[2:])
     if cudnn:
-        return (
-            (0.05 if x.itemsize == 2 else 0.09) * taps,
-            0.1 * taps,
-            1.25 if max(sides) >= WIDE and x.itemsize == 4 else 0.065,
-        )
+        per_output = 0.05 if x.itemsize == 2 else 0.09
+        is_slow = max(sides) >= WIDE_WINDOW and x.itemsize == 4
+        return per_output * taps, 0.1 * taps, 1.25 if is_slow else 0.065
     if weight.dim() == 4 and sides in ({1}, {3}, {5}):
         return 1.5 + 0.107 * taps, 4.3 + 0.02 * taps, 0.39
     return 0.175 * taps, 0.227 * taps, 0.39
 
 
-def _in_tensor_cores(x: Tensor, format: str) -> bool:
-    """Return whether the GPU has tensor cores for the format.
-
-    Kernels without tensor cores take the channels as they are.
-    """
+def _has_tensor_cores(x: Tensor, format: str) -> bool:
+    """Return whether the GPU of this tensor has tensor cores for the format."""
     rates = x._gpu.profile.peak_flops  # type: ignore[attr-defined]
     return rates[format] > rates["float32"]
 
 
-def _wasted(x: Tensor, weight: Tensor, transposed: bool, groups: int, format: str) -> float:
-    """How many times more tensor cores compute than is asked for: channels come in tiles and vectors, but where a group is one channel."""
-    into, out = (
-        (weight.shape[0] // groups, weight.shape[1])
-        if transposed
-        else (weight.shape[1], weight.shape[0] // groups)
-    )
-    if not weight.numel() or into == out == 1 or not _in_tensor_cores(x, format):
+def _padding_factor(x: Tensor, weight: Tensor, transposed: bool, groups: int, format: str) -> float:
+    """Return the factor by which padding to channel tiles and vectors increases the work.
+
+    Kernels without tensor cores, and groups of one channel, are not padded.
+    """
+    if transposed:
+        into, out = weight.shape[0] // groups, weight.shape[1]
+    else:
+        into, out = weight.shape[1], weight.shape[0] // groups
+    if not weight.numel() or into == out == 1 or not _has_tensor_cores(x, format):
         return 1.0
-    return (
-        -(-out // CHANNEL_TILE)
-        * CHANNEL_TILE
-        / out
-        * (-(-into // CHANNEL_VECTOR) * CHANNEL_VECTOR / into)
-    )
+    padded_out = -(-out // CHANNEL_TILE) * CHANNEL_TILE
+    padded_into = -(-into // CHANNEL_VECTOR) * CHANNEL_VECTOR
+    return padded_out / out * (padded_into / into)
 
 
-def _reordered(x: Tensor, weight: Tensor, out: Tensor, format: str) -> int:
-    """Bytes of reading and writing input and output once more: tensor cores want the channels last, unless the weight is a point."""
-    last = x.dim() == 4 and any(
-        t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
-        for t in (x, weight)
-    )
-    return (
-        0
-        if last or prod(weight.shape[2:]) == 1 or not _in_tensor_cores(x, format)
-        else 2 * (bytes_of(x) + bytes_of(out))
-    )
+def _reordered_bytes(x: Tensor, weight: Tensor, out: Tensor, format: str) -> int:
+    """Return the bytes of reading and writing input and output once more to reorder them.
+
+    Tensor cores need the channels last, unless the weight's window is a single point.
+    """
+    last = x.dim() == 4 and (lies_channels_last(x, 2) or lies_channels_last(weight, 2))
+    if last or prod(weight.shape[2:]) == 1 or not _has_tensor_cores(x, format):
+        return 0
+    return 2 * (bytes_of(x) + bytes_of(out))
 
 
 def _flops(x: Tensor, weight: Tensor, transposed: bool, extent: Sequence[int]) -> int:
-    """Floating-point operations: every output position has all weights, or every input position, of a transposed convolution."""
-    return 2 * x.shape[0] * prod(x.shape[2:] if transposed else extent) * weight.numel()
+    """Return the floating-point operations of a convolution. `extent` is the output's size.
+
+    Every output position uses all weights. In a transposed convolution, every input position does.
+    """
+    positions = prod(x.shape[2:] if transposed else extent)
+    return 2 * x.shape[0] * positions * weight.numel()

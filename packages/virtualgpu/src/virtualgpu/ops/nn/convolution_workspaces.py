@@ -1,7 +1,7 @@
-"""Bytes of the workspaces that cuDNN takes for a convolution: for its output and its two gradients.
+"""Bytes of the workspaces that cuDNN uses for a convolution's output and for its two gradients.
 
-cuDNN chooses an algorithm by heuristics that are not published. We have two recordings of what it
-takes. The table holds 111,000 convolutions of common layers on an H200, as straight lines over the
+cuDNN chooses an algorithm by heuristics that are not published. We have two recordings of its
+workspaces. The table holds 111,000 convolutions of common layers on an H200, as straight lines over the
 batch (benchmarks/fidelity/cudnn.py). The rule is for all others. It was learned from 350,000
 convolutions on an H100 (benchmarks/fidelity/convolution_sweep.py): for each of the three results, a
 decision tree chooses one of some hundred formulas. benchmarks/fidelity/convolution_rule.py builds
@@ -19,12 +19,12 @@ from importlib.resources import files
 from math import prod
 from typing import Any, NamedTuple
 
-OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
+OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)  # the results that have a workspace
 DTYPES = ("float32", "bfloat16", "float16")
 MULTIPROCESSORS = 132  # of the H100 that was measured
 STEP = 32  # terms of a sum that a tile adds at a time
-NO_SLOPE = -1  # in the table: a line that is a single point
-LEAF = -1
+NO_SLOPE = -1  # the slope of a line in the table that is a single point
+LEAF = -1  # the question of a tree's leaf
 
 
 class Convolution(NamedTuple):
@@ -86,19 +86,26 @@ class Convolution(NamedTuple):
         return out, into * taps, positions
 
 
+# Arithmetic of numbers and of NumPy arrays alike.
+
+
 def _ceiling(number: Any, divisor: Any) -> Any:
+    """Return the quotient, rounded up."""
     return -(-number // divisor)
 
 
 def _smaller(a: Any, b: Any) -> Any:
+    """Return the smaller of two numbers."""
     return a + (b - a) * (b < a)
 
 
 def _larger(a: Any, b: Any) -> Any:
+    """Return the larger of two numbers."""
     return a + (b - a) * (b > a)
 
 
 def _largest(numbers: Sequence[Any]) -> Any:
+    """Return the largest of three numbers."""
     first, second, third = numbers
     return _larger(_larger(first, second), third)
 
@@ -163,20 +170,24 @@ def features(convolution: Convolution, result: int) -> dict[str, Any]:
 
 
 class Formula(NamedTuple):
-    """A sum of memory that a workspace may consist of.
+    """Formula for the bytes of a workspace, which is the sum of these parts.
 
-    `copies` names the tensors that are copied: X, Y and W are input, output and weight. Channels
-    are padded to a `multiple`; 0 stands for a vector of 16 bytes. Copies may be `wide`, in float32,
-    or of one group at a time (`by_group`). `weights` and `outputs` count partial results in
-    float32. `each_sample` takes a weight in float32 per sample. `tile` has the sides of the tiles
-    and how many multiprocessors share one, if the last wave of tiles is divided.
+    copies: the tensors that are copied, where X, Y and W are input, output and weight
+    multiple: the multiple to which the copies' channels are padded, or 0 for a vector of 16 bytes
+    wide: whether the copies are in float32
+    by_group: whether one group is copied at a time
+    fixed: bytes that do not depend on the convolution
+    weights: the number of partial weights in float32
+    outputs: the number of partial results in float32
+    each_sample: whether each sample has a partial weight in float32
+    tile: height, width and multiprocessors of a tile, if the last wave of tiles is divided
     """
 
     copies: str = ""
     multiple: int = 1
     wide: bool = False
     by_group: bool = False
-    fixed: int = 0  # bytes
+    fixed: int = 0
     weights: int = 0
     outputs: int = 0
     each_sample: bool = False
@@ -206,10 +217,11 @@ class Formula(NamedTuple):
 
 
 def _shared_tiles(product: tuple[Any, Any, Any], height: int, width: int, side: int) -> Any:
-    """Return the bytes in which multiprocessors hand on parts of the tiles of the last wave.
+    """Return the bytes in which multiprocessors pass on parts of the tiles of the last wave.
 
-    These tiles are fewer than the multiprocessors. So the sum of each is divided among several,
-    and every part of a tile is written in float32.
+    The last wave has fewer tiles than multiprocessors. The sum of each tile is therefore divided
+    among several multiprocessors, and every part is written in float32. `side` is the number of
+    multiprocessors that compute a tile together.
     """
     rows, columns, terms = product
     tiles = _ceiling(rows, height * side) * _ceiling(columns, width)
@@ -221,10 +233,11 @@ def _shared_tiles(product: tuple[Any, Any, Any], height: int, width: int, side: 
 
 
 class Tree(NamedTuple):
-    """A decision tree in preorder. `question` holds the index of a feature, LEAF in a leaf.
+    """A decision tree in preorder, as three lists with an entry per node.
 
-    The left branch follows its node. `right` holds the index of the right branch, in a leaf that of
-    the formula.
+    question: the index of the feature that decides, or LEAF
+    threshold: the largest value for which the left branch is taken, which follows its node
+    right: the index of the right branch's node. For a leaf, the index of the formula.
     """
 
     question: list[int]
@@ -232,7 +245,7 @@ class Tree(NamedTuple):
     right: list[int]
 
     def formula(self, numbers: Sequence[Any]) -> int:
-        """Return the index of the formula for these features."""
+        """Return the index of the formula for these features (see `features`)."""
         node = 0
         while self.question[node] != LEAF:
             if numbers[self.question[node]] <= self.threshold[node]:
@@ -243,30 +256,33 @@ class Tree(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Trees and formulas for the three results."""
+    """The learned rule: a tree and a list of formulas for each of the three results."""
 
     trees: tuple[Tree, ...]
     formulas: tuple[tuple[Formula, ...], ...]
 
     def bytes(self, convolution: Convolution, result: int) -> int:
+        """Return the bytes of the workspace for this result."""
         numbers = list(features(convolution, result).values())
         formula = self.formulas[result][self.trees[result].formula(numbers)]
         return int(formula.bytes(convolution, result))
 
 
 def _profile(name: str) -> Any:
+    """Return the contents of a JSON file in the folder of profiles."""
     return json.loads((files("virtualgpu.profiles") / name).read_text())
 
 
 @lru_cache(maxsize=1)
 def rule() -> Rule:
-    """Read the rule that was learned."""
+    """Return the learned rule from its file."""
     found = _profile("cudnn_convolution_rule.json")["results"]
     trees = tuple(Tree(*entry["tree"]) for entry in found)
     return Rule(trees, tuple(tuple(map(_formula, entry["formulas"])) for entry in found))
 
 
 def _formula(fields: dict[str, Any]) -> Formula:
+    """Return the formula with these fields of a JSON file."""
     if "tile" in fields:
         fields = fields | {"tile": tuple(fields["tile"])}
     return Formula(**fields)
@@ -274,13 +290,16 @@ def _formula(fields: dict[str, Any]) -> Formula:
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, dict[str, list[list[int]]]]:
-    """Read the lines over the batch, by layer and by size of the input."""
+    """Return the recorded lines over the batch, by layer and by size of the input."""
     lines: dict[str, dict[str, list[list[int]]]] = _profile("cudnn_convolution_h200.json")["lines"]
     return lines
 
 
 def on_line(lines: list[int], batch: int) -> int:
-    """Return the bytes at a batch. Lines are triples: first batch, bytes there, bytes per sample."""
+    """Return the bytes at a batch.
+
+    Each line is three numbers: its first batch, the bytes there, and the bytes per sample.
+    """
     starts = lines[::3]
     at = max((i for i, start in enumerate(starts) if start <= batch), default=0)
     start, size, slope = lines[3 * at : 3 * at + 3]
@@ -306,16 +325,16 @@ def layer_key(convolution: Convolution) -> str:
 
 @lru_cache(maxsize=4096)
 def workspaces(convolution: Convolution) -> tuple[int, int, int]:
-    """Return the bytes for the output, the input's gradient and the weight's gradient."""
+    """Return the bytes for the output, the input's gradient and the weight's gradient.
+
+    They come from the table if the layer was recorded at this size, and else from the rule.
+    """
     size = ",".join(map(str, convolution.extent[: convolution.dims]))
     lines = table().get(layer_key(convolution), {}).get(size)
     if lines is not None:
-        output, input_gradient, weight_gradient = (
-            on_line(line, convolution.batch) for line in lines
-        )
+        found = [on_line(line, convolution.batch) for line in lines]
     else:
-        output, input_gradient, weight_gradient = (
-            rule().bytes(convolution, result)
-            for result in (OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT)
-        )
+        results = OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT
+        found = [rule().bytes(convolution, result) for result in results]
+    output, input_gradient, weight_gradient = found
     return output, input_gradient, weight_gradient
