@@ -1,6 +1,7 @@
-"""Losses, which are reduced after all elements or rows have theirs.
+"""The memory, time and refusals of losses.
 
-Rules from PyTorch's sources, named at each. Held against recordings from an H200 (torch 2.11, CUDA 13.0).
+Most kernels compute a loss for each element or row and then reduce these losses. Each rule names
+its source in PyTorch. Compared with recordings from an H200 (torch 2.11, CUDA 13.0).
 """
 
 from math import prod
@@ -29,7 +30,7 @@ from virtualgpu.ops.sequence import OUT, Out, Plan, perform
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1  # reductions of a loss (aten/src/ATen/core/Reduction.h)
-LOSS_ROW = 2  # clocks a row: one block adds up the loss of them all (ATen/native/cuda/Loss.cu)
+LOSS_ROW = 2  # clocks per row, because one block adds the losses (ATen/native/cuda/Loss.cu)
 
 asserts(
     "t >= 0 && t < n_classes",
@@ -45,12 +46,22 @@ cuda_kernel("ctc_loss_cuda", "_ctc_loss")
 
 
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
-    return loss if reduction == NONE else loss.mean() if reduction == MEAN else loss.sum()
+    """Return the losses, their mean or their sum."""
+    if reduction == NONE:
+        return loss
+    if reduction == MEAN:
+        return loss.mean()
+    return loss.sum()
+
+
+def _reduction_of_elements(call: Call, numel: int) -> tuple[int, ...]:
+    """Return the bytes of the staging of a reduction of `numel` losses."""
+    return contiguous_staging(call.gpu, numel, sum_bytes(call.args[0].dtype))
 
 
 @handles("huber_loss")
 def huber_loss(call: Call) -> torch.Tensor:
-    """The losses of all elements, then their reduction (aten/src/ATen/native/Loss.cpp)."""
+    """Compute the losses of all elements, then their reduction (aten/src/ATen/native/Loss.cpp)."""
     if call.op.outs:
         return operators.into_given(call)
     x, y = call.args[:2]
@@ -60,7 +71,7 @@ def huber_loss(call: Call) -> torch.Tensor:
 
 @handles("binary_cross_entropy_with_logits")
 def cross_entropy_with_logits(call: Call) -> torch.Tensor:
-    """By the operators of aten/src/ATen/native/Loss.cpp."""
+    """Compute the loss with the operators that aten/src/ATen/native/Loss.cpp calls."""
     if call.op.outs:
         return operators.into_given(call)
     x, y = call.args[:2]
@@ -76,37 +87,47 @@ def cross_entropy_with_logits(call: Call) -> torch.Tensor:
 
 @temporaries("binary_cross_entropy")
 def cross_entropy(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The losses of all elements fill the output, which then shrinks to their mean or sum (aten/src/ATen/native/cuda/Loss.cu)."""
+    """Return the bytes of the mean or sum and of its staging.
+
+    The losses of all elements fill the output, which shrinks to their mean or sum afterwards
+    (aten/src/ATen/native/cuda/Loss.cu).
+    """
     x = call.args[0]
     if call.argument("reduction") == NONE:
         return ()
-    return x.itemsize, *contiguous_staging(call.gpu, x.numel(), sum_bytes(x.dtype))
+    return x.itemsize, *_reduction_of_elements(call, x.numel())
 
 
 @temporaries("multi_margin_loss")
 def multi_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """A loss a row, then their sum (aten/src/ATen/native/cuda/MultiMarginLoss.cu)."""
+    """Return the bytes of the rows' losses and of the staging of their sum.
+
+    The source is aten/src/ATen/native/cuda/MultiMarginLoss.cu.
+    """
     x = call.args[0]
     reduction = call.argument("reduction")
     if x.dim() < 2 or reduction == NONE:
         return ()
-    return x.shape[0] * x.itemsize, *contiguous_staging(call.gpu, x.shape[0], sum_bytes(x.dtype))
+    rows = x.shape[0]
+    return rows * x.itemsize, *_reduction_of_elements(call, rows)
 
 
 @temporaries("soft_margin_loss")
 def soft_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The losses of all elements fill the output, which then takes their mean or sum (aten/src/ATen/native/Loss.cpp)."""
+    """Return the bytes of the mean or sum and of its staging.
+
+    The losses of all elements fill the output, which gets their mean or sum afterwards
+    (aten/src/ATen/native/Loss.cpp).
+    """
     x = call.args[0]
-    return (
-        ()
-        if call.argument("reduction") == NONE
-        else (x.itemsize, *contiguous_staging(call.gpu, x.numel(), sum_bytes(x.dtype)))
-    )
+    if call.argument("reduction") == NONE:
+        return ()
+    return x.itemsize, *_reduction_of_elements(call, x.numel())
 
 
 @handles("soft_margin_loss_backward")
 def soft_margin_loss_backward(call: Call) -> Any:
-    """The exponential of a product comes before the gradient (aten/src/ATen/native/Loss.cpp)."""
+    """Compute the gradient after the exponential of a product (aten/src/ATen/native/Loss.cpp)."""
     if call.op.outs:
         return operators.into_given(call)
     size = bytes_of(call.args[1])
@@ -123,16 +144,22 @@ temporaries(
 
 @handles("multilabel_margin_loss_forward")
 def multilabel_margin_loss(call: Call) -> Any:
-    """A loss a row, then their sum (aten/src/ATen/native/cuda/MultiLabelMarginCriterion.cu)."""
+    """Compute the rows' losses and their sum.
+
+    The source is aten/src/ATen/native/cuda/MultiLabelMarginCriterion.cu.
+    """
     x = call.args[0]
     if call.op.outs:
         return operators.into_given(call)
-    rows = bytes_of(x) // x.shape[1] if x.dim() == 2 and call.argument("reduction") != NONE else 0
+    rows = 0  # bytes of the rows' losses
+    if x.dim() == 2 and call.argument("reduction") != NONE:
+        rows = bytes_of(x) // x.shape[1]
     return perform(call, (Out(1), rows, Out(0), -rows))
 
 
 @shapes_by("mse_loss")
 def squared_error(x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN) -> torch.Tensor:
+    """Return the output of `mse_loss` on the meta device."""
     return _shrunk(torch.ops.aten.mse_loss.default(x, y, NONE), reduction)
 
 
@@ -140,29 +167,42 @@ def squared_error(x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN) -> to
 def smooth_error(
     x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN, beta: float = 1.0
 ) -> torch.Tensor:
+    """Return the output of `smooth_l1_loss` on the meta device."""
     return _shrunk(torch.ops.aten.smooth_l1_loss.default(x, y, NONE, beta), reduction)
 
 
 def _shrunk(losses: torch.Tensor, reduction: int) -> torch.Tensor:
-    """The result is made as large as all losses, and shrinks to one number when it is written (aten/src/ATen/native/Loss.cpp)."""
-    return losses if reduction == NONE else losses.resize_(())
+    """Return the output as large as all losses, or shrunk to one number in the same memory.
+
+    CUDA allocates it for all losses and resizes it when it writes their mean or sum
+    (aten/src/ATen/native/Loss.cpp).
+    """
+    if reduction == NONE:
+        return losses
+    return losses.resize_(())
 
 
 @temporaries("mse_loss", "smooth_l1_loss")
 def pointwise_losses(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The losses of all elements, then their sum or mean (aten/src/ATen/native/Loss.cpp)."""
+    """Return the bytes of the losses of all elements and of the staging of their sum or mean.
+
+    The source is aten/src/ATen/native/Loss.cpp.
+    """
     x, y = call.args[:2]
-    reduction = call.argument("reduction")
-    if reduction == NONE:
+    if call.argument("reduction") == NONE:
         return ()
-    shape = x.shape if x.shape == y.shape else torch.broadcast_shapes(x.shape, y.shape)
-    numel = prod(shape)
-    return numel * x.itemsize, *contiguous_staging(call.gpu, numel, sum_bytes(x.dtype))
+    numel = x.numel()
+    if x.shape != y.shape:
+        numel = prod(torch.broadcast_shapes(x.shape, y.shape))
+    return numel * x.itemsize, *_reduction_of_elements(call, numel)
 
 
 @handles("nll_loss_forward")
 def nll_loss(call: Call) -> Any:
-    """CUDA's kernel takes targets of two types alone (aten/src/ATen/native/cuda/Loss.cu)."""
+    """Compute the loss of targets of the two dtypes that CUDA's kernel takes.
+
+    Raises RuntimeError for others (aten/src/ATen/native/cuda/Loss.cu).
+    """
     x, target = call.args[:2]
     if target.dtype not in (torch.int64, torch.uint8):
         kernel = f"reduce_cuda_kernel_{x.dim()}d_index"
@@ -174,7 +214,10 @@ def nll_loss(call: Call) -> Any:
 
 @handles("nll_loss2d_forward")
 def nll_loss2d(call: Call) -> Any:
-    """CUDA's kernel takes int64 targets alone (aten/src/ATen/native/cuda/NLLLoss2d.cu)."""
+    """Compute the loss of int64 targets, the only ones that CUDA's kernel takes.
+
+    Raises RuntimeError for others (aten/src/ATen/native/cuda/NLLLoss2d.cu).
+    """
     target = call.args[1]
     if target.dtype is not torch.int64:
         raise RuntimeError(f"expected scalar type Long but found {scalar_name(target.dtype)}")
@@ -183,20 +226,22 @@ def nll_loss2d(call: Call) -> Any:
 
 @device_time("nll_loss_forward")
 def nll_loss_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Return the work of reading one sector of 32 bytes per row, and of adding the losses."""
     x, target = call.args[:2]
     rows = target.numel()
-    reduced = results and results[0].dim() == 0
-    return Work(moved - bytes_of(x) + 32 * rows, serial=LOSS_ROW * rows if reduced else 0.0)
+    is_reduced = results and results[0].dim() == 0
+    return Work(moved - bytes_of(x) + 32 * rows, serial=LOSS_ROW * rows if is_reduced else 0.0)
 
 
-# Connectionist temporal classification (native/LossCTC.cpp, native/cuda/LossCTC.cu): lengths may lie on the host
+# Connectionist temporal classification (native/LossCTC.cpp, native/cuda/LossCTC.cu). The lengths may
+# be on the host.
 
 
 def _integers(lengths: Any) -> list[int]:
-    return [
-        int(n)
-        for n in (lengths.reshape(-1).tolist() if isinstance(lengths, torch.Tensor) else lengths)
-    ]
+    """Return lengths, which may be a tensor, as a list."""
+    if isinstance(lengths, torch.Tensor):
+        lengths = lengths.reshape(-1).tolist()
+    return [int(n) for n in lengths]
 
 
 @composes("ctc_loss.Tensor", "ctc_loss.IntList")
@@ -209,17 +254,21 @@ def ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
+    """Compute the CTC loss with the operators that native/LossCTC.cpp calls.
+
+    `log_probs` has the shape (time, batch, classes), or (time, classes) for a single sequence.
+    """
     single = log_probs.dim() == 2
-    wide = log_probs.unsqueeze(1) if single else log_probs
+    batch = log_probs.unsqueeze(1) if single else log_probs
     lengths = _integers(target_lengths)
     targets = targets.to(log_probs.device, torch.int64)
     loss = aten._ctc_loss.default(
-        wide, targets, _integers(input_lengths), lengths, blank, zero_infinity
+        batch, targets, _integers(input_lengths), lengths, blank, zero_infinity
     )[0]
     if zero_infinity:
-        loss = torch.where(
-            loss == torch.inf, torch.zeros((), dtype=loss.dtype, device=loss.device), loss
-        )
+        zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
+        loss = torch.where(loss == torch.inf, zero, loss)
+        del zero
     if reduction == 1:
         divisors = torch.tensor(lengths, dtype=loss.dtype, device=loss.device).clamp_min(1)
         return (loss / divisors).mean()
@@ -230,7 +279,7 @@ def ctc_loss(
 
 @handles("_ctc_loss")
 def ctc_loss_forward(call: Call) -> Any:
-    """Offsets of the targets and both lengths lie on the GPU meanwhile."""
+    """Compute the losses, with the targets' offsets and both lengths on the GPU meanwhile."""
     lengths = 8 * call.args[0].shape[1]
     return perform(call, (lengths, lengths, lengths, Out(1), Out(0), -lengths, -lengths, -lengths))
 
@@ -239,12 +288,13 @@ def ctc_loss_forward(call: Call) -> Any:
 def ctc_loss_backward_shape(
     gradient: torch.Tensor, log_probs: torch.Tensor, *rest: Any
 ) -> torch.Tensor:
+    """Return the gradient on the meta device."""
     return torch.empty_like(log_probs)
 
 
 @handles("_ctc_loss_backward")
 def ctc_loss_backward(call: Call) -> Any:
-    """The mirror of the forward's table, too."""
+    """Compute the gradient, with a second table like that of the forward pass."""
     log_probs, log_alpha = call.args[1], call.args[6]
     lengths, table = 8 * log_probs.shape[1], log_alpha.numel() * log_alpha.itemsize
 

@@ -1,4 +1,8 @@
-"""SyncBatchNorm's kernels: each rank reduces its part of the batch, and all combine what they have (cuda/Normalization.cuh)."""
+"""The kernels of SyncBatchNorm, a batch norm over the batches of all ranks.
+
+Each rank reduces its part of the batch. The ranks exchange the results and combine them
+(cuda/Normalization.cuh). The functions here compute the values of these kernels on the CPU.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,16 +20,18 @@ Tensor = torch.Tensor
 
 
 def _by_channel(x: Tensor) -> Tensor:
-    """Channels by all else, in float32 at least."""
+    """Return the tensor with the shape (channels, all other elements), in float32 at least."""
     x = x.transpose(0, 1).reshape(x.shape[1], -1)
     return x.float() if x.itemsize < 4 else x
 
 
-def _shaped(channels: Tensor, x: Tensor) -> Tensor:
+def _like_image(channels: Tensor, x: Tensor) -> Tensor:
+    """Return one number per channel with a shape that broadcasts to that of `x`."""
     return channels.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def _stats(x: Tensor, epsilon: float) -> tuple[Tensor, ...]:
+def _statistics(x: Tensor, epsilon: float) -> tuple[Tensor, ...]:
+    """Return the mean and the inverse standard deviation of each channel of this rank."""
     variance, mean = torch.var_mean(_by_channel(x), 1, correction=0)
     return mean, (variance + epsilon).rsqrt()
 
@@ -35,28 +41,41 @@ def _normalized(
     weight: Tensor | None,
     bias: Tensor | None,
     mean: Tensor,
-    scale: Tensor,
+    inverse_deviation: Tensor,
     epsilon: float,
 ) -> tuple[Tensor, ...]:
-    scale = scale if weight is None else scale * weight
-    y = (x - _shaped(mean, x)) * _shaped(scale, x)
-    return ((y if bias is None else y + _shaped(bias, x)).to(x.dtype),)
+    """Return the normalized input, scaled with the weight and shifted by the bias."""
+    scale = inverse_deviation if weight is None else inverse_deviation * weight
+    y = (x - _like_image(mean, x)) * _like_image(scale, x)
+    if bias is not None:
+        y = y + _like_image(bias, x)
+    return (y.to(x.dtype),)
 
 
 def _gathered(
-    x: Tensor, mean: Tensor, scale: Tensor, running_mean: Tensor | None, running_variance: Tensor | None,
-    momentum: float, epsilon: float, counts: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """What all ranks' means and deviations, a row each, come to; `counts` are of their elements."""
-    parts = (
-        (counts if isinstance(counts, Tensor) else torch.full_like(mean[:, 0], counts))
-        .to(mean.dtype)
-        .unsqueeze(1)
-    )
+    x: Tensor,
+    mean: Tensor,
+    inverse_deviation: Tensor,
+    running_mean: Tensor | None,
+    running_variance: Tensor | None,
+    momentum: float,
+    epsilon: float,
+    counts: Any,
+) -> tuple[Tensor, ...]:
+    """Return the mean and the inverse standard deviation of all ranks, and update the running ones.
+
+    `mean` and `inverse_deviation` have a row per rank. `counts` is the number of elements per
+    channel, of each rank or the same for all.
+    """
+    if not isinstance(counts, Tensor):
+        counts = torch.full_like(mean[:, 0], counts)
+    parts = counts.to(mean.dtype).unsqueeze(1)
     total = parts.sum()
     whole = (parts * mean).sum(0) / total
-    variance = (parts * (scale**-2 - epsilon + (mean - whole) ** 2)).sum(0) / total
-    for running, now in ((running_mean, whole), (running_variance, variance * total / (total - 1))):
+    variances = inverse_deviation**-2 - epsilon + (mean - whole) ** 2
+    variance = (parts * variances).sum(0) / total
+    unbiased = variance * total / (total - 1)
+    for running, now in ((running_mean, whole), (running_variance, unbiased)):
         if running is not None:
             running.mul_(1 - momentum).add_(now.to(running.dtype), alpha=momentum)
     return whole, (variance + epsilon).rsqrt()
@@ -66,43 +85,51 @@ def _reduced(
     grad: Tensor,
     x: Tensor,
     mean: Tensor,
-    scale: Tensor,
+    inverse_deviation: Tensor,
     weight: Tensor | None,
     for_x: bool,
     for_weight: bool,
     for_bias: bool,
 ) -> tuple[Tensor | None, ...]:
-    dy = _by_channel(grad)
-    sums, products = dy.sum(1), (dy * (_by_channel(x) - mean.unsqueeze(1))).sum(1)
+    """Return this rank's sums for the input's gradient, and the gradients of weight and bias.
+
+    The sums are those of the gradient, and of the gradient times the centered input. Results that
+    are not wanted are None.
+    """
+    gradient = _by_channel(grad)
+    sums = gradient.sum(1)
+    products = (gradient * (_by_channel(x) - mean.unsqueeze(1))).sum(1)
     kind = mean.dtype if weight is None else weight.dtype
-    into_weight, into_bias = (
-        (products * scale).to(kind) if for_weight else None,
-        sums.to(kind) if for_bias else None,
-    )
-    return sums if for_x else None, products if for_x else None, into_weight, into_bias
+    into_weight = into_bias = None
+    if for_weight:
+        into_weight = (products * inverse_deviation).to(kind)
+    if for_bias:
+        into_bias = sums.to(kind)
+    if not for_x:
+        return None, None, into_weight, into_bias
+    return sums, products, into_weight, into_bias
 
 
 def _gradient(
     grad: Tensor,
     x: Tensor,
     mean: Tensor,
-    scale: Tensor,
+    inverse_deviation: Tensor,
     weight: Tensor | None,
     sums: Tensor,
     products: Tensor,
     counts: Tensor,
 ) -> tuple[Tensor, ...]:
+    """Return the input's gradient, from the sums of all ranks."""
     total = counts.sum()
-    common = _shaped(sums / total, x) + (x - _shaped(mean, x)) * _shaped(
-        scale**2 * products / total, x
-    )
-    return (
-        ((grad - common) * _shaped(scale if weight is None else scale * weight, x)).to(x.dtype),
-    )
+    slope = _like_image(inverse_deviation**2 * products / total, x)
+    common = _like_image(sums / total, x) + (x - _like_image(mean, x)) * slope
+    scale = inverse_deviation if weight is None else inverse_deviation * weight
+    return (((grad - common) * _like_image(scale, x)).to(x.dtype),)
 
 
 _KERNELS: dict[str, Any] = {
-    "batch_norm_stats": _stats,
+    "batch_norm_stats": _statistics,
     "batch_norm_elemt": _normalized,
     "batch_norm_gather_stats": _gathered,
     "batch_norm_gather_stats_with_counts": _gathered,
@@ -113,31 +140,38 @@ _KERNELS: dict[str, Any] = {
 
 @handles(*_KERNELS)
 def synchronized(call: Call) -> Any:
+    """Run one kernel of SyncBatchNorm."""
     gpu = call.common_gpu()
     kernel = _KERNELS[call.op.name]
     if not loses_values(call):
         results = operators.compute(call, lambda: kernel(*call.args))
-        return results[0] if len(results) == 1 else results
+    else:
+        results = tuple(
+            None if x is None else empty_without_values(gpu, x.shape, x.stride(), x.dtype)
+            for x in kernel(*map(_on_meta, call.args))
+        )
+        gpu.launch(call.moved, name=call.op.name)
+    return results[0] if len(results) == 1 else results
 
-    def on_meta(x: Any) -> Any:
-        return torch.empty(x.shape, dtype=x.dtype, device="meta") if type(x) is VirtualTensor else x
 
-    shapes = kernel(*map(on_meta, call.args))
-    made = tuple(
-        None if x is None else empty_without_values(gpu, x.shape, x.stride(), x.dtype)
-        for x in shapes
-    )
-    gpu.launch(call.moved, name=call.op.name)
-    return made[0] if len(made) == 1 else made
+def _on_meta(argument: Any) -> Any:
+    """Return a meta tensor with the shape of a virtual tensor, and other arguments unchanged."""
+    if type(argument) is VirtualTensor:
+        return torch.empty(argument.shape, dtype=argument.dtype, device="meta")
+    return argument
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change."""
+    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     yield SyncBatchNorm, {"forward": staticmethod(_with_all_ranks(machine, SyncBatchNorm.forward))}
 
 
 def _with_all_ranks(machine: Machine, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """It leaves out ranks without a part of the batch by a mask. Where that has no values, each rank is taken to have one."""
+    """Return SyncBatchNorm's forward pass in which masks without values are true everywhere.
+
+    The forward pass uses a mask to leave out ranks without samples. If the mask has no values, each
+    rank is assumed to have samples.
+    """
 
     def forward_of_all(*args: Any) -> Any:
         machine.selected.full_masks = True
