@@ -1,11 +1,18 @@
-"""LSTM, GRU and RNN as cuDNN runs them: one operator with a weight buffer, a reserve space for the backward, and a workspace.
+"""LSTM, GRU and RNN as cuDNN runs them, with one operator for all layers, directions and steps.
 
-Source: PyTorch's native/cudnn/RNN.cpp (order of allocations, what a backward returns).
-Reserve space: per layer and direction, steps x batch x hidden numbers for each gate (LSTM: and the cell), the hidden states between
-layers, a bit an element of dropout between them, and 256 bytes; found by measurement, equal for all shapes tried.
-Workspace: the weights, 8 MiB a layer and direction, and numbers for each step, sequence, input and hidden unit, by the algorithm that
-cuDNN chooses; read off 59,000 layers on an H200 (benchmarks/fidelity/cudnn.py), of which 96 % are equal within 512 bytes. An estimate
-where several wide layers train in one direction (up to 10 % too much). Dropout's state: 49,152 bytes a multiprocessor.
+The operator has a buffer for the weights, a workspace, and a reserve space for the backward pass.
+The order of the allocations and the results of the backward pass are those of PyTorch's
+native/cudnn/RNN.cpp.
+
+The reserve space was found by measurement and is exact for all shapes that were tried. For each
+layer and direction it has steps x batch x hidden numbers per gate, and for an LSTM also for the
+cell. Added to this are the hidden states between layers, a bit per element of dropout between them,
+and 256 bytes.
+
+The workspace has the weights, 8 MiB per layer and direction, and numbers for each step, sequence,
+input and hidden unit, which depend on the algorithm that cuDNN chooses. The rule was derived from
+59,000 layers on an H200 (benchmarks/fidelity/cudnn.py). It is within 512 bytes for 96% of them. If
+several wide layers train in one direction, it is up to 10% too large.
 """
 
 from collections.abc import Iterator
@@ -36,28 +43,25 @@ from virtualgpu.tensor import VirtualTensor, empty, wrap
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}  # cuDNN's numbers for them
+MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}  # cuDNN's numbers of the kinds
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-CONSTANT = 8 << 20  # bytes of workspace a layer and direction
-NARROW = {
-    "lstm": 128,
-    "gru": 128,
-    "rnn_tanh": 256,
-    "rnn_relu": 256,
-}  # hidden units up to which cuDNN keeps the weights on the chip
-DROPOUT_STATE = 49152  # bytes a multiprocessor
-# Seconds that the kernels of a step of a layer take at least, by whether its numbers have two bytes:
-# small kernels that wait for each other. In the backward there are more. Where the weights stay on the
-# chip, one kernel takes all steps. Measured by benchmarks/timing/small_kernels.py on an H200.
-# Assumed: other GPUs alike.
+WORKSPACE_PER_LAYER = 8 << 20  # bytes per layer and direction
+# The most hidden units for which cuDNN keeps the weights on the chip.
+NARROW = {"lstm": 128, "gru": 128, "rnn_tanh": 256, "rnn_relu": 256}
+DROPOUT_STATE = 49152  # bytes per multiprocessor
+# The least seconds of the kernels of a step of a layer, by whether its numbers have two bytes. These
+# are small kernels that wait for each other, and the backward pass has more of them. If the weights
+# stay on the chip, one kernel computes all steps. Measured by benchmarks/timing/small_kernels.py on
+# an H200. Other GPUs are assumed to be alike.
 STEP_SECONDS = {True: 5e-6, False: 6.5e-6}
 STEP_BACK_SECONDS = {True: 6.5e-6, False: 13e-6}
 STEP_ON_CHIP_SECONDS = 3e-6
-# Host time, in launches, of the kernels of a step. Where the host is the limit, a step of a layer
-# takes so long: both LSTMs of benchmarks/timing/kernels.json, 256 steps on an H200.
+# Host time, in launches, of the kernels of a step of a layer, if the host is the limit. From both
+# LSTMs of benchmarks/timing/kernels.json, with 256 steps on an H200.
 LAUNCHES_OF_A_STEP, LAUNCHES_BACK_OF_A_STEP = 2.37, 3.64
-# Host time in launches: cuDNN launches many kernels. Measured by benchmarks/timing/host_functions.py
-# on an H200: "lstm", "gru" and "two layers of gru", less memory, module, nodes and leaves.
+# Host time in launches, because cuDNN launches many kernels. Measured by
+# benchmarks/timing/host_functions.py on an H200: "lstm", "gru" and "two layers of gru", less memory,
+# module, nodes and leaves.
 LAUNCHES_OF_A_CALL, LAUNCHES_OF_A_LAYER, LAUNCHES_BACK_OF_A_LAYER = 7, 6, 50
 
 
@@ -75,14 +79,21 @@ class Setup(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Numbers in a workspace: a sequence and hidden unit of each layer; a step, sequence and input; a step, sequence and hidden unit."""
+    """The numbers in a workspace, besides the weights.
+
+    states: numbers per sequence and hidden unit of each layer
+    inputs: numbers per step, sequence and input
+    hidden: numbers per step, sequence and hidden unit
+    """
 
     states: int
     inputs: int
     hidden: int
 
 
-# By kind (for a plain one whatever its activation), training, on-chip weights, and one direction or two.
+_NOTHING = Shares(0, 0, 0)
+# By kind ("rnn" for both activations) and whether the weights stay on the chip: the shares in one
+# direction and in both, in evaluation.
 SHARES = {
     ("lstm", True): (Shares(8, 1, 21), Shares(18, 1, 30)),
     ("lstm", False): (Shares(10, 1, 5), Shares(24, 1, 14)),
@@ -91,23 +102,20 @@ SHARES = {
     ("rnn", True): (Shares(4, 1, 6), Shares(10, 1, 12)),
     ("rnn", False): (Shares(3, 1, 2), Shares(10, 1, 8)),
 }
+# The same in training.
 TRAINING = SHARES | {
     ("gru", True): (Shares(6, 2, 18), Shares(14, 2, 24)),
     ("gru", False): (Shares(5, 2, 4), Shares(14, 1, 12)),
     ("rnn", True): (Shares(6, 2, 13), Shares(14, 2, 19)),
     ("rnn", False): (Shares(5, 2, 4), Shares(14, 2, 10)),
 }
-BETWEEN = {
-    ("gru", True): Shares(0, 0, 1),
-    ("rnn", True): Shares(0, 0, 1),
-}  # more where several layers train, a direction
-BETWEEN_BOTH = {
-    ("gru", False): Shares(0, 1, 0),
-    ("rnn", False): Shares(0, 0, 2),
-}  # the same, in both directions alone
+# What several layers add in training, per direction, and only with both directions.
+BETWEEN = {("gru", True): Shares(0, 0, 1), ("rnn", True): Shares(0, 0, 1)}
+BETWEEN_BOTH = {("gru", False): Shares(0, 1, 0), ("rnn", False): Shares(0, 0, 2)}
 
 
 def _on_chip(kind: str, hidden: int, dtype: str) -> bool:
+    """Return whether cuDNN keeps the weights on the chip."""
     return hidden <= NARROW[kind] and dtype != "float64"
 
 
@@ -121,25 +129,26 @@ def _shares(
     dtype: str,
     train: bool,
 ) -> Shares:
-    on_chip, kind = _on_chip(kind, hidden, dtype), kind.partition("_")[0]
+    """Return the numbers in the workspace of these layers."""
+    on_chip = _on_chip(kind, hidden, dtype)
+    kind = kind.partition("_")[0]
     if kind != "gru" and layers == directions == 1 and dtype in ("float16", "bfloat16"):
-        on_chip |= batch % 8 == inputs % 8 == hidden % 64 == 0  # what tensor cores take
+        on_chip |= batch % 8 == inputs % 8 == hidden % 64 == 0  # sizes that tensor cores take
     key = kind, on_chip
-    shares = (TRAINING if train else SHARES)[key][directions - 1]
     if not train:
-        return shares
+        return SHARES[key][directions - 1]
+    shares = TRAINING[key][directions - 1]
     if key == ("lstm", False) and directions == 1 and inputs >= hidden:
         shares = shares._replace(states=shares.states + 1)
-    if layers > 1:
-        more = BETWEEN.get(key, Shares(0, 0, 0))
-        both = BETWEEN_BOTH.get(key, Shares(0, 0, 0)) if directions == 2 else Shares(0, 0, 0)
-        shares = Shares(
-            *(a + directions * b + c for a, b, c in zip(shares, more, both, strict=True))
-        )
-    return shares
+    if layers == 1:
+        return shares
+    more = BETWEEN.get(key, _NOTHING)
+    both = BETWEEN_BOTH.get(key, _NOTHING) if directions == 2 else _NOTHING
+    return Shares(*(a + directions * b + c for a, b, c in zip(shares, more, both, strict=True)))
 
 
 def _aligned(nbytes: int) -> int:
+    """Return the bytes, rounded up to a multiple of 32."""
     return -(-nbytes // 32) * 32
 
 
@@ -155,33 +164,28 @@ def workspace(
     dtype: str,
     train: bool,
 ) -> int:
-    """Bytes of cuDNN's workspace for `rows` = steps x batch."""
+    """Return the bytes of cuDNN's workspace.
+
+    `kind` is a key of `GATES`, `rows` is steps x batch, and `dtype` is a name such as "float32".
+    """
     shares = _shares(kind, batch, inputs, hidden, layers, directions, dtype, train)
     item = getattr(torch, dtype).itemsize
     widths = [inputs, *[directions * hidden] * (layers - 1)]
     weights = sum(directions * GATES[kind] * hidden * (width + hidden) for width in widths) * item
     states = (shares.states * layers * batch + shares.hidden * rows) * hidden * item
-    given = shares.inputs * _aligned(rows * inputs * item)
-    return (
-        CONSTANT * layers * directions
-        + _aligned(weights)
-        + given
-        + states
-        + _aligned(8 * batch)
-        + 256
-    )
+    of_inputs = shares.inputs * _aligned(rows * inputs * item)
+    constant = WORKSPACE_PER_LAYER * layers * directions
+    return constant + _aligned(weights) + of_inputs + states + _aligned(8 * batch) + 256
 
 
 def reserve(setup: Setup, rows: int, hidden: int, item: int) -> int:
-    """Bytes of the reserve space for `rows` = steps x batch."""
-    directions = 2 if setup.bidirectional else 1
+    """Return the bytes of the reserve space. `rows` is steps x batch."""
     size = rows * hidden * item
-    units = setup.layers * directions
+    between = (setup.layers - 1) * _directions(setup)
     numbers = {"lstm": (4, 1), "gru": (6,), "rnn_tanh": (1,), "rnn_relu": (1,)}[setup.kind]
-    between = (setup.layers - 1) * directions
-    parts = [*(n * units * size for n in numbers), between * size]
-    bits = between * rows * hidden // 8 if setup.dropout > 0 else 0
-    return sum(-(-part // 32) * 32 for part in parts) + bits + 256
+    parts = [*(n * _units(setup) * size for n in numbers), between * size]
+    dropout_bytes = between * rows * hidden // 8 if setup.dropout > 0 else 0
+    return sum(map(_aligned, parts)) + dropout_bytes + 256
 
 
 class Recurrent(torch.autograd.Function):
@@ -191,17 +195,23 @@ class Recurrent(torch.autograd.Function):
     def forward(
         ctx: Any, setup: Setup, x: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor
     ) -> Any:
+        """Return the output and the last states.
+
+        `x` has the shape (steps, batch, inputs), or (batch, steps, inputs) with `batch_first`.
+        `hx` and `cx` have the shape (layers * directions, batch, hidden). `cx` is None but for an
+        LSTM.
+        """
         gpu = x._gpu  # type: ignore[attr-defined]
         gpu.machine.require_alive()
         gpu.machine.selected.gpu = gpu
-        needs = any(ctx.needs_input_grad)
-        if setup.dropout > 0 and setup.train:
+        needs_gradient = any(ctx.needs_input_grad)
+        drops = setup.dropout > 0 and setup.train
+        if drops:
             _dropout_state(gpu)
-        turned = _turned(gpu, x, setup)
+        time_first_copy = _time_first_copy(gpu, x, setup)
         hidden, item = hx.shape[2] if cx is None else cx.shape[2], x.itemsize
-        directions = 2 if setup.bidirectional else 1
-        shape = (*x.shape[:-1], hx.shape[2] * directions)
-        out = _time_first(gpu, shape, x.dtype, setup)
+        directions = _directions(setup)
+        out = _empty_sequences(gpu, (*x.shape[:-1], hx.shape[2] * directions), x.dtype, setup)
         states = [
             empty(gpu, y.shape, _strides(y.shape), x.dtype) for y in (hx, cx) if y is not None
         ]
@@ -209,42 +219,35 @@ class Recurrent(torch.autograd.Function):
         if not one_chunk(weights):
             warn_as_cpp(_SCATTERED)
             buffer = scratch_tensor(gpu, sum(w.numel() * w.itemsize for w in weights))
-        training = (str(x.dtype)[6:], setup.train)
+        dtype = _dtype_name(x)
         rows = x.numel() // x.shape[-1]
         space = workspace(
-            setup.kind,
-            rows,
-            _batch(x, setup),
-            x.shape[-1],
-            hidden,
-            setup.layers,
-            directions,
-            *training,
-        )
-        if setup.dropout > 0 and setup.train and setup.kind == "lstm":
+            setup.kind, rows, _batch(x, setup), x.shape[-1], hidden, setup.layers, directions,
+            dtype, setup.train,
+        )  # fmt: skip
+        if drops and setup.kind == "lstm":
             space += (setup.layers - 1) * directions * rows * hidden * item
-        kept = _with_workspace(gpu, space, reserve(setup, rows, hidden, item) if setup.train else 0)
-        del turned
-        inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
-        moved, total = (
-            sum(map(bytes_of, (x, out, *weights))),
-            sum(w.numel() for w in weights if w.dim() > 1),
-        )
-        format = product_format(x.dtype, gpu, "rnn")
+        reserved = reserve(setup, rows, hidden, item) if setup.train else 0
+        kept = _with_workspace(gpu, space, reserved)
+        del time_first_copy
+        keeps_graph = needs_gradient and setup.train
+        inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), keeps_graph)
+        matrices = sum(w.numel() for w in weights if w.dim() > 1)
         work = Work(
-            moved,
-            2 * rows * total,
-            format,
+            sum(map(bytes_of, (x, out, *weights))),
+            2 * rows * matrices,
+            product_format(x.dtype, gpu, "rnn"),
             out.numel() * GATES[setup.kind],
             cudnn=1,
-            launches=LAUNCHES_OF_A_CALL + LAUNCHES_OF_A_LAYER * _layers(setup),
+            launches=LAUNCHES_OF_A_CALL + LAUNCHES_OF_A_LAYER * _units(setup),
         )
-        on_chip = _on_chip(setup.kind, hidden, training[0])
+        on_chip = _on_chip(setup.kind, hidden, dtype)
         seconds = STEP_SECONDS[x.itemsize == 2]
         _launch(gpu, work, setup.kind, _steps(setup, x), on_chip, seconds, LAUNCHES_OF_A_STEP)
-        if needs:
+        if needs_gradient:
             if kept is not None:
-                kept.inner = inner  # type: ignore[method-assign]  # so that it goes when the graph lets go of the reserve space
+                # The inner graph is freed when autograd's graph drops the reserve space.
+                kept.inner = inner  # type: ignore[method-assign]
             ctx.save_for_backward(x, hx, cx, buffer, out, kept, *weights)
             ctx.setup, ctx.space = setup, space
             ctx.set_materialize_grads(False)
@@ -253,6 +256,10 @@ class Recurrent(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Return the gradients of the input, of the states and of the weights.
+
+        Raises cuDNN's RuntimeError outside training mode.
+        """
         setup, space = ctx.setup, ctx.space
         if not setup.train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
@@ -260,61 +267,56 @@ class Recurrent(torch.autograd.Function):
         gpu = x._gpu
         gpu.machine.selected.gpu = gpu
         models = [y for y in (out, hx, cx) if y is not None]
-        zeros = [
-            scratch_tensor(gpu, y.numel() * y.itemsize)
-            for g, y in zip(grads, models, strict=True)
-            if g is None
-        ]
-        dx = _time_first(gpu, x.shape, x.dtype, setup)
-        turned = [_turned(gpu, y, setup) for y in (x, grads[0]) if y is not None]
-        turned += [
-            scratch_tensor(gpu, bytes_of(g))
-            for g in grads[1:]
-            if g is not None and not g.is_contiguous()
-        ]
+        zeros = []
+        for grad, model in zip(grads, models, strict=True):
+            if grad is None:
+                zeros.append(scratch_tensor(gpu, model.numel() * model.itemsize))
+        dx = _empty_sequences(gpu, x.shape, x.dtype, setup)
+        copies = [_time_first_copy(gpu, y, setup) for y in (x, grads[0]) if y is not None]
+        for grad in grads[1:]:
+            if grad is not None and not grad.is_contiguous():
+                copies.append(scratch_tensor(gpu, bytes_of(grad)))
         states = [empty(gpu, y.shape, _strides(y.shape), y.dtype) for y in models[1:]]
         play(gpu, (space, -space))
-        turned.clear()
-        turned.append(_turned(gpu, x, setup))
+        copies.clear()
+        copies.append(_time_first_copy(gpu, x, setup))
         total = sum(w.numel() for w in weights)
         flat = empty(gpu, (total,), (1,), weights[0].dtype)
         scratch = scratch_tensor(gpu, space)
-        dws = _parts(flat, weights)
+        weight_grads = _parts(flat, weights)
         if not setup.has_biases:
-            dws = [dw.clone() for dw in dws]
-        del scratch, turned, flat
-        _inner_gradients(kept.inner, grads, (dx, *states, *dws))
+            weight_grads = [weight_grad.clone() for weight_grad in weight_grads]
+        del scratch, copies, flat
+        _inner_gradients(kept.inner, grads, (dx, *states, *weight_grads))
         zeros.clear()
-        flops = 4 * (x.numel() // x.shape[-1]) * total  # of the inputs and of the weights
-        moved, outputs = (
+        work = Work(
             2 * sum(map(bytes_of, (x, out, *weights))),
+            4 * (x.numel() // x.shape[-1]) * total,  # gradients of the inputs and of the weights
+            product_format(x.dtype, gpu, "rnn"),
             2 * out.numel() * GATES[setup.kind],
+            cudnn=2,
+            launches=LAUNCHES_BACK_OF_A_LAYER * _units(setup),
         )
-        launches = LAUNCHES_BACK_OF_A_LAYER * _layers(setup)
-        format = product_format(x.dtype, gpu, "rnn")
-        work = Work(moved, flops, format, outputs, cudnn=2, launches=launches)
-        on_chip = _on_chip(setup.kind, models[-1].shape[2], str(x.dtype)[6:])
+        on_chip = _on_chip(setup.kind, models[-1].shape[2], _dtype_name(x))
         seconds = STEP_BACK_SECONDS[x.itemsize == 2]
         name, steps = f"{setup.kind}_backward", _steps(setup, x)
         _launch(gpu, work, name, steps, on_chip, seconds, LAUNCHES_BACK_OF_A_STEP)
-        return (
-            None,
-            *(
-                y if needed else None
-                for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)
-            ),
-            *dws,
-        )
+        inputs = zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)
+        return None, *(y if needed else None for y, needed in inputs), *weight_grads
 
 
-Recurrent._backward_cls.__name__ = "CudnnRnnBackward0"  # as autograd calls cuDNN's operator
+Recurrent._backward_cls.__name__ = "CudnnRnnBackward0"  # autograd's name for cuDNN's operator
 
 
 class CastWeights(torch.autograd.Function):
-    """Under autocast: the weights in another type, in one new buffer (`_cudnn_rnn_cast_reflatten`)."""
+    """Copy of the weights in another dtype, in one new buffer, for autocast.
+
+    It is PyTorch's `_cudnn_rnn_cast_reflatten`.
+    """
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> Any:
+        """Return the copies of the weights."""
         ctx.dtypes = [w.dtype for w in weights]
         flat = empty(weights[0]._gpu, (sum(w.numel() for w in weights),), (1,), dtype)  # type: ignore[attr-defined]
         views = _parts(flat, weights)
@@ -324,31 +326,40 @@ class CastWeights(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        cast = [g.to(dtype) for g, dtype in reversed(list(zip(grads, ctx.dtypes, strict=True)))]
+        """Return the gradients in the weights' own dtypes."""
+        pairs = list(zip(grads, ctx.dtypes, strict=True))
+        cast = [grad.to(dtype) for grad, dtype in reversed(pairs)]
         return None, *reversed(cast)
 
 
-def _layers(setup: Setup) -> int:
-    """Layers, each direction counted."""
-    return setup.layers * (2 if setup.bidirectional else 1)
+def _directions(setup: Setup) -> int:
+    return 2 if setup.bidirectional else 1
+
+
+def _units(setup: Setup) -> int:
+    """Return the number of layers, with each direction counted."""
+    return setup.layers * _directions(setup)
+
+
+def _dtype_name(x: Tensor) -> str:
+    """Return the name of the tensor's dtype, such as "float32"."""
+    return str(x.dtype).removeprefix("torch.")
 
 
 def _steps(setup: Setup, x: Tensor) -> int:
-    """Steps of all layers and directions."""
-    steps = (
-        x.shape[1 if setup.batch_first else 0]
-        if setup.batch_sizes is None
-        else len(setup.batch_sizes)
-    )
-    return steps * _layers(setup)
+    """Return the number of steps of all layers and directions."""
+    if setup.batch_sizes is not None:
+        return len(setup.batch_sizes) * _units(setup)
+    return x.shape[1 if setup.batch_first else 0] * _units(setup)
 
 
 def _launch(
     gpu: Gpu, work: Work, name: str, steps: int, on_chip: bool, seconds: float, launches: float
 ) -> None:
-    """Launch the kernels of all steps, which take so many `seconds` each.
+    """Launch the kernels of all steps, each of which takes at least this many seconds.
 
-    If the weights stay on the chip, launch one kernel.
+    `work` is the work of all steps, and `launches` is the host's time of one step in launches. If
+    the weights stay on the chip, there is one kernel for all steps.
     """
     if on_chip or steps < 2:
         gpu.launch(*_for_at_least(steps * STEP_ON_CHIP_SECONDS, work, gpu.profile), name=name)
@@ -363,6 +374,7 @@ def _launch(
 
 
 def _product_seconds(work: Work, profile: Profile) -> float:
+    """Return the seconds of a matrix product with this work."""
     return costs.kernel_seconds(
         profile,
         bytes_moved=work.bytes,
@@ -374,48 +386,60 @@ def _product_seconds(work: Work, profile: Profile) -> float:
 
 
 def _for_at_least(seconds: float, work: Work, profile: Profile) -> Work:
-    """The work, which takes so long or longer."""
+    """Return the work, extended so that it takes at least this many seconds."""
     missing = max(0.0, seconds - _product_seconds(work, profile))
     return work._replace(serial=missing * 1e3 * profile.sm_clock_khz)
 
 
-def _with_workspace(gpu: Gpu, space: int, kept: int) -> Tensor | None:
+def _with_workspace(gpu: Gpu, space: int, reserved: int) -> Tensor | None:
+    """Allocate a workspace and the reserve space, and free the workspace.
+
+    Return the reserve space, or None for 0 bytes.
+    """
     work = scratch_tensor(gpu, space)
-    result = scratch_tensor(gpu, kept) if kept else None
+    result = scratch_tensor(gpu, reserved) if reserved else None
     del work
     return result
 
 
 _SCATTERED = (
-    "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted at every call, "
-    "possibly greatly increasing memory usage. To compact weights again call flatten_parameters(). "
+    "RNN module weights are not part of single contiguous chunk of memory. This means they need to "
+    "be compacted at every call, possibly greatly increasing memory usage. To compact weights again "
+    "call flatten_parameters(). "
     "(Triggered internally at /pytorch/aten/src/ATen/native/cudnn/RNN.cpp.)"
 )
 
 
 def one_chunk(weights: Any) -> bool:
-    """Do all weights lie in one storage, as `flatten_parameters` leaves them?"""
+    """Return whether all weights are in one storage, where `flatten_parameters` puts them."""
     return len({w.untyped_storage().data_ptr() for w in weights}) == 1 and len(weights) > 1
 
 
 def _strides(shape: Any) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _batch(x: Tensor, setup: Setup) -> int:
-    """Sequences, in the first step of packed ones."""
+    """Return the number of sequences. For packed ones, it is that of the first step."""
     if setup.batch_sizes is not None:
         return int(setup.batch_sizes[0])
     return x.shape[0] if setup.batch_first else x.shape[1]
 
 
-def _turned(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
-    """cuDNN reads the input step by step: a copy, if it does not lie so."""
+def _time_first_copy(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
+    """Return the memory of a copy in which the steps follow each other, or None if `x` is like that.
+
+    cuDNN reads sequences step by step.
+    """
     ordered = x.transpose(0, 1) if setup.batch_first else x
-    return None if ordered.is_contiguous() else scratch_tensor(gpu, x.numel() * x.itemsize)
+    if ordered.is_contiguous():
+        return None
+    return scratch_tensor(gpu, x.numel() * x.itemsize)
 
 
-def _time_first(gpu: Gpu, shape: Any, dtype: torch.dtype, setup: Setup) -> VirtualTensor:
+def _empty_sequences(gpu: Gpu, shape: Any, dtype: torch.dtype, setup: Setup) -> VirtualTensor:
+    """Return an empty tensor of this shape in whose memory the steps follow each other."""
     if not setup.batch_first:
         return empty(gpu, shape, _strides(shape), dtype)
     batch, _, width = shape
@@ -423,13 +447,15 @@ def _time_first(gpu: Gpu, shape: Any, dtype: torch.dtype, setup: Setup) -> Virtu
 
 
 def _parts(flat: Tensor, weights: Any) -> list[Tensor]:
-    """Views of a flat buffer: all matrices first, then all biases, as cuDNN lays them out."""
+    """Return views of a flat buffer with the shapes of the weights, in their order.
+
+    In the buffer, all matrices come first and then all biases, as in cuDNN.
+    """
     order = sorted(range(len(weights)), key=lambda i: (weights[i].dim() < 2, i))
     views: list[Any] = [None] * len(weights)
     gpu = flat._gpu  # type: ignore[attr-defined]
-    with (
-        _DisableTorchDispatch()
-    ):  # one by one, as operators, they take half of a small layer's time
+    # Separate operators on the GPU would take half of a small layer's time.
+    with _DisableTorchDispatch():
         for i, part in zip(order, flat.split([weights[i].numel() for i in order]), strict=True):
             views[i] = wrap(part.view(weights[i].shape), gpu)
     gpu.machine.clock.advance_host(2 * len(weights) * gpu.profile.view_seconds)
@@ -437,7 +463,7 @@ def _parts(flat: Tensor, weights: Any) -> list[Tensor]:
 
 
 def _dropout_state(gpu: Gpu) -> None:
-    """The state of cuDNN's dropout stays for good: made at its first use on a GPU, from a seed."""
+    """Allocate the state of cuDNN's dropout, which is made from a seed at its first use on a GPU."""
     if "cudnn dropout" not in gpu.libraries:
         play(gpu, (8, -8))
         gpu.libraries["cudnn dropout"] = gpu.allocate(DROPOUT_STATE * gpu.profile.multiprocessors)
@@ -457,7 +483,10 @@ def free_dropout_state(gpu: Gpu) -> None:
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """oneDNN's LSTM, which PyTorch takes on some processors, gives states of another shape than the caller's."""
+    """Switch oneDNN off in the block.
+
+    PyTorch uses oneDNN's LSTM on some processors. It returns states of another shape than it gets.
+    """
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -479,22 +508,26 @@ def _rounded_factors(tensors: list[Tensor | None]) -> list[Tensor | None]:
     return rounded
 
 
-def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool) -> Any:
-    """The values by the CPU's kernels, with a graph of their own for the gradients. None if values were not kept."""
+def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, keeps_graph: bool) -> Any:
+    """Compute the values with the CPU's kernels and write them to the outputs.
+
+    With `keeps_graph`, return the plain inputs and results, which have an autograd graph of their
+    own. Otherwise, or if values are not kept, return None.
+    """
     if not all_known(inputs, outputs):
         return None
-    with _DisableTorchDispatch(), torch.set_grad_enabled(needs):
+    with _DisableTorchDispatch(), torch.set_grad_enabled(keeps_graph):
         plain = [None if x is None else plain_values(x).detach() for x in inputs]  # type: ignore[union-attr]
         if product_format(inputs[0].dtype, gpu, "rnn") == "tf32":
             plain = _rounded_factors(plain)
-        plain = [None if x is None else x.requires_grad_(needs) for x in plain]
-        plain[1:3] = [
-            None if y is None else y.detach().clone().requires_grad_(needs) for y in plain[1:3]
-        ]  # may be freed before the rest
+        plain = [None if x is None else x.requires_grad_(keeps_graph) for x in plain]
+        for index in (1, 2):  # the program may free the states before the other inputs
+            state = plain[index]
+            if state is not None:
+                plain[index] = state.detach().clone().requires_grad_(keeps_graph)
         x, hx, cx, *weights = plain
-        state = (hx, cx) if setup.kind == "lstm" else hx
-        rest = (
-            weights,
+        hidden = (hx, cx) if setup.kind == "lstm" else hx
+        settings = (
             setup.has_biases,
             setup.layers,
             setup.dropout,
@@ -504,65 +537,83 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool)
         packet = getattr(aten, setup.kind)
         with gpu.generator.as_default(inputs[0].numel()), _without_onednn():
             if setup.batch_sizes is None:
-                results = made_of(packet.input, x, state, *rest, setup.batch_first)
+                results = made_of(packet.input, x, hidden, weights, *settings, setup.batch_first)
             else:
-                results = made_of(packet.data, x, setup.batch_sizes, state, *rest)
+                results = made_of(packet.data, x, setup.batch_sizes, hidden, weights, *settings)
         for target, value in zip(outputs, results, strict=True):
             aten.copy_.default(target, value.detach())
-    return ([y for y in plain if y is not None], results) if needs else None
+    if not keeps_graph:
+        return None
+    return [y for y in plain if y is not None], results
 
 
 def _inner_gradients(inner: Any, grads: tuple, targets: tuple) -> None:
+    """Write the gradients of the inputs to the targets. `inner` is what `_compute` returned."""
     if inner is None:
         return
     with _DisableTorchDispatch():
         inputs, results = inner
-        pairs = [(y, plain_values(g)) for y, g in zip(results, grads, strict=True) if g is not None]
+        given = []
+        for result, grad in zip(results, grads, strict=True):
+            if grad is not None:
+                given.append((result, plain_values(grad)))
         values = torch.autograd.grad(
-            [y for y, _ in pairs],
+            [result for result, _ in given],
             inputs,
-            [g for _, g in pairs],
+            [grad for _, grad in given],
             retain_graph=True,
             allow_unused=True,
         )
         for target, value in zip(targets, values, strict=True):
-            aten.zero_.default(target) if value is None else aten.copy_.default(target, value)
+            if value is None:
+                aten.zero_.default(target)
+            else:
+                aten.copy_.default(target, value)
 
 
 def _run(
     kind: str, x: Tensor, state: Any, params: Any, *settings: Any, batch_sizes: Tensor | None = None
 ) -> Any:
+    """Run the layers of a kind, and return the output and the last states.
+
+    The arguments after `kind` are those of PyTorch's operator, such as `aten::lstm.input`.
+    """
     biases, layers, dropout, train, bidirectional, *first = settings
-    setup = Setup(
-        kind, biases, layers, dropout, train, bidirectional, bool(first and first[0]), batch_sizes
-    )
+    batch_first = bool(first and first[0])
+    setup = Setup(kind, biases, layers, dropout, train, bidirectional, batch_first, batch_sizes)
     common_gpu(x, state, params)
     hx, cx = state if kind == "lstm" else (state, None)
     if torch.is_autocast_enabled("cuda") and x.dtype in (torch.float32, *HALF):
         dtype = torch.get_autocast_dtype("cuda")
         params = CastWeights.apply(dtype, *params)
-        hx, cx, x = hx.to(dtype), None if cx is None else cx.to(dtype), x.to(dtype)
+        hx = hx.to(dtype)
+        if cx is not None:
+            cx = cx.to(dtype)
+        x = x.to(dtype)
     return Recurrent.apply(setup, x, hx, cx, *params)
 
 
 def _require_beside_input(x: Tensor, hidden: Any, weights: Any) -> None:
-    """Raises RuntimeError, as PyTorch does, for a state or a weight that is not where the input is."""
-    named = [("hidden", y) for y in (hidden if isinstance(hidden, (list, tuple)) else (hidden,))]
-    named += [("parameter", y) for y in weights]
+    """Raise PyTorch's RuntimeError for a state or a weight that is not on the input's device."""
+    states = hidden if isinstance(hidden, (list, tuple)) else (hidden,)
+    named = [("hidden", y) for y in states] + [("parameter", y) for y in weights]
     for name, y in named:
         if y.device != x.device:
             raise RuntimeError(
-                f"Input and {name} tensors are not at the same device, found input tensor at {x.device} and {name} tensor at {y.device}"
+                f"Input and {name} tensors are not at the same device, found input tensor at "
+                f"{x.device} and {name} tensor at {y.device}"
             )
 
 
 @checks(*(f"{kind}.input" for kind in GATES))
 def check_devices(args: tuple, kwargs: dict) -> None:
+    """Check the devices of layers that get padded sequences."""
     _require_beside_input(*args[:3])
 
 
 @checks(*(f"{kind}.data" for kind in GATES))
 def check_devices_of_packed(args: tuple, kwargs: dict) -> None:
+    """Check the devices of layers that get packed sequences."""
     data, _, hidden, weights = args[:4]
     _require_beside_input(data, hidden, weights)
 
@@ -570,6 +621,7 @@ def check_devices_of_packed(args: tuple, kwargs: dict) -> None:
 for _kind in GATES:
 
     def _of_input(x: Tensor, state: Any, params: Any, *settings: Any, kind: str = _kind) -> Any:
+        """Run the layers of a kind on padded sequences."""
         return _run(kind, x, state, params, *settings)
 
     def _of_packed(
@@ -580,6 +632,7 @@ for _kind in GATES:
         *settings: Any,
         kind: str = _kind,
     ) -> Any:
+        """Run the layers of a kind on packed sequences."""
         return _run(kind, data, state, params, *settings, batch_sizes=batch_sizes)
 
     composes(f"{_kind}.input")(_of_input)
@@ -599,12 +652,15 @@ def flatten_weight(call: Call) -> Tensor:
     return flat
 
 
-# Packed sequences: the sizes of the batches stay on the host
+# Packed sequences. The sizes of their batches stay on the host.
 
 
 @handles("_pack_padded_sequence")
 def pack_padded_sequence(call: Call) -> Any:
-    """Raises RuntimeError, as PyTorch does, for lengths on a GPU."""
+    """Pack padded sequences, and return the data on the GPU and the batch sizes on the host.
+
+    Raises PyTorch's RuntimeError for lengths on a GPU.
+    """
     lengths = call.args[1]
     if type(lengths) is VirtualTensor:
         kind = f"{lengths.dim()}D {lengths.device} {scalar_name(lengths.dtype)}"
