@@ -86,7 +86,10 @@ class Endpoint:
                     connection = socket.create_connection((host, port), CONNECTING)
                 except OSError as error:
                     where = f"a rank at {host}, port {port}"
-                    advice = "If a machine has several networks, GLOO_SOCKET_IFNAME names the one to use."
+                    advice = (
+                        "If a machine has several networks, GLOO_SOCKET_IFNAME names the one to "
+                        "use."
+                    )
                     raise ConnectionError(
                         f"cannot connect to {where} ({error.strerror or error}). {advice}"
                     ) from error

@@ -327,7 +327,7 @@ class Underway:
         return self.event
 
     def can_start(self) -> bool:
-        """Return whether this collective is the next one on its channel, and all ranks are there."""
+        """Return whether this collective is the next on its channel and all ranks have entered."""
         if self.works is not None or not self._is_next():
             return False
         return self.group.rendezvous.is_complete(self.entry)

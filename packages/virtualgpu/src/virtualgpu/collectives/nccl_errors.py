@@ -76,7 +76,8 @@ def check_tensors(operator: str, call: Any) -> None:
         unknown = _NOT_IN_NCCL | _COMPLEX if operator in _REDUCE_SCATTER else _NOT_IN_NCCL
         if x.dtype in unknown:
             raise TypeError(
-                f"Input tensor data type is not supported for NCCL process group: {unknown[x.dtype]}"
+                "Input tensor data type is not supported for NCCL process group: "
+                f"{unknown[x.dtype]}"
             )
 
 

@@ -256,11 +256,12 @@ class Rendezvous:
                 for rank, report in sorted(reports.items())
             )
             raise torch.distributed.DistBackendError(
-                f"The ranks do not agree on collective number {entry.number} of their group: {calls}."
+                f"The ranks do not agree on collective number {entry.number} of their group: "
+                f"{calls}."
             )
 
     def _waited_in_vain(self, entry: Entry, patience: timedelta) -> str:
-        """Return the message that some ranks did not enter in time, as NCCL's watchdog begins it."""
+        """Return a message about ranks that did not enter in time. It begins as NCCL's own."""
         reports = self._reports.get(entry.key, {})
         missing = [rank for rank in entry.ranks if rank not in reports]
         waited = f"did not start within {patience.total_seconds():g} s"

@@ -1,8 +1,8 @@
 """Convolutions as cuDNN computes them: values, memory, time and refusals.
 
 cuDNN uses a workspace for each of three results: the output, the input's gradient and the weight's
-gradient. `convolution_workspaces` has their sizes. The order of the allocations is that of PyTorch's
-native/cudnn/ConvShared.cpp and native/Convolution.cpp.
+gradient. `convolution_workspaces` has their sizes. The order of the allocations is that of
+PyTorch's native/cudnn/ConvShared.cpp and native/Convolution.cpp.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,9 +1,9 @@
 """Bytes of the workspaces that cuDNN uses for a convolution's output and for its two gradients.
 
 cuDNN chooses an algorithm by heuristics that are not published. We have two recordings of its
-workspaces. The table holds 111,000 convolutions of common layers on an H200, as straight lines over the
-batch (benchmarks/fidelity/cudnn.py). The rule is for all others. It was learned from 350,000
-convolutions on an H100 (benchmarks/fidelity/convolution_sweep.py): for each of the three results, a
+workspaces. The table holds 111,000 convolutions of common layers on an H200, as straight lines over
+the batch (benchmarks/fidelity/cudnn.py). The rule is for all others. It was learned from 350,000
+convolutions on an H100 (benchmarks/fidelity/convolution_sweep.py). For each of the three results, a
 decision tree chooses one of some hundred formulas. benchmarks/fidelity/convolution_rule.py builds
 the trees and says how far off they are for convolutions that they were not built from.
 

@@ -1,7 +1,7 @@
 """Fused operators of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in evaluation.
 
-In evaluation these modules call one operator each instead of their parts. The parts follow PyTorch's
-native/transformers/cuda/attention.cu (`native_multi_head_attention_cuda`) and
+In evaluation these modules call one operator each instead of their parts. The parts follow
+PyTorch's native/transformers/cuda/attention.cu (`native_multi_head_attention_cuda`) and
 native/transformers/transformer.cpp.
 """
 

@@ -233,8 +233,8 @@ def nll_loss_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     return Work(moved - bytes_of(x) + 32 * rows, serial=LOSS_ROW * rows if is_reduced else 0.0)
 
 
-# Connectionist temporal classification (native/LossCTC.cpp, native/cuda/LossCTC.cu). The lengths may
-# be on the host.
+# Connectionist temporal classification (native/LossCTC.cpp, native/cuda/LossCTC.cu). The lengths
+# may be on the host.
 
 
 def _integers(lengths: Any) -> list[int]:

@@ -452,8 +452,8 @@ def _narrow_weight_error(kind: torch.dtype, narrow: torch.dtype, cudnn: bool) ->
     if cudnn and narrow is torch.float16:
         return RuntimeError(
             "Expected tensor for argument #1 'input' to have the same type as tensor for argument "
-            f"#2 'weight'; but type {tensor_type(kind)} does not equal {tensor_type(narrow)} (while "
-            "checking arguments for cudnn_batch_norm)"
+            f"#2 'weight'; but type {tensor_type(kind)} does not equal {tensor_type(narrow)} "
+            "(while checking arguments for cudnn_batch_norm)"
         )
     return RuntimeError(
         f"Expected weight to have type {scalar_name(kind)} but got {scalar_name(narrow)}"

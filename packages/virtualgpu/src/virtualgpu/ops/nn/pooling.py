@@ -137,7 +137,7 @@ def max_pool_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @device_time("upsample_bilinear2d")
 def bilinear_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a bilinear resampling, which does all samples and channels of a pixel in turn."""
+    """Return the work of a bilinear resampling. A thread does all channels of a pixel in turn."""
     samples, channels = call.args[0].shape[:2]
     return Work(moved, serial=PIXEL * samples * channels)
 

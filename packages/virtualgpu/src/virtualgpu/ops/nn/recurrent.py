@@ -49,10 +49,10 @@ WORKSPACE_PER_LAYER = 8 << 20  # bytes per layer and direction
 # The most hidden units for which cuDNN keeps the weights on the chip.
 NARROW = {"lstm": 128, "gru": 128, "rnn_tanh": 256, "rnn_relu": 256}
 DROPOUT_STATE = 49152  # bytes per multiprocessor
-# The least seconds of the kernels of a step of a layer, by whether its numbers have two bytes. These
-# are small kernels that wait for each other, and the backward pass has more of them. If the weights
-# stay on the chip, one kernel computes all steps. Measured by benchmarks/timing/small_kernels.py on
-# an H200. Other GPUs are assumed to be alike.
+# The least seconds of the kernels of a step of a layer, by whether its numbers have two bytes.
+# These are small kernels that wait for each other, and the backward pass has more of them. If the
+# weights stay on the chip, one kernel computes all steps. Measured by
+# benchmarks/timing/small_kernels.py on an H200. Other GPUs are assumed to be alike.
 STEP_SECONDS = {True: 5e-6, False: 6.5e-6}
 STEP_BACK_SECONDS = {True: 6.5e-6, False: 13e-6}
 STEP_ON_CHIP_SECONDS = 3e-6
@@ -60,8 +60,8 @@ STEP_ON_CHIP_SECONDS = 3e-6
 # LSTMs of benchmarks/timing/kernels.json, with 256 steps on an H200.
 LAUNCHES_OF_A_STEP, LAUNCHES_BACK_OF_A_STEP = 2.37, 3.64
 # Host time in launches, because cuDNN launches many kernels. Measured by
-# benchmarks/timing/host_functions.py on an H200: "lstm", "gru" and "two layers of gru", less memory,
-# module, nodes and leaves.
+# benchmarks/timing/host_functions.py on an H200: "lstm", "gru" and "two layers of gru", less
+# memory, module, nodes and leaves.
 LAUNCHES_OF_A_CALL, LAUNCHES_OF_A_LAYER, LAUNCHES_BACK_OF_A_LAYER = 7, 6, 50
 
 
@@ -318,7 +318,8 @@ class CastWeights(torch.autograd.Function):
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> Any:
         """Return the copies of the weights."""
         ctx.dtypes = [w.dtype for w in weights]
-        flat = empty(weights[0]._gpu, (sum(w.numel() for w in weights),), (1,), dtype)  # type: ignore[attr-defined]
+        gpu = weights[0]._gpu  # type: ignore[attr-defined]
+        flat = empty(gpu, (sum(w.numel() for w in weights),), (1,), dtype)
         views = _parts(flat, weights)
         for view, weight in zip(views, weights, strict=True):
             view.copy_(weight)
@@ -404,8 +405,8 @@ def _with_workspace(gpu: Gpu, space: int, reserved: int) -> Tensor | None:
 
 _SCATTERED = (
     "RNN module weights are not part of single contiguous chunk of memory. This means they need to "
-    "be compacted at every call, possibly greatly increasing memory usage. To compact weights again "
-    "call flatten_parameters(). "
+    "be compacted at every call, possibly greatly increasing memory usage. To compact weights "
+    "again call flatten_parameters(). "
     "(Triggered internally at /pytorch/aten/src/ATen/native/cudnn/RNN.cpp.)"
 )
 
@@ -428,9 +429,9 @@ def _batch(x: Tensor, setup: Setup) -> int:
 
 
 def _time_first_copy(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
-    """Return the memory of a copy in which the steps follow each other, or None if `x` is like that.
+    """Return the memory of a copy of `x` in which the steps follow each other.
 
-    cuDNN reads sequences step by step.
+    Return None if they do so in `x`. cuDNN reads sequences step by step.
     """
     ordered = x.transpose(0, 1) if setup.batch_first else x
     if ordered.is_contiguous():
@@ -463,7 +464,7 @@ def _parts(flat: Tensor, weights: Any) -> list[Tensor]:
 
 
 def _dropout_state(gpu: Gpu) -> None:
-    """Allocate the state of cuDNN's dropout, which is made from a seed at its first use on a GPU."""
+    """Allocate the state of cuDNN's dropout, which is made at its first use on a GPU."""
     if "cudnn dropout" not in gpu.libraries:
         play(gpu, (8, -8))
         gpu.libraries["cudnn dropout"] = gpu.allocate(DROPOUT_STATE * gpu.profile.multiprocessors)
@@ -517,7 +518,8 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, keeps_graph:
     if not all_known(inputs, outputs):
         return None
     with _DisableTorchDispatch(), torch.set_grad_enabled(keeps_graph):
-        plain = [None if x is None else plain_values(x).detach() for x in inputs]  # type: ignore[union-attr]
+        plain: list[Any] = [plain_values(x) for x in inputs]
+        plain = [None if x is None else x.detach() for x in plain]
         if product_format(inputs[0].dtype, gpu, "rnn") == "tf32":
             plain = _rounded_factors(plain)
         plain = [None if x is None else x.requires_grad_(keeps_graph) for x in plain]

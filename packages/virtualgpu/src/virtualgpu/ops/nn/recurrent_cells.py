@@ -151,7 +151,8 @@ def run_gradients(step: Any, inputs: tuple, grads: tuple, targets: tuple) -> Non
     if not all_known(inputs, tuple(tensors(grads)), targets):
         return
     with _DisableTorchDispatch(), torch.enable_grad():
-        plain = [None if x is None else plain_values(x).detach().requires_grad_() for x in inputs]  # type: ignore[union-attr]
+        plain: list[Any] = [plain_values(x) for x in inputs]
+        plain = [None if x is None else x.detach().requires_grad_() for x in plain]
         results = step(*plain)
         wanted = []
         for x, target in zip(plain, targets, strict=True):
