@@ -1,4 +1,4 @@
-"""The virtual NCCL in one process, as a world of one rank: what it keeps, and until when."""
+"""The virtual NCCL in a world of one rank: what it computes, keeps and refuses."""
 
 import gc
 
@@ -31,7 +31,7 @@ def test_what_nobody_waits_for_is_kept_until_the_watchdog_has_looked():
     del x
     dist.all_reduce(y)
     assert torch.cuda.memory_allocated() == before
-    gc.collect()  # takes a real process about as long as the watchdog's period
+    gc.collect()  # a real process needs about a watchdog's period for this
     dist.all_reduce(y)
     assert torch.cuda.memory_allocated() == before - 4096
 
@@ -42,7 +42,7 @@ def test_a_functional_collective_is_there_for_each_of_its_tensors_however_late()
     results = functional.all_reduce_coalesced([x, y], "sum", dist.group.WORLD)
     torch.cuda.synchronize()
     gc.collect()
-    dist.all_reduce(y)  # the watchdog has looked
+    dist.all_reduce(y)  # the watchdog has looked by now
     assert [functional.wait_tensor(result).sum().item() for result in results] == [1000, 1]
     del results
     assert torch.cuda.memory_allocated() == before
@@ -72,7 +72,7 @@ def test_a_destroyed_group_is_told():
     dist.destroy_process_group(group)
     with pytest.raises(
         ValueError, match="is not initialized in the world group map"
-    ) as raised:  # PyTorch's own words, as it logs the first
+    ) as raised:  # these are PyTorch's own words
         dist.all_reduce(torch.ones(3, device="cuda"), group=group)
     assert (
         str(raised.value.__context__)
@@ -99,7 +99,7 @@ def test_what_is_sent_may_be_freed_before_anybody_waits():
 
 
 def test_a_collective_does_not_wait_for_what_comes_after_it_in_the_program():
-    """Its stream is told to wait for more before anybody waits for it."""
+    """The stream waits for more work before anybody waits for the collective."""
     x, a = torch.ones(1000, device="cuda"), torch.ones(4096, 4096, device="cuda")
     sent, computed = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     first = dist.all_reduce(x, async_op=True)

@@ -1,4 +1,4 @@
-"""What NCCL refuses is refused in its words, before anything moves."""
+"""Tensors, reductions and groups that NCCL refuses are refused in its words."""
 
 import warnings
 
@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.usefixtures("world"),
     pytest.mark.filterwarnings(
         "ignore::FutureWarning"
-    ),  # of names that newer versions of torch give collectives
+    ),  # newer versions of torch warn about old names of collectives
 ]
 
 

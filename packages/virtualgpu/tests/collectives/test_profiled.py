@@ -1,4 +1,4 @@
-"""What torch.profiler sees of collectives."""
+"""Events of collectives in torch.profiler."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Races with collectives: whoever uses what one reads or writes waits for it first. As a world of one rank."""
+"""Races between collectives and operators that use the same memory, in a world of one rank."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from virtualgpu.streams.race_reports import RaceWarning
 
 @pytest.fixture(autouse=True)
 def world_of_its_own():
-    """Races are found once in a machine."""
+    """Make a world on a machine of its own, because a machine reports a race only once."""
     with virtualgpu.use(gpus=1, like="H200"):
         torch.cuda.init()
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
@@ -34,7 +34,7 @@ def streams(request):
 def test_a_result_that_nobody_waited_for_is_read_too_early():
     x, result = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
     work = dist.all_gather([result], x, async_op=True)
-    x + 1  # which the collective reads too
+    x + 1  # the collective reads this tensor, too
     with pytest.warns(
         RaceWarning,
         match=r"`add` on the default stream of cuda:0 \(test_races.py:\d+\) may run before `all_gather` on N",

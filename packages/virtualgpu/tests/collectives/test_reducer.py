@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("machine", "world")
 
 
 def let_go_of_works() -> None:
-    """Those that nobody has waited for."""
+    """Drop the works that nobody has waited for."""
     torch.cuda.synchronize()
     gc.collect()
     dist.all_reduce(torch.ones(1, device="cuda"))
@@ -32,7 +32,7 @@ def test_an_optimizer_in_the_backward_comes_after_the_gradients_on_its_stream():
     _apply_optimizer_in_backward(torch.optim.SGD, inside.parameters(), {"lr": 0.1})
     parallel = DistributedDataParallel(inside, device_ids=[0])
     x = torch.ones(2, 3, device="cuda")
-    for _ in range(2):  # the second step builds the buckets anew
+    for _ in range(2):  # the second step rebuilds the buckets
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
@@ -40,7 +40,7 @@ def test_an_optimizer_in_the_backward_comes_after_the_gradients_on_its_stream():
     assert all(
         torch.equal(p, q) for p, q in zip(model.parameters(), inside.parameters(), strict=True)
     )
-    param_to_acc_grad_map.clear()  # torch keeps the parameters there
+    param_to_acc_grad_map.clear()  # torch keeps the parameters in this attribute
 
 
 def test_with_uneven_inputs_the_mean_is_over_the_ranks_that_are_there():
@@ -62,7 +62,7 @@ def test_a_bucket_keeps_the_values_of_tensors_that_are_kept_one_by_one(monkeypat
 
 
 class Parts(torch.nn.Module):
-    """A layer on each of two GPUs, as PyTorch's tutorial "Combine DDP with model parallelism" has them."""
+    """A layer on each of two GPUs, as in PyTorch's tutorial about DDP and model parallelism."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""How ranks meet, in one process: what one that waits in vain is told, and that the program's store may go."""
+"""Ranks that meet, in one process, and the errors of a rank that waits in vain."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ BARRIER = Transfer("all_reduce", "barrier()", 4, [], [], list)
 
 @pytest.fixture
 def pair(monkeypatch):
-    """Make a group of two ranks in a store. Each rank has an endpoint of its own, as in a process of its own."""
+    """Return a function that makes a group of two ranks, each with an endpoint of its own."""
     made = []
     monkeypatch.setattr(
         "virtualgpu.collectives.rendezvous.current_endpoint",
@@ -117,7 +117,7 @@ def test_an_attempt_that_failed_does_not_count(pair):
 
 
 def test_many_messages_wait_for_a_rank_that_does_not_look(pair):
-    """More bytes than the kernel keeps arrive, although their sender never looks again."""
+    """More bytes arrive than the operating system keeps, although the sender looks no more."""
     one, other = pair(dist.HashStore())
     long_send = Transfer("send", "send()" + "x" * 200_000, 4, [], [], list, peers=(0, 1))
     sent = [one.enter(long_send, 0.0, True) for _ in range(100)]
@@ -141,7 +141,7 @@ def test_a_forked_process_leaves_the_connections_alone(pair):
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
-        )  # from Python 3.12 on, in a process with threads
+        )  # Python warns from version 3.12 on, in a process with threads
         child = os.fork()
     if child == 0:
         one.end()

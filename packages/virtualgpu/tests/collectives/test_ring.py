@@ -1,4 +1,4 @@
-"""How long a collective takes, in a node and between nodes."""
+"""The time of collectives within a node and between nodes."""
 
 import pytest
 
@@ -25,7 +25,8 @@ def test_between_nodes_the_adapters_limit_the_rate(kind):
     few, many = seconds(kind, LARGE, [0, 8]), seconds(kind, LARGE, [0, 1, 2, 3, 8, 9, 10, 11])
     slower = seconds(kind, LARGE, [0, 8], Cluster(8, 200e9 / 8))
     assert slower == pytest.approx(2 * few, rel=0.01)
-    assert many < few * 7.1  # an all_gather moves seven times as much; the other kinds less
+    # An all_gather moves seven times as many bytes, and the other kinds move fewer.
+    assert many < few * 7.1
     assert seconds(kind, LARGE, [0, 1]) < few
 
 
@@ -39,7 +40,7 @@ def test_a_small_all_reduce_over_many_nodes_goes_by_a_tree():
     ring = [seconds("all_gather", 1024, ranks) for ranks in first_ranks]
     assert (
         tree[1] - tree[0] < 20e-6 < 200e-6 < ring[1] - ring[0]
-    )  # one step more each way, and 64 more
+    )  # one more step in each direction, and 64 more
 
 
 def test_nccls_switch_sends_through_the_host(monkeypatch):
@@ -51,11 +52,12 @@ def test_nccls_switch_sends_through_the_host(monkeypatch):
         monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
         return collective_seconds(profiles.load(name), "all_reduce", LARGE, [0, 1], NODE) / before
 
-    assert slower("H200") == pytest.approx(376e9 / (55.3e9 / 2), rel=0.01)  # twice over PCIe
-    assert slower("T4") == pytest.approx(1.0)  # goes through the host anyway
+    assert slower("H200") == pytest.approx(376e9 / (55.3e9 / 2), rel=0.01)  # over PCIe twice
+    assert slower("T4") == pytest.approx(1.0)  # goes through the host in either case
 
 
-# Medians of three runs of four H200s (torch 2.11, NCCL 2.28.9): kind, MiB of the smaller tensor, seconds.
+# Medians of three runs on four H200s (torch 2.11, NCCL 2.28.9): kind, MiB of the smaller tensor,
+# seconds.
 FOUR_H200S = [
     ("all_reduce", 16, 98.25e-6),
     ("broadcast", 16, 72.56e-6),
@@ -81,7 +83,7 @@ FOUR_H200S = [
 def test_large_collectives_of_four_ranks_take_as_long_as_on_four_h200s():
     errors = []
     for kind, mebibytes, measured in FOUR_H200S:
-        ranks = 4 if kind == "reduce_scatter" else 1  # its input is as large as four outputs
+        ranks = 4 if kind == "reduce_scatter" else 1  # the input is as large as four outputs
         modelled = collective_seconds(
             profiles.load("H200"), kind, ranks * mebibytes << 20, range(4), NODE
         )

@@ -1,4 +1,4 @@
-"""One rank of a world whose others are taken to do the same."""
+"""One rank of a world whose other ranks are assumed to do the same."""
 
 import gc
 from dataclasses import replace
@@ -19,7 +19,7 @@ RANK, WORLD = 1, 4
 
 @pytest.fixture
 def world(machine, monkeypatch):
-    """Rank 1 of 4, of which PyTorch is told in the environment."""
+    """Make this process rank 1 of 4 ranks, as the environment variables say."""
     for name, value in simulated.REPLACED.items():
         monkeypatch.setattr(distributed_c10d, name, value)
     monkeypatch.setenv("RANK", str(RANK))
@@ -34,7 +34,7 @@ def numbers(*values):
 
 
 def milliseconds_on_two_streams(groups):
-    """Return how long two all_reduces take that are launched together, on a stream and in a group each."""
+    """Return the time of two all_reduces on different streams and groups, in milliseconds."""
     tensors = [torch.zeros(1 << 26, device="cuda") for _ in groups]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     streams = [torch.cuda.Stream() for _ in groups]
@@ -74,7 +74,7 @@ def test_every_rank_sends_what_this_one_has():
     dist.all_gather(parts, x)
     assert [part.tolist() for part in parts] == [[4, 8]] * WORLD
     dist.reduce_scatter(x, list(torch.arange(8.0, device="cuda").chunk(WORLD)))
-    assert x.tolist() == [8, 12]  # the second part, four times
+    assert x.tolist() == [8, 12]  # the second part, once per rank
     dist.reduce_scatter_tensor(x, torch.arange(8.0, device="cuda"), op=dist.ReduceOp.AVG)
     assert x.tolist() == [2, 3]
     dist.all_to_all_single(y, torch.arange(8.0, device="cuda"))
@@ -125,7 +125,7 @@ def test_ddp_takes_the_mean_of_equal_gradients():
     parallel(x).sum().backward()
     assert torch.equal(alone.weight.grad, parallel.module.weight.grad)
     gc.collect()
-    dist.all_reduce(torch.ones(1, device="cuda"))  # lets go of works that nobody waited for
+    dist.all_reduce(torch.ones(1, device="cuda"))  # drops works that nobody has waited for
 
 
 @pytest.mark.parametrize("rising", [False, True])

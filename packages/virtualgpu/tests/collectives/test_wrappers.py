@@ -1,4 +1,4 @@
-"""Tensors of subclasses between ranks, here a world of one: they say where they are."""
+"""Tensor subclasses that report their device, in a world of one rank."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_an_operator_on_dtensors_takes_its_host_longer():
 
     plain, profile = torch.ones(4, 4, device="cuda"), hardware.machine().profile
     x = distribute_tensor(plain, init_device_mesh("cuda", (1,)), [Shard(0)])
-    x.mul_(2)  # PyTorch works out once where the result lies
+    x.mul_(2)  # PyTorch computes the placement of the result once
     longer = host_seconds(lambda: x.mul_(2)) - host_seconds(lambda: plain.mul_(2))
     assert longer == pytest.approx(profile.wrapper_seconds + profile.wrapped_seconds)
 
@@ -33,7 +33,7 @@ def test_a_dtensor_is_on_the_gpu_of_its_part():
     x = distribute_tensor(
         torch.ones(4, 4, device="cuda"), init_device_mesh("cuda", (1,)), [Shard(0)]
     )
-    for each in (x, x + 1):  # made by Python, and by C++
+    for each in (x, x + 1):  # one made by Python and one by C++
         assert (each.device, each.is_cuda, each.is_cpu, each.get_device()) == (
             torch.device("cuda", 0),
             True,

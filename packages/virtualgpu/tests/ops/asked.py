@@ -1,4 +1,4 @@
-"""What a piece of code asks of the allocator of a fresh virtual GPU."""
+"""The allocations that a piece of code requests from a fresh virtual GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,11 @@ def asked(
     like: str = "H200",
     setup: Callable[[], Any] | None = None,
 ) -> list[str]:
-    """Sizes of allocations ("+4") and frees ("-4") in order, of `work` or of the backward of its result; `setup` makes its argument."""
+    """Return the sizes of allocations ("+4") and frees ("-4") of `work`, in order.
+
+    With `backward`, they are those of the backward pass of its result. `setup` makes the argument
+    of `work`.
+    """
     with virtualgpu.use(gpus=1, like=like):
         inputs = () if setup is None else (setup(),)
         if not backward:
@@ -25,7 +29,7 @@ def asked(
 
 
 def recorded(work: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """The result of `work`, alive until after the recording, and the sizes."""
+    """Return the result of `work`, which lives until after the recording, and the sizes."""
     torch.cuda.memory._record_memory_history(max_entries=1000, context=None)
     try:
         result = work()

@@ -30,14 +30,17 @@ except ImportError:  # the database needs it only for a class of tests
     sys.modules["expecttest"] = stand_in
 
 SAMPLES, LOOKED_AT = 3, 40
-# What fake tensors cannot do says nothing about CUDA.
+# These errors are limits of fake tensors, and say nothing about CUDA.
 UNKNOWN = ("not linked", "not compiled", "not allocated", "wrapped to wrong device")
 # CUDA's kernels and generated code refuse these. Fake tensors do not reach them.
 CUDA_ALONE = ("in method wrapper_CUDA", "too many CPU scalars", "Input type (")
 
 
 class Sample:
-    """Arguments of one call: `leaves` of the tree `spec`, of which `tensors` are the places of tensors."""
+    """Arguments of one call.
+
+    `leaves` are the leaves of the tree `spec`, and `tensors` the positions of tensors among them.
+    """
 
     def __init__(self, sample: Any) -> None:
         self.leaves, self.spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
@@ -48,7 +51,7 @@ class Sample:
         return tuple(self.leaves[n].dim() == 0 for n in self.tensors)
 
     def patterns(self) -> Iterator[tuple[str, list[str]]]:
-        """Devices of the tensors in each call, with a name."""
+        """Yield a name and the devices of the tensors, for each way to call the operator."""
         count = len(self.tensors)
         for odd, others in (("cpu", "cuda"), ("cuda", "cpu")):
             for place in range(count if count > 2 or odd == "cpu" else 0):
@@ -64,7 +67,7 @@ class Sample:
 
 
 def samples(operator: Any) -> list[Sample]:
-    """A few calls of an operator, each with other tensors without dimensions."""
+    """Return a few calls of an operator that differ in which tensors have no dimensions."""
     kinds = sorted(operator.dtypes, key=str)
     if not kinds:
         return []
@@ -94,7 +97,7 @@ def on_virtual_gpu(x: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def finding(fake: list[str], virtual: list[str]) -> str | None:
-    """What is wrong with the answer of a virtual GPU, or None."""
+    """Return what is wrong with a virtual GPU's answer, or None."""
     if virtual[0] == "error" and virtual[1] not in ("RuntimeError", "NotImplementedError"):
         return "another error"
     words_known = (

@@ -1,4 +1,4 @@
-"""What the clock tells of a piece of work."""
+"""The work that the clock reports."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from virtualgpu.clock.machine_clock import Span, Wait
 
 
 def spans(work: Callable[[], object]) -> list[Span]:
-    """What ran on the GPUs for some work."""
+    """Return the work that ran on the GPUs during a function."""
     heard: list[Span | Wait] = []
     clock, listener = hardware.machine().clock, heard.append
     clock.listen(listener)

@@ -1,4 +1,4 @@
-"""Operators of PyTorch with small inputs: what `test_operators` holds against the CPU."""
+"""PyTorch's operators with small inputs, which `test_operators` compares with the CPU."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,14 +9,14 @@ import torch.nn.functional as F
 
 
 class Inputs:
-    """Draws the inputs of a case on the CPU, the same in every run."""
+    """Random inputs of a case on the CPU, which are the same in every run."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.generator = torch.Generator().manual_seed(7)
         self.dtype = dtype
 
     def unit(self, *shape: int) -> torch.Tensor:
-        """Between 0.1 and 0.9: in the domain of nearly every function."""
+        """Return numbers between 0.1 and 0.9, in the domain of nearly every function."""
         return (
             torch.rand(shape, generator=self.generator)
             .mul(0.8)
@@ -35,7 +35,7 @@ class Inputs:
         return torch.rand(shape, generator=self.generator) > 0.5
 
     def definite(self, n: int) -> torch.Tensor:
-        """A symmetric positive definite matrix."""
+        """Return a symmetric positive definite matrix."""
         matrix = torch.randn(n, n, generator=self.generator)
         return (matrix @ matrix.T + n * torch.eye(n)).to(self.dtype).requires_grad_()
 
@@ -67,7 +67,7 @@ REDUCTIONS = [
 
 
 def along(name: str, x: torch.Tensor) -> Any:
-    """A reduction over the last dimension, or over all where it takes none."""
+    """Return a reduction over the last dimension, or over all if it takes no dimension."""
     function = getattr(torch, name)
     if name in ("norm", "aminmax"):
         return function(x, dim=-1)

@@ -1,4 +1,4 @@
-"""Allocations that a real H200's allocator was asked for, operator by operator, and the virtual GPU's for the same case."""
+"""Allocations of single operators on a real H200, and those of a virtual GPU for the same calls."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ FIDELITY = Path(__file__).parents[2] / "benchmarks" / "fidelity"
 WORKSPACES = {
     33554432,
     1048576,
-}  # cuBLAS' own, which stay: the first product of a process asks for them
+}  # The first product of a process allocates cuBLAS's workspace, which stays.
 
 
 @lru_cache(maxsize=1)
@@ -29,7 +29,7 @@ def operators() -> ModuleType:
 
 @lru_cache(maxsize=1)
 def cases() -> dict[str, dict]:
-    """All recorded cases by recording and name."""
+    """Return all recorded cases by recording and name."""
     found = {}
     for which in ("shared", "more", "further"):
         for case in json.loads((FIDELITY / "h200" / f"operators_{which}.json").read_text())[
@@ -39,7 +39,7 @@ def cases() -> dict[str, dict]:
     return found
 
 
-# Recorded and not met: what CUDA does in these cases is not found yet.
+# Cases that virtual GPUs do not match yet, because we have not found out what CUDA does.
 MISSED = {
     "further/sdpa_boolmask": "a mask of truth values",
     "further/sdpa_gqa": "heads that share keys and values",
@@ -49,7 +49,7 @@ MISSED = {
 }
 
 
-# Recorded with torch 2.11, and made of other operators from torch 2.14 on.
+# Recorded with torch 2.11. From torch 2.14 on, other operators compute them.
 OTHERWISE_FROM_2_14 = {
     "further/quantile2": "torch 2.14 computes the ranks of a quantile in float64, and before it sorts",
     "further/quantile_many": "torch 2.14 computes the ranks of a quantile in float64, and before it sorts",
@@ -59,7 +59,10 @@ OTHERWISE_FROM_2_14 = {
 
 
 def recorded(prefixes: tuple[str, ...], every: int = 1) -> list:
-    """The cases whose names begin so, as parameters of a test; a case that is not met must fail, until it is."""
+    """Return the cases whose names begin with a prefix, as parameters of a test.
+
+    A case that is known not to match is expected to fail.
+    """
     names = [name for name in cases() if name.split("/")[1].startswith(prefixes)][::every]
     return [
         pytest.param(name, marks=pytest.mark.xfail(raises=AssertionError, reason=MISSED[name]))
@@ -70,7 +73,7 @@ def recorded(prefixes: tuple[str, ...], every: int = 1) -> list:
 
 
 def sequences(case: dict) -> dict[str, list]:
-    """Sizes in bytes by turn and way; segments and the libraries' workspaces left out."""
+    """Return the allocations and frees, without segments and the libraries' workspaces."""
     return {
         f"{turn} {way}": [
             [sign, size]
@@ -84,7 +87,10 @@ def sequences(case: dict) -> dict[str, list]:
 
 
 def check(name: str) -> None:
-    """Raises AssertionError where the virtual GPU asks for something else than the recorded one; skips what torch has changed since."""
+    """Raise AssertionError if a virtual GPU's allocations are not the recorded ones.
+
+    Skips cases that torch has changed since the recording.
+    """
     if VERSION >= (2, 14) and name in OTHERWISE_FROM_2_14:
         pytest.skip(OTHERWISE_FROM_2_14[name])
     case = cases()[name]

@@ -1,4 +1,4 @@
-"""Workspaces of cuBLAS and cuBLASLt: by handle and stream, never by size. Sizes in bytes; sequences recorded on an H200."""
+"""Workspaces of cuBLAS and cuBLASLt, which exist once per handle and stream, as on an H200."""
 
 import threading
 
@@ -56,7 +56,7 @@ def test_a_factor_with_gaps_is_copied():
 
 
 def test_threads_and_streams():
-    """Another stream: another workspace. A thread takes the handle that the last one gave back, with its workspaces."""
+    """Each stream has a workspace. A thread reuses a returned handle with its workspaces."""
     with virtualgpu.use(gpus=1, like="H200"):
         x = torch.randn(4, 4, device="cuda")
 
@@ -98,7 +98,7 @@ def test_the_bias_of_a_layer_whose_input_has_gaps_is_added_in_place():
         return torch.nn.Linear(6, 8).cuda(), torch.randn(4, 5, 6, device="cuda").transpose(0, 1)
 
     got = asked(lambda given: given[0](given[1]), setup=setup)
-    assert got.count("+640") == 1  # the output, of 5 x 4 x 8 float32
+    assert got.count("+640") == 1  # the output has 5 x 4 x 8 float32 numbers
     x, layer = torch.randn(5, 4, 6).transpose(0, 1), torch.nn.Linear(6, 8)
     expected = layer(x).detach()
     with virtualgpu.use(gpus=1, like="H200"):

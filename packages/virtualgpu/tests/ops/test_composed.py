@@ -1,4 +1,4 @@
-"""Operators that are made of others ask for the same memory when autograd does not take them apart."""
+"""Composed operators allocate the same memory whether autograd runs their parts or not."""
 
 import pytest
 import torch
@@ -37,21 +37,21 @@ WORK = {
 
 
 def memory(work) -> tuple[int, int]:
-    """Bytes that the results hold, and the peak."""
+    """Return the bytes that the results hold, and the peak."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     results = work()
     held = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
     del results
-    torch.cuda.synchronize()  # what comes without waiting arrives
+    torch.cuda.synchronize()  # asynchronous copies arrive
     return held
 
 
 @pytest.mark.parametrize("name", WORK)
 def test_inference_tensors_ask_for_the_memory_of_others(name):
     with torch.no_grad():
-        memory(WORK[name])  # libraries take their workspaces
+        memory(WORK[name])  # libraries allocate their workspaces
         expected = memory(WORK[name])
     with torch.inference_mode():
         got = memory(WORK[name])

@@ -1,4 +1,4 @@
-"""Composite operators make on the GPU what C++ would make on the CPU, and agree with it."""
+"""Composite operators create their tensors on the GPU, and agree with the CPU."""
 
 import pytest
 import torch

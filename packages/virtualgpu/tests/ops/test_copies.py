@@ -1,4 +1,4 @@
-"""Copies between host and GPU take the temporaries that CUDA's take; those of sparse tensors go part by part."""
+"""Copies between host and GPU allocate the same temporaries as on CUDA, also if sparse."""
 
 import pytest
 import torch
@@ -50,7 +50,8 @@ def test_a_sparse_gradient_is_kept_as_it_is(machine):
     rows = torch.arange(32, device="cuda")
     before = allocated()
     embedding(rows).mean().backward()
-    assert allocated() - before == 32 * 64 * 4  # its values; the indices are those of the call
+    # The values only, because the indices belong to the caller.
+    assert allocated() - before == 32 * 64 * 4
     gradient = embedding.weight.grad
     assert gradient.is_sparse and gradient._values().shape == (32, 64)
     embedding(rows).mean().backward()

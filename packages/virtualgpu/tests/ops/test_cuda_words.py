@@ -1,4 +1,4 @@
-"""Errors of operators that C++ would word for the CPU are worded as an H100 worded them."""
+"""Errors of operators have the words of an H100, although C++ would word them for the CPU."""
 
 import copy
 import warnings
@@ -29,7 +29,7 @@ MKLDNN = " or input should be a MKLDNN tensor and weight is a dense tensor"
 def test_a_batch_on_the_cpu_and_a_convolution_on_a_gpu(layer):
     x = torch.randn(16, 3, *[8] * (3 if layer is nn.Conv3d else 2))
     assert words(lambda: layer(3, 4, 3).cuda()(x)) == SHOULD + MKLDNN
-    if layer is nn.Conv2d:  # an image so small that oneDNN does not pay
+    if layer is nn.Conv2d:  # the image is so small that the CPU does not use oneDNN
         assert "(when checking argument in method wrapper_CUDA___slow_conv2d_forward)" in words(
             lambda: layer(3, 4, 3).cuda()(x[:1])
         )
@@ -102,7 +102,7 @@ def test_weights_of_a_recurrent_layer_that_are_scattered():
         layer(x)
         layer.weight_hh_l1 = nn.Parameter(
             layer.weight_hh_l1.detach().clone()
-        )  # the layer sees it, and gathers its weights
+        )  # the layer notices the error when it collects its weights
         layer(x)
     with pytest.warns(
         UserWarning, match="^RNN module weights are not part of single contiguous chunk of memory"
@@ -114,7 +114,7 @@ def test_weights_of_a_recurrent_layer_that_are_scattered():
     "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64]
 )
 def test_cuda_stores_formats_and_computes_with_few_of_them(dtype):
-    """The CPU multiplies them."""
+    """The CPU can multiply them."""
     x, name = (
         torch.ones(2, device="cuda").to(dtype),
         str(dtype).removeprefix("torch.").replace("ui", "UI").replace("fl", "Fl"),
@@ -141,7 +141,7 @@ def test_cuda_stores_formats_and_computes_with_few_of_them(dtype):
     ],
 )
 def test_cuda_has_no_kernel_of_integers(kernel, work):
-    """The CPU pools them."""
+    """The CPU can pool them."""
     x = torch.ones(1, 2, 4, 4, dtype=torch.int64, device="cuda")
     assert (
         words(partial(work, x), NotImplementedError) == f"\"{kernel}\" not implemented for 'Long'"

@@ -1,5 +1,8 @@
-"""Operators of PyTorch's operator and module databases ask for what an H200 was asked for (torch 2.11, recorded 2026-11-24, float32 unless
-the name says otherwise). Sizes in bytes in order of time, a free as a negative number."""
+"""Operators of PyTorch's operator and module databases allocate the same sizes as on an H200.
+
+Recorded with torch 2.11 on 2026-11-24, in float32 unless the name says otherwise. Sizes are in
+bytes, in the order of time. A free is a negative number.
+"""
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ aten = torch.ops.aten
 
 
 def spread(*shape: int) -> torch.Tensor:
-    """The gradient of a sum: one number for all elements."""
+    """Return the gradient of a sum, which has one number for all elements."""
     return torch.ones((), device="cuda").expand(shape)
 
 

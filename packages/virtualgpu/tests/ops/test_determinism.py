@@ -1,4 +1,4 @@
-"""`torch.use_deterministic_algorithms` on a virtual GPU refuses what it refuses on a real one."""
+"""`torch.use_deterministic_algorithms` refuses the same on a virtual GPU as on a real one."""
 
 import pytest
 import torch

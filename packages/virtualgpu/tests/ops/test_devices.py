@@ -1,4 +1,4 @@
-"""Operators whose tensors are on several devices answer as CUDA does."""
+"""Operators whose tensors are on several devices give the same errors and results as on CUDA."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ TWO_DEVICES = (
     "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
 )
 
-# Where a virtual GPU and fake tensors differ, and which of them is right.
+# Differences between a virtual GPU and fake tensors, with the one that is right.
 COPIES = "C++ copies into a view of a clone, and a copy goes between devices. Fake tensors run a decomposition."
 GENERATED = "CUDA's generated code checks the arguments before the shared function whose words fake tensors have."
 INDICES = "The kernel of indexing checks devices itself. Fake tensors run a decomposition, which indexes otherwise."
@@ -70,9 +70,9 @@ def on_host(*shape: int) -> torch.Tensor:
     return torch.ones(shape)
 
 
-# A call, and CUDA's words. None: CUDA takes it.
+# Calls with CUDA's words, or None if CUDA takes the call.
 CALLS = {
-    # Generated code checks each argument, numbers too.
+    # Generated code checks each argument, also numbers.
     "layer_norm": (
         lambda: functional.layer_norm(on_host(2, 3), (3,), ones(3), ones(3)),
         differs("weight", "cuda:0", "wrapper_CUDA__native_layer_norm", "cpu"),
@@ -107,7 +107,7 @@ CALLS = {
     "abs, out": (lambda: torch.abs(on_host(), out=ones()), TWO_DEVICES),
     "mean, out": (lambda: torch.mean(on_host(), 0, out=ones()), TWO_DEVICES),
     "det, out": (lambda: torch.linalg.det(on_host(2, 2), out=ones()), TWO_DEVICES),
-    # Composite operators check by themselves.
+    # Composite operators make their own checks.
     "meshgrid": (
         lambda: torch.meshgrid(ones(2), on_host(2), indexing="ij"),
         "meshgrid expects all tensors to have the same device",

@@ -1,4 +1,4 @@
-"""Which operators a virtual GPU runs, and which it refuses by name."""
+"""The operators that a virtual GPU runs, and those that it refuses by name."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
-BUILT_FOR_CUDA = torch.backends.cuda.is_built()  # before a virtual machine says so
+BUILT_FOR_CUDA = torch.backends.cuda.is_built()  # read before a virtual machine changes it
 needs_distributed = pytest.mark.skipif(
     not distributed.is_available(), reason="this build of torch has no torch.distributed"
 )
@@ -50,7 +50,7 @@ def plain(x: torch.Tensor, prepare: Callable[[nn.Module], object] = id) -> torch
 
 @needs_distributed
 def test_a_sharded_layer(process_group):
-    """Whose fake tensors say cuda. One rank needs no collective."""
+    """Its fake tensors report a CUDA device. One rank needs no collective."""
     x = torch.ones(1, 2, device="cuda")
     assert torch.equal(plain(x, fully_shard), plain(x))
 
@@ -58,7 +58,7 @@ def test_a_sharded_layer(process_group):
 @needs_distributed
 @pytest.mark.parametrize(
     "backend", ["nccl", "cpu:gloo,cuda:nccl", None]
-)  # without one, the accelerator's
+)  # without a device argument, the accelerator is used
 def test_a_group_of_one_rank(backend, tmp_path):
     distributed.init_process_group(
         backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1
@@ -131,7 +131,7 @@ def test_an_operator_in_python_runs_on_the_gpu_call_by_call(library, key):
     assert f(x).tolist() == [3, 3, 3, 3]
     assert (
         torch.cuda.max_memory_allocated() - before >= 2 * 4096 * x.nbytes
-    )  # what it makes on its way
+    )  # an intermediate result
 
 
 def test_an_operator_for_the_cpu_alone_is_pytorchs_error(library):

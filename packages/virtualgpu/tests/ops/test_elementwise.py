@@ -1,4 +1,4 @@
-"""Softmax, dropout, losses and pointwise operators. Sequences recorded on an H200."""
+"""The allocations of softmax, dropout, losses and pointwise operators, as recorded on an H200."""
 
 import pytest
 import torch

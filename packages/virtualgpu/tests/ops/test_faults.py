@@ -1,4 +1,4 @@
-"""Device-side asserts are asynchronous and sticky, as on an H200 (benchmarks/fidelity/h200/probe.json)."""
+"""Device-side asserts are asynchronous and persistent, as on an H200 (fidelity/h200/probe.json)."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,10 @@ def fail(device: str = "cuda") -> torch.Tensor:
 
 
 def fills_at_an_index() -> bool:
-    """Whether `x[index] = number` is `index_fill_`, as newer versions of torch have it; it was `index_put_`."""
+    """Return whether `x[index] = number` calls `index_fill_`, as in newer versions of torch.
+
+    Older versions call `index_put_`.
+    """
     called = []
 
     class Heard(TorchDispatchMode):
@@ -128,7 +131,7 @@ def test_work_queued_before_delays_it():
     torch.cuda._sleep(10**9)
     x.index_select(0, torch.full((1,), 7, device="cuda"))
     for _ in range(100):
-        x = x + 1  # the host has not heard of it yet
+        x = x + 1  # the host does not know about the error yet
     with pytest.raises(AcceleratorError):
         torch.cuda.synchronize()
 

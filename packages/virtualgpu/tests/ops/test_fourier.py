@@ -1,4 +1,4 @@
-"""Fourier transforms in half precision, which CUDA computes and the CPU does not: cuFFT's sizes, types and memory."""
+"""Fourier transforms in half precision, which the CPU lacks: sizes, dtypes and memory of cuFFT."""
 
 import gc
 import re
@@ -122,16 +122,16 @@ def test_what_is_wrong_is_said_in_pytorchs_words():
 @pytest.mark.parametrize(
     ("function", "blocks"),
     [
-        (lambda x: torch.fft.rfft(x), [513]),  # one block, of as many complex numbers
+        (lambda x: torch.fft.rfft(x), [513]),  # one block of the same number of complex numbers
         (
             lambda x: torch.fft.rfft(x, dim=0),
             [513, 512],
-        ),  # half precision must lie without gaps: a copy of the halves
-        (lambda x: torch.fft.fft2(x), [1024, 1024]),  # complex numbers first
+        ),  # half precision must be contiguous, so its parts are copied
+        (lambda x: torch.fft.fft2(x), [1024, 1024]),  # the input is made complex first
     ],
 )
 def test_memory_of_the_gpu_at_the_peak(function, blocks):
-    gc.collect()  # what the errors of earlier tests hold
+    gc.collect()  # memory that the errors of earlier tests hold
     x = torch.ones(1024, 1024, dtype=torch.float16, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""Gradients that meet are added up in place where nobody else holds them. None of the values may suffer."""
+"""Gradients are added in place only if nobody else uses them, and values stay right."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from .asked import asked
 
 
 def test_two_branches_meet_in_place():
-    """x / (1 + |x|), recorded on an H200: the gradients of both branches end in the memory of one."""
+    """For x / (1 + |x|) on an H200, both branches' gradients were added in the memory of one."""
     n = 588000
     got = asked(
         nn.functional.softsign,
@@ -96,10 +96,13 @@ def forward_and_backward(work, x, y):
     ],
 )
 def test_a_formula_overwrites_in_the_installed_torch_what_it_overwrites_on_the_cpu(work):
-    """PyTorch's profiler tells of a CPU without subclasses. Numbers, which CUDA takes as they are, are tensors there: left out."""
+    """PyTorch's profiler reports what the CPU overwrites.
+
+    Numbers are left out, because on the CPU they are tensors.
+    """
     x, y = torch.rand(50, 30), torch.rand(50, 30)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        held = forward_and_backward(work, x, y)  # until the end, as `asked` does
+        held = forward_and_backward(work, x, y)  # until the end, as in `asked`
     expected = [
         event.nbytes()
         for event in found.profiler.kineto_results.events()

@@ -1,4 +1,4 @@
-"""Half precision that CUDA computes and the CPU cannot: products with `out_dtype`, operators without a kernel for it."""
+"""Half precision that CUDA computes and the CPU does not, such as products with `out_dtype`."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def used(shared_machine):
 
 
 def factors(name: str, dtype: torch.dtype, device: str = "cuda") -> list[torch.Tensor]:
-    """A summand, where there is one, and two factors."""
+    """Return two factors, after a summand if there is one."""
     shapes = [(5, 4), (5, 6), (6, 4)][not name.startswith(("addmm", "baddbmm")) :]
     batch = (2,) * (PRODUCTS[name] - 2)
     generator = torch.Generator().manual_seed(3)
@@ -50,7 +50,7 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_the_cpu_has_no_kernel_for_is_computed_in_float32_and_rounded(machine, name, dtype):
-    """Twice, forward and backward: what is found out at the first call serves the second."""
+    """The calls run twice, because the second one uses what the first one has found out."""
     x = torch.randn(128, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole = x.float().requires_grad_()
     expected = LAYERS[name](whole)
@@ -86,7 +86,7 @@ COMPLEX_HALF = {
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("name", COMPLEX_HALF)
 def test_complex_numbers_of_two_halves_are_computed_in_complex64_and_rounded(machine, name):
-    """Twice: what is found out at the first call serves the second."""
+    """The calls run twice, because the second one uses what the first one has found out."""
     x = torch.randn(8, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).to(
         torch.complex32
     )

@@ -1,4 +1,4 @@
-"""Indexing, embeddings and data-dependent shapes ask for what a real GPU was asked for."""
+"""Indexing, embeddings and data-dependent shapes allocate the same sizes as on a real GPU."""
 
 import pytest
 import torch

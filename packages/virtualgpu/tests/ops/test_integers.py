@@ -1,4 +1,4 @@
-"""Integers where CUDA's results differ from the CPU's."""
+"""Integers for which CUDA's results differ from the CPU's."""
 
 import warnings
 
@@ -42,7 +42,7 @@ def test_only_the_elements_divided_by_zero_differ():
 
 
 NUMBERS = [float("nan"), float("inf"), -float("inf"), 2.0**70, 3e9, -3e9, 2.0**63, 300.7, -2.5]
-# Each is the lowest bits of a 32-bit or 64-bit integer, to which CUDA clamps.
+# CUDA clamps each number to a 32-bit or 64-bit integer and keeps the lowest bits.
 CONVERTED = {
     torch.int8: [0, -1, 0, -1, -1, 0, -1, 44, -2],
     torch.uint8: [0, 255, 0, 255, 0, 0, 255, 44, 254],

@@ -1,4 +1,4 @@
-"""Linear algebra asks for what a real GPU was asked for."""
+"""Linear algebra allocates the same sizes as on a real GPU."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_least_squares_has_one_driver(machine):
     ids=["det", "slogdet", "pinv"],
 )
 def test_a_matrix_without_elements_asks_for_what_an_h200_was_asked_for(work, count, machine):
-    """As PyTorch's database of operators had it (torch 2.11)."""
+    """The calls are those of PyTorch's database of operators (torch 2.11)."""
     assert (
         sum(size[0] == "+" for size in recorded(lambda: work(torch.empty(0, 0, device="cuda")))[1])
         == count

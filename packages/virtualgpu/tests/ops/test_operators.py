@@ -1,4 +1,4 @@
-"""Operators give on a virtual GPU what they give on the CPU, forward and backward, on the right device and without a leak."""
+"""Operators give the CPU's results on a virtual GPU, on the right device and without leaks."""
 
 import re
 from collections.abc import Callable
@@ -11,8 +11,10 @@ from torch.testing import assert_close
 from .operator_cases import CASES, Inputs
 
 pytestmark = pytest.mark.usefixtures("without_tf32")
-CANNOT = "derivative|MKL FFT error"  # has no derivative of it, or no Fourier transform of an expanded gradient
-DEVICE = torch.device("cuda", 1)  # not the current one: what ends on cuda:0 by default shows
+# Errors of operators without a derivative, or without a Fourier transform of an expanded gradient.
+CANNOT = "derivative|MKL FFT error"
+# Not the current device, so that tensors on cuda:0 by mistake are noticed.
+DEVICE = torch.device("cuda", 1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +31,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def moved(inputs: tuple) -> tuple:
-    """The same inputs as leaves on the virtual GPU."""
+    """Return the same inputs as leaves on the virtual GPU."""
     return tuple(x.detach().to(DEVICE).requires_grad_(x.requires_grad) for x in inputs)
 
 
@@ -79,7 +81,7 @@ def compare(
     except (
         RuntimeError,
         NotImplementedError,
-    ) as error:  # what this torch cannot do on the CPU, it cannot on either device
+    ) as error:  # what this torch cannot do on the CPU cannot be tested
         assert re.search(CANNOT, str(error))
         with pytest.raises(type(error), match=CANNOT):
             gradients(got, theirs)
@@ -109,7 +111,10 @@ HALF = [
 
 
 def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function in float32, its results and gradients rounded: some processors' own kernels for halves are coarser than a GPU's."""
+    """Return the function in float32 with rounded results and gradients.
+
+    The half-precision kernels of some processors are less exact than a GPU's.
+    """
 
     def in_float32(*inputs: Any) -> list[Any]:
         wide = (x.float() if x.is_floating_point() else x for x in inputs)

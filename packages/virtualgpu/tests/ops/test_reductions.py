@@ -1,4 +1,7 @@
-"""Staging buffers and semaphores of reductions. Vectors recorded on an H200 (132 multiprocessors of 2048 threads)."""
+"""Staging buffers and semaphores of reductions, as recorded on an H200.
+
+An H200 has 132 multiprocessors of 2048 threads.
+"""
 
 from itertools import pairwise
 
@@ -41,14 +44,18 @@ def test_recorded_launches(shape, dims, accumulator, expected):
 
 
 def test_layout_counts():
-    """A transposed matrix is summed as it lies, and one with gaps as the dimensions that are left."""
+    """A transposed matrix is summed in its order in memory. One with gaps keeps its dimensions."""
     assert buffers(launch((210, 2000), (1, 210), (0, 1), 0, 512, *H200), 4) == (208, 4)
     assert buffers(launch((2000, 105), (210, 2), (0, 1), 0, 512, *H200), 4) == (104, 4)
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=3), st.data())
 def test_properties(sizes, data):
-    """Size-1 dimensions change nothing; a larger accumulator changes the buffer alone; fewer multiprocessors never ask for more."""
+    """Check how the buffers of random reductions change with each parameter.
+
+    Dimensions of size 1 change nothing. A larger accumulator changes only the buffer. Fewer
+    multiprocessors never need more memory.
+    """
     shape = tuple(sizes)
     dims = tuple(data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1)))
     found = buffers(launch(shape, contiguous(shape), dims, 0, 512, *H200), 4)

@@ -1,4 +1,4 @@
-"""Sorts, selections and scans ask for what a real GPU was asked for."""
+"""Sorts, selections and scans allocate the same sizes as on a real GPU."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_topk_gives_back_what_it_takes(rows, n, itemsize):
     assert sum(plan) == 0 and bool(plan) == shares_slices(rows, n)
 
 
-# Requests of an H200 (PyTorch 2.11, CUDA 13.0), 21 November 2026.
+# Allocations of an H200 (PyTorch 2.11, CUDA 13.0) on 2026-11-21.
 @pytest.mark.parametrize(
     ("size", "expected"),
     [

@@ -16,7 +16,7 @@ from virtualgpu.hardware import OPERATIONS, Machine
 from virtualgpu.hardware import machine as current_machine
 from virtualgpu.ops.tf32 import round_to_tf32
 
-UNIT = 2.0**-10  # distance of two TF32 numbers beside 1
+UNIT = 2.0**-10  # the distance of two TF32 numbers next to 1
 SETTINGS = {
     "allow_tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
     "high": lambda: torch.set_float32_matmul_precision("high"),
@@ -39,7 +39,7 @@ def restored() -> Iterator[None]:
 
 @pytest.fixture
 def matmul_tf32(machine) -> None:
-    """Virtual H200s on which a program has allowed TF32 in matrix products."""
+    """Make virtual H200s on which a program has allowed TF32 in matrix products."""
     torch.backends.cuda.matmul.allow_tf32 = True
 
 
@@ -49,7 +49,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
         return torch.complex(rounded(x.real), rounded(x.imag))
     mantissa, exponent = torch.frexp(
         x.double()
-    )  # the mantissa is from 0.5 up to 1: 11 bits are kept
+    )  # the mantissa is at least 0.5 and less than 1, so 11 bits are kept
     scaled = mantissa * 2**11
     return torch.ldexp(torch.sign(scaled) * torch.floor(scaled.abs() + 0.5), exponent - 11).to(
         x.dtype
@@ -106,7 +106,7 @@ def test_a_conjugate_and_a_negative_view_are_rounded_as_they_read():
     assert torch.equal(round_to_tf32(x.conj().imag), rounded(x.conj().imag.resolve_neg()))
 
 
-# Who decides
+# Settings
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -231,7 +231,7 @@ GUARDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.skipif(sys.platform == "win32", reason="the compiler names the guard otherwise there")
 @pytest.mark.parametrize("name", GUARDED)
 def test_functions_from_which_pytorch_keeps_tf32_are_not_rounded(matmul_tf32, name):
-    """PyTorch has a guard in them and in their gradients: `NoTF32Guard`."""
+    """PyTorch guards them and their gradients with `NoTF32Guard`."""
     x = random(4, 4).abs() + 4 * torch.eye(4)
     results = []
     for given in (x.clone().requires_grad_(), x.cuda().requires_grad_()):
@@ -344,7 +344,7 @@ def test_the_time_of_a_product_follows_the_same_decision(machine):
 
 
 def test_errors_are_as_large_as_an_h100s(matmul_tf32):
-    """On an H100, products of 512 x 512 normal numbers were 0.0313 off with TF32."""
+    """On an H100 with TF32, products of 512 x 512 normal numbers were off by 0.0313."""
     a, b = random(512, 512).cuda(), random(512, 512, seed=1).cuda()
     exact = a.double() @ b.double()
     assert 0.02 < ((a @ b).double() - exact).abs().max().item() < 0.045
@@ -392,7 +392,7 @@ def test_a_convolution_and_both_its_gradients_round(machine, name):
     for index in range(3):
         assert_close(given[index], expected[index], rtol=1e-5, atol=1e-5)
         assert (given[index] - plain[index]).abs().max() > 1e-4
-    assert_close(given[3], plain[3])  # the bias's gradient is a sum of what came, unrounded
+    assert_close(given[3], plain[3])  # the bias's gradient is a sum, whose terms are not rounded
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)

@@ -1,4 +1,4 @@
-"""Training loops give on virtual GPUs the losses that they give on the CPU, from the same seed-made data and weights."""
+"""Training loops give the CPU's losses on virtual GPUs, from the same data and weights."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 pytestmark = pytest.mark.usefixtures("without_tf32")
 Losses = list[float]
 CPU = torch.device("cpu")
-GPU = torch.device("cuda", 1)  # not the current one
+GPU = torch.device("cuda", 1)  # not the current device
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +53,7 @@ def classify(
     device: torch.device,
     optimizer: type = torch.optim.SGD,
 ) -> Losses:
-    """The usual loop: the model and a batch on the device, cross entropy."""
+    """Return the losses of a usual training loop with cross entropy."""
     model.to(device)
     x, k = x.to(device), k.to(device)
     return fit(model, optimizer(model.parameters(), lr=0.01), lambda: F.cross_entropy(model(x), k))
@@ -224,7 +224,7 @@ def parametrized(device: torch.device) -> Losses:
 
 
 def averaged(device: torch.device) -> Losses:
-    """An exponential moving average of the weights, in a deep copy of the model."""
+    """Return the losses with a moving average of the weights in a copy of the model."""
     model = nn.Linear(6, 3).to(device)
     average = copy.deepcopy(model).requires_grad_(False)
     x, k = drawn(8, 6).to(device), classes(3, 8).to(device)
@@ -243,7 +243,7 @@ def averaged(device: torch.device) -> Losses:
 
 
 def gradient_penalty(device: torch.device) -> Losses:
-    """A loss that contains a gradient: backward of a backward."""
+    """Return the losses with a penalty on a gradient, which needs second derivatives."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1)).to(device)
     x = drawn(8, 6).to(device).requires_grad_()
 
@@ -406,7 +406,7 @@ MIXED_GRAPHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 )
 @pytest.mark.parametrize("name", MIXED_GRAPHS)
 def test_one_backward_over_two_devices(name, here, there):
-    """Nodes of both devices take turns, and each gradient ends where its leaf is."""
+    """Nodes of both devices alternate, and each gradient is on its leaf's device."""
     function = MIXED_GRAPHS[name]
     a = drawn(5, 3).to(here).requires_grad_()
     b = drawn(3).to(there).requires_grad_()
@@ -445,7 +445,7 @@ def test_nested_tensors_are_refused(layout):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_an_encoder_leaves_out_what_is_masked():
-    """In evaluation it goes a way of its own, through nested tensors."""
+    """In evaluation, the encoder uses nested tensors."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
     x, padding = torch.randn(2, 5, 16), torch.tensor([[False] * 3 + [True] * 2, [False] * 5])

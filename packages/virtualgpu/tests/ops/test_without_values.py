@@ -1,4 +1,4 @@
-"""Tensors without values: with `values=False`, and where the host has no room for them."""
+"""Tensors without values, with `values=False` or without enough memory on the host."""
 
 import copy
 import gc
@@ -66,7 +66,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 def memory_of_training(
     make: Callable[[], tuple[nn.Module, torch.Tensor]], values: bool
 ) -> list[int]:
-    """Bytes allocated after each part of two training steps, and the peak."""
+    """Return the bytes allocated after each part of two training steps, and the peak."""
     found = []
     with virtualgpu.use(gpus=1, like="H200", values=values):
         model, x = make()
@@ -115,7 +115,7 @@ def test_reading_says_that_the_values_were_not_kept(no_values, read):
 
 
 def test_a_checkpoint_has_nan_where_a_copy_to_the_host_has_it():
-    """A training script that only measures saves its model all the same."""
+    """A training script that only measures can still save its model."""
     file = io.BytesIO()
     with virtualgpu.use(gpus=1) as used, used.without_values():
         state = {
@@ -137,7 +137,7 @@ def test_a_checkpoint_has_nan_where_a_copy_to_the_host_has_it():
 
 @pytest.mark.parametrize("blank", [False, True])
 def test_a_scaler_takes_gradients_to_be_finite(no_values, blank):
-    """It would skip every step, and the optimizer would never have its state, if it could not tell."""
+    """Otherwise it would skip every step, and the optimizer would never allocate its state."""
     model = nn.Linear(64, 64).cuda()
     optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cuda")
     virtualgpu.current().machine.blanks_host = blank
@@ -153,7 +153,7 @@ def test_a_scaler_takes_gradients_to_be_finite(no_values, blank):
 
 
 def test_numbers_that_nothing_computed_are_taken_to_be_finite(no_values):
-    """A trainer that looks whether its loss is a number before each step takes the step."""
+    """A training script that checks before each step that its loss is finite takes the step."""
     before = torch.cuda.memory_allocated()
     loss = torch.randn(8, device="cuda").sum()
     assert not (torch.isnan(loss) or torch.isinf(loss)) and torch.isfinite(loss).all()
@@ -164,7 +164,7 @@ def test_numbers_that_nothing_computed_are_taken_to_be_finite(no_values):
 
 
 def test_a_storage_is_resized(no_values):
-    """As FSDP2 does: what is gathered goes, and comes back, in the same storage."""
+    """FSDP2 frees what it has gathered and gets it back in the same storage."""
     x = torch.randn(1000, device="cuda")
     for storage in (x.untyped_storage(), (x + 1).untyped_storage()):
         before = torch.cuda.memory_allocated()
@@ -269,7 +269,7 @@ def test_data_and_parameters_are_not(no_values, name):
 
 
 def test_a_mask_of_floats_from_the_host_keeps_its_values(no_values):
-    """nn.TransformerEncoder asks whether the one that it is given is causal."""
+    """nn.TransformerEncoder checks whether its mask is causal."""
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     assert mask.cuda().tolist() == mask.tolist()
     encoder = nn.TransformerEncoder(
@@ -279,7 +279,7 @@ def test_a_mask_of_floats_from_the_host_keeps_its_values(no_values):
     with pytest.raises(RuntimeError, match=NOT_KEPT):
         nn.Transformer.generate_square_subsequent_mask(
             200
-        ).cuda().tolist()  # as large as other constants at most
+        ).cuda().tolist()  # other constants may be this large
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.l1_loss, F.huber_loss])
@@ -324,14 +324,14 @@ def test_small_integers_and_truth_values_are_computed(no_values, name):
     assert make("cuda").tolist() == expected
     assert sorted(torch.randperm(6, device="cuda").tolist()) == list(range(6))
     with pytest.raises(RuntimeError, match=NOT_KEPT):
-        torch.randn(3, device="cuda").argmax().item()  # of what is not known
+        torch.randn(3, device="cuda").argmax().item()  # the values are unknown
     with pytest.raises(RuntimeError, match=NOT_KEPT):
         torch.arange(1 << 20, device="cuda").tolist()
 
 
 def test_an_output_that_is_given_gets_its_size(no_values):
     x, out = torch.ones(3, 4, device="cuda"), None
-    x @ x.T  # takes cuBLAS's workspace
+    x @ x.T  # allocates cuBLAS's workspace
     for compute in (
         lambda out: torch.mm(x, x.T, out=out),
         lambda out: torch.cat([x, x], out=out),
@@ -378,7 +378,7 @@ def test_a_tensor_that_was_written_without_values_says_why_it_has_none():
 
 def test_a_product_of_three_dimensions_takes_its_memory_once(no_values):
     x, weight = torch.ones(2, 512, 64, device="cuda"), torch.ones(64, 4096, device="cuda")
-    x @ weight  # takes cuBLAS's workspace
+    x @ weight  # allocates cuBLAS's workspace
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     result = x @ weight
@@ -450,7 +450,7 @@ def test_four_gigabytes_on_the_gpu_in_little_host_memory():
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    # VmHWM, in KiB: what getrusage tells of a child begins with the peak of the process that started it.
+    # Read VmHWM, in KiB, because the peak in a child's getrusage begins with that of its parent.
     assert int(done.stdout) << 10 < 1.2 * (1 << 30)
 
 
@@ -501,7 +501,7 @@ def test_a_sparse_gradient_is_refused_by_name():
 
 @pytest.mark.parametrize("work", [torch.Tensor.coalesce, torch.neg, torch.Tensor.to_dense])
 def test_an_operator_on_a_sparse_tensor_without_values_is_refused(work):
-    """The CPU's kernel would end the process."""
+    """The CPU's kernel would abort the process."""
     with virtualgpu.use(gpus=1, values=False):
         table = nn.Embedding(1000, 16, sparse=True, device="cuda")
         table(torch.randint(0, 1000, (32,), device="cuda")).square().mean().backward()
@@ -569,7 +569,7 @@ SPARSE = {
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_a_sparse_and_a_dense_tensor_give_a_dense_one_of_the_same_memory(name):
-    """The shape of a product does not depend on where the sparse tensor has elements."""
+    """The shape of a product does not depend on the positions of a sparse tensor's elements."""
 
     def step() -> tuple[torch.Size, torch.layout, int]:
         places = torch.tensor([[0, 1, 5], [2, 0, 8]])
@@ -616,7 +616,7 @@ def distributions_of(x: torch.Tensor) -> list[torch.distributions.Distribution]:
 
 
 def test_distributions_take_their_arguments_to_be_valid(no_values):
-    """They validate by reading values. Sizes are those of the same distributions on the CPU."""
+    """They validate arguments by reading values. Sizes are compared with those on the CPU."""
     x = torch.randn(4, 3, requires_grad=True)
     on_gpu = x.detach().cuda().requires_grad_()
     pairs = zip(distributions_of(on_gpu), distributions_of(x), strict=True)
@@ -630,7 +630,7 @@ def test_distributions_take_their_arguments_to_be_valid(no_values):
 
 @pytest.fixture
 def reads(no_values):
-    """The dtypes of the values that were read, which are made up: 1 for each."""
+    """Return the dtypes of the values that were read. Each read gives 1."""
     read: list[torch.dtype] = []
     machine = virtualgpu.current().machine
     machine.blanks_host = True
@@ -668,7 +668,7 @@ def test_numbers_that_the_host_reads_are_made_up(reads):
 
 
 def test_a_process_that_is_started_afresh_copies_nan_to_the_host_too(tmp_path):
-    """As the process does that starts it: `virtualgpu run --no-values`, and a loss that is printed."""
+    """A new process reads the same NaN for a loss as its parent (`virtualgpu run --no-values`)."""
     script = tmp_path / "train.py"
     script.write_text(
         "import subprocess, sys, torch, torch.multiprocessing as mp\n"

@@ -1,4 +1,4 @@
-"""What a kernel does beyond moving its operands once: each rule by an operator for which it holds and one for which it does not."""
+"""Rules for kernels that do more than move their operands once, each with a counterexample."""
 
 import json
 import os
@@ -16,8 +16,9 @@ from virtualgpu import hardware
 from .heard import spans
 
 TIMING = Path(__file__).parents[2] / "benchmarks" / "timing"
-# Off by more than a factor of two, and why no rule mends it: rows of 64 and of 50,257 go by kernels of their own; narrow rows of a table
-# are bound by what reads their index; cuDNN takes other kernels for the gradients of 1 × 1 convolutions in 16 bits.
+# Operators that are off by more than a factor of two. No rule holds for them: rows of 64 and of
+# 50,257 elements have kernels of their own, the time of narrow rows of a table is that of reading
+# their indices, and cuDNN has other kernels for the gradients of 1 × 1 convolutions in 16 bits.
 FAR = {
     "cumsum of rows, 1048576 × 64 float32",
     "topk of rows, 1048576 × 64 float32",
@@ -29,14 +30,17 @@ MANY = 1 << 20
 
 
 def seconds(work: Callable[[], object], *names: str) -> float:
-    """What the kernels of some work take on the GPU, or those alone whose operators have these names, beyond what an empty one takes."""
+    """Return the seconds of some work's kernels on the GPU, beyond those of empty kernels.
+
+    With `names`, only the kernels of these operators count.
+    """
     wanted = [span for span in spans(work) if not names or span.name in names]
     return sum(span.duration - hardware.machine().profile.kernel_minimum_seconds for span in wanted)
 
 
 @pytest.fixture(autouse=True)
 def virtual(machine):
-    """All tests here run on virtual H200s."""
+    """Run all tests here on virtual H200s."""
 
 
 def rows(count: int = 1024, width: int = 1024, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -64,7 +68,7 @@ def test_operands_of_another_shape_or_type_are_read_one_by_one():
     in_vectors = seconds(lambda: x + 1.0)
     assert seconds(lambda: x + row) > 1.3 * in_vectors
     assert seconds(lambda: x.masked_fill(mask, 0.0)) > 1.3 * in_vectors
-    assert seconds(x.half) < in_vectors  # a conversion has a kernel of its own
+    assert seconds(x.half) < in_vectors  # a conversion has its own kernel
 
 
 def test_reading_across_the_order_of_memory_takes_longer():
@@ -180,7 +184,7 @@ def test_the_gradients_of_batch_norm_have_a_time_without_values_too(dtype):
 def test_a_sum_that_grows_down_a_column_goes_step_by_step():
     x = rows(4096, 64)
     assert seconds(lambda: x.cumsum(0)) > 20 * seconds(lambda: x.cumsum(1))
-    assert seconds(lambda: rows(4096, 1).cumsum(0), "cumsum") < 1e-5  # one column is a row
+    assert seconds(lambda: rows(4096, 1).cumsum(0), "cumsum") < 1e-5  # one column is like a row
 
 
 def test_each_byte_of_a_key_is_sorted_by_itself():
@@ -194,7 +198,7 @@ def test_each_byte_of_a_key_is_sorted_by_itself():
 
 
 def test_rows_of_a_table_are_read_where_they_are_asked_for():
-    small, large = rows(1000), rows(30_000)  # the second does not fit into the second-level cache
+    small, large = rows(1000), rows(30_000)  # the second one does not fit into the L2 cache
     few, many = (
         torch.zeros(10, dtype=torch.int64, device="cuda"),
         torch.zeros(20_000, dtype=torch.int64, device="cuda"),
@@ -251,7 +255,7 @@ def test_convolutions_wait_for_their_channels_to_be_turned_and_for_their_bias():
     )
     assert seconds(lambda: narrow(last), "convolution") > 0.9 * seconds(
         lambda: plain(last), "convolution"
-    )  # in tiles of 128 channels
+    )  # in tiles of 128 output channels
 
 
 def test_channels_come_in_tiles_for_tensor_cores_alone(monkeypatch):
@@ -296,7 +300,7 @@ def test_a_causal_mask_spares_half_of_attention():
 
 
 def on_the_model(program: str, folder) -> dict[str, float]:
-    """Run a program of benchmarks/timing on a virtual H200. Return its figures by name."""
+    """Run a program of benchmarks/timing on a virtual H200 and return its figures by name."""
     output = folder / f"{program}.json"
     options = ["--gpus", "1", "--like", "H200", "--virtual-time", "--no-values"]
     environment = {
@@ -322,7 +326,7 @@ def figures(file) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_operators_take_what_they_took_on_an_h200(tmp_path):
-    """Within a factor of two, but for those that are named above; half of them within 13%."""
+    """All but the ones named above are within a factor of two, and half are within 13%."""
     model, recorded = on_the_model("kernels.py", tmp_path), figures(TIMING / "kernels.json")
     ratios = {name: model[name] / taken for name, taken in recorded.items()}
     assert {name for name, ratio in ratios.items() if not 0.5 <= ratio <= 2} == FAR
@@ -331,9 +335,9 @@ def test_operators_take_what_they_took_on_an_h200(tmp_path):
 
 @pytest.mark.slow
 def test_small_operators_take_what_they_took_on_an_h200(tmp_path):
-    """Half of them within 16%, nineteen of twenty within a factor of two.
+    """Half of them are within 16%, and nineteen of twenty within a factor of two.
 
-    The recorded kernels have no pause of a microsecond between them, which the model's have.
+    The recorded kernels have no pause of a microsecond between them. Those of the model have one.
     """
     model, recorded = (
         on_the_model("small_kernels.py", tmp_path),

@@ -1,4 +1,4 @@
-"""Attention takes CUDA's backends, with their memory, and their values agree with the CPU's."""
+"""Attention uses CUDA's backends with their memory, and its values agree with the CPU's."""
 
 import warnings
 
@@ -46,7 +46,7 @@ def test_backend(width, dtype, masked, expected, machine):
 def test_a_mask_whose_last_dimension_does_not_lie_dense_leaves_the_math_backend(dtype, machine):
     by_head = torch.zeros(16, 16, 4, dtype=dtype, device="cuda").permute(
         2, 0, 1
-    )  # as T5 makes the bias of its positions
+    )  # T5 makes its position bias like this
     assert backend(*inputs(64, dtype), by_head, 0.0, False, False) == "math"
     assert backend(*inputs(64, dtype), by_head.contiguous(), 0.0, False, False) != "math"
 
@@ -64,7 +64,7 @@ def test_values_agree_with_the_cpu(options, width, machine):
     got = F.scaled_dot_product_attention(*moved, **there)
     expected.square().sum().backward()
     got.square().sum().backward()
-    same = {"rtol": 0, "atol": 0} if width == 8 else {}  # of width 7 CUDA takes no fused kernel
+    same = {"rtol": 0, "atol": 0} if width == 8 else {}  # CUDA has no fused kernel for width 7
     torch.testing.assert_close(got.cpu(), expected, **same)
     for a, b in zip(moved, plain, strict=True):
         torch.testing.assert_close(a.grad.cpu(), b.grad, **same)

@@ -1,4 +1,4 @@
-"""How long attention and the layers around it take, beside what real GPUs took (benchmarks/timing/kernels.json)."""
+"""Times of attention and of layers around it, compared with real GPUs (timing/kernels.json)."""
 
 from collections.abc import Iterator
 
@@ -46,7 +46,8 @@ def test_in_evaluation_attention_does_the_same_products(dtype):
     x = torch.empty(8, 256, 512, device="cuda", dtype=dtype)
     with torch.no_grad():
         fused = spans(lambda: layer(x, x, x, need_weights=False))
-        whole = spans(lambda: layer(x, x, x))  # older kernels, which make the weights, in one
+        # Older kernels run as one operator, because the weights are a result.
+        whole = spans(lambda: layer(x, x, x))
     assert [span.name for span in fused] == ["addmm", "attention", "addmm"]
     seconds = 4 * 2 * 2048 * 512 * 512 / peak(dtype)
     assert (

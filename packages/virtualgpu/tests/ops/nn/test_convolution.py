@@ -1,4 +1,4 @@
-"""Convolutions ask for the workspaces that were measured, and for estimates elsewhere."""
+"""Convolutions allocate the workspaces that were measured or estimated."""
 
 from contextlib import nullcontext
 
@@ -38,7 +38,7 @@ def test_cudnn_by_name(machine, transposed):
 
 @pytest.mark.parametrize(
     ("shape", "settings", "off", "backend"),
-    [  # what a CUDA build answers, after PyTorch's own test of convolutions
+    [  # The answers of a CUDA build, after PyTorch's own test of convolutions.
         ((2, 6, 7, 8), {}, False, "Cudnn"),
         ((2, 6, 7, 8, 9), {"transposed": True}, False, "CudnnTranspose"),
         ((2, 6, 7, 8), {"groups": 6}, False, "CudaDepthwise2d"),
@@ -99,7 +99,8 @@ def test_without_values_the_channels_lie_as_with_them(machine, dims, last, trans
     [
         (1, torch.contiguous_format, False, 1),
         (2, torch.contiguous_format, False, 1),
-        (6, torch.contiguous_format, False, 0),  # PyTorch's own kernels for groups of one channel
+        # PyTorch's own kernels compute groups of one channel.
+        (6, torch.contiguous_format, False, 0),
         (6, torch.channels_last, False, 1),
         (1, torch.contiguous_format, True, 0),
     ],
@@ -114,8 +115,8 @@ def test_the_host_calls_cudnn_once_for_each_result(machine, groups, form, off, c
         back = next(span for span in spans(result.backward) if span.name == "convolution_backward")
     launch = profile.launch_seconds
     if off and groups == 1:
-        launch += profile.product_seconds  # of cuBLAS
+        launch += profile.product_seconds  # the host's time of a cuBLAS product
     else:
-        launch += DEPTHWISE_LAUNCHES * profile.launch_seconds  # PyTorch's own kernels
+        launch += DEPTHWISE_LAUNCHES * profile.launch_seconds  # PyTorch's own kernels run
     assert there.overhead == pytest.approx(calls * profile.cudnn_seconds or launch)
     assert back.overhead == pytest.approx(2 * calls * profile.cudnn_seconds or launch)

@@ -1,4 +1,4 @@
-"""How long depthwise convolutions take, beside what an H200 took (benchmarks/timing/convolutions.json)."""
+"""Times of depthwise convolutions, compared with an H200 (timing/convolutions.json)."""
 
 import json
 from collections.abc import Iterator
@@ -37,13 +37,13 @@ def test_depthwise_convolutions_take_as_long_as_on_an_h200(row):
 
 
 def test_with_channels_last_cudnns_take_about_as_long():
-    """It chooses among its kernels by size, now and then a slow one: seven of ten are within a third."""
+    """Seven of ten are within a third. For some sizes, cuDNN chooses a slow kernel."""
     ratios = [milliseconds / row[name] for row in LAST for name, milliseconds in took(row).items()]
     assert sum(3 / 4 < ratio < 4 / 3 for ratio in ratios) > 0.7 * len(ratios)
 
 
 def took(row: dict) -> dict[str, float]:
-    """Milliseconds on a virtual H200, forward and for each gradient."""
+    """Return milliseconds on a virtual H200 for the output and for each gradient."""
     x = torch.empty(row["shape"], device="cuda", dtype=getattr(torch, row["dtype"]))
     x = x.to(
         memory_format=torch.channels_last if row["last"] else torch.contiguous_format

@@ -1,4 +1,4 @@
-"""The workspaces of convolutions are those that were recorded, by the table and by the rule."""
+"""The workspaces of convolutions, by the table and by the rule, are those that were recorded."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from virtualgpu.ops.nn.convolution_workspaces import (
 def space(
     batch: int, size: int, channels: int = 64, kernel: int = 3, **settings
 ) -> tuple[int, ...]:
-    """Return the workspaces of a padded layer with as many channels in as out, in float32."""
+    """Return the workspaces of a float32 layer with padding and equal input and output channels."""
     square, one = (size, size, 1), (1, 1, 1)
     fields = {
         "dtype": 0,
@@ -132,13 +132,15 @@ def test_formulas_add_their_parts():
         (8, 8, 1),
         (8, 8, 1),
     )
-    x, y, w = 2 * 8 * 64 * 2, 2 * 16 * 64 * 2, 8 * 16 * 9 * 2  # channels padded to 8 of 2 bytes
+    # Channels are padded to 8, with 2 bytes each.
+    x, y, w = 2 * 8 * 64 * 2, 2 * 16 * 64 * 2, 8 * 16 * 9 * 2
     assert Formula("XYW", 0).bytes(layer, OUTPUT) == x + y + w
     assert Formula("XYW", 0, weights=3).bytes(layer, WEIGHT_GRADIENT) == x + y + w + 3 * 2 * w
     assert Formula("XY", wide=True).bytes(layer, OUTPUT) == 2 * 2 * 64 * 2 * (3 + 12)
     assert Formula(outputs=2).bytes(layer, INPUT_GRADIENT) == 2 * 2 * 3 * 64 * 4
     assert Formula(each_sample=True).bytes(layer, WEIGHT_GRADIENT) == 2 * 3 * 12 * 9 * 4
-    # 12 rows and 27 columns are one tile of 128 by 128, which four of 132 could share: 128 terms.
+    # 12 rows and 27 columns fit into one tile of 128 by 128. Four of 132 multiprocessors could
+    # share it, because its sum has 128 terms.
     assert Formula(tile=(128, 128, 1)).bytes(layer, WEIGHT_GRADIENT) == 4 * 128 * 128 * 4
 
 

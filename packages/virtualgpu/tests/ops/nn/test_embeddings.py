@@ -1,4 +1,4 @@
-"""Embeddings and their bags: gradients, sparse ones too."""
+"""Embeddings and embedding bags, with dense and sparse gradients."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_a_bag_without_its_padding(mode, sparse):
 
 
 def test_a_sparse_gradient_of_many_rows_is_computed():
-    """Of so many that the sizes are asked for first."""
+    """There are so many rows that the sizes are checked before the values."""
     bag = nn.EmbeddingBag(5000, 8, mode="sum", sparse=True, device="cuda")
     indices = torch.arange(2000, device="cuda")
     bag(indices, torch.zeros(1, dtype=torch.int64, device="cuda")).sum().backward()

@@ -1,4 +1,4 @@
-"""Losses that CUDA computes otherwise than the CPU does."""
+"""Losses that CUDA computes differently from the CPU."""
 
 import torch
 import torch.nn.functional as F

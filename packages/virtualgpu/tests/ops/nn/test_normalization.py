@@ -1,4 +1,4 @@
-"""Normalizations, forward and backward. Sequences recorded on an H200."""
+"""The allocations of normalizations, forward and backward, as recorded on an H200."""
 
 import copy
 
@@ -150,7 +150,7 @@ NATIVE = ("native_batch_norm", "native_batch_norm_backward")
 
 
 def spans_of(layer: nn.Module, x: torch.Tensor, name: str) -> float:
-    """What the host worked to launch it."""
+    """Return the host's work to launch the layer."""
     return next(
         span.overhead for span in spans(lambda: layer(x).sum().backward()) if span.name == name
     )

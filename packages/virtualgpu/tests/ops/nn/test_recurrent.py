@@ -1,4 +1,4 @@
-"""Recurrent layers run as one cuDNN operator, with its buffers, and agree with the CPU."""
+"""Recurrent layers run as one cuDNN operator with its buffers, and agree with the CPU."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_dropout_keeps_a_state_for_good(machine):
     gpu.allocator.free(state)
 
 
-# As an H200 asked for them: kind, steps, batch, inputs, hidden, layers, directions, type, training
+# Workspaces of an H200: kind, steps, batch, inputs, hidden, layers, directions, dtype, training.
 MEASURED = {
     ("lstm", 40, 16, 128, 256, 1, 1, "float32", True): 13730176,
     ("lstm", 40, 16, 128, 256, 2, 2, "float32", False): 53281152,
@@ -124,7 +124,8 @@ def test_a_gradient_that_does_not_lie_step_by_step_is_copied(machine):
     layer = nn.LSTM(4, 64, batch_first=True, device="cuda")
     x = torch.randn(8, 30, 4, device="cuda")
     peaks = []
-    for whole in (False, True):  # a gradient in the order of the batch, and the output's own
+    # The gradient in the order of the batch, and the output's own gradient.
+    for whole in (False, True):
         out = layer(x)[0]
         gradient = torch.zeros_like(out) if whole else torch.zeros(out.shape, device="cuda")
         torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""Recurrent cells run as fused kernels, with their buffers, and can be differentiated twice."""
+"""Recurrent cells run as fused kernels with their buffers, and have second derivatives."""
 
 import pytest
 import torch

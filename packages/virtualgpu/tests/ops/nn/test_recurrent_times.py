@@ -1,4 +1,4 @@
-"""What the steps of a sequence take, one after the other."""
+"""The time of the steps of a sequence."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def without_values():
 
 
 def _seconds(work) -> float:
-    """Of a second time."""
+    """Return the seconds of the second of two runs."""
     work()
     torch.cuda.synchronize()
     begin = virtualgpu.host_time()
@@ -33,7 +33,7 @@ def _seconds(work) -> float:
 
 
 def test_the_steps_of_a_sequence_take_what_they_took_on_an_h200(without_values):
-    """Recorded: benchmarks/timing/kernels.json, from which the rule is, and another network, of narrower layers, whose step was 6.6 ms."""
+    """The rule comes from kernels.json. A step of another, narrower network took 6.6 ms."""
     wide, sequence = (
         nn.LSTM(1024, 1024, num_layers=2, device="cuda"),
         torch.zeros(128, 64, 1024, device="cuda"),
@@ -53,7 +53,7 @@ def test_the_steps_of_a_sequence_take_what_they_took_on_an_h200(without_values):
     assert _seconds(loss) == pytest.approx(2.6e-3, rel=0.15)
     assert _seconds(lambda: loss().backward()) == pytest.approx(
         6.5e-3, rel=0.15
-    )  # without SGD's 0.1 ms
+    )  # without the 0.1 ms of SGD
 
 
 @pytest.mark.parametrize(

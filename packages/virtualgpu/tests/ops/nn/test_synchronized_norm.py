@@ -1,4 +1,4 @@
-"""SyncBatchNorm's kernels: two ranks' parts come to what one batch norm makes of the whole batch."""
+"""SyncBatchNorm's kernels on two ranks give the results of one batch norm of the whole batch."""
 
 import pytest
 import torch
