@@ -1,4 +1,4 @@
-"""What the tests of the virtual GPU share: machines that one test leaves to the next without a byte on them."""
+"""Machines for the tests of the virtual GPU, which each test must leave without memory in use."""
 
 import gc
 import sys
@@ -15,14 +15,17 @@ COUNT = 4
 
 
 def put_in_place() -> VirtualGPUs:
-    """Four virtual H200s; the same again where they are in use."""
+    """Use four virtual H200s, and keep them if they are in use already."""
     used = virtualgpu.use(gpus=COUNT, like="H200")
     torch.cuda.init()
     return used
 
 
 def left_over() -> list[int]:
-    """Bytes allocated on each GPU beside what CUDA's libraries keep for good, after a collection if there are any."""
+    """Return the bytes allocated on each GPU, without the memory that CUDA's libraries keep.
+
+    If there are any, garbage is collected first.
+    """
 
     def held(index: int) -> int:
         blocks = hardware.machine().gpus[index].libraries.values()
@@ -33,7 +36,7 @@ def left_over() -> list[int]:
     found = [held(index) for index in range(COUNT)]
     if any(found):
         sys.last_exc = sys.last_value = sys.last_traceback = (
-            None  # pytest keeps the frames of a failed test here
+            None  # pytest keeps a failed test's frames here
         )
         gc.collect()
         found = [held(index) for index in range(COUNT)]
@@ -42,9 +45,10 @@ def left_over() -> list[int]:
 
 @pytest.fixture(scope="module")
 def shared_machine() -> Iterator[None]:
-    """Four virtual H200s for all tests of a file: putting them in place takes a tenth of a second."""
+    """Use four virtual H200s for all tests of a file. Making them takes a tenth of a second."""
     with pytest.MonkeyPatch.context() as environment:
-        # cuBLAS would keep a workspace from the first matrix product on, and each test counts bytes from 0
+        # cuBLAS keeps a workspace from the first matrix product on, but each test counts bytes from
+        # 0
         environment.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
         environment.setenv("CUBLASLT_WORKSPACE_SIZE", "0")
         put_in_place()
@@ -54,9 +58,12 @@ def shared_machine() -> Iterator[None]:
 
 @pytest.fixture
 def machine(shared_machine: None) -> Iterator[VirtualGPUs]:
-    """Four virtual H200s with empty memory, device 0 current, the default streams. A test that leaves tensors fails."""
+    """Use four virtual H200s with empty memory, device 0 and default streams.
+
+    A test that leaves tensors fails.
+    """
     used = put_in_place()
-    if any(left_over()):  # by a test that failed and said so
+    if any(left_over()):  # by a test that failed and reported it
         virtualgpu.use(None)
         used = put_in_place()
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Autocast on virtual GPUs follows CUDA's lists, caches weights as CUDA does, and leaves the CPU alone."""
+"""Autocast on virtual GPUs uses CUDA's lists, caches weights as CUDA does, and ignores the CPU."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,7 +35,8 @@ def test_the_lists_name_every_operator_that_the_installed_torch_casts_on_cuda():
         name.removeprefix("aten::")
         for name in torch._C._dispatch_get_registrations_for_dispatch_key(autocast.KEY)
     }
-    # Banned; and cuDNN's own, which only builds with CUDA have: ops.nn.recurrent casts in its place.
+    # Autocast bans `binary_cross_entropy`. Only builds with CUDA have `_cudnn_rnn`, and
+    # `ops.nn.recurrent` casts in its place.
     assert cast - {"_cudnn_rnn"} == set(names) & cast | {"binary_cross_entropy"}
 
 
@@ -43,8 +44,9 @@ def test_the_lists_name_every_operator_that_the_installed_torch_casts_on_cuda():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x: x @ x, lambda x: torch.mm(x, x), lambda x: F.linear(x, x, x[0]), lambda x: torch.addmm(x, x, x),
-        lambda x: torch.einsum("ij,kj->ik", x, x), lambda x: F.conv1d(x[None], x[:, :, None]), lambda x: F.prelu(x, x[0, :1]),
+        lambda x: x @ x, lambda x: torch.mm(x, x), lambda x: F.linear(x, x, x[0]),
+        lambda x: torch.addmm(x, x, x), lambda x: torch.einsum("ij,kj->ik", x, x),
+        lambda x: F.conv1d(x[None], x[:, :, None]), lambda x: F.prelu(x, x[0, :1]),
         lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
         lambda x: torch.linalg.multi_dot([x, x, x]), lambda x: torch.bmm(x[None], x[None]),
     ],
@@ -61,10 +63,12 @@ def test_products_run_in_the_region_s_precision(call, dtype):
 @pytest.mark.parametrize(
     "call",
     [
-        torch.exp, torch.log, lambda x: x**2, lambda x: 2**x, lambda x: F.layer_norm(x, (4,)), lambda x: F.group_norm(x, 2),
-        lambda x: F.mse_loss(x, x), lambda x: F.binary_cross_entropy_with_logits(x, x), lambda x: torch.cdist(x, x),
-        lambda x: F.softmax(x, 1), lambda x: F.log_softmax(x, 1), lambda x: x.sum(), lambda x: x.sum(0), lambda x: x.cumsum(0),
-        lambda x: x.prod(), lambda x: x.norm(), lambda x: torch.linalg.vector_norm(x), lambda x: torch.norm(x, 2, 0),
+        torch.exp, torch.log, lambda x: x**2, lambda x: 2**x, lambda x: F.layer_norm(x, (4,)),
+        lambda x: F.group_norm(x, 2), lambda x: F.mse_loss(x, x),
+        lambda x: F.binary_cross_entropy_with_logits(x, x), lambda x: torch.cdist(x, x),
+        lambda x: F.softmax(x, 1), lambda x: F.log_softmax(x, 1), lambda x: x.sum(),
+        lambda x: x.sum(0), lambda x: x.cumsum(0), lambda x: x.prod(), lambda x: x.norm(),
+        lambda x: torch.linalg.vector_norm(x), lambda x: torch.norm(x, 2, 0),
     ],
 )  # fmt: skip
 def test_what_needs_range_runs_in_float32(call):
@@ -173,18 +177,19 @@ def test_the_cpu_has_a_region_of_its_own():
 
 
 def test_weights_are_cast_once_and_kept_until_the_outermost_region_ends():
-    layer = torch.nn.Linear(512, 512, device="cuda")  # 1 MiB, and 2 KiB of bias
+    layer = torch.nn.Linear(512, 512, device="cuda")  # 1 MiB for the weight and 2 KiB for the bias
     x = torch.ones(1, 512, device="cuda")
     x.requires_grad_()
     with torch.autocast("cuda"), torch.no_grad():
-        layer(x)  # whatever a first product asks for
+        layer(x)  # memory that any first product allocates
     start = torch.cuda.memory_allocated()
     with torch.autocast("cuda"), torch.no_grad():
         with torch.autocast("cuda"):
             layer(x)
             layer(x)
         held = torch.cuda.memory_allocated() - start
-    assert held == 512 * 1024 + 1024 + 1024  # weight, bias, and x, a leaf that needs a gradient too
+    # The weight, the bias, and x, which is a leaf that needs a gradient.
+    assert held == 512 * 1024 + 1024 + 1024
     assert torch.cuda.memory_allocated() == start
 
 
@@ -197,7 +202,7 @@ def test_nothing_is_kept_without_the_cache():
         layer(x)
         assert (
             torch.cuda.memory_allocated() == first
-        )  # a workspace of the libraries may stay, the copies of the weights do not
+        )  # a library's workspace may stay, but the copies of the weights do not
         assert not autocast.cache._casts
 
 
@@ -246,7 +251,7 @@ def test_data_parallel_runs_its_threads_in_the_region():
 
 
 def test_shapes_without_values_are_cast_too():
-    x = torch.empty(1 << 15, 1 << 15, device="cuda")  # 4 GiB: no host keeps its values
+    x = torch.empty(1 << 15, 1 << 15, device="cuda")  # 4 GiB, for which no host keeps values
     with torch.autocast("cuda"):
         assert torch.mm(x, x).dtype is torch.float16
         assert x.half().sum(0).dtype is torch.float32
@@ -326,7 +331,7 @@ def test_a_weight_that_was_first_used_without_gradients_follows_the_installed_to
         with without_gradients():
             assert not torch.mm(weight, weight).requires_grad
         if without_gradients is torch.inference_mode and not autocast.CASTS_HAVE_GRADIENTS:
-            return  # those versions refuse the cached tensor in a graph
+            return  # these versions refuse the cached tensor in a graph
         first, second = torch.mm(weight, weight), torch.mm(weight, weight)
     assert first.requires_grad is second.requires_grad is autocast.CASTS_HAVE_GRADIENTS
     if first.requires_grad:

@@ -1,4 +1,4 @@
-"""Bindings that C++ makes outside of the dispatcher, with tensors on a GPU or on two devices."""
+"""Bindings of C++ outside of the dispatcher, with tensors on a GPU or on two devices."""
 
 import pytest
 import torch
@@ -8,7 +8,8 @@ from virtualgpu.errors import VERSION
 
 pytestmark = pytest.mark.usefixtures("machine")
 OTHER_STORAGE = (
-    'Attempted to set the storage of a tensor on device "cpu" to a storage on different device "cuda:0".  '
+    'Attempted to set the storage of a tensor on device "cpu" to a storage on different device '
+    '"cuda:0".  '
     "This is no longer allowed; the devices must match."
 )
 
@@ -21,7 +22,7 @@ def on_gpu(*shape, dtype=torch.float32):
     return torch.ones(shape, dtype=dtype, device="cuda")
 
 
-# Members of a tensor that the dispatcher does not know, by what the tests do with them.
+# Attributes of a tensor that the dispatcher does not know, by the kind of their test.
 NAMES_WITHOUT_DEVICES = [
     "H", "T", "_backward_hooks", "_base", "_cdata", "_dtensor__new__", "_fix_weakref", "_grad",
     "_grad_fn", "_has_symbolic_sizes_strides", "_is_view", "_make_subclass",
@@ -130,7 +131,8 @@ CALLS = {
     "numpy": (
         lambda: on_gpu(2).numpy(),
         TypeError,
-        "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.",
+        "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
+        "host memory first.",
     ),
     "type": (lambda: on_gpu(2).type("torch.foo"), ValueError, "invalid type: 'torch.foo'"),
     "backward": (
@@ -141,8 +143,10 @@ CALLS = {
     "PackedSequence": (
         lambda: nn.utils.rnn.PackedSequence(on_gpu(2), torch.tensor([2], device="cuda")),
         ValueError,
-        "batch_sizes should always be on CPU. Instances of PackedSequence should never be created manually. They should "
-        "be instantiated by functions like pack_sequence and pack_padded_sequences in nn.utils.rnn. "
+        "batch_sizes should always be on CPU. Instances of PackedSequence should never be created "
+        "manually. They should "
+        "be instantiated by functions like pack_sequence and pack_padded_sequences in "
+        "nn.utils.rnn. "
         "https://pytorch.org/docs/stable/nn.html#torch.nn.utils.rnn.pack_sequence",
     ),
 }
@@ -196,6 +200,7 @@ def test_a_hook_of_a_c_node_cannot_give_a_gpu_leaf_a_gradient_of_the_host(kind):
     with pytest.raises(RuntimeError) as refused:
         y.sum().backward()
     assert str(refused.value) == (
-        "hook '<unknown>' has changed the type of value (was torch.cuda.FloatTensor got torch.FloatTensor)"
+        "hook '<unknown>' has changed the type of value (was torch.cuda.FloatTensor got "
+        "torch.FloatTensor)"
     )
     assert x.grad is None

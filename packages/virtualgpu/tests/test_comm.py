@@ -1,4 +1,4 @@
-"""Copies and sums over several virtual GPUs, as torch.nn.parallel asks for them."""
+"""Copies and sums over several virtual GPUs, as in torch.nn.parallel."""
 
 import pytest
 import torch
@@ -193,7 +193,10 @@ def test_data_parallel_says_what_went_wrong_and_where():
         nn.DataParallel(Broken(2, 2).cuda())(torch.ones(8, 2))
     with pytest.raises(
         RuntimeError,
-        match=r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\) but found one",
+        match=(
+            r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\) "
+            r"but found one"
+        ),
     ):
         nn.DataParallel(nn.Linear(2, 2))(torch.ones(4, 2))
 

@@ -1,4 +1,4 @@
-"""The command `run`, from its options to the machine that a script gets."""
+"""The command `run` parses its options and makes a machine for a script."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""CUDA code that a program brings, and remote procedure calls, are refused by name."""
+"""A program's own CUDA code and remote procedure calls are refused by name."""
 
 import sys
 
@@ -14,7 +14,7 @@ from virtualgpu.late_modules import LateModules
 def test_cuda_code_is_refused_by_name(monkeypatch):
     monkeypatch.delitem(
         sys.modules, MODULE, raising=False
-    )  # so that it is imported while the refusal is in place
+    )  # imported while the refusal is in place
     refusal = LateModules({MODULE: refusals})
     refusal.begin()
     try:

@@ -1,4 +1,4 @@
-"""What PyTorch's compiler would make runs eagerly."""
+"""Compiled functions run eagerly."""
 
 import subprocess
 import sys
@@ -69,7 +69,9 @@ def test_pytorchs_own_switches_leave_a_function_as_it_is(switch, used, monkeypat
 def test_a_script_with_a_compiled_model_is_not_told_of_packages_that_it_does_not_use(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\nprint(torch.compile(torch.nn.Linear(2, 2).cuda())(torch.ones(2, device='cuda')).device)\n"
+        "import torch\n"
+        "compiled = torch.compile(torch.nn.Linear(2, 2).cuda())\n"
+        "print(compiled(torch.ones(2, device='cuda')).device)\n"
     )
     ran = subprocess.run(
         [sys.executable, "-m", "virtualgpu", "run", str(script)],

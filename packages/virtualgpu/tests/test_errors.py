@@ -1,4 +1,7 @@
-"""The catalogue of mistakes: for each, the class and the words that a real H200 gave (torch 2.11, CUDA 13.0, November 2026)."""
+"""Mistakes raise the exceptions of a real H200, with its words (torch 2.11, CUDA 13.0).
+
+They were recorded in November 2026.
+"""
 
 import json
 import mmap
@@ -26,9 +29,9 @@ MISTAKES = {
 }
 del MISTAKES[
     "oom"
-]  # it names the other processes that were on that GPU: tests/allocator/test_oom.py has its words
+]  # It names other processes on that GPU. `tests/allocator/test_oom.py` checks its words.
 del MISTAKES["one_hot_range"]  # a device-side assert: tests/ops/test_faults.py
-# Said by an H200 in an earlier recording.
+# Recorded on an H200 earlier.
 CLAIMS = {
     "two devices in one op": (
         "torch.ones(3, device='cuda') + torch.ones(3)",
@@ -61,7 +64,10 @@ LIBRARIES = Path(torch.__file__).parent / "lib"
 
 
 def as_said_here(expression: str, kind: str, words: str) -> tuple[str, str]:
-    """Class and words of torch 2.11 as the installed version has them. What does not depend on the device has the CPU's class."""
+    """Return the class and the words that the installed torch uses.
+
+    Errors that do not depend on the device have the CPU's class.
+    """
     try:
         eval(expression.replace("cuda", "cpu"), NAMES)
     except Exception as error:
@@ -94,7 +100,7 @@ def test_enough_of_the_catalogue_was_found():
 
 
 def is_in_library(name: str, words: bytes) -> bool:
-    """Whether a library of the installed torch holds these words."""
+    """Return whether a library of the installed torch contains these words."""
     library = next(
         (
             LIBRARIES / (name + ending)
@@ -167,7 +173,10 @@ def test_two_gpus_are_told_apart():
                 x @ y
             with pytest.raises(
                 RuntimeError,
-                match="gradient located on device with index '1' to a tensor located on device with index '0'",
+                match=(
+                    "gradient located on device with index '1' to a tensor located on device with "
+                    "index '0'"
+                ),
             ):
                 x.grad = y
     finally:
@@ -197,7 +206,7 @@ def test_cpu_errors_stay_the_cpu_s():
 
 
 def calls(error: BaseException) -> list[str]:
-    """The files of the calls that the error came through."""
+    """Return the files of the calls in the error's traceback."""
     return [Path(call.filename).name for call in traceback.extract_tb(error.__traceback__)]
 
 

@@ -1,4 +1,4 @@
-"""How tensors come to be on a virtual GPU: every maker, every way to name the device."""
+"""Every function that makes tensors makes them on a virtual GPU, however the device is named."""
 
 import copy
 
@@ -16,24 +16,41 @@ def used(machine):
 
 
 MAKERS = {
-    "zeros": lambda d: torch.zeros(2, device=d), "ones": lambda d: torch.ones(2, device=d), "empty": lambda d: torch.empty(2, device=d),
-    "full": lambda d: torch.full((2,), 3, device=d), "arange": lambda d: torch.arange(3, device=d), "eye": lambda d: torch.eye(2, device=d),
-    "linspace": lambda d: torch.linspace(0, 1, 4, device=d), "logspace": lambda d: torch.logspace(0, 1, 4, device=d),
-    "range of floats": lambda d: torch.arange(0, 1, 0.25, device=d), "rand": lambda d: torch.rand(2, device=d),
-    "randn": lambda d: torch.randn(2, device=d), "randint": lambda d: torch.randint(5, (2,), device=d),
-    "randperm": lambda d: torch.randperm(5, device=d), "normal": lambda d: torch.normal(0.0, 1.0, (2,), device=d),
+    "zeros": lambda d: torch.zeros(2, device=d),
+    "ones": lambda d: torch.ones(2, device=d),
+    "empty": lambda d: torch.empty(2, device=d),
+    "full": lambda d: torch.full((2,), 3, device=d),
+    "arange": lambda d: torch.arange(3, device=d),
+    "eye": lambda d: torch.eye(2, device=d),
+    "linspace": lambda d: torch.linspace(0, 1, 4, device=d),
+    "logspace": lambda d: torch.logspace(0, 1, 4, device=d),
+    "range of floats": lambda d: torch.arange(0, 1, 0.25, device=d),
+    "rand": lambda d: torch.rand(2, device=d),
+    "randn": lambda d: torch.randn(2, device=d),
+    "randint": lambda d: torch.randint(5, (2,), device=d),
+    "randperm": lambda d: torch.randperm(5, device=d),
+    "normal": lambda d: torch.normal(0.0, 1.0, (2,), device=d),
     "empty_strided": lambda d: torch.empty_strided((2, 2), (1, 2), device=d),
     "zeros_like": lambda d: torch.zeros_like(torch.ones(2), device=d),
-    "empty_permuted": lambda d: torch.empty_permuted((2, 3), (1, 0), device=d), "scalar_tensor": lambda d: torch.scalar_tensor(3, device=d),
-    "tensor": lambda d: torch.tensor([1, 2], device=d), "as_tensor": lambda d: torch.as_tensor([1, 2], device=d),
-    "as_tensor of numpy": lambda d: torch.as_tensor(np.ones(2), device=d), "asarray": lambda d: torch.asarray([1, 2], device=d),
-    "new_zeros": lambda d: torch.ones(2).new_zeros(2, device=d), "new_tensor": lambda d: torch.ones(2).new_tensor([1], device=d),
-    "hann_window": lambda d: torch.hann_window(4, device=d), "fftfreq": lambda d: torch.fft.fftfreq(4, device=d),
-    "tril_indices": lambda d: torch.tril_indices(3, 3, device=d), "triu_indices": lambda d: torch.triu_indices(3, 3, device=d),
-    "sparse_coo_tensor": lambda d: torch.sparse_coo_tensor([[0], [0]], [1.0], (2, 2), device=d, check_invariants=True),
-    "Linear": lambda d: nn.Linear(2, 2, device=d).weight, "LSTM": lambda d: nn.LSTM(2, 2, device=d).weight_ih_l0,
+    "empty_permuted": lambda d: torch.empty_permuted((2, 3), (1, 0), device=d),
+    "scalar_tensor": lambda d: torch.scalar_tensor(3, device=d),
+    "tensor": lambda d: torch.tensor([1, 2], device=d),
+    "as_tensor": lambda d: torch.as_tensor([1, 2], device=d),
+    "as_tensor of numpy": lambda d: torch.as_tensor(np.ones(2), device=d),
+    "asarray": lambda d: torch.asarray([1, 2], device=d),
+    "new_zeros": lambda d: torch.ones(2).new_zeros(2, device=d),
+    "new_tensor": lambda d: torch.ones(2).new_tensor([1], device=d),
+    "hann_window": lambda d: torch.hann_window(4, device=d),
+    "fftfreq": lambda d: torch.fft.fftfreq(4, device=d),
+    "tril_indices": lambda d: torch.tril_indices(3, 3, device=d),
+    "triu_indices": lambda d: torch.triu_indices(3, 3, device=d),
+    "sparse_coo_tensor": lambda d: torch.sparse_coo_tensor(
+        [[0], [0]], [1.0], (2, 2), device=d, check_invariants=True
+    ),
+    "Linear": lambda d: nn.Linear(2, 2, device=d).weight,
+    "LSTM": lambda d: nn.LSTM(2, 2, device=d).weight_ih_l0,
     "skip_init": lambda d: nn.utils.skip_init(nn.Linear, 2, 2, device=d).weight,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -131,8 +148,8 @@ def test_torch_device_in_all_its_forms():
 def test_new_tensors_stay_with_their_model():
     x = torch.ones(2, device="cuda:1", dtype=torch.half)
     for made in (
-        x.new_tensor([1]), x.new_zeros(2), x.new_empty((2,)), x.new_full((1,), 2), x.new_ones(2), torch.zeros_like(x),
-        x.new([1.0]), x.new(3),
+        x.new_tensor([1]), x.new_zeros(2), x.new_empty((2,)), x.new_full((1,), 2), x.new_ones(2),
+        torch.zeros_like(x), x.new([1.0]), x.new(3),
     ):  # fmt: skip
         assert (made.device, made.dtype) == (x.device, x.dtype)
     assert x.new_zeros(2, device="cpu").device.type == "cpu"
@@ -220,12 +237,17 @@ def test_factories_on_the_cpu_are_untouched():
 
 
 def test_composites_of_c_keep_to_their_inputs_device():
-    """What C++ makes on the way belongs to the device of the operator, also when the same line ran for another device before."""
+    """C++ makes intermediate results on the operator's device.
+
+    This is also so if the same line ran for another device before.
+    """
     for device in ("cuda:1", "cpu", "cuda:0", "cpu"):
         x = torch.arange(4.0, device=device)
         made = (
-            torch.combinations(x), torch.cartesian_prod(x, x), torch.block_diag(x, x), torch.trapezoid(x), torch.vander(x), torch.cov(x),
-            nn.functional.one_hot(x.long()), nn.functional.pdist(x[:, None]), torch.linalg.matrix_rank(x[:, None]), *torch.gradient(x),
+            torch.combinations(x), torch.cartesian_prod(x, x), torch.block_diag(x, x),
+            torch.trapezoid(x), torch.vander(x), torch.cov(x), nn.functional.one_hot(x.long()),
+            nn.functional.pdist(x[:, None]), torch.linalg.matrix_rank(x[:, None]),
+            *torch.gradient(x),
         )  # fmt: skip
         assert {str(y.device) for y in made} == {device}
         assert torch.equal(torch.vander(x).cpu(), torch.vander(torch.arange(4.0)))
@@ -354,7 +376,7 @@ def test_out_beside_a_device(name):
 
 
 class Labelled(torch.Tensor):
-    """A subclass that is made by the legacy constructor."""
+    """A subclass that the legacy constructor makes."""
 
 
 def test_the_legacy_constructor_makes_tensors_of_a_subclass(machine):

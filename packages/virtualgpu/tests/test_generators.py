@@ -1,4 +1,4 @@
-"""Random numbers: each virtual GPU draws from a generator of its own, and never from the CPU's."""
+"""Random numbers of a virtual GPU come from its own generator, never from the CPU's."""
 
 import copy
 import pickle
@@ -24,22 +24,42 @@ def flat() -> torch.Tensor:
 
 
 DRAWS = {
-    "rand": lambda: torch.rand(3, device="cuda"), "randn": lambda: torch.randn(3, device="cuda"), "normal_": lambda: flat().normal_(),
-    "randint": lambda: torch.randint(9, (3,), device="cuda"), "randperm": lambda: torch.randperm(9, device="cuda"),
-    "rand_like": lambda: torch.rand_like(flat()), "randn_like": lambda: torch.randn_like(flat()), "uniform_": lambda: flat().uniform_(),
-    "randint_like": lambda: torch.randint_like(flat(), 9), "bernoulli": lambda: torch.bernoulli(flat() / 2),
-    "multinomial": lambda: flat().multinomial(2), "poisson": lambda: torch.poisson(flat() * 9),
+    "rand": lambda: torch.rand(3, device="cuda"),
+    "randn": lambda: torch.randn(3, device="cuda"),
+    "normal_": lambda: flat().normal_(),
+    "randint": lambda: torch.randint(9, (3,), device="cuda"),
+    "randperm": lambda: torch.randperm(9, device="cuda"),
+    "rand_like": lambda: torch.rand_like(flat()),
+    "randn_like": lambda: torch.randn_like(flat()),
+    "uniform_": lambda: flat().uniform_(),
+    "randint_like": lambda: torch.randint_like(flat(), 9),
+    "bernoulli": lambda: torch.bernoulli(flat() / 2),
+    "multinomial": lambda: flat().multinomial(2),
+    "poisson": lambda: torch.poisson(flat() * 9),
     "exponential_": lambda: flat().exponential_(),
-    "binomial": lambda: torch.binomial(flat() * 9, flat() / 2), "gamma": lambda: torch._standard_gamma(flat()),
-    "normal": lambda: torch.normal(flat(), 1.0), "cauchy_": lambda: flat().cauchy_(), "random_": lambda: flat().random_(),
-    "dropout": lambda: F.dropout(flat()), "dropout2d": lambda: F.dropout2d(torch.ones(1, 9, 2, 2, device="cuda")),
-    "alpha_dropout": lambda: F.alpha_dropout(flat(), training=True), "rrelu": lambda: F.rrelu(-flat(), training=True),
-    "attention": lambda: F.scaled_dot_product_attention(*[torch.rand(1, 1, 4, 4, device="cuda")] * 3, dropout_p=0.5),
-    "lstm": lambda: nn.LSTM(2, 2, 2, dropout=0.5, device="cuda")(torch.ones(2, 2, 2, device="cuda"))[0],
-    "linear": lambda: nn.Linear(3, 3, device="cuda").weight, "gumbel_softmax": lambda: F.gumbel_softmax(flat()),
-    "distribution": lambda: torch.distributions.Dirichlet(flat()).sample(), "init": lambda: nn.init.trunc_normal_(flat()),
-    "fractional_max_pool2d": lambda: F.fractional_max_pool2d(torch.rand(1, 1, 8, 8, device="cuda"), 2, output_size=3),
-}  # fmt: skip
+    "binomial": lambda: torch.binomial(flat() * 9, flat() / 2),
+    "gamma": lambda: torch._standard_gamma(flat()),
+    "normal": lambda: torch.normal(flat(), 1.0),
+    "cauchy_": lambda: flat().cauchy_(),
+    "random_": lambda: flat().random_(),
+    "dropout": lambda: F.dropout(flat()),
+    "dropout2d": lambda: F.dropout2d(torch.ones(1, 9, 2, 2, device="cuda")),
+    "alpha_dropout": lambda: F.alpha_dropout(flat(), training=True),
+    "rrelu": lambda: F.rrelu(-flat(), training=True),
+    "attention": lambda: F.scaled_dot_product_attention(
+        *[torch.rand(1, 1, 4, 4, device="cuda")] * 3, dropout_p=0.5
+    ),
+    "lstm": lambda: nn.LSTM(2, 2, 2, dropout=0.5, device="cuda")(
+        torch.ones(2, 2, 2, device="cuda")
+    )[0],
+    "linear": lambda: nn.Linear(3, 3, device="cuda").weight,
+    "gumbel_softmax": lambda: F.gumbel_softmax(flat()),
+    "distribution": lambda: torch.distributions.Dirichlet(flat()).sample(),
+    "init": lambda: nn.init.trunc_normal_(flat()),
+    "fractional_max_pool2d": lambda: F.fractional_max_pool2d(
+        torch.rand(1, 1, 8, 8, device="cuda"), 2, output_size=3
+    ),
+}
 
 
 @pytest.mark.parametrize("name", DRAWS)

@@ -1,4 +1,4 @@
-"""Gradients that a program's own code returns must be where CUDA expects them."""
+"""Gradients that a program's own code returns must be on the devices that CUDA expects."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 
 class Sends(Function):
-    """Doubles its first input; its gradient goes to the device of the second argument."""
+    """Double the first input, and return its gradient on the second argument's device."""
 
     @staticmethod
     def forward(ctx, x, device, other=None):
@@ -23,7 +23,7 @@ class Sends(Function):
 
 
 class ToHost(Function):
-    """A copy to the host that brings its gradient back."""
+    """Copy to the host, and return the gradient on the GPU."""
 
     @staticmethod
     def forward(ctx, x):
@@ -46,7 +46,8 @@ def test_a_function_must_return_gradients_on_the_devices_of_its_inputs(here, the
     with pytest.raises(RuntimeError) as refused:
         Sends.apply(x * 1, there).sum().backward()
     assert str(refused.value) == (
-        f"Function SendsBackward returned an invalid gradient at index 0 - expected device {here} but got {there}"
+        f"Function SendsBackward returned an invalid gradient at index 0 - expected device {here} "
+        f"but got {there}"
     )
 
 
@@ -67,7 +68,7 @@ def test_the_index_counts_tensors_alone():
     x = leaf()
     Second.apply(
         7, x, torch.ones(3, device="cuda")
-    ).sum().backward()  # nobody wants the second gradient
+    ).sum().backward()  # nobody needs the second gradient
     assert x.grad.tolist() == [1, 1, 1]
 
 

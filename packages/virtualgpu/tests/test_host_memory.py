@@ -1,4 +1,4 @@
-"""The memory that a process may use, alone on its machine and in a container."""
+"""The memory that a process may use on a machine of its own and in a container."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_memory_without_a_limit(tmp_path):
 
 
 def test_memory_of_a_job_within_a_machine(tmp_path):
-    """A batch system or a hub limits a group of processes, which still sees the groups around it."""
+    """A batch system limits a group of processes, which still sees the groups around it."""
     files = {"memory.max": "max", "memory.current": "9000", "memory.stat": ""}
     files |= {
         f"jobs.slice/{name}": text
@@ -65,7 +65,7 @@ def test_memory_of_a_job_within_a_machine(tmp_path):
     assert container_memory(root) == (
         5000,
         3000,
-    )  # others in the slice leave less than the job's own limit does
+    )  # the other jobs leave less than this job's own limit
 
 
 def test_memory_of_an_older_job(tmp_path):

@@ -1,4 +1,4 @@
-"""The host's speed, measured as that of the recorded H200s was."""
+"""The host's speed is measured in the same way as that of the recorded H200s."""
 
 import pytest
 

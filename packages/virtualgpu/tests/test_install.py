@@ -1,4 +1,4 @@
-"""A virtual machine is put in place and taken away without a trace."""
+"""A virtual machine is installed and removed without a trace."""
 
 import gc
 import importlib
@@ -51,7 +51,7 @@ KERNELS = (
 
 
 def fingerprint() -> dict[str, object]:
-    """Every attribute of the watched places by identity, and the dispatcher's tables of the operators that could be changed."""
+    """Return the identities of all watched attributes, and the dispatcher's tables of operators."""
     found: dict[str, object] = {}
     for owner in WATCHED:
         for name, value in vars(owner).items():
@@ -79,7 +79,7 @@ def work() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def warm():
-    """What torch itself remembers at a first use (caches, lazily imported submodules) is not ours: let it happen before."""
+    """Let torch fill its caches and import its lazy submodules. These changes are not ours."""
     with virtualgpu.use(gpus=2):
         work()
 
@@ -114,7 +114,7 @@ def test_no_trace_after_a_failed_installation(monkeypatch):
 
 
 def names_in_source() -> set[str]:
-    """The driver's names in all of torch's Python but its own tests."""
+    """Return the driver's names in all of torch's Python code except its tests."""
     folder = Path(torch.__file__).parent
     files = (file for file in folder.rglob("*.py") if not file.is_relative_to(folder / "testing"))
     return {
@@ -172,7 +172,7 @@ def test_what_only_cycles_hold_is_freed_with_its_machine(values):
 
 
 def test_without_memory_on_it_nothing_is_collected_when_it_goes():
-    """Among half a million objects a collection takes a third of a second."""
+    """With half a million objects, a collection takes a third of a second."""
     collected: list[str] = []
 
     def note(phase, information):
@@ -221,7 +221,10 @@ assert gradients._ALONE
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_no_backward_runs_before_the_programs_first():
-    """On a computer with real GPUs autograd starts threads for them then, and a child that is forked later can run no backward."""
+    """On a computer with real GPUs, autograd would start threads for them.
+
+    A child that is forked later could not run a backward pass then.
+    """
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _FORKED], capture_output=True, text=True, timeout=280
     )

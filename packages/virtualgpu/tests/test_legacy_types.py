@@ -1,4 +1,4 @@
-"""Legacy types of tensors: `torch.FloatTensor`, `torch.cuda.FloatTensor` and their kind."""
+"""Legacy types of tensors, such as `torch.FloatTensor` and `torch.cuda.FloatTensor`."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Copies between devices: every form of to, cuda, cpu; modules that move; pinned memory; gradients that find their way back."""
+"""Copies between devices: to, cuda and cpu, modules, pinned memory, and gradients of copies."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._vmap_internals import (
     _vmap,
-)  # what torch.autograd.grad(is_grads_batched=True) runs under
+)  # torch.autograd.grad(is_grads_batched=True) uses it
 from torch.autograd import forward_ad
 
 from virtualgpu import errors
@@ -113,20 +113,27 @@ def test_mistakes_are_told_in_cudas_words(mistake, error, text):
 DIFFERENT = (
     "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
 )
-# In the words of the kernels that name the argument, and of cuDNN's.
-NAMED = r"Expected all tensors to be on the same device, but .* \(when checking argument .*in method wrapper_CUDA_\w+\)"
-RECURRENT = "Input and parameter tensors are not at the same device, found input tensor at cuda:0 and parameter tensor at cpu"
+# The words of kernels that name the argument, and of cuDNN.
+NAMED = (
+    r"Expected all tensors to be on the same device, but .* \(when checking argument .*in method "
+    r"wrapper_CUDA_\w+\)"
+)
+RECURRENT = (
+    "Input and parameter tensors are not at the same device, found input tensor at cuda:0 and "
+    "parameter tensor at cpu"
+)
 
 
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda c, x: x + c, lambda c, x: c + x, lambda c, x: x @ c.T, lambda c, x: x.add_(c), lambda c, x: c.add_(x),
-        lambda c, x: torch.cat([x, c]), lambda c, x: torch.add(x, 1, out=c), lambda c, x: torch.add(c, 1, out=x),
-        lambda c, x: nn.functional.mse_loss(x, c), lambda c, x: nn.Linear(3, 2)(x), lambda c, x: nn.Linear(3, 2).cuda()(c),
-        lambda c, x: c + x.sum(), lambda c, x: torch.where(x > 0, x, c),
-        lambda c, x: torch.tensor(1.0).add_(x.sum()), lambda c, x: nn.LSTM(3, 2)(x), lambda c, x: nn.BatchNorm1d(3)(x),
-        lambda c, x: nn.functional.cross_entropy(x, torch.tensor([0, 1])),
+        lambda c, x: x + c, lambda c, x: c + x, lambda c, x: x @ c.T, lambda c, x: x.add_(c),
+        lambda c, x: c.add_(x), lambda c, x: torch.cat([x, c]), lambda c, x: torch.add(x, 1, out=c),
+        lambda c, x: torch.add(c, 1, out=x), lambda c, x: nn.functional.mse_loss(x, c), lambda c,
+        x: nn.Linear(3, 2)(x), lambda c, x: nn.Linear(3, 2).cuda()(c), lambda c, x: c + x.sum(),
+        lambda c, x: torch.where(x > 0, x, c), lambda c, x: torch.tensor(1.0).add_(x.sum()),
+        lambda c, x: nn.LSTM(3, 2)(x), lambda c, x: nn.BatchNorm1d(3)(x), lambda c,
+        x: nn.functional.cross_entropy(x, torch.tensor([0, 1])),
     ],
 )  # fmt: skip
 def test_cpu_and_gpu_do_not_mix(mistake):
@@ -270,7 +277,7 @@ def test_module_moves_keep_objects_gradients_hooks_and_optimizers():
 
 
 def test_a_parameter_goes_and_comes_without_its_gradient():
-    """As FullyShardedDataParallel does it: the parameter is whole by then, its gradient that of a shard."""
+    """FullyShardedDataParallel does this with a whole parameter and the gradient of a shard."""
     parameter = nn.Parameter(torch.ones(2, device="cuda"))
     parameter.grad = torch.full((2,), 3.0, device="cuda")
     parameter.data = torch.full((4,), 5.0, device="cuda")

@@ -76,11 +76,12 @@ def test_figures_fit_together(name):
     assert all(0 < p.matmul_efficiency[f] <= 1 for f in profiles.FORMATS)
     assert 0 < p.memory_efficiency <= 1
     assert 0 < p.context_bytes < p.total_memory // 20
-    # Two transfers a clock over the whole bus: the datasheet's bandwidth is made of the other two figures.
+    # The bus transfers twice per clock over its whole width, so the bandwidth in a datasheet is the
+    # product of the other two figures.
     assert 2e3 * p.memory_clock_khz * p.memory_bus_bits / 8 == pytest.approx(
         p.memory_bytes_per_second, rel=0.03
     )
-    # Page-locked memory is what makes copies fast; the way to another GPU over NVLink is faster still.
+    # Copies are fast from page-locked memory, and faster still over NVLink to another GPU.
     assert p.pageable_h2d_bytes_per_second < p.pinned_h2d_bytes_per_second
     assert p.pageable_d2h_bytes_per_second < p.pinned_d2h_bytes_per_second
     assert (
@@ -95,7 +96,10 @@ def test_figures_fit_together(name):
 
 
 def test_float32_peak_is_two_operations_a_core_a_clock():
-    """The float32 figure of a datasheet is cores × boost clock × 2, for chips whose boost clock is the maximum clock shown here."""
+    """A datasheet's float32 figure is cores × boost clock × 2.
+
+    This holds for chips whose boost clock is the maximum clock here.
+    """
     cores = {
         "T4": 64,
         "L4": 128,

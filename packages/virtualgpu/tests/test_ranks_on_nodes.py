@@ -1,4 +1,4 @@
-"""Ranks on nodes, and the rate of a network."""
+"""The nodes of ranks, and the rate of a network."""
 
 import pytest
 

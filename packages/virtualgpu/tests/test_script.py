@@ -1,4 +1,4 @@
-"""What a script's traceback shows."""
+"""Tracebacks of a script's errors show only the script."""
 
 import sys
 import traceback

@@ -1,4 +1,4 @@
-"""How a line of a notebook's cell is named."""
+"""Lines of a notebook's cell are named after the cell."""
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell

@@ -1,4 +1,4 @@
-"""The numbers of streams are PyTorch's: 32 of each of four priorities, given out in turn."""
+"""The numbers of streams are PyTorch's, with 32 streams of each of four priorities in turn."""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""What `torch.cuda.set_sync_debug_mode` says, as PyTorch does on CUDA: the table is that of its own test of this mode, and more."""
+"""Warnings and errors of `torch.cuda.set_sync_debug_mode` are those of PyTorch on CUDA.
+
+The table is that of PyTorch's own test of this mode, with additions.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +25,7 @@ def used(machine) -> Iterator[None]:
 
 
 def warned(work: Callable[[], object]) -> list[warnings.WarningMessage]:
-    """The warnings of synchronisation that `work` causes."""
+    """Return the warnings of synchronization during some work."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -122,7 +125,7 @@ WAITING = {
 )
 (
     SILENT if errors.VERSION >= (2, 15) else WAITING
-).update(  # from then on PyTorch fills, and the number goes with the kernel
+).update(  # PyTorch fills from then on, and passes the number with the kernel
     {"put the host's number": lambda x, ind, **_: put(x, ind, 1.0)}
 )
 

@@ -1,4 +1,4 @@
-"""A tensor of a virtual GPU: what it says of itself, and the memory that its storage holds."""
+"""Attributes of a tensor of a virtual GPU, and the memory of its storage."""
 
 import copy
 import gc
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 from virtualgpu.tensor import memory_of
 
-KIB4 = 4096  # what 1,000 float32 take: 4,000 bytes in steps of 512
+KIB4 = 4096  # bytes of 1,000 float32 numbers, rounded up to a multiple of 512
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def allocated(index: int = 0) -> int:
     return torch.cuda.memory_allocated(index)
 
 
-# What it says of itself
+# Attributes
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_method_of_torch_tensor_answers_for_the_host_as_without_virtual_gpus()
 
 
 def outcome(method, *arguments):
-    """The text, device and type of what a method returns, or its error."""
+    """Return the text, device and dtype of a method's result, or its error."""
     try:
         answer = method(*arguments)
     except (TypeError, RuntimeError) as error:
@@ -101,7 +101,7 @@ def test_the_autograd_graph_holds_what_backward_needs():
     del y
     assert allocated() == 2 * KIB4 + 512
     total.backward()
-    assert allocated() == 2 * KIB4 + 512  # the graph gave its tensor back, the gradient came
+    assert allocated() == 2 * KIB4 + 512  # the graph freed its tensor, and the gradient arrived
     del total
     x.grad = None
     assert allocated() == KIB4
@@ -130,10 +130,12 @@ def test_out_writes_where_it_is_told():
 @pytest.mark.parametrize(
     "compute",
     [
-        lambda x, out: torch.mm(x, x, out=out), lambda x, out: torch.addmm(x, x, x, out=out), lambda x, out: torch.mv(x, x[0], out=out),
-        lambda x, out: torch.dot(x[0], x[0], out=out), lambda x, out: torch.bmm(x[None], x[None], out=out),
-        lambda x, out: torch.addbmm(x, x[None], x[None], out=out), lambda x, out: torch.cat([x, x], out=out),
-        lambda x, out: torch.sum(x, 0, out=out), lambda x, out: torch.gather(x, 0, (x > 1).long(), out=out),
+        lambda x, out: torch.mm(x, x, out=out), lambda x, out: torch.addmm(x, x, x, out=out),
+        lambda x, out: torch.mv(x, x[0], out=out), lambda x, out: torch.dot(x[0], x[0], out=out),
+        lambda x, out: torch.bmm(x[None], x[None], out=out), lambda x,
+        out: torch.addbmm(x, x[None], x[None], out=out), lambda x, out: torch.cat([x, x], out=out),
+        lambda x, out: torch.sum(x, 0, out=out), lambda x,
+        out: torch.gather(x, 0, (x > 1).long(), out=out),
     ],
 )  # fmt: skip
 def test_out_that_grows_takes_memory(compute):
@@ -319,7 +321,7 @@ def test_a_storage_class_makes_storages_of_the_host():
 
 
 def test_state_dicts_are_staged_on_the_host_as_a_gpus_are():
-    """What torch.distributed.checkpoint.async_save begins with."""
+    """torch.distributed.checkpoint.async_save begins with this."""
     layer = nn.Linear(2, 2).cuda()
     staged = StateDictStager().stage(layer.state_dict())
     assert {(x.device.type, type(x), *vars(x)) for x in staged.values()} == {("cpu", torch.Tensor)}
@@ -369,7 +371,10 @@ def test_load_of_a_device_that_is_not_there():
     )
     with pytest.raises(
         RuntimeError,
-        match=r"Attempting to deserialize object on CUDA device 7 but torch.cuda.device_count\(\) is 4",
+        match=(
+            r"Attempting to deserialize object on CUDA device 7 but torch.cuda.device_count\(\) "
+            r"is 4"
+        ),
     ):
         torch.load(file)
 
@@ -398,7 +403,7 @@ def test_optimizer_state_follows_its_parameters():
     assert devices == {"step": "cpu", "exp_avg": "cuda:2", "exp_avg_sq": "cuda:2"}
 
 
-# What it says of itself
+# Attributes
 
 
 @pytest.mark.parametrize(
@@ -487,7 +492,10 @@ def test_reading_on_the_host():
 
 @pytest.mark.parametrize("read", [lambda x: x.numpy(), np.asarray, lambda x: np.add(np.ones(2), x)])
 def test_numpy_needs_a_copy_on_the_cpu(read):
-    text = r"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu\(\) to copy the tensor to host memory first."
+    text = (
+        r"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu\(\) to copy the tensor "
+        r"to host memory first."
+    )
     with pytest.raises(TypeError, match=text):
         read(torch.ones(2, device="cuda"))
 

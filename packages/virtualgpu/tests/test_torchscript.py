@@ -1,4 +1,4 @@
-"""Functions and modules that torch.jit has scripted run on a virtual GPU as on the CPU."""
+"""Functions and modules scripted by torch.jit run on a virtual GPU as on the CPU."""
 
 import io
 import warnings
@@ -13,9 +13,7 @@ from virtualgpu.tensor import VirtualTensor
 @pytest.fixture(autouse=True)
 def used(machine):
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # newer versions advise against torch.jit
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions warn about torch.jit
         yield machine
 
 
@@ -98,7 +96,9 @@ def test_a_script_is_saved_and_loaded(place):
 def test_a_script_names_devices():
     unit = torch.jit.CompilationUnit("""
     def made(n: int):
-        return torch.zeros(n, device=torch.device("cuda:1")) + torch.arange(n, device="cuda:1"), torch.tensor([1.0], device="cpu")
+        zeros = torch.zeros(n, device=torch.device("cuda:1"))
+        on_host = torch.tensor([1.0], device="cpu")
+        return zeros + torch.arange(n, device="cuda:1"), on_host
     """)
     x, y = unit.made(3)
     assert (x.device, y.device, x.tolist(), y.tolist()) == (

@@ -1,4 +1,4 @@
-"""What the allocator's tests share: an allocator, event sources that the test steers, and its figures."""
+"""An allocator and event sources that the allocator's tests control."""
 
 from virtualgpu.allocator import CachingAllocator, Settings
 
@@ -24,7 +24,10 @@ class Streams:
         self.busy.discard(stream)
 
     def synchronized_by(self, action, block, size):
-        """cudaFree waits for the whole device, unmapping for the block's stream."""
+        """Synchronize what a driver call waits for.
+
+        cudaFree waits for the whole device, and unmapping for the block's stream.
+        """
         if action == "segment_free":
             self.busy.clear()
         elif action == "segment_unmap":
@@ -36,7 +39,7 @@ def allocator(total=16 * GiB, conf="", **options):
 
 
 def figure(memory, key):
-    """One flat statistic, named as `torch.cuda.memory_stats` names it."""
+    """Return a statistic by its name in `torch.cuda.memory_stats`."""
     value = memory.stats()
     for part in key.split("."):
         value = value[part]
@@ -51,7 +54,7 @@ def states(memory):
 
 
 class Tickets:
-    """An event source in which the test names the events that are done."""
+    """An event source in which the test says which events have happened."""
 
     def __init__(self):
         self.count = 0

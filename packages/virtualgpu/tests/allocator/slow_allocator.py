@@ -1,7 +1,8 @@
 """A slow and obvious second caching allocator, written from the rules alone.
 
-It keeps each segment as a plain list of pieces, searches by looking at all of them, merges by going over whole segments, and counts
-every figure afresh. It shares with the fast one the choice of addresses, which decides ties only.
+It keeps each segment as a plain list of pieces. It searches all of them, merges over whole
+segments, and computes every statistic from the pieces. It shares only the choice of addresses with
+the fast allocator, because addresses decide ties.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class Piece:
 
 @dataclass(eq=False)
 class Range:
-    """A segment, or a range of addresses that memory is mapped behind."""
+    """A segment, or a range of addresses to which memory can be mapped."""
 
     address: int
     small: bool
@@ -80,7 +81,7 @@ class SlowAllocator:
         return [(r, piece) for r in self.ranges for piece in r.pieces]
 
     def free_pieces(self, small, stream):
-        """Sorted by size, then address."""
+        """Return the free pieces, sorted by size and then by address."""
         found = [
             (r, piece)
             for r, piece in self.all_pieces()
@@ -176,7 +177,7 @@ class SlowAllocator:
         raise AssertionError("1 1/8 of the memory has room for all that fits into the memory")
 
     def map(self, r, run, size):
-        """Maps pages from the front of the run until its mapped part suffices."""
+        """Map pages from the front of the run until its mapped part is large enough."""
         mapped = 0
         for piece in run:
             if mapped >= size:
@@ -271,7 +272,7 @@ class SlowAllocator:
         self.addresses.give_back(r.address, r.mapped)
 
     def figures(self):
-        """The current value of every statistic, by pool."""
+        """Return the current value of every statistic, by pool."""
         found = {}
         for name, pools in {
             "all": (True, False),
@@ -303,7 +304,10 @@ class SlowAllocator:
         return found
 
     def layout(self):
-        """Pool, stream and pieces of every segment; of expandable ones each mapped stretch, at its offset in the range."""
+        """Return the pool, stream and pieces of every segment.
+
+        An expandable segment has each mapped stretch at its offset in the range.
+        """
         names = {
             "allocated": "active_allocated",
             "pending": "active_pending_free",

@@ -1,4 +1,4 @@
-"""Misuse, threads, finalizers, statistics and listeners."""
+"""The caching allocator: misuse, threads, finalizers, statistics and listeners."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Blocks that other streams use wait for them."""
+"""Freed blocks wait for other streams that use them."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_a_block_that_another_stream_uses_waits_for_it():
     streams = Streams()
     memory = allocator(events=streams)
     block = memory.malloc(4 * MiB)
-    memory.record_stream(block, 0)  # its own stream: nothing to wait for
+    memory.record_stream(block, 0)  # its own stream needs no event
     memory.record_stream(block, 7)
     streams.busy.add(7)
     memory.free(block)
@@ -20,7 +20,7 @@ def test_a_block_that_another_stream_uses_waits_for_it():
     streams.busy.clear()
     assert (
         figure(memory, "active_bytes.all.current") == 4 * MiB
-    )  # nobody looks before the next malloc
+    )  # nobody checks the events before the next malloc
     small = memory.malloc(1)
     assert figure(memory, "active_bytes.all.current") == 512
     memory.free(small)
@@ -52,7 +52,7 @@ def test_frees_of_one_stream_complete_in_order():
     for block in blocks:
         memory.record_stream(block, 3)
         memory.free(block)
-    events.done_tickets = {2}  # the second free's: the first one's still bars the way
+    events.done_tickets = {2}  # the second free's event, while the first one still waits
     memory.malloc(1)
     assert figure(memory, "active.large_pool.current") == 2
     events.done_tickets = {1, 2}

@@ -16,7 +16,8 @@ def test_expandable_segments_map_and_unmap_pages():
     (segment,) = memory.segments()
     assert (segment["is_expandable"], segment["total_size"]) == (True, 40 * MiB)
     memory.free(first)
-    memory.empty_cache()  # 15 MiB free hold no whole page of 20 MiB; the 15 MiB tail neither
+    # 15 MiB of free memory hold no whole page of 20 MiB, and neither does the tail of 15 MiB.
+    memory.empty_cache()
     assert memory.reserved == 40 * MiB
     memory.free(second)
     memory.empty_cache()
@@ -32,7 +33,7 @@ def test_expandable_segments_switched_off_again_are_passed_over():
 
 
 def test_a_listener_hears_which_addresses_are_mapped():
-    """Also where they become one block with their free neighbours."""
+    """Also if they become one block with their free neighbours."""
     memory = allocator(1 * GiB, "expandable_segments:True")
     heard = []
     memory.listen(
@@ -42,7 +43,7 @@ def test_a_listener_hears_which_addresses_are_mapped():
     )
     first = memory.malloc(15 * MiB)
     start = first.address
-    second = memory.malloc(30 * MiB)  # in the 5 MiB that are left over, and 40 MiB more
+    second = memory.malloc(30 * MiB)  # in the 5 MiB that remain, and in 40 MiB more
     memory.free(second)
     memory.empty_cache()
     memory.free(first)

@@ -1,4 +1,4 @@
-"""Running out of memory: the limits, and the words."""
+"""Errors of an allocator that runs out of memory, and memory limits."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,11 +21,16 @@ def test_the_memory_fraction_limits_what_is_reserved():
         error.value.message
         == str(error.value)
         == (
-            "CUDA out of memory. Tried to allocate 102.00 MiB. GPU 0 has a total capacity of 1024.00 MiB of which 998.00 MiB is free. "
-            "Process 4711 has 3.00 MiB memory in use. 100.00 MiB allowed; Of the allocated memory 512 bytes is allocated by PyTorch, "
-            "and 2.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  "
-            "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+            "CUDA out of memory. Tried to allocate 102.00 MiB. GPU 0 has a total capacity of "
+            "1024.00 MiB of which 998.00 MiB is free. "
+            "Process 4711 has 3.00 MiB memory in use. 100.00 MiB allowed; Of the allocated memory "
+            "512 bytes is allocated by PyTorch, "
+            "and 2.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated "
+            "memory is large try setting "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+            "documentation for Memory Management  "
+            "(https://docs.pytorch.org/docs/stable/notes/cuda.html"
+            "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
         )
     )
     assert (error.value.requested, error.value.segment_size, error.value.allowed) == (
@@ -82,8 +87,10 @@ def test_the_text_tells_what_is_asked_for_free_allocated_and_kept():
     with pytest.raises(OutOfMemory) as caught:
         memory.malloc(50 * MiB)
     assert str(caught.value).startswith(
-        "CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 64.00 MiB of which 44.00 MiB is free. "
-        "Of the allocated memory 5.00 MiB is allocated by PyTorch, and 15.00 MiB is reserved by PyTorch but unallocated."
+        "CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 64.00 MiB "
+        "of which 44.00 MiB is free. "
+        "Of the allocated memory 5.00 MiB is allocated by PyTorch, and 15.00 MiB is reserved by "
+        "PyTorch but unallocated."
     )
 
 

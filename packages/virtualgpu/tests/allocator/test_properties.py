@@ -1,4 +1,4 @@
-"""The caching allocator against a slow and obvious second one, after every step of random programs."""
+"""The fast caching allocator equals the slow one after every step of random programs."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from .slow_allocator import END, TOTAL, MiB, SlowAllocator
 
 
 class Events:
-    """Work on streams: done up to a number that the test raises, or up to the event that is waited for."""
+    """Events that happen when the test says so, or when somebody waits for them."""
 
     def __init__(self):
         self.recorded = Counter()
@@ -83,7 +83,7 @@ def written(conf):
 
 
 def layout_of(fast):
-    """As SlowAllocator.layout; expandable ranges are moved to address 0."""
+    """Return the layout as SlowAllocator.layout does, with expandable ranges at address 0."""
     found = []
     for segment in fast.segments():
         moved = fast_range(fast, segment["address"]).address if segment["is_expandable"] else 0
@@ -116,7 +116,7 @@ def check(fast, slow, peaks):
                 "requested_bytes",
             ):
                 assert four["peak"] == peaks[pool, key]
-            else:  # may have been higher in the midst of a step
+            else:  # it may have been higher during a step
                 assert four["peak"] >= peaks[pool, key]
     assert layout_of(fast) == slow.layout()
     assert (stats["num_alloc_retries"], stats["num_ooms"], stats["num_sync_all_streams"]) == (

@@ -1,4 +1,4 @@
-"""Programs recorded on a real GPU, step by step."""
+"""The allocator does what a real GPU's did in recorded programs, after every step."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 
 def replay(memory, streams, steps):
-    """Performs recorded steps; yields, after each, the text of the error it ended in ("" for none)."""
+    """Perform recorded steps. Yield the text of the error, or "", after each step."""
     blocks = {}
     for action, *details in steps:
         failure = ""
@@ -43,7 +43,7 @@ RANDOM = json.loads((RECORDINGS / "allocator_random.json").read_text())
 
 @pytest.mark.parametrize("name", RANDOM["programs"])
 def test_random_programs_as_recorded(name):
-    """Every figure after every step, the events with their sizes, and at the end every statistic, equal to the byte."""
+    """Every statistic after every step, and all events with their sizes, are equal to the byte."""
     program = RANDOM["programs"][name]
     streams = Streams()
     memory = allocator(
@@ -68,7 +68,7 @@ def test_random_programs_as_recorded(name):
 
 
 PROGRAMS = json.loads((RECORDINGS / "allocator_programs.json").read_text())
-NAMES = {  # how the recording names what memory_stats names
+NAMES = {  # the names of the recording, and those of memory_stats
     "allocated": "allocated_bytes.all.current",
     "reserved": "reserved_bytes.all.current",
     "peak_allocated": "allocated_bytes.all.peak",

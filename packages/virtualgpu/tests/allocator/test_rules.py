@@ -1,4 +1,4 @@
-"""Sizes, and how blocks are split, merged and found."""
+"""The rules for sizes and for splitting, merging and finding blocks."""
 
 from itertools import permutations
 
@@ -33,7 +33,8 @@ def test_sizes(request_size, rounded, segment):
 @pytest.mark.parametrize(
     ("conf", "request_size", "rounded"),
     [
-        ("roundup_power2_divisions:4", 1200, 1536),  # at most 512 bytes a division: rounded to 512
+        # Divisions have at most 512 bytes, so the size is rounded to 512.
+        ("roundup_power2_divisions:4", 1200, 1536),
         ("roundup_power2_divisions:4", 2049, 2560),
         ("roundup_power2_divisions:4", 4096, 4096),
         ("roundup_power2_divisions:4", 1200 * 1024, 1280 * 1024),
@@ -43,7 +44,7 @@ def test_sizes(request_size, rounded, segment):
             "roundup_power2_divisions:[1:8,4:2,>:1]",
             2 * MiB + 1,
             2 * MiB + 512,
-        ),  # between two entries: off
+        ),  # between two entries, so off
         ("roundup_power2_divisions:[1:8,4:2,>:1]", 9 * MiB + 1, 9 * MiB + 512),
     ],
 )
@@ -142,13 +143,13 @@ def test_one_small_block_keeps_its_segment():
 
 def test_oversize_blocks_serve_only_oversize_requests_near_their_size():
     memory = allocator(conf="max_split_size_mb:26")
-    memory.free(memory.malloc(26 * MiB))  # a block of just the limit is oversize
+    memory.free(memory.malloc(26 * MiB))  # a block of exactly the limit is oversize
     assert figure(memory, "oversize_segments.current") == 1
     memory.malloc(24 * MiB)
     assert memory.reserved == 50 * MiB
     memory = allocator(conf="max_split_size_mb:26")
     memory.free(memory.malloc(60 * MiB))
-    memory.malloc(40 * MiB)  # 20 MiB would be wasted: too much by one byte
+    memory.malloc(40 * MiB)  # 20 MiB would be wasted, which is one byte too much
     assert memory.reserved == 100 * MiB
     memory.malloc(40 * MiB + 1)
     assert memory.reserved == 100 * MiB
@@ -160,7 +161,7 @@ def test_segments_that_lie_idle_for_longest_go_back_above_the_threshold(conf):
     memory.set_memory_fraction(0.5)
     old, young = memory.malloc(30 * MiB), memory.malloc(32 * MiB)
     memory.free(old)
-    memory.malloc(20 * MiB)  # out of the old one's, and so no whole segment is free
+    memory.malloc(20 * MiB)  # cut out of the old one, so no whole segment is free
     memory.free(young)
     other = memory.malloc(34 * MiB)
     assert memory.reserved == (64 if conf else 96) * MiB
@@ -176,7 +177,7 @@ def test_a_private_pool_keeps_its_segments_until_nobody_uses_it():
     assert [segment["segment_pool_id"] for segment in memory.segments()] == [(1, 0), (0, 0)]
     memory.free(mine)
     memory.free(other)
-    memory.empty_cache()  # of a capture nothing goes back, nor of anything else
+    memory.empty_cache()  # during a capture, no memory goes back to the device
     assert len(memory.segments()) == 2
     memory.end_pool((1, 0))
     memory.empty_cache()

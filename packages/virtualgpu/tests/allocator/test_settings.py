@@ -1,4 +1,4 @@
-"""PYTORCH_CUDA_ALLOC_CONF: what is served, and what is refused."""
+"""The settings in PYTORCH_CUDA_ALLOC_CONF that are obeyed, and those that are refused."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_settings_that_are_not_served_say_so(text):
 
 @pytest.mark.parametrize("value", ["1", "0", ""])
 def test_an_allocator_without_a_cache_is_not_served(value):
-    """PyTorch asks only whether the variable is set."""
+    """PyTorch checks only whether the variable is set."""
     with pytest.raises(NotImplementedError, match="^PYTORCH_NO_CUDA_MEMORY_CACHING is set"):
         Settings.from_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": value})
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from virtualgpu.clock.machine_clock import QUEUE_LENGTH, Clock, Span, StreamTime, Wait
 
-# Multiples of a power of two, so that sums are exact and the tests can compare with ==.
+# Multiples of a power of two, so that sums are exact and can be compared with ==.
 seconds = st.integers(0, 1000).map(lambda n: n / 1024)
 stream_index = st.integers(0, 3)  # two devices with two streams each
 step = st.one_of(
@@ -41,7 +41,7 @@ programs = st.lists(step, max_size=40)
 
 
 class Run:
-    """A program run on a fresh clock, with what it showed: spans in the order of queueing, events, host times after each step."""
+    """A program on a new clock: its spans in launch order, its events, and the host's times."""
 
     def __init__(self, program):
         self.clock = Clock()
@@ -250,7 +250,7 @@ def test_only_copies_on_other_streams_overlap_with_kernels():
     clock.launch(compute, 4.0, 0.0)
     assert clock.copy(compute, "h2d", 1.0, 0.0, blocking=False).start == 4.0
     assert clock.copy(side, "d2h", 1.0, 0.0, blocking=False).start == 0.0
-    # The engine of host-to-device copies is taken until the first copy on it is done.
+    # The engine of host-to-device copies is busy until the first copy on it is done.
     assert clock.copy(side, "h2d", 1.0, 0.0, blocking=False).start == 5.0
     assert clock.host == 0.0
 
@@ -310,7 +310,7 @@ def test_threads_lose_no_time_and_never_overlap_in_a_stream():
     assert all(earlier.end <= later.start for earlier, later in pairwise(spans))
 
 
-# What is ordered before what
+# Order
 
 
 def is_before(clock, stream, count, later):
@@ -374,7 +374,7 @@ def test_another_device_is_not_waited_for():
     assert not is_before(clock, a, 1, b)
 
 
-# A full queue of launches, as benchmarks/timing/launch_queue.py found it on an H100.
+# A full queue of launches, as measured on an H100 (benchmarks/timing/launch_queue.py).
 
 
 def fill(clock: Clock, stream: StreamTime, launches: int = QUEUE_LENGTH) -> None:

@@ -1,4 +1,4 @@
-"""The model's times against those of a real H200 (benchmarks/timing/micro.json and multi.json), with the tolerance of each stated."""
+"""The model's times are near those of a real H200 (benchmarks/timing/micro.json, multi.json)."""
 
 import json
 from math import prod
@@ -34,7 +34,7 @@ some_bytes = st.integers(0, 1 << 40)
 
 
 def recorded_for(prefix: str) -> list[str]:
-    """What follows `prefix` in the names of figures, such as the sizes of copies."""
+    """Return the ends of the figures' names that begin with `prefix`, such as a copy's size."""
     return [name.removeprefix(prefix) for name in RECORDED | PEERS if name.startswith(prefix)]
 
 
@@ -43,7 +43,7 @@ def within(model: float, measured: float, factor: float) -> bool:
 
 
 def between_events(overhead: float, seconds: float) -> float:
-    """What two CUDA events show around one piece of work on an idle GPU: the host's launch lies between them too."""
+    """Return the time between two CUDA events around a launch on an idle GPU."""
     clock, stream = Clock(), StreamTime(0)
     before = clock.record(stream, H200.event_seconds)
     clock.launch(stream, seconds, overhead)
@@ -64,7 +64,10 @@ def matmul_seconds(profile: profiles.Profile, n: int, format: str) -> float:
 @pytest.mark.parametrize("n", [256, 512, 1024, 2048, 4096, 8192])
 @pytest.mark.parametrize("format", ["float32", "tf32", "float16", "bfloat16", "float64"])
 def test_matrix_products(format, n):
-    """Within a factor 1.3 while a product is small (cuBLAS chooses among more tiles than the model), 1.12 from 2048 on."""
+    """Small products are within a factor of 1.3, and those from 2048 on within 1.12.
+
+    cuBLAS chooses among more tiles than the model.
+    """
     model = between_events(PRODUCT, matmul_seconds(H200, n, format))
     measured = (
         RECORDED[f"matmul {n} {format if format == 'tf32' else f'torch.{format}'}"]["ms"] * 1e-3
@@ -79,7 +82,10 @@ def test_matrix_products(format, n):
     ("operator", "item_bytes"), [("add", 12), ("relu", 8), ("exp", 8), ("sum", 4)]
 )
 def test_memory_bound_kernels(operator, item_bytes, n):
-    """Within a factor 1.25 (what fits into the L2 cache is a little faster than the model), 1.03 for the largest."""
+    """All are within a factor of 1.25, and the largest within 1.03.
+
+    Kernels whose data fits into the L2 cache are a little faster than in the model.
+    """
     model = between_events(
         LAUNCH_WITH_OUTPUT, kernel_seconds(H200, bytes_moved=item_bytes * int(n))
     )
@@ -94,7 +100,7 @@ def test_memory_bound_kernels(operator, item_bytes, n):
     "case", ["h2d_pageable", "h2d_pinned", "d2h_pageable", "d2h_pinned", "d2d"]
 )
 def test_copies(case, nbytes):
-    """Within 25%, and within 5% from 128 MiB up."""
+    """All are within 25%, and those from 128 MiB on within 5%."""
     kind, _, memory = case.partition("_")
     model = between_events(LAUNCH, copy_seconds(H200, kind, int(nbytes), pinned=memory == "pinned"))
     measured = RECORDED[f"copy_ms {nbytes}"][case] * 1e-3
@@ -103,8 +109,11 @@ def test_copies(case, nbytes):
 
 @pytest.mark.parametrize("nbytes", recorded_for("p2p_ms "))
 def test_copies_between_gpus(nbytes):
-    """Within a factor 2, and 5% for 256 MiB: no constant of it was fitted on these. The recorded time holds an allocation, two events and
-    a synchronize of four devices; 4 KiB took longer than 1 MiB in it, which no model should follow."""
+    """All are within a factor of 2, and 256 MiB within 5%. No constant was fitted to them.
+
+    The recorded time includes an allocation, two events and a synchronization of four devices. In
+    the recording, 4 KiB took longer than 1 MiB, which no model should follow.
+    """
     seconds = copy_seconds(H200, "p2p", int(nbytes), pinned=False)
     model = LAUNCH_WITH_OUTPUT + 8 * H200.event_seconds + seconds + 4 * H200.synchronize_seconds
     assert within(model, PEERS[f"p2p_ms {nbytes}"] * 1e-3, 1.05 if int(nbytes) == 1 << 28 else 2)
@@ -112,8 +121,12 @@ def test_copies_between_gpus(nbytes):
 
 @pytest.mark.parametrize("nbytes", [1 << 12, 1 << 24, 1 << 27, 1 << 29])
 def test_pinning(nbytes):
-    """Within 15%. The recording has one reading a size; those of 64 KiB (284 µs) and 1 MiB (4.4 ms, nearly what 16 MiB took) are
-    left out: they do not grow with the size, so something else was in them."""
+    """All are within 15%.
+
+    The recording has one measurement per size. Those of 64 KiB (284 µs) and 1 MiB (4.4 ms, nearly
+    as long as 16 MiB) are left out, because they do not grow with the size. Something else was
+    measured, too.
+    """
     assert pin_seconds(H200, nbytes) == pytest.approx(RECORDED[f"pin_memory_s {nbytes}"], rel=0.15)
 
 
@@ -125,7 +138,7 @@ def seconds_a_round(work, rounds: int = 100) -> float:
 
 
 def test_launch_synchronize_item_and_malloc():
-    """The host's own loops, within 10%, and 15% for `.item()`."""
+    """The host's own loops are within 10%, and `.item()` within 15%."""
     kernel = kernel_seconds(H200, bytes_moved=8)
 
     def launch(clock, stream):
@@ -144,14 +157,14 @@ def test_launch_synchronize_item_and_malloc():
         RECORDED["launch_sync_us"] * 1e-6, rel=0.1
     )
     assert seconds_a_round(launch_and_item) == pytest.approx(RECORDED["item_us"] * 1e-6, rel=0.15)
-    # There a part of a larger block was left in the cache, so nothing was asked of the driver.
+    # A part of a larger block was in the cache then, so the driver was not called.
     assert H200.empty_cache_seconds + H200.allocate_seconds == pytest.approx(
         RECORDED["cudaMalloc+free_64MiB_us"] * 1e-6, rel=0.1
     )
 
 
 def test_a_copy_hides_behind_a_kernel_of_another_stream():
-    """256 MiB from pinned memory beside a float32 product of 8192²: one after the other and at once, within 5%."""
+    """256 MiB from pinned memory and a float32 product of 8192², alone and at once, within 5%."""
     copy = copy_seconds(H200, "h2d", 256 << 20, pinned=True)
     product = matmul_seconds(H200, 8192, "float32")
 
@@ -170,7 +183,7 @@ def test_a_copy_hides_behind_a_kernel_of_another_stream():
 
 
 def test_two_streams_of_small_kernels_gain_nothing():
-    """The host launches more slowly than the GPU computes, so a second stream does not help: within 15%."""
+    """The host launches more slowly than the GPU computes, so a second stream does not help."""
     sin = kernel_seconds(H200, bytes_moved=2 * 4 * 64 * 64)
 
     def run(streams: int, chains: int) -> float:
@@ -292,7 +305,7 @@ def test_without_outputs_a_product_counts_as_square(profile, n, format):
 
 
 def test_the_cpu_wins_small_and_loses_large():
-    """An add of two float32 tensors: on every model the CPU wins for 1 element, the GPU for 2^24."""
+    """For an add of two float32 tensors, the CPU wins with 1 element and the GPU with 2^24."""
     for name in profiles.names():
         profile = profiles.load(name)
 
@@ -331,7 +344,7 @@ def test_large_kernels_fill_the_gpu_and_small_ones_leave_room():
     assert share(H200, bytes_moved=8 * 64 * 64) < 0.01
     assert share(H200, bytes_moved=0, flops=2 * 4096**3, outputs=4096**2) == 1
     assert share(H200, bytes_moved=0, flops=2 * 128**3, outputs=128**2) == 4 / 132
-    # A vector times a matrix keeps the memory busy: a second stream would gain nothing.
+    # A vector times a matrix keeps the memory busy, so a second stream would gain nothing.
     weights = 4096 * 4096
     assert (
         share(H200, bytes_moved=4 * weights, flops=2 * weights, outputs=4096, matrix=(1, 4096))
@@ -341,7 +354,10 @@ def test_large_kernels_fill_the_gpu_and_small_ones_leave_room():
 
 @pytest.mark.parametrize("format", profiles.FORMATS)
 def test_a_wave_of_tiles_takes_as_long_with_one_tile_as_when_it_is_full(format):
-    """A product of one tile more than fits takes a wave more: large tiles, so many that small ones are no better."""
+    """A product of one tile more than fits takes one wave more.
+
+    There are so many large tiles that small ones are no better.
+    """
 
     def seconds(tiles: int) -> float:
         outputs = tiles * prod(TILES[format])
@@ -359,7 +375,7 @@ def test_a_wave_of_tiles_takes_as_long_with_one_tile_as_when_it_is_full(format):
 
 
 def test_every_matrix_of_a_batch_has_tiles_of_its_own():
-    """A tile that is not full takes as long as a full one: 65 × 65 as long as 128 × 128."""
+    """A partial tile takes as long as a full one, so 65 × 65 takes as long as 128 × 128."""
 
     def seconds(side: int) -> float:
         outputs = 132 * side * side
@@ -381,7 +397,7 @@ def test_every_matrix_of_a_batch_has_tiles_of_its_own():
 
 
 def test_narrow_matrices_lie_in_tiles_as_one_long_row():
-    """A row of a batch, or one column, does not take as long as a whole tile."""
+    """One row or one column of a batch takes less time than a whole tile."""
     narrow, long = (
         kernel_seconds(
             H200,
@@ -415,9 +431,10 @@ def test_memory_hides_behind_arithmetic_but_not_where_both_take_as_long():
 
 
 def test_a_sum_of_few_terms_reaches_less_of_the_rate_without_tensor_cores():
-    """16,384 × 256 × 256 reached 0.87 of the rate of 16,384 × 4096 × 4096 on an H200 in float32.
+    """On an H200 in float32, 16,384 × 256 × 256 reached 0.87 of the rate of a large product.
 
-    The times are those of small_kernels.json: 49.3 and 10,767 µs.
+    The large product is 16,384 × 4096 × 4096. The times are those of small_kernels.json, 49.3 and
+    10,767 µs.
     """
 
     def rate(terms: int, columns: int, format: str) -> float:

@@ -1,4 +1,4 @@
-"""How kernels of several streams share one GPU."""
+"""Kernels of several streams share one GPU."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from virtualgpu.clock.machine_clock import Clock, StreamTime
 from virtualgpu.clock.occupancy import Occupancy
 
-# Sums of these are exact.
+# Sums of these numbers are exact.
 moments = st.integers(0, 64).map(lambda n: n / 8)
 durations = st.integers(0, 32).map(lambda n: n / 8)
 shares = st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.25, 0.125])
@@ -30,7 +30,7 @@ def taken_at(occupancy: Occupancy, moment: float) -> float:
 
 
 def steps(*occupancies: Occupancy) -> list[tuple[float, float]]:
-    """Stretches of time in which no occupancy changes."""
+    """Return the stretches of time in which the occupancy does not change."""
     return list(
         pairwise(sorted({time for occupancy in occupancies for time in occupancy._times} | {0.0}))
     )
@@ -66,7 +66,7 @@ def test_work_is_conserved_and_no_share_is_above_one(program):
 
 @given(kernels, moments)
 def test_what_has_gone_by_can_be_forgotten(program, now):
-    """With or without the moments before `now`, the kernels that start later get the same times."""
+    """Kernels that start later get the same times with or without the moments before `now`."""
     whole, pruned = Occupancy(), Occupancy()
     for start, seconds, share in program:
         assert whole.take(0.0, start, seconds, share) == pruned.take(0.0, start, seconds, share)
@@ -86,7 +86,7 @@ def test_a_long_program_keeps_little():
 
 
 def run(*kernels: tuple[int, float, float]) -> list[tuple[float, float]]:
-    """Start and end of kernels of (stream, seconds, share), all launched at 0."""
+    """Return the start and the end of kernels of (stream, seconds, share) launched at time 0."""
     clock, streams = Clock(), [StreamTime(0, n) for n in range(3)]
     spans = [
         clock.launch(streams[stream], seconds, 0.0, share=share)
@@ -99,7 +99,7 @@ def run(*kernels: tuple[int, float, float]) -> list[tuple[float, float]]:
     ("kernels", "times"),
     [
         ([(0, 2.0, 1.0), (1, 3.0, 1.0)], [(0.0, 2.0), (2.0, 5.0)]),  # one after the other
-        ([(0, 2.0, 0.5), (1, 3.0, 0.5)], [(0.0, 2.0), (0.0, 3.0)]),  # two halves at once
+        ([(0, 2.0, 0.5), (1, 3.0, 0.5)], [(0.0, 2.0), (0.0, 3.0)]),  # two halves at the same time
         (
             [(0, 2.0, 0.75), (1, 1.0, 1.0)],
             [(0.0, 2.0), (0.0, 2.5)],

@@ -1,4 +1,4 @@
-"""The profiles hold what the script of the benchmark prints."""
+"""The profiles have the constants that the benchmark's script prints."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_the_script_prints_each_constant_with_its_figures(capsys):
 
 
 def test_the_judge_is_no_source():
-    """What multi.py showed on four GPUs decides how good the profile is, so nothing may be fitted on it."""
+    """No constant may be fitted to multi.py on four GPUs, which shows how good the profile is."""
     assert "multi.json" not in Path(fit.__file__).read_text(encoding="utf-8").replace(
         "Nothing here reads multi.json", ""
     )

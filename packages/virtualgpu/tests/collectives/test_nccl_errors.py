@@ -104,7 +104,8 @@ def gpu(number, machine="a", count=4):
         (
             0,
             [gpu(0), gpu(0)],
-            r"Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\nEach .*Call torch.cuda.set_device\(local_rank\)",
+            r"Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\n"
+            r"Each .*Call torch.cuda.set_device\(local_rank\)",
         ),
         (
             2,
@@ -145,11 +146,17 @@ def test_float8_dtypes_that_nccl_does_not_add():
 def test_a_list_of_another_length_than_the_group():
     with pytest.raises(
         ValueError,
-        match=r"^ProcessGroupNCCL::scatter: Incorrect input list size 2. Input list size should be 1, same as",
+        match=(
+            r"^ProcessGroupNCCL::scatter: Incorrect input list size 2. Input list size should be "
+            r"1, same as"
+        ),
     ):
         dist.scatter(ones(2), [ones(2), ones(2)], 0)
     with pytest.raises(
         ValueError,
-        match=r"^ProcessGroupNCCL::gather: Incorrect output list size 2. Output list size should be 1, same as",
+        match=(
+            r"^ProcessGroupNCCL::gather: Incorrect output list size 2. Output list size should be "
+            r"1, same as"
+        ),
     ):
         dist.gather(ones(2), [ones(2), ones(2)], 0)

@@ -37,7 +37,10 @@ def test_a_result_that_nobody_waited_for_is_read_too_early():
     x + 1  # the collective reads this tensor, too
     with pytest.warns(
         RaceWarning,
-        match=r"`add` on the default stream of cuda:0 \(test_races.py:\d+\) may run before `all_gather` on N",
+        match=(
+            r"`add` on the default stream of cuda:0 \(test_races.py:\d+\) may run before "
+            r"`all_gather` on N"
+        ),
     ):
         read = result + 0
     assert read.tolist() == [0, 0, 0]

@@ -47,7 +47,10 @@ def test_a_rank_that_never_comes_is_told_whatever_the_store(kind, tmp_path):
     here = Rendezvous(0, [5, 7], timedelta(milliseconds=1))
     with pytest.raises(
         dist.DistBackendError,
-        match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in made\(\) \(test_rendezvous.py:\d+\)",
+        match=(
+            r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in made\(\) "
+            r"\(test_rendezvous.py:\d+\)"
+        ),
     ):
         here.open(store, "made()")
 
@@ -57,7 +60,10 @@ def test_a_rank_that_never_enters_is_told(pair):
     entry = here.enter(BARRIER, 0.0, True)
     with pytest.raises(
         dist.DistBackendError,
-        match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in barrier\(\) \(test_rendezvous.py:\d+\)",
+        match=(
+            r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in barrier\(\) "
+            r"\(test_rendezvous.py:\d+\)"
+        ),
     ):
         here.meet(entry)
 
@@ -90,7 +96,10 @@ def test_a_rank_that_has_ended_is_told_at_once(pair):
     entry = one.enter(BARRIER, 0.0, True)
     with pytest.raises(
         dist.DistBackendError,
-        match=r"^all_reduce number 2 of its group will never start: rank 7 never entered it, and was last in number 1, barrier",
+        match=(
+            r"^all_reduce number 2 of its group will never start: rank 7 never entered it, and "
+            r"was last in number 1, barrier"
+        ),
     ):
         one.meet(entry)
 
@@ -176,8 +185,10 @@ print(kept.port, flush=True)
 Rendezvous(0, [0, 1], timedelta(seconds=200)).open(kept, "made()")
 input()
 '''
-rank_0 = subprocess.Popen([sys.executable, "-c", keeper], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-store = dist.TCPStore("localhost", int(rank_0.stdout.readline()), is_master=False, timeout=timedelta(seconds=200))
+command = [sys.executable, "-c", keeper]
+rank_0 = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+port, timeout = int(rank_0.stdout.readline()), timedelta(seconds=200)
+store = dist.TCPStore("localhost", port, is_master=False, timeout=timeout)
 rank_1 = Rendezvous(1, [0, 1], timedelta(seconds=200))
 rank_1.open(store, "made()")
 rank_0.communicate("the end")

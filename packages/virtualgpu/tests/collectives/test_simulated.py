@@ -95,7 +95,10 @@ def test_a_value_that_only_another_rank_has_is_refused():
         dist.recv(numbers(1.0), 0)
     with pytest.raises(
         NotImplementedError,
-        match=r"^scatter\(1 x float32, src=3\): its values are those of a rank that is only simulated",
+        match=(
+            r"^scatter\(1 x float32, src=3\): its values are those of a rank that is only "
+            r"simulated"
+        ),
     ):
         dist.scatter(numbers(1.0), src=3)
 

@@ -1,4 +1,4 @@
-"""What torch.cuda and torch.accelerator answer on a virtual machine, and how they refuse."""
+"""Answers and errors of torch.cuda and torch.accelerator on a virtual machine."""
 
 import ctypes
 import importlib
@@ -20,7 +20,7 @@ def used(machine):
 
 
 def fresh():
-    """A machine that nothing has initialised."""
+    """Make a machine that nothing has initialised."""
     return virtualgpu.use(gpus=2, like="H200")
 
 
@@ -200,7 +200,10 @@ def test_memory_figures(used):
 def test_running_out_of_memory_names_the_figures_and_leaves_them(used):
     with pytest.raises(
         torch.OutOfMemoryError,
-        match=r"^CUDA out of memory. Tried to allocate 200.00 GiB. GPU 1 has a total capacity of 139.80 GiB",
+        match=(
+            r"^CUDA out of memory. Tried to allocate 200.00 GiB. GPU 1 has a total capacity of "
+            r"139.80 GiB"
+        ),
     ):
         torch.empty(200 << 30, dtype=torch.uint8, device="cuda:1")
     assert torch.cuda.memory_allocated(1) == 0 and torch.cuda.memory_stats(1)["num_ooms"] == 1
@@ -221,10 +224,11 @@ def test_the_allocators_settings_change_while_it_runs(used):
     del large
     kept = torch.empty(
         12 << 20, dtype=torch.uint8, device="cuda"
-    )  # may not be cut from the 64 MiB now
+    )  # it may not be cut from the 64 MiB now
     assert torch.cuda.memory_reserved() == 76 << 20
     settings("expandable_segments:True")
-    settings("max_split_size_mb:20")  # says nothing of the segments, so they expand as before
+    # The setting does not mention segments, so they stay expandable.
+    settings("max_split_size_mb:20")
     more = torch.empty(64 << 20, dtype=torch.uint8, device="cuda:1")
     assert torch.cuda.memory_snapshot()[-1]["is_expandable"]
     with pytest.raises(RuntimeError, match="max_split_size_mb must be at least 20"):
@@ -286,7 +290,7 @@ def test_the_accelerator_s_memory(used):
         lambda loss, seed: torch.ones(1).cuda(),
         lambda loss, seed: torch.cuda.set_device(1),
         lambda loss, seed: loss.sum().backward(),
-        lambda loss, seed: loss.backward(seed),  # only views: no kernel runs
+        lambda loss, seed: loss.backward(seed),  # only views, so no kernel runs
         lambda loss, seed: torch.autograd.grad(loss, loss, seed),
     ],
 )
@@ -338,7 +342,7 @@ def test_ranges_for_a_timeline(used):
 
 
 def test_fake_cuda_tensors_are_refused(used):
-    """With them autograd would end the process, in a build without CUDA."""
+    """Autograd would end the process in a build without CUDA."""
     with torch._subclasses.FakeTensorMode() as fake:
         assert torch.ones(2).device.type == "cpu"
         with pytest.raises(

@@ -21,8 +21,8 @@ def machine(monkeypatch):
         yield hardware.machine()
 
 
-# The answers of a machine with two H100s (torch 2.11, 2026-11-26), where the variable was set to
-# "1" after is_available() and after device_count().
+# The answers of a machine with two H100s (torch 2.11, 2026-11-26). The variable was set to "1"
+# after is_available() and after device_count().
 def test_is_available_fixes_the_gpus_that_tensors_go_to(machine, monkeypatch):
     assert torch.cuda.is_available()
     monkeypatch.setenv(NAMES, "1")
@@ -102,7 +102,10 @@ def test_a_wrong_setting_is_an_error_of_the_first_use(machine, monkeypatch):
 def test_the_kit_itself_fixes_nothing_before_a_script_runs(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, torch\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,2'\ntorch.cuda.init()\nprint(torch.cuda.device_count())\n"
+        "import os, torch\n"
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '0,2'\n"
+        "torch.cuda.init()\n"
+        "print(torch.cuda.device_count())\n"
     )
     command = [sys.executable, "-m", "virtualgpu", "run", "--gpus", "4", str(script)]
     environment = {name: value for name, value in os.environ.items() if name != NAMES}

@@ -1,4 +1,4 @@
-"""What a snapshot of memory tells of the lines that asked for it."""
+"""Snapshots of memory name the lines that allocated it."""
 
 import sys
 

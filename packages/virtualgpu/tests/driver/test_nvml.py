@@ -1,4 +1,4 @@
-"""NVML's Python module and torch's questions to it answer for the virtual GPUs, and for them alone."""
+"""NVML's Python module and torch's functions that use it answer for the virtual GPUs only."""
 
 import pynvml
 import pytest
@@ -43,9 +43,7 @@ def test_a_gpu_is_busy_while_work_is_queued(two):
     assert pynvml.nvmlDeviceGetUtilizationRates(two[0]).gpu == 0
 
 
-@pytest.mark.parametrize(
-    "hidden", [None, "", "1"]
-)  # in a lesson that speaks of the computer's own GPUs
+@pytest.mark.parametrize("hidden", [None, "", "1"])  # in a lesson about the computer's own GPUs
 def test_torch_asks_through_it(two, hidden, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
@@ -64,7 +62,7 @@ def test_torch_asks_through_it(two, hidden, monkeypatch):
         125_000,
         1980,
         0,
-    )  # an idle H200 said 2 %, 36 °C, 123,127 mW, 1980 MHz, 0 %
+    )  # an idle H200 reported 2 %, 36 °C, 123,127 mW, 1980 MHz, 0 %
     free, total = torch.cuda.mem_get_info()
     assert torch.cuda.device_memory_used() == total - free
     assert torch.cuda.list_gpu_processes().splitlines()[0] == "GPU:0"

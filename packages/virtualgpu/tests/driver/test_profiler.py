@@ -1,4 +1,4 @@
-"""torch.profiler on virtual GPUs: PyTorch's own tables and files, on virtual time."""
+"""PyTorch's own tables and files of torch.profiler, with virtual time."""
 
 import json
 
@@ -16,7 +16,7 @@ CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
 
 @pytest.fixture
 def step():
-    """A step of a small training."""
+    """Run one training step of a small network."""
     with virtualgpu.use(1, like="H200"):
         model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)).cuda()
         optimizer = torch.optim.SGD(model.parameters())
@@ -88,7 +88,7 @@ def test_each_work_of_the_gpu_is_there_once_where_the_clock_had_it(step):
     assert {event.device_type for event in found.events()} == {
         DeviceType.CPU,
         DeviceType.CUDA,
-    }  # the calls that wait are the host's
+    }  # the calls that wait take host time
     assert not [event for event in found.events() if event.name.startswith("aten::")]
 
 

@@ -1,4 +1,4 @@
-"""nvidia-smi and GPUtil speak of the virtual GPUs while a machine is in use, in the words of driver 580 on an H200."""
+"""nvidia-smi and GPUtil describe the virtual GPUs in the format of driver 580 on an H200."""
 
 import json
 import multiprocessing
@@ -33,7 +33,7 @@ def run(command: str) -> subprocess.CompletedProcess:
 
 
 def as_recorded(text: str) -> str:
-    """The text with the figures of this machine replaced by those of the recorded one."""
+    """Return the text with the figures of the recorded machine instead of this one's."""
     gpu = nvml.gpu_report(hardware.machine().gpus[0])
     text = text.replace(gpu.uuid, "GPU-85a3bf5c-7ab3-f17b-913c-9d6f69196dff").replace(
         gpu.bus_id, "00000000:00:06.0"
@@ -46,7 +46,7 @@ def test_the_table_looks_like_a_real_one(one):
     mine = as_recorded(run("nvidia-smi").stdout)
     real = (
         TOOLS["nvidia-smi"][1].replace("143771MiB", "143156MiB").replace("|      2%", "|      0%")
-    )  # all memory, not CUDA's; idle
+    )  # the whole memory, not only CUDA's, and idle
     assert mine == real
 
 
@@ -62,7 +62,7 @@ def test_the_query_of_gputil_looks_like_a_real_one(one):
     mine, real = (
         text.strip().split(", ") for text in (as_recorded(run(command).stdout), TOOLS[command][1])
     )
-    changed = {3: "143156", 8: "[N/A]"}  # memory as CUDA counts it, and no serial number
+    changed = {3: "143156", 8: "[N/A]"}  # memory as CUDA counts it, without a serial number
     assert mine == [changed.get(position, cell) for position, cell in enumerate(real)]
 
 
@@ -120,7 +120,10 @@ def test_a_gpu_can_be_chosen():
 
 
 def test_a_child_asks_its_parent(one):
-    program = "import subprocess; print(subprocess.run(['nvidia-smi', '-L'], capture_output=True, text=True).stdout)"
+    program = (
+        "import subprocess; print(subprocess.run(['nvidia-smi', '-L'], capture_output=True, "
+        "text=True).stdout)"
+    )
     assert (
         "NVIDIA H200"
         in subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
@@ -140,7 +143,7 @@ def ask_and_stay(line):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_child_of_multiprocessing_asks_its_parent_and_leaves_no_folder_when_killed(one, method):
-    """Also one whose server of forks has seen another machine before."""
+    """This is also so if its fork server has seen another machine before."""
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context(method).Process(target=ask_and_stay, args=(theirs,))
     child.start()
@@ -173,7 +176,7 @@ def test_a_process_that_ends_leaves_no_folder():
 
 @pytest.fixture
 def own_temporary_folder(monkeypatch):
-    """A folder for temporary files where no other process removes any. A socket's path is short."""
+    """Make a folder for temporary files of this test only. A socket's path must be short."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -182,7 +185,10 @@ def own_temporary_folder(monkeypatch):
 
 @pytest.mark.usefixtures("own_temporary_folder", "one")
 def test_folders_of_killed_processes_are_removed_and_no_others(monkeypatch):
-    program = "import os; from virtualgpu.driver import smi; print(smi.Server(dict).folder, flush=True); os._exit(1)"
+    program = (
+        "import os; from virtualgpu.driver import smi; print(smi.Server(dict).folder, "
+        "flush=True); os._exit(1)"
+    )
 
     def killed() -> Path:
         return Path(
@@ -201,4 +207,4 @@ def test_folders_of_killed_processes_are_removed_and_no_others(monkeypatch):
     assert second.exists()
     smi.Server(dict).close()
     assert not second.exists()
-    assert smi.ask(os.environ[smi.ADDRESS])["gpus"]  # that of this process, which listens
+    assert smi.ask(os.environ[smi.ADDRESS])["gpus"]  # of this process, which listens

@@ -1,4 +1,4 @@
-"""Tunable operators are off; what a program sets meanwhile is answered."""
+"""Tunable operators are off, and the settings that a program makes are remembered."""
 
 import pytest
 import torch
@@ -50,7 +50,9 @@ def test_the_file_of_results_has_the_number_of_its_gpu(name, found):
 def test_switching_it_on_is_refused_by_name(monkeypatch):
     with pytest.raises(
         NotImplementedError,
-        match="torch.cuda.tunable, which times cuBLAS's kernels one against another, is not supported",
+        match=(
+            "torch.cuda.tunable, which times cuBLAS's kernels one against another, is not supported"
+        ),
     ):
         tunable.enable()
     monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")

@@ -1,4 +1,4 @@
-"""What tests of graphs share: a machine of their own, for a capture makes a stream."""
+"""A machine for each test of graphs, because a capture makes a stream."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a capture takes in, and what it refuses as CUDA does."""
+"""Captures of CUDA graphs, and what they refuse as CUDA does."""
 
 from collections.abc import Callable
 

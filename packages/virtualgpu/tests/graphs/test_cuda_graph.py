@@ -1,4 +1,4 @@
-"""Graphs are replayed: their values, their memory, their time."""
+"""Replays of CUDA graphs: their values, memory and time."""
 
 import copy
 import gc
@@ -103,7 +103,7 @@ def test_its_memory_is_private_and_reused_by_who_shares_the_pool() -> None:
         d = b + 3
         del b
     with torch.cuda.graph(graphs[2], pool=pool):
-        e = c + 4  # where b was
+        e = c + 4  # at the address of b
     assert {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()} == {
         (0, 0),
         pool,
@@ -124,7 +124,7 @@ def test_a_result_outlives_its_graph() -> None:
     graph.replay()
     assert torch.cuda.memory_reserved() == before + (
         4 << 20
-    )  # half of it for the generator's seed, on the capture's stream
+    )  # half of it is for the generator's seed, on the capture's stream
     del graph
     torch.cuda.empty_cache()
     assert y[0].item() == 2 and torch.cuda.memory_reserved() == before + (2 << 20)
@@ -135,7 +135,7 @@ def test_a_result_outlives_its_graph() -> None:
 
 
 def test_the_cache_is_not_emptied_during_a_capture() -> None:
-    """PyTorch 2.8 and newer ignore the call then (pull request 158152)."""
+    """PyTorch 2.8 and newer versions ignore the call then (pull request 158152)."""
     x = torch.ones(1000, device="cuda")
     torch.ones(1 << 20, device="cuda")
     graph = torch.cuda.CUDAGraph()

@@ -53,9 +53,10 @@ def test_a_timer_of_the_programs_own_is_left_to_it_and_all_is_put_back():
 
 @pytest.mark.slow
 def test_it_is_changed_when_the_program_imports_it_and_sees_the_gpus():
-    """Using virtual GPUs does not import it, which would take a third of a second.
+    """Virtual GPUs do not import torch.utils.benchmark, which takes a third of a second.
 
-    torch.utils.cpp_extension warns, in a build for CUDA beside CUDA's compiler, where it sees no GPU when it is imported.
+    In a build for CUDA, and with CUDA's compiler, torch.utils.cpp_extension warns if it sees no GPU
+    when it is imported.
     """
     code = """
         import importlib.abc, sys

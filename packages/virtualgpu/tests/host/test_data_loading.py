@@ -1,4 +1,4 @@
-"""Data loaders with workers: no operator of theirs is looked at, and no moment at which one is done counts."""
+"""Data loaders with workers, whose operators and times do not affect the host's time."""
 
 import time
 
@@ -16,7 +16,7 @@ pytestmark = [
 
 
 class Samples(Dataset):
-    """The first comes late or early; each tells how many modes of PyTorch's are on."""
+    """Samples that come late or early and say how many modes of PyTorch are on."""
 
     def __init__(self, seconds: float = 0) -> None:
         self.seconds = seconds
@@ -30,7 +30,7 @@ class Samples(Dataset):
 
 
 def test_when_a_worker_is_done_takes_no_host_time():
-    """A batch that comes early is received while another is waited for."""
+    """A batch that comes early is received while the loader waits for another one."""
 
     def times(seconds: float) -> list[float]:
         with virtualgpu.use(gpus=1):

@@ -1,4 +1,4 @@
-"""Host time of what Python does around operators: calls of modules, replicas, threads, views, memory."""
+"""Host time of Python around operators: calls of modules, replicas, threads, views and memory."""
 
 import threading
 import traceback
@@ -24,7 +24,7 @@ def machine():
 
 
 def host_seconds(work) -> float:
-    """Of the second of two runs: the first fills caches."""
+    """Return the host's seconds of the second of two runs, because the first fills caches."""
     work()
     start = virtualgpu.host_time()
     work()
@@ -112,7 +112,10 @@ def test_autograd_takes_time_for_each_node_that_it_makes(machine):
 
 
 def backward_seconds(make) -> float:
-    """Host seconds of the backward pass of what `make` makes of a leaf, of its second run."""
+    """Return the host's seconds of a backward pass, in its second run.
+
+    `make` gets a leaf and returns the tensor to differentiate.
+    """
     leaf = torch.randn(64, device="cuda", requires_grad=True)
     seconds = 0.0
     for _ in range(2):
@@ -142,7 +145,7 @@ def test_nodes_that_only_hand_a_gradient_on_take_time_too(machine):
 
 
 def test_where_several_threads_make_nodes_their_numbers_say_nothing(machine):
-    """Each thread counts its own, so the time would depend on what the process did before."""
+    """Each thread counts its own, so the time would depend on earlier work of the process."""
     few = backward_seconds(lambda x: x.sin().cos())
 
     def elsewhere() -> None:
@@ -174,7 +177,7 @@ def test_clearing_gradients_takes_time_for_each(machine):
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
     clears = H200.zero_grad_seconds + 2 * H200.gradient_seconds
-    named = 2 * H200.cpu_launch_seconds  # an optimizer names what it does, for profilers
+    named = 2 * H200.cpu_launch_seconds  # an optimizer names its steps for profilers
     for owner, seconds in ((torch.optim.SGD(trained(2), 0.1), clears + named), (module, clears)):
         start = virtualgpu.host_time()
         owner.zero_grad()
@@ -233,14 +236,15 @@ def test_replicas_take_time_by_module_and_tensor(machine):
         net = nn.Sequential(*[nn.Linear(8, 8) for _ in range(depth)]).cuda()
         return host_seconds(lambda: nn.parallel.replicate(net, list(range(gpus))))
 
-    # A layer has two tensors and is a child itself. Beside that each tensor is broadcast, and shown as a view.
+    # A layer has two tensors and is a child itself. Each tensor is also broadcast and becomes a
+    # view.
     layer = H200.replicate_seconds + 3 * H200.attribute_seconds
     assert replicate(20, 2) - replicate(10, 2) > 2 * 10 * layer
     assert replicate(20, 4) - replicate(20, 2) > 2 * 20 * layer
 
 
 def test_a_broadcast_reaches_all_gpus_as_soon_as_one(machine):
-    """NCCL passes the bytes on from GPU to GPU, over links that carry all of them at once."""
+    """NCCL passes the bytes from GPU to GPU over links that can carry all of them at once."""
     x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     two, four = (
         wall_seconds(lambda n=n: nn.parallel.comm.broadcast(x, list(range(n)))) for n in (2, 4)
@@ -265,7 +269,8 @@ def test_a_thread_takes_time_to_start_and_threads_wait_for_one_lock(machine):
 
     alone = H200.thread_seconds + 20 * LAUNCH
     assert host_seconds(lambda: threads(1)) == pytest.approx(alone, rel=0.25)
-    # Together they launch more slowly than one after the other: each has to be woken for each of its launches.
+    # Two threads launch more slowly at once than one after the other, because each of them has to
+    # wake up for each of its launches.
     assert host_seconds(lambda: threads(4)) > 2 * 4 * alone
 
 
@@ -307,7 +312,7 @@ def test_convolutions_that_fill_a_part_of_the_gpu_run_at_once_on_two_streams(mac
 
 
 def test_cublas_splits_long_sums_but_hardly_with_a_bias(machine):
-    """A linear layer of 256 rows, 1024 to 1024, took 27 µs on an H200 with its bias.
+    """On an H200, a linear layer of 256 rows, 1024 to 1024, took 27 µs with its bias.
 
     The time is that of small_kernels.json. If its sums were split, it would take 19 µs.
     """
@@ -318,7 +323,7 @@ def test_cublas_splits_long_sums_but_hardly_with_a_bias(machine):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.no_grad():
             layer(x)
-            torch.cuda._sleep(10**6)  # so the launch is made before the kernel can start
+            torch.cuda._sleep(10**6)  # the launch is made before the kernel can start
             begin.record()
             layer(x)
             end.record()

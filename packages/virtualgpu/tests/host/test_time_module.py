@@ -1,4 +1,4 @@
-"""Python's clocks on the host time of a virtual machine."""
+"""Python's clocks show the host's time of a virtual machine."""
 
 import pickle
 import subprocess
@@ -130,14 +130,19 @@ def test_who_sleeps_between_questions_to_an_event_waits_for_it():
             time.sleep(0.01)
         assert (
             pickle.loads(pickle.dumps(time.sleep)) is time.sleep
-        )  # a function that names it can go to another process
+        )  # a function that refers to it can be sent to another process
     assert 4 <= asked <= 7
     assert isinstance(time.sleep, type(len))
 
 
 def test_a_librarys_thread_that_sleeps_holds_nobody_up():
-    """A progress bar's, which asks for no turn of the machine."""
-    source = "def pause(stop, times):\n    while not stop.is_set():\n        time.sleep(0.2)\n        times.append(1)"
+    """A progress bar has such a thread, which does not take turns."""
+    source = (
+        "def pause(stop, times):\n"
+        "    while not stop.is_set():\n"
+        "        time.sleep(0.2)\n"
+        "        times.append(1)"
+    )
     library: dict[str, Any] = {"time": time}
     exec(compile(source, f"{sysconfig.get_path('purelib')}/bar.py", "exec"), library)
     with virtualgpu.use(gpus=1):
@@ -149,4 +154,4 @@ def test_a_librarys_thread_that_sleeps_holds_nobody_up():
         slept = len(times)
         stop.set()
         thread.join()
-    assert slept < 30  # before it released its turn, each operator waited for a pause
+    assert slept < 30  # each operator waited for a pause before the thread released its turn

@@ -1,4 +1,4 @@
-"""Calls of PyTorch's operators with a tensor on the wrong device, on virtual GPUs and on fake CUDA tensors.
+"""Calls of PyTorch's operators with a tensor on the wrong device, on virtual GPUs and fake tensors.
 
 PyTorch's own database gives the operators and their arguments. In each call, one tensor is on
 the CPU and the others are on a GPU, or the other way round. Fake tensors compute nothing, but C++

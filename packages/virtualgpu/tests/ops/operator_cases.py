@@ -41,28 +41,33 @@ class Inputs:
 
 
 POINTWISE = [
-    "abs", "acos", "angle", "arccos", "arcsin", "arctan", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "deg2rad", "digamma",
-    "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "fix", "floor", "frac", "i0", "lgamma", "log", "log10", "log1p", "log2", "logit",
-    "neg", "negative", "positive", "rad2deg", "reciprocal", "relu", "round", "rsqrt", "sgn", "sigmoid", "sign", "sin", "sinc", "sinh",
-    "sqrt", "square", "tan", "tanh", "trunc", "nan_to_num", "isfinite", "isinf", "isnan", "isreal", "signbit", "logical_not",
-    "zeros_like", "ones_like",
+    "abs", "acos", "angle", "arccos", "arcsin", "arctan", "asin", "asinh", "atan", "atanh", "ceil",
+    "cos", "cosh", "deg2rad", "digamma", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "fix",
+    "floor", "frac", "i0", "lgamma", "log", "log10", "log1p", "log2", "logit", "neg", "negative",
+    "positive", "rad2deg", "reciprocal", "relu", "round", "rsqrt", "sgn", "sigmoid", "sign", "sin",
+    "sinc", "sinh", "sqrt", "square", "tan", "tanh", "trunc", "nan_to_num", "isfinite", "isinf",
+    "isnan", "isreal", "signbit", "logical_not", "zeros_like", "ones_like",
 ]  # fmt: skip
 SPECIAL = [
-    "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "ndtr", "ndtri", "bessel_j0", "bessel_j1", "spherical_bessel_j0",
+    "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "ndtr", "ndtri", "bessel_j0", "bessel_j1",
+    "spherical_bessel_j0",
 ]  # fmt: skip
 ACTIVATIONS = [
-    "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish", "relu", "relu6",
-    "selu", "silu", "softplus", "softshrink", "softsign", "tanhshrink",
+    "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
+    "logsigmoid", "mish", "relu", "relu6", "selu", "silu", "softplus", "softshrink", "softsign",
+    "tanhshrink",
 ]  # fmt: skip
 BINARY = [
-    "add", "sub", "mul", "div", "true_divide", "pow", "atan2", "fmax", "fmin", "fmod", "remainder", "hypot", "maximum", "minimum",
-    "logaddexp", "logaddexp2", "xlogy", "eq", "ne", "lt", "le", "gt", "ge", "isclose", "copysign", "nextafter", "logical_and",
-    "logical_or", "logical_xor", "ldexp", "dist", "inner",
+    "add", "sub", "mul", "div", "true_divide", "pow", "atan2", "fmax", "fmin", "fmod", "remainder",
+    "hypot", "maximum", "minimum", "logaddexp", "logaddexp2", "xlogy", "eq", "ne", "lt", "le", "gt",
+    "ge", "isclose", "copysign", "nextafter", "logical_and", "logical_or", "logical_xor", "ldexp",
+    "dist", "inner",
 ]  # fmt: skip
 REDUCTIONS = [
-    "sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "std", "var", "median", "nanmedian", "norm", "logsumexp", "nansum",
-    "nanmean", "all", "any", "std_mean", "var_mean", "aminmax", "count_nonzero", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin",
-    "softmax", "log_softmax", "sort", "argsort", "msort", "mode", "max", "min", "unbind",
+    "sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "std", "var", "median", "nanmedian",
+    "norm", "logsumexp", "nansum", "nanmean", "all", "any", "std_mean", "var_mean", "aminmax",
+    "count_nonzero", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "softmax",
+    "log_softmax", "sort", "argsort", "msort", "mode", "max", "min", "unbind",
 ]  # fmt: skip
 
 

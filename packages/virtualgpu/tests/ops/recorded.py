@@ -51,9 +51,15 @@ MISSED = {
 
 # Recorded with torch 2.11. From torch 2.14 on, other operators compute them.
 OTHERWISE_FROM_2_14 = {
-    "further/quantile2": "torch 2.14 computes the ranks of a quantile in float64, and before it sorts",
-    "further/quantile_many": "torch 2.14 computes the ranks of a quantile in float64, and before it sorts",
-    "further/nanquant": "torch 2.14 computes the ranks of a quantile in float64, and before it sorts",
+    "further/quantile2": (
+        "torch 2.14 computes the ranks of a quantile in float64, and before it sorts"
+    ),
+    "further/quantile_many": (
+        "torch 2.14 computes the ranks of a quantile in float64, and before it sorts"
+    ),
+    "further/nanquant": (
+        "torch 2.14 computes the ranks of a quantile in float64, and before it sorts"
+    ),
     "further/clamp_both": "torch 2.14 shares a gradient between values that are equal",
 }
 

@@ -72,7 +72,8 @@ def test_a_product_of_float8():
 def test_cosine_similarity_of_two_devices():
     x, y = torch.ones(2, 5, device="cuda"), torch.ones(2, 5)
     assert words(lambda: F.cosine_similarity(x, y)) == (
-        "Expected all tensors to be on the same device, but got min is on cuda:0, different from other tensors on cpu "
+        "Expected all tensors to be on the same device, but got min is on cuda:0, different from "
+        "other tensors on cpu "
         "(when checking argument in method wrapper_CUDA_clamp_min__Tensor)"
     )
     assert "got min is on cpu, different from other tensors on cuda:0" in words(
@@ -91,7 +92,8 @@ def test_a_recurrent_state_on_the_cpu(kind):
         )
         assert (
             said
-            == "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and hidden tensor at cpu"
+            == "Input and hidden tensors are not at the same device, found input tensor at cuda:0 "
+            "and hidden tensor at cpu"
         )
 
 

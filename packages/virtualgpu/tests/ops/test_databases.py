@@ -26,22 +26,38 @@ def longs(*shape: int) -> torch.Tensor:
 
 
 CASES = {
-    "avg_pool2d_backward": (lambda: (spread(3, 3, 3), zeros(3, 6, 6), [2, 2], [2, 2], [0, 0], False, True, None), [432, 108, -108]),
+    "avg_pool2d_backward": (
+        lambda: (spread(3, 3, 3), zeros(3, 6, 6), [2, 2], [2, 2], [0, 0], False, True, None),
+        [432, 108, -108],
+    ),
     "_adaptive_avg_pool2d_backward": (lambda: (spread(8, 1, 5), zeros(8, 1, 8)), [256, 160, -160]),
-    "_adaptive_avg_pool3d_backward": (lambda: (spread(3, 3, 3, 3), zeros(3, 5, 2, 7)), [840, 324, -324]),
-    "adaptive_max_pool2d_backward": (lambda: (spread(4, 1, 3), zeros(4, 1, 4), longs(4, 1, 3)), [64, 48, -48]),
+    "_adaptive_avg_pool3d_backward": (
+        lambda: (spread(3, 3, 3, 3), zeros(3, 5, 2, 7)), [840, 324, -324],
+    ),
+    "adaptive_max_pool2d_backward": (
+        lambda: (spread(4, 1, 3), zeros(4, 1, 4), longs(4, 1, 3)), [64, 48, -48],
+    ),
     "fractional_max_pool2d_backward": (
-        lambda: (spread(1, 3, 2, 3), zeros(1, 3, 5, 7), [2, 2], [2, 3], longs(1, 3, 2, 3)), [72, 420, -72],
+        lambda: (spread(1, 3, 2, 3), zeros(1, 3, 5, 7), [2, 2], [2, 3], longs(1, 3, 2, 3)),
+        [72, 420, -72],
     ),
     "reflection_pad1d_backward": (lambda: (spread(1, 6), zeros(1, 3), [1, 2]), [12, 24, -24]),
     "upsample_nearest1d_backward": (lambda: (spread(2, 3, 3), [3], [2, 3, 4]), [96, 72, -72]),
     "native_batch_norm_backward": (
-        lambda: (spread(2, 3, 4, 4), zeros(2, 3, 4, 4), *(zeros(3) for _ in range(5)), False, 1e-5, [True, True, True]), [384, 12, 12],
+        lambda: (
+            spread(2, 3, 4, 4), zeros(2, 3, 4, 4), *(zeros(3) for _ in range(5)), False, 1e-5,
+            [True, True, True],
+        ),
+        [384, 12, 12],
     ),
     "embedding_dense_backward": (lambda: (spread(5, 5), longs(5), 10, -1, False), [100, 200, -100]),
-    "nll_loss_backward": (lambda: (spread(2), zeros(2, 3), longs(2), None, 0, -100, zeros()), [24, 8, -8]),
+    "nll_loss_backward": (
+        lambda: (spread(2), zeros(2, 3), longs(2), None, 0, -100, zeros()), [24, 8, -8],
+    ),
     "soft_margin_loss": (lambda: (zeros(5), zeros(5)), [20, 4, -4]),
-    "soft_margin_loss_backward": (lambda: (zeros(), zeros(5), zeros(5), 1), [20, 20, 20, -20, -20, 20, -20]),
+    "soft_margin_loss_backward": (
+        lambda: (zeros(), zeros(5), zeros(5), 1), [20, 20, 20, -20, -20, 20, -20],
+    ),
     "roll": (lambda: (zeros(9, 10), [4, 5], [0, 1]), [360, 360, -360]),
     "ldexp": (lambda: (zeros(), zeros()), [4, 8, -8, 4, -4]),
     "mvlgamma": (lambda: (zeros(5, 5) + 3, 1), [4, 100, -4, 100, -100]),
@@ -49,17 +65,23 @@ CASES = {
     "all": (lambda: (zeros(),), [1, 1, -1]),
     "isin": (lambda: (zeros(20), zeros(5)), [20, 100, 20, -20, -100]),
     "nonzero": (lambda: (zeros(1),), [4, 1, -1, -4]),
-    "scatter_reduce": (lambda: (zeros(10, 5), 0, longs(5, 5), zeros(5, 5), "mean"), [200, 100, 200, 50, -50, -200, -100]),
+    "scatter_reduce": (
+        lambda: (zeros(10, 5), 0, longs(5, 5), zeros(5, 5), "mean"),
+        [200, 100, 200, 50, -50, -200, -100],
+    ),
     "index": (lambda: (zeros(5, 5), [longs(10, 1), longs(1, 10)]), [800, 800, 400, -800, -800]),
     "mode": (lambda: (zeros(5, 5, 5), 1), [100, 200, 500, -500]),
-    "linalg_lu_solve": (lambda: (zeros(5, 5) + 1, zeros(5, dtype=torch.int32) + 1, zeros(5, 1)), [20, 8, 8, -8, -8]),
+    "linalg_lu_solve": (
+        lambda: (zeros(5, 5) + 1, zeros(5, dtype=torch.int32) + 1, zeros(5, 1)), [20, 8, 8, -8, -8],
+    ),
     "linalg_householder_product": (lambda: (zeros(5, 5), zeros(5)), [100, 4, 132224, -132224, -4]),
     "geqrf": (lambda: (zeros(5, 5),), [100, 20, 4, 3145856, -3145856, -4]),
     "_fft_r2c": (lambda: (zeros(5, 10, 7), [1], 1, True), [1680, 1400, -1400]),
     "_fft_c2c": (lambda: (zeros(5, 6, 7, dtype=torch.complex64), [0, 1, 2], 0, True), [1680]),
     "convolution_backward": (
         lambda: (
-            spread(1, 3, 3, 3), zeros(1, 3, 4, 4), zeros(3, 3, 3, 3), [3], [2, 2], [2, 2], [1, 1], False, [0, 0], 1, [True, True, True]
+            spread(1, 3, 3, 3), zeros(1, 3, 4, 4), zeros(3, 3, 3, 3), [3], [2, 2], [2, 2], [1, 1],
+            False, [0, 0], 1, [True, True, True]
         ),
         [192, 108, -108, 108, 324, -108, 12],
     ),

@@ -4,7 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-OF_THE_KERNEL = "{} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms"
+OF_THE_KERNEL = (
+    "{} does not have a deterministic implementation, but you set "
+    "'torch.use_deterministic_algorithms"
+)
 
 
 @pytest.fixture(autouse=True)

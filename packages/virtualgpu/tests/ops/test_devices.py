@@ -19,9 +19,18 @@ TWO_DEVICES = (
 )
 
 # Differences between a virtual GPU and fake tensors, with the one that is right.
-COPIES = "C++ copies into a view of a clone, and a copy goes between devices. Fake tensors run a decomposition."
-GENERATED = "CUDA's generated code checks the arguments before the shared function whose words fake tensors have."
-INDICES = "The kernel of indexing checks devices itself. Fake tensors run a decomposition, which indexes otherwise."
+COPIES = (
+    "C++ copies into a view of a clone, and a copy goes between devices. Fake tensors run a "
+    "decomposition."
+)
+GENERATED = (
+    "CUDA's generated code checks the arguments before the shared function whose words fake "
+    "tensors have."
+)
+INDICES = (
+    "The kernel of indexing checks devices itself. Fake tensors run a decomposition, which "
+    "indexes otherwise."
+)
 EXCEPTIONS = {
     "linspace": "The database has the function from before virtual GPUs were in place.",
     "logspace": "The database has the function from before virtual GPUs were in place.",
@@ -34,8 +43,12 @@ EXCEPTIONS = {
     "_unsafe_masked_index_put_accumulate": INDICES,
     "__getitem__": INDICES,
     "index_put": INDICES,
-    "nn.functional.binary_cross_entropy_with_logits": "C++ multiplies `1 - target` in place by the input.",
-    "nn.functional.conv3d": "The CPU's kernel is chosen by the input, and CUDA has none of that name.",
+    "nn.functional.binary_cross_entropy_with_logits": (
+        "C++ multiplies `1 - target` in place by the input."
+    ),
+    "nn.functional.conv3d": (
+        "The CPU's kernel is chosen by the input, and CUDA has none of that name."
+    ),
     "linalg.pinv": "C++ gives the tolerances a dimension before it multiplies.",
 }
 
@@ -57,7 +70,8 @@ def test_every_operator_of_pytorchs_database_with_a_tensor_on_the_wrong_device()
 
 def differs(argument: str, there: str, method: str, others: str = "cuda:0") -> str:
     return (
-        f"Expected all tensors to be on the same device, but got {argument} is on {there}, different from "
+        f"Expected all tensors to be on the same device, but got {argument} is on {there}, "
+        "different from "
         f"other tensors on {others} (when checking argument in method {method})"
     )
 
@@ -122,15 +136,18 @@ CALLS = {
     ),
     "inner": (
         lambda: torch.inner(ones(2), on_host(2)),
-        "Expected tensor to have cuda DeviceType, but got tensor with cpu DeviceType (while checking arguments for inner())",
+        "Expected tensor to have cuda DeviceType, but got tensor with cpu DeviceType (while "
+        "checking arguments for inner())",
     ),
     "take_along_dim": (
         lambda: torch.take_along_dim(ones(2), torch.tensor([0])),
-        "Expected tensor to have cuda:0 Device, but got tensor with cpu Device (while checking arguments for torch.take_along_dim():)",
+        "Expected tensor to have cuda:0 Device, but got tensor with cpu Device (while checking "
+        "arguments for torch.take_along_dim():)",
     ),
     "multi_dot": (
         lambda: torch.linalg.multi_dot([ones(2, 2), ones(2, 2), on_host(2, 2)]),
-        "multi_dot(): all tensors must be on the same device but tensor 0 is on cuda:0 and tensor 2 on cpu",
+        "multi_dot(): all tensors must be on the same device but tensor 0 is on cuda:0 and tensor "
+        "2 on cpu",
     ),
     "quantile": (
         lambda: torch.quantile(ones(3), torch.tensor([0.5])),
@@ -146,29 +163,35 @@ CALLS = {
     ),
     "istft": (
         lambda: torch.istft(ones(9, 5) + 0j, 16, window=torch.ones(16)),
-        "istft input and window must be on the same device but got self on cuda:0 and window on cpu",
+        "istft input and window must be on the same device but got self on cuda:0 and window on "
+        "cpu",
     ),
     "matrix_rank": (
         lambda: torch.linalg.matrix_rank(ones(2, 2), rtol=torch.tensor(0.1)),
-        "torch.linalg.matrix_rank: Expected rtol and input tensors to be on the same device, but got rtol on cpu and input on cuda:0",
+        "torch.linalg.matrix_rank: Expected rtol and input tensors to be on the same device, but "
+        "got rtol on cpu and input on cuda:0",
     ),
     "pinv": (lambda: torch.linalg.pinv(on_host(2, 2), rtol=ones()), TWO_DEVICES),
     "tensordot, out": (
         lambda: torch.tensordot(ones(2, 2), ones(2, 2), 1, out=on_host(2, 2)),
-        "tensordot: Expected the output and input tensors to be on the same device, but got the output tensor on cpu, "
+        "tensordot: Expected the output and input tensors to be on the same device, but got the "
+        "output tensor on cpu, "
         "input tensor a on cuda:0, and input tensor b on cuda:0",
     ),
     "norm, out": (
         lambda: torch.linalg.norm(ones(2, 2), out=on_host()),
-        "linalg.norm: Expected result and input tensors to be on the same device, but got result on cuda:0 and input on cpu",
+        "linalg.norm: Expected result and input tensors to be on the same device, but got result "
+        "on cuda:0 and input on cpu",
     ),
     "cond, out": (
         lambda: torch.linalg.cond(ones(2, 2), out=on_host()),
-        "linalg.cond: Expected result and input tensors to be on the same device, but got result on cpu and input on cuda:0",
+        "linalg.cond: Expected result and input tensors to be on the same device, but got result "
+        "on cpu and input on cuda:0",
     ),
     "gradient": (
         lambda: torch.gradient(on_host(3), spacing=(ones(3),)),
-        "torch.gradient expected each tensor to be on the same device, but got devices cpu and cuda:0!",
+        "torch.gradient expected each tensor to be on the same device, but got devices cpu and "
+        "cuda:0!",
     ),
     "multi_dot, out": (
         lambda: torch.linalg.multi_dot([ones(2, 2), ones(2, 2)], out=on_host(2, 2)),

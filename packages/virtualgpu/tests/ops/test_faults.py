@@ -183,7 +183,9 @@ def test_the_loss_of_a_wrong_class_fails_in_training_too():
 def test_a_kernel_that_complains_by_its_name_has_cudas():
     with pytest.raises(
         RuntimeError,
-        match=r"max_pool3d_with_indices_out_cuda_template\(\): Expected input's non-batch dimensions",
+        match=(
+            r"max_pool3d_with_indices_out_cuda_template\(\): Expected input's non-batch dimensions"
+        ),
     ):
         torch.nn.functional.max_pool3d(torch.empty(2, 1, 0, 1, 2, device="cuda"), (2, 2, 2))
 
@@ -230,7 +232,10 @@ def test_lists_that_disagree_within_an_entry_are_refused():
     x, y = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
     with pytest.raises(
         RuntimeError,
-        match="^Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!",
+        match=(
+            "^Expected all tensors to be on the same device, but found at least two devices, "
+            "cuda:0 and cuda:1!"
+        ),
     ):
         torch._foreach_add([x, x], [x, y])
     with pytest.raises(

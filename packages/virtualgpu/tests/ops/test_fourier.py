@@ -94,7 +94,8 @@ def test_cufft_takes_powers_of_two_alone(function, sizes):
     with pytest.raises(RuntimeError) as raised:
         function(x)
     assert str(raised.value) == (
-        f"cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, but got a signal size of{sizes}"
+        "cuFFT only supports dimensions whose sizes are powers of two when computing in half "
+        f"precision, but got a signal size of{sizes}"
     )
 
 

@@ -10,9 +10,10 @@ from virtualgpu.ops.nn.embeddings import sorted_gradient
 from .recorded import check
 
 NAMES = (
-    "shared/embedding_bag", "shared/one_hot", "shared/gather", "shared/index_select", "shared/index_long", "shared/unique",
-    "more/unique_inv", "more/unique_consec", "more/index_put_acc", "more/index_2", "more/index_cpu", "more/masked_scatter",
-    "more/bincount", "more/histc", "more/take", "more/emb_pad", "more/emb_bag_sum", "more/setitem_mask",
+    "shared/embedding_bag", "shared/one_hot", "shared/gather", "shared/index_select",
+    "shared/index_long", "shared/unique", "more/unique_inv", "more/unique_consec",
+    "more/index_put_acc", "more/index_2", "more/index_cpu", "more/masked_scatter", "more/bincount",
+    "more/histc", "more/take", "more/emb_pad", "more/emb_bag_sum", "more/setitem_mask",
 )  # fmt: skip
 
 
@@ -41,7 +42,10 @@ def test_index_on_another_gpu_is_refused(machine):
     x = torch.arange(3, device="cuda:0")
     with pytest.raises(
         RuntimeError,
-        match=r"indices should be either on cpu or on the same device as the indexed tensor \(cuda:0\)",
+        match=(
+            r"indices should be either on cpu or on the same device as the indexed tensor "
+            r"\(cuda:0\)"
+        ),
     ):
         x[torch.tensor([1], device="cuda:1")]
     with pytest.raises(RuntimeError, match=r"indexed tensor \(cpu\)"):
@@ -64,7 +68,10 @@ def test_positions_that_do_not_fit_together_are_an_index_error(machine, use, siz
     )
     with pytest.raises(
         IndexError,
-        match=rf"shape mismatch: indexing tensors could not be broadcast together with shapes \[{sizes[0]}\], \[2\]",
+        match=(
+            rf"shape mismatch: indexing tensors could not be broadcast together with shapes "
+            rf"\[{sizes[0]}\], \[2\]"
+        ),
     ):
         use(x, positions)
 
@@ -77,7 +84,10 @@ def test_one_number_of_the_host_is_put_and_no_more(machine):
     assert x.tolist() == [3, 0, 2, 0]
     with pytest.raises(
         RuntimeError,
-        match="Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        match=(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            "cuda:0 and cpu!"
+        ),
     ):
         x[at] = torch.ones(2)
     with pytest.raises(

@@ -9,8 +9,9 @@ from .asked import recorded
 from .recorded import check
 
 NAMES = (
-    "shared/inverse", "shared/cholesky", "shared/cdist", "more/solve", "more/det", "more/svd", "more/qr", "more/eigh", "more/irfft",
-    "more/cdist_big", "more/cdist_1", "more/pdist", "more/fft",
+    "shared/inverse", "shared/cholesky", "shared/cdist", "more/solve", "more/det", "more/svd",
+    "more/qr", "more/eigh", "more/irfft", "more/cdist_big", "more/cdist_1", "more/pdist",
+    "more/fft",
 )  # fmt: skip
 
 
@@ -31,11 +32,11 @@ def test_distances_agree_with_the_cpu(machine):
 
 
 BATCHES = (
-    "inv_b4x16", "inv_b3x40", "inv_b5x100", "solve_b8x32", "solve1_33", "solve1_2", "cholesky_b2x4", "det_b8x32", "slogdet_b3x40",
-    "slogdet_64", "lu_b2x4", "tri_b8x32", "tri_b5x100", "chsolve_b2x4", "qr_32x64", "svd_32x64",
-    "qr_b4x16", "qr_b5x100", "qr_500x100", "qr_complete_500x100", "svd_b2x4", "svd_b3x40", "eigh_b3x40", "lstsq_16", "lstsq_b2x4",
-    "lstsq_b5x100", "lstsq_64x32",
-    "lstsq_32x64", "pinv_64x32", "grad_pinv",
+    "inv_b4x16", "inv_b3x40", "inv_b5x100", "solve_b8x32", "solve1_33", "solve1_2", "cholesky_b2x4",
+    "det_b8x32", "slogdet_b3x40", "slogdet_64", "lu_b2x4", "tri_b8x32", "tri_b5x100",
+    "chsolve_b2x4", "qr_32x64", "svd_32x64", "qr_b4x16", "qr_b5x100", "qr_500x100",
+    "qr_complete_500x100", "svd_b2x4", "svd_b3x40", "eigh_b3x40", "lstsq_16", "lstsq_b2x4",
+    "lstsq_b5x100", "lstsq_64x32", "lstsq_32x64", "pinv_64x32", "grad_pinv",
 )  # fmt: skip
 
 

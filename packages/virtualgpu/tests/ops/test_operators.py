@@ -103,10 +103,11 @@ def test_values_and_gradients(name):
 
 
 HALF = [
-    "exp", "tanh", "F.gelu", "F.silu", "add", "mul", "div", "maximum", "sum", "mean", "amax", "softmax", "log_softmax", "sort", "cat",
-    "index", "gather", "scatter_add", "where", "masked_fill", "mm", "bmm", "addmm", "F.linear", "einsum", "conv2d", "max_pool2d",
-    "avg_pool2d", "batch_norm", "layer_norm", "group_norm", "attention", "mse_loss", "cross_entropy", "bce_with_logits", "embedding",
-    "conversions", "clamp", "topk", "pad",
+    "exp", "tanh", "F.gelu", "F.silu", "add", "mul", "div", "maximum", "sum", "mean", "amax",
+    "softmax", "log_softmax", "sort", "cat", "index", "gather", "scatter_add", "where",
+    "masked_fill", "mm", "bmm", "addmm", "F.linear", "einsum", "conv2d", "max_pool2d", "avg_pool2d",
+    "batch_norm", "layer_norm", "group_norm", "attention", "mse_loss", "cross_entropy",
+    "bce_with_logits", "embedding", "conversions", "clamp", "topk", "pad",
 ]  # fmt: skip
 
 

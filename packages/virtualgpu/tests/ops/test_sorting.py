@@ -11,8 +11,9 @@ from virtualgpu.ops.sorting import shares_slices, sort_plan, topk_plan
 from .recorded import check
 
 NAMES = (
-    "shared/sort", "shared/sort_flat", "shared/topk", "shared/cumsum_flat", "shared/randperm", "shared/multinomial", "more/sort_desc",
-    "more/sort_0", "more/topk_flat", "more/topk_big", "more/cumsum0", "more/median_dim", "more/kthvalue", "more/cummax", "more/argsort",
+    "shared/sort", "shared/sort_flat", "shared/topk", "shared/cumsum_flat", "shared/randperm",
+    "shared/multinomial", "more/sort_desc", "more/sort_0", "more/topk_flat", "more/topk_big",
+    "more/cumsum0", "more/median_dim", "more/kthvalue", "more/cummax", "more/argsort",
     "more/multinomial_rep", "more/multinomial_1", "more/new_randperm_small",
 )  # fmt: skip
 

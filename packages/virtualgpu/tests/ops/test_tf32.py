@@ -372,7 +372,7 @@ CONVOLUTIONS = {
 def convolve(
     name: str, device: str, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
 ) -> list[torch.Tensor]:
-    """Return the output, the gradients of input, weight and bias, and the gradient of the output."""
+    """Return the output, the gradients of input, weight and bias, and that of the output."""
     run, *shapes = CONVOLUTIONS[name]
     x, weight = (
         change(random(*shape, seed=seed)).to(device).requires_grad_()

@@ -292,8 +292,9 @@ def scheduled(device: torch.device) -> Losses:
 
 
 LOOPS = [
-    mlp, convolutions, lstm, gru, packed_lstm, transformer, sparse_embedding, two_optimizers, accumulation, checkpointed, scaled,
-    second_order, parametrized, averaged, gradient_penalty, own_function, scheduled,
+    mlp, convolutions, lstm, gru, packed_lstm, transformer, sparse_embedding, two_optimizers,
+    accumulation, checkpointed, scaled, second_order, parametrized, averaged, gradient_penalty,
+    own_function, scheduled,
 ]  # fmt: skip
 
 

@@ -103,8 +103,9 @@ def no_values():
 @pytest.mark.parametrize(
     "read",
     [
-        lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: x.tolist(), lambda x: x.numpy(force=True), lambda x: bool(x[0] > 0),
-        lambda x: f"{x[0]:.2f}", lambda x: torch.equal(x, x.clone()), lambda x: torch.empty(3).copy_(x), lambda x: 1.0 in x,
+        lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: x.tolist(),
+        lambda x: x.numpy(force=True), lambda x: bool(x[0] > 0), lambda x: f"{x[0]:.2f}",
+        lambda x: torch.equal(x, x.clone()), lambda x: torch.empty(3).copy_(x), lambda x: 1.0 in x,
             lambda x: int(x[0]),
         lambda x: x.untyped_storage().cpu(),
     ],

@@ -1,6 +1,8 @@
-"""Plain programs whose processes share a GPU: no word of labkit. Each prints what it has seen, as JSON, the same on CUDA.
+"""Plain programs whose processes share a GPU, without labkit.
 
-`python sharing_programs.py NAME...` runs some of them. Two processes speak through a pipe, so nothing hangs on which of them is faster.
+Each prints its observations as JSON, which are the same on CUDA. `python sharing_programs.py
+NAME...` runs some of them. Two processes talk through a pipe, so nothing depends on which one is
+faster.
 """
 
 import json
@@ -13,7 +15,7 @@ import torch
 import torch.multiprocessing as mp
 
 MIB = 1 << 20
-LONG = 400_000_000  # cycles, some 0.2 s
+LONG = 400_000_000  # cycles, which take about 0.2 s
 HERE = "cuda:0"
 
 
@@ -22,7 +24,7 @@ def allocated() -> float:
 
 
 def message(run, *arguments, **keywords) -> str:
-    """The class and the first line of the error."""
+    """Return the class and the first line of the error."""
     try:
         run(*arguments, **keywords)
     except Exception as error:
@@ -31,7 +33,7 @@ def message(run, *arguments, **keywords) -> str:
 
 
 class Child:
-    """A process that runs a function of this file with the other end of a pipe."""
+    """A process that runs a function of this file and has the other end of a pipe."""
 
     def __init__(self, context, function, *arguments) -> None:
         self.end, other = context.Pipe()
@@ -49,7 +51,7 @@ class Child:
         return self.process.exitcode
 
 
-# What a consumer may do
+# Operations that a consumer may perform
 
 
 def consume(end) -> None:
@@ -64,7 +66,10 @@ def consume(end) -> None:
         "one storage": whole.untyped_storage().data_ptr() == half.untyped_storage().data_ptr() != 0,
         "offset": half.storage_offset(),
         "device": str(whole.device),
-        "a parameter": [isinstance(weight, torch.nn.Parameter), weight.requires_grad, weight.is_leaf, weight.grad is None],
+        "a parameter": [
+            isinstance(weight, torch.nn.Parameter), weight.requires_grad, weight.is_leaf,
+            weight.grad is None,
+        ],
         "empty": [list(none.shape), str(none.device)],
         "strides": crosswise.stride(),
         "shared": whole.is_shared(),
@@ -78,7 +83,7 @@ def consume(end) -> None:
         ]
     )
     end.recv()
-    end.send(whole.clone())  # a copy is the child's own
+    end.send(whole.clone())  # a copy belongs to the child
     end.recv()
 
 
@@ -102,7 +107,7 @@ def one_memory(context) -> dict:
     return facts
 
 
-# How long memory lasts
+# Lifetime of memory
 
 
 def hold(end) -> None:
@@ -115,7 +120,10 @@ def hold(end) -> None:
 
 
 def lifetime(context) -> dict:
-    """What is sent and deleted stays until the child has let go, and the parent looks: in ipc_collect, or for want of a block."""
+    """A deleted tensor stays until the child has dropped it and the parent checks.
+
+    The parent checks in ipc_collect, and if it finds no free block.
+    """
     facts = {}
     child = Child(context, hold)
     tensor = torch.ones(MIB, device=HERE)
@@ -166,7 +174,7 @@ def from_a_child(context) -> dict:
 
 
 def by_file_name(context) -> dict:
-    """The other way in which torch.multiprocessing shares memory of the CPU: CUDA's is the same."""
+    """Another way of torch.multiprocessing to share CPU memory makes no difference on CUDA."""
     before = mp.get_sharing_strategy()
     mp.set_sharing_strategy("file_system")
     child = Child(context, hold)
@@ -229,7 +237,7 @@ def ways_to_send(context) -> dict:
     return facts
 
 
-# What all processes hold
+# Memory that all processes hold
 
 
 def hog(end, nbytes, fraction) -> None:
@@ -282,7 +290,7 @@ def one_device(context) -> dict:
     return facts
 
 
-# Fork, and who ends first
+# Forks, and processes that end first
 
 
 def touch(end) -> None:
@@ -314,7 +322,7 @@ def wait_and_record(end) -> None:
     torch.cuda._sleep(LONG)
     event.record()
     end.send(None)
-    end.recv()  # CUDA wants the event to live as long as somebody waits for it
+    end.recv()  # CUDA requires that the event exists while somebody waits for it
 
 
 def events(context) -> dict:
@@ -337,7 +345,7 @@ def put_and_end(queue) -> None:
 
 
 def producer_ends_first(context) -> dict:
-    """The child warns, for its tensor was never received."""
+    """The child warns, because its tensor was never received."""
     queue = context.Queue()
     process = context.Process(target=put_and_end, args=(queue,))
     process.start()
@@ -346,7 +354,7 @@ def producer_ends_first(context) -> dict:
 
 
 def held_at_the_end(context) -> dict:
-    """PyTorch warns, though the child has let go: the tensor is still the module's."""
+    """PyTorch warns, although the child has dropped it, because the module still has the tensor."""
     global held
     child = Child(context, hold)
     held = torch.ones(4, device=HERE)
@@ -365,7 +373,7 @@ PROGRAMS = {
     "one device": (one_device, "forkserver"),
     "events": (events, "forkserver"),
     "forks": (forks, "fork"),
-    "held at the end": (held_at_the_end, "fork"),  # the first to touch the GPU
+    "held at the end": (held_at_the_end, "fork"),  # the first process to use the GPU
     "producer ends first": (producer_ends_first, "spawn"),
 }
 

@@ -1,4 +1,4 @@
-"""Blocks that other processes use: who frees them, and when."""
+"""Blocks that other processes use, and who frees them when."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_a_block_waits_for_all_who_received_it(pending_frees):
     let_go(first)
     assert not pending_frees.collect() and allocator.allocated == MIB
     let_go(second)
-    assert allocator.allocated == MIB  # nobody has looked yet
+    assert allocator.allocated == MIB  # nobody has checked yet
     assert pending_frees.collect() and allocator.allocated == 0
     assert not pending_frees.collect()
 
@@ -61,7 +61,10 @@ def test_the_next_that_is_freed_looks_for_the_others(pending_frees):
 
 
 def test_who_finds_no_block_looks_too(pending_frees):
-    """PyTorch does so before it asks the device, so that a program which sends again and again needs no more memory."""
+    """PyTorch checks before it asks the device for memory.
+
+    A program that sends again and again therefore needs no more memory.
+    """
     allocator = CachingAllocator(0, 100 * MIB, collect=pending_frees.collect)
     for _ in range(5):
         exported, (counter,) = exported_block(pending_frees)
@@ -70,7 +73,7 @@ def test_who_finds_no_block_looks_too(pending_frees):
         let_go(counter)
     assert allocator.reserved == allocator.allocated == 60 * MIB
     assert allocator.stats()["num_alloc_retries"] == 0
-    free = allocator.malloc(MIB)  # from a new segment: by then the large block has been freed
+    free = allocator.malloc(MIB)  # from a new segment, because the large block was freed before
     assert allocator.allocated == MIB
     allocator.free(free)
 

@@ -1,4 +1,4 @@
-"""Events that several processes have. Here one process plays two: the other's handle comes from a process of another number."""
+"""Events of several processes, with one process as both, and a handle from another number."""
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ from virtualgpu.errors import AcceleratorError
 from virtualgpu.processes import shared_events
 from virtualgpu.processes.shared_events import HANDLE_BYTES
 
-CYCLES = 50_000_000  # some 25 ms
+CYCLES = 50_000_000  # about 25 ms
 
 
 @pytest.fixture(autouse=True)
 def waited(monkeypatch):
-    """What was really waited for, in seconds."""
+    """Return the seconds that the host really waited."""
     seconds = []
     monkeypatch.setattr(shared_events, "wait", seconds.append)
     with virtualgpu.use(2, like="H200"):
@@ -21,7 +21,7 @@ def waited(monkeypatch):
 
 
 def elsewhere(event):
-    """The same event as another process has it."""
+    """Return the same event in another process."""
     address = event.ipc_handle().partition(b":")[2]
     return torch.cuda.Event.from_ipc_handle(
         event.device, (b"0:" + address).ljust(HANDLE_BYTES, b"\0")
@@ -37,7 +37,7 @@ def test_what_one_process_records_another_waits_for(waited):
     assert not other.query() and not event.query()
     other.synchronize()
     assert other.query() and 0.01 < sum(waited) < 0.1
-    assert event.query()  # what has happened there has happened here
+    assert event.query()  # what has happened there has happened here, too
 
 
 def test_who_has_received_an_event_may_record_it(waited):
@@ -46,7 +46,7 @@ def test_who_has_received_an_event_may_record_it(waited):
     torch.cuda._sleep(CYCLES)
     event.record()
     event.synchronize()
-    assert not waited  # its own record
+    assert not waited  # its own recording
     torch.cuda._sleep(CYCLES)
     other.record()
     assert not event.query()

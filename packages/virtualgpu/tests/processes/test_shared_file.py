@@ -1,4 +1,4 @@
-"""Memory that several processes map, and what is left of it."""
+"""Memory that several processes map, and its files after the processes have ended."""
 
 import os
 import subprocess
@@ -69,7 +69,8 @@ def test_a_block_within_a_block_leaves_the_lock_to_the_outer_one():
             pass
         with other(
             file,
-            "print('ready', flush=True); context = file.locked(); context.__enter__(); file.words[0] = 1",
+            "print('ready', flush=True); context = file.locked(); context.__enter__(); "
+            "file.words[0] = 1",
         ) as it:
             it.stdout.readline()
             with pytest.raises(subprocess.TimeoutExpired):
@@ -88,7 +89,7 @@ def test_an_address_ends_with_its_process():
 
 
 def test_a_number_that_another_file_has_by_now_is_not_opened(tmp_path):
-    """A descriptor's number comes again at once: who writes to its old address must not write into another file."""
+    """A descriptor's number is reused at once. Its old owner must not write into the new file."""
     file = SharedFile(WORD)
     address = file.address
     file.close()

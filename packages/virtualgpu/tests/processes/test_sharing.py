@@ -1,4 +1,4 @@
-"""Processes that share the GPUs of one virtual machine: what each sees, the same as on CUDA."""
+"""Processes that share the GPUs of one virtual machine see the same as on CUDA."""
 
 import json
 import os
@@ -16,8 +16,11 @@ import virtualgpu
 from virtualgpu import sharing
 
 HERE = Path(__file__).parent
-WARNING = "Producer process has been terminated before all shared CUDA tensors released. See Note [Sharing CUDA tensors]"
-# What the programs in sharing_programs.py see. Memory in MiB.
+WARNING = (
+    "Producer process has been terminated before all shared CUDA tensors released. See Note "
+    "[Sharing CUDA tensors]"
+)
+# The output of the programs in sharing_programs.py. Memory is in MiB.
 EXPECTED = {
     "one memory": {
         "child": {
@@ -35,15 +38,17 @@ EXPECTED = {
         "parent": [0, 1, 2, 4, 5, 6],
         "child again": [
             True,
-            "RuntimeError: Attempted to send CUDA tensor received from another process; this is not currently supported. "
+            "RuntimeError: Attempted to send CUDA tensor received from another process; this is "
+            "not currently supported. "
             "Consider cloning before sending.",
             "RuntimeError: Trying to resize storage that is not resizable",
         ],
         "sent back": [[0, 1, 2, 4, 5, 6], True],
         "exit": 0,
-        "non-leaf": "RuntimeError: Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
-        "crossing process boundaries.  If you just want to transfer the data, call detach() on the tensor before serializing (e.g., "
-        "putting it on the queue).",
+        "non-leaf": "RuntimeError: Cowardly refusing to serialize non-leaf tensor which "
+        "requires_grad, since autograd does not support crossing process boundaries.  If you just "
+        "want to transfer the data, call detach() on the tensor before serializing (e.g., putting "
+        "it on the queue).",
         "storage": "RuntimeError: Cannot pickle CUDA storage; try pickling a CUDA tensor instead",
     },
     "lifetime": {
@@ -73,7 +78,8 @@ EXPECTED = {
     },
     "forks": {
         "before CUDA": "nothing was raised",
-        "after CUDA": "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+        "after CUDA": "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA "
+        "with multiprocessing, you must use the "
         "'spawn' start method",
     },
     "events": {
@@ -98,12 +104,12 @@ GROUPS = {
 
 
 def _without_hidden_gpus() -> dict[str, str]:
-    """The environment, in which CUDA_VISIBLE_DEVICES would hide virtual GPUs too."""
+    """Return the environment without CUDA_VISIBLE_DEVICES, which would hide virtual GPUs, too."""
     return {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def run(names: tuple[str, ...], real: bool) -> tuple[dict, list[str]]:
-    """What the programs saw, one after the other in one process, and the lines of stderr."""
+    """Run programs in turn in one process, and return their output and the lines of stderr."""
     command = [
         sys.executable,
         *(() if real else ("-m", "virtualgpu", "run", "--gpus", "2", "--like", "H200")),
@@ -114,14 +120,15 @@ def run(names: tuple[str, ...], real: bool) -> tuple[dict, list[str]]:
         capture_output=True,
         text=True,
         timeout=280,
-        env=environment | {"PYTHONWARNINGS": "ignore"},  # Python 3.12 warns of forks beside threads
+        # Python 3.12 warns about forks in a process with threads.
+        env=environment | {"PYTHONWARNINGS": "ignore"},
     )
     seen: dict = {}
     for line in result.stdout.splitlines():
         seen |= json.loads(line)
     return seen, result.stderr.splitlines()[
         0 if real else 1 :
-    ]  # the kit's first line says where it runs
+    ]  # the kit's first line says on which GPUs it runs
 
 
 def check(names: tuple[str, ...], real: bool) -> None:
@@ -133,7 +140,8 @@ def check(names: tuple[str, ...], real: bool) -> None:
         line.partition("] ")[2] for line in complaints if not real or "CudaIPCTypes.cpp" in line
     ]
     expected = [WARNING] * sum(name in WARNS for name in names)
-    if real:  # where a child of another program ends before its memory has been given back here, it says so as well
+    # The child of another program warns, too, if it ends before its memory is given back here.
+    if real:
         assert set(said) <= {WARNING} and len(said) >= len(expected)
     else:
         assert said == expected
@@ -151,11 +159,11 @@ def test_processes_see_the_same_on_a_real_gpu(group):
     check(GROUPS[group], real=True)
 
 
-# Of virtual GPUs alone
+# Only on virtual GPUs
 
 
 def run_script(tmp_path: Path, code: str, *options: str, **environment: str) -> subprocess.Popen:
-    """A program under `virtualgpu run`, whose processes are a group of their own."""
+    """Run a program with `virtualgpu run`, in a process group of its own."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(code))
     return subprocess.Popen(
@@ -247,7 +255,10 @@ FROM_A_LOADER = """
         def __getitem__(self, number):
             return torch.full((2,), float(number), device="cuda")
     if __name__ == "__main__":  # its worker is forked, and CUDA is not up yet
-        for batch in torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context="fork"):
+        loader = torch.utils.data.DataLoader(
+            Numbers(), batch_size=2, num_workers=1, multiprocessing_context="fork"
+        )
+        for batch in loader:
             print(batch.tolist(), batch.device, torch.cuda.memory_allocated())
 """
 

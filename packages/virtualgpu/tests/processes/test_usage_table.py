@@ -1,4 +1,4 @@
-"""The table of what all processes of a machine hold: the dead count for nothing."""
+"""The table of the memory that all processes of a machine hold, without those that have ended."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def test_each_process_sees_what_the_others_hold(table):
     with other(table) as process:
         assert process.line == f"[({os.getpid()}, 20)]"
         assert table.holders(1) == [(process.pid, 30)] and table.others(1) == 30
-        assert table.others(0) == 0  # its own is not another's
+        assert table.others(0) == 0  # a process does not count its own memory as another's
         table.hold(1, 5)
         assert (
             sorted(table.holders(1))
@@ -62,7 +62,7 @@ def test_a_killed_process_holds_nothing_even_before_its_parent_notices(table):
         process.kill()
         os.waitid(
             os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
-        )  # it has ended, and is still in the system's list
+        )  # it has ended, but the system still lists it
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         assert table.holders(1) == [] and table.others(1) == 0
 

@@ -1,10 +1,11 @@
-"""Makes allocator_random.json on a real GPU: what PyTorch's allocator reports after every step of random programs.
+"""Record allocator_random.json on a real GPU: PyTorch's statistics after each random step.
 
 usage: python record_allocator.py OUT.json
 
-Each program is a seeded list of steps, which the recording keeps, so that the tests replay it without PyTorch:
-["malloc", name, bytes, stream], ["free", name], ["record_stream", name, stream], ["busy", stream] (work that lasts until the next
-"synchronize"), ["synchronize"], ["empty_cache"], ["limit", bytes].
+Each program is a seeded list of steps. The recording keeps the steps, so that the tests replay them
+without PyTorch: ["malloc", name, bytes, stream], ["free", name], ["record_stream", name, stream],
+["busy", stream] (work that lasts until the next "synchronize"), ["synchronize"], ["empty_cache"],
+["limit", bytes].
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the tests of races share: a machine of their own, and a second stream."""
+"""Fixtures of the tests of races: a machine for each test, with a second stream."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ import virtualgpu
 
 @pytest.fixture
 def raced() -> Iterator[virtualgpu.VirtualGPUs]:
-    """A machine of the test's own: one stream more, and races are looked for to its end."""
+    """Make a machine with a second stream, and look for races until the test ends."""
     with virtualgpu.use(gpus=2, like="H200") as machine:
         torch.cuda.init()
         yield machine

@@ -1,4 +1,4 @@
-"""What the tests of races say in short."""
+"""Short functions for the tests of races."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Whether two regions of a storage have a byte in common."""
+"""Two regions of a storage overlap if they have a byte in common."""
 
 import pytest
 import torch

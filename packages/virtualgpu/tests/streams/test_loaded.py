@@ -1,4 +1,4 @@
-"""Memory that gets its values without an operator, and its first asynchronous reader."""
+"""Races of memory that gets its values without an operator with its first asynchronous reader."""
 
 import io
 import warnings

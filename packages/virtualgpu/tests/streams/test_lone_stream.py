@@ -1,4 +1,4 @@
-"""A program that stays on one stream is not looked at, until another stream has work."""
+"""The race detector skips a program on one stream until another stream has work."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ FEW = 10
 
 @pytest.fixture
 def looked(monkeypatch):
-    """The operators that were looked at, by name."""
+    """Return a list that collects the names of the operators that the detector compares."""
     monkeypatch.setattr(lone_stream, "ALONE", FEW)
     names, look = [], RaceDetector._ordered
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Programs that are in order, as people write them: nobody reports a race. And the same with one order left out."""
+"""Typical ordered programs cause no race report, and the same programs without an order do."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from virtualgpu.streams.race_reports import OVERWRITTEN, STALE
 @pytest.fixture(autouse=True)
 def used():
     with virtualgpu.use(gpus=4, like="H200") as machine:
-        torch.cuda.Stream()  # from here on every operator is watched
+        torch.cuda.Stream()  # every operator is compared from here on
         torch.manual_seed(0)
         yield machine
 
@@ -44,7 +44,7 @@ def train_on(
 
 
 def test_data_parallel_fed_from_the_host():
-    """Its scatter copies on streams of its own."""
+    """Its scatter copies on side streams."""
     net = classifier().cuda()
     optimizer = torch.optim.AdamW(net.parameters())
     for x, y in batches():
@@ -55,7 +55,7 @@ def test_data_parallel_fed_from_the_host():
 def prefetched(
     loader: DataLoader, waits: bool = True, records: bool = True
 ) -> Iterator[list[torch.Tensor]]:
-    """The batches, each copied on a stream of its own while the one before is used."""
+    """Yield the batches. Each is copied on a side stream while the one before it is used."""
     stream = torch.cuda.Stream()
 
     def copied(batch: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -148,7 +148,10 @@ def test_training_on_a_stream_of_its_own(extras):
 
 
 def test_two_branches_on_two_streams():
-    """As the notes on CUDA's semantics have it: both streams wait at the fork, and the first for the second where they join."""
+    """Both streams wait at the fork, and the first waits for the second at the join.
+
+    The example is from PyTorch's notes on CUDA semantics.
+    """
     left, right = nn.Linear(32, 8).cuda(), nn.Linear(32, 8).cuda()
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Races: who reads what nobody has ordered gets what it would have met, and both lines are told."""
+"""Race detection: an unordered reader gets the old values, and the report names both lines."""
 
 import gc
 import io
@@ -30,7 +30,7 @@ def test_what_is_remembered_of_memory_goes_without_the_garbage_collector(side):
     assert gc.collect() == 0
 
 
-# A reader before its writer
+# A reader before its writer.
 
 
 @RACES
@@ -43,7 +43,10 @@ def test_what_is_remembered_of_memory_goes_without_the_garbage_collector(side):
     ],
 )
 def test_drawing_in_place_does_not_read_what_stood_there(side, draw):
-    """CUDA's `bernoulli_` writes each element, and reads a tensor of probabilities alone (ATen/native/cuda/DistributionTemplates.h)."""
+    """CUDA's `bernoulli_` writes each element and reads only a tensor of probabilities.
+
+    The source is ATen/native/cuda/DistributionTemplates.h.
+    """
     x = torch.zeros(8, device="cuda")
     side.wait_stream(here())
     with torch.cuda.stream(side):
@@ -71,7 +74,7 @@ def test_the_articles_example_is_wrong_every_time(stream_first):
     with torch.cuda.stream(stream):
         b = torch.sum(a)
     torch.cuda.synchronize()
-    assert b.item() == 0.0 != a.sum().item()  # fresh memory is zero
+    assert b.item() == 0.0 != a.sum().item()  # new memory is zero
     assert kinds() == [STALE]
 
 
@@ -192,13 +195,13 @@ def test_two_writers(side):
     "make", [lambda: torch.arange(1000.0, device="cuda"), lambda: torch.eye(40, device="cuda")]
 )
 def test_what_an_operator_has_just_made_races_with_nobody(side, make):
-    """These resize what they write to, so that its memory is new and written at once."""
+    """These operators resize their output, so its memory is new and is written at once."""
     torch.ones(1000, device="cuda").mul_(2)
     made = make()
     assert made.sum().item() == made.cpu().sum().item() and virtualgpu.races() == []
 
 
-# A reader after the next writer
+# A reader after the next writer.
 
 
 @RACES
@@ -263,7 +266,7 @@ def test_a_freed_block_that_is_reused_in_order(side):
     assert virtualgpu.races() == []
 
 
-# What is told
+# Reports
 
 
 def test_a_race_names_both_lines(side):
@@ -318,7 +321,7 @@ def test_a_warning_that_is_an_error_leaves_the_machine_usable(side):
         assert a.sum().item() == 20
 
 
-# What the machine holds
+# Memory of the detector
 
 
 def test_watching_keeps_no_memory_of_the_gpus_and_none_of_the_hosts_for_good(side):
@@ -336,7 +339,7 @@ def test_watching_keeps_no_memory_of_the_gpus_and_none_of_the_hosts_for_good(sid
 
 
 def test_what_copies_have_replaced_is_let_go_when_the_host_has_waited():
-    """Ten copies of 32 MiB, each waited for: not one of them needs to know any more what the others have replaced."""
+    """After ten copies of 32 MiB with waits, the detector keeps none of the old values."""
     process = psutil.Process()
     page_locked, device = torch.ones(8 << 20).pin_memory(), torch.ones(8 << 20, device="cuda")
     before = process.memory_info().rss
@@ -377,11 +380,14 @@ def reallocate(x: torch.Tensor) -> None:
 )
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_memory_that_was_read_can_be_resized_and_written(resize):
-    """What a kernel has read is kept in shared memory, which PyTorch 2.13 cannot write any more after it was resized so."""
+    """What a kernel has read is kept in shared memory.
+
+    PyTorch 2.13 cannot write such memory after it was resized.
+    """
     x = torch.zeros(4, device="cuda")
     twice = 2 * x
     resize(x)
-    with _DisableTorchDispatch():  # as collectives write
+    with _DisableTorchDispatch():  # collectives write like this
         x.fill_(1.0)
     assert x.tolist() == [1.0] * len(x) and twice.tolist() == [0.0] * 4
 
@@ -393,7 +399,7 @@ def test_memory_that_was_resized_like_another_can_be_resized_again():
         assert x.resize_(3).add_(1).shape == (3,)
 
 
-# Who is told
+# Listeners
 
 
 @RACES

@@ -1,6 +1,8 @@
-"""Random programs of streams, events, copies and frees, beside a slow, obvious search for paths from each piece of work to each.
+"""The race detector agrees with a slow search for paths, for random programs.
 
-The first race is found where the search finds it, and no other; a program without one computes what it says.
+The programs have streams, events, copies and frees. The search finds a race if no path leads from
+one piece of work to the other. The detector must find the same first race, and a program without
+races must compute the right values.
 """
 
 import warnings
@@ -14,13 +16,13 @@ from hypothesis import strategies as st
 import virtualgpu
 from virtualgpu.streams.race_reports import Races, RaceWarning
 
-LENGTH = 512  # elements of a tensor: a block of its own
+LENGTH = 512  # elements of a tensor, which has a block of its own
 PARTS = {"all": slice(0, LENGTH), "low": slice(0, LENGTH // 2), "high": slice(LENGTH // 2, LENGTH)}
 STREAMS, TENSORS, EVENTS = (
     range(4),
     range(2),
     range(2),
-)  # streams 0 to 2 on cuda:0, 3 on cuda:1; tensors on cuda:0
+)  # streams 0 to 2 are on cuda:0 and stream 3 on cuda:1, and the tensors are on cuda:0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,12 +32,12 @@ def used():
 
 
 class SlowSearch:
-    """Every piece of work is a node, every reason for an order an edge; two are ordered if a path leads from one to the other."""
+    """A graph of pieces of work. Two are ordered if a path leads from one to the other."""
 
     def __init__(self) -> None:
-        self.before: list[set[int]] = []  # of each node: the nodes just before it
+        self.before: list[set[int]] = []  # for each node, the nodes just before it
         self.last: dict[int, int | None] = dict.fromkeys(STREAMS)
-        self.host: set[int] = set()  # what the host has waited for
+        self.host: set[int] = set()  # the nodes that the host has waited for
         self.events: dict[int, set[int]] = {event: set() for event in EVENTS}
         self.touched: list[tuple[int, int, slice, bool]] = []  # node, memory, part, writes
         self.memory = {tensor: tensor for tensor in TENSORS}
@@ -56,7 +58,7 @@ class SlowSearch:
         )
 
     def touch(self, node: int, tensor: int, part: slice, writes: bool) -> bool:
-        """Is there an earlier access that this one races with?"""
+        """Note an access, and return whether an earlier one races with it."""
         mine = self.memory[tensor]
         raced = any(
             memory == mine
@@ -69,7 +71,7 @@ class SlowSearch:
         return raced
 
     def apply(self, action: tuple) -> bool:
-        """Does this action race?"""
+        """Perform an action, and return whether it races."""
         kind, stream, tensor, part, event = action
         if kind == "write":
             self.values[tensor][PARTS[part]] += 1
@@ -79,9 +81,8 @@ class SlowSearch:
             self.sums.append(self.values[tensor][PARTS[part]].sum())
         if kind in ("read", "write"):
             return self.touch(self.node(stream), tensor, PARTS[part], kind == "write")
-        if (
-            kind == "copy"
-        ):  # from cuda:0 on this stream to the default stream of cuda:1, which both wait for one another
+        if kind == "copy":
+            # This stream of cuda:0 and the default stream of cuda:1 wait for each other.
             return self.touch(self.node(stream, 3), tensor, PARTS[part], False)
         if kind == "record":
             self.events[event] = {self.node(stream)}
@@ -90,13 +91,13 @@ class SlowSearch:
             self.before[node] |= self.events[event]
         elif kind == "synchronize":
             self.host = self.host | {self.node(stream)}
-        elif kind == "replace":  # the allocator hands the same block out again
+        elif kind == "replace":  # the allocator reuses the block
             return self.touch(self.node(0), tensor, PARTS["all"], True)
         return False
 
 
 class Program:
-    """The same on the virtual GPU."""
+    """The same program on a virtual GPU."""
 
     def __init__(self, streams: list[torch.cuda.Stream]) -> None:
         torch.cuda.synchronize(0)

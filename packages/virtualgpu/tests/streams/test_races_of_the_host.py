@@ -1,4 +1,4 @@
-"""Races of the host, between devices and in a backward: what orders them, and what does not."""
+"""Races with the host, between devices and in a backward pass."""
 
 import threading
 
@@ -99,7 +99,7 @@ def test_taking_the_machine_away_ends_what_is_under_way():
 
 
 def test_a_copy_between_gpus_is_ordered_on_both_sides():
-    torch.cuda.Stream()  # watched from here on
+    torch.cuda.Stream()  # compared from here on
     a = torch.ones(100, device="cuda:0") * 2
     b = a.to("cuda:1")
     c = b + 1
@@ -118,7 +118,7 @@ def test_but_not_with_other_streams_of_theirs(side):
     assert b.sum().item() == 100 and kinds() == [STALE]
 
 
-# Backward
+# The backward pass
 
 
 def test_a_backward_runs_on_the_streams_of_its_forward(side):
@@ -149,7 +149,7 @@ def test_a_forward_on_two_streams_needs_no_order_of_the_users_in_its_backward(si
 
 
 def test_nodes_of_two_threads_that_have_the_same_number_are_told_apart(side):
-    """Each thread of the program counts its nodes from 0, as those of DataParallel's do."""
+    """Each thread counts its nodes from 0, as in DataParallel."""
     w = torch.ones(10, device="cuda", requires_grad=True)
     side.wait_stream(here())
     seen, kept = [], []

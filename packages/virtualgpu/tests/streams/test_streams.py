@@ -1,4 +1,4 @@
-"""Streams and events of a virtual machine, as torch.cuda offers them."""
+"""Streams and events of torch.cuda on a virtual machine."""
 
 import gc
 import weakref
@@ -133,7 +133,7 @@ def test_wait_stream_orders_two_streams():
 
 def test_events_time_what_lies_between_them():
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    assert start.query()  # nothing was recorded yet
+    assert start.query()  # nothing has been recorded yet
     start.record()
     busy()
     end.record()
@@ -144,7 +144,7 @@ def test_events_time_what_lies_between_them():
     assert end.query()
     assert start.elapsed_time(end) == pytest.approx(
         10_000_000 / 1.98e9 * 1e3, rel=0.3
-    )  # an H200 clocks at most 1.98 GHz
+    )  # an H200's clock is at most 1.98 GHz
     assert start.elapsed_time(end) > 0 > end.elapsed_time(start)
 
 
@@ -229,7 +229,7 @@ def test_memory_freed_on_its_own_stream_waits_for_no_one_but_recorded_ones():
     del x
     z = torch.ones(1000, device="cuda")
     torch.cuda.synchronize()
-    again = torch.ones(1, device="cuda")  # an allocation looks for frees that have come due
+    again = torch.ones(1, device="cuda")  # an allocation checks for frees that have waited
     assert torch.cuda.memory_allocated() == 2 * 4096 + 512
     del y, z, again
 

@@ -1,4 +1,4 @@
-"""What the tests of threads share: a machine of a test's own, threads that are run to their end, and work for them."""
+"""A machine for each test of threads, threads that run to their end, and work for them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,14 +13,17 @@ from virtualgpu import VirtualGPUs
 
 @contextmanager
 def fresh(gpus: int = 1) -> Iterator[VirtualGPUs]:
-    """A machine of the test's own, whatever is in place before."""
+    """Make a machine for the test, whatever is in place before."""
     virtualgpu.use(None)
     with virtualgpu.use(gpus=gpus, like="H200") as machine:
         yield machine
 
 
 def run_threads(*works: Callable[[], Any], names: str | None = None) -> list[Any]:
-    """Each in a thread of its own, by one letter a name; what they returned."""
+    """Run each function in a thread, and return their results.
+
+    `names` has one letter for each thread.
+    """
     results: list[Any] = [None] * len(works)
 
     def keep(index: int, work: Callable[[], Any]) -> None:

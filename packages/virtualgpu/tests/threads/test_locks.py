@@ -1,4 +1,4 @@
-"""The locks and queues of a machine's threads do what Python's do, and serve who came first."""
+"""Locks and queues of a machine's threads work like Python's and serve threads in order."""
 
 import queue
 import threading
@@ -48,7 +48,7 @@ def test_a_lock_goes_to_who_has_waited_longest(log):
 
     def work() -> None:
         for step in range(3):
-            with lock:  # and at once again: Python's own would mostly stay with the same thread
+            with lock:  # Python's own lock would mostly stay with the same thread
                 turn()
                 log.append((threading.current_thread().name, step))
 
@@ -122,7 +122,7 @@ def test_a_pool_hands_out_its_work_in_one_order():
 
 
 def piped(made: Callable[[], queue.Queue]) -> list[tuple]:
-    """Producer, worker and consumer, with a lock about the work and an event at the end."""
+    """Run a producer, a worker and a consumer, with a lock around the work and a final event."""
     log: list[tuple] = []
     there, on, lock, ended = made(), made(), threading.Lock(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Host threads of one machine run in one fixed order."""
+"""Host threads of one machine run in a fixed order."""
 
 import os
 import select
@@ -27,7 +27,7 @@ def work_of(index: int) -> Callable[[], list]:
             x = torch.rand(100 * (index + 1) + step, device="cuda", generator=generator)
             y = (x * 2).cpu() if step % 3 == index % 3 else x.add_(1)
             torch.zeros(1000).add_(index)
-            sum(range(1000 * index))  # Python of another length in each thread
+            sum(range(1000 * index))  # a different amount of Python in each thread
             seen.append((x.data_ptr(), hardware.machine().clock.host))
             event = torch.cuda.Event()
             event.record()
@@ -39,7 +39,7 @@ def work_of(index: int) -> Callable[[], list]:
 
 
 def traced() -> list:
-    """Four threads that share one GPU: what each saw, what was queued when and where, what the allocator did."""
+    """Return what four threads on one GPU saw, launched and allocated, with times."""
     with fresh():
         torch.cuda.memory._record_memory_history(context=None, stacks="python")
         machine = hardware.machine()
@@ -55,7 +55,7 @@ def traced() -> list:
 
 @pytest.fixture
 def computer_busy() -> Iterator[None]:
-    """Other programs want more processors than there are."""
+    """Keep more processes busy than there are processors."""
     others = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
         for _ in range(2 * (os.cpu_count() or 1))
@@ -125,7 +125,7 @@ def test_threads_run_in_the_order_of_starting(machine):
 
 
 def test_a_thread_that_waits_for_its_kernels_own_threads_keeps_its_turn(machine, monkeypatch):
-    """A kernel of PyTorch's with threads of its own lets the caller sleep, in a file of PyTorch's."""
+    """A kernel with threads of its own lets its caller sleep in a file of PyTorch's."""
     running, most = [], 0
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_a_thread_that_waits_for_its_kernels_own_threads_keeps_its_turn(machine,
         most = max(most, len(running))
         select.select(
             [], [], [], 0.05
-        )  # asleep as in C++: time.sleep would let the machine's time pass
+        )  # sleeps as in C++, because time.sleep would advance the machine's time
         running.pop()
         return torch.ops.aten.exp.default(x)
 

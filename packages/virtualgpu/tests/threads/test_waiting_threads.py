@@ -1,4 +1,4 @@
-"""Threads of one machine that wait for one another, in whatever way: none waits for ever."""
+"""Threads of one machine that wait for each other in any way do not wait for ever."""
 
 import _thread
 import os
@@ -24,12 +24,12 @@ from virtualgpu.threads.thread_state import State, ThreadState
 
 from .running_threads import fresh, launch, run_threads
 
-QUICK = 200.0  # seconds, on a computer that does much else
+QUICK = 200.0  # seconds, on a busy computer
 
 
 @pytest.fixture
 def quick() -> Iterator[None]:
-    """The test ends soon, or fails."""
+    """Fail if the test does not end soon."""
     start = time.monotonic()
     yield
     assert time.monotonic() - start < QUICK
@@ -71,7 +71,7 @@ def test_conditions_events_and_barriers(machine, quick):
     def third() -> float:
         barrier.wait()
         event.wait()
-        assert not threading.Event().wait(0.01)  # nobody comes: the time runs out
+        assert not threading.Event().wait(0.01)  # nobody comes, so the wait times out
         return launch()
 
     assert run_threads(first, second, third) == [6.0] * 3
@@ -99,11 +99,11 @@ def test_queues(machine, quick, kind):
 def test_a_pool_of_threads(machine, quick):
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(launch, range(20))) == [2.0 * times for times in range(20)]
-        assert launch() == 6.0  # the idle ones hold nobody up
+        assert launch() == 6.0  # the idle threads delay nobody
 
 
 def test_backwards_that_meet_at_one_leaf(machine, quick):
-    """C++ holds a lock of its own around a leaf's gradient while it runs operators."""
+    """C++ holds a lock around a leaf's gradient while it runs operators."""
     leaf = torch.ones(4, device="cuda", requires_grad=True)
 
     def back() -> None:
@@ -115,7 +115,7 @@ def test_backwards_that_meet_at_one_leaf(machine, quick):
 
 
 def test_who_asks_again_and_again(machine):
-    """A loop without an operator in it, with and without a pause: the others go on after a while."""
+    """A loop without operators, with or without a pause, lets other threads continue."""
     for pause in (0.01, 0.001, None):
         done: list[float] = []
         thread = threading.Thread(target=lambda done=done: done.append(launch()))
@@ -123,7 +123,7 @@ def test_who_asks_again_and_again(machine):
         while not done:
             if pause is not None:
                 time.sleep(pause)
-        thread.join()  # else pytest's time limit ends it
+        thread.join()  # otherwise pytest's time limit ends it
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -160,14 +160,16 @@ def test_an_interrupt_comes_through(machine, quick):
         while not release.is_set():
             pass
 
-    # While waiting for a turn, and in a join: elsewhere Python may drop an interrupt, as in the freeing of a tensor.
+    # The interrupt comes while waiting for a turn and in a join. Elsewhere, for example while a
+    # tensor is freed, Python may drop it.
     for keeps, wait in ((computes, lambda thread: launch(100)), (waits, threading.Thread.join)):
         launched: list[float] = []
         release = threading.Event()
         thread = threading.Thread(target=keeps, args=(launched, release))
         thread.start()
         while not launched:
-            select.select([], [], [], 1e-3)  # an event would let this thread wait for its turn here
+            # With an event, this thread would wait for its turn here.
+            select.select([], [], [], 1e-3)
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         try:
@@ -231,16 +233,24 @@ def launch():
 
 @pytest.mark.slow
 def test_the_interpreter_ends_while_daemon_threads_launch():
-    start = "for _ in range(3): threading.Thread(target=launch, daemon=True).start()\ntorch.ones(2).sum()\nprint('end')"
+    start = (
+        "for _ in range(3): threading.Thread(target=launch, daemon=True).start()\n"
+        "torch.ones(2).sum()\n"
+        "print('end')"
+    )
     ended = run_script(LAUNCHING + start)
-    assert (
-        ended.stdout == "end\n"
-    )  # with which status hangs on PyTorch: under daemon threads its C++ may abort, without a machine too
+    # The exit status depends on PyTorch, whose C++ may abort under daemon threads, also without a
+    # machine.
+    assert ended.stdout == "end\n"
 
 
 @pytest.mark.slow
 def test_the_interpreter_waits_for_the_others():
-    text = "def work():\n    for _ in range(20): torch.ones(2, device='cuda').add_(1)\n    print('done')\n"
+    text = (
+        "def work():\n"
+        "    for _ in range(20): torch.ones(2, device='cuda').add_(1)\n"
+        "    print('done')\n"
+    )
     ended = run_script(text + "for _ in range(3): threading.Thread(target=work).start()\n")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n" * 3, "")
 
@@ -275,7 +285,7 @@ def test_a_system_that_does_not_tell_whether_a_thread_sleeps(machine, quick, mon
 
 @pytest.mark.slow
 def test_a_thread_whose_start_was_interrupted_still_gets_its_turns():
-    """Its starter learns of it too late: it waits for its turn by then."""
+    """Its starter learns about the interrupt too late, while it waits for its turn."""
     scheduler, ended = Scheduler(), threading.Event()
 
     def start_and_be_interrupted(thread: threading.Thread) -> None:
@@ -291,7 +301,8 @@ def test_a_thread_whose_start_was_interrupted_still_gets_its_turns():
 
 
 def test_an_exception_in_a_thread_is_told_without_the_kits_calls(machine, capsys, monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has its own
+    # Pytest has a hook of its own.
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
     thread = threading.Thread(target=lambda: 1 / 0)
     thread.start()
     thread.join()

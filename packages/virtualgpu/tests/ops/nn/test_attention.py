@@ -161,8 +161,10 @@ def test_a_mask_on_another_device_is_refused(dtype, operator, mask_dtype, machin
         with pytest.raises(RuntimeError) as refused:
             F.scaled_dot_product_attention(*inputs(8, dtype), attn_mask=mask)
         assert str(refused.value) == (
-            f"Expected all tensors to be on the same device, but got attn_bias is on {device}, different from other tensors on cuda:0 "
-            f"(when checking argument in method wrapper_CUDA___scaled_dot_product_{operator}_attention)"
+            f"Expected all tensors to be on the same device, but got attn_bias is on {device}, "
+            "different from other tensors on cuda:0 "
+            "(when checking argument in method "
+            f"wrapper_CUDA___scaled_dot_product_{operator}_attention)"
         )
 
 

@@ -18,15 +18,13 @@ CASES = {
     "layer norm, bfloat16": (
         lambda: nn.LayerNorm(256).bfloat16(), (64, 256), torch.bfloat16,
         "+32768 +256 +256", "+32768 +512 +512 -256 -256",
-    ),
-    "RMS norm": (lambda: nn.RMSNorm(512), (8, 16, 512), torch.float32, "+262144 +512", "+262144 +2048 -512"),
-    "group norm": (
+    ), "RMS norm": (lambda: nn.RMSNorm(512), (8, 16, 512), torch.float32, "+262144 +512",
+    "+262144 +2048 -512"), "group norm": (
         lambda: nn.GroupNorm(4, 32), (2, 32, 16, 16), torch.float32,
         "+65536 +32 +32 +256 +256 -256 -256",
         "+65536 +128 +128 +256 +256 +32 +32 +256 -32 -32 -256 -256 -256 -32 -32",
-    ),
-    "batch norm, cuDNN": (lambda: nn.BatchNorm2d(3), (4, 3, 24, 24), torch.float32, "+27648 +12 +12", "+27648 +12 +12 -12 -12"),
-    "batch norm, two dimensions": (
+    ), "batch norm, cuDNN": (lambda: nn.BatchNorm2d(3), (4, 3, 24, 24), torch.float32,
+    "+27648 +12 +12", "+27648 +12 +12 -12 -12"), "batch norm, two dimensions": (
         lambda: nn.BatchNorm1d(10), (4, 10), torch.float32,
         "+160 +40 +40", "+40 +40 +40 +40 +160 -40 -40 -40 -40",
     ),
@@ -34,7 +32,9 @@ CASES = {
         lambda: nn.BatchNorm1d(64).eval(), (128, 64), torch.float32,
         "+32768 +256 +256", "+256 +256 +256 +256 +32768 -256 -256 -256 -256",
     ),
-    "batch norm, evaluation, cuDNN": (lambda: nn.BatchNorm2d(3).eval(), (4, 3, 24, 24), torch.float32, "+27648", "+27648 +12 +12"),
+    "batch norm, evaluation, cuDNN": (
+        lambda: nn.BatchNorm2d(3).eval(), (4, 3, 24, 24), torch.float32, "+27648", "+27648 +12 +12",
+    ),
 }  # fmt: skip
 
 
@@ -106,7 +106,8 @@ def test_batch_norm_without_parameters_takes_half_precision(machine, dtype, trai
         (
             [2, 2],
             None,
-            r"Given normalized_shape=\[2, 2\], expected input with shape \[\*2, 2\], but got input of size\[2, 2, 3\]",
+            r"Given normalized_shape=\[2, 2\], expected input with shape \[\*2, 2\], but got "
+            r"input of size\[2, 2, 3\]",
         ),
         ([2, 3], [3], r"but got weight of shape \[3\] and normalized_shape = \[2, 3\]"),
     ],
