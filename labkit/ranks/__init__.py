@@ -1,4 +1,7 @@
-"""Ranks from a notebook: PyTorch's own torchrun starts them, `labkit.torchrun` prints what they print and leaves nothing behind."""
+"""Start ranks from a notebook with PyTorch's own torchrun.
+
+`labkit.torchrun` prints what the ranks print, returns their results, and leaves no process behind.
+"""
 
 import json
 import os
@@ -20,9 +23,10 @@ from virtualgpu.script import check_script, module_file
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
 
-_LONGEST = (
-    90  # bytes of a folder's name that leave enough for a socket's: 104 on macOS, 108 on Linux
-)
+# The path of a socket has at most 104 bytes on macOS, and 108 on Linux.
+_LONGEST_SOCKET_PATH = 90
+# What a job adds to the folder of temporary files: its own folder, and one for its nvidia-smi.
+_ADDED_TO_FOLDER = "labkit-12345678/labkit-smi-12345678-12345678/socket~"
 
 
 def torchrun(
@@ -45,40 +49,52 @@ def torchrun(
     live: bool = False,
     quiet: bool = False,
 ) -> Ranks:
-    """Run `script` in several processes, the ranks, with PyTorch's own `torchrun`; show what they print, and return what they found.
+    """Run a script in several processes, the ranks, with PyTorch's own `torchrun`.
 
-    Each rank runs the script as `torchrun` would: plain PyTorch, with RANK, WORLD_SIZE and LOCAL_RANK in the environment. Plain data that a
-    script leaves in its variable `result` comes back, a tensor as lists. Ranks see this computer's GPUs if there is one for each, so that
-    `init_process_group()` takes NCCL; otherwise they see none, and it takes gloo. Nor do they see one while LABKIT_VIRTUAL is set.
-    With `like` each rank has a virtual GPU, and `init_process_group()` takes a virtual NCCL. When the call ends, however it ends, no
-    process is left.
+    Each rank runs the script as `torchrun` would, with RANK, WORLD_SIZE and LOCAL_RANK in the
+    environment. If the script leaves plain data in its variable `result`, the data is returned.
+    Tensors in it become lists.
+
+    If this computer has a GPU for each rank, the ranks use them, and `init_process_group()` chooses
+    NCCL. Otherwise, or if LABKIT_VIRTUAL is set, the ranks see no GPU, and `init_process_group()`
+    chooses gloo. With `like`, each rank has a virtual GPU, and the backend is a virtual NCCL.
+
+    No process is left when the call ends, even if it ends in an error or is interrupted.
 
     Args:
         script: the path of a Python script.
-        arguments: for the script, as on a command line.
-        module: `script` is the name of a module or package, which runs as after `python -m`.
-        ranks: how many in all, 1 to 16 on each node.
-        nodes: how many nodes the ranks are divided among. All are on this computer, with an agent of torchrun for each.
-        timeout: seconds that the ranks may run, not counting their start. None: no limit.
+        arguments: the script's arguments, as on a command line.
+        module: whether `script` is the name of a module or package, to be run as by `python -m`.
+        ranks: the number of ranks on all nodes together, from 1 to 16 per node.
+        nodes: the number of nodes among which the ranks are divided. All nodes are on this
+            computer, and each one has an agent of torchrun.
+        timeout: the seconds that the ranks may run, without their start. None means no limit.
         max_restarts: how often torchrun starts all ranks again after one has failed.
-        devices: "cuda" for a GPU each, or an error; "cpu" for none; None as above.
-        like: the model of virtual GPUs, such as "H200": each node is a machine that has one for each of its ranks.
-        memory: of each virtual GPU, in bytes or as "16GiB". The default is the model's.
-        values: False keeps the shapes, memory, order and time of virtual GPUs, but computes nothing.
-        virtual_time: let Python's `time` tell the model's times in ranks with virtual GPUs: the same on every computer.
-        host: how many times as long the CPU takes as the recorded one, for the times of virtual GPUs.
-        network: what the adapter of a virtual GPU carries to other nodes, such as "400Gb/s" or "25GB/s".
-        trace: record what the ranks' virtual GPUs do; the trace of all, in which cuda:2 is the GPU of rank 2, is the result's `trace`.
-        simulate: run only rank 0 of a world of this many ranks, on `nodes` machines. The other ranks are taken to do the same at the
-            same time. The rank has a virtual GPU without values (the default is an H100), and Python's `time` tells virtual times.
-        live: print lines as they come. Otherwise in the order of the ranks: the same text whatever the timing.
+        devices: "cuda" for a real GPU per rank, or "cpu" for no GPU. The default is a GPU per rank
+            if this computer has that many.
+        like: the model of virtual GPUs, such as "H200". Each node is a machine with one virtual
+            GPU per rank.
+        memory: the memory of each virtual GPU in bytes, or as text such as "16GiB". The default is
+            the memory of the model.
+        values: if False, virtual GPUs keep shapes, memory, order and time, but compute no values.
+        virtual_time: whether Python's `time` returns the model's times in ranks with virtual GPUs.
+            Then times are the same on every computer.
+        host: how many times slower the CPU is than the recorded one, for times of virtual GPUs.
+        network: the rate of a virtual GPU's adapter to other nodes, such as "400Gb/s" or "25GB/s".
+        trace: whether to record what the virtual GPUs do. The result's attribute `trace` has the
+            trace of all ranks. In it, cuda:2 is the GPU of rank 2.
+        simulate: run only rank 0 of a world of this many ranks, on `nodes` machines. The other
+            ranks are assumed to do the same at the same time. The rank has a virtual GPU without
+            values (by default an H100), and Python's `time` returns virtual times.
+        live: whether to print lines as they come. By default the ranks' output is printed one rank
+            after the other, so that the text never depends on timing.
         quiet: print nothing.
 
     Raises:
-        TorchrunError: a rank failed, or took too long. Its message names the rank that failed first, its note shows
-            that rank's traceback or last lines; `TorchrunError` lists its attributes.
-        SyntaxError: of the script; no rank was started.
-        ValueError, TypeError: an argument is not one of the choices, which the message names.
+        TorchrunError: a rank failed or took too long. The message names the rank that failed
+            first. A note shows that rank's traceback or its last lines.
+        SyntaxError: the script is not valid Python. No rank was started.
+        ValueError, TypeError: an argument is not allowed. The message says what is.
     """
     path = Path(module_file(str(script)) if module else script)
     check_script(path)
@@ -122,63 +138,54 @@ def cell_request(
     trace: bool,
     simulate: int | None = None,
 ) -> dict[str, Any]:
-    """Return what agents and ranks need to know to run a notebook's cell.
+    """Return the request that tells agents and ranks how to run the cell of a notebook.
 
-    Raises ValueError or TypeError for an argument that is not one of the choices.
+    The arguments are those of `torchrun`. Raises ValueError or TypeError if one is not allowed.
     """
     if os.name != "posix":
         raise NotImplementedError("labkit.torchrun works on Linux and macOS, not on this system")
     simulated = None
     if simulate is not None:
-        _check_alone(
-            ranks=(ranks, RANKS), max_restarts=(max_restarts, MAX_RESTARTS), devices=(devices, None)
-        )
-        from virtualgpu import (
-            simulated_world,
-        )  # torch comes with it, for which other calls do not wait
+        _refuse_options_of_several_ranks(ranks, max_restarts, devices)
+        # An import of torch, for which other calls need not wait.
+        from virtualgpu import simulated_world
 
         simulated_world.check(simulate, nodes)
         simulated = {"world": simulate, "nodes": nodes, "network": network, "host": host}
         ranks, nodes, like = 1, 1, like or simulated_world.LIKE
         virtual_time, values = True, False
-    _check_number("nodes", nodes, 1, MAXIMUM)
-    _check_number("ranks", ranks, nodes, MAXIMUM * nodes)
-    _check_number("max_restarts", max_restarts, 0, 100)
-    if ranks % nodes:
-        fewer = ranks - ranks % nodes
-        choices = f"choose {fewer} or {fewer + nodes}"
-        raise ValueError(f"ranks={ranks} cannot be divided among nodes={nodes}: {choices}")
-    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and 0 < timeout < 1e9):
-        choices = "choose a positive number of seconds, or None for no limit"
-        raise ValueError(f"timeout={timeout!r}: {choices}")
+    _check_ranks(ranks, nodes, max_restarts)
+    _check_timeout(timeout)
     if devices not in (None, "cpu", "cuda"):
         raise ValueError(f"devices={devices!r}: choose 'cpu', 'cuda' or None")
     virtual = None
     if like is not None:
         if devices == "cuda":
-            both = "devices='cuda' asks for real GPUs, and like= for virtual ones"
-            raise ValueError(f"{both}: leave one of them out")
+            raise ValueError(
+                "devices='cuda' asks for real GPUs, and like= for virtual ones: leave one of them out"
+            )
         asked = checked_request(ranks // nodes, like, memory, values, host=host)
         if asked.memory is not None:
             check_memory(asked.memory)
-        name = profiles.load(like).name
-        rate = parse_rate(network)
-        virtual = asdict(asked) | {"name": name, "time": virtual_time, "network": rate}
+        virtual = asdict(asked)
+        virtual["name"] = profiles.load(like).name
+        virtual["time"] = virtual_time
+        virtual["network"] = parse_rate(network)
     elif memory is not None or values is not True or virtual_time or host != 1:
         raise ValueError(
-            "memory=, values=, virtual_time= and host= are those of virtual GPUs: name their model too, such as like='H200'"
+            "memory=, values=, virtual_time= and host= are options of virtual GPUs. "
+            "Also name a model, such as like='H200'"
         )
     elif trace:
-        raise ValueError(
-            "trace=True records virtual GPUs: name their model too, such as like='H200'"
-        )
+        raise ValueError("trace=True records virtual GPUs. Also name a model, such as like='H200'")
+    if devices is None and virtual_by_default():
+        devices = "cpu"
     return {
         "arguments": [],
         "nodes": nodes,
         "ranks_of_node": ranks // nodes,
         "max_restarts": max_restarts,
-        "devices": "cpu" if devices is None and virtual_by_default() else devices,
+        "devices": devices,
         "virtual": virtual,
         "simulated": simulated,
         "script": None,
@@ -188,17 +195,51 @@ def cell_request(
     }
 
 
-def _check_alone(**chosen: tuple[Any, Any]) -> None:
-    """Raise ValueError if an argument of several ranks, a pair of its value and its default, was chosen."""
-    unfit = [f"{name}=" for name, (value, default) in chosen.items() if value != default]
+def _refuse_options_of_several_ranks(ranks: Any, max_restarts: Any, devices: Any) -> None:
+    """Raise ValueError if an option was chosen that has no meaning for a single simulated rank."""
+    unfit = []
+    if ranks != RANKS:
+        unfit.append("ranks=")
+    if max_restarts != MAX_RESTARTS:
+        unfit.append("max_restarts=")
+    if devices is not None:
+        unfit.append("devices=")
     if unfit:
         raise ValueError(f"simulate= starts no other rank: leave out {', '.join(unfit)}")
 
 
-def torchrun_cell(source: str, request: dict[str, Any], timeout: float | None, live: bool) -> Ranks:
-    """Run the text of a notebook's cell as a script, as `cell_request` describes.
+def _check_ranks(ranks: Any, nodes: Any, max_restarts: Any) -> None:
+    """Raise ValueError if a number is out of range, or if the nodes would not have equal shares."""
+    _check_number("nodes", nodes, 1, MAXIMUM)
+    _check_number("ranks", ranks, nodes, MAXIMUM * nodes)
+    _check_number("max_restarts", max_restarts, 0, 100)
+    if ranks % nodes:
+        fewer = ranks - ranks % nodes
+        raise ValueError(
+            f"ranks={ranks} cannot be divided among nodes={nodes}: "
+            f"choose {fewer} or {fewer + nodes}"
+        )
 
-    Errors as of `torchrun`.
+
+def _check_number(name: str, value: Any, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name}={value!r}: choose a whole number from {least} to {most}")
+
+
+def _check_timeout(timeout: Any) -> None:
+    if timeout is None:
+        return
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not is_number or not 0 < timeout < 1e9:
+        raise ValueError(
+            f"timeout={timeout!r}: choose a positive number of seconds, or None for no limit"
+        )
+
+
+def torchrun_cell(source: str, request: dict[str, Any], timeout: float | None, live: bool) -> Ranks:
+    """Run the text of a notebook's cell as a script.
+
+    The request comes from `cell_request`. Raises TorchrunError and SyntaxError as `torchrun` does.
     """
     return _run(source.encode(), request, timeout, live, quiet=False)
 
@@ -206,8 +247,12 @@ def torchrun_cell(source: str, request: dict[str, Any], timeout: float | None, l
 def _run(
     source: bytes, request: dict[str, Any], timeout: float | None, live: bool, quiet: bool
 ) -> Ranks:
+    """Start the ranks, wait for them, and return their results.
+
+    If the request names no script, `source` is written to a file and becomes the script.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # each rank gives them
+        warnings.simplefilter("ignore")  # each rank gives the same warnings
         compile(source, request["name"], "exec", dont_inherit=True)
     with tempfile.TemporaryDirectory(
         prefix="labkit-", dir=_short_folder(), ignore_cleanup_errors=True
@@ -217,25 +262,23 @@ def _run(
             cell.write_bytes(source)
             request["script"] = str(cell)
         Path(folder, "request.json").write_text(json.dumps(request))
-        job = TorchrunJob(
-            folder, request, RankPrinter(request["ranks_of_node"] * request["nodes"], live, quiet)
-        )
+        printer = RankPrinter(request["ranks_of_node"] * request["nodes"], live, quiet)
+        job = TorchrunJob(folder, request, printer)
         try:
             job.run(timeout)
         except KeyboardInterrupt as error:
-            vars(error)["_render_traceback_"] = lambda: [
-                "KeyboardInterrupt: all ranks are stopped."
-            ]  # what a notebook shows of it
+            # IPython shows these lines in place of a traceback.
+            shown = ["KeyboardInterrupt: all ranks are stopped."]
+            vars(error)["_render_traceback_"] = lambda: shown
             raise
         return result(job, timeout)
 
 
 def _short_folder() -> str | None:
-    """The folder of temporary files, or one with a shorter name: that of a socket is limited."""
-    longest = _LONGEST - len("labkit-12345678/labkit-smi-12345678-12345678/socket~")
-    return None if len(os.fsencode(tempfile.gettempdir())) < longest else "/tmp"
+    """Return a folder for temporary files whose name leaves enough bytes for that of a socket.
 
-
-def _check_number(name: str, value: Any, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{name}={value!r}: choose a whole number from {least} to {most}")
+    None means Python's own choice.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) + len(_ADDED_TO_FOLDER) < _LONGEST_SOCKET_PATH:
+        return None
+    return "/tmp"

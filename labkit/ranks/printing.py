@@ -1,4 +1,4 @@
-"""Prints what the ranks print, line by line with a label in the rank's colour: in the order of the ranks, or as it comes."""
+"""Print what the ranks print, with a label before each line."""
 
 import os
 import sys
@@ -6,35 +6,42 @@ import sys
 from labkit.processes.supervision import KEPT
 from virtualgpu.front_end import ipython_shell
 
-# Grounds for white letters, of a terminal's 256 colours: no colour of the letters alone can be read on white and on a dark theme's black.
-_COLOURS = (25, 130, 22, 90, 23, 88, 60, 94)  # the label says the number too
+# Background colours of labels, among a terminal's 256 colours. White letters on them can be read in
+# light and dark themes. No colour of letters alone can be read in both.
+_COLOURS = (25, 130, 22, 90, 23, 88, 60, 94)
 
 
 class RankPrinter:
-    """Prints the lines of one attempt after the other.
+    """Prints the lines of the ranks, one attempt after the other.
 
-    In order (`live=False`) the first rank's lines come at once, and each other rank's when those before it have ended: so the text is the
-    same whatever the timing. `quiet` prints nothing. `here` is how many ranks an attempt has on this computer.
+    By default, the lines of the first rank are printed at once. The lines of every other rank are
+    printed when all ranks before it have ended, so that the text does not depend on timing.
+
+    Args:
+        expected: the number of ranks in an attempt.
+        live: whether to print all lines at once.
+        quiet: whether to print nothing.
     """
 
-    def __init__(self, here: int, live: bool, quiet: bool) -> None:
-        self._here, self._live, self._quiet = here, live, quiet
+    def __init__(self, expected: int, live: bool, quiet: bool) -> None:
+        self._expected, self._live, self._quiet = expected, live, quiet
         self._coloured = _takes_colours()
         self._begin()
 
     def _begin(self) -> None:
-        self._open: dict[int, bytes] = {}  # what follows a rank's last end of line
-        self._waiting: dict[int, list[str]] = {}
-        self._allowed: dict[int, int] = {}
+        self._unfinished: dict[int, bytes] = {}  # the text of each rank after its last end of line
+        self._waiting: dict[int, list[str]] = {}  # the lines that are not printed yet
+        self._allowed: dict[int, int] = {}  # the bytes of a rank that may still be printed
         self._ended: set[int] = set()
 
     def start(self, rank: int) -> None:
-        """This rank will print."""
-        self._open[rank], self._waiting[rank], self._allowed[rank] = b"", [], KEPT
+        """Expect lines of this rank."""
+        self._unfinished[rank], self._waiting[rank], self._allowed[rank] = b"", [], KEPT
         self._print_ready()
 
     def add(self, rank: int, data: bytes) -> None:
-        *lines, self._open[rank] = (self._open[rank] + data).split(b"\n")
+        """Take output of this rank."""
+        *lines, self._unfinished[rank] = (self._unfinished[rank] + data).split(b"\n")
         for line in lines:
             self._add_line(rank, line)
         self._print_ready()
@@ -42,58 +49,57 @@ class RankPrinter:
     def _add_line(self, rank: int, line: bytes) -> None:
         self._allowed[rank] -= len(line) + 1
         if self._allowed[rank] >= 0:
-            # A progress bar draws over its line: its last state is what a terminal would show.
-            self._waiting[rank].append(
-                line.rstrip(b"\r").rsplit(b"\r")[-1].decode(errors="replace")
-            )
+            # A progress bar draws over its line. A terminal would show its last state.
+            shown = line.rstrip(b"\r").rsplit(b"\r")[-1]
+            self._waiting[rank].append(shown.decode(errors="replace"))
 
     def end(self, rank: int) -> None:
-        """This rank prints no more."""
-        if self._open[rank]:
-            self._add_line(rank, self._open[rank])
+        """Expect no more output of this rank."""
+        if self._unfinished[rank]:
+            self._add_line(rank, self._unfinished[rank])
+            self._unfinished[rank] = b""
         if self._allowed[rank] < 0:
-            self._waiting[rank].append(
-                f"[... {-self._allowed[rank] / (1 << 20):.1f} MiB of output left out ...]"
-            )
-        self._open[rank] = b""
+            mebibytes = -self._allowed[rank] / (1 << 20)
+            self._waiting[rank].append(f"[... {mebibytes:.1f} MiB of output left out ...]")
         self._ended.add(rank)
         self._print_ready()
 
     def _print_ready(self) -> None:
-        if not self._live and len(self._open) < self._here:
-            return  # a rank that comes later may be the first
-        for rank in sorted(self._open):
-            for line in self._waiting[rank]:
-                self._print(self._labelled(rank, line))
-            self._waiting[rank].clear()
+        """Print the lines whose turn has come."""
+        if not self._live and len(self._unfinished) < self._expected:
+            return  # a rank that starts later may be the first in order
+        for rank in sorted(self._waiting):
+            self._print_waiting(rank)
             if not self._live and rank not in self._ended:
                 return
 
     def end_attempt(self, note: str = "") -> None:
-        """Print what is left, then `note`; the ranks begin again."""
-        for rank in sorted(self._open):
-            for line in self._waiting[rank]:
-                self._print(self._labelled(rank, line))
+        """Print the remaining lines and a note, and expect a new attempt."""
+        for rank in sorted(self._waiting):
+            self._print_waiting(rank)
         self._begin()
         self.print_note(note)
 
     def print_note(self, note: str) -> None:
-        if note:
-            self._print(note)
+        """Print a line without a label, unless it is empty."""
+        if note and not self._quiet:
+            print(note, flush=True)
 
-    def _labelled(self, rank: int, line: str) -> str:
+    def _print_waiting(self, rank: int) -> None:
         label = f"[rank {rank}]"
         if self._coloured:
             label = f"\x1b[38;5;231;48;5;{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m"
-        return f"{label} {line}"
-
-    def _print(self, text: str) -> None:
-        if not self._quiet:
-            print(text, flush=True)
+        for line in self._waiting[rank]:
+            if not self._quiet:
+                print(f"{label} {line}", flush=True)
+        self._waiting[rank].clear()
 
 
 def _takes_colours() -> bool:
-    """In a terminal and in a notebook; not in a file, nor by who asks for none (https://no-color.org)."""
+    """Return whether the output is a terminal or a notebook.
+
+    A file takes no colours, and neither does a user who set NO_COLOR (https://no-color.org).
+    """
     if os.environ.get("NO_COLOR"):
         return False
     return ipython_shell() is not None or sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""The result of a job: what the ranks returned and printed, or an error that names the rank that failed first."""
+"""The result of a job: what the ranks returned, or an error that names the rank that failed first."""
 
 import linecache
 import re
@@ -10,7 +10,7 @@ from labkit.ranks.rank_process import RankProcess
 if TYPE_CHECKING:
     from gputrace import Trace
 
-LINES = 10  # of the last output, shown with an error
+LINES = 10  # how many lines of the last output an error shows
 
 
 class Ranks:
@@ -18,9 +18,10 @@ class Ranks:
 
     Attributes:
         results: the plain data that each rank's script left in its variable `result`, or None.
-        outputs: all that each printed to stdout and stderr, in order; of very much, the first and the last part.
-        restarts: why torchrun started all ranks again, a sentence each time.
-        trace: what the ranks' virtual GPUs did, a `gputrace.Trace`, where that was asked for; else None.
+        outputs: what each rank printed to stdout and stderr, in order. The middle of a very long
+            output is left out.
+        restarts: a sentence for each time that torchrun started all ranks again, with the reason.
+        trace: the `gputrace.Trace` of the ranks' virtual GPUs, or None if none was asked for.
     """
 
     def __init__(self, job: TorchrunJob) -> None:
@@ -31,42 +32,53 @@ class Ranks:
         self.trace = trace_of(job)
 
     def __repr__(self) -> str:
-        count, again = len(self.results), len(self.restarts)
-        return f"<Ranks: {count} ended well{f', after {again} restart' + 's' * (again > 1) if again else ''}>"
+        text = f"{len(self.results)} ended well"
+        count = len(self.restarts)
+        if count:
+            text += f", after {count} restart{'s' * (count > 1)}"
+        return f"<Ranks: {text}>"
 
 
 class TorchrunError(Exception):
-    """The ranks did not all end well. The note shows the traceback, or the last lines, of the rank that failed first.
+    """Error of a job in which not all ranks ended well.
+
+    A note shows the traceback, or the last lines, of the rank that failed first.
 
     Attributes:
         kind: "exception", "exit", "signal", "crash", "result", "timeout" or "start".
         rank: the rank that failed first, or None.
-        outputs: as in `Ranks`, each with the traceback that ended it; "" for a rank that never came to its script.
-        exit_codes: None for a rank that never ended by itself, or never came to its script; negative: by that signal. torchrun ends the
-            others with SIGTERM (-15).
-        restarts, trace: as in `Ranks`; the trace is that of the ranks that were not killed.
+        outputs: the output of each rank as in `Ranks`, with the traceback that ended the rank. It
+            is "" for a rank that never reached its script.
+        exit_codes: the exit status of each rank. A negative number is the signal that ended the
+            rank: torchrun ends the other ranks with SIGTERM (-15). The status is None for a rank
+            that did not end by itself or never reached its script.
+        restarts: a sentence for each restart, as in `Ranks`.
+        trace: the trace as in `Ranks`, of the ranks that were not killed.
     """
 
     def __init__(
         self, message: str, kind: str = "", rank: int | None = None, job: TorchrunJob | None = None
     ) -> None:
         super().__init__(message)
-        last = _last(job) if job is not None and job.processes else []
         self.kind, self.rank = kind, rank
-        self.outputs = ["" if process is None else process.text for process in last]
-        self.exit_codes = [None if process is None else _exit_code(process) for process in last]
-        self.restarts = [] if job is None else _restarts(job)
-        self.trace = None if job is None else trace_of(job)
+        self.outputs: list[str] = []
+        self.exit_codes: list[int | None] = []
+        self.restarts: list[str] = []
+        self.trace: Trace | None = None
+        if job is None:
+            return
+        self.restarts = _restarts(job)
+        self.trace = trace_of(job)
+        if job.processes:
+            last = {process.rank: process for process in job.attempts()[-1]}
+            for rank_of_output in range(job.expected):
+                process = last.get(rank_of_output)
+                self.outputs.append("" if process is None else process.text)
+                self.exit_codes.append(None if process is None else _exit_code(process))
 
     def _render_traceback_(self) -> list[str]:
-        """A notebook shows what the ranks did, without the kit's own part of the traceback."""
+        """Return what a notebook shows: the error without the traceback of the kit's own code."""
         return [f"TorchrunError: {self}", *getattr(self, "__notes__", [])]
-
-
-def _last(job: TorchrunJob) -> list[RankProcess | None]:
-    """The ranks in the last attempt, in order; None for one that was not there yet when another had failed."""
-    by_rank = {process.rank: process for process in job.attempts()[-1]}
-    return [by_rank.get(rank) for rank in range(job.expected)]
 
 
 def _exit_code(process: RankProcess) -> int | None:
@@ -74,59 +86,62 @@ def _exit_code(process: RankProcess) -> int | None:
 
 
 def trace_of(job: TorchrunJob) -> "Trace | None":
-    """The traces that the ranks of the last attempt left, as one; None if none did."""
+    """Join the traces of the last attempt into one. Return None if there are none."""
     if not job.request["trace"] or not job.processes:
         return None
-    from gputrace import (
-        Trace,
-    )  # torch comes with it, for which a call without a trace does not wait
+    # Imports of torch, for which a call without a trace need not wait.
+    from gputrace import Trace
     from gputrace.ranks import together
 
-    traces = {
-        process.rank: Trace.load(file)
-        for process in job.attempts()[-1]
-        if (file := job.trace_file(process)).exists()
-    }
-    return together(traces, job.request["ranks_of_node"]) if traces else None
+    traces = {}
+    for process in job.attempts()[-1]:
+        file = job.trace_file(process)
+        if file.exists():
+            traces[process.rank] = Trace.load(file)
+    if not traces:
+        return None
+    return together(traces, job.request["ranks_of_node"])
 
 
 def _restarts(job: TorchrunJob) -> list[str]:
-    first = [job.first_failed(attempt) for attempt in range(len(job.attempts()) - 1)]
-    return ["a rank failed." if process is None else process.failure()[1] for process in first]
+    """Return why each attempt but the last one failed."""
+    sentences = []
+    for attempt in range(len(job.attempts()) - 1):
+        process = job.first_failed(attempt)
+        sentences.append("a rank failed." if process is None else process.failure()[1])
+    return sentences
 
 
 def result(job: TorchrunJob, timeout: float | None) -> Ranks:
-    """Raises TorchrunError unless all ranks ended well."""
-    attempts = job.attempts()
+    """Return the result of a job that is over. Raise TorchrunError unless all ranks ended well."""
     if job.refused is not None and not job.failed:
         kind, why = job.refused
         raise TorchrunError(f"{why.rstrip('.')}.", kind, job=job)
     if job.late:
         raise _too_late(job, timeout)
-    if (
-        attempts
-        and len(attempts[-1]) == job.expected
-        and all(process.succeeded for process in attempts[-1])
-    ):
-        return Ranks(job)
+    attempts = job.attempts()
+    if attempts:
+        last = attempts[-1]
+        if len(last) == job.expected and all(process.succeeded for process in last):
+            return Ranks(job)
     first = job.first_failed(len(attempts) - 1)
     if first is None:
         error = TorchrunError("torchrun ended before its ranks did.", "start", job=job)
-        _add_lines(error, "torchrun", job.agent_output.text())
+        _add_last_lines(error, "torchrun", job.agent_output.text())
         raise error
     raise _failed(job, first)
 
 
 def _failed(job: TorchrunJob, first: RankProcess) -> TorchrunError:
+    """Return the error for a job in which this rank failed first."""
     kind, message = first.failure()
     if first.ended_before:
         message += f" By then {_listed(first.ended_before)} had ended."
-    if (
-        job.devices == "cpu"
-        and job.request["virtual"] is None
-        and re.search("cuda|nccl", message, re.IGNORECASE)
-    ):
-        message += " No rank has a GPU here: --like T4, or like='T4', gives each a virtual one."
+    without_gpus = job.devices == "cpu" and job.request["virtual"] is None
+    if without_gpus and re.search("cuda|nccl", message, re.IGNORECASE):
+        message += (
+            " The ranks have no GPUs here. Give each one a virtual GPU with --like T4 or like='T4'."
+        )
     for process in first.waited_for(job.attempts()[-1]):
         if process.rank in job.stacks:
             message += f" Rank {process.rank} {_last_line(job, process)}."
@@ -135,44 +150,42 @@ def _failed(job: TorchrunJob, first: RankProcess) -> TorchrunError:
     if traceback:
         error.add_note(f"In rank {first.rank}:\n{traceback.rstrip()}")
     else:
-        _add_lines(error, f"rank {first.rank}", first.text)
+        _add_last_lines(error, f"rank {first.rank}", first.text)
     return error
 
 
-def _add_lines(error: TorchrunError, who: str, text: str) -> None:
-    lines = text.rstrip().splitlines()[-LINES:]
+def _add_last_lines(error: TorchrunError, who: str, output: str) -> None:
+    lines = output.rstrip().splitlines()[-LINES:]
     if lines:
-        error.add_note(f"The last that {who} printed:\n" + "\n".join(lines))
+        error.add_note(f"The last lines that {who} printed:\n" + "\n".join(lines))
 
 
 def _too_late(job: TorchrunJob, timeout: float | None) -> TorchrunError:
+    """Return the error for a job that was stopped. It says where each rank was."""
     if not job.processes:
         return TorchrunError("torchrun did not start the ranks in time.", "start", job=job)
-    lines: dict[str, list[int]] = {}
+    ranks_at: dict[str, list[int]] = {}
     for process in job.attempts()[-1]:
-        lines.setdefault(_last_line(job, process), []).append(process.rank)
-    last = "; ".join(f"{_listed(ranks)} {line}" for line, ranks in lines.items())
-    return TorchrunError(
-        f"the ranks took longer than {timeout:g} s and were stopped. Then {last}.",
-        "timeout",
-        job=job,
-    )
+        ranks_at.setdefault(_last_line(job, process), []).append(process.rank)
+    places = "; ".join(f"{_listed(ranks)} {line}" for line, ranks in ranks_at.items())
+    message = f"the ranks took longer than {timeout:g} s and were stopped. At that time {places}."
+    return TorchrunError(message, "timeout", job=job)
 
 
 def _last_line(job: TorchrunJob, process: RankProcess) -> str:
-    """What this rank did when the time was over: its innermost line in the script."""
+    """Say in words which line of the script a rank ran when it was stopped."""
     if process.rank not in job.stacks:
         return "had ended"
-    script = re.escape(job.request["script"])
-    found = re.search(rf'^  File "{script}", line (\d+) in', job.stacks[process.rank], re.MULTILINE)
+    script = job.request["script"]
+    pattern = rf'^  File "{re.escape(script)}", line (\d+) in'
+    found = re.search(pattern, job.stacks[process.rank], re.MULTILINE)
     if found is None:
-        return "ran"
-    return (
-        f"ran line {found[1]}, `{linecache.getline(job.request['script'], int(found[1])).strip()}`"
-    )
+        return "still ran"
+    number = int(found[1])
+    return f"ran line {number}, `{linecache.getline(script, number).strip()}`"
 
 
 def _listed(ranks: list[int]) -> str:
-    """Ranks in words: "rank 2", "ranks 0, 1 and 3"."""
+    """Return ranks in words, such as "rank 2" or "ranks 0, 1 and 3"."""
     *first, last = map(str, sorted(ranks))
     return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"

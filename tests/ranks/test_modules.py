@@ -59,7 +59,7 @@ def test_what_goes_wrong_is_told_with_the_modules_lines(folder):
         in raised.value.__notes__[0]
     )
     with pytest.raises(
-        labkit.TorchrunError, match=r"Then ranks 0 and 1 ran line 2, `time.sleep\(100\)`\.$"
+        labkit.TorchrunError, match=r"At that time ranks 0 and 1 ran line 2, `time.sleep\(100\)`\.$"
     ):
         labkit.torchrun("lessons.hangs", module=True, quiet=True, timeout=20)
     with pytest.raises(SyntaxError) as unfinished:

@@ -103,7 +103,7 @@ def test_ranks_on_gpus(script, capsys, monkeypatch):
 def test_a_script_for_gpus_where_no_rank_has_one_is_told_of_virtual_ones(script, line):
     with pytest.raises(
         labkit.TorchrunError,
-        match=r"No rank has a GPU here: --like T4, or like='T4', gives each a virtual one\.\n",
+        match=r"The ranks have no GPUs here\. Give each one a virtual GPU with --like T4 or like='T4'\.\n",
     ):
         labkit.torchrun(script(f"import torch\n{line}"), ranks=2, devices="cpu", quiet=True)
 
@@ -177,7 +177,7 @@ def test_a_killed_rank(script):
         labkit.torchrun(script(code), ranks=3, quiet=True)
     error = caught.value
     assert (error.kind, error.rank, error.exit_codes[1]) == ("signal", 1, -9)
-    assert error.__notes__ == ["The last that rank 1 printed:\nthe last words"]
+    assert error.__notes__ == ["The last lines that rank 1 printed:\nthe last words"]
 
 
 def test_a_rank_that_leaves_while_the_others_need_it(script):
@@ -203,7 +203,7 @@ def test_a_rank_that_leaves_while_the_others_need_it(script):
         ("os._exit(7)", "rank 1 ended with exit status 7 without returning.", 7),
         (
             "result = [sys]",
-            "rank 1's variable `result` cannot be sent (it holds a module): leave plain data in it (numbers",
+            "rank 1's variable `result` cannot be sent (it holds a module). Store plain data in it (numbers",
             None,
         ),
     ],
@@ -236,7 +236,7 @@ def test_a_time_limit_says_where_each_rank_was(script):
     with pytest.raises(labkit.TorchrunError) as caught:
         labkit.torchrun(script(code), ranks=4, timeout=20, quiet=True)
     assert str(caught.value) == (
-        "the ranks took longer than 20 s and were stopped. Then rank 0 ran line 10, `signal.pause()`; "
+        "the ranks took longer than 20 s and were stopped. At that time rank 0 ran line 10, `signal.pause()`; "
         "ranks 1 and 2 ran line 4, `time.sleep(100)`; rank 3 had ended."
     )
     assert caught.value.kind == "timeout" and caught.value.exit_codes == [None, None, None, 0]
