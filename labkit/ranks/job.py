@@ -1,6 +1,7 @@
-"""A job: torchrun's agents and their ranks, started, listened to until they end, and ended with all that they started.
+"""Run a job: start torchrun's agents and their ranks, listen to them, and end them.
 
-The ranks connect to a socket in the job's folder, twice each: what they print, and how they end. So the first to fail is known.
+Each rank connects twice to a socket in the job's folder. One connection has its output, the other
+has the report of how it ended. So the job knows which rank failed first.
 """
 
 import contextlib
@@ -34,24 +35,30 @@ from labkit.ranks.rank_process import RankProcess
 from virtualgpu.machines import with_maker
 
 STARTING = 300.0  # seconds for torchrun to import torch and start the ranks
-ENDING = 10.0  # seconds for torchrun to end the other ranks, when one has failed for good
-STOPPING = 1.0  # seconds for ranks to do what they do on SIGTERM
-LOOKING = 5.0  # seconds for ranks that take too long to write where they are, on a busy machine
+ENDING = 10.0  # seconds for torchrun to end the other ranks after the last failure
+STOPPING = 1.0  # seconds for ranks to end after SIGTERM
+LOOKING = 5.0  # seconds for ranks to write their stacks, on a busy machine
 
 _AGENT = os.path.join(os.path.dirname(__file__), "agent.py")
 
+# Takes a message of a rank or an agent, or None when the connection has closed.
+Hear = Callable[[dict[str, Any] | None], None]
+
 
 class TorchrunJob:
-    """One call of torchrun for the request that lies in `folder`.
+    """One call of torchrun for the request in a folder.
 
     Attributes:
-        processes: the ranks', in the order of their start.
-        failed: those that failed, in order.
-        refused: why torchrun did not start the ranks, a kind and a sentence.
-        devices: "cuda" or "cpu", as soon as the first agent has made the store at which the nodes meet.
+        request: what to run, as `cell_request` returns it.
+        expected: the number of ranks on all nodes.
+        processes: the processes of ranks, in the order of their start.
+        failed: the processes that failed, in the order of their failures.
+        refused: why torchrun did not start the ranks, as a kind and a sentence, or None.
+        devices: "cuda" or "cpu", or "" until the first agent has chosen.
         agent_output: what torchrun itself printed.
         late: whether the ranks took too long.
-        stacks: by rank, where those were that took too long, or that another one waited for in vain.
+        stacks: the stack of ranks, by rank. They are ranks that took too long, and ranks for which
+            another one waited in vain.
     """
 
     def __init__(self, folder: str, request: dict[str, Any], printer: RankPrinter) -> None:
@@ -64,21 +71,21 @@ class TorchrunJob:
         self.agent_output = KeptOutput()
         self.late = False
         self.stacks: dict[int, str] = {}
-        self._attempts: list[str] = []
-        self._exit_codes: dict[
-            int, int
-        ] = {}  # by process, as torchrun tells them: of one that is heard late, before it is
+        self._attempts: list[str] = []  # the names of the attempts so far
+        # By process. torchrun may report the exit code of a rank that the job has not met yet.
+        self._exit_codes: dict[int, int] = {}
         self._timeout = self._deadline = math.inf
         self._agents: list[Forked | subprocess.Popen[bytes]] = []
         self._to_agents: list[socket.socket] = []
-        self._selector = (
-            selectors.DefaultSelector()
-        )  # the data of each file is the function that reads it
+        self._selector = selectors.DefaultSelector()  # each file's data is its reading function
         self._open_files: set[socket.socket | IO[bytes]] = set()
-        self._ended: list[RankProcess] = []  # since the last look
+        self._ended: list[RankProcess] = []  # processes that ended since the last look
 
     def run(self, timeout: float | None) -> None:
-        """Listen until all ranks have ended, or until they have run for `timeout` seconds. No process is left in any case."""
+        """Start the ranks, and listen until they end or have run for `timeout` seconds.
+
+        No process is left in any case.
+        """
         self._timeout = math.inf if timeout is None else timeout
         self._deadline = time.monotonic() + STARTING
         try:
@@ -90,32 +97,30 @@ class TorchrunJob:
             self._end_all()
 
     def attempts(self) -> list[list[RankProcess]]:
-        """The processes of each attempt, in the order of the ranks."""
-        count = range(len(self._attempts))
-        return [
-            sorted(
-                (process for process in self.processes if process.attempt == k),
-                key=lambda process: process.rank,
-            )
-            for k in count
-        ]
+        """Return the processes of each attempt, in the order of the ranks."""
+        attempts: list[list[RankProcess]] = [[] for _ in self._attempts]
+        for process in sorted(self.processes, key=lambda process: process.rank):
+            attempts[process.attempt].append(process)
+        return attempts
 
     def trace_file(self, process: RankProcess) -> Path:
+        """Return the file in which a process leaves its trace."""
         return Path(self._folder, f"trace-{process.pid}.npz")
 
     def first_failed(self, attempt: int) -> RankProcess | None:
-        """The rank because of which the attempt failed: one that lost another, and one that torchrun ended, failed after it. Of what it
-        has ended, torchrun tells no exit code."""
+        """Return the rank that made an attempt fail, or None if no rank failed.
+
+        A rank that lost another rank, or that torchrun ended, failed after that rank.
+        """
         failed = [process for process in self.failed if process.attempt == attempt]
 
-        def was_ended(process: RankProcess) -> bool:
-            return process.exit_code == -signal.SIGTERM or (
-                process.report is None and process.exit_code is None
-            )
+        def failed_later(process: RankProcess) -> bool:
+            if process.lost_another or process.exit_code == -signal.SIGTERM:
+                return True
+            # torchrun reports no exit code of the ranks that it ended.
+            return process.report is None and process.exit_code is None
 
-        return min(
-            failed, key=lambda process: process.lost_another or was_ended(process), default=None
-        )
+        return min(failed, key=failed_later, default=None)
 
     # Starting
 
@@ -126,44 +131,53 @@ class TorchrunJob:
         listener.listen(256)
         for node in range(self.request["nodes"]):
             self._start_agent(node)
-        messages.send(self._to_agents[0], port=0)  # it chooses one
+        messages.send(self._to_agents[0], port=0)  # the first agent chooses a port
 
     def _start_agent(self, node: int) -> None:
         connection, theirs = socket.socketpair()
         self._to_agents.append(connection)
-        self._register(
-            connection, partial(self._read_messages, connection, Inbox(), self._hear_agent)
-        )
+        read = partial(self._read_messages, connection, Inbox(), self._hear_agent)
+        self._register(connection, read)
         reading, writing = os.pipe()
         pipe = open(reading, "rb", buffering=0)  # noqa: SIM115
         self._register(pipe, partial(self._read_agent_output, pipe))
         with theirs, os.fdopen(writing, "wb"):
             fileno = theirs.fileno()
-            command = [_AGENT, self._folder, str(fileno), str(node)]
-            environment = rank_environment(self._folder)
             agent = forkserver.popen(
-                command, environment, output=writing, pass_fds=[fileno], with_server=True
+                [_AGENT, self._folder, str(fileno), str(node)],
+                rank_environment(self._folder),
+                output=writing,
+                pass_fds=[fileno],
+                with_server=True,
             )
             self._agents.append(agent)
 
     def _register(self, file: socket.socket | IO[bytes], read: Callable[[], None]) -> None:
+        """Call `read` whenever the file has something to read."""
         self._selector.register(file, selectors.EVENT_READ, read)
         self._open_files.add(file)
 
     # Listening
 
     def _listen(self) -> bool:
-        """False if the ranks still run when their time is over."""
-        while any(agent.poll() is None for agent in self._agents) and self.refused is None:
+        """Listen until torchrun has ended. Return False if the ranks' time was over before."""
+        while self.refused is None and self._agents_run():
             remaining = self._deadline - time.monotonic()
             if remaining <= 0:
                 return bool(self.failed) and self._is_final(self.failed[-1])
-            self._look(min(LOOK if len(self._selector.get_map()) < 3 else 1.0, remaining))
+            # An agent that has closed all its files says nothing when it ends.
+            longest = LOOK if len(self._selector.get_map()) < 3 else 1.0
+            self._look(min(longest, remaining))
         return True
 
+    def _agents_run(self) -> bool:
+        return any(agent.poll() is None for agent in self._agents)
+
     def _look(self, seconds: float) -> bool:
-        """Take in what has come; False if nothing has. What older connections say comes first: that of ranks before that of those which
-        take their place."""
+        """Read what has come, after waiting for `seconds` at most. Return False if nothing has.
+
+        Older connections are read first: ranks come before those that take their place.
+        """
         ready = {key.fd: key for key, _ in self._selector.select(seconds)}
         for fd in [fd for fd in self._selector.get_map() if fd in ready]:
             ready[fd].data()
@@ -171,17 +185,21 @@ class TorchrunJob:
         return bool(ready)
 
     def _note_ended(self) -> None:
-        """Of the ranks that ended at once, the ones that reported nothing did so first."""
+        """Note the failures since the last look. Those without a report come first."""
+
+        def moment(process: RankProcess) -> float:
+            if process.report is None:
+                return 0.0
+            return process.report.get("time", math.inf)
+
         ended, self._ended = self._ended, []
-        self._note_failures(
-            sorted(ended, key=lambda process: (process.report or {"time": 0}).get("time", math.inf))
-        )
+        self._note_failures(sorted(ended, key=moment))
 
     def _receive(self, file: socket.socket | IO[bytes]) -> bytes:
-        """What has come; nothing from a file at its end, which is closed then."""
+        """Return what has come. At its end, close the file and return nothing."""
         try:
             data = os.read(file.fileno(), CHUNK)
-        except ConnectionResetError:  # a process that ended with something unread
+        except ConnectionResetError:  # the other process ended without reading everything
             data = b""
         if not data:
             self._selector.unregister(file)
@@ -194,36 +212,30 @@ class TorchrunJob:
         self._register(connection, partial(self._introduce, connection, Inbox()))
 
     def _introduce(self, connection: socket.socket, inbox: Inbox) -> None:
-        """Read the first message of a connection: which rank it is, and for what."""
+        """Read the first message of a connection, which says whose it is and what it is for."""
         inbox.add(self._receive(connection))
         about = inbox.take()
         if about is None:
             return
         process = self._process(about["rank"], about["pid"], about["attempt"])
         if about["purpose"] == "output":
-            self._selector.modify(
-                connection, selectors.EVENT_READ, partial(self._read_output, connection, process)
-            )
+            read = partial(self._read_output, connection, process)
+            self._selector.modify(connection, selectors.EVENT_READ, read)
             self._add_output(process, inbox.take_rest())
         else:
             hear = partial(self._hear_rank, process)
-            self._selector.modify(
-                connection,
-                selectors.EVENT_READ,
-                partial(self._read_messages, connection, inbox, hear),
-            )
+            read = partial(self._read_messages, connection, inbox, hear)
+            self._selector.modify(connection, selectors.EVENT_READ, read)
             self._hear_all(inbox, hear)
 
-    def _read_messages(
-        self, connection: socket.socket, inbox: Inbox, hear: Callable[[dict[str, Any] | None], None]
-    ) -> None:
+    def _read_messages(self, connection: socket.socket, inbox: Inbox, hear: Hear) -> None:
         data = self._receive(connection)
         inbox.add(data)
         self._hear_all(inbox, hear)
         if not data:
             hear(None)
 
-    def _hear_all(self, inbox: Inbox, hear: Callable[[dict[str, Any] | None], None]) -> None:
+    def _hear_all(self, inbox: Inbox, hear: Hear) -> None:
         while (message := inbox.take()) is not None:
             hear(message)
 
@@ -238,60 +250,69 @@ class TorchrunJob:
             self._printer.end(process.rank)
 
     def _add_output(self, process: RankProcess, data: bytes) -> None:
+        """Keep and print output, with the script's name in place of its path."""
         data = data.replace(os.fsencode(self.request["script"]), os.fsencode(self.request["name"]))
         process.output.add(data)
         if self._is_printed(process):
             self._printer.add(process.rank, data)
 
     def _is_printed(self, process: RankProcess) -> bool:
-        """Not what a process of an attempt that is over still prints."""
+        """Return whether a process belongs to the current attempt, whose output is printed."""
         return process.attempt == len(self._attempts) - 1
 
     def _hear_rank(self, process: RankProcess, report: dict[str, Any] | None) -> None:
-        """Its report; None when it is disconnected."""
+        """Take the report of a rank, or None when the rank has disconnected."""
         if report is None:
             process.disconnected = True
             if process.report is None:
                 self._ended.append(process)
-        elif not self.late:  # then it ends because it was looked at, or asked to
-            process.report = report
-            if "traceback" in report:
-                report["traceback"] = report["traceback"].replace(
-                    self.request["script"], self.request["name"]
-                )
-            if report["ended"] != "returned":
-                self._ended.append(process)
+            return
+        if self.late:  # the rank ends because it was asked to
+            return
+        process.report = report
+        if "traceback" in report:
+            script, name = self.request["script"], self.request["name"]
+            report["traceback"] = report["traceback"].replace(script, name)
+        if report["ended"] != "returned":
+            self._ended.append(process)
 
     def _process(self, rank: int, pid: int, attempt: str) -> RankProcess:
-        """The process of this number. A name of an attempt that was not heard before begins a new one."""
-        found = next((process for process in self.processes if process.pid == pid), None)
-        if found is not None:
-            return found
+        """Return the process with this number, which may be new.
+
+        The first process of an attempt begins the attempt.
+        """
+        for process in self.processes:
+            if process.pid == pid:
+                return process
         if attempt not in self._attempts:
-            if not self._attempts:
-                self._deadline = time.monotonic() + self._timeout
-            else:
-                self._note_ended()
-                self._printer.end_attempt(self._restart_note(len(self._attempts) - 1))
-            self._attempts.append(attempt)
-        process = RankProcess(
-            rank, self._attempts.index(attempt), pid, exit_code=self._exit_codes.get(pid)
-        )
+            self._begin_attempt(attempt)
+        number = self._attempts.index(attempt)
+        process = RankProcess(rank, number, pid, exit_code=self._exit_codes.get(pid))
         self.processes.append(process)
         if self._is_printed(process):
             self._printer.start(rank)
         return process
 
+    def _begin_attempt(self, attempt: str) -> None:
+        if not self._attempts:
+            self._deadline = time.monotonic() + self._timeout
+        else:
+            self._note_ended()
+            self._printer.end_attempt(self._restart_note(len(self._attempts) - 1))
+        self._attempts.append(attempt)
+
     def _restart_note(self, attempt: int) -> str:
-        """Why torchrun starts all ranks again after this attempt."""
+        """Say why torchrun starts all ranks again after this attempt."""
         first = self.first_failed(attempt)
         why = "a rank failed" if first is None else first.failure()[1].rstrip(".")
-        return f"[torchrun] {why}. All ranks start again: restart {attempt + 1} of {self.request['max_restarts']}."
+        restart = f"restart {attempt + 1} of {self.request['max_restarts']}"
+        return f"[torchrun] {why}. All ranks start again: {restart}."
 
     def _hear_agent(self, message: dict[str, Any] | None) -> None:
+        """Take a message of an agent: its port, a refusal, or exit codes of its ranks."""
         if message is None:
             return
-        if "port" in message and not self.devices:  # of the first agent: the others wait to be told
+        if "port" in message and not self.devices:  # the first agent, for which the others wait
             self.devices = message["devices"]
             self._printer.print_note(self._banner())
             for other in self._to_agents[1:]:
@@ -307,40 +328,48 @@ class TorchrunJob:
                     self._note_failures([process] if code else [])
 
     def _banner(self) -> str:
-        world = self.request["simulated"]
+        """Say how many ranks there are, and on which devices."""
+        virtual, world = self.request["virtual"], self.request["simulated"]
         if world is not None:
             from virtualgpu import simulated_world  # loaded when the request was made
 
-            return f"labkit: {simulated_world.described(0, world['world'], world['nodes'], self.request['virtual']['name'])}"
-        on = "one GPU each, NCCL" if self.devices == "cuda" else "CPU tensors, gloo"
-        if virtual := self.request["virtual"]:
+            return "labkit: " + simulated_world.described(
+                0, world["world"], world["nodes"], virtual["name"]
+            )
+        if virtual:
             on = f"one virtual GPU each, modelled on {with_maker(virtual['name'])}, virtual NCCL"
-        ranks, nodes = self.expected, self.request["nodes"]
-        return f"labkit: {ranks} rank{'s' * (ranks > 1)}{f' on {nodes} nodes' if nodes > 1 else ''}: {on}."
+        elif self.devices == "cuda":
+            on = "one GPU each, NCCL"
+        else:
+            on = "CPU tensors, gloo"
+        ranks = f"{self.expected} rank{'s' * (self.expected > 1)}"
+        if self.request["nodes"] > 1:
+            ranks += f" on {self.request['nodes']} nodes"
+        return f"labkit: {ranks}: {on}."
 
     def _note_failures(self, processes: list[RankProcess]) -> None:
+        """Add those of the processes that failed to `failed`."""
         for process in processes:
-            if process not in self.failed and not process.succeeded:
-                self.failed.append(process)
-                process.ended_before = [
-                    other.rank
-                    for other in self.processes
-                    if other.attempt == process.attempt and other.succeeded
-                ]
-                if not self.stacks and process.waited_for(
-                    self.processes
-                ):  # before torchrun ends them
-                    self.stacks = self._stacks()
-                if self._is_final(process):
-                    self._deadline = min(self._deadline, time.monotonic() + ENDING)
+            if process in self.failed or process.succeeded:
+                continue
+            self.failed.append(process)
+            for other in self.processes:
+                if other.attempt == process.attempt and other.succeeded:
+                    process.ended_before.append(other.rank)
+            # torchrun will soon end the ranks for which this one waited.
+            if not self.stacks and process.waited_for(self.processes):
+                self.stacks = self._stacks()
+            if self._is_final(process):
+                self._deadline = min(self._deadline, time.monotonic() + ENDING)
 
     def _is_final(self, process: RankProcess) -> bool:
+        """Return whether torchrun starts no further attempt after a failure of this process."""
         return process.attempt >= self.request["max_restarts"]
 
     # Ending
 
     def _stacks(self) -> dict[int, str]:
-        """What faulthandler writes in each rank that still runs."""
+        """Return the stack of each rank that still runs, as faulthandler writes it."""
         missing = [process for process in self.processes if not process.disconnected]
         for process in missing:
             with contextlib.suppress(OSError):
@@ -349,33 +378,24 @@ class TorchrunJob:
         until = time.monotonic() + LOOKING
         while missing and time.monotonic() < until:
             time.sleep(0.01)
-            for process in missing:
+            for process in list(missing):
                 with contextlib.suppress(OSError):
                     found[process.rank] = Path(self._folder, f"stacks-{process.pid}").read_text()
-            missing = [
-                process
-                for process in missing
-                if not is_whole_stack(found.get(process.rank, "")) and is_running(process.pid)
-            ]
+                if is_whole_stack(found.get(process.rank, "")) or not is_running(process.pid):
+                    missing.remove(process)
         return found
 
     def _end_all(self) -> None:
-        """Ask what is left to end, then kill it; then read what lies in the connections."""
-        running = [agent.pid for agent in self._agents if agent.poll() is None]
-        asked = running != []
-        for pid in (
-            *(process.pid for process in self.processes if asked and not process.disconnected),
-            *running,
-        ):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGTERM)
-        until = time.monotonic() + STOPPING
-        while (
-            asked
-            and any(agent.poll() is None for agent in self._agents)
-            and time.monotonic() < until
-        ):
-            self._look(LOOK)
+        """Ask all processes to end, then kill them, and read what is left in the connections."""
+        agents = [agent.pid for agent in self._agents if agent.poll() is None]
+        if agents:
+            ranks = [process.pid for process in self.processes if not process.disconnected]
+            for pid in [*ranks, *agents]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)
+            until = time.monotonic() + STOPPING
+            while self._agents_run() and time.monotonic() < until:
+                self._look(LOOK)
         kill_job(self._folder)
         for agent in self._agents:
             agent.wait(KILLING)
