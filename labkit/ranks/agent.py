@@ -1,4 +1,7 @@
-"""PyTorch's own torchrun, one process a node, started by the process that waits for the ranks and ended with it."""
+"""The program of an agent: PyTorch's own torchrun, one process per node.
+
+The process that waits for the ranks starts the agents. They end when that process ends.
+"""
 
 import json
 import os
@@ -10,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 if not sys.flags.safe_path:
-    del sys.path[0]  # this folder
-sys.path.insert(
-    0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-)  # for this kit, not one installed
+    del sys.path[0]  # the folder of this file, which Python has put there
+# Import this kit, even if another one is installed.
+sys.path.insert(0, str(Path(__file__).absolute().parents[2]))
 from labkit.processes import forkserver, messages
 from labkit.processes.supervision import end_with_caller, stay_until_cleared
 from virtualgpu.machines import share
@@ -29,52 +31,55 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 ADDRESS = "127.0.0.1"
-PAUSE = 0.02  # seconds between two looks at the store of the nodes
+PAUSE = 0.02  # seconds between two looks at the store in which the nodes meet
 JOINING = 300  # seconds for the nodes to meet
 _RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 
 
 class RefusedError(Exception):
-    """The ranks cannot be started: a kind, and a sentence that says why."""
+    """Error that says why the ranks cannot be started. Its arguments are a kind and a sentence."""
 
 
 def main(folder: str, fileno: str, node: str) -> None:
-    """Run the `node`-th agent of this machine, as `folder`'s request asks. Messages to the caller report what comes of it."""
+    """Run the agent of a node for the request in a folder.
+
+    Args:
+        folder: the job's folder, with the file request.json.
+        fileno: the number of the connection to the process that waits for the ranks.
+        node: the number of the node.
+    """
     caller = socket.socket(fileno=int(fileno))
     request = json.loads((Path(folder) / "request.json").read_text())
     status = 1
     try:
-        port = _port(caller, folder)
+        port = _received_port(caller, folder)
         _choose_devices(request, int(node))
         if virtual := request["virtual"]:
             share(virtual["gpus"], virtual["like"], virtual["memory"])
         store = TCPStore(ADDRESS, port, is_master=port == 0, wait_for_workers=False)
-        messages.send(
-            caller,
-            port=store.port,
-            devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu",
-        )
-        _name_interface()
-        _renew_stores()
-        _report_exits(caller)
+        devices = "cpu" if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else "cuda"
+        messages.send(caller, port=store.port, devices=devices)
+        _let_gloo_use_local_network()
+        _make_new_store_for_each_attempt()
+        _report_exit_codes(caller)
         if forkserver.is_here():
             _fork_ranks()
-        _look_often()
+        _meet_quickly()
         run.main(_torchrun_arguments(request, folder, store.port))
         status = 0
     except ChildFailedError:
-        pass  # reported rank by rank
+        pass  # the ranks have reported it
     except RefusedError as error:
         messages.send(caller, refused=error.args)
     except Exception as error:
         messages.send(caller, refused=("start", f"{type(error).__name__}: {error}"))
     stay_until_cleared(caller)
     sys.stdout.flush()
-    os._exit(status)  # with its threads and its store
+    os._exit(status)  # also ends the threads and the store
 
 
-def _port(caller: socket.socket, folder: str) -> int:
-    """Where the agents of this job meet, as the caller says: 0 for the agent that chooses a port."""
+def _received_port(caller: socket.socket, folder: str) -> int:
+    """Return the port at which the agents meet. The first agent receives 0 and chooses a port."""
     try:
         port: int = messages.receive(caller)["port"]
     except (OSError, EOFError):
@@ -84,37 +89,45 @@ def _port(caller: socket.socket, folder: str) -> int:
 
 
 def _choose_devices(request: dict[str, Any], node: int) -> None:
-    """Let the ranks see the GPUs of this machine, a part for each node, if there is one for each rank; otherwise none."""
-    ranks, wish = request["ranks_of_node"], "cpu" if request["virtual"] else request["devices"]
-    count = torch.cuda.device_count() if wish != "cpu" else 0
+    """Let the ranks of this node see their GPUs if there is a GPU per rank, and else none.
+
+    Raises RefusedError if the request demands more GPUs than there are.
+    """
+    ranks = request["ranks_of_node"]
     needed = ranks * request["nodes"]
-    if wish == "cuda" and count < needed:
+    asked = "cpu" if request["virtual"] else request["devices"]
+    count = 0 if asked == "cpu" else torch.cuda.device_count()
+    if asked == "cuda" and count < needed:
         raise RefusedError(
             "start", f'devices="cuda" asks for {needed} real CUDA GPUs, and PyTorch sees {count}'
         )
     if count < needed:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif request["nodes"] > 1:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+        every_number = ",".join(map(str, range(count)))
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", every_number).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(seen[node * ranks : (node + 1) * ranks])
 
 
-def _name_interface() -> None:
-    """Gloo shall use the network that the agents met on. Left alone, it goes by the machine's name."""
+def _let_gloo_use_local_network() -> None:
+    """Let gloo use the network interface on which the agents meet.
+
+    By default gloo looks up the machine's name, which may have no address.
+    """
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == ADDRESS for entry in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             return
 
 
-def _renew_stores() -> None:
-    """Have torchrun's agent, which keeps the store in which the ranks meet, make a new one whenever it starts them again.
+def _make_new_store_for_each_attempt() -> None:
+    """Let torchrun make a new store whenever it starts all ranks again.
 
-    In the store of the first start, they would look for the ranks that have ended: their addresses are still there.
+    In the store of an earlier attempt, ranks would find the addresses of ranks that have ended.
     """
     handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
     join = handler.next_rendezvous
-    kept = []  # so that each start has a port of its own
+    kept = []  # so that each store has a port of its own
 
     def next_rendezvous(self: Any) -> Any:
         self._bootstrap_store_info = None
@@ -125,40 +138,45 @@ def _renew_stores() -> None:
     handler.next_rendezvous = next_rendezvous
 
 
-def _report_exits(caller: socket.socket) -> None:
-    """Have torchrun's agent report how its ranks ended, whenever one failed: by itself it only reports the last time."""
+def _report_exit_codes(caller: socket.socket) -> None:
+    """Let torchrun report the exit codes whenever ranks fail.
+
+    By itself, torchrun reports them only after the last attempt.
+    """
 
     class Agent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: Any) -> Any:
             result = super()._monitor_workers(worker_group)
             if result.is_failed():
-                messages.send(
-                    caller,
-                    exits={failure.pid: failure.exitcode for failure in result.failures.values()},
-                )
+                failures = result.failures.values()
+                messages.send(caller, exits={failure.pid: failure.exitcode for failure in failures})
             return result
 
-    launcher.api.LocalElasticAgent = Agent  # type: ignore[misc]  # as torchrun looks it up when it starts
+    # torchrun looks up this name when it starts.
+    launcher.api.LocalElasticAgent = Agent  # type: ignore[misc]
 
 
 def _fork_ranks() -> None:
-    """Have torchrun start its ranks as copies of the fork server: not of this process, which has threads and may have touched a GPU."""
+    """Let torchrun start its ranks as copies of the fork server.
+
+    Copies of this process would not do, because it has threads and may have used a GPU.
+    """
     start_afresh = SubprocessHandler._popen
 
     def popen(self: Any, args: tuple, env: dict[str, str]) -> Any:
-        if args[:3] != (
-            sys.executable,
-            "-u",
-            _RANK,
-        ):  # with a command before it that binds it to a processor, or with another Python
+        # The command differs if it binds the rank to a processor, or uses another Python.
+        if args[:3] != (sys.executable, "-u", _RANK):
             return start_afresh(self, args, env)
         return forkserver.popen(args[2:], env, with_caller=True)
 
     SubprocessHandler._popen = popen  # type: ignore[method-assign]
 
 
-def _look_often() -> None:
-    """Have the nodes look for each other often: torchrun's look once a second, because their store may be far."""
+def _meet_quickly() -> None:
+    """Let torchrun look for the other nodes often.
+
+    By default it looks once per second, because the store may be on another machine.
+    """
     rendezvous: Any = dynamic_rendezvous
     rendezvous._delay = lambda seconds: time.sleep(PAUSE)
     rendezvous._BackendRendezvousStateHolder = partial(
@@ -176,9 +194,9 @@ def _torchrun_arguments(request: dict[str, Any], folder: str, port: int) -> list
         f"--rdzv-conf=is_host=0,join_timeout={JOINING},read_timeout={JOINING}",
         "--rdzv-id=labkit",
         f"--local-addr={ADDRESS}",
-        f"--log-dir={folder}",  # it makes a folder there, wherever the output goes
+        f"--log-dir={folder}",  # torchrun makes a folder there, even if it logs nothing
         _RANK,
-        folder,  # of the request, which has the script's arguments: torchrun would parse them
+        folder,  # torchrun would parse the script's arguments, so they are in the request
     ]
 
 

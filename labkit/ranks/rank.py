@@ -1,4 +1,7 @@
-"""The program that torchrun starts for each rank: it introduces itself to the process that waits, then runs the script as Python would."""
+"""The program that torchrun starts for each rank.
+
+It connects to the process that waits for the ranks. Then it runs the script as Python would.
+"""
 
 import ctypes
 import faulthandler
@@ -17,9 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-)  # for this kit, not one installed
+# Import this kit, even if another one is installed.
+sys.path.insert(0, str(Path(__file__).absolute().parents[2]))
 from labkit.processes import messages
 from labkit.processes.supervision import end_before_others, leave
 from virtualgpu.cluster import Cluster
@@ -30,8 +32,8 @@ from virtualgpu.script import run_script
 sys.path.pop(0)
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-HEARD = 10.0  # seconds for the process that waits to read of an error
-HIGH = 512  # a number of a file above those of connections
+HEARD = 10.0  # seconds for the process that waits to take the report of an error
+HIGH = 512  # a file descriptor above those of the connections between ranks
 
 
 def main(folder: str) -> None:
@@ -41,31 +43,15 @@ def main(folder: str) -> None:
     its variable `result`.
     """
     _end_with_torchrun()
-    reports, output = _connect(folder, "reports"), _connect(folder, "output")
-    for stream in (1, 2):
-        os.dup2(output.fileno(), stream)
-    output.close()
+    reports = _connect(folder, "reports")
+    with _connect(folder, "output") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
     stacks = open(os.path.join(folder, f"stacks-{os.getpid()}"), "w")  # noqa: SIM115
-    faulthandler.register(signal.SIGUSR1, stacks)  # it stays open for the signal
+    faulthandler.register(signal.SIGUSR1, stacks)  # the file stays open for the signal
     request = json.loads(Path(folder, "request.json").read_text())
-    script, module, virtual = request["script"], request["module"], request["virtual"]
-    if request["simulated"] is not None:
-        _simulate(folder, request["simulated"], virtual)
-    elif virtual is not None:
-        before, tempfile.tempdir = (
-            tempfile.tempdir,
-            folder,
-        )  # its nvidia-smi goes with the job, even if this process is killed
-        gpus = use(
-            virtual["gpus"],
-            virtual["like"],
-            virtual["memory"],
-            virtual["values"],
-            host=virtual["host"],
-        )
-        tempfile.tempdir = before
-        set_up_for_times(gpus, virtual["time"])
-        gpus.machine.cluster = Cluster(virtual["gpus"], virtual["network"])
+    script, module = request["script"], request["module"]
+    _set_up_gpu(folder, request)
     try:
         with _traced(folder, request["trace"]):
             run_script(module or script, request["arguments"], module is not None)
@@ -78,25 +64,37 @@ def main(folder: str) -> None:
     except BaseException as error:
         messages.send(reports, ended="raised", **_described(error, os.path.abspath(script)))
         _wait_until_heard(reports)
-        leave(1)  # without the traceback: the process that waits for this one prints the first
+        leave(1)  # prints no traceback, because the process that waits prints the first one
     else:
         messages.send(reports, **_returned())
         leave(0)
 
 
-def _simulate(folder: str, world: dict[str, Any], virtual: dict[str, Any]) -> None:
-    """Make this process rank 0 of the simulated world that the request describes."""
-    from virtualgpu import simulated_world
-
-    before, tempfile.tempdir = tempfile.tempdir, folder
+def _set_up_gpu(folder: str, request: dict[str, Any]) -> None:
+    """Put the virtual GPU in use that the request asks for, if any."""
+    virtual, world = request["virtual"], request["simulated"]
+    if virtual is None:
+        return
     like, memory = virtual["like"], virtual["memory"]
-    simulated_world.set_up(**world, rank=0, like=like, memory=memory, tell=lambda sentence: None)
+    before = tempfile.tempdir
+    tempfile.tempdir = folder  # nvidia-smi is deleted with the job, even if this process is killed
+    if world is not None:
+        from virtualgpu import simulated_world
+
+        simulated_world.set_up(
+            **world, rank=0, like=like, memory=memory, tell=lambda sentence: None
+        )
+        tempfile.tempdir = before
+        return
+    gpus = use(virtual["gpus"], like, memory, virtual["values"], host=virtual["host"])
     tempfile.tempdir = before
+    set_up_for_times(gpus, virtual["time"])
+    gpus.machine.cluster = Cluster(virtual["gpus"], virtual["network"])
 
 
 @contextmanager
 def _traced(folder: str, asked: bool) -> Iterator[None]:
-    """Leave a recording of the block in the folder, also where an exception ends it, if this is asked for."""
+    """Record the block if asked to, and save the trace in the folder, even after an exception."""
     if not asked:
         yield
         return
@@ -110,41 +108,50 @@ def _traced(folder: str, asked: bool) -> Iterator[None]:
 
 
 def _end_with_torchrun() -> None:
-    """Linux kills this process when its parent is gone, torchrun's agent or the fork server, and before a
-    notebook's when memory runs out."""
+    """Let Linux kill this process when its parent ends, which is torchrun or the fork server.
+
+    When memory runs out, Linux kills this process before a notebook's.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     end_before_others()
 
 
 def _connect(folder: str, purpose: str) -> socket.socket:
+    """Return a connection to the process that waits. Its purpose is "reports" or "output"."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.path.join(folder, "ranks"))
     if purpose == "reports":
-        # Linux lets go of the files of a process that dies from the last to the first: of this before its connections to other ranks.
+        # Linux closes the files of a dying process from the last to the first. This one is to be
+        # closed before the connections to other ranks, so that nobody seems to fail earlier.
         above = min(HIGH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         with connection as low:
             connection = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, above))
-    # Each agent counts its own ranks' failures alone; but the ranks of all nodes meet at one port, each time at a new one.
-    attempt = os.environ[
-        "TORCHELASTIC_RESTART_COUNT" if os.environ["GROUP_WORLD_SIZE"] == "1" else "MASTER_PORT"
-    ]
-    messages.send(
-        connection, purpose=purpose, rank=int(os.environ["RANK"]), pid=os.getpid(), attempt=attempt
-    )
+    # Each agent counts only the failures of its own ranks. With several nodes, the port names the
+    # attempt, because the ranks of all nodes meet at the same port, which is new in each attempt.
+    if os.environ["GROUP_WORLD_SIZE"] == "1":
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    else:
+        attempt = os.environ["MASTER_PORT"]
+    rank = int(os.environ["RANK"])
+    messages.send(connection, purpose=purpose, rank=rank, pid=os.getpid(), attempt=attempt)
     return connection
 
 
 def _wait_until_heard(reports: socket.socket) -> None:
-    """Before this process ends, and torchrun with it the others: who waits for it looks where those are that it waited for in vain."""
+    """Wait until the other process has read all reports, which it shows by closing the connection.
+
+    When this process ends, torchrun ends the other ranks. Before that, the process that waits
+    looks at the stacks of ranks for which this one waited in vain.
+    """
     with suppress(OSError):
         reports.shutdown(socket.SHUT_WR)
         reports.settimeout(HEARD)
-        reports.recv(1)  # it closes the connection
+        reports.recv(1)
 
 
 def _returned() -> dict[str, Any]:
-    """The script's variable `result`, if it left one. Tensors and arrays become lists."""
+    """Return the report of a script that has ended, with its variable `result`."""
     value = vars(sys.modules["__main__"]).get("result")
     try:
         text = json.dumps(value, default=_as_lists)
@@ -154,24 +161,26 @@ def _returned() -> dict[str, Any]:
 
 
 def _as_lists(value: Any) -> Any:
+    """Return a tensor or an array as nested lists. Raise TypeError for another type."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"it holds a {type(value).__name__}")
     return value.tolist()
 
 
 def _described(error: BaseException, script: str) -> dict[str, Any]:
-    """As text. The traceback begins at the script's own first line."""
+    """Return an exception as plain data. Its traceback begins at the first line of the script."""
     report = traceback.TracebackException.from_exception(error)
-    own = [frame.filename for frame in report.stack]
-    report.stack[:] = report.stack[own.index(script) if script in own else 0 :]
+    files = [frame.filename for frame in report.stack]
+    line = None
+    if script in files:
+        report.stack[:] = report.stack[files.index(script) :]
+        line = [frame.lineno for frame in report.stack if frame.filename == script][-1]
     module, name = type(error).__module__, type(error).__qualname__
     return {
         "time": time.monotonic(),
         "type": name if module in ("builtins", "__main__") else f"{module}.{name}",
         "text": str(error),
-        "line": next(
-            (frame.lineno for frame in reversed(report.stack) if frame.filename == script), None
-        ),
+        "line": line,
         "traceback": "".join(report.format()),
     }
 
