@@ -1,7 +1,7 @@
-"""Child processes for experiments and checks: soon ready, and gone with the block that started them, however it ends.
+"""Child processes for experiments and checks. They start quickly and end with their block.
 
-A server process imports torch once, and what virtual GPUs need; each child is a copy of it that has not touched a GPU. The server, which
-Python's multiprocessing runs, ends with this process.
+A server process imports torch and what virtual GPUs need. Each child is a copy of the server and
+has not used a GPU yet. Python's multiprocessing runs the server, which ends with this process.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,18 +11,21 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-PATIENCE = 60.0  # seconds in which a child ends that has nothing left to do
+PATIENCE = 60.0  # seconds for a child to end when it has nothing left to do
 
 
 def context() -> BaseContext:
-    """What children, queues and pipes are made with: `forkserver`, or `spawn` on a system that cannot fork."""
-    import torch.multiprocessing  # here, for not every process that uses this package needs torch
+    """Return the context that makes children, queues and pipes.
+
+    It is `forkserver`, or `spawn` on a system that cannot fork.
+    """
+    import torch.multiprocessing  # not every process that imports this module needs torch
 
     if "forkserver" not in torch.multiprocessing.get_all_start_methods():
         return torch.multiprocessing.get_context("spawn")
     chosen = torch.multiprocessing.get_context("forkserver")
-    preload = ["labkit.processes.preload", "virtualgpu.preload"]
-    chosen.set_forkserver_preload(preload)  # heeded by a server that is not yet running
+    # This has no effect if a server is already running.
+    chosen.set_forkserver_preload(["labkit.processes.preload", "virtualgpu.preload"])
     return chosen
 
 
@@ -30,14 +33,22 @@ def context() -> BaseContext:
 def children(
     function: Callable[..., None], arguments: Iterable[tuple[Any, ...]]
 ) -> Iterator[list[BaseProcess]]:
-    """One child for each tuple of `arguments`, in which `function`, importable by its name, runs with them.
+    """Start a child for each tuple of arguments, and wait for the children at the end of the block.
 
-    The block ends when all have ended; they are killed where it ends in an exception, or `PATIENCE` runs out.
+    They are killed if the block raises an exception, or if they run for more than PATIENCE seconds
+    after it.
+
+    Args:
+        function: the function that each child calls. A child imports it by its name.
+        arguments: the arguments of each call.
     """
     started: list[BaseProcess] = []
     try:
         for each in arguments:
-            process = context().Process(target=function, args=each, daemon=True)  # type: ignore[attr-defined]  # of each kind of context
+            # Every kind of context has `Process`, but their base class does not declare it.
+            process = context().Process(  # type: ignore[attr-defined]
+                target=function, args=each, daemon=True
+            )
             process.start()
             started.append(process)
         yield started
@@ -52,10 +63,13 @@ def children(
 
 @cache
 def start_server() -> None:
-    """Start the server, and wait until it has imported torch, so that no later child has to; on a slow machine that takes long."""
+    """Start the server, and wait until it has imported torch, so that no later child has to wait.
+
+    This takes long on a slow machine.
+    """
     with children(_nothing, [()]):
         pass
 
 
 def _nothing() -> None:
-    """What the first child does."""
+    """Do nothing, in the first child."""

@@ -1,7 +1,8 @@
-"""Functions that a cell or a script defines, sent to another process by value, as cloudpickle does.
+"""Send functions that a cell or a script defines to another process, as cloudpickle does.
 
-Newer versions of cloudpickle (3.1.3) send code without the name of its file, so that a traceback there could not show a line of it.
-Sender and receiver run the same Python, so code goes as Python itself stores it, with the name.
+Newer versions of cloudpickle (3.1.3) send code without the name of its file, so that a traceback in
+the other process shows no lines of the code. Both processes run the same Python. So this module
+sends code in Python's own format, which has the name.
 """
 
 import io
@@ -13,16 +14,20 @@ import cloudpickle
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's, except that code keeps the name of its file."""
+    """cloudpickle's pickler, except that code keeps the name of its file."""
 
     def reducer_override(self, value: Any) -> Any:
+        """Return how to pickle a value. The pickle module calls this method."""
         if isinstance(value, CodeType):
             return marshal.loads, (marshal.dumps(value),)
         return super().reducer_override(value)
 
 
 def dumps(value: Any) -> bytes:
-    """`value` pickled; `pickle.loads` reads it. Raises what a part of it that cannot be pickled raises."""
+    """Pickle a value. `pickle.loads` reads the result.
+
+    A part that cannot be pickled raises an exception of its own kind, such as TypeError.
+    """
     file = io.BytesIO()
     Pickler(file, protocol=5).dump(value)
     return file.getvalue()

@@ -1,4 +1,7 @@
-"""Messages between processes: JSON after its length, so that nothing but plain data ever arrives."""
+"""Messages between processes.
+
+A message is JSON, with its length before it. So a message contains only plain data.
+"""
 
 import contextlib
 import json
@@ -7,13 +10,15 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-_HEAD = struct.Struct(">I")
-# Of this module: a notebook may replace `json.dumps` and `json.loads` by functions with other settings.
+_HEAD = struct.Struct(">I")  # the length of the JSON, in bytes
+# A notebook may replace `json.dumps` and `json.loads`, so this module has its own.
 _ENCODER, _DECODER = json.JSONEncoder(), json.JSONDecoder()
+
+Receive = Callable[[socket.socket, int], bytes]
 
 
 class MessageError(Exception):
-    """The bytes that arrived are not a message."""
+    """Error of bytes that are not a message."""
 
 
 def written(message: Any) -> str:
@@ -22,12 +27,17 @@ def written(message: Any) -> str:
 
 
 def packed(message: Any) -> bytes:
+    """Return the bytes of a message, which begin with its length."""
     text = written(message).encode()
     return _HEAD.pack(len(text)) + text
 
 
 def unpacked(text: bytes | bytearray) -> Any:
-    """The message. Raises MessageError for anything but JSON: too deep, not UTF-8, numbers of thousands of digits."""
+    """Return the message that the JSON contains.
+
+    Raises MessageError for bytes that are not UTF-8 or not JSON, for JSON that is nested too
+    deeply, and for numbers with thousands of digits.
+    """
     try:
         return _DECODER.decode(text.decode())
     except (ValueError, RecursionError) as error:
@@ -35,23 +45,26 @@ def unpacked(text: bytes | bytearray) -> Any:
 
 
 def send(connection: socket.socket, /, **message: Any) -> None:
-    """Send a message, unless the connection is closed, here or at the other end."""
+    """Send a message. Do nothing if one of the two ends is closed."""
     with contextlib.suppress(OSError):
         connection.sendall(packed(message))
 
 
-def receive(
-    connection: socket.socket, recv: Callable[[socket.socket, int], bytes] = socket.socket.recv
-) -> Any:
-    """Wait for one message. Raises EOFError when the other end has closed."""
-    return unpacked(
-        _exactly(connection, _HEAD.unpack(_exactly(connection, _HEAD.size, recv))[0], recv)
-    )
+def receive(connection: socket.socket, recv: Receive = socket.socket.recv) -> Any:
+    """Wait for a message and return it.
+
+    Raises EOFError if the other end is closed, and MessageError if the bytes are not JSON.
+
+    Args:
+        connection: where the message comes from.
+        recv: the function that receives bytes.
+    """
+    head = _received(connection, _HEAD.size, recv)
+    return unpacked(_received(connection, _HEAD.unpack(head)[0], recv))
 
 
-def _exactly(
-    connection: socket.socket, count: int, recv: Callable[[socket.socket, int], bytes]
-) -> bytes:
+def _received(connection: socket.socket, count: int, recv: Receive) -> bytes:
+    """Return exactly `count` bytes."""
     received = bytearray()
     while len(received) < count:
         data = recv(connection, min(count - len(received), 1 << 20))
@@ -62,42 +75,51 @@ def _exactly(
 
 
 class Inbox:
-    """Bytes as they come in, until they make a message of at most `largest` bytes."""
+    """Bytes that have come in and are not yet taken as messages.
+
+    Args:
+        largest: the most bytes that a message may have.
+    """
 
     def __init__(self, largest: int = 1 << 32) -> None:
         self._largest, self._received = largest, bytearray()
 
     @property
     def empty(self) -> bool:
+        """Whether all bytes have been taken."""
         return not self._received
 
     def add(self, data: bytes) -> None:
-        """Raises MessageError as soon as a message turns out to be too long."""
+        """Add bytes. Raise MessageError as soon as they announce a message that is too long."""
         self._received += data
-        if (
-            len(self._received) >= _HEAD.size
-            and _HEAD.unpack_from(self._received)[0] > self._largest
-        ):
+        length = self._length()
+        if length is not None and length > self._largest:
             raise MessageError("too long")
 
     def take(self) -> Any:
-        """The first message, or None when it is not complete. Raises MessageError."""
+        """Return the first message, or None if it is not complete. Raise MessageError."""
         text = self.take_text()
         return None if text is None else unpacked(text)
 
     def take_text(self) -> bytes | None:
-        """The bytes of the first message, or None when it is not complete."""
-        if len(self._received) < _HEAD.size:
+        """Return the JSON of the first message, or None if the message is not complete."""
+        length = self._length()
+        if length is None or len(self._received) < _HEAD.size + length:
             return None
-        end = _HEAD.size + _HEAD.unpack_from(self._received)[0]
-        if len(self._received) < end:
-            return None
+        end = _HEAD.size + length
         text = bytes(self._received[_HEAD.size : end])
         del self._received[:end]
         return text
 
     def take_rest(self) -> bytes:
-        """All bytes that are left: what follows the last message is something else."""
+        """Return all bytes that are left, which are not a message."""
         rest = bytes(self._received)
         self._received.clear()
         return rest
+
+    def _length(self) -> int | None:
+        """Return the length of the first message, or None if it is not known yet."""
+        if len(self._received) < _HEAD.size:
+            return None
+        length: int = _HEAD.unpack_from(self._received)[0]
+        return length

@@ -1,6 +1,7 @@
-"""What all processes that the kit starts have in common: how they are started, found, listened to and ended.
+"""Start, listen to, find and end the processes that the kit starts.
 
-A job's processes have the job's folder in their environment. So all of them are found and killed, also those that have left their session.
+Every process of a job has the job's folder in its environment. So all processes of a job are found
+and killed, even if they have left their session.
 """
 
 import atexit
@@ -21,14 +22,14 @@ from typing import Any, NoReturn
 
 import psutil
 
-JOB_VARIABLE = "LABKIT_ISOLATED"  # the environment variable that holds the folders of the jobs to which a process belongs
-KIT = os.path.dirname(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-)  # the folder from which this kit is imported
-KILLING = 10.0  # seconds until the system has ended what was killed
-LOOK = 0.05  # seconds between looks at a process that has closed everything
-KEPT = 512 << 10  # bytes of output kept of its beginning, and of its end
-CHUNK = 64 << 10  # bytes: what a pipe holds
+# The environment variable with the folders of the jobs to which a process belongs.
+JOB_VARIABLE = "LABKIT_ISOLATED"
+# The folder from which this kit is imported.
+KIT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+KILLING = 10.0  # seconds for the system to end a process that was killed
+LOOK = 0.05  # seconds between looks at a process that has closed its connections
+KEPT = 512 << 10  # bytes kept of the beginning of an output, and of its end
+CHUNK = 64 << 10  # bytes in a pipe
 
 
 # Starting
@@ -37,9 +38,12 @@ CHUNK = 64 << 10  # bytes: what a pipe holds
 def start_connected(
     command: Sequence[str], kind: int = socket.SOCK_STREAM, **options: Any
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Start a process in a session of its own, without input, and return it with a connection to it.
+    """Start a process in its own session, without input, and return it with a connection to it.
 
-    The number of the process's end of the connection is the last argument of its command. `options` are those of `subprocess.Popen`.
+    Args:
+        command: the command. The process finds the number of its connection as the last argument.
+        kind: the type of the socket.
+        options: arguments of `subprocess.Popen`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     try:
@@ -58,16 +62,17 @@ def start_connected(
 
 
 def rank_environment(folder: str) -> dict[str, str]:
-    """Return the environment of a process of the job in `folder`. All of them share a fork server.
+    """Return the environment of a process of the job in `folder`.
 
-    A job within another one belongs to both.
+    It is the same for all processes of a job, so they share a fork server. A job that runs within
+    another job belongs to both.
     """
     jobs = filter(None, [os.environ.get(JOB_VARIABLE), folder])
     return {
         "OMP_NUM_THREADS": "1",
         **os.environ,
         JOB_VARIABLE: " ".join(jobs),
-        "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0",  # or CUDA would write the GPU's memory to a file
+        "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0",  # CUDA would write a GPU's memory to a file
     }
 
 
@@ -85,16 +90,17 @@ def end_before_others() -> None:
 
 
 class KeptOutput:
-    """The first and the last `KEPT` bytes of a stream."""
+    """The first and the last KEPT bytes of a stream."""
 
     def __init__(self) -> None:
         self.first, self.last, self.left_out = bytearray(), bytearray(), 0
 
     def add(self, data: bytes) -> None:
+        """Add the next bytes of the stream."""
         missing = KEPT - len(self.first)
         self.first += data[:missing]
         self.last += data[missing:]
-        if len(self.last) > 2 * KEPT:  # not at every write: cutting moves the rest
+        if len(self.last) > 2 * KEPT:  # not for each call, because a cut moves the rest
             self._cut()
 
     def _cut(self) -> None:
@@ -103,11 +109,12 @@ class KeptOutput:
         self.left_out += surplus
 
     def text(self) -> str:
+        """Return the stream as text. A note says how much is left out of its middle."""
         self._cut()
         if not self.left_out:
             return (self.first + self.last).decode(errors="replace")
-        # The cuts may lie within a character.
         note = f"\n[... {self.left_out / (1 << 20):.1f} MiB of output left out ...]\n"
+        # A cut may be within a character.
         return self.first.decode(errors="ignore") + note + self.last.decode(errors="ignore")
 
 
@@ -115,21 +122,19 @@ class KeptOutput:
 
 
 def processes_of(folder: str) -> list[psutil.Process]:
-    """The living processes of the job in `folder`, and what they started, wherever that went. A zombie has no environment any more."""
+    """Return the running processes of the job in `folder`, and all that they started."""
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
-            if (
-                folder in process.environ().get(JOB_VARIABLE, "")
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
+            belongs = folder in process.environ().get(JOB_VARIABLE, "")
+            if belongs and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of this number that has not ended."""
+    """Return whether a process with this number exists and has not ended."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -137,11 +142,15 @@ def is_running(pid: int) -> bool:
 
 
 def kill_job(folder: str) -> None:
-    """Kill the processes of the job in `folder`, but for the one that calls this; return when all are gone."""
+    """Kill the processes of the job in `folder` and wait for their end.
+
+    The process that calls this function is not killed.
+    """
     deadline = time.monotonic() + KILLING
-    while (
-        alive := [process for process in processes_of(folder) if process.pid != os.getpid()]
-    ) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        alive = [process for process in processes_of(folder) if process.pid != os.getpid()]
+        if not alive:
+            return
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -149,10 +158,15 @@ def kill_job(folder: str) -> None:
 
 
 def end_with_caller(connection: socket.socket, folder: str) -> None:
-    """Start a thread that ends this process, and clears up its job, when the caller's end of the connection closes.
+    """Start a thread that waits for the death of the caller, and then ends the job.
 
-    From now on the caller sends nothing. The connection closes before that only when the caller has died, so nobody else clears up. Of
-    several processes of one job only the first to rename the folder does: they would kill each other first.
+    The caller sends nothing from now on, so the connection closes only if the caller has died.
+    Then nobody else removes the folder. Among several processes of a job, only the first to rename
+    the folder clears up, because otherwise they would kill each other first.
+
+    Args:
+        connection: the connection to the caller.
+        folder: the folder of the job to which this process belongs.
     """
 
     def wait() -> None:
@@ -161,7 +175,7 @@ def end_with_caller(connection: socket.socket, folder: str) -> None:
         with contextlib.suppress(OSError):
             ended = f"{folder}-ended"
             os.rename(folder, ended)
-            kill_job(folder)  # what still writes would keep the folder from going
+            kill_job(folder)  # before the removal, because processes may still write files
             shutil.rmtree(ended, ignore_errors=True)
         os.killpg(os.getpid(), signal.SIGKILL)
 
@@ -169,18 +183,21 @@ def end_with_caller(connection: socket.socket, folder: str) -> None:
 
 
 def stay_until_cleared(connection: socket.socket) -> None:
-    """Call this before a process ends. Where its caller has died, the thread of `end_with_caller` still clears up, and then ends it."""
+    """Wait if the caller has died, so that the thread of `end_with_caller` can clear up.
+
+    The thread then ends this process. Call this function before a process ends.
+    """
     with contextlib.suppress(OSError):
         if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
             time.sleep(2 * KILLING)
 
 
 def leave(status: int) -> NoReturn:
-    """End this process as Python does, but leave the interpreter to the system.
+    """End this process as Python does, but do not take down the interpreter.
 
-    Taking down an interpreter with torch in it takes a third of a second. A thread of C++ that then still releases a Python object is
-    stopped in the middle, and aborts the process. And other ranks would see their connections close before this process has ended, fail,
-    and have torchrun stop this process with them.
+    With torch, taking it down takes a third of a second. A thread of C++ that still releases a
+    Python object would abort the process. Other ranks would see their connections close before this
+    process has ended. They would fail, and torchrun would stop this process too.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -188,5 +205,6 @@ def leave(status: int) -> NoReturn:
         with contextlib.suppress(Exception):  # the program may have closed it
             stream.flush()
     ctypes.CDLL(None).fflush(None)  # what C code has written
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the system, too, closes the connections first
+    # The system closes the connections first, so torchrun could still stop this process.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os._exit(status)
