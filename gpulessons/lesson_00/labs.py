@@ -285,7 +285,7 @@ class MemoryPanel(Panel):
         self._set_buttons()
 
     def _stop_clicked(self) -> None:
-        self._keyboard_goes_to(self.start_button)
+        self._focus(self.start_button)
         self.stop()
 
     def figure(self) -> Figure:

@@ -1,6 +1,7 @@
-"""What all labs share: first a prediction, then a run that can be stopped, then both in one figure.
+"""Widgets for labs. A lab asks for a prediction, runs an experiment, and shows both in a figure.
 
-Works with ipywidgets 7.7 and 8. Values are shown by HTML widgets only: Output widgets leave no stable text in a stored notebook.
+They work with ipywidgets 7.7 and 8. They show text with HTML widgets only, because Output widgets
+leave no stable text in a stored notebook.
 """
 
 import asyncio
@@ -23,42 +24,40 @@ from labkit.labs.experiment import Result, Run
 from labkit.labs.predictions import parse_prediction
 from labkit.labs.round_trip import PANEL, RoundTrip, picture_that_runs
 
-WRAP = {
-    "flex_flow": "row wrap",
-    "align_items": "center",
-}  # not a Layout: each box makes one of its own of it
-
-# What a panel brings to the page that shows it, hidden: what ipywidgets leaves unseen is seen, and a list keeps its keys. Seen are links,
-# the arrows of lists in a dark theme, and which control has the keyboard's place: ipywidgets' own sign of it is a line of one pixel that
-# changes from grey to light blue. JupyterLab takes the arrows and letters that are typed in a list for its own shortcuts, which go to
-# another cell or delete this one (https://github.com/jupyter-widgets/ipywidgets/issues/3912), unless the list's element says otherwise. No
-# widget can set an element's attribute from Python: an empty picture does when the browser has read it.
+# Arguments of a layout. They are not a Layout, because each box needs a Layout of its own.
+WRAP = {"flex_flow": "row wrap", "align_items": "center"}
 PROGRAM = "labkit-program"  # class of a list whose lines are code
-_ARROW = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4' fill='none' stroke='white'/%3E%3C/svg%3E"
-_STYLE = (
-    """<style>
-.PANEL :is(button, input, select, [tabindex]):focus-visible { outline: 2px solid var(--jp-brand-color1, BLUE); outline-offset: -2px }
-.PANEL input[type=checkbox]:focus-visible { outline-offset: 1px }
-.PANEL .widget-checkbox { padding-left: 4px }
-.PROGRAM select { font-family: var(--jp-code-font-family, monospace) }
-.PANEL a { color: var(--jp-content-link-color, BLUE); text-decoration: underline }
-[data-jp-theme-light=false] .PANEL img DARK
-[data-jp-theme-light=false] .PANEL { --jp-widgets-dropdown-arrow: url("data:image/svg+xml,ARROW") }
-</style>""".replace("PANEL", PANEL)
-    .replace("PROGRAM", PROGRAM)
-    .replace("BLUE", BLUE)
-    .replace("DARK", IN_THE_DARK)
-    .replace("ARROW", _ARROW)
+
+# A panel brings a hidden style to the page. It makes visible what ipywidgets hardly shows: links,
+# the arrows of lists in a dark theme, and the control that has the keyboard focus, whose border
+# ipywidgets only changes from grey to light blue.
+_ARROW = (
+    "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
+    "%3Cpath d='M5 7l4 4 4-4' fill='none' stroke='white'/%3E%3C/svg%3E"
 )
-_KEYS = (
+_STYLE = f"""<style>
+.{PANEL} :is(button, input, select, [tabindex]):focus-visible {{
+  outline: 2px solid var(--jp-brand-color1, {BLUE}); outline-offset: -2px }}
+.{PANEL} input[type=checkbox]:focus-visible {{ outline-offset: 1px }}
+.{PANEL} .widget-checkbox {{ padding-left: 4px }}
+.{PROGRAM} select {{ font-family: var(--jp-code-font-family, monospace) }}
+.{PANEL} a {{ color: var(--jp-content-link-color, {BLUE}); text-decoration: underline }}
+[data-jp-theme-light=false] .{PANEL} img {IN_THE_DARK}
+[data-jp-theme-light=false] .{PANEL} {{
+  --jp-widgets-dropdown-arrow: url("data:image/svg+xml,{_ARROW}") }}
+</style>"""
+# JupyterLab takes the arrows and letters that are typed in a list for its own shortcuts, which go
+# to another cell or delete this one (https://github.com/jupyter-widgets/ipywidgets/issues/3912).
+# An attribute of the list's element prevents that. Python cannot set it, but a script can.
+_KEEP_KEYS = (
     f"this.closest('.{PANEL}')?.addEventListener('focusin', event => {{"
     " if (event.target.matches('select')) event.target.dataset.lmSuppressShortcuts = 'true' })"
 )
-_HIDDEN = _STYLE + picture_that_runs(_KEYS)
+_HIDDEN = _STYLE + picture_that_runs(_KEEP_KEYS)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of the kernel that runs this cell; None outside a notebook."""
+    """Return the event loop of the kernel that runs this cell, or None outside a notebook."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -67,9 +66,10 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 @contextmanager
 def interrupted_by(action: Callable[..., Any]) -> Iterator[None]:
-    """Let an interrupt of the kernel call `action` with a signal's arguments: between two cells the kernel would ignore it.
+    """Let an interrupt of the kernel call `action` with the arguments of a signal handler.
 
-    Other threads hear of no signals; there it changes nothing.
+    Between two cells, the kernel would ignore an interrupt. Only the main thread receives signals,
+    so this changes nothing in other threads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -78,22 +78,30 @@ def interrupted_by(action: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if (
-            signal.getsignal(signal.SIGINT) == action
-        ):  # else a cell has begun meanwhile, which puts its own back
+        # A cell that has begun meanwhile has set its own handler, and restores this one's.
+        if signal.getsignal(signal.SIGINT) == action:
             signal.signal(signal.SIGINT, before)
 
 
 class Panel(widgets.VBox):
-    """A box of widgets whose text in a stored notebook is always the same: its question, and how to bring it up.
+    """A box of widgets.
 
-    Its buttons' actions run on the kernel's event loop, in the main thread: JupyterLab hands clicks to another thread, and Colab
-    drops what other threads draw. Brought up again, it shows what the panel of this class and these arguments showed that was used last:
-    the browser forgets the old one when its page is loaded again, or its cell is run again.
+    Its text in a stored notebook is always the same: the question, and how to show the panel.
+
+    The actions of its buttons run on the kernel's event loop, in the main thread. JupyterLab hands
+    clicks to another thread, and Colab drops what other threads draw.
+
+    The browser forgets a panel when its page is loaded again or its cell is run again. A new panel
+    shows what the last used panel of the same class and arguments showed.
+
+    Attributes:
+        question: what the learner is to predict.
+        message: the widget for messages, in panels that use `_say`.
+        running: whether an experiment is running.
     """
 
     question: str
-    message: widgets.HTML  # of a panel that says something
+    message: widgets.HTML
     running = False
     _last_used: ClassVar[dict[tuple[type, str], "Panel"]] = {}
 
@@ -117,22 +125,24 @@ class Panel(widgets.VBox):
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.question} Run this cell to bring it up."
 
-    if hasattr(
-        widgets.Widget, "_repr_mimebundle_"
-    ):  # ipywidgets 8, which cuts the text after 110 characters
+    # ipywidgets 8 has this method, and shortens the text to 110 characters.
+    if hasattr(widgets.Widget, "_repr_mimebundle_"):
 
         def _repr_mimebundle_(self, **options: Any) -> Any:
             return super()._repr_mimebundle_(**options) | {"text/plain": repr(self)}
 
     def _used_before(self) -> Any:
-        """The panel of this class and these arguments that was used last, if there is one. From now on it is this one."""
+        """Return the last used panel of this class and arguments, or None.
+
+        From now on this panel is the last used one, unless the other one is still running.
+        """
         before = self._last_used.get(self._made_with)
         if before is None or not before.running:
             self._last_used[self._made_with] = self
         return before
 
     def _take_over(self, before: "Panel", *names: str) -> None:
-        """Attributes of the panel before; of widgets among them, their values."""
+        """Copy attributes of another panel. For a widget, copy its value."""
         for name in names:
             own, its = getattr(self, name), getattr(before, name)
             if isinstance(own, widgets.Widget):
@@ -147,14 +157,17 @@ class Panel(widgets.VBox):
 
         `at_once` is for an action that reads no value and must not wait.
         """
-        button.on_click(
-            lambda _: self._on_main_thread(
-                action if at_once else partial(self._round_trip.then, action)
-            )
-        )
+
+        def clicked(_: widgets.Button) -> None:
+            if at_once:
+                self._on_main_thread(action)
+            else:
+                self._on_main_thread(partial(self._round_trip.then, action))
+
+        button.on_click(clicked)
 
     def _when_entered(self, field: widgets.Text, action: Callable[[], None]) -> None:
-        """The Enter key does the same as the button beside the field."""
+        """Let the Enter key in a text field run the action, as a click on its button does."""
 
         def heard(_: widgets.Widget, content: Any, buffers: Any) -> None:
             if isinstance(content, dict) and content.get("event") == "submit":
@@ -163,9 +176,10 @@ class Panel(widgets.VBox):
         field.on_msg(heard)
 
     def _assign(self, widget: widgets.Widget, trait: str, value: Any, lock: bool = False) -> None:
-        """Set a trait that the learner can set too. The new value also replaces one that is on its way from the page.
+        """Set a trait that the learner can set too.
 
-        `lock` disables the widget until then, so that nothing the learner chooses meanwhile is replaced, too.
+        The new value also replaces a value that is on its way from the page. With `lock`, the
+        widget is disabled until then, so that the learner cannot choose something in between.
         """
         self._assignments[widget, trait] = assignment = object()
         if lock:
@@ -181,51 +195,70 @@ class Panel(widgets.VBox):
         self._round_trip.after_one(assign_again)
 
     def _offer(self, select: widgets.Widget, options: list[str], trait: str, value: Any) -> None:
-        """Show new options, one of them chosen. The select is disabled from before the page shows them until it has the choice."""
+        """Show new options in a list, and choose one of them.
+
+        The list is disabled until the page shows the choice.
+        """
         select.disabled = True
         select.options = options
         self._assign(select, trait, value, lock=True)
 
     def _on_main_thread(self, action: Callable[[], None]) -> None:
-        """Count the panel as used, and run the action on the kernel's event loop."""
+        """Make this panel the last used one, and run the action on the kernel's event loop."""
         self._last_used[self._made_with] = self
         self._call_on_main_thread(action)
 
     def _call_on_main_thread(self, action: Callable[[], None]) -> None:
-        """Run the action on the kernel's event loop; at once outside a notebook, where no loop runs."""
+        """Run the action on the kernel's event loop, or at once if no loop is running."""
         if self._loop is None or not self._loop.is_running():
             action()
         else:
             self._loop.call_soon_threadsafe(action)
 
-    def _keyboard_goes_to(self, button: widgets.Button) -> None:
-        """Called before the button in use is disabled, which would lose the keyboard's place. Needs ipywidgets 8."""
+    def _focus(self, button: widgets.Button) -> None:
+        """Give a button the keyboard focus, before the button that has it is disabled.
+
+        This needs ipywidgets 8.
+        """
         if hasattr(button, "focus"):
             button.focus()
 
     def _prediction_tested(self) -> None:
-        """Count a prediction whose outcome is there, among what the learner has done."""
+        """Add a prediction with a known outcome to the learner's progress."""
         progress_file.add(type(self).__name__, True)
 
     def _say(self, text: str, alert: bool = False) -> None:
-        """Show a message, which a screen reader reads out, with what stands between backticks in the font of code."""
-        told = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text))
-        self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{told}</p>'
+        """Show a message, which a screen reader reads out. Text in backticks is shown as code."""
+        html = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text))
+        if alert:
+            self.message.value = f'<p role="alert">⚠ {html}</p>'
+        else:
+            self.message.value = f'<p role="status">{html}</p>'
 
 
 class ExperimentPanel(Panel):
     """A panel that asks a question, takes a prediction, runs an experiment and shows both.
 
-    `labkit.Lab` is one for any function. Other subclasses give `question`, `unit` and the four
-    methods below.
+    `labkit.Lab` is such a panel for any function. Other subclasses define `question`, `unit` and
+    the four methods below.
+
+    Attributes:
+        unit: the unit of the prediction.
+        zero_is_possible: whether 0 is a possible prediction.
+        prediction: the learner's prediction, or None.
+        result: the result of the last run, or None.
+        task: the task in which the last run takes place, or None outside a notebook.
     """
 
     unit: str
-    _begun: ClassVar["ExperimentPanel | None"] = None  # the last that was run
-    zero_is_possible = False  # as a prediction
+    zero_is_possible = False
+    _last_started: ClassVar["ExperimentPanel | None"] = None
 
     def experiment(self) -> Run:
-        """Return the experiment, not yet begun."""
+        """Return the experiment, which has not started yet.
+
+        Raises ValueError if the learner's choices do not fit together.
+        """
         raise NotImplementedError
 
     def point(self, row: dict[str, Any]) -> str:
@@ -241,12 +274,32 @@ class ExperimentPanel(Panel):
         raise NotImplementedError
 
     def __init__(self, *choices: Sequence[widgets.ValueWidget]) -> None:
-        """`choices` stand under the question, row by row; they are read by `experiment`, which may refuse them with a ValueError."""
+        """Make the panel.
+
+        Args:
+            choices: rows of widgets below the question. The method `experiment` reads them.
+        """
         self._choices = [choice for row in choices for choice in row]
         self.prediction: float | None = None
         self.result: Result | None = None
         self.task: asyncio.Task | None = None
         self._stopping = self._interrupted = self._chosen_meanwhile = False
+        self._make_controls()
+        question = widgets.HTML(f"<p><b>{escape(self.question)}</b></p>")
+        rows = [widgets.HBox(list(row), layout={"flex_flow": "row wrap"}) for row in choices]
+        unit = widgets.Label(self.unit)
+        predict = widgets.HBox([self.answer, unit, self.predict_button], layout=WRAP)
+        run = widgets.HBox([self.run_button, self.stop_button, self.progress], layout=WRAP)
+        super().__init__([question, *rows, predict, run, self.message, self.picture])
+        self._ask()
+        self._bring_back(self._used_before())
+        # A prediction that is still on its way belongs to the choice before.
+        chosen = partial(self._round_trip.then, self._chosen)
+        for choice in self._choices:
+            choice.observe(lambda _: self._on_main_thread(chosen), "value")
+
+    def _make_controls(self) -> None:
+        """Make the widgets for the prediction, the run and the result, and connect the buttons."""
         self.answer = widgets.Text(
             description="Your prediction:",
             placeholder="a number",
@@ -269,43 +322,25 @@ class ExperimentPanel(Panel):
         self._when_clicked(self.run_button, self._start)
         self._when_clicked(self.stop_button, self._stop, at_once=True)
         self._when_entered(self.answer, self._predict)
-        super().__init__(
-            [
-                widgets.HTML(f"<p><b>{escape(self.question)}</b></p>"),
-                *(
-                    widgets.HBox(list(row), layout=widgets.Layout(flex_flow="row wrap"))
-                    for row in choices
-                ),
-                widgets.HBox(
-                    [self.answer, widgets.Label(self.unit), self.predict_button], layout=WRAP
-                ),
-                widgets.HBox([self.run_button, self.stop_button, self.progress], layout=WRAP),
-                self.message,
-                self.picture,
-            ]
-        )
-        self._ask()
-        self._bring_back(self._used_before())
-        for choice in self._choices:
-            # After whatever was entered before: a prediction that is still on its way belongs to the choice before.
-            choice.observe(
-                lambda _: self._on_main_thread(partial(self._round_trip.then, self._chosen)),
-                "value",
-            )
 
     def _bring_back(self, before: "ExperimentPanel | None") -> None:
-        """Its choices, prediction and result, if the same can be chosen now: another machine may have fewer GPUs."""
-        if before is None or any(
-            getattr(own, "options", None) != getattr(its, "options", None)
-            for own, its in zip(self._choices, before._choices, strict=True)
-        ):
+        """Show the choices, prediction and result of another panel.
+
+        Do nothing if its choices are not available now, for example on a machine with fewer GPUs.
+        """
+        if before is None:
             return
-        for own, its in zip(self._choices, before._choices, strict=True):
+        pairs = list(zip(self._choices, before._choices, strict=True))
+        for own, its in pairs:
+            if getattr(own, "options", None) != getattr(its, "options", None):
+                return
+        for own, its in pairs:
             own.value = its.value
         self._take_over(before, "answer", "prediction")
         if before.running:
             self._say(
-                "An earlier run of this lab goes on. Interrupt the kernel to stop it, and run this cell again to see its result."
+                "An earlier run of this lab continues. Interrupt the kernel to stop it. "
+                "Run this cell again to see its result."
             )
         else:
             self.progress.max = before.progress.max
@@ -313,16 +348,23 @@ class ExperimentPanel(Panel):
         self._set_buttons(running=False)
 
     def predicted(self, text: str) -> float:
-        """The number that was typed. Raises ValueError, saying what is allowed, for one that is no prediction."""
+        """Return the predicted number that a learner typed.
+
+        Raises ValueError, which says what to type, if the text is not a prediction.
+        """
         return parse_prediction(text, self.zero_is_possible)
 
     def _ask(self) -> None:
+        """Ask for a prediction."""
         self.prediction = None
         self._say("First predict, then run.")
         self._set_buttons(running=False)
 
     def _chosen(self) -> None:
-        """Ask for another prediction: a different choice needs one. While an experiment runs, ask after it."""
+        """Ask for another prediction, because the learner chose something else.
+
+        While an experiment runs, the panel asks after it.
+        """
         if self.running:
             self._chosen_meanwhile = True
         else:
@@ -330,12 +372,12 @@ class ExperimentPanel(Panel):
 
     def _predict(self) -> None:
         if not self.running and self._read_prediction():
-            assert self.prediction is not None  # which was just read
+            assert self.prediction is not None  # it was just read
             predicted = number_text(self.prediction, 6)
             self._say(f"You predict: {predicted} {self.unit}. Now press Run.")
 
     def _read_prediction(self) -> bool:
-        """Take the number in the box as the prediction. Return False, and say why, if the text is not a prediction."""
+        """Read the prediction from its text box. Show an error and return False if it is none."""
         try:
             self.prediction = self.predicted(self.answer.value)
         except ValueError as error:
@@ -345,24 +387,24 @@ class ExperimentPanel(Panel):
         return self.prediction is not None
 
     def _start(self) -> None:
-        """Begin the experiment. The prediction is the number that is in the box now."""
+        """Start the experiment with the prediction that is in the text box now."""
         if self.running or self.prediction is None or not self._read_prediction():
             return
-        begun = ExperimentPanel._begun
-        if (
-            begun is not None and begun.running
-        ):  # on the same GPUs each would count what the other does
+        last = ExperimentPanel._last_started
+        if last is not None and last.running:
+            # Both would measure the work of the other one on the same GPUs.
             self._say(
-                f"A {type(begun).__name__} runs: wait for its end, or stop it, and press Run again.",
+                f"{type(last).__name__} is still running. Stop it or wait until it has ended. "
+                "Then press Run again.",
                 alert=True,
             )
             return
-        ExperimentPanel._begun = self
+        ExperimentPanel._last_started = self
         self._stopping = self._interrupted = self._chosen_meanwhile = False
         self._assign(self.answer, "value", self.answer.value)
         try:
             run = self.experiment()
-        except Exception as error:  # whatever it is, the learner must see it
+        except Exception as error:  # the learner must see every error
             self._fail(error)
             return
         self.picture.value = ""
@@ -376,25 +418,24 @@ class ExperimentPanel(Panel):
 
     def _stop(self) -> None:
         self._stopping = True
-        self._keyboard_goes_to(self.run_button)
+        self._focus(self.run_button)
 
     def _interrupt(self, *_: Any) -> None:
         self._stopping = self._interrupted = True
 
     async def _run(self, run: Run) -> None:
-        """Step the experiment on the event loop, which hears of clicks between two points."""
+        """Run the experiment on the event loop, which handles clicks between two points."""
         end = object()
         with closing(self._steps(run)) as steps:
             while True:
-                with interrupted_by(
-                    self._interrupt
-                ):  # for each point anew: cells and clicks in between put their own back
+                # Again for each point, because a cell or click in between may set another handler.
+                with interrupted_by(self._interrupt):
                     if next(steps, end) is end:
                         return
                     await asyncio.sleep(0)
 
     def _steps(self, run: Run) -> Generator[None, None, None]:
-        """Measure point by point, yielding after each, and show what came of it."""
+        """Measure the points, yield after each one, and show the result."""
         try:
             with closing(run):
                 for row in run:
@@ -405,9 +446,8 @@ class ExperimentPanel(Panel):
                         break
             self._show(run)
         except Exception as error:
-            if (
-                self._interrupted
-            ):  # Jupyter interrupts the kernel's processes, too: theirs is no failure
+            # Jupyter also interrupts the processes of an experiment, whose errors then mean nothing.
+            if self._interrupted:
                 self._show(run)
             else:
                 self._fail(error)
@@ -417,26 +457,30 @@ class ExperimentPanel(Panel):
             self._set_buttons(running=False)
 
     def _show(self, run: Run) -> None:
-        assert self.prediction is not None  # Run does nothing without one
+        """Show the figure and the verdict on the prediction."""
+        assert self.prediction is not None  # an experiment starts only with a prediction
         self.result = run.result()
         self.progress.max = run.total  # a run may end earlier than it expected
         self.picture.value = self.draw(self.result, self.prediction).html
-        stopped = (
-            f"Stopped after {run.done} of {run.total} points. " if run.done < run.total else ""
-        )
-        self._say(stopped + self.verdict(self.result, self.prediction))
+        text = self.verdict(self.result, self.prediction)
+        if run.done < run.total:
+            text = f"Stopped after {run.done} of {run.total} points. {text}"
+        self._say(text)
         self._prediction_tested()
 
     def _fail(self, error: Exception) -> None:
+        """Show an error. A ValueError of a panel with choices says what to choose instead."""
         self.picture.value = ""
-        refused = self._choices and isinstance(error, ValueError)
-        self._say(
-            str(error) if refused else f"The experiment failed. {type(error).__name__}: {error}",
-            alert=True,
-        )
+        text = str(error)
+        if not self._choices or not isinstance(error, ValueError):
+            text = f"The experiment failed. {type(error).__name__}: {text}"
+        self._say(text, alert=True)
 
     def _set_buttons(self, running: bool) -> None:
-        """While the experiment runs, only Stop does something. Run stays as it is: a disabled button loses the keyboard's place."""
+        """Enable and disable the widgets. While the experiment runs, only Stop does something.
+
+        Run stays enabled then, because a button that is disabled loses the keyboard focus.
+        """
         self.running = running
         for widget in (self.predict_button, self.answer, *self._choices):
             widget.disabled = running
@@ -446,36 +490,41 @@ class ExperimentPanel(Panel):
 
 
 def choice(description: str, options: Sequence[Any], value: Any, width: str) -> widgets.Dropdown:
-    """A list to choose from: also for numbers, because the handle of an ipywidgets slider has no name that a screen reader could say.
+    """Return a list to choose from.
 
-    Raises ValueError for a value that is not among the options.
+    Numbers are chosen from a list too, because the handle of an ipywidgets slider has no name for
+    screen readers. Raises ValueError if the value is not among the options.
     """
-    layout = widgets.Layout(width=width, margin="2px 10px 2px 2px")
-    style = {"description_width": "initial"}
     return widgets.Dropdown(
         options=options,
         value=one_of(value, options),
         description=description,
-        style=style,
-        layout=layout,
+        style={"description_width": "initial"},
+        layout=widgets.Layout(width=width, margin="2px 10px 2px 2px"),
     )
 
 
 def switches(on: Sequence[str], names: Iterable[str], width: str) -> dict[str, widgets.Checkbox]:
-    """A box to tick for each name, ticked where the name is among `on`. Raises ValueError for a name that there is not."""
+    """Return a checkbox for each name.
+
+    The boxes of the names in `on` are checked. Raises ValueError if such a name does not exist.
+    """
     names = list(names)
     for name in on:
         one_of(name, names)
-    return {
-        name: widgets.Checkbox(
+    boxes = {}
+    for name in names:
+        boxes[name] = widgets.Checkbox(
             value=name in on, description=name, indent=False, layout={"width": width}
         )
-        for name in names
-    }
+    return boxes
 
 
 def one_of(value: Any, allowed: Iterable[Any]) -> Any:
-    """The value. Raises ValueError, which names the choices, for one that is none of them."""
-    if value not in (choices := list(allowed)):
-        raise ValueError(f"{value!r} is no choice here: there are {', '.join(map(repr, choices))}")
+    """Return the value. Raise ValueError, which lists the choices, if it is not allowed."""
+    choices = list(allowed)
+    if value not in choices:
+        raise ValueError(
+            f"{value!r} is not available. Choose one of {', '.join(map(repr, choices))}."
+        )
     return value

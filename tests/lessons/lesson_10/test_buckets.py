@@ -74,7 +74,7 @@ def test_what_is_no_choice_is_refused_before_a_rank_starts():
         ({"ranks": 3}, "2, 4, 8"),
         ({"link": ""}, "PCIe"),
     ):
-        with pytest.raises(ValueError, match=f"is no choice here: there are .*{there}"):
+        with pytest.raises(ValueError, match=rf"is not available\. Choose one of .*{there}"):
             bucket_step(**bad)
 
 
