@@ -446,7 +446,7 @@ class ExperimentPanel(Panel):
                         break
             self._show(run)
         except Exception as error:
-            # Jupyter also interrupts the processes of an experiment, whose errors then mean nothing.
+            # Jupyter also interrupts the processes of an experiment. Their errors mean nothing.
             if self._interrupted:
                 self._show(run)
             else:

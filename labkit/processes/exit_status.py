@@ -1,4 +1,4 @@
-"""The words for how a process ended, and the check of a stack that faulthandler wrote."""
+"""Say how a process ended, and check that faulthandler has written its stack."""
 
 import signal
 
@@ -13,9 +13,11 @@ _CRASHES = {
 
 
 def without_report(name: str, status: int) -> tuple[str, str]:
-    """Return the kind and the message for the process `name`, which ended with `status` and reported nothing.
+    """Return the kind and the message for a process that ended without a report.
 
-    A negative status is the number of the signal that ended the process.
+    Args:
+        name: what the message calls the process.
+        status: its exit status. A negative status is the number of the signal that ended it.
     """
     if status >= 0:
         return "exit", f"{name} ended with exit status {status} without returning."
@@ -36,6 +38,6 @@ def without_report(name: str, status: int) -> tuple[str, str]:
 def is_whole_stack(text: str) -> bool:
     """Check that faulthandler has written the whole stack.
 
-    The main thread comes last. Its stack ends with its module, or with dots where faulthandler stops.
+    The main thread comes last. Its stack ends with its module, or with dots if faulthandler stops.
     """
     return text.endswith((" in <module>\n", "  ...\n"))

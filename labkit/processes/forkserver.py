@@ -1,10 +1,16 @@
-"""The fork server: a process that has imported torch once. Its copies, ready at once, are torchrun's agents, ranks, and attempts of `fit`.
+"""The fork server: a process that has imported torch, and whose copies are ready at once.
 
-A process starts its server when it first needs one, and nobody uses it but this process and its agents; it ends with them, however they
-end. It has one thread and never touches a GPU, so that its copies can. Multiprocessing's server is another one, because its children have
-neither their starter's environment, files and folder nor a session of their own, and start with what multiprocessing keeps in them.
+torchrun's agents, ranks, and the attempts of `fit` are such copies. A copy is like a process that
+was started afresh, except that modules are imported already, and that strings have the same hashes
+in all copies.
 
-A copy is like a process started afresh, with two exceptions: what was imported is there, and strings have the same hashes in all copies.
+A process starts its server when it first needs one. Only this process and its agents use the
+server, and it ends with them. The server has one thread and never uses a GPU, so its copies can
+use one.
+
+Multiprocessing has a fork server too, but that one does not give its children their starter's
+environment, files and folder, nor a session of their own. They also begin with multiprocessing's
+own state.
 """
 
 import atexit
@@ -29,23 +35,25 @@ from labkit.processes import messages
 from labkit.processes.supervision import JOB_VARIABLE, KIT, start_connected
 from virtualgpu.script import run_script
 
-VARIABLE_BYTES = (
-    8192  # kept for `JOB_VARIABLE` in the environment that the system shows of the server's copies
-)
+# Bytes reserved for `JOB_VARIABLE` in the environment that the system shows of a copy.
+VARIABLE_BYTES = 8192
 STARTING = 120.0  # seconds for the server to import torch
 POSSIBLE = sys.platform == "linux"  # on macOS, a copy may not use the system's libraries
-MODULES = [  # whose memory the copies share. A program may add to them before its server starts.
+# Modules whose memory the copies share. A program may add to them before its server starts.
+MODULES = [
     "torch.distributed.run",
-    "torch._dynamo",  # torch itself imports it for the first optimizer, and for DistributedDataParallel: a second and 70 MB a rank
+    # torch imports it for the first optimizer and for DistributedDataParallel, which takes a second
+    # and 70 MB per rank.
+    "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch.distributed.optim",
     "virtualgpu.install",
-    "gputrace.recording",  # of a rank that is traced, of an attempt
+    "gputrace.recording",  # for ranks that are traced, and for attempts of `fit`
 ]
-# A new value of these variables needs no new server. PyTorch sets the third one with the first
-# optimizer of a process.
+# A new value of these variables needs no new server. PyTorch sets TORCHINDUCTOR_CACHE_DIR with the
+# first optimizer of a process.
 _ANY_TIME = {
     JOB_VARIABLE,
     "TMPDIR",
@@ -53,31 +61,37 @@ _ANY_TIME = {
     "PYTEST_CURRENT_TEST",
     "OMP_NUM_THREADS",
 }
-_FOUND = "found"  # what a copy says when the system shows to which job it belongs: a job that ends now kills it
+# A copy sends this word when the system shows its job. From then on, whoever ends the job finds it.
+_FOUND = "found"
 _START = f"""import sys
 if not sys.flags.safe_path:
     del sys.path[0]  # the working folder
-sys.path.insert(0, {KIT!r})  # for this kit, not one that is installed
+sys.path.insert(0, {KIT!r})  # so that this kit is imported, even if another one is installed
 from labkit.processes import forkserver
 forkserver.serve(sys.argv[-1], sys.argv[1:-1])
 """
 
 
 class Forked:
-    """A process that the server forked, with the part of `subprocess.Popen` that is used of it."""
+    """A process that the server forked. It has the methods of `subprocess.Popen` that are needed.
+
+    Attributes:
+        pid: the number of the process.
+        returncode: the exit status, negative for a signal, or None while the process runs.
+    """
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid, self._connection = pid, connection
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit status, negative if it was a signal; None while the process runs."""
+        """Return the exit status, or None while the process runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, when there is one. Raises subprocess.TimeoutExpired."""
+        """Wait for the exit status. Raise subprocess.TimeoutExpired after `timeout` seconds."""
         if self.returncode is None:
             if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0)
@@ -89,7 +103,7 @@ class Forked:
         return self.returncode
 
     def ended(self, status: int) -> None:
-        """The server has told its exit status."""
+        """Store the exit status that the server has reported."""
         self.returncode = status
         self._connection.close()  # from now on the system may give the number to another process
 
@@ -103,15 +117,20 @@ def popen(
     with_caller: bool = False,
     with_server: bool = False,
 ) -> "Forked | subprocess.Popen[bytes]":
-    """Start `python -u *command` in a session of its own: a copy of the server or, where that cannot be, a process started afresh.
+    """Start `python -u *command` in its own session.
+
+    The process is a copy of the server. Where there can be no server, it is started afresh.
 
     Args:
         command: the path of a script of this kit, and its arguments.
         env: the process's environment.
-        output: the file that it writes to, while it has no input. None: its input and output are this process's.
-        pass_fds: files that it has open under the same numbers.
-        with_caller: kill it when this process has ended. (Started afresh, it has to see to its end itself.)
-        with_server: let it use this process's server. Otherwise it starts a server of its own when it needs one.
+        output: the file descriptor for its output. Then the process has no input. By default it
+            has the input and output of this process.
+        pass_fds: file descriptors that it has open under the same numbers.
+        with_caller: whether to kill a copy when this process has ended. A process that is started
+            afresh has to end itself.
+        with_server: whether it may use the server of this process. Otherwise it starts its own
+            server when it needs one.
     """
     with open(os.devnull) as nothing:
         files = [0, 1, 2] if output is None else [nothing.fileno(), output, output]
@@ -131,7 +150,14 @@ def popen(
 
 
 class _Server:
-    """This process's end of the line to a server, which has a `kind`: what its copies inherit and cannot change."""
+    """This process's connection to a server.
+
+    Attributes:
+        line: the connection.
+        kind: what the server's copies inherit and cannot change, as `_kind` returns it.
+        process: the server, or None if another process has started it.
+        has_served: whether the server has forked a copy for this process.
+    """
 
     def __init__(
         self,
@@ -143,16 +169,20 @@ class _Server:
 
     @classmethod
     def start(cls, env: dict[str, str], kind: Any) -> "_Server":
-        # Should an import ask whether there are GPUs, the driver answers without CUDA, which a process cannot use after a fork.
-        jobs = os.environ.get(JOB_VARIABLE, "").ljust(VARIABLE_BYTES)
+        """Start a server with this environment."""
         env = env | {
-            JOB_VARIABLE: jobs,
+            JOB_VARIABLE: os.environ.get(JOB_VARIABLE, "").ljust(VARIABLE_BYTES),
+            # If an import asks whether there are GPUs, the driver answers. CUDA would answer by
+            # default, and a process cannot use CUDA after a fork.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "OMP_NUM_THREADS": "1",
         }
-        command, none = [sys.executable, "-u", "-c", _START, *MODULES], subprocess.DEVNULL
         process, line = start_connected(
-            command, socket.SOCK_SEQPACKET, stdout=none, stderr=none, env=env
+            [sys.executable, "-u", "-c", _START, *MODULES],
+            socket.SOCK_SEQPACKET,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
         )
         return cls(line, kind, process)
 
@@ -165,29 +195,28 @@ class _Server:
         with_caller: bool,
         with_server: bool,
     ) -> Forked:
-        """Raises OSError or EOFError if the server has ended, or cannot fork."""
+        """Fork a copy of the server. The arguments are those of `popen`.
+
+        Raises OSError or EOFError if the server has ended or cannot fork.
+        """
         request = {"command": list(command), "env": env, "targets": [0, 1, 2, *pass_fds]}
-        to_ask = [self.line.fileno()] if with_server else []
+        line_of_copy = [self.line.fileno()] if with_server else []
         ours, theirs = socket.socketpair()
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
             with theirs:
-                socket.send_fds(
-                    self.line,
-                    [bytes([with_caller])],
-                    [theirs.fileno(), folder, *files, *pass_fds, *to_ask],
-                )
+                sent = [theirs.fileno(), folder, *files, *pass_fds, *line_of_copy]
+                socket.send_fds(self.line, [bytes([with_caller])], sent)
             ours.settimeout(STARTING)
             pid = messages.receive(ours)
-            ours.sendall(
-                messages.packed(request)
-            )  # without it, if this process is interrupted, the copy ends at once
-            told = messages.receive(ours)
+            # If this process is interrupted before it sends the request, the copy ends at once.
+            ours.sendall(messages.packed(request))
+            answer = messages.receive(ours)
             ours.settimeout(None)
             self.has_served = True
             forked = Forked(pid, ours)
-            if told != _FOUND:
-                forked.ended(told)
+            if answer != _FOUND:
+                forked.ended(answer)
             return forked
         except BaseException:
             ours.close()
@@ -196,12 +225,11 @@ class _Server:
             os.close(folder)
 
     def retire(self) -> None:
-        """Let it end as soon as no agent needs it."""
+        """Let the server end as soon as no agent needs it."""
         self.line.close()
         if self.process is not None:
-            threading.Thread(
-                target=self.process.wait, daemon=True
-            ).start()  # or it would stay as a zombie
+            # Without a thread that waits for it, the server would stay as a zombie.
+            threading.Thread(target=self.process.wait, daemon=True).start()
 
 
 _server: _Server | None = None
@@ -209,20 +237,23 @@ _lock = threading.Lock()
 
 
 def _server_for(env: dict[str, str]) -> _Server:
-    """This process's server, started anew if there is none of the kind. Raises OSError where there can be none."""
+    """Return this process's server, and start it if there is none for this environment.
+
+    Raises OSError if there can be none.
+    """
     global _server
     with _lock:
         if _server is not None and _server.process is None:
-            return _server  # of which this process itself is a copy
+            return _server  # this process is itself a copy of the server
         kind = _kind(env)
         if not POSSIBLE:
-            raise OSError("this system cannot")
+            raise OSError("this system cannot have a fork server")
         if _server is not None and _server.kind == kind:
             assert _server.process is not None
             if _server.process.poll() is None:
                 return _server
             if not _server.has_served:
-                raise OSError("such a server ends while it starts")
+                raise OSError("a server of this kind ends while it starts")
         if _server is not None:
             _server.retire()
         _server = _Server.start(env, kind)
@@ -234,11 +265,11 @@ def _kind(env: dict[str, str]) -> Any:
     folders = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     is_relative = not all(map(os.path.isabs, folders))
     variables = {name: value for name, value in env.items() if name not in _ANY_TIME}
-    return variables, is_relative and os.getcwd()
+    return variables, os.getcwd() if is_relative else None
 
 
 def end() -> None:
-    """End the server and what it forked, as the end of this process does."""
+    """End the server and the copies that may not outlive this process."""
     global _server
     if _server is not None:
         _server.line.close()
@@ -249,17 +280,19 @@ def end() -> None:
 
 
 def is_here() -> bool:
-    """Whether this process has a server, its own or the one of which it is a copy."""
+    """Return whether this process has a server, or is a copy of one that it may use."""
     return _server is not None
 
 
 def pid() -> int | None:
-    """The number of the server that this process has started, if there is one."""
-    return None if _server is None or _server.process is None else _server.process.pid
+    """Return the number of the server that this process has started, or None."""
+    if _server is None or _server.process is None:
+        return None
+    return _server.process.pid
 
 
-def _forget() -> None:
-    """In a process that was forked from one with a server: that one is not its own."""
+def _forget_server() -> None:
+    """Forget the server after a fork, because it belongs to the parent process."""
     global _server, _lock
     _lock = threading.Lock()
     if _server is not None:
@@ -271,15 +304,25 @@ def _forget() -> None:
 
 atexit.register(end)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_forget_server)
 
 
-# The server's own side.
+# The functions below run in the server.
 
 
 @dataclass
 class _Copy:
-    """A process that was forked: its number; a file that is ready when it has ended, and one that is ready when nobody waits for it."""
+    """A process that the server has forked.
+
+    Attributes:
+        pid: the number of the process.
+        ending: a file descriptor that is ready when the process has ended.
+        line: the connection to the process that asked for the copy. It is ready when that process
+            has closed it.
+        with_caller: whether to kill the copy when that process has ended.
+        has_ended: whether the copy has ended.
+        is_abandoned: whether nobody waits for its exit status any more.
+    """
 
     pid: int
     ending: int
@@ -290,7 +333,7 @@ class _Copy:
 
 
 def _fork_on_request(line: socket.socket) -> list[int]:
-    """Fork whenever somebody asks for it. Returns in the copies alone, with the files that were sent."""
+    """Fork whenever a process asks for it. Return only in a copy, with the files for the copy."""
     copies: dict[int, _Copy] = {}
     poll = select.poll()
     poll.register(line, select.POLLIN)
@@ -309,59 +352,66 @@ def _fork_on_request(line: socket.socket) -> list[int]:
                 for other in {line.detach(), *copies}:
                     os.close(other)
                 return fds
-            for sent in fds[1:] if pid else fds:  # closed, the first says that there is no copy
+            if pid is None:
+                for sent in fds:  # the closed connection tells the caller that there is no copy
+                    os.close(sent)
+                continue
+            for sent in fds[1:]:
                 os.close(sent)
-            if pid:
-                copy = _Copy(pid, os.pidfd_open(pid), fds[0], with_caller=bool(asked[0]))
-                _send(copy.line, pid)
-                copies |= {copy.ending: copy, copy.line: copy}
-                poll.register(copy.ending, select.POLLIN)
-                poll.register(copy.line, 0)  # for its end alone: what is sent there is for the copy
+            copy = _Copy(pid, os.pidfd_open(pid), fds[0], with_caller=bool(asked[0]))
+            _send(copy.line, pid)
+            copies |= {copy.ending: copy, copy.line: copy}
+            poll.register(copy.ending, select.POLLIN)
+            poll.register(copy.line, 0)  # only for its end, because the copy reads what is sent
 
 
 def _load(modules: Sequence[str]) -> None:
+    """Import the modules, and prepare this process for forks."""
     for name in modules:
-        with contextlib.suppress(ImportError):  # of a torch that was built without it
+        with contextlib.suppress(ImportError):  # some builds of torch lack a module
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    # OpenBLAS ends its threads at a fork, and starts them again when they are needed.
     if os.fork() == 0:
         os._exit(0)
-    os.wait()  # OpenBLAS ends its threads at a fork, and starts them when they are used
+    os.wait()
 
 
 def _fork() -> int | None:
-    """As os.fork; None if the system refuses, or a library has started threads, which a copy would lack."""
+    """Fork as os.fork does. Return None if that is not possible.
+
+    It is not if the system refuses, or if a library has started threads, which a copy would lack.
+    """
     with contextlib.suppress(OSError):
-        return os.fork() if len(os.listdir("/proc/self/task")) == 1 else None
+        if len(os.listdir("/proc/self/task")) == 1:
+            return os.fork()
     return None
 
 
 def _kill_with_callers(copies: Iterable[_Copy]) -> None:
-    """Kill the copies that may not outlive their callers, which have ended."""
+    """Kill the copies that may not outlive the processes that asked for them."""
     for copy in copies:
         if copy.with_caller and not copy.has_ended:
             os.kill(copy.pid, signal.SIGKILL)
 
 
 def _follow(fd: int, copy: _Copy) -> None:
-    """The copy has ended; or the process that asked for it knows that, or has ended itself."""
+    """Handle the end of a copy, or of the connection to the process that asked for it."""
     if fd == copy.ending:
         copy.has_ended = True
         ended = os.waitid(os.P_PID, copy.pid, os.WEXITED | os.WNOWAIT)
         if ended is not None and not copy.is_abandoned:
-            _send(
-                copy.line, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-            )
+            exited = ended.si_code == os.CLD_EXITED
+            _send(copy.line, ended.si_status if exited else -ended.si_status)
     else:
         copy.is_abandoned = True
-        if copy.with_caller and not copy.has_ended:
-            os.kill(copy.pid, signal.SIGKILL)
+        _kill_with_callers([copy])
     os.close(fd)
     if copy.has_ended and copy.is_abandoned:
-        os.waitpid(
-            copy.pid, 0
-        )  # not sooner: the number would be free while somebody may still send it a signal
+        # Not earlier: the system would give the number to another process, while the caller may
+        # still send it a signal.
+        os.waitpid(copy.pid, 0)
 
 
 def _send(line: int, number: int) -> None:
@@ -370,29 +420,26 @@ def _send(line: int, number: int) -> None:
 
 
 def _become(fds: list[int], job: int) -> list[str]:
-    """Make a process of this copy as if it had been started afresh, and return its command. `job` is the address of `JOB_VARIABLE`."""
+    """Make this copy a process as if it had been started afresh, and return its command.
+
+    Args:
+        fds: the files that the caller sent: a connection, its folder, the files for the request's
+            `targets`, and perhaps a connection to the server.
+        job: the address of the value of `JOB_VARIABLE`.
+    """
     global _server
     os.setsid()
     above = 1 + max(map(int, os.listdir("/proc/self/fd")))
-    with socket.socket(fileno=fds[0]) as caller:
-        try:
-            request = messages.receive(caller)
-            value = request["env"].get(JOB_VARIABLE, "").encode()[:VARIABLE_BYTES]
-            # What /proc/PID/environ shows, where the server was started with another value.
-            ctypes.memmove(job, value.ljust(VARIABLE_BYTES), VARIABLE_BYTES)
-            caller.sendall(messages.packed(_FOUND))
-        except (OSError, EOFError):  # the caller was interrupted
-            os._exit(1)
+    request = _receive_request(fds[0], job)
+    # First move the files out of the way of each other.
     above = max(above, *request["targets"]) + 1
-    folder, *files = [
-        fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds[1:]
-    ]  # out of the way of each other
+    folder, *files = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds[1:]]
     for fd in fds[1:]:
         os.close(fd)
     for target in request["targets"]:
         os.dup2(files[0], target)
         os.close(files.pop(0))
-    if files:  # the line to the server, which this process may use too
+    if files:  # this process may use the server too
         _server = _Server(socket.socket(fileno=files[0]))
     os.fchdir(folder)
     os.close(folder)
@@ -400,26 +447,50 @@ def _become(fds: list[int], job: int) -> list[str]:
     os.environ.update(request["env"])
     tempfile.tempdir = None
     threads = os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0]
-    if threads.isdecimal() and threads != "1":  # the server has 1
+    if threads.isdecimal() and threads != "1":  # the server has one
         sys.modules["torch"].set_num_threads(int(threads))
+    # numpy's random state is a copy of the server's. torch always begins with the same seed, and
+    # Python draws a new one after a fork.
     if "numpy" in sys.modules:
-        sys.modules[
-            "numpy"
-        ].random.seed()  # torch's is always the same at first, and Python sees to its own
+        sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
     sys.orig_argv = [sys.executable, "-u", *request["command"]]
     if not sys.flags.safe_path:
-        sys.path.insert(0, "")  # for the script's folder
+        sys.path.insert(0, "")  # `run_script` replaces it with the script's folder
     return list(request["command"])
 
 
+def _receive_request(connection: int, job: int) -> dict[str, Any]:
+    """Receive what to run, show this process as a part of its job, and answer that it is.
+
+    The process ends if the caller was interrupted.
+    """
+    with socket.socket(fileno=connection) as caller:
+        try:
+            request: dict[str, Any] = messages.receive(caller)
+            value = request["env"].get(JOB_VARIABLE, "").encode()[:VARIABLE_BYTES]
+            # /proc/PID/environ shows the value with which the server was started. So replace it.
+            ctypes.memmove(job, value.ljust(VARIABLE_BYTES), VARIABLE_BYTES)
+            caller.sendall(messages.packed(_FOUND))
+        except (OSError, EOFError):
+            os._exit(1)
+    return request
+
+
 def serve(fileno: str, modules: Sequence[str]) -> None:
-    """Import the modules, and fork when somebody asks on the line of this number. Return only in the copies, when their script has run."""
+    """Import the modules, and fork when a process asks for it.
+
+    The server never returns. A copy returns when its script has run.
+
+    Args:
+        fileno: the number of the connection on which processes ask.
+        modules: the names of the modules.
+    """
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     job = libc.getenv(JOB_VARIABLE.encode())
     _load(modules)
     sys.path.remove(KIT)
-    os.close(os.pidfd_open(os.getpid()))  # an old system has none
+    os.close(os.pidfd_open(os.getpid()))  # raises an error on a system that is too old
     script, *arguments = _become(_fork_on_request(socket.socket(fileno=int(fileno))), job)
     run_script(script, arguments)

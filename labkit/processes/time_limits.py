@@ -1,8 +1,8 @@
 """Time limits that are fair on a busy machine: waiting for a core does not count.
 
 A right answer takes longer where other programs use the cores. Linux reports for each thread how
-long it was ready to run but had no core. That time does not count here, up to a most: an answer
-that never ends still ends.
+long it was ready to run but had no core. That time does not count here. But the limit grows only up
+to a factor of MOST_STRETCHED, so an answer that never ends is still stopped.
 """
 
 import contextlib
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-MOST_STRETCHED = 4.0  # times the limit, however long the processes waited
+MOST_STRETCHED = 4.0  # the largest factor by which a limit grows
 PROC = Path("/proc")
 
-Waits = dict[int, float]  # by the number of a thread: seconds that it has waited for a core
+Waits = dict[int, float]  # the seconds that each thread has waited for a core
 
 
 def core_waits(processes: Iterable[int]) -> Waits:
-    """Return how long each thread of these processes and of their descendants has waited for a core.
+    """Return how long each thread of processes and their descendants has waited for a core.
 
     Processes that have ended have no threads. Systems other than Linux do not report waits, so the
     result is empty there.

@@ -162,7 +162,8 @@ def cell_request(
     if like is not None:
         if devices == "cuda":
             raise ValueError(
-                "devices='cuda' asks for real GPUs, and like= for virtual ones: leave one of them out"
+                "devices='cuda' asks for real GPUs, and like= for virtual ones: "
+                "leave one of them out"
             )
         asked = checked_request(ranks // nodes, like, memory, values, host=host)
         if asked.memory is not None:

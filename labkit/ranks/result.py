@@ -1,4 +1,4 @@
-"""The result of a job: what the ranks returned, or an error that names the rank that failed first."""
+"""The result of a job: what the ranks returned, or an error that names the first failure."""
 
 import linecache
 import re
