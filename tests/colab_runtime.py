@@ -1,4 +1,4 @@
-"""Colab without Colab: its module in each kernel, and a fresh runtime with its packages and without the kit."""
+"""Stand-ins for Colab: its module in each kernel, and a fresh runtime without the kit."""
 
 import os
 import subprocess
@@ -10,7 +10,10 @@ MODULE = Path(__file__).parent / "platforms" / "colab"  # holds a stand-in for g
 
 
 def kernel_settings(folder: Path) -> dict[str, str]:
-    """Variables with which IPython, its own files in `folder`, loads the module in every kernel before the first cell."""
+    """Return variables that make IPython load Colab's module in each kernel.
+
+    IPython's own files are in `folder`.
+    """
     startup = folder / "profile_default" / "startup"
     startup.mkdir(parents=True, exist_ok=True)
     (startup / "00_colab.py").write_text("__import__('google.colab')\n")
@@ -19,7 +22,7 @@ def kernel_settings(folder: Path) -> dict[str, str]:
 
 
 def runtime(folder: Path) -> Path:
-    """A Python that has all packages of the one that runs this, and a place of its own for what is installed with it."""
+    """Make a Python with all packages of this one, and its own folder for new packages."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"

@@ -20,7 +20,10 @@ def shared_segments() -> set[str]:
 
 
 def may_be_mine(segment: str) -> bool:
-    """Whether it is PyTorch's or NCCL's, but for what a process has made that runs beside this one, as another worker of the tests does."""
+    """Return whether PyTorch or NCCL of this test run made a shared memory segment.
+
+    Segments of other processes, such as other workers of the tests, do not count.
+    """
     maker = re.match(r"torch_(\d+)_", segment)
     if maker is None:
         return segment.startswith("nccl-")
@@ -63,7 +66,10 @@ def children_but_the_fork_server() -> list[psutil.Process]:
 def nothing_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """Fails a test that leaves a process, and with it a port, a child, a file or a shared segment. Gives the folder of temporary files."""
+    """Fail a test that leaves a process, a port, a file or a shared segment.
+
+    The value is the folder of temporary files.
+    """
     from labkit.processes.supervision import processes_of
 
     tmp_path_factory.getbasetemp()  # pytest's own temporary files lie elsewhere

@@ -13,7 +13,7 @@ _CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 
 def dead_links(folder: Path, name: str = "*.ipynb") -> list[str]:
-    """The links in a folder's files whose target is missing, or lies outside `folder` where a server would not show it."""
+    """Return links whose target is missing or outside `folder`, which a server would not show."""
     return [
         f"{file.name}: {link}"
         for file in sorted(folder.glob(name))

@@ -1,4 +1,4 @@
-"""A check judges only what stands in the answer's cell: real cells in a kernel of their own, and the limits of an answer."""
+"""Checks in a notebook: a check judges only the answer's cell, within limits."""
 
 import io
 import signal
@@ -21,7 +21,7 @@ WRONG = "def on_gpu(numbers):\n    return torch.tensor(numbers)"
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """A function that runs a cell of a notebook, by its id, and returns what the last check said."""
+    """Return a function that runs the cell with an id, and returns what the last check printed."""
     monkeypatch.setattr(cells, "_cells", [])
     monkeypatch.setattr(cells, "_judged", {})
     monkeypatch.setenv("LABKIT_PROGRESS", "")

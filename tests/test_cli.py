@@ -1,4 +1,4 @@
-"""`python -m labkit run` runs a script as Python would, on virtual GPUs; bad arguments get one clear line."""
+"""`labkit run` runs a script on virtual GPUs as Python would. Bad arguments get one clear line."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
 
 
 def same(path: Path, *arguments: str) -> None:
-    """What Python does with the script is what `labkit run` does with it, after a line that says where it runs."""
+    """`labkit run` does what Python does, after a line that says where the script runs."""
     expected, got = python(path, *arguments), run(path, *arguments)
     assert (got.returncode, got.stdout, got.stderr) == (
         expected.returncode,

@@ -1,4 +1,4 @@
-"""Every public name says what it is: a docstring with what it raises, annotations, a help text for each command and option."""
+"""Public names, commands and options are documented: docstrings, errors, annotations, help."""
 
 import argparse
 import ast
@@ -65,7 +65,7 @@ def function_of(member: object) -> Callable | None:
 
 
 def methods(cls: type) -> Iterator[tuple[str, Callable]]:
-    """The public methods and properties of a class, those that it has from the kit's other classes too, and how it is made."""
+    """Return a class's constructor, public methods and properties, also inherited ones."""
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] in PACKAGES:
             for name, member in vars(base).items():
@@ -89,7 +89,10 @@ def documented() -> Iterator[tuple[str, Callable, str]]:
 
 
 def raised(function: Callable) -> set[str]:
-    """The classes of errors that the body of a function raises itself. A method that subclasses must give raises NotImplementedError."""
+    """Return the classes of errors that a function's body raises.
+
+    NotImplementedError is left out, because it marks methods that subclasses define.
+    """
     if function.__code__.co_filename == "<string>":  # dataclasses wrote it
         return set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))

@@ -1,4 +1,4 @@
-"""The doctor's advice for machines of every kind, and that it says what blocks a lesson and what does not."""
+"""The doctor's advice for machines of every kind. It says which faults block a lesson."""
 
 import re
 import subprocess

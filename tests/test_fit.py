@@ -1,4 +1,4 @@
-"""`python -m labkit fit`: its processes are copies of one that has imported torch, and none is left when it ends."""
+"""`labkit fit` runs its attempts in copies of one process, and leaves no process behind."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def temporary():
 
 @pytest.fixture
 def fit(tmp_path, temporary):
-    """A function that starts `labkit fit` of a script of this source, which gets the name of a file."""
+    """Return a function that starts `labkit fit` for a script that gets the name of a file."""
     folder = tmp_path / "here"
     folder.mkdir()
 

@@ -180,7 +180,7 @@ def test_to_ask_for_a_result_imports_no_widget():
 
 
 def test_no_module_hides_a_public_name_of_labs():
-    """A module that was imported is an attribute of its package, and would stand in the way of a function of the same name."""
+    """An imported module is an attribute of its package, and would hide a function of its name."""
     assert not {path.stem for path in Path(labkit.labs.__file__).parent.glob("*.py")} & set(
         labkit.labs.__all__
     )

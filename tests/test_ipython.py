@@ -77,7 +77,7 @@ def test_one_whose_start_was_interrupted_ends_too(monkeypatch):
 
 @pytest.mark.parametrize("started", [0, 1, 2])
 def test_the_workers_of_a_pool_that_was_interrupted_while_it_was_made_end_too(monkeypatch, started):
-    """It has told its worker's keeper nothing, and would put new workers in their place for ever."""
+    """A half-made pool replaces dead workers for ever, because it was never told to stop."""
     start, names = threading.Thread.start, []
 
     def interrupted(thread):

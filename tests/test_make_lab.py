@@ -1,4 +1,4 @@
-"""What `make lab` asks: where pip takes PyTorch from, and whether JupyterLab already serves the folder."""
+"""What `make lab` finds out: pip's source of PyTorch, and whether JupyterLab already runs."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ TABLE = "http://localhost:8889/lab/tree/index.ipynb?token=b"
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A function that says what this machine is: its system, whether it has a driver, whether the index of CPU builds answers."""
+    """Return a function that fakes a machine: its system, its driver and the index of wheels."""
 
     def be(platform: str = "linux", driver: bool = False, online: bool = True) -> None:
         monkeypatch.setattr(torch_index.sys, "platform", platform)

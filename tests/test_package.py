@@ -1,4 +1,4 @@
-"""What is installed: the wheel holds all that the kit needs, and works from another folder. What is told of it beside the wheel."""
+"""The wheel has all that the kit needs, and works from another folder."""
 
 import os
 import re
@@ -127,7 +127,7 @@ def installed(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def elsewhere(installed, tmp_path, monkeypatch) -> Path:
-    """A working directory in which nothing of the kit lies; its programs import what was installed."""
+    """Return a working directory without the kit. Its programs import what was installed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(installed))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # it hides virtual GPUs too
@@ -157,7 +157,10 @@ def is_of_a_tool(path: Path) -> bool:
 
 
 def sources() -> set[str]:
-    """All files of the packages, by their paths once installed; also the lessons, the glossary and the pins, installed within labkit."""
+    """Return all files of the packages by their installed paths.
+
+    The lessons, the glossary and the pins are installed within labkit.
+    """
     files = (
         path.relative_to(ROOT / folder)
         for package, folder in FOLDERS.items()

@@ -1,4 +1,4 @@
-"""The table of planted faults fits the code as it stands: `python tools/planted_faults.py` says which tests notice them."""
+"""The table of planted faults fits the code. `tools/planted_faults.py` runs the tests on them."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of what each lesson takes on each platform: from what is stored, in its place, and complete."""
+"""The table of lessons and platforms is complete, and agrees with the stored measurements."""
 
 from dataclasses import replace
 

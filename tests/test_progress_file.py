@@ -1,4 +1,4 @@
-"""A learner's progress on disk: nothing is lost when two kernels write it, or when the file cannot be read or written."""
+"""A learner's progress file loses nothing when two kernels write it or the disk fails."""
 
 import errno
 import json

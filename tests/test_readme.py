@@ -27,7 +27,7 @@ COMMANDS = next(
 
 
 def rows() -> dict[str, list[str]]:
-    """The table of lessons: the cells of each row by the notebook that its first cell links to, the link's text in place of the link."""
+    """Return the cells of each row of the table of lessons, by the notebook that it links to."""
     table = README.split("<!-- lessons -->\n")[1].split("<!-- /lessons -->")[0]
     found = {}
     for line in table.strip().splitlines()[2:]:

@@ -1,4 +1,4 @@
-"""A course beside the kit's own, that of docs/your-own-course.md: it is found, its answers are checked, and a class is graded."""
+"""The course of docs/your-own-course.md is found, checked and graded beside the kit's own."""
 
 import json
 import re

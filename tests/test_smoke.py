@@ -1,4 +1,4 @@
-"""Does each package that the kit is built on work at all? Their own tests are run by `make unit-packages`."""
+"""Smoke test of each package below the kit. `make unit-packages` runs the packages' own tests."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What everybody must be able to read on a page: checked by axe-core, in each theme, and picture by picture."""
+"""What everybody must be able to read on a page. axe-core checks each theme and each picture."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ PICTURES = """selectors => [...document.querySelectorAll(selectors.map(([selecto
 
 
 def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
-    """What axe-core finds in the parts of the page that `drawn` includes: the rule, the element, and what is wrong with it."""
+    """Return what axe-core finds in the parts `drawn` of the page: rule, element, reason."""
     from axe_playwright_python.sync_playwright import (
         Axe,
     )  # `make test` collects this folder too, and does without what the browser needs
@@ -29,7 +29,7 @@ def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
 
 
 def wordless_pictures(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
-    """The alternative texts that are too short to say what a picture shows, with a figure that proves it."""
+    """Return alternative texts that are too short to describe a picture and to have its numbers."""
     texts = page.evaluate(PICTURES, drawn["include"])
     return [
         f"a picture whose words are “{text}”"

@@ -1,4 +1,4 @@
-"""JupyterLab or the classic notebook, whichever is installed, with copies of the lessons, in a browser of this machine."""
+"""A server of JupyterLab or the classic notebook, copies of the lessons, and a browser."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ SLOWEST = (
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """Copies of the notebooks, so that the stored ones stay as they are; each ends in a cell that says that all have run."""
+    """Copy the notebooks, and add a cell at the end of each that says that all cells have run."""
     copies = tmp_path_factory.mktemp("lessons")
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
@@ -119,14 +119,20 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture
 def open_lesson(server, browser) -> Iterator[Callable[[str], object]]:
-    """A function that opens a lesson, runs all its cells and returns the page, which is examined when the test has ended."""
+    """Return a function that opens a lesson, runs its cells and returns the page.
+
+    The page is examined at the end of the test.
+    """
     with opened(server, browser) as open_and_run:
         yield open_and_run
 
 
 @pytest.fixture
 def open_cells(folder, open_lesson) -> Callable[..., object]:
-    """A function that makes a notebook of some cells, those at `raising` tagged as meant to fail, runs them and returns the page."""
+    """Return a function that makes a notebook of cells, runs it and returns the page.
+
+    Cells at the positions `raising` have the tag of cells that are meant to fail.
+    """
     return lambda name, cells, raising=(): open_lesson(make_notebook(folder, name, cells, raising))
 
 

@@ -1,4 +1,4 @@
-"""A container's limits without a container: one memory limit for a process and all that it starts, and some of the cores. Linux."""
+"""A container's limits on Linux: memory for a process and its descendants, and some cores."""
 
 import os
 import re
@@ -22,14 +22,14 @@ VERSIONS = (
 
 
 class Container:
-    """A control group, which the kernel holds to its limit; `folder` is None where the system does not let us make one."""
+    """Control group with a limit. `folder` is None where the system does not let us make one."""
 
     def __init__(self, folder: Path | None, kills: str) -> None:
         self.folder = folder
         self._kills = kills
 
     def entering(self, cores: int) -> Callable[[], None]:
-        """What a new process does first: it and its children stay in the container, on the first `cores` of this machine's cores."""
+        """Keep this process and its children in the container, on the first `cores` cores."""
 
         def enter() -> None:
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
@@ -50,7 +50,7 @@ class Container:
 
 @contextmanager
 def container(memory: int) -> Iterator[Container]:
-    """A container with so many bytes of memory, and no more with swap, within the control group of this process."""
+    """Make a container within this process's control group, with this memory and no swap."""
     made = next(
         filter(None, (_make(memory, *version) for version in VERSIONS)), Container(None, "")
     )

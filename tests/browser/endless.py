@@ -1,10 +1,10 @@
-"""An experiment that only a click on Stop can end, so that no machine is too fast, or too busy, for the test that clicks."""
+"""An experiment that only a click on Stop ends, so that a test can click at any speed."""
 
 import inspect
 
 
 def endless(lab):
-    """Let the lab's next experiment measure its first point and give it again, ten times a second. Those after it are as ever."""
+    """Let the lab's next experiment repeat its first point ten times per second, without end."""
     import time
     from contextlib import closing
 

@@ -1,4 +1,4 @@
-"""What the cells of an executed notebook came to, read from the notebook itself: of the page, only what is in sight has text."""
+"""Read from an executed notebook how its cells ended. A page has only the text in sight."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The two notebooks that the lessons are tested in, each as a learner would work it: JupyterLab 4 and the classic notebook 6.5."""
+"""The two front ends for lessons, used as a learner does: JupyterLab 4, classic notebook 6.5."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -133,7 +133,10 @@ class ClassicNotebook:
         """It has one only."""
 
     def select_cell(self, page: Any, cell: Any) -> None:
-        """To the beginning of its output. Cells have an order of their own for the Tab key, and in a cell's editor that key indents."""
+        """Move the focus to the beginning of the output.
+
+        The Tab key moves between cells in an order of its own, and indents in a cell's editor.
+        """
         cell.locator(".output_wrapper").evaluate(
             "output => { output.tabIndex = -1; output.focus(); }"
         )

@@ -1,4 +1,4 @@
-"""A learner without a mouse: what the Tab key reaches, in which order, and whether it can be seen where the keyboard is."""
+"""A learner without a mouse: what Tab reaches, in which order, and whether focus is visible."""
 
 from typing import Any
 
@@ -72,7 +72,10 @@ def press(page: Any, element: Any, key: str = "Space", way: str = "Tab") -> None
 
 
 def overwrite(page: Any, character: str) -> None:
-    """Type one character instead of all that the field holds. ipywidgets sends the first at once; more may arrive after the next click."""
+    """Type one character in place of a field's text.
+
+    ipywidgets sends the first character at once. More may arrive after the next click.
+    """
     assert len(character) == 1
     page.keyboard.press("Control+A")
     page.keyboard.type(character)

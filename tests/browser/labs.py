@@ -46,7 +46,7 @@ def picture(place: Any) -> Any:
 
 
 class Lab:
-    """A lab: first a prediction, then a run that can be stopped. `place` is the page, or the part of it that holds one lab."""
+    """A lab in a browser. `place` is the page, or the part of it that has one lab."""
 
     def __init__(self, place: Any) -> None:
         self.answer = place.get_by_label("Your prediction:")
@@ -76,7 +76,10 @@ class Lab:
         self.says(said)
 
     def stops_half_way(self, point: str, left_open: str = "") -> None:
-        """An endless experiment is run and stopped; `point` and `left_open` are patterns of what is said meanwhile, and then."""
+        """Run an endless experiment and stop it.
+
+        The patterns `point` and `left_open` match what the lab says meanwhile and afterwards.
+        """
         from playwright.sync_api import expect
 
         self.run.click()

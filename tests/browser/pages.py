@@ -1,4 +1,4 @@
-"""Pages of the browser: a notebook is opened on one, all its cells run, and at the end the page is examined."""
+"""Pages of the browser. A test opens a notebook, runs its cells, and examines the page."""
 
 import json
 import os
@@ -31,7 +31,7 @@ PICTURES = Pictures(
 def make_notebook(
     folder: Path, name: str, cells: Sequence[str], raising: Sequence[int] = ()
 ) -> str:
-    """Write a notebook of these cells, and the one that says that all have run; what it is called."""
+    """Write a notebook of these cells, and a cell that says that all have run. Return its name."""
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
     notebook.cells = [nbformat.v4.new_code_cell(source) for source in (*cells, f"print('{DONE}')")]
@@ -52,7 +52,10 @@ def ask(address: str, what: str, method: str = "GET") -> object:
 
 
 def await_answer(address: str, server: subprocess.Popen, log: Path) -> None:
-    """Wait until the server answers. The test fails when it has ended, and after that time, with what it wrote into its log."""
+    """Wait until the server answers.
+
+    If it ends or takes too long, the test fails and shows the server's log.
+    """
     end = time.monotonic() + STARTED
     while True:
         try:
@@ -65,7 +68,10 @@ def await_answer(address: str, server: subprocess.Popen, log: Path) -> None:
 
 
 def await_cells(page: object) -> None:
-    """Wait until all cells have run. The test fails at once when one of them does, and after `PATIENCE`, with a picture of the page."""
+    """Wait until all cells have run.
+
+    If a cell fails, or after `PATIENCE` seconds, the test fails and takes a picture of the page.
+    """
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         cells = page.evaluate(FRONT_END.cells)

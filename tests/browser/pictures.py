@@ -13,7 +13,7 @@ class Pictures:
         self.trouble: OSError | None = None
 
     def keep(self, page: Any, name: str) -> None:
-        """Photograph what is in sight. Where the folder cannot be written, that is noted, and the test goes on."""
+        """Take a picture of what is in sight. Continue if the folder cannot be written."""
         path = self.folder / f"{self.front_end}_{name}.png"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The first page in JupyterLab: a table of all lessons, which counts what was done in another notebook."""
+"""The first page in JupyterLab: the table of lessons, with progress from another notebook."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""`trace.explore()` in a notebook: drawn in its frame, at home on the keyboard; 100,000 spans are drawn as a few thousand boxes."""
+"""`trace.explore()` in a notebook: its frame, its keys, and few boxes for 100,000 spans."""
 
 import pytest
 

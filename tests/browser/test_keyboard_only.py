@@ -25,7 +25,10 @@ def page(open_cells_once):
 
 @pytest.fixture
 def enter(page, front_end):
-    """A function that goes to a widget's cell and from there into the widget, both with keys; it gives the widget's part of the page."""
+    """Return a function that moves with keys to a widget's cell and into the widget.
+
+    The function returns the widget's part of the page.
+    """
 
     def go_to(name: str) -> object:
         cell = page.locator(front_end.cell).nth(len(SET_UP) + [*LABS, *PANELS].index(name))

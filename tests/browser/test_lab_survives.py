@@ -1,4 +1,4 @@
-"""Every lab in a browser after what befalls it: the kernel is interrupted, the page is loaded again, a cell is run again."""
+"""Every lab survives an interrupt of the kernel, a reload of the page and a rerun of its cell."""
 
 import re
 

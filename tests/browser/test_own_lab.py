@@ -1,4 +1,4 @@
-"""A lab that a learner wrote in five lines: with the mouse, with the keyboard, and after a reload."""
+"""A lab that a learner wrote in five lines, used by mouse, by keyboard, and after a reload."""
 
 import pytest
 

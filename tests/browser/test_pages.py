@@ -1,4 +1,4 @@
-"""Pages: every lesson runs in one as a learner would run it, and what is wrong with a page is found, and said."""
+"""Every lesson runs in a page as a learner runs it. Faults of a page are found and reported."""
 
 from pathlib import Path
 

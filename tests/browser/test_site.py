@@ -1,4 +1,4 @@
-"""The site that `make docs` builds: everybody reaches what is on it, on a wide page and on a narrow one, in light and in dark."""
+"""The site of `make docs`: all of it can be reached on wide and narrow pages, light and dark."""
 
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every lab over a slow connection: what counts is what stands on the page when the learner clicks or presses Enter."""
+"""Every lab over a slow connection uses what is on the page at a click or at Enter."""
 
 import re
 

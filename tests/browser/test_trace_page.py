@@ -1,4 +1,4 @@
-"""The page that `trace` writes, looked into by wheel and by keyboard: a small transformer's step on four ranks, and traces of our own."""
+"""The page that `trace` writes, used by wheel and keyboard, with ranks and with our own traces."""
 
 import subprocess
 import sys

@@ -82,7 +82,7 @@ def test_run_draws_observes_and_judges(two_gpus):
 
 
 def test_a_check_computes_values_on_gpus_that_compute_none():
-    """A lesson may choose such GPUs to measure large networks, and have exercises about values later."""
+    """A lesson may choose GPUs without values to measure, and check values in exercises later."""
     total = Check(
         "98.2",
         draw=lambda generator: generator.randint(1, 9),
@@ -308,7 +308,10 @@ def test_inputs_are_plain_data_and_drawn_afresh(number):
 
 @pytest.mark.slow
 def test_the_server_of_children_is_there_before_an_answers_time_begins(two_gpus, monkeypatch):
-    """It imports torch, which takes a slow machine most of the time that an answer has. Who has written nothing waits for no server."""
+    """The server imports torch, for which a slow machine needs most of an answer's time.
+
+    A learner who has written nothing does not wait for it.
+    """
     happened = []
     monkeypatch.setattr(processes, "start_server", lambda: happened.append("server"))
 
@@ -342,7 +345,10 @@ def each_exercise() -> list:
 
 @pytest.mark.parametrize("number", each_exercise())
 def test_no_answer_reaches_the_judge(two_gpus, number):
-    """A tensor whose operators are forged is observed by its values; whatever equals everything is observed by its type."""
+    """A tensor with forged operators is observed by its values.
+
+    An object that equals everything is observed by its type.
+    """
 
     class Agreeable:
         def __eq__(self, other):

@@ -1,4 +1,4 @@
-"""What an answer leaves otherwise than it was is seen in any exercise, and what it may alter is not held against it."""
+"""Every exercise notices what an answer changed, except for changes that are allowed."""
 
 import copy
 import pickle

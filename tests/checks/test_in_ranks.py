@@ -1,4 +1,4 @@
-"""Functions in ranks, as checks run them: results, errors, and ranks that wait for one another in vain."""
+"""Functions that checks run in ranks: results, errors, and ranks that wait in vain."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ def running_children() -> set[int]:
 
 @pytest.fixture
 def nothing_left():
-    """No process that was not there before: tests of other files may have left a server of their own."""
+    """Fail a test that leaves a child process. Earlier tests may have left a server."""
     before = running_children()
     yield
     assert running_children() - before == set()

@@ -1,4 +1,4 @@
-"""Fingerprints: the same from the running notebook and from its cells, and new whenever the code is."""
+"""Fingerprints of code are the same in a running notebook and its cells, and change with code."""
 
 import linecache
 

@@ -1,4 +1,4 @@
-"""Isolated runs on a real GPU: what goes wrong there, memory back where it was, and the CUDA context of this process unharmed."""
+"""Isolated runs on a real GPU: errors, memory afterwards, and this process's CUDA context."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Actions of a panel wait until the values on the page have arrived; here a page without a browser sends them late."""
+"""Actions of a panel wait for the values on the page. A page without a browser sends them late."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from .test_panel import FakeLab, buttons, text
 
 
 class Page:
-    """Page that shows a panel. It sends what the learner does, and answers the kernel's questions when it is told to."""
+    """Page that shows a panel. It sends what the learner does, and answers when it is told to."""
 
     def __init__(self, panel):
         self.question, self.answer = panel._round_trip.widgets

@@ -1,4 +1,4 @@
-"""Every solution in a notebook passes its check, plausible wrong answers fail it, and the stub counts as not attempted."""
+"""Every solution passes its check, wrong answers fail, and a stub counts as not attempted."""
 
 import gc
 import json
@@ -106,7 +106,7 @@ RIGHT = chosen(right=True)
 
 
 def answer(number: str, source: str) -> Any:
-    """What `source` defines under the name that the exercise asks for, as a notebook would define it."""
+    """Return what `source` defines under the exercise's name, as a notebook would define it."""
     names: dict[str, Any] = {
         "torch": torch,
         "nn": torch.nn,
@@ -133,7 +133,7 @@ def unhurried(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def undisturbed(gpus):
-    """A check leaves the current device and the memory of the GPUs as they were, whatever the answer."""
+    """A check restores the current device and the GPUs' memory, whatever the answer does."""
     torch.zeros(1, device="cuda:1")
     torch.cuda.set_device(1)
     allocated, reserved = memory()

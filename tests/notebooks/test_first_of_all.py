@@ -1,4 +1,4 @@
-"""Each solution passes in a kernel that has run nothing else: what a library takes at its first call is no answer's."""
+"""Each solution passes in a new kernel. What a library takes at its first call is not counted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The lessons that start processes leave none, nor a port, a shared segment or a file: run to the end, and interrupted half-way."""
+"""Lessons that start processes leave nothing behind, whether they end or are interrupted."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ class Kernel:
         return self._client.execute(source, store_history=False, stop_on_error=False)
 
     def _answer(self, *sent: str) -> tuple[str, str]:
-        """The first of these requests that is answered, and the error with which it ended, its name first; "" without one."""
+        """Return the request that is answered first, and its error, which is empty without one."""
         while True:
             reply = self._client.get_shell_msg(timeout=PATIENCE)
             if (request := reply["parent_header"].get("msg_id")) in sent:
@@ -73,13 +73,20 @@ class Kernel:
         return self._answer(self._cell)[1]
 
     def interrupted(self) -> str:
-        """Interrupt the cell; gives the error with which it ends. One that is hit while it answers is never heard of: the next is."""
+        """Interrupt the cell and return its error.
+
+        If the interrupt comes while the cell answers, the answer is lost. Then the next cell's
+        answer shows that the cell was interrupted.
+        """
         self._manager.interrupt_kernel()
         request, error = self._answer(self._cell, self._send(""))
         return error if request == self._cell else "KeyboardInterrupt"
 
     def workers(self) -> list[psutil.Process]:
-        """All processes under the kernel, but for the servers that it keeps until it ends: multiprocessing's two, and that of ranks."""
+        """Return all processes below the kernel, without the servers that it keeps until it ends.
+
+        They are multiprocessing's two servers, and the one of ranks.
+        """
         under = self._process.children(recursive=True)
         self.seen |= {process.pid for process in under}
         return [process for process in under if not _is_server(process)]
@@ -125,7 +132,10 @@ def _is_forkserver(process: psutil.Process, command: str) -> bool:
 
 
 def soon(condition: Callable[[], object]) -> bool:
-    """Whether it came true: asked once more, it may be over, as a process that has just started can be."""
+    """Wait until the condition is true once, and return whether it was.
+
+    It may become false again, as it does for a process that has just started.
+    """
     end = time.monotonic() + SOON
     while time.monotonic() < end:
         if condition():
@@ -135,7 +145,11 @@ def soon(condition: Callable[[], object]) -> bool:
 
 
 def _is_pytorchs(path: Path) -> bool:
-    """Its cache, and what torch 2.6 writes where `torch.distributed.nn` is imported, in a process that ends by os._exit."""
+    """Return whether PyTorch made this folder.
+
+    It is a cache, or torch 2.6 wrote it for `torch.distributed.nn` in a process that ended by
+    os._exit.
+    """
     return (
         path.name.startswith("torchinductor")
         or (path / "_remote_module_non_scriptable.py").exists()

@@ -60,7 +60,7 @@ def test_errors_are_stored_only_where_a_cell_is_meant_to_raise(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_race_is_warned_of(path):
-    """A lesson says itself where a program races, with `labkit.races()`; a warning is of a race that nobody planned."""
+    """A lesson prints its planned races with `labkit.races()`. A warning shows another race."""
     for cell in read(path).cells:
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr" or "RaceWarning" not in output.text, cell.source

@@ -42,7 +42,7 @@ KEPT = (
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """This repository as it would be published: committed, and its lessons begin with what installs the kit."""
+    """Make a Git copy of this repository whose lessons begin with a cell that installs the kit."""
     tree = tmp_path_factory.mktemp("tree")
     copy_tree(tree)
     for path in (tree / "notebooks").glob("*.ipynb"):
@@ -68,7 +68,7 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def colab(tree, tmp_path_factory) -> Iterator[dict[str, str]]:
-    """The variables of a runtime, whose kernel is called "colab"; the first cell has not been run on it."""
+    """Return the variables of a fresh runtime. Its kernel is called "colab"."""
     python = runtime(tmp_path_factory.mktemp("runtime"))
     kernels = tmp_path_factory.mktemp("jupyter")
     variables = {

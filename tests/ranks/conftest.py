@@ -30,7 +30,7 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def slow_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that waits for the ranks looks at them after a while, as on a busy machine: what happened since comes at once."""
+    """Let the job read what the ranks sent only after a while, as on a busy machine."""
     look = TorchrunJob._look
 
     def late(job: TorchrunJob, seconds: float) -> bool:

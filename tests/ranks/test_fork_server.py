@@ -1,4 +1,4 @@
-"""The fork server: jobs share it and nothing else, it ends with the process that has it, and without it all goes as before."""
+"""The fork server: its copies share nothing else, it ends with its process, and it is optional."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`labkit torchrun --simulate`: one rank of a large world, with the figures of ranks that are there."""
+"""`labkit torchrun --simulate` runs one rank of a large world, with the figures of real ranks."""
 
 import json
 import subprocess

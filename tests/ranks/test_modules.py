@@ -1,4 +1,4 @@
-"""`labkit.torchrun` runs a module as PyTorch's own `torchrun -m` does, and tells of it as of a script."""
+"""`labkit.torchrun` runs a module as `torchrun -m` does, and reports errors as for a script."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ os.write(1, (" ".join(map(str, result)) + "\\n").encode())  # at once, for under
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a package that can be run, and that has modules that can. Nothing of it is imported here."""
+    """Return a folder with a package and modules that can be run. Nothing imports them here."""
     lessons = tmp_path / "lessons"
     lessons.mkdir()
     (lessons / "__init__.py").write_text(

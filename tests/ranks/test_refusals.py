@@ -1,4 +1,4 @@
-"""Collectives accept and refuse what they accepted and refused on two H100s, and write what they wrote."""
+"""Collectives accept, refuse and write the same as on two real H100s."""
 
 import json
 from pathlib import Path

@@ -38,7 +38,7 @@ def test_ranks_that_all_returned_give_their_results():
 
 
 def test_a_rank_that_lost_another_did_not_fail_first():
-    """It is heard first all the same, and so is the rank that torchrun ended because of the others."""
+    """The reports of the other ranks come first, but these ranks failed only because of rank 1."""
     lost = RankProcess(
         0, 0, 10, raised("RuntimeError", "Connection closed by peer [127.0.0.1]:1"), 1
     )
@@ -57,7 +57,7 @@ def test_a_rank_that_lost_another_did_not_fail_first():
 
 
 def test_a_rank_that_was_killed_failed_before_the_one_that_torchrun_then_ended():
-    """Of both it is only heard that they have gone; torchrun tells the exit code of the first alone."""
+    """No rank has reported anything. torchrun reports the exit code of the killed one alone."""
     asked_to_end, killed = (
         RankProcess(0, 0, 10, None, None),
         RankProcess(1, 0, 11, None, -signal.SIGKILL),

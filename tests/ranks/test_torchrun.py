@@ -1,4 +1,4 @@
-"""`labkit.torchrun` starts ranks with PyTorch's torchrun, shows what they print, names what went wrong, and leaves nothing behind."""
+"""`labkit.torchrun`: what is shown of the ranks, which failure is named, and what is left."""
 
 import os
 import signal
@@ -109,7 +109,7 @@ def test_a_script_for_gpus_where_no_rank_has_one_is_told_of_virtual_ones(script,
 
 
 def test_an_exception_is_the_first_ranks_alone(script, capsys):
-    """The other ranks fail as well, because this one left the collective; torchrun's own report is long."""
+    """The other ranks fail too, because this one left the collective. torchrun's report is long."""
     path = script("""
         import torch.distributed as dist, torch
         dist.init_process_group()
@@ -294,7 +294,7 @@ def test_torchrun_starts_all_ranks_again(script, capsys, slow_caller):
 
 
 def test_attempts_in_which_a_rank_is_ended_before_it_says_a_word():
-    """Rank 1 dies so soon that torchrun ends rank 0 in its first moments; another one is heard too late."""
+    """Rank 1 dies so early that torchrun ends rank 0 at once. Another process reports too late."""
     job = TorchrunJob(
         "",
         {"ranks_of_node": 3, "nodes": 1, "max_restarts": 1, "trace": False},
@@ -320,7 +320,7 @@ def test_a_notebook_shows_an_interrupt_without_the_kit_s_own_calls(script, monke
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_nothing_is_left_when_the_caller_ends(script, nothing_left, how):
-    """A cell that is interrupted half-way, and a kernel that is killed. The ranks ask not to be ended by SIGTERM."""
+    """Interrupt a cell, or kill its kernel. The ranks ignore SIGTERM."""
     code = (
         WITHOUT_TORCH
         + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(100)"
@@ -409,7 +409,7 @@ def test_the_command(script, nothing_left):
 
 
 def test_a_cell(monkeypatch):
-    """A notebook's cell as a script: lines are counted as the reader does, and the labels are in colour."""
+    """A cell runs as a script. Lines are counted from the magic, and labels have colours."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))

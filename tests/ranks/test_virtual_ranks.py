@@ -1,4 +1,4 @@
-"""Ranks that have a virtual GPU each: collectives and DDP give what gloo gives on CPU tensors, with an H200's memory and times."""
+"""Ranks with virtual GPUs get gloo's values, and an H200's memory and times."""
 
 import json
 import re
@@ -214,7 +214,7 @@ EXPECTED = {
 
 
 def test_memory_and_times_are_an_h200s(script):
-    """As two H200s had them in all of twelve runs, from the second backward on; the sum of 64 MiB took them 249 µs."""
+    """Two H200s had this order in all of twelve runs. The sum of 64 MiB took them 249 µs."""
     runs = [
         labkit.torchrun(
             script(START + MEASURED), like="H200", values=False, virtual_time=True, quiet=True
@@ -384,7 +384,10 @@ def test_the_same_number_on_two_nodes_is_another_gpu(script):
 
 
 def explained(script, case):
-    """What is said of the ranks. A busy machine may take long to start them: only then is the time short in which they must meet."""
+    """Return the ranks' error.
+
+    A busy machine may take long to start them, so the time in which they must meet begins later.
+    """
     begin = "dist.barrier(); x = torch.ones(4, device=device)"
     short = "dist.distributed_c10d._set_pg_timeout(__import__('datetime').timedelta(seconds=3))"
     lines = "".join(f"    {line}\n" for line in [f"{begin}; {short}", *WRONG[case][0].split("\n")])
