@@ -82,7 +82,8 @@ def test_other_cells_are_no_matter_and_without_ids_a_broken_definition_is_known(
 
 def test_what_an_answer_prints_is_cut_with_its_count(notebook, capsys):
     notebook(
-        "def on_gpu(numbers):\n    for n in range(20_000):\n        print(n)\n    return torch.tensor(numbers, device='cuda')"
+        "def on_gpu(numbers):\n    for n in range(20_000):\n        print(n)\n"
+        "    return torch.tensor(numbers, device='cuda')"
     )
     assert "Right" in notebook(CHECK, "check")  # which calls it twice
     shown = capsys.readouterr().out.splitlines()
@@ -98,7 +99,8 @@ def test_what_an_answer_prints_is_cut_with_its_count(notebook, capsys):
 
 def test_what_an_answer_warns_of_is_cut_too(notebook, capsys):
     notebook(
-        "import sys\ndef on_gpu(numbers):\n    for n in range(100):\n        print(n, file=sys.stderr)"
+        "import sys\ndef on_gpu(numbers):\n    for n in range(100):\n"
+        "        print(n, file=sys.stderr)"
     )
     assert "Not yet" in notebook(CHECK, "check")
     shown = capsys.readouterr()
@@ -117,7 +119,10 @@ def test_an_answer_asks_nobody(notebook):
 
 
 def test_an_answer_whose_cell_has_not_run_since_is_told(notebook):
-    same = "The cell of `on_gpu` has not run since the last check, so this verdict is about the same version."
+    same = (
+        "The cell of `on_gpu` has not run since the last check, so this verdict is about the same "
+        "version."
+    )
     for answer, told in ((WRONG, "Not yet: your tensor is on cpu"), (RIGHT, "Right.")):
         notebook(answer)
         assert same not in notebook(CHECK, "check")
@@ -146,7 +151,8 @@ def test_an_answer_without_end_is_told_and_ended(monkeypatch, capsys, notebook):
         assert "00.1 Not yet: your answer took longer than 1.5 s (line " in notebook(CHECK, "check")
         assert "00.1 has run for 0.5 s, and is in line " in capsys.readouterr().out
     notebook(
-        "import time\ndef on_gpu(numbers):\n    try:\n        time.sleep(60)\n    except:\n        time.sleep(60)"
+        "import time\ndef on_gpu(numbers):\n    try:\n        time.sleep(60)\n    except:\n"
+        "        time.sleep(60)"
     )  # catches the first
     assert "took longer than 1.5 s (line 6: time.sleep(60))" in notebook(CHECK, "check")
     assert signal.getsignal(signal.SIGALRM) == before

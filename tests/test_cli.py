@@ -75,7 +75,8 @@ def test_arguments_path_and_main(script):
         class Point: pass
         def here(): return 1
         print(sys.argv, sys.path[0], __name__, __file__, word, __spec__, __package__, __doc__)
-        print(type(pickle.loads(pickle.dumps(Point()))).__module__, sys.modules["__main__"].word, inspect.getsource(here))
+        module = type(pickle.loads(pickle.dumps(Point()))).__module__
+        print(module, sys.modules["__main__"].word, inspect.getsource(here))
         sys.stderr.write("to stderr")
     """)
     same(path, "--", "--m", "--gpus", "7", "-x", "--", "--help", "")
@@ -92,10 +93,16 @@ def test_arguments_path_and_main(script):
         "raise KeyboardInterrupt",
         "1 +",
         "def f(): return 1 / 0\nf()",
-        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('second') from error",
-        "import sys\nsys.excepthook = lambda kind, error, trace: print(kind, trace.tb_lineno, trace.tb_next)\nraise ValueError",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n"
+        "    raise ValueError('second') from error",
+        "import sys\n"
+        "sys.excepthook = "
+        "lambda kind, error, trace: print(kind, trace.tb_lineno, trace.tb_next)\n"
+        "raise ValueError",
         "import atexit, threading\natexit.register(print, 'at exit')\n"
-        "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread', __name__))).start()\nprint('main')",
+        "threading.Thread(target=lambda: "
+        "(threading.main_thread().join(), print('thread', __name__))).start()\n"
+        "print('main')",
     ],
     ids=[
         "exit",
@@ -242,7 +249,10 @@ def test_no_command_prints_the_help(capsys):
 @pytest.fixture
 def package(tmp_path):
     """A package that can be run, and has a module that can."""
-    code = "import sys, torch\nfrom . import word\nprint(sys.argv, __name__, __package__, __spec__.name, word, 'SIZE' in globals())\n"
+    code = (
+        "import sys, torch\nfrom . import word\n"
+        "print(sys.argv, __name__, __package__, __spec__.name, word, 'SIZE' in globals())\n"
+    )
     (tmp_path / "lessons").mkdir()
     for name, text in (("__init__", "word = 'own'"), ("__main__", code), ("train", code + "1 / 0")):
         (tmp_path / "lessons" / f"{name}.py").write_text(text)
@@ -257,7 +267,8 @@ def test_a_module_runs_as_after_python_m(package, name):
             [sys.executable, *arguments], cwd=package, capture_output=True, text=True, timeout=280
         )
 
-    installed = "import sys; from labkit.cli import main; sys.path[0] = '/'; sys.exit(main())"  # as the command `labkit` is
+    # The installed command `labkit` is this program.
+    installed = "import sys; from labkit.cli import main; sys.path[0] = '/'; sys.exit(main())"
     expected, got = (
         within("-m", name, "--gpus", "3"),
         within("-c", installed, "run", "-m", name, "--gpus", "3"),
@@ -288,7 +299,8 @@ def test_a_script_that_computes_for_long_is_told_once_that_it_need_not(capsys, m
 
 
 def test_a_process_s_time_is_asked_for_once_a_second(monkeypatch):
-    asked = []  # with many threads the system needs as long for the answer as an operator for its work
+    # With many threads, the system needs as long for the answer as for an operator.
+    asked = []
     monkeypatch.setattr(commands, "process_time", lambda: asked.append(None) or 0.0)
     monkeypatch.setattr(
         commands, "monotonic", iter([0.0, 0.0, 0.5, 0.9, 1.1, *[1.5] * 100]).__next__
@@ -309,7 +321,8 @@ def test_a_started_child_has_the_same_machine(script, method):
         here = torch.cuda.get_device_name(0), torch.cuda.device_count()
         def work(x):
             y = torch.full((2,), x, device="cuda:1")
-            return here, torch.cuda.mem_get_info(1)[1] >> 30, torch.cuda.memory_allocated(1), y.sum().item()
+            memory = torch.cuda.mem_get_info(1)[1] >> 30
+            return here, memory, torch.cuda.memory_allocated(1), y.sum().item()
         if __name__ == "__main__":
             torch.ones(1, device="cuda")
             with ProcessPoolExecutor(1, multiprocessing.get_context("{method}")) as pool:
@@ -326,10 +339,15 @@ def test_a_started_child_has_the_same_machine(script, method):
 def test_python_that_the_script_starts_has_the_same_machine(script):
     path = script("""
         import os, subprocess, sys
-        code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_name(), torch.ones(2, device='cuda').sum().item())"
+        def run(code, environment):
+            command = [sys.executable, "-c", code]
+            print(subprocess.check_output(command, env=environment, text=True), end="")
+
+        code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_name(), "
+        code += "torch.ones(2, device='cuda').sum().item())"
         for environment in (os.environ, os.environ | {"CUDA_VISIBLE_DEVICES": "1"}):
-            print(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True), end="")
-        print(subprocess.check_output([sys.executable, "-c", "import sys; print('torch' in sys.modules)"], text=True), end="")
+            run(code, environment)
+        run("import sys; print('torch' in sys.modules)", os.environ)
     """)
     result = run("--gpus", 2, "--like", "H200", "--memory", "16GiB", path)
     assert (result.stdout, result.stderr) == ("2 NVIDIA H200 2.0\n1 NVIDIA H200 2.0\nFalse\n", TWO)
@@ -445,7 +463,8 @@ def test_fit_gives_the_script_several_gpus(script, capsys, monkeypatch):
     ("failed", "hinted"),
     [
         (
-            "ValueError: Error initializing torch.distributed: environment variable RANK expected, but not set",
+            "ValueError: Error initializing torch.distributed: environment variable RANK "
+            "expected, but not set",
             True,
         ),
         ("train.py:3 rank = int(os.environ['LOCAL_RANK']): KeyError: 'LOCAL_RANK'", True),

@@ -29,7 +29,9 @@ WAITS = """
 """
 LOOKS = """
     import os, sys, torch
-    seen = [__name__, sys.argv[1:], os.getcwd(), sys.path[0], sys.stdin.read(), hasattr(torch, "mark"), os.environ["MARK"]]
+    folders = [os.getcwd(), sys.path[0]]
+    marks = [hasattr(torch, "mark"), os.environ["MARK"]]
+    seen = [__name__, sys.argv[1:], *folders, sys.stdin.read(), *marks]
     torch.mark = True
     open(sys.argv[1], "a").write(f"{seen}\\n")
     model = torch.nn.Linear(8, 8).cuda()

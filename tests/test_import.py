@@ -21,7 +21,8 @@ FOLDERS = {  # in which each package lies; each may import some of those before 
     "labcourse": ROOT / "packages/labcourse/src",
 }
 PACKAGES = tuple(FOLDERS)
-MISSING = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(',')))\n"  # None there is a package that is not installed
+# A module that is None in `sys.modules` cannot be imported, as if it were not installed.
+MISSING = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(',')))\n"
 JUPYTER = ("IPython", "ipykernel", "ipywidgets", "traitlets", "comm")
 IN_A_BLOCK = """
 import virtualgpu
@@ -51,14 +52,16 @@ def python(code: str, *arguments: str) -> str:
 
 def test_import_loads_neither_torch_nor_matplotlib():
     heavy = python(
-        "import labkit, sys; print(sorted({'torch', 'matplotlib', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules)))"
+        "import labkit, sys; print(sorted("
+        "{'torch', 'matplotlib', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules)))"
     )
     assert heavy == "[]"
 
 
 def test_on_windows_the_import_says_where_to_go_on_one_line():
     said = python(
-        "import sys; sys.platform = 'win32'\ntry: import labkit\nexcept ImportError as error: print(error)"
+        "import sys; sys.platform = 'win32'\ntry: import labkit\n"
+        "except ImportError as error: print(error)"
     )
     assert (
         said.startswith("labkit runs on Linux and macOS, not on Windows. Install WSL")
@@ -78,7 +81,10 @@ def test_on_windows_the_import_says_where_to_go_on_one_line():
 
 
 def test_import_takes_under_a_tenth_of_a_second_of_the_processor():
-    code = "import time; start = time.process_time(); import labkit; print(time.process_time() - start)"
+    code = (
+        "import time; start = time.process_time(); import labkit; "
+        "print(time.process_time() - start)"
+    )
     assert statistics.median(float(python(code)) for _ in range(5)) < 0.1
 
 
@@ -152,7 +158,10 @@ def test_import_is_silent_where_warnings_are_errors(python):
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
 def test_all_source_is_without_warnings(python):
-    code = "import pathlib, sys; [compile(path.read_bytes(), str(path), 'exec') for path in pathlib.Path(sys.argv[1]).rglob('*.py')]"
+    code = (
+        "import pathlib, sys; [compile(path.read_bytes(), str(path), 'exec') "
+        "for path in pathlib.Path(sys.argv[1]).rglob('*.py')]"
+    )
     for package, folder in FOLDERS.items():
         done = subprocess.run(
             [python, "-W", "error", "-c", code, str(folder / package)],
@@ -175,7 +184,10 @@ def test_modules_are_the_modules():
 
 
 def test_to_ask_for_a_result_imports_no_widget():
-    code = "import labkit.labs, sys; labkit.labs.Result; print(sorted(name for name in sys.modules if name.startswith('labkit.labs.')))"
+    code = (
+        "import labkit.labs, sys; labkit.labs.Result; "
+        "print(sorted(name for name in sys.modules if name.startswith('labkit.labs.')))"
+    )
     assert python(code) == "['labkit.labs.experiment']"
 
 

@@ -139,7 +139,10 @@ def test_the_contents_show_what_is_done_before_anything_runs(shipped, tmp_path, 
     monkeypatch.delenv("LABKIT_PROGRESS", raising=False)
     work = tmp_path / "work"
     lesson_copies.copy(work)
-    source = '# 1 Device basics\nlabkit.check("01.1", f)\nlabkit.check("01.2", g)\nlabkit.check("01.3", h)\nlabs.CopySpeedLab()'
+    source = (
+        '# 1 Device basics\nlabkit.check("01.1", f)\nlabkit.check("01.2", g)\n'
+        'labkit.check("01.3", h)\nlabs.CopySpeedLab()'
+    )
     write(shipped / "01_device_basics.ipynb", source)
     stored = {
         "01.1": [False, True],

@@ -129,9 +129,9 @@ def test_none_takes_the_machine_away_and_may_be_said_twice():
 def test_banner_is_one_line_that_says_what_the_lesson_runs_on(capsys):
     labkit.use(gpus=2, like="h200", memory="16GiB", virtual=True)
     said = capsys.readouterr().out
-    assert (
-        said
-        == "labkit: 2 virtual GPUs, modelled on NVIDIA H200, 16.0 GiB each. Times are the model's, not this computer's.\n"
+    assert said == (
+        "labkit: 2 virtual GPUs, modelled on NVIDIA H200, 16.0 GiB each. Times are the "
+        "model's, not this computer's.\n"
     )
 
 
@@ -160,7 +160,8 @@ def test_on_one_t4_a_lesson_for_four_gpus_is_virtual_and_says_why(one_t4, capsys
     used = labkit.use(gpus=4)
     assert used is labkit.use(gpus=4, quiet=True)
     assert capsys.readouterr().out == (
-        "labkit: 4 virtual GPUs, modelled on NVIDIA Tesla T4, 14.6 GiB each. This computer has only 1 of its own. "
+        "labkit: 4 virtual GPUs, modelled on NVIDIA Tesla T4, 14.6 GiB each. This computer has "
+        "only 1 of its own. "
         "Times are the model's, not this computer's.\n"
     )
     assert used.badge == "virtual GPU, modelled on NVIDIA Tesla T4"

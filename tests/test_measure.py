@@ -107,8 +107,8 @@ def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
     text = page.read_text()
     assert text.startswith("# Measured on NVIDIA H200\n")
     assert (
-        "| copy_speed | 1 | a large copy moves far more bytes a second than a small one | yes | yes |"
-        in text
+        "| copy_speed | 1 | a large copy moves far more bytes a second than a small one | yes | "
+        "yes |" in text
     )
     assert "| ddp_seconds | 1 | *failed: RuntimeError: CUDA error \\| here* |  |  |" in text
     assert "| pipeline_step | 4 | *needs 4 GPUs* |  |  |" in text
@@ -223,8 +223,8 @@ def test_a_conclusion_that_differs_stands_out(monkeypatch):
     )
     assert "The lessons" not in measured_report.page("Measured", "today", pairs, [])
     assert (
-        "| data_parallel_step | 4 | DataParallel is slower than one GPU for the small model | yes | **no** |"
-        in text
+        "| data_parallel_step | 4 | DataParallel is slower than one GPU for the small model | yes "
+        "| **no** |" in text
     )
     assert "| data_parallel_step | seconds | 4 | 0.55 | 0.10 | 1.00 |" in text
 

@@ -175,9 +175,9 @@ def test_a_mistake_in_a_magics_line_gets_one_message(shell, magic, line, said):
 def test_a_magic_without_a_cell_says_so(shell, magic):
     with capture_output() as captured:
         shell.run_cell(f"%{magic}")
-    assert (
-        captured.stderr
-        == f"UsageError: %%{magic}: expected a cell. Write %%{magic}, with two percent signs, above its lines\n"
+    assert captured.stderr == (
+        f"UsageError: %%{magic}: expected a cell. Write %%{magic}, with two percent signs, "
+        f"above its lines\n"
     )
 
 

@@ -27,7 +27,8 @@ FOLDERS = {  # in which each package lies
     "labcourse": "packages/labcourse/src",
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# The keys at the root of a CITATION.cff and of an author that is no person: the guide to its schema, version 1.2.0,
+# The keys at the root of a CITATION.cff, and of an author that is no person.
+# They are in the guide to its schema, version 1.2.0,
 # https://github.com/citation-file-format/citation-file-format/blob/1.2.0/schema-guide.md
 CITATION_REQUIRED = {"authors", "cff-version", "message", "title"}
 CITATION_ALLOWED = CITATION_REQUIRED | {
@@ -72,7 +73,8 @@ ENTITY_ALLOWED = {
 }
 SCRIPT = """
 import sys, torch
-print(torch.cuda.device_count(), torch.cuda.get_device_name(0), torch.ones(3, device="cuda:1").sum().item(), sys.argv[1])
+three = torch.ones(3, device="cuda:1").sum().item()
+print(torch.cuda.device_count(), torch.cuda.get_device_name(0), three, sys.argv[1])
 """
 USE = """
 import labkit

@@ -51,7 +51,8 @@ STARTED = """
 import psutil
 from labkit import processes
 processes.start_server()
-servers = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+children = psutil.Process().children()
+servers = [child for child in children if "forkserver" in " ".join(child.cmdline())]
 print([any("libtorch" in mapped.path for mapped in server.memory_maps()) for server in servers])
 """
 

@@ -16,7 +16,8 @@ CELLS = [
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=2)\nROWS = 64",
     "def step_seconds(gpus):\n    batch = torch.ones(ROWS, 64, device=f'cuda:{gpus - 1}')\n\n"
     "    def step():\n        batch @ batch.T\n\n    return labkit.seconds(step)\n",
-    "times = labkit.measure(step_seconds, {'gpus': [1]}, values=False)\ndisplay(times.plot('gpus', 'step_seconds'))",
+    "times = labkit.measure(step_seconds, {'gpus': [1]}, values=False)\n"
+    "display(times.plot('gpus', 'step_seconds'))",
     "%time labkit.check('03.1', None)",
     "raise ValueError('this is meant to fail')",
     "labkit.check('03.1', undefined)",

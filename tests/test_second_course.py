@@ -96,7 +96,8 @@ def test_two_courses_with_a_lesson_of_the_same_number_are_refused(tmp_path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
         ValueError,
-        match=r"Both gpulessons.lesson_01 and otherlessons.lesson_01 are lesson 01\. Give one of them another number",
+        match=r"Both gpulessons.lesson_01 and otherlessons.lesson_01 are lesson 01\. "
+        r"Give one of them another number",
     ):
         checks.exercises()
     sys.modules.pop("otherlessons")

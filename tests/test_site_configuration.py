@@ -24,7 +24,8 @@ def test_a_lesson_leads_to_the_places_where_it_opens(conf, monkeypatch):
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/kit")
     first = json.loads(read(conf, "notebooks/02_streams.ipynb"))["cells"][0]["source"]
     assert first.startswith(
-        "# 2 Streams and synchronization\n\nOpen this lesson [on Binder](https://mybinder.org/v2/gh/someone/kit/main?"
+        "# 2 Streams and synchronization\n\n"
+        "Open this lesson [on Binder](https://mybinder.org/v2/gh/someone/kit/main?"
     )
     assert (
         first.count("02_streams.ipynb") == len(conf["PLACES"])

@@ -1,6 +1,7 @@
-"""A program that uses each public name, which `make lint` checks as strictly as a user may ask: the types are part of the package.
+"""A program that uses each public name. `make lint` checks its types as strictly as a user may ask.
 
-Nobody runs it. A line that must not pass says so: a check that finds it right complains of the comment.
+Nobody runs it. A line with a wrong type has a comment that says so. The check complains about the
+comment if it finds the line right.
 """
 
 import torch

@@ -101,7 +101,8 @@ def browser() -> Iterator[object]:
     program = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     if program is None:
         pytest.fail(
-            f"no browser found; install one of {', '.join(CHROMIUMS)} (Debian and Ubuntu: apt-get install chromium)"
+            f"no browser found; install one of {', '.join(CHROMIUMS)} (Debian and Ubuntu: apt-get "
+            f"install chromium)"
         )
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
         context = playwright.chromium.launch_persistent_context(

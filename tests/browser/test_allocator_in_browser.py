@@ -56,7 +56,8 @@ def test_a_learner_allocates_frees_and_starts_again(open_cells, look):
     size.fill("5")
     run.click()
     expect(said).to_contain_text(
-        "A new segment of 20 MiB: no free block of stream 0 was large enough. Now 20 MiB reserved, as you predicted."
+        "A new segment of 20 MiB: no free block of stream 0 was large enough. Now 20 MiB "
+        "reserved, as you predicted."
     )
     expect(drawn).to_have_attribute("alt", re.compile("A 5 MiB, free 15 MiB"))
     stream.select_option("1")

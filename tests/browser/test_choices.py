@@ -31,7 +31,10 @@ NEEDS = {
 }
 FIELDS = "select, input:not([type=file])"
 # A checkbox's label is text beside it, and has no element of its own to ask for.
-NAMES = "fields => fields.map(field => (field.labels[0] ?? field.parentElement).textContent.replaceAll('\\u00a0', ' ').trim())"
+NAMES = (
+    "fields => fields.map(field => (field.labels[0] ?? "
+    "field.parentElement).textContent.replaceAll('\\u00a0', ' ').trim())"
+)
 TEXTS = "options => options.map(option => option.text.replaceAll('\\u00a0', ' ').trim())"
 
 

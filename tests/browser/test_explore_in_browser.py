@@ -6,7 +6,8 @@ pytestmark = pytest.mark.browser
 
 CELLS = (
     "import torch\nimport labkit\nlabkit.use(gpus=1)",
-    "with labkit.record(timeline=True) as trace:\n    x = torch.ones(512, 512, device='cuda')\n    y = (x @ x).relu()",
+    "with labkit.record(timeline=True) as trace:\n    x = torch.ones(512, 512, device='cuda')\n"
+    "    y = (x @ x).relu()",
     "trace.explore()",
 )
 MANY = 100_000
@@ -108,7 +109,8 @@ def test_a_hundred_thousand_spans_and_blocks_cost_a_drawing_no_more_boxes_than_i
     page.locator(".explorer .frame canvas[data-drawn]").wait_for()
     assert (
         page.evaluate(
-            "document.querySelector('.explorer').explorer.lanes.reduce((sum, lane) => sum + lane.count, 0)"
+            "document.querySelector('.explorer').explorer.lanes.reduce((sum, lane) => sum + "
+            "lane.count, 0)"
         )
         > 2 * MANY
     )

@@ -10,7 +10,8 @@ pytestmark = pytest.mark.browser
 PARALLEL = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=4)",
     ENDLESS,
-    "from gpulessons.lesson_03.labs import DataParallelLab\n\nlab = DataParallelLab()\nendless(lab)\nlab",
+    "from gpulessons.lesson_03.labs import DataParallelLab\n\nlab = DataParallelLab()\n"
+    "endless(lab)\nlab",
 )
 
 

@@ -17,8 +17,10 @@ HTML = (
     f"<svg width='20' height='20' role='img'></svg><img src='{PIXEL}' width='20' height='20'>",
     f"<img src='{PIXEL}' width='20' height='20' alt='figure 1'>",
     "<script>console.error('something broke')</script>",
-    "<div id='panel'><button>1</button><br><button style='position: relative; top: -40px'>2</button>"
-    "<input style='outline: none; border: none' aria-label='unseen'><a tabindex='0' href='#'>3</a></div>",
+    "<div id='panel'><button>1</button><br><button style='position: relative; top: "
+    "-40px'>2</button>"
+    "<input style='outline: none; border: none' aria-label='unseen'><a tabindex='0' "
+    "href='#'>3</a></div>",
 )
 CELLS = ("from IPython.display import HTML", *(f"HTML({html!r})" for html in HTML))
 
@@ -39,7 +41,10 @@ def test_an_error_is_found_and_said(open_cells):
 
 
 def test_a_traceback_of_a_thread_is_found_too(open_cells):
-    thread = "import threading\n\nthread = threading.Thread(target=lambda: [][0])\nthread.start()\nthread.join()"
+    thread = (
+        "import threading\n\nthread = threading.Thread(target=lambda: [][0])\nthread.start()\n"
+        "thread.join()"
+    )
     with pytest.raises(
         pytest.fail.Exception,
         match=r"cell 0:\nimport threading(?s:.*)IndexError: list index out of range",

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.browser
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=2)",
     ENDLESS,
-    "from gpulessons.lesson_04.labs import PipelineLab\n\nlab = PipelineLab(micro_batches=4)\nendless(lab)\nlab",
+    "from gpulessons.lesson_04.labs import PipelineLab\n\nlab = PipelineLab(micro_batches=4)\n"
+    "endless(lab)\nlab",
 )
 
 

@@ -11,8 +11,10 @@ pytestmark = pytest.mark.browser
 
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=1)",
-    "from gpulessons.lesson_01.labs import CopySpeedLab\n\nlab = CopySpeedLab(sizes=[1 << n for n in range(12, 25, 2)])\nlab",
-    "from gpulessons.lesson_01 import labs\n\nlabs.plot_copy_speed(labkit.labs.collect(lab.experiment()))",
+    "from gpulessons.lesson_01.labs import CopySpeedLab\n\n"
+    "lab = CopySpeedLab(sizes=[1 << n for n in range(12, 25, 2)])\nlab",
+    "from gpulessons.lesson_01 import labs\n\n"
+    "labs.plot_copy_speed(labkit.labs.collect(lab.experiment()))",
     f"{ENDLESS}\n\nendless(lab)",
     "from gpulessons.lesson_00.labs import MemoryPanel\n\npanel = MemoryPanel()\npanel",
     "tensors = [torch.ones(5 << 20, device='cuda') for _ in range(4)]\ndel tensors[1:]",

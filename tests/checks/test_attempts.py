@@ -80,7 +80,10 @@ def test_progress_outlives_the_kernel_and_two_kernels_share_it(monkeypatch, tmp_
 
 
 def test_a_lesson_that_changes_its_folder_keeps_its_progress_beside_the_notebook(tmp_path):
-    program = "import os, labkit; os.chdir('/')\nfrom labkit import progress_file\nfrom virtualgpu import front_end\n"
+    program = (
+        "import os, labkit; os.chdir('/')\nfrom labkit import progress_file\n"
+        "from virtualgpu import front_end\n"
+    )
     program += "front_end.ipython_shell = lambda: object()\nprint(progress_file.path())"
     told = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True

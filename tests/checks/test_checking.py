@@ -115,7 +115,8 @@ def test_an_async_answer_is_told_what_it_is(two_gpus):
         return 2 * number
 
     assert repr(checking.run(DOUBLE, double)).endswith(
-        "A function with `async def` returns a coroutine, which must be awaited. Write `def` instead."
+        "A function with `async def` returns a coroutine, which must be awaited. Write `def` "
+        "instead."
     )
 
 
@@ -130,12 +131,15 @@ def test_an_answer_that_ends_the_gpus_work_has_a_verdict():
             lambda number: torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].item(),
         )
         assert (
-            "device-side assert triggered. After this error the GPU takes no more work. Call labkit.use(None)"
-            in repr(verdict)
+            "device-side assert triggered. After this error the GPU takes no more work. Call "
+            "labkit.use(None)" in repr(verdict)
         )
 
 
-REPLICA = "Caught OSError in replica 1 on device 1.\nOriginal Traceback (most recent call last):\n  File\nOSError: no weights"
+REPLICA = (
+    "Caught OSError in replica 1 on device 1.\nOriginal Traceback (most recent call last):\n"
+    "  File\nOSError: no weights"
+)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ for name in importlib.metadata.packages_distributions():
         with open(f"{name}.py", "w") as file:
             file.write(f"print('imported {name}', flush=True)")
 sys.path.insert(0, "")  # as in a notebook
-print(in_ranks(lambda answer, number: answer(number), lambda number: 2 * number, [1, 2], like=sys.argv[1] or None))
+program, answer = lambda answer, number: answer(number), lambda number: 2 * number
+print(in_ranks(program, answer, [1, 2], like=sys.argv[1] or None))
 sys.path.remove("")  # torch itself imports `tabulate` when this process ends
 """
 

@@ -151,7 +151,8 @@ def test_what_is_bound_or_enclosed_counts(first, second):
         "import functools\nimport torch\n",
         "def base(n, k=0):\n    return k\n",
         "def made(k):\n    def inner(n):\n        return k\n    return inner\n",
-        "def timed(f):\n    @functools.wraps(f)\n    def inner(n):\n        return 2 * f(n)\n    return inner\n",
+        "def timed(f):\n    @functools.wraps(f)\n    def inner(n):\n        return 2 * f(n)\n"
+        "    return inner\n",
         "def decorated(n):\n    def decorate(f):\n        return timed(f)\n    return decorate\n",
     )
     one, same, other = (fingerprint_with(*before, each) for each in (first, first, second))

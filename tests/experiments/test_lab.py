@@ -122,8 +122,8 @@ def test_a_stopped_run_shows_what_there_is():
     stopped.append(lab_of(value, predict="value"))
     said = predict_and_run(stopped[0], "2")
     assert (
-        "Stopped after 1 of 3 points. count 1, size 4194304 was not measured, so your prediction of 2 stays open"
-        in said
+        "Stopped after 1 of 3 points. count 1, size 4194304 was not measured, so your prediction "
+        "of 2 stays open" in said
     )
     assert "Value at count 4: 0.25" in stopped[0].picture.value
 

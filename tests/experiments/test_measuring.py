@@ -374,7 +374,8 @@ def test_a_function_of_any_named_arguments_takes_every_grid(gpu):
         (torch.ones(()), r"step returned a tensor. Return a number, for example with `.item\(\)`."),
         (
             None,
-            "step returned None. Return a number or a dictionary of numbers. Does it end with `return`",
+            "step returned None. Return a number or a dictionary of numbers. Does it end with "
+            "`return`",
         ),
         ("fast", "step returned a str. Return a number or a dictionary of numbers."),
         ({"loss": torch.ones(())}, "step returned a tensor as 'loss'"),

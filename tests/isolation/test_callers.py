@@ -82,7 +82,8 @@ def test_a_script_without_a_guard_which_is_killed(tmp_path, monkeypatch):
 
 CELLS = (
     "import labkit",
-    "scale = 3\nclass Point:\n    x = 1\ndef train(n):\n    if n < 0:\n        raise ValueError('negative')\n    return Point(), n * scale",
+    "scale = 3\nclass Point:\n    x = 1\ndef train(n):\n    if n < 0:\n"
+    "        raise ValueError('negative')\n    return Point(), n * scale",
     "point, tripled = labkit.isolated(train, 4).value\nprint(tripled, isinstance(point, Point))",
     "labkit.isolated(train, -1)",
 )

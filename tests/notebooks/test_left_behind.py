@@ -29,7 +29,10 @@ STARTING = {
 }
 LATER = 0.3  # seconds
 # Bytes of the GPU that are not this process's cache: contexts, and what others hold.
-OUTSIDE = "def outside():\n    free, total = torch.cuda.mem_get_info()\n    return total - free - torch.cuda.memory_reserved()"
+OUTSIDE = (
+    "def outside():\n    free, total = torch.cuda.mem_get_info()\n"
+    "    return total - free - torch.cuda.memory_reserved()"
+)
 
 
 class Kernel:

@@ -90,7 +90,8 @@ def test_4_kib_take_about_a_tenth_of_the_time_of_4_mib_as_lesson_1_says():
 
 def test_a_narrow_step_is_limited_by_its_launches_as_lesson_1_says():
     quoted = re.search(
-        r"launch its (\d+) kernels, about 30 µs for each. At a width of 16, the GPU works only (\d+)%",
+        r"launch its (\d+) kernels, about 30 µs for each. At a width of 16, the GPU works only "
+        r"(\d+)%",
         text("01_device_basics.ipynb"),
     )
     with labkit.use(gpus=1, virtual=True, quiet=True):
@@ -292,7 +293,10 @@ def test_float16_makes_large_products_faster_on_a_real_h200_as_lesson_7_says():
 
 
 def test_autocast_shortens_one_network_on_a_real_h200_and_not_another_as_lesson_7_says():
-    pattern = r"a step of BERT from (\d+) to (\d+) ms. A step of ResNet-50 became no shorter: (\d+) and (\d+) ms"
+    pattern = (
+        r"a step of BERT from (\d+) to (\d+) ms. A step of ResNet-50 became no shorter: (\d+) and "
+        r"(\d+) ms"
+    )
     quoted = re.search(pattern, text("07_half_precision.ipynb"))
     folder = Path(virtualgpu.__file__).parents[2] / "benchmarks" / "timing"
     recorded = json.loads((folder / "networks.json").read_text(encoding="utf-8"))["H200"]
@@ -444,7 +448,8 @@ def test_the_fused_update_of_lesson_9_takes_least_memory_and_time():
 def test_the_parts_of_the_activations_in_lesson_9_add_up():
     """The page names the inputs of the blocks, the logits, the loss, the copies and the head's input."""
     quoted = re.search(
-        r"only ([\d.]+) GiB.*logits are ([\d.]+) GiB in float16.*about ([\d.]+) GiB.*in float16, ([\d.]+) GiB",
+        r"only ([\d.]+) GiB.*logits are ([\d.]+) GiB in float16.*about ([\d.]+) GiB.*in float16, "
+        r"([\d.]+) GiB",
         text(LESSON_9),
         re.DOTALL,
     )

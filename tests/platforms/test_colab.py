@@ -1,7 +1,8 @@
-"""Lessons on a fresh runtime of Colab, as far as one can be had without Colab: see tools/constraints-classic.txt.
+"""Lessons on a fresh runtime of Colab, as far as it can be imitated.
 
-A first cell, the one of docs/platforms.md, installs the kit from the repository's address. Here Git is told to find that address in a copy
-of this tree, and pip may not use the network: what the kit needs has to be there, as it is on Colab.
+tools/constraints-classic.txt has Colab's packages. The first cell, which is in docs/platforms.md,
+installs the kit from the repository's address. Here Git finds that address in a copy of this tree,
+and pip may not use the network. So what the kit needs has to be installed, as it is on Colab.
 """
 
 import json

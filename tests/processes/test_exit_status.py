@@ -15,7 +15,8 @@ from labkit.processes import exit_status
         (
             -9,
             "signal",
-            "(SIGKILL), perhaps by the system's out-of-memory killer because this computer's memory ran out.",
+            "(SIGKILL), perhaps by the system's out-of-memory killer because this computer's "
+            "memory ran out.",
         ),
         (-99, "signal", "by signal 99."),
     ],

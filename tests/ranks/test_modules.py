@@ -30,7 +30,8 @@ def folder(tmp_path, monkeypatch):
     (lessons / "__main__.py").write_text(CODE)
     (lessons / "train.py").write_text(CODE)
     (lessons / "fails.py").write_text(
-        "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('no')\ntime.sleep(100)\n"
+        "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('no')\n"
+        "time.sleep(100)\n"
     )
     (lessons / "hangs.py").write_text("import time\ntime.sleep(100)\n")
     (lessons / "unfinished.py").write_text("x = 1\nif x\n")
@@ -55,8 +56,8 @@ def test_what_goes_wrong_is_told_with_the_modules_lines(folder):
     ) as raised:
         labkit.torchrun("lessons.fails", module=True, quiet=True)
     assert (
-        f'In rank 1:\nTraceback (most recent call last):\n  File "{path / "fails.py"}", line 3, in <module>'
-        in raised.value.__notes__[0]
+        f"In rank 1:\nTraceback (most recent call last):\n"
+        f'  File "{path / "fails.py"}", line 3, in <module>' in raised.value.__notes__[0]
     )
     with pytest.raises(
         labkit.TorchrunError, match=r"At that time ranks 0 and 1 ran line 2, `time.sleep\(100\)`\.$"
@@ -79,7 +80,10 @@ def test_the_commands(folder):
         )
 
     there = command("torchrun", "--in-order", "-m", "lessons", "--x")
-    said = f"['{folder / 'lessons' / '__main__.py'}', '--x'] __main__ lessons lessons.__main__ own {folder}"
+    said = (
+        f"['{folder / 'lessons' / '__main__.py'}', '--x'] __main__ lessons lessons.__main__ own "
+        f"{folder}"
+    )
     assert (there.returncode, there.stderr) == (0, "")
     assert (
         there.stdout == f"labkit: 2 ranks: CPU tensors, gloo.\n[rank 0] {said}\n[rank 1] {said}\n"

@@ -24,7 +24,8 @@ def test_collectives_answer_as_on_real_gpus():
         name
     ) in premultiplied:  # PyTorch does not hand the factor to Python, so virtual GPUs refuse these
         recorded[name] = (
-            "NotImplementedError: a reduction by PREMUL_SUM is not supported by the virtual GPU. It works on a real one"
+            "NotImplementedError: a reduction by PREMUL_SUM is not supported by the virtual GPU. "
+            "It works on a real one"
         )
     assert answers == recorded
 

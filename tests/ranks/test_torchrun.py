@@ -67,7 +67,8 @@ def test_threads_and_what_stands_for_the_end_are_not_cut_off(script):
         + WITHOUT_TORCH
         + (
             "atexit.register(lambda: print('at the end'))\n"
-            "threading.Thread(target=lambda: (threading.main_thread().join(), print('a thread', end=' '))).start()\n"
+            "threading.Thread(target=lambda: (threading.main_thread().join(), print('a thread', "
+            "end=' '))).start()\n"
             "print('the script', end=' ')\n"
         )
     )
@@ -203,7 +204,8 @@ def test_a_rank_that_leaves_while_the_others_need_it(script):
         ("os._exit(7)", "rank 1 ended with exit status 7 without returning.", 7),
         (
             "result = [sys]",
-            "rank 1's variable `result` cannot be sent (it holds a module). Store plain data in it (numbers",
+            "rank 1's variable `result` cannot be sent (it holds a module). Store plain data in "
+            "it (numbers",
             None,
         ),
     ],
@@ -236,7 +238,8 @@ def test_a_time_limit_says_where_each_rank_was(script):
     with pytest.raises(labkit.TorchrunError) as caught:
         labkit.torchrun(script(code), ranks=4, timeout=20, quiet=True)
     assert str(caught.value) == (
-        "the ranks took longer than 20 s and were stopped. At that time rank 0 ran line 10, `signal.pause()`; "
+        "the ranks took longer than 20 s and were stopped. At that time rank 0 ran line 10, "
+        "`signal.pause()`; "
         "ranks 1 and 2 ran line 4, `time.sleep(100)`; rank 3 had ended."
     )
     assert caught.value.kind == "timeout" and caught.value.exit_codes == [None, None, None, 0]
@@ -282,7 +285,10 @@ def test_torchrun_starts_all_ranks_again(script, capsys, slow_caller):
         "rank 0 raised ValueError: again",
     ]
     shown = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    again = "[torchrun] rank 0 raised ValueError: again (line 11). All ranks start again: restart 2 of 2."
+    again = (
+        "[torchrun] rank 0 raised ValueError: again (line 11). All ranks start again: restart 2 "
+        "of 2."
+    )
     both = [f"[rank {rank}] attempt {attempt}" for attempt in range(3) for rank in range(2)]
     assert shown == [
         *both[:2],
@@ -398,7 +404,8 @@ def test_the_command(script, nothing_left):
     failed = command("--ranks", 2, path, "1")
     assert failed.returncode == 1
     assert failed.stderr.startswith(
-        "labkit torchrun: rank 1 raised ValueError: no (line 5).\nIn rank 1:\nTraceback (most recent call last):\n"
+        "labkit torchrun: rank 1 raised ValueError: no (line 5).\nIn rank 1:\n"
+        "Traceback (most recent call last):\n"
     )
     assert (
         command("--ranks", 0, path).stderr
@@ -417,7 +424,8 @@ def test_a_cell(monkeypatch):
     try:
         with capture_output() as captured:
             assert shell.run_cell(
-                "%%torchrun --ranks 2 -o found\nimport os\nresult = os.environ['RANK']\nprint('%d' % 3)"
+                "%%torchrun --ranks 2 -o found\nimport os\nresult = os.environ['RANK']\n"
+                "print('%d' % 3)"
             ).success
         assert shell.user_ns["found"].results == ["0", "1"]
         assert captured.stdout.splitlines()[1:] == [

@@ -300,7 +300,8 @@ def test_sync_batch_norm_without_values_asks_for_the_same_memory(script):
 WRONG = {
     "another shape by gloo": (
         'group = dist.new_group(backend="gloo")\ndist.all_reduce(x[rank:], group=group)',
-        r"rank 0 calls all_reduce\(4 x float32, SUM\) \(\S+:13\); rank 1 calls all_reduce\(3 x float32, SUM\) \(\S+:13\)",
+        r"rank 0 calls all_reduce\(4 x float32, SUM\) \(\S+:13\); rank 1 calls all_reduce\(3 x "
+        r"float32, SUM\) \(\S+:13\)",
     ),
     "an endless loop": (
         "while rank:\n    pass\ndist.all_reduce(x)",
@@ -308,37 +309,47 @@ WRONG = {
     ),
     "never comes": (
         "if rank: time.sleep(100)\ndist.all_reduce(x)",
-        r"all_reduce number 2 .* within 3 s: rank 1 never entered it, and was last in number 1, barrier\(\) \(\S+:11\); "
+        r"all_reduce number 2 .* within 3 s: rank 1 never entered it, and was last in number 1, "
+        r"barrier\(\) \(\S+:11\); "
         r"rank 0 waits in all_reduce\(4 x float32, SUM\) \(\S+:13\)",
     ),
     "not within its wait's timeout": (
-        "if rank: time.sleep(100)\ndist.all_reduce(x, async_op=True).wait(__import__('datetime').timedelta(seconds=1))",
+        "if rank: time.sleep(100)\n"
+        "dist.all_reduce(x, async_op=True).wait(__import__('datetime').timedelta(seconds=1))",
         r"all_reduce number 2 .* within 1 s: rank 1 never entered it",
     ),
     "another shape": (
         "dist.all_reduce(x[: 2 + 2 * rank])",
-        r"do not agree on collective number 2 .*: rank 0 calls all_reduce\(2 x float32, SUM\) \(\S+:12\); "
+        r"do not agree on collective number 2 .*: rank 0 calls all_reduce\(2 x float32, SUM\) "
+        r"\(\S+:12\); "
         r"rank 1 calls all_reduce\(4 x float32, SUM\) \(\S+:12\)",
     ),
     "both receive": (
         "dist.recv(x, 1 - rank); dist.send(x, 1 - rank)",
         # Both wait alike: which of them is told of first is left to the clock.
-        r"rank (\d) never entered it, and was last in number 1, recv\(4 x float32\) from rank (\d) \(\S+:12\); "
+        r"rank (\d) never entered it, and was last in number 1, recv\(4 x float32\) from rank "
+        r"(\d) \(\S+:12\); "
         r"rank \2 waits in recv\(4 x float32\) from rank \1 \(\S+:12\)",
     ),
     "two groups in two orders": (
-        "groups = [dist.new_group([0, 1], timeout=__import__('datetime').timedelta(seconds=3)) for _ in range(2)]\n"
-        "for group in groups[:: 1 - 2 * rank]: dist.all_reduce(x, group=group); torch.cuda.synchronize()",
-        r"rank \d never entered it, and was last in number 1, all_reduce\(4 x float32, SUM\) \(\S+:13\)",
+        "groups = [dist.new_group([0, 1], timeout=__import__('datetime').timedelta(seconds=3)) "
+        "for _ in range(2)]\n"
+        "for group in groups[:: 1 - 2 * rank]: dist.all_reduce(x, group=group); "
+        "torch.cuda.synchronize()",
+        r"rank \d never entered it, and was last in number 1, all_reduce\(4 x float32, SUM\) "
+        r"\(\S+:13\)",
     ),
     "a group that one rank makes alone": (
-        "if rank == 0: dist.new_group([0, 1], timeout=__import__('datetime').timedelta(seconds=2))\ntime.sleep(100)",
-        r"new_group\(\[0, 1\]\) did not start within 2 s: rank 1 never entered it, and was last in number 1, barrier\(\) \(\S+:11\); "
+        "if rank == 0: dist.new_group([0, 1], "
+        "timeout=__import__('datetime').timedelta(seconds=2))\ntime.sleep(100)",
+        r"new_group\(\[0, 1\]\) did not start within 2 s: rank 1 never entered it, and was last "
+        r"in number 1, barrier\(\) \(\S+:11\); "
         r"rank 0 waits in new_group\(\[0, 1\]\) \(\S+:12\)",
     ),
     "rank 0 ends early": (
         "for _ in range(2 + rank): dist.all_reduce(x)",
-        r"all_reduce number 4 of its group will never start: rank 0 never entered it, and was last in number 3, all_reduce.*; "
+        r"all_reduce number 4 of its group will never start: rank 0 never entered it, and was "
+        r"last in number 3, all_reduce.*; "
         r"rank 1 waits in all_reduce\(4 x float32, SUM\) \(\S+:12\)",
     ),
     "another call": (
@@ -370,7 +381,8 @@ def test_ranks_that_share_a_gpu_are_refused_in_nccls_words(script, first):
     with pytest.raises(labkit.TorchrunError) as caught:
         labkit.torchrun(script(SHARED), first, like="H200", quiet=True)
     assert re.search(
-        r"DistBackendError: Duplicate GPU detected : rank \d and rank \d both on CUDA device 1000 \(line",
+        r"DistBackendError: Duplicate GPU detected : rank \d and rank \d both on CUDA device 1000 "
+        r"\(line",
         str(caught.value),
     )
     assert "Call torch.cuda.set_device(local_rank)" in caught.value.__notes__[0]
@@ -441,7 +453,10 @@ def test_a_cell_of_ranks_is_recorded():
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     try:
         shell.register_magics(TorchrunMagic)
-        cell = "import os, torch\ntorch.cuda.set_device(int(os.environ['LOCAL_RANK']))\ntorch.ones(4).cuda()"
+        cell = (
+            "import os, torch\ntorch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n"
+            "torch.ones(4).cuda()"
+        )
         shell.run_cell_magic("torchrun", "--like T4 --trace -o ranks", cell)
         assert shell.user_ns["ranks"].trace.devices == [0, 1]
         with pytest.raises(UsageError, match="trace=True records virtual GPUs"):

@@ -1,1 +1,4 @@
-"""A stand-in for the module by which a notebook knows that it runs on Colab. A kernel there has it loaded before the first cell."""
+"""Stand-in for the module that tells a notebook that it runs on Colab.
+
+On Colab, a kernel has loaded it before the first cell.
+"""
