@@ -1,4 +1,4 @@
-"""How many of a model's graphs are alive, each from the output of a layer of it, wherever they lie."""
+"""Count the autograd graphs of a model that are still alive."""
 
 from typing import Any
 from weakref import WeakSet
@@ -8,22 +8,23 @@ from torch import nn
 
 
 class Token:
-    """Lives as long as the graph that it was given to."""
+    """Object that a graph holds, so it lives exactly as long as the graph."""
 
 
 class Graphs:
-    """The graphs that begin at a layer's outputs. `alive` says how many there are."""
+    """Counts the graphs that start at the outputs of the layers with the hook `mark`."""
 
     def __init__(self) -> None:
         self._tokens: WeakSet[Token] = WeakSet()
 
     @property
     def alive(self) -> int:
+        """Number of marked graphs that nobody has freed yet."""
         return len(self._tokens)
 
     def mark(self, module: nn.Module, given: Any, output: torch.Tensor) -> None:
-        """A forward hook."""
+        """Mark the graph of this output. Register this method as a forward hook."""
         if output.grad_fn is not None:
-            metadata: Any = output.grad_fn.metadata  # a dict, whatever its annotation says
+            metadata: Any = output.grad_fn.metadata  # really a dict, unlike its annotation
             metadata["token"] = token = Token()
             self._tokens.add(token)

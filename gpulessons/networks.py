@@ -1,4 +1,4 @@
-"""Three networks that a learner knows, by their sizes: what the budget of memory is about, and what it is measured on."""
+"""Networks, optimizers and precisions of which a learner estimates and measures the memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -9,34 +9,45 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-LARGEST = 1 << 20  # of each size
+LARGEST_SIZE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Network:
-    """What the networks share: sizes that are whole numbers, 1 or more. Raises ValueError for others."""
+    """Base class of the networks. Their fields are sizes.
+
+    Raises ValueError for a size that is no whole number from 1 to 1048576.
+    """
 
     def __post_init__(self) -> None:
         for size in fields(self):
             value = getattr(self, size.name)
-            if type(value) is not int or not 1 <= value <= LARGEST:
+            if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
                 raise ValueError(
-                    f"{size.name}={value!r} of {type(self).__name__}: give a whole number from 1 to {LARGEST}"
+                    f"expected a whole number from 1 to {LARGEST_SIZE} for {size.name} "
+                    f"of {type(self).__name__}, got {value!r}"
                 )
 
     def build(self, checkpointing: bool = False, device: Any = "cuda") -> nn.Module:
-        """The network, in float32 on `device`; with `checkpointing`, the backward computes its segments again instead of keeping them."""
+        """Return the network with float32 parameters on `device`.
+
+        With `checkpointing`, the backward pass computes the segments' activations again.
+        """
         raise NotImplementedError
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
-        """So many rows of zeros on `device`, as the network takes them, and the right answers to them, zeros of int64."""
+        """Return `rows` input rows and their targets on `device`.
+
+        All values are zero. The targets have dtype int64.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class MLP(Network):
-    """`depth` linear layers of `width` neurons with ReLU, and one that tells `classes` apart. A row has `width` numbers.
+    """Multilayer perceptron: `depth` linear layers of `width` neurons with ReLU, and a classifier.
 
+    The classifier is a linear layer with `classes` outputs. An input row has `width` numbers.
     Raises ValueError for a size that is no whole number from 1 to 1048576.
     """
 
@@ -45,35 +56,31 @@ class MLP(Network):
     classes: int = 10
 
     def build(self, checkpointing: bool = False, device: Any = "cuda") -> nn.Module:
-        hidden = [
-            nn.Sequential(nn.Linear(self.width, self.width, device=device), nn.ReLU())
-            for _ in range(self.depth)
-        ]
         size = segment_size(self.depth)
-        segments = [
-            nn.Sequential(*hidden[first : first + size]) for first in range(0, self.depth, size)
-        ]
-        return Segments(
-            nn.Identity(),
-            segments,
-            nn.Linear(self.width, self.classes, device=device),
-            checkpointing,
-        )
+        segments: list[nn.Module] = []
+        for first in range(0, self.depth, size):
+            layers = min(size, self.depth - first)
+            hidden = [
+                nn.Sequential(nn.Linear(self.width, self.width, device=device), nn.ReLU())
+                for _ in range(layers)
+            ]
+            segments.append(nn.Sequential(*hidden))
+        classifier = nn.Linear(self.width, self.classes, device=device)
+        return Segments(nn.Identity(), segments, classifier, checkpointing)
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
-        """Numbers (rows, width), float32, and classes (rows,), int64: zeros on `device`."""
-        return torch.zeros(rows, self.width, device=device), torch.zeros(
-            rows, dtype=torch.int64, device=device
-        )
+        """Return inputs (rows, width), float32, and classes (rows,), int64. All values are zero."""
+        inputs = torch.zeros(rows, self.width, device=device)
+        return inputs, torch.zeros(rows, dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)
 class GPT(Network):
-    """A transformer that predicts the next token: `layers` blocks of `width`, with `heads` heads each, on rows of `tokens` tokens.
+    """Transformer of `layers` blocks with `heads` heads each, which predicts the next token.
 
-    GPT() has the sizes of the smallest GPT-2 (Radford and others, 2019).
-    Raises ValueError for a size that is no whole number from 1 to 1048576, and where the heads do not share the width, or get less than 8
-    of it each or no multiple of 8.
+    An input row has `tokens` tokens. GPT() has the sizes of the smallest GPT-2 (Radford and others,
+    2019). Raises ValueError for a size that is no whole number from 1 to 1048576, and for a width
+    that is no multiple of 8 · heads.
     """
 
     width: int = 768
@@ -86,7 +93,8 @@ class GPT(Network):
         super().__post_init__()
         if self.width % (8 * self.heads):
             raise ValueError(
-                f"width={self.width} with heads={self.heads}: the width must be a multiple of 8 times the heads"
+                f"expected a width that is a multiple of 8 · heads = {8 * self.heads}, "
+                f"got {self.width}"
             )
 
     def build(self, checkpointing: bool = False, device: Any = "cuda") -> nn.Module:
@@ -99,16 +107,20 @@ class GPT(Network):
         return Segments(Embedding(self, device), blocks, end, checkpointing)
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens (rows, tokens) and what follows each (rows · tokens,), int64: zeros on `device`."""
+        """Return tokens (rows, tokens) and the next tokens (rows · tokens,), both int64.
+
+        All values are zero.
+        """
         inputs = torch.zeros(rows, self.tokens, dtype=torch.int64, device=device)
         return inputs, torch.zeros(rows * self.tokens, dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)
 class ResNet(Network):
-    """A residual network of four stages of `blocks` blocks, with `width`, then 2, 4 and 8 times `width` channels.
+    """Residual network of four stages with `blocks` blocks each.
 
-    A row is a picture of `side` × `side` pixels, three colours. ResNet() is ResNet-18 (He and others, 2015).
+    The stages have `width`, then 2, 4 and 8 times `width` channels. An input row is a picture of
+    `side` × `side` pixels in three colours. ResNet() is ResNet-18 (He and others, 2015).
     Raises ValueError for a size that is no whole number from 1 to 1048576.
     """
 
@@ -132,58 +144,70 @@ class ResNet(Network):
         return Segments(start, blocks, end, checkpointing)
 
     def residuals(self) -> list[tuple[int, int, int]]:
-        """Channels in, channels out and stride of each block."""
-        widths = [self.width * 2**stage for stage in range(4) for _ in range(self.blocks)]
-        return [
-            (before, after, 1 + (before != after))
-            for before, after in zip([self.width, *widths], widths, strict=False)
-        ]
+        """Return (input channels, output channels, stride) of each block."""
+        sizes = []
+        before = self.width
+        for stage in range(4):
+            after = self.width * 2**stage
+            for _ in range(self.blocks):
+                sizes.append((before, after, 1 if before == after else 2))
+                before = after
+        return sizes
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
-        """Pictures (rows, 3, side, side), float32, and classes (rows,), int64: zeros on `device`."""
+        """Return pictures (rows, 3, side, side), float32, and classes (rows,), int64.
+
+        All values are zero.
+        """
         pictures = torch.zeros(rows, 3, self.side, self.side, device=device)
         return pictures, torch.zeros(rows, dtype=torch.int64, device=device)
 
 
 def segment_size(depth: int) -> int:
-    """How many layers of an MLP a checkpoint spans: about the root of their number, where both kinds of memory are about equal."""
+    """Return the number of layers in each checkpointed segment of an MLP with `depth` layers.
+
+    With about √depth layers, all checkpoints need about as much memory as the activations of one
+    segment.
+    """
     return max(1, round(depth**0.5))
 
 
 def linear_layers(layers: int, width: int, device: Any) -> nn.Sequential:
-    """So many linear layers of one width, each with ReLU."""
-    return nn.Sequential(
-        *[
-            layer
-            for _ in range(layers)
-            for layer in (nn.Linear(width, width, device=device), nn.ReLU())
-        ]
-    )
+    """Return `layers` linear layers of `width` neurons, each followed by ReLU."""
+    modules: list[nn.Module] = []
+    for _ in range(layers):
+        modules += [nn.Linear(width, width, device=device), nn.ReLU()]
+    return nn.Sequential(*modules)
 
 
 class Segments(nn.Module):
-    """A start, segments of which each can be computed again in the backward instead of being kept, and an end."""
+    """Network of a start, segments and an end.
+
+    With `checkpointing`, the forward pass keeps only the inputs of the segments. The backward pass
+    computes each segment again.
+    """
 
     def __init__(
         self, start: nn.Module, segments: Sequence[nn.Module], end: nn.Module, checkpointing: bool
     ) -> None:
         super().__init__()
-        self.start, self.segments, self.end, self.checkpointing = (
-            start,
-            nn.ModuleList(segments),
-            end,
-            checkpointing,
-        )
+        self.start = start
+        self.segments = nn.ModuleList(segments)
+        self.end = end
+        self.checkpointing = checkpointing
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.start(x)
         for segment in self.segments:
-            x = checkpoint(segment, x, use_reentrant=False) if self.checkpointing else segment(x)
+            if self.checkpointing:
+                x = checkpoint(segment, x, use_reentrant=False)
+            else:
+                x = segment(x)
         return self.end(x)
 
 
 class Embedding(nn.Module):
-    """Tokens and their positions as vectors."""
+    """Embedding of tokens, plus a learned embedding of their positions."""
 
     def __init__(self, sizes: GPT, device: Any) -> None:
         super().__init__()
@@ -195,20 +219,20 @@ class Embedding(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then two linear layers with GELU; each behind a LayerNorm, and beside a residual connection."""
+    """Attention, then two linear layers with GELU.
+
+    Each part has a LayerNorm before it and a residual connection around it.
+    """
 
     def __init__(self, width: int, heads: int, device: Any) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = (nn.LayerNorm(width, device=device) for _ in range(2))
-        self.qkv, self.out = (
-            nn.Linear(width, 3 * width, device=device),
-            nn.Linear(width, width, device=device),
-        )
-        self.up, self.down = (
-            nn.Linear(width, 4 * width, device=device),
-            nn.Linear(4 * width, width, device=device),
-        )
+        self.norm1 = nn.LayerNorm(width, device=device)
+        self.norm2 = nn.LayerNorm(width, device=device)
+        self.qkv = nn.Linear(width, 3 * width, device=device)
+        self.out = nn.Linear(width, width, device=device)
+        self.up = nn.Linear(width, 4 * width, device=device)
+        self.down = nn.Linear(4 * width, width, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.out(self.attention(self.norm1(x)))
@@ -219,16 +243,14 @@ class TransformerBlock(nn.Module):
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=2)
         )
-        return (
-            F.scaled_dot_product_attention(query, key, value, is_causal=True)
-            .transpose(1, 2)
-            .flatten(2)
-        )
+        heads = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return heads.transpose(1, 2).flatten(2)
 
 
 def convolution_and_norm(
     before: int, after: int, kernel: int, stride: int, device: Any
 ) -> list[nn.Module]:
+    """Return a convolution from `before` to `after` channels, and its BatchNorm."""
     convolution = nn.Conv2d(
         before, after, kernel, stride, padding=kernel // 2, bias=False, device=device
     )
@@ -236,20 +258,19 @@ def convolution_and_norm(
 
 
 class Residual(nn.Module):
-    """Two convolutions with BatchNorm beside a connection that leaves them out; where the size changes it is a convolution, too."""
+    """Residual block of two convolutions with BatchNorm.
+
+    Where the number of channels changes, the residual connection has a convolution, too.
+    """
 
     def __init__(self, before: int, after: int, stride: int, device: Any) -> None:
         super().__init__()
-        first, second = (
-            convolution_and_norm(before, after, 3, stride, device),
-            convolution_and_norm(after, after, 3, 1, device),
-        )
+        first = convolution_and_norm(before, after, 3, stride, device)
+        second = convolution_and_norm(after, after, 3, 1, device)
         self.path = nn.Sequential(*first, nn.ReLU(inplace=True), *second)
-        resized = (
-            convolution_and_norm(before, after, 1, stride, device)
-            if before != after
-            else [nn.Identity()]
-        )
+        resized: list[nn.Module] = [nn.Identity()]
+        if before != after:
+            resized = convolution_and_norm(before, after, 1, stride, device)
         self.beside = nn.Sequential(*resized)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How the lessons' rank programs begin: its ranks meet, and each learns who it is and where its tensors go."""
+"""Start the process group of a lesson's rank program and choose each rank's device."""
 
 import os
 
@@ -7,7 +7,10 @@ import torch.distributed as dist
 
 
 def meet() -> tuple[int, int, torch.device]:
-    """This rank's number, how many ranks there are, and its device: a GPU of its own, or the CPU where a machine has too few GPUs."""
+    """Start the default process group; return this rank, the number of ranks and the rank's device.
+
+    Each rank gets its own GPU. All ranks use the CPU if the machine has too few GPUs.
+    """
     local, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.cuda.device_count() >= here:
         torch.cuda.set_device(local)

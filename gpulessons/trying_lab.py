@@ -1,4 +1,4 @@
-"""A lab that tries one setting after another, and draws what was tried beside the last."""
+"""A lab whose figure also shows the settings that were tried before."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -11,11 +11,14 @@ from labkit.labs.experiment import Result, Row
 from labkit.labs.figures import hollow
 from labkit.labs.panel import ExperimentPanel
 
-LEAST = 4  # places for tries: a single bar is no wider
+FEWEST_ROWS = 4  # A figure has space for this many bars, so that a single bar is not too thick.
 
 
 class TryingLab(ExperimentPanel):
-    """Keeps the rows of all runs, the last one of those whose first column, the setting, is the same."""
+    """Keeps the rows of all runs. The first column is the setting.
+
+    A new row replaces the earlier row that has the same setting.
+    """
 
     def __init__(self, *choices: Sequence[widgets.ValueWidget]) -> None:
         self.tried: dict[Hashable, dict[Any, Row]] = {}
@@ -27,8 +30,12 @@ class TryingLab(ExperimentPanel):
             self._take_over(before, "tried")
 
     def with_earlier(self, result: Result, together: Hashable) -> Result:
-        """The rows of this run below those of earlier ones with the same `together`: what else was chosen."""
-        rows, setting = self.tried.setdefault(together, {}), next(iter(result.columns))
+        """Return the rows of earlier runs, followed by the rows of this run.
+
+        Only runs with the same `together` (the other choices) are combined.
+        """
+        rows = self.tried.setdefault(together, {})
+        setting = next(iter(result.columns))
         for row in result.rows:
             rows.pop(row[setting], None)
             rows[row[setting]] = row
@@ -40,16 +47,17 @@ class TryingLab(ExperimentPanel):
 def place_bars(
     axes: Axes, names: Sequence[str], figures: Sequence[str], heading: str, prediction: float | None
 ) -> None:
-    """Beside horizontal bars, one a place: their names on the left, their figures under a heading on the right, where no prediction can
-    cover them. The prediction is the last one's."""
+    """Label horizontal bars: names on the left, figures under a heading on the right.
+
+    The prediction for the last bar is drawn as a hollow marker. It cannot cover the figures there.
+    """
     axes.set_position((0.22, 0.19, 0.51, 0.66))
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(max(len(names), LEAST) - 0.4, -0.6)
+    axes.set_ylim(max(len(names), FEWEST_ROWS) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    for place, text, style in (
-        *((place, text, "normal") for place, text in enumerate(figures)),
-        (-0.9, heading, "italic"),
-    ):
-        axes.text(1.03, place, text, transform=axes.get_yaxis_transform(), va="center", style=style)
+    right = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    axes.text(1.03, -0.9, heading, style="italic", **right)
+    for place, text in enumerate(figures):
+        axes.text(1.03, place, text, **right)
     if prediction is not None and names:
         axes.plot([prediction], [len(names) - 1], marker="s", **hollow(BLACK))

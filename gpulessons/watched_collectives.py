@@ -1,4 +1,4 @@
-"""The collectives that a rank begins while an answer runs: their names, and the bytes that the rank gives to them."""
+"""Record the collectives that a rank starts while an answer runs, and the bytes that it sends."""
 
 from typing import Any
 
@@ -7,17 +7,18 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# DTensors use functional collectives, whose last argument is the name of the group. An operator that has no such argument sends nothing.
+# DTensors use functional collectives. The last argument of such a collective is the name of its
+# group. An operator of this namespace without that argument sends nothing.
 FUNCTIONAL = "_c10d_functional"
-GIVE_NOTHING = (
-    "c10d::barrier",
-    "c10d::recv_",
-    "c10d::recv_any_source_",
-)  # their tensors are not values of this rank
+# The tensors that these operators get are not values that this rank sends.
+GIVE_NOTHING = ("c10d::barrier", "c10d::recv_", "c10d::recv_any_source_")
 
 
 class SentBytes(TorchDispatchMode):
-    """Record for each collective its name, the ranks of its group, and the bytes of all tensors that are not outputs."""
+    """Record (name, ranks of the group, bytes) of each collective.
+
+    The bytes are those of all tensors that the rank passes in, without the outputs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,40 +26,34 @@ class SentBytes(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Bytes given to all collectives together."""
+        """Bytes passed to all collectives together."""
         return sum(nbytes for _, _, nbytes in self.calls)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function.namespace == "c10d" and function._schema.name not in GIVE_NOTHING:
-            named = dict(
-                zip((argument.name for argument in function._schema.arguments), args, strict=False)
-            ) | (kwargs or {})
-            given = tree_leaves(
-                [value for name, value in named.items() if not name.startswith("output")]
-            )
-            groups = [
-                group
-                for leaf in given
-                if isinstance(leaf, torch.ScriptObject) and (group := _group(leaf)) is not None
-            ]
-            if groups:
-                nbytes = sum(leaf.nbytes for leaf in given if isinstance(leaf, torch.Tensor))
-                self.calls.append(
-                    (function._schema.name, dist.get_process_group_ranks(groups[0]), nbytes)
-                )
+            names = [argument.name for argument in function._schema.arguments]
+            named = dict(zip(names, args, strict=False)) | (kwargs or {})
+            inputs = [value for name, value in named.items() if not name.startswith("output")]
+            self._add(function, _group(tree_leaves(inputs)), inputs)
         if function.namespace == FUNCTIONAL and isinstance(args[-1], str):
-            given = [leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, torch.Tensor)]
             name: Any = args[-1]
-            group = dist.distributed_c10d._resolve_process_group(name)
-            nbytes = sum(tensor.nbytes for tensor in given)
-            self.calls.append((function._schema.name, dist.get_process_group_ranks(group), nbytes))
+            self._add(function, dist.distributed_c10d._resolve_process_group(name), args[0])
         return function(*args, **(kwargs or {}))
+
+    def _add(self, function: Any, group: dist.ProcessGroup | None, inputs: Any) -> None:
+        if group is not None:
+            ranks = dist.get_process_group_ranks(group)
+            nbytes = sum(tensor.nbytes for tensor in _tensors(inputs))
+            self.calls.append((function._schema.name, ranks, nbytes))
 
 
 class MessageNames(TorchDispatchMode):
-    """The names of collectives but barriers and DDP's own, by which the ranks agree where gradients lie in buckets."""
+    """Record the names of the collectives that carry values of the learner's program.
+
+    Barriers do not count. Neither do the int32 messages with which DDP's ranks agree on buckets.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,18 +66,22 @@ class MessageNames(TorchDispatchMode):
         if function.namespace == FUNCTIONAL and isinstance(args[-1], str):
             self.names.append(function._schema.name)
         if function.namespace == "c10d":
-            tensors = [
-                leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-            ]
-            if function != torch.ops.c10d.barrier.default and any(
-                tensor.dtype != torch.int32 for tensor in tensors
-            ):
+            carries_values = any(tensor.dtype != torch.int32 for tensor in _tensors((args, kwargs)))
+            if carries_values and function != torch.ops.c10d.barrier.default:
                 self.names.append(function._schema.name)
         return function(*args, **kwargs)
 
 
-def _group(boxed: Any) -> dist.ProcessGroup | None:
-    try:
-        return dist.ProcessGroup.unbox(boxed)
-    except RuntimeError:  # another object of torch's
-        return None
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _group(leaves: list[Any]) -> dist.ProcessGroup | None:
+    """Return the first process group among the arguments of an operator, or None."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.ScriptObject):
+            try:
+                return dist.ProcessGroup.unbox(leaf)
+            except RuntimeError:  # The object is something else, such as the kind of reduction.
+                continue
+    return None

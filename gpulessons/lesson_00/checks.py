@@ -7,16 +7,21 @@ from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, rig
 
 
 def draw(generator: random.Random) -> Plain:
-    """Floats that neither integers, two decimals nor half precision can hold: one below zero, one above, one twice, in no order."""
-    some = [
-        generator.choice([-1, 1]) * (generator.randint(4096, 2**16) + 1 / 8)
-        for _ in range(generator.randint(2, 6))
-    ]
-    return [max(map(abs, some)) + 1, *some, -generator.randint(4096, 2**16) - 1 / 8, some[0]]
+    """Draw a list of floats that integers, two decimals or half precision cannot hold exactly.
+
+    The largest comes first, one is negative, and one appears twice.
+    """
+    count = generator.randint(2, 6)
+    some = [generator.choice([-1, 1]) * _magnitude(generator) for _ in range(count)]
+    return [max(map(abs, some)) + 1, *some, -_magnitude(generator), some[0]]
+
+
+def _magnitude(generator: random.Random) -> float:
+    return generator.randint(4096, 2**16) + 1 / 8
 
 
 def observe(on_gpu: Any, numbers: Plain) -> Plain:
-    on_gpu([0.0] * len(numbers))  # what comes second is not what came first
+    on_gpu([0.0] * len(numbers))  # Refuse an answer that returns its first result again.
     return describe(on_gpu(list(numbers)))
 
 
@@ -25,18 +30,21 @@ def judge(tensor: Plain, numbers: Plain) -> Verdict:
         return wrong_type(tensor["type"], "a tensor")
     if not tensor["device"].startswith("cuda"):
         return not_yet(
-            f"your tensor is on {tensor['device']}. Which argument of torch.tensor says where?"
+            f"expected a tensor on a GPU, got one on {tensor['device']}. "
+            "Which argument of torch.tensor chooses the device?"
         )
     if tensor["dtype"] != "torch.float32":
         return not_yet(
-            f"your tensor holds {tensor['dtype']}; PyTorch makes torch.float32 of Python's floats by itself."
+            f"expected dtype torch.float32, got {tensor['dtype']}. "
+            "torch.tensor makes torch.float32 from Python's floats if you name no dtype."
         )
     if tensor["shape"] != [len(numbers)]:
         return not_yet(
-            f"for {len(numbers)} numbers, expected a tensor of shape {[len(numbers)]}. Yours has shape {tensor['shape']}."
+            f"expected a tensor of shape {[len(numbers)]} for {len(numbers)} numbers, "
+            f"got shape {tensor['shape']}."
         )
     if tensor["values"] != numbers:
-        return not_yet(f"for {numbers} your tensor holds {tensor['values']}.")
+        return not_yet(f"expected a tensor with the values {numbers}, got {tensor['values']}.")
     return right()
 
 

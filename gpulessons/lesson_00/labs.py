@@ -1,9 +1,9 @@
-"""The memory of each GPU in use over time: allocated, reserved, and used on the device by everyone."""
+"""Record and draw the allocated, reserved and used memory of each GPU over time."""
 
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ipywidgets as widgets
@@ -16,55 +16,57 @@ from labkit.labs.experiment import badge
 from labkit.labs.figures import badged, in_style
 from labkit.labs.panel import Panel
 
-LOOK_PERIOD = 0.02  # seconds between two looks at a real GPU
-MOST = 2000  # samples kept of one GPU
+SAMPLING_PERIOD = 0.02  # seconds between two samples of a real GPU
+MOST_SAMPLES = 2000  # kept for each GPU
 
 _watching: "MemoryRecorder | None" = None
 
 
 @dataclass(frozen=True)
 class MemorySample:
-    """`seconds` since the recorder started, the GPU's index, and bytes: held by tensors, by PyTorch's cache too, by all processes."""
+    """Memory of one GPU at one moment, in bytes."""
 
-    seconds: float
-    device: int
-    allocated: int
-    reserved: int
-    used: int
+    seconds: float  # since the recorder started
+    device: int  # index of the GPU
+    allocated: int  # by tensors
+    reserved: int  # by PyTorch: for tensors and for its cache
+    used: int  # by all processes
 
 
 class MemoryRecorder:
-    """Watches the memory of the GPUs in use.
+    """Records the memory of the GPUs in use.
 
-    On virtual GPUs every event of the allocator gives a sample, so a run gives the same samples each time. Real GPUs are looked at
-    from a thread, every 20 ms, which reads figures and does nothing else; it misses what comes and goes between two looks.
-    One recorder watches at a time: `start` stops the one before.
+    On virtual GPUs every event of the allocator adds a sample, so a run gives the same samples each
+    time. On real GPUs a thread reads the figures every 20 ms. It misses memory that is allocated
+    and freed between two samples. Only one recorder runs at a time: `start` stops the one before.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, list[MemorySample]] = {}
-        self._heard: list[
-            tuple[Any, Callable[..., None]]
-        ] = []  # virtual GPUs' allocators and what listens to each
+        # Each virtual GPU's allocator, and the function that listens to it.
+        self._heard: list[tuple[Any, Callable[..., None]]] = []
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._start = 0.0
         self.machine: machine.GPUsInUse | None = None
         self.badge = ""
-        self.looks = 0  # how often something new was seen
+        self.changes = 0  # how many samples differed from the one before
 
     @property
     def running(self) -> bool:
-        """Whether it watches."""
+        """Whether this recorder records now."""
         return self is _watching
 
     @property
     def samples(self) -> list[MemorySample]:
-        """All samples, device by device, in order of time."""
+        """All samples, sorted by device and then by time."""
         return [sample for device in sorted(self._kept) for sample in list(self._kept[device])]
 
     def start(self) -> None:
-        """Watch the machine in use, forgetting earlier samples. Raises RuntimeError when no GPU is in use."""
+        """Forget earlier samples and record the GPUs in use.
+
+        Raises RuntimeError when no GPU is in use.
+        """
         global _watching
         if _watching is not None:
             _watching.stop()
@@ -82,7 +84,7 @@ class MemoryRecorder:
             self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more; the samples stay."""
+        """Stop recording. The samples stay."""
         global _watching
         if _watching is self:
             _watching = None
@@ -113,7 +115,7 @@ class MemoryRecorder:
 
     def _listener(self, index: int, allocator: Any) -> Callable[..., None]:
         def listen(action: str, block: Any, size: int) -> None:
-            # The allocator tells of a completed free before it counts it.
+            # The allocator reports a completed free before it subtracts the freed bytes.
             freed = block.size if action == "free_completed" else 0
             self._add(
                 index,
@@ -125,15 +127,14 @@ class MemoryRecorder:
         return listen
 
     def _watch(self, count: int) -> None:
-        while not self._ended.wait(LOOK_PERIOD):
+        while not self._ended.wait(SAMPLING_PERIOD):
             self._look(count)
 
     def _look(self, count: int) -> None:
         import torch
 
-        if (
-            not torch.cuda.is_initialized()
-        ):  # to look would create the CUDA context that the learner's first tensor creates
+        # The learner's first tensor should create the CUDA context. Reading the memory would, too.
+        if not torch.cuda.is_initialized():
             return
         for index in range(count):
             free, total = torch.cuda.mem_get_info(index)
@@ -145,23 +146,22 @@ class MemoryRecorder:
             )
 
     def _add(self, device: int, allocated: int, reserved: int, used: int) -> None:
+        now = machine.host_time() - self._start
+        sample = MemorySample(now, device, allocated, reserved, used)
         kept = self._kept.setdefault(device, [])
-        if kept and (kept[-1].allocated, kept[-1].reserved, kept[-1].used) == (
-            allocated,
-            reserved,
-            used,
-        ):
+        if kept and kept[-1] == replace(sample, seconds=kept[-1].seconds):
             return
-        self.looks += 1
-        kept.append(
-            MemorySample(machine.host_time() - self._start, device, allocated, reserved, used)
-        )
-        if len(kept) > MOST:
+        self.changes += 1
+        kept.append(sample)
+        if len(kept) > MOST_SAMPLES:
             self._kept[device] = thinned(kept)
 
 
 def thinned(samples: list[MemorySample]) -> list[MemorySample]:
-    """About half the samples of one device: of each four in a row those with the most and the least allocated, so peaks stay."""
+    """Return about half the samples of one device, and keep the peaks.
+
+    Of each four samples in a row, those with the most and the least allocated memory stay.
+    """
     chosen = []
     for start in range(0, len(samples), 4):
         four = samples[start : start + 4]
@@ -172,38 +172,44 @@ def thinned(samples: list[MemorySample]) -> list[MemorySample]:
 
 # The figure
 
+LINES = (  # what is drawn, its label, its colour and its line width
+    ("used", "used on the device", BLACK, 1.2),
+    ("reserved", "reserved", VERMILLION, 2),
+    ("allocated", "allocated", BLUE, 2),
+)
+
 
 @in_style
 def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure:
-    """Bytes allocated, reserved and used on each GPU over time, one panel a GPU. Raises ValueError without samples."""
+    """Draw the bytes allocated, reserved and used over time, with one panel per GPU.
+
+    Raises ValueError without samples.
+    """
     if not samples:
-        raise ValueError("no samples of memory to draw: nothing was recorded")
+        raise ValueError("There are no samples of memory to draw, because nothing was recorded.")
     devices = sorted({sample.device for sample in samples})
     peaks = {
         name: max(getattr(sample, name) for sample in samples)
         for name in ("allocated", "reserved", "used")
     }
     size, unit = units.byte_unit(peaks["used"])
-    end = (
-        max(sample.seconds for sample in samples) or 1e-6
-    )  # the lines of a single moment need some length
+    end = max(sample.seconds for sample in samples)
+    if end == 0:
+        end = 1e-6  # The lines of a single moment need some length.
     period, short = units.time_unit(end)
-    finding = f"Allocated memory peaks at {units.byte_text(peaks['allocated'])}, reserved memory at {units.byte_text(peaks['reserved'])}"
+    finding = (
+        f"Allocated memory peaks at {units.byte_text(peaks['allocated'])}, "
+        f"reserved memory at {units.byte_text(peaks['reserved'])}"
+    )
     canvas, *panels = new_canvas(finding, rows=len(devices))
     for axes, device in zip(panels, devices, strict=True):
         mine = [sample for sample in samples if sample.device == device]
         times = [sample.seconds / period for sample in mine] + [end / period]
         labels = []
-        for name, colour, width in (
-            ("used", BLACK, 1.2),
-            ("reserved", VERMILLION, 2),
-            ("allocated", BLUE, 2),
-        ):
+        for name, label, colour, width in LINES:
             heights = [getattr(sample, name) / size for sample in mine]
             axes.step(times, [*heights, heights[-1]], where="post", color=colour, linewidth=width)
-            labels.append(
-                (times[-1], heights[-1], "used on the device" if name == "used" else name, colour)
-            )
+            labels.append((times[-1], heights[-1], label, colour))
         axes.set(ylim=(0, None), ylabel="memory" if len(devices) == 1 else f"cuda:{device}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} {unit}")
         axes.yaxis.set_major_locator(MaxNLocator(max(2, 6 // len(devices))))
@@ -211,28 +217,28 @@ def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure
         label_ends(axes, labels)
     panels[-1].set_xlabel(f"time since the start, {short}")
     used = f"All processes together use at most {units.byte_text(peaks['used'])} of a device."
-    return badged(
-        canvas,
-        badge,
-        used,
-        f"{len(devices)} GPU{'s' * (len(devices) > 1)}, {len(samples)} samples.",
-    )
+    gpus = "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
+    return badged(canvas, badge, used, f"{gpus}, {len(samples)} samples.")
 
 
 # The widget
 
 
-DRAW_PERIOD = 0.5  # seconds between two drawings while the kernel is free
+DRAW_PERIOD = 0.5  # seconds between two drawings while the kernel is idle
 
 
 class MemoryPanel(Panel):
-    """Memory allocated by tensors, reserved by PyTorch and used on the device, over time.
+    """Shows the memory allocated by tensors, reserved by PyTorch and used on the device, over time.
 
-    It starts at once, and redraws after each cell, and between cells as something changes. A new panel takes over from the one
-    before. Where there is no GPU it says so, and can be started later.
+    The panel starts at once. It redraws after each cell, and also between cells if something has
+    changed. A new panel stops the one before. Without a GPU the panel says so, and can be started
+    later.
     """
 
-    question = "How much memory do tensors hold, does PyTorch reserve, and is used on the device, over time?"
+    question = (
+        "How much memory do tensors hold, does PyTorch reserve, and is used on the device, "
+        "over time?"
+    )
 
     def __init__(self) -> None:
         self.recorder = MemoryRecorder()
@@ -255,13 +261,11 @@ class MemoryPanel(Panel):
         self.start()
 
     def start(self) -> None:
-        """Forget what was seen and watch the machine in use."""
+        """Forget earlier samples and record the GPUs in use."""
         self.stop()
         try:
             self.recorder.start()
-        except (
-            Exception
-        ) as error:  # no GPU, or one whose driver does not answer: the panel stays usable
+        except Exception as error:  # No GPU, or its driver does not answer. The panel stays usable.
             self._say(f"Not watching. {error}")
             return
         self._set_buttons()
@@ -272,7 +276,7 @@ class MemoryPanel(Panel):
         self.refresh()
 
     def stop(self) -> None:
-        """Watch no more. The figure stays."""
+        """Stop recording. The figure stays."""
         if self._cells is not None:
             self._cells.unregister("post_run_cell", self._after_cell)
             self._cells = None
@@ -289,19 +293,23 @@ class MemoryPanel(Panel):
         self.stop()
 
     def figure(self) -> Figure:
-        """What was seen, as a plain figure. Raises ValueError when nothing was."""
+        """Return the figure of the samples. Raises ValueError without samples."""
         return plot_memory_over_time(self.recorder.samples, self.recorder.badge)
 
     def refresh(self) -> None:
-        """Draw what is new. Call it from the main thread only."""
-        if self.recorder.looks == self._drawn or not (samples := self.recorder.samples):
+        """Redraw the figure if there are new samples. Call this from the main thread only."""
+        if self.recorder.changes == self._drawn:
             return
-        self._drawn = self.recorder.looks
+        samples = self.recorder.samples
+        if not samples:
+            return
+        self._drawn = self.recorder.changes
         self.picture.value = plot_memory_over_time(samples, self.recorder.badge).html
         last = {sample.device: sample for sample in samples}
         self._say(
             " ".join(
-                f"cuda:{device}: {units.byte_text(now.allocated)} allocated, {units.byte_text(now.reserved)} reserved, "
+                f"cuda:{device}: {units.byte_text(now.allocated)} allocated, "
+                f"{units.byte_text(now.reserved)} reserved, "
                 f"{units.byte_text(now.used)} used on the device."
                 for device, now in last.items()
             )
@@ -316,15 +324,15 @@ class MemoryPanel(Panel):
             self._cells.register("post_run_cell", self._after_cell)
 
     def _after_cell(self, *_: Any) -> None:
-        if not self.recorder.running:  # another panel watches now
+        if not self.recorder.running:  # Another panel records now.
             self.stop()
         elif self.recorder.machine is not machine.current():
-            self.start()  # the lesson changed machines: watch the new one, or say that there is none
+            self.start()  # The lesson changed its GPUs.
         else:
             self.refresh()
 
     async def _redraw_often(self) -> None:
-        """Labs run on the event loop between cells; show what they do to the memory, too."""
+        """Redraw twice per second, because labs run between cells and change the memory, too."""
         while self.recorder.running:
             await asyncio.sleep(DRAW_PERIOD)
             self._after_cell()

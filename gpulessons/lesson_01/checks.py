@@ -1,8 +1,12 @@
-"""Checks of lesson 01, device basics. Where a check names a device, the current one is another."""
+"""Checks of lesson 01, device basics.
+
+An answer runs while another GPU than the one that the check names is current.
+"""
 
 import random
 from collections.abc import Iterator
-from itertools import cycle
+from functools import partial
+from itertools import cycle, product
 from typing import Any
 
 import torch
@@ -27,16 +31,19 @@ DEVICES = ("cpu", "cuda:0", "cuda:1")
 
 
 def _from_elsewhere(device: str, answer: Any, *arguments: Any) -> Any:
-    """What the answer returns while another GPU than `device` is current."""
+    """Call the answer while another GPU than `device` is current, and return its result."""
     with torch.cuda.device(0 if device == "cuda:1" else 1):
         return answer(*arguments)
 
 
-# 01.1: a mask is made where its lengths are
+# 01.1: make a mask on the device of its lengths
 
 
 def draw_masks(generator: random.Random) -> Plain:
-    """A case on each device, with an empty sentence. In the first the longest sentence fills the row; in the others it does not."""
+    """Draw a case for each device, each with an empty sentence.
+
+    The longest sentence fills its row only in the first case.
+    """
     cases = []
     for spare, device in enumerate(generator.sample(DEVICES, k=3)):
         lengths = [0, 5, *(generator.randint(1, 5) for _ in range(generator.choice([1, 2, 6])))]
@@ -62,42 +69,45 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
             return wrong_type(mask["type"], "a tensor")
         if mask["device"] != device:
             return not_yet(
-                f"the lengths were on {device}, your mask is on {mask['device']}. What does lengths.device tell you?"
+                f"the lengths are on {device}, and your mask is on {mask['device']}. "
+                "What is lengths.device?"
             )
         if mask["dtype"] != "torch.bool" or mask["shape"] != [len(lengths), size]:
             return not_yet(
-                f"expected a mask of dtype torch.bool and shape [{len(lengths)}, {size}]. "
-                f"Yours has dtype {mask['dtype']} and shape {mask['shape']}."
+                f"expected a mask of dtype torch.bool and shape [{len(lengths)}, {size}], "
+                f"got dtype {mask['dtype']} and shape {mask['shape']}."
             )
         if mask["values"] != [position < length for length in lengths for position in range(size)]:
             return not_yet(
-                f"for lengths {lengths} and size {size} some values are wrong. Row i has lengths[i] times True, then False."
+                f"for lengths {lengths} and size {size} some values are wrong. "
+                "Row i starts with lengths[i] values True; the others are False."
             )
         if mask["lengths"] != lengths:
             return not_yet(
-                f"the mask is right, but your function changed the lengths it was given: they were {lengths}."
+                "the mask is right, but your function changed the lengths. "
+                f"They were {lengths} and are now {mask['lengths']}."
             )
-    return right("One function serves every device.")
+    return right("Your function works on every device.")
 
 
-# 01.2: work runs on a device, and the current device is put back
+# 01.2: run work on a device, then restore the current device
 
 
-class Interrupted(Exception):  # noqa: N818 (it is no error of the learner's)
-    """What the work raises in some of the tries."""
+class Interrupted(Exception):  # noqa: N818 (the learner made no error)
+    """Exception that the work raises in some of the cases."""
 
 
 def draw_work(generator: random.Random) -> Plain:
-    """Every pair of devices, the same one twice as well, with an exception and with results of which some are false."""
-    cases = [
-        {"before": before, "on": on, "raises": raises, "result": result}
-        for before in (0, 1)
-        for on in (0, 1)
-        for raises, result in (
-            (True, None),
-            *((False, result) for result in (None, 0, "", "a tensor", generator.randint(1, 999))),
-        )
-    ]
+    """Draw work for each pair of devices, also for the device that is current already.
+
+    The work of one case raises an exception. The work of the others returns a result. Some results
+    are false in an `if`.
+    """
+    cases = []
+    for before, on in product((0, 1), repeat=2):
+        cases.append({"before": before, "on": on, "raises": True, "result": None})
+        for result in (None, 0, "", "a tensor", generator.randint(1, 999)):
+            cases.append({"before": before, "on": on, "raises": False, "result": result})
     generator.shuffle(cases)
     return cases
 
@@ -113,29 +123,34 @@ def observe_work(on_device: Any, cases: Plain) -> Plain:
                 result = on_device(case["on"], _work(case, seen, tensor))
         except Interrupted as error:
             raised = quote(error)
-        told = (
-            "a tensor"
-            if result is tensor
-            else result
-            if isinstance(result, int | str | None)
-            else f"another {type(result).__name__}"
-        )
+        if result is tensor:
+            result = "a tensor"
+        elif not isinstance(result, int | str | None):
+            result = f"another {type(result).__name__}"
         observations.append(
-            {"seen": seen, "after": torch.cuda.current_device(), "result": told, "raised": raised}
+            {"seen": seen, "after": torch.cuda.current_device(), "result": result, "raised": raised}
         )
     return observations
 
 
+ANOTHER_STREAM = (
+    -1
+)  # what the work notes instead of its device, unless the default stream is current
+
+
 def _work(case: Plain, seen: list[int], tensor: torch.Tensor) -> Any:
+    """Return a function that adds its current device to `seen`, then returns or raises."""
+
     def work() -> Any:
-        seen.append(
-            torch.cuda.current_device()
-            if torch.cuda.current_stream() == torch.cuda.default_stream()
-            else -1
-        )
+        if torch.cuda.current_stream() == torch.cuda.default_stream():
+            seen.append(torch.cuda.current_device())
+        else:
+            seen.append(ANOTHER_STREAM)
         if case["raises"]:
             raise Interrupted(f"while GPU {seen[-1]} was current")
-        return tensor if case["result"] == "a tensor" else case["result"]
+        if case["result"] == "a tensor":
+            return tensor
+        return case["result"]
 
     return work
 
@@ -144,41 +159,53 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         before, on = case["before"], case["on"]
         if observed["seen"] != [on]:
-            ran = f"saw device {observed['seen'][0]}" if observed["seen"] else "did not run"
-            ran = "ran on another stream" if observed["seen"] == [-1] else ran
-            ran = "ran more than once" if len(observed["seen"]) > 1 else ran
+            ran = _how_work_ran(observed["seen"])
             return not_yet(f"expected work to run once on device {on}; it {ran}.")
         if case["raises"] and observed["raised"] is None:
             return not_yet(
-                "work raised an exception, and your function kept it to itself. Let it go up to the caller."
+                "work raised an exception, and your function did not pass it on. "
+                "The caller should get it."
             )
         if observed["after"] != before:
             how = "after work raised an exception" if case["raises"] else "afterwards"
             return not_yet(f"the current device was {before} before and {observed['after']} {how}.")
         if not case["raises"] and observed["result"] != case["result"]:
             return not_yet(
-                f"work returned {case['result']!r}, and your function {observed['result']!r}."
+                f"work returned {case['result']!r}, and your function "
+                f"returned {observed['result']!r}."
             )
-    return right("The device was put back, also after an exception.")
+    return right("The device is restored, also after an exception.")
 
 
-# 01.3: the bytes of a model on each device
+def _how_work_ran(seen: list[int]) -> str:
+    if not seen:
+        return "did not run"
+    if len(seen) > 1:
+        return "ran more than once"
+    if seen == [ANOTHER_STREAM]:
+        return "ran on another stream"
+    return f"ran on device {seen[0]}"
+
+
+# 01.3: count the bytes of a model on each device
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "float64": 8, "bool": 1}
 
 
 class Masked(nn.Module):
-    """Keeps a mask, which is not saved with the model."""
+    """Layer with a buffer that `state_dict()` does not contain."""
 
     def __init__(self, size: int, device: str) -> None:
         super().__init__()
-        self.register_buffer(
-            "mask", torch.ones(size, size, dtype=torch.bool, device=device), persistent=False
-        )
+        mask = torch.ones(size, size, dtype=torch.bool, device=device)
+        self.register_buffer("mask", mask, persistent=False)
 
 
 def draw_models(generator: random.Random) -> Plain:
-    """The layers of a model on all devices, whose own children share a weight, and of two models on two, with two layers on each."""
+    """Draw the layers of three models: one on all three devices, two on two devices each.
+
+    In the first model, two direct children of the model share a weight.
+    """
     on_all, *on_two = [
         _layers(generator, generator.sample(on, k=len(on)) * 2)
         for on in (DEVICES, DEVICES[1:], DEVICES[::2])
@@ -188,53 +215,48 @@ def draw_models(generator: random.Random) -> Plain:
 
 def _layers(generator: random.Random, devices: list[str]) -> Plain:
     sizes = [generator.randint(2, 9) for _ in range(8)]
-    layers = [
-        {"kind": "linear", "device": device, "dtype": dtype, "in": size, "out": out}
-        for device, dtype, size, out in zip(
-            devices, ["float32", "float16", "float64"], sizes, sizes[1:], strict=False
-        )
-    ]
+    layers: list[Plain] = []
+    for index, dtype in enumerate(["float32", "float16", "float64"]):
+        layers.append(_linear("linear", devices[index], dtype, sizes[index], sizes[index + 1]))
     layers += [
         {"kind": "norm", "device": devices[0], "features": sizes[4]},
         {"kind": "mask", "device": devices[1], "size": sizes[5]},
-        {
-            "kind": "shared",
-            "device": devices[2],
-            "dtype": "float32",
-            "in": sizes[6],
-            "out": sizes[7],
-        },
+        _linear("shared", devices[2], "float32", sizes[6], sizes[7]),
     ]
     generator.shuffle(layers)
     return layers
 
 
+def _linear(kind: str, device: str, dtype: str, inputs: int, outputs: int) -> Plain:
+    return {"kind": kind, "device": device, "dtype": dtype, "in": inputs, "out": outputs}
+
+
 def observe_models(bytes_per_device: Any, models: Plain) -> Plain:
-    """The answer for each model, whose layers lie each deeper than the one before. A shared weight is frozen."""
+    """Call the answer for each model. The layers are nested, each one deeper than the next."""
     observations: list[Plain] = []
     for layers in models:
         model = nn.Sequential()
         for layer in layers:
             model = nn.Sequential(*_modules(layer), model)
         answer = bytes_per_device(model)
-        told, keys = None, []
+        counted, keys = None, []
         if isinstance(answer, dict):
-            told = {str(device): one_number(count) for device, count in answer.items()}
+            counted = {str(device): one_number(count) for device, count in answer.items()}
             keys = sorted({type(device).__name__ for device in answer})
-        observations.append({"type": type(answer).__name__, "bytes": told, "keys": keys})
+        observations.append({"type": type(answer).__name__, "bytes": counted, "keys": keys})
     return observations
 
 
 def _modules(layer: Plain) -> list[nn.Module]:
     if layer["kind"] == "norm":
         norm = nn.BatchNorm1d(layer["features"], device=layer["device"])
-        return [norm, norm]  # used twice, to be counted once
+        return [norm, norm]  # used twice, but its bytes exist once
     if layer["kind"] == "mask":
         return [Masked(layer["size"], layer["device"])]
     linear = nn.Linear(
         layer["in"], layer["out"], device=layer["device"], dtype=getattr(torch, layer["dtype"])
     )
-    linear.weight.grad = torch.zeros_like(linear.weight)  # not to be counted
+    linear.weight.grad = torch.zeros_like(linear.weight)  # gradients do not count
     if layer["kind"] == "linear":
         return [linear]
     twin = nn.Linear(layer["in"], layer["out"], bias=False, device=layer["device"])
@@ -243,7 +265,11 @@ def _modules(layer: Plain) -> list[nn.Module]:
 
 
 def expected_bytes(layers: Plain) -> dict[str, int]:
-    """Bytes on each device. BatchNorm1d: weight, bias, running mean and variance in float32, and one int64 that counts batches."""
+    """Return the bytes of the parameters and buffers on each device.
+
+    BatchNorm1d has weight, bias, running mean and running variance in float32, and a count of
+    batches in int64.
+    """
     total = dict.fromkeys([layer["device"] for layer in layers], 0)
     for layer in layers:
         if layer["kind"] == "norm":
@@ -263,33 +289,42 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
             return wrong_type(observed["type"], "a dict from device to bytes")
         if counted.keys() != expected.keys():
             return not_yet(
-                f"the model is on {', '.join(sorted(expected))}; your dict has {', '.join(sorted(counted)) or 'nothing'}."
+                f"the model is on {', '.join(sorted(expected))}; "
+                f"your dict has {', '.join(sorted(counted)) or 'nothing'}."
             )
         if observed["keys"] != ["str"]:
             return not_yet(
-                f"the keys of your dict are of type {' and '.join(observed['keys'])}. "
-                'Expected strings such as "cuda:0". What does str(device) give?'
+                'expected keys that are strings, such as "cuda:0"; the keys of your dict are of '
+                f"type {' and '.join(observed['keys'])}. What does str(device) return?"
             )
         wrong = [device for device in sorted(expected) if counted[device] != expected[device]]
         if wrong:
-            due, yours = expected[wrong[0]], counted[wrong[0]]
+            actual, yours = expected[wrong[0]], counted[wrong[0]]
             hint = "Are parameters all that a layer keeps, and do all dtypes have the same size?"
-            if yours is not None and yours > due:
-                hint = "Did you count a shared parameter or buffer twice, or take one size for all dtypes?"
-            return not_yet(f"on {wrong[0]} the model has {due} bytes, you counted {yours}. {hint}")
+            if yours is not None and yours > actual:
+                hint = (
+                    "Did you count a shared parameter or buffer twice, "
+                    "or use one size for all dtypes?"
+                )
+            return not_yet(
+                f"on {wrong[0]} the model has {actual} bytes, and you counted {yours}. {hint}"
+            )
     return right()
 
 
-# 01.4: a copy and other work at the same time
+# 01.4: copy while other work runs
 
-TRIES = 3  # on a real GPU, where the best of them counts,
-LARGER = (
-    8  # and where a copy must take much longer than the check's own calls, 0.5 ms beside an H100
-)
+# On real GPUs the best of several tries counts. The copies are also larger there, because a copy
+# must take much longer than the check's own calls (0.5 ms on the host of an H100).
+TRIES = 3
+REAL_SIZE_FACTOR = 8
 
 
 def draw_copies(generator: random.Random) -> Plain:
-    """Copies to each GPU that take twice as long as their work, and one that takes half as long: no fixed pause suits both."""
+    """Draw copies that take twice as long as their work, and one that takes half as long.
+
+    So no fixed waiting time suits all cases.
+    """
     sizes = [
         (8 << 20, 0.5, "cuda:0"),
         (8 << 20, 0.5, "cuda:1"),
@@ -302,20 +337,21 @@ def draw_copies(generator: random.Random) -> Plain:
 
 
 def observe_copies(copy_while: Any, cases: Plain) -> Plain:
-    """Seconds of a plain pinned copy, of the work, and of both in the answer's hands; on real GPUs in several tries of each case."""
+    """Measure the seconds of a pinned copy, of the work, and of the answer that does both.
+
+    On real GPUs the answer runs several times for each case.
+    """
     observations: list[Plain] = []
-    count, larger = (1, 1) if machine.in_use().virtual else (TRIES, LARGER)
+    count, size_factor = TRIES, REAL_SIZE_FACTOR
+    if machine.in_use().virtual:
+        count, size_factor = 1, 1
     for case in cases:
         device = torch.device(case["device"])
-        numbers = torch.arange(case["numbers"] * larger, dtype=torch.int32).add_(case["first"])
+        length = case["numbers"] * size_factor
+        numbers = torch.arange(length, dtype=torch.int32).add_(case["first"])
         source = numbers.pin_memory()
-        copy, tries = (
-            min(
-                _seconds(lambda source=source, device=device: source.to(device), device)
-                for _ in range(count)
-            ),
-            [],
-        )
+        copy = min(_seconds(partial(source.to, device), device) for _ in range(count))
+        tries = []
         for _ in range(count):
             calls: list[float] = []
 
@@ -344,6 +380,7 @@ def observe_copies(copy_while: Any, cases: Plain) -> Plain:
 
 
 def _seconds(work: Any, device: torch.device) -> float:
+    """Return the host seconds from the call of `work` until `device` has finished it."""
     torch.cuda.synchronize(device)
     start = machine.host_time()
     work()
@@ -352,8 +389,8 @@ def _seconds(work: Any, device: torch.device) -> float:
 
 
 def _keep_busy(seconds: float) -> float:
-    """Let the CPU work for `seconds` on the machine's clock; return how long it took."""
-    numbers = torch.ones(1 << 15)  # a larger one would be shared among threads
+    """Keep the CPU busy for at least `seconds`; return the seconds that it really took."""
+    numbers = torch.ones(1 << 15)  # PyTorch would share the work on a larger tensor among threads.
     start = machine.host_time()
     while machine.host_time() - start < seconds:
         torch.add(numbers, numbers)
@@ -365,41 +402,52 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
         for attempt in observed["tries"]:
             if attempt["calls"] != 1:
                 return not_yet(
-                    f"expected work to run once before your function returns; it ran {plural(attempt['calls'], 'time')}."
+                    "expected work to run once before your function returns; "
+                    f"it ran {plural(attempt['calls'], 'time')}."
                 )
             if "same" not in attempt:
                 return wrong_type(attempt["type"], "the copy")
             if attempt["device"] != case["device"]:
-                return not_yet(f"the copy is on {attempt['device']}, not on {case['device']}.")
+                return not_yet(
+                    f"expected a copy on {case['device']}, got one on {attempt['device']}."
+                )
             if attempt["shape"] != observed["shape"]:
                 return not_yet(
-                    f"the copy's shape is {attempt['shape']}, the source's {observed['shape']}."
+                    f"expected a copy of shape {observed['shape']}, got shape {attempt['shape']}."
                 )
             if not attempt["same"]:
-                return not_yet("the copy has other values than the source, or another dtype.")
+                return not_yet("the copy's values or its dtype differ from the source's.")
         copy = observed["copy"]
         if not min(attempt["left"] for attempt in observed["tries"]) <= copy / 4:
             return not_yet(
-                "your function returned before the copy had arrived. What waits for a GPU that need not be the current one?"
+                f"your function returned before the copy on {case['device']} was complete. "
+                f"Which call waits for a GPU that is not the current one?"
             )
         best = min(observed["tries"], key=lambda attempt: attempt["total"])
-        took = f"copy {copy * 1e3:.2f} ms, work {best['work'] * 1e3:.2f} ms, together {best['total'] * 1e3:.2f} ms"
+        took = (
+            f"copy {copy * 1e3:.2f} ms, work {best['work'] * 1e3:.2f} ms, "
+            f"together {best['total'] * 1e3:.2f} ms"
+        )
         if not best["total"] <= max(copy, best["work"]) + min(copy, best["work"]) / 2:
             return not_yet(
-                f"a copy of {copy * 1e3:.2f} ms and work of {best['work'] * 1e3:.2f} ms took {best['total'] * 1e3:.2f} ms together, "
-                "no less than one after the other. Which argument of Tensor.to lets it return at once? "
-                "Do you wait only for what is still missing?"
+                f"the copy ({copy * 1e3:.2f} ms) and the work ({best['work'] * 1e3:.2f} ms) took "
+                f"{best['total'] * 1e3:.2f} ms together. They ran one after the other. "
+                "Which argument of Tensor.to makes it return at once, and when do you wait?"
             )
     return right(f"{took.capitalize()}.")
 
 
-# 01.5: a nested batch is moved, and what is there already stays
-# A node of a batch is ["dict", [[key, node], …]], ["list", [node, …]], ["tuple", [node, …]], ["tensor", values, dtype, device] or
-# ["value", value].
+# 01.5: move a nested batch, but copy no tensor that is on the device already
+# A node of a batch is ["dict", [[key, node], …]], ["list", [node, …]], ["tuple", [node, …]],
+# ["tensor", values, dtype, device] or ["value", value].
 
 
 def draw_batch(generator: random.Random) -> Plain:
-    """A batch for the CPU and one for a GPU. At each level: a tensor to move, one to leave, other values, a container of another kind."""
+    """Draw a batch to move to the CPU, and one to move to a GPU.
+
+    Each level has a tensor to move, a tensor on its device already, other values, and a nested
+    container of another kind.
+    """
     targets = ["cpu", generator.choice(DEVICES[1:])]
     return [
         {"device": target, "batch": _nested(generator, target, tops)}
@@ -409,12 +457,10 @@ def draw_batch(generator: random.Random) -> Plain:
 
 def _nested(generator: random.Random, target: str, top: str) -> Plain:
     others = cycle(generator.sample([device for device in DEVICES if device != target], k=2))
-    kinds = cycle(
-        ["list", "dict", "tuple"] if top == "tuple" else ["list", "tuple", "dict"]
-    )  # each kind in each other one
-    dtypes = cycle(
-        generator.sample(["float32", "float16", "int64"], k=3)
-    )  # each is moved, and each stays
+    # In the two batches together, each kind of container contains each other kind.
+    kinds = cycle(["list", "dict", "tuple"] if top == "tuple" else ["list", "tuple", "dict"])
+    # Of each dtype there are tensors to move and tensors that stay.
+    dtypes = cycle(generator.sample(["float32", "float16", "int64"], k=3))
 
     def tensor(device: str) -> Plain:
         values = [generator.randint(0, 9) for _ in range(2)]
@@ -430,18 +476,15 @@ def _nested(generator: random.Random, target: str, top: str) -> Plain:
         ]
         generator.shuffle(inside)
         kind = next(kinds)
-        keys = [level, *(f"{key}{level}" for key in "abcdefghi")]  # a number too, which is no text
-        node = [
-            kind,
-            [[key, child] for key, child in zip(keys, inside, strict=True)]
-            if kind == "dict"
-            else inside,
-        ]
+        if kind == "dict":  # One key is a number, not a string.
+            keys = [level, *(f"{key}{level}" for key in "abcdefghi")]
+            inside = [[key, child] for key, child in zip(keys, inside, strict=True)]
+        node = [kind, inside]
     return node
 
 
 def observe_batch(move: Any, cases: Plain) -> Plain:
-    """What each batch held, what the moved one holds, and what the batch holds afterwards."""
+    """Return the content of each batch before and after the call, and of the moved batch."""
     observations = []
     for case in cases:
         batch, device = _build(case["batch"]), torch.device(case["device"])
@@ -460,29 +503,23 @@ def _build(node: Plain) -> Any:
     kind, content = node[0], node[1]
     if kind == "dict":
         return {key: _build(child) for key, child in content}
-    if kind in ("list", "tuple"):
-        return (
-            [_build(child) for child in content]
-            if kind == "list"
-            else tuple(_build(child) for child in content)
-        )
-    return (
-        torch.tensor(content, dtype=getattr(torch, node[2]), device=node[3])
-        if kind == "tensor"
-        else content
-    )
+    if kind == "list":
+        return [_build(child) for child in content]
+    if kind == "tuple":
+        return tuple(_build(child) for child in content)
+    if kind == "tensor":
+        return torch.tensor(content, dtype=getattr(torch, node[2]), device=node[3])
+    return content
 
 
 def _content(value: Any, path: str = "batch") -> Iterator[Plain]:
-    """All that `value` holds, and itself: path, kind, content; of a tensor also its device and the address of its memory."""
+    """Yield [path, kind, content] of `value` and of everything inside it.
+
+    A tensor's entry also has its device and the address of its memory.
+    """
     if isinstance(value, torch.Tensor):
-        yield [
-            path,
-            "tensor",
-            f"{value.tolist()} of {value.dtype}",
-            str(value.device),
-            value.data_ptr(),
-        ]
+        content = f"{value.tolist()} of {value.dtype}"
+        yield [path, "tensor", content, str(value.device), value.data_ptr()]
     elif isinstance(value, dict | list | tuple):
         yield [path, type(value).__name__, len(value)]
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
@@ -495,31 +532,31 @@ def judge_batch(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         moved = {path: what for path, *what in observed["moved"]}
         for path, *was in observed["given"]:
-            if trouble := _difference(was, moved.get(path), case["device"]):
-                return not_yet(f"{path} {trouble}")
+            difference = _difference(was, moved.get(path), case["device"])
+            if difference is not None:
+                return not_yet(f"{path} {difference}")
         if observed["batch"] != observed["given"]:
             return not_yet(
-                "the batch you were given has changed; build a new one and leave it as it was."
+                "your function changed the batch that it was given. "
+                "Build a new batch and leave the given one unchanged."
             )
-    return right("Tensors that were there already were not copied.")
+    return right("Tensors that were on the device already were not copied.")
 
 
 def _difference(was: Plain, now: Plain, device: str) -> str | None:
-    """What is wrong with what an entry became, in words that follow its path."""
+    """Return what is wrong with an entry of the moved batch, in words that follow its path."""
     if now is None:
         return "is missing."
     if was[0] != now[0]:
         return f"was of type {was[0]} and is now of type {now[0]}."
     if was[0] == "tensor" and now[2] != device:
-        return f"is on {now[2]}, not on {device}."
+        return f"was expected on {device} and is on {now[2]}."
     if was[1] != now[1]:
-        return (
-            f"had {was[1]} entries and has {now[1]}."
-            if isinstance(was[1], int)
-            else f"was {was[1]} and became {now[1]}."
-        )
+        if isinstance(was[1], int):
+            return f"had {was[1]} entries and now has {now[1]}."
+        return f"was {was[1]} and is now {now[1]}."
     if was[0] == "tensor" and was[2] == device and was[3] != now[3]:
-        return f"was on {device} already and was copied all the same. Does Tensor.to copy then?"
+        return f"was on {device} already, but was copied. Does Tensor.to copy in that case?"
     return None
 
 

@@ -11,13 +11,10 @@ from gpulessons.networks import GPT, MLP, OPTIMIZERS, ResNet
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: MLP(width=0), "width=0 of MLP: give a whole number from 1"),
-        (lambda: MLP(depth=True), "depth=True of MLP"),
-        (
-            lambda: GPT(width=100, heads=3),
-            "width=100 with heads=3: the width must be a multiple of 8 times the heads",
-        ),
-        (lambda: ResNet(side=1.5), "side=1.5 of ResNet"),
+        (lambda: MLP(width=0), "from 1 to 1048576 for width of MLP, got 0"),
+        (lambda: MLP(depth=True), "for depth of MLP, got True"),
+        (lambda: GPT(width=100, heads=3), "a multiple of 8 · heads = 24, got 100"),
+        (lambda: ResNet(side=1.5), "for side of ResNet, got 1.5"),
     ],
 )
 def test_sizes_that_make_no_network_are_refused(make, said):
@@ -30,10 +27,8 @@ def test_sizes_that_make_no_network_are_refused(make, said):
     [
         (MLP(10, 3, 4), 3 * (10 * 10 + 10) + 10 * 4 + 4),
         (ResNet(), 11_689_512),  # ResNet-18, as torchvision counts it
-        (
-            GPT(),
-            124_439_808 + 50257 * 768,
-        ),  # GPT-2, which shares the weights of its first and its last layer
+        # GPT-2 shares the weights of its first and its last layer. GPT() does not.
+        (GPT(), 124_439_808 + 50257 * 768),
     ],
 )
 def test_parameters_are_counted(network, parameters):

@@ -1,4 +1,4 @@
-"""What a copy between host and device costs: pageable and pinned memory, both ways, by size."""
+"""Measure and draw the speed of copies between host and device, from pageable and pinned memory."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from labkit.labs.timing import event_seconds
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
 LARGEST = 1 << 30
-PREDICTED_SIZE = 16 * MIB  # where learners predict how many times faster pinned memory is
+PREDICTED_SIZE = 16 * MIB  # the size for which learners predict the factor
 COLUMNS = {
     "size": "bytes",
     "memory": "",
@@ -40,27 +40,27 @@ COLUMNS = {
 
 
 def copy_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
-    """Copies between the host and the current GPU; `sizes` in bytes, each copy the median of `repeats` after a first that does not count.
+    """Measure copies between the host and the current GPU.
 
-    One row a point: `memory` is "pageable" or "pinned" (page-locked, copied with `non_blocking=True`), `direction` "h2d" (host to
-    device) or "d2h". Needs host and device memory of the largest size each.
+    `sizes` are in bytes. The seconds of a copy are the median of `repeats` copies after a warm-up.
+    Each row has a `memory`, "pageable" or "pinned" (page-locked, copied with `non_blocking=True`),
+    and a `direction`, "h2d" (host to device) or "d2h" (device to host). Host and device each need
+    memory for the largest size.
 
-    Raises ValueError for sizes outside 1 byte to 1 GiB, RuntimeError when no GPU is in use.
+    Raises ValueError for sizes outside 1 byte to 1 GiB, and RuntimeError when no GPU is in use.
     """
     sizes = checked_sizes("sizes", sizes, LARGEST)
     repeats = checked_count("repeats", repeats)
-    return Run(
-        "copy_speed",
-        {"sizes": sizes, "repeats": repeats},
-        COLUMNS,
-        badge(),
-        4 * len(sizes),
-        _points(sizes, repeats),
-    )
+    parameters = {"sizes": sizes, "repeats": repeats}
+    rows = _points(sizes, repeats)
+    return Run("copy_speed", parameters, COLUMNS, badge(), 4 * len(sizes), rows)
 
 
 def pinned_gain(result: Result, direction: str = "h2d") -> dict[int, float]:
-    """How many times faster pinned memory copies than pageable memory, by size in bytes, where both were measured."""
+    """Return by which factor pinned memory copies faster than pageable memory, for each size.
+
+    Sizes are in bytes. A size for which only one of the two was measured is left out.
+    """
     pinned, pageable = (
         result.by("size", "bytes_per_second", memory=memory, direction=direction)
         for memory in ("pinned", "pageable")
@@ -73,7 +73,7 @@ def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
         device = torch.empty(size, dtype=torch.uint8, device="cuda")
         for memory in ("pageable", "pinned"):
             pinned = memory == "pinned"
-            # Written, not only allocated: the operating system gives the pages of an unwritten tensor when they are first touched.
+            # Write the tensor: the operating system provides its pages only when they are touched.
             host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(1)
             for direction, target, source in (("h2d", device, host), ("d2h", host, device)):
                 seconds = event_seconds(partial(target.copy_, source, non_blocking=pinned), repeats)
@@ -84,11 +84,7 @@ def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
                     "seconds": seconds,
                     "bytes_per_second": size / seconds,
                 }
-            del (
-                host,
-                target,
-                source,
-            )  # before the next is allocated: only one of the two is ever held
+            del host, target, source  # Free this host memory before the next is allocated.
 
 
 # The figure
@@ -98,13 +94,13 @@ def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
 def plot_copy_speed(
     result: Result, recorded: Result | None = None, prediction: float | None = None
 ) -> Figure:
-    """Speed of copies from host to device by size, pageable and pinned.
+    """Draw the speed of copies from host to device by size, for pageable and pinned memory.
 
-    `prediction` says how many times faster pinned memory copies 16 MiB; it is drawn above the pageable speed measured there.
+    `prediction` is the factor by which pinned memory copies 16 MiB faster. The figure has a marker
+    at the speed that this factor predicts from the pageable speed.
     """
-    canvas, axes = new_canvas(
-        _finding(pinned_gain(result), max(result.parameters.get("sizes", ()), default=0))
-    )
+    largest = max(result.parameters.get("sizes", ()), default=0)
+    canvas, axes = new_canvas(_finding(pinned_gain(result), largest))
     labels = []
     for source, dashes in sources(result, recorded):
         for memory, colour in (("pinned", BLUE), ("pageable", VERMILLION)):
@@ -120,19 +116,19 @@ def plot_copy_speed(
 
 
 def _finding(gain: dict[int, float], largest: int) -> str:
-    """The size from which pinned memory is ahead, and by how much at least.
+    """Say from which size on pinned memory is faster, and by which factor at least.
 
-    `largest` is the largest size that was to be measured. A run that was stopped did not reach it.
+    `largest` is the largest size of the experiment. A run that was stopped did not reach it.
     """
     if not gain:
-        return "Not measured yet: pageable and pinned at one size"
+        return "Not measured yet: no size has both kinds of memory"
     sizes = sorted(gain)
     last = gain[sizes[-1]]
     if last < 1 / SAME:
         return f"Pinned memory copies {1 / last:.1f} times slower at {units.byte_text(sizes[-1])}"
     if last < SAME:
         return f"Pinned memory makes no difference at {units.byte_text(sizes[-1])}"
-    start = sizes[-1]  # from here up the gain is at least four fifths of the largest copy's
+    start = sizes[-1]  # From this size up, the gain is at least 80% of the largest copy's gain.
     for size in reversed(sizes):
         if gain[size] < 0.8 * last:
             break
@@ -141,16 +137,20 @@ def _finding(gain: dict[int, float], largest: int) -> str:
     if start == sizes[-1]:
         return f"Pinned memory copies {last:.1f} times faster at {units.byte_text(start)}"
     end = "up" if sizes[-1] >= largest else f"to {units.byte_text(sizes[-1])}"
-    return f"Pinned memory copies at least {_floor(least)} times faster from {units.byte_text(start)} {end}"
+    return (
+        f"Pinned memory copies at least {_floor(least)} times faster "
+        f"from {units.byte_text(start)} {end}"
+    )
 
 
 def _floor(factor: float) -> str:
-    """One digit after the point, never more than the factor itself."""
+    """Round a factor down to one digit after the point."""
     return f"{math.floor(factor * 10 + 1e-9) / 10:.1f}"
 
 
 def _proof(result: Result) -> str:
-    if not (gain := pinned_gain(result)):
+    gain = pinned_gain(result)
+    if not gain:
         return ""
     largest = max(gain)
     pinned, pageable = (
@@ -164,7 +164,7 @@ def _proof(result: Result) -> str:
 
 
 def _predicted(axes: Axes, result: Result, prediction: float | None) -> str:
-    """Draw the predicted speed of pinned memory as a hollow marker, and say it."""
+    """Draw the predicted speed of pinned memory as a hollow marker; return a sentence about it."""
     pageable = result.column(
         "bytes_per_second", size=PREDICTED_SIZE, memory="pageable", direction="h2d"
     )
@@ -173,54 +173,48 @@ def _predicted(axes: Axes, result: Result, prediction: float | None) -> str:
     speed = prediction * pageable[0]
     axes.plot([PREDICTED_SIZE], [speed], marker="o", **hollow(BLUE))
     words = f"predicted: {prediction:g} times"
-    behind = {
-        "boxstyle": "round,pad=0.15",
-        "facecolor": "white",
-        "edgecolor": "none",
-        "alpha": 0.85,
-    }
-    axes.annotate(
-        words,
-        (PREDICTED_SIZE, speed),
-        (-11, 0),
-        **BESIDE,
-        ha="right",
-        color=darker(BLUE),
-        bbox=behind,
-    )
+    behind: Any = dict(boxstyle="round,pad=0.15", facecolor="white", edgecolor="none", alpha=0.85)
+    style: Any = {**BESIDE, "ha": "right", "color": darker(BLUE), "bbox": behind}
+    axes.annotate(words, (PREDICTED_SIZE, speed), (-11, 0), **style)
     return f"Predicted at {units.byte_text(PREDICTED_SIZE)}: {prediction:g} times faster."
 
 
 # The widget
 
 
-GOOD = 1.15  # a prediction within this factor is called good
+GOOD = 1.15  # A prediction within this factor is called good.
 
 
 class CopySpeedLab(ExperimentPanel):
-    """Predict how many times faster 16 MiB are copied to the GPU from pinned than from pageable memory; then measure it.
+    """Lab in which learners predict, then measure how much faster pinned memory copies.
 
-    `sizes` and `repeats` are those of `copy_speed`; where 16 MiB are not among the sizes, the question is for the
-    largest. Raises ValueError without a size.
+    `sizes` and `repeats` are those of `copy_speed`. The question is about a copy of 16 MiB.
+    If 16 MiB is not among the sizes, it is about the largest size. Raises ValueError without a size.
     """
 
     unit = "times"
 
     def __init__(self, sizes: Sequence[int] = SIZES, repeats: int = 5) -> None:
         if not sizes:
-            raise ValueError("sizes: give at least one, in bytes, such as 1 << 20")
+            raise ValueError(
+                "expected at least one size in bytes, such as sizes=[1 << 20], got none"
+            )
         self.sizes, self.repeats = sizes, repeats
         self.asked = PREDICTED_SIZE if PREDICTED_SIZE in sizes else max(sizes)
         size = units.byte_text(self.asked)
-        self.question = f"How many times faster is it to copy {size} to the GPU from pinned than from pageable memory?"
+        self.question = (
+            f"How many times faster is it to copy {size} to the GPU "
+            "from pinned than from pageable memory?"
+        )
         super().__init__()
 
     def experiment(self) -> Run:
         return copy_speed(self.sizes, self.repeats)
 
     def point(self, row: dict[str, Any]) -> str:
+        size, seconds = units.byte_text(row["size"]), units.time_text(row["seconds"])
         way = "to the GPU" if row["direction"] == "h2d" else "to the host"
-        return f"{units.byte_text(row['size'])}, {row['memory']}, {way}: {units.time_text(row['seconds'])}"
+        return f"{size}, {row['memory']}, {way}: {seconds}"
 
     def draw(self, result: Result, prediction: float | None) -> Figure:
         return plot_copy_speed(result, result.recorded(), prediction)
@@ -230,5 +224,8 @@ class CopySpeedLab(ExperimentPanel):
         size = units.byte_text(self.asked)
         if gain is None:
             return stays_open(f"Copies of {size} were not measured", prediction)
-        was = f"From pinned memory {size} were copied {gain:.1f} times faster; you predicted {prediction:g}"
+        was = (
+            f"From pinned memory {size} were copied {gain:.1f} times faster; "
+            f"you predicted {prediction:g}"
+        )
         return compared_as_factor(was, prediction, gain, GOOD)

@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import labkit
 from gpulessons.lesson_00 import labs
 from gpulessons.lesson_00.labs import (
-    MOST,
+    MOST_SAMPLES,
     MemoryPanel,
     MemoryRecorder,
     MemorySample,
@@ -92,9 +92,9 @@ def test_many_samples_are_thinned_and_the_peak_stays(recorder):
     with labkit.use(virtual=True, quiet=True):
         recorder.start()
         torch.empty(78 * MIB, dtype=torch.uint8, device="cuda")
-        for _ in range(2 * MOST):
+        for _ in range(2 * MOST_SAMPLES):
             torch.empty(MIB, dtype=torch.uint8, device="cuda")
-    assert len(recorder.samples) <= MOST
+    assert len(recorder.samples) <= MOST_SAMPLES
     assert max(sample.allocated for sample in recorder.samples) == 78 * MIB
 
 
@@ -128,7 +128,8 @@ def test_memory_over_time_tells_the_peaks():
     figure = plot_memory_over_time(memory(), "virtual GPU, modelled on NVIDIA Tesla T4")
     assert figure.title == "Allocated memory peaks at 80 MiB, reserved memory at 82 MiB"
     assert figure.alt.endswith(
-        "use at most 182 MiB of a device. 1 GPU, 4 samples. Virtual GPU, modelled on NVIDIA Tesla T4."
+        "use at most 182 MiB of a device. 1 GPU, 4 samples. "
+        "Virtual GPU, modelled on NVIDIA Tesla T4."
     )
 
 
@@ -138,13 +139,10 @@ def test_each_gpu_has_a_panel(drawn):
 
 
 def test_one_sample_is_enough_and_none_is_refused(drawn):
-    assert (
-        "Allocated memory peaks at 0 B"
-        in plot_memory_over_time(memory()[:1], "measured on paper").alt
-    )
-    assert all(
-        line.get_xdata()[-1] > line.get_xdata()[0] for line in drawn[-1].axes[0].lines
-    )  # a single moment is seen too
+    figure = plot_memory_over_time(memory()[:1], "measured on paper")
+    assert "Allocated memory peaks at 0 B" in figure.alt
+    for line in drawn[-1].axes[0].lines:
+        assert line.get_xdata()[-1] > line.get_xdata()[0]
     with pytest.raises(ValueError, match="nothing was recorded"):
         plot_memory_over_time([], "measured on paper")
 
