@@ -1,9 +1,9 @@
 """Checks of lesson 02, streams and synchronization.
 
-Before the work that an answer must wait for, a check keeps the GPU busy with `torch.cuda._sleep`. An
-answer that forgets an order then reads old values, also on a real GPU. An event that was recorded
-before the answer ran tells whether the host waited. Each answer also runs once before it is observed,
-because kernels that load and memory that is taken for the first time can make the host wait.
+Before the work that an answer must wait for, a check keeps the GPU busy with `torch.cuda._sleep`.
+An answer that forgets an order then reads old values, also on a real GPU. An event that was
+recorded before the answer ran tells whether the host waited. Each answer also runs once before it
+is observed, because loading kernels and taking memory for the first time can make the host wait.
 """
 
 import gc
@@ -49,24 +49,21 @@ OVERHEAD = 0.5e-3  # seconds that launching and waiting may add
 
 
 def draw_durations(generator: random.Random) -> Plain:
-    """Draw the milliseconds of each work's kernels and of the work before it, and which stream it uses.
+    """Draw four works: the milliseconds of their kernels and of earlier work, and their stream.
 
     Two works are short. Two works find the stream busy.
     """
-    kinds = (
+    kinds = (  # kernels, most milliseconds of a kernel, milliseconds of the work before it
         (1, 4, 0.0),
         (1, 4, generator.uniform(20, 40)),
         (3, 20, 0.0),
         (2, 20, generator.uniform(10, 30)),
     )
-    return [
-        {
-            "pieces": [generator.uniform(2, most) for _ in range(pieces)],
-            "queued": queued,
-            "aside": pieces > 1,
-        }
-        for pieces, most, queued in generator.sample(kinds, k=4)
-    ]
+    cases = []
+    for kernels, most, queued in generator.sample(kinds, k=4):
+        pieces = [generator.uniform(2, most) for _ in range(kernels)]
+        cases.append({"pieces": pieces, "queued": queued, "aside": kernels > 1})
+    return cases
 
 
 def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
@@ -83,10 +80,9 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
             for count in cycles:
                 torch.cuda._sleep(count)
 
-        with (
-            without_race_warnings(torch.cuda.Stream() if case["aside"] else None),
-            during(f"work of {sum(case['pieces']):.1f} ms"),
-        ):
+        stream = torch.cuda.Stream() if case["aside"] else None
+        milliseconds = sum(case["pieces"])
+        with without_race_warnings(stream), during(f"work of {milliseconds:.1f} ms"):
             torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
             said = seconds_of(work)
         ran, seconds = len(calls), one_number(said)
@@ -95,25 +91,19 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
     return observations
 
 
-def _is_close(seconds: float, due: float) -> bool:
-    """Return whether a measurement is right. It is not if it is nan."""
-    return abs(seconds - due) <= CLOSE * due + OVERHEAD
+def _is_close(seconds: float, expected: float) -> bool:
+    """Return whether a measurement is right. A measurement of nan is wrong."""
+    return abs(seconds - expected) <= CLOSE * expected + OVERHEAD
 
 
 def judge_durations(observations: Plain, cases: Plain) -> Verdict:
-    for (said, due, ran), case in zip(observations, cases, strict=True):
+    for (said, took, ran), case in zip(observations, cases, strict=True):
         if isinstance(said, str):
             return wrong_type(said, "a number of seconds")
-        if not _is_close(said, due):
-            hint = "Did you wait until the GPU had finished? And do you read a clock that knows the GPU's time: events, or labkit.host_time()?"
-            if said < 0:
-                hint = "Which of the two times comes first?"
-            if case["queued"] and said > due:
-                hint = "Did you count work that was in the stream before?"
-            if _is_close(said / 1e3, due) or _is_close(said / 1e6, due):
-                hint = "Return seconds."
+        if not _is_close(said, took):
             return not_yet(
-                f"the GPU worked for {due * 1e3:.1f} ms, and you measured {said * 1e3:.4g} ms. {hint}"
+                f"the GPU worked for {took * 1e3:.1f} ms, and you measured {said * 1e3:.4g} ms. "
+                f"{_duration_hint(said, took, case)}"
             )
         if ran != 1:
             return not_yet(
@@ -123,6 +113,19 @@ def judge_durations(observations: Plain, cases: Plain) -> Verdict:
     if all(abs(said * 1e3 - round(said * 1e3)) < 1e-6 for said, *_ in observations):
         return not_yet("all your results are whole milliseconds. The clocks are finer than that.")
     return right("You measured all of this work, and nothing that was in the stream before.")
+
+
+def _duration_hint(said: float, took: float, case: Plain) -> str:
+    if _is_close(said / 1e3, took) or _is_close(said / 1e6, took):
+        return "Return seconds."
+    if case["queued"] and said > took:
+        return "Did you count work that was in the stream before?"
+    if said < 0:
+        return "Which of the two times comes first?"
+    return (
+        "Did you wait until the GPU had finished? "
+        "And do you read a clock that includes the GPU's time: events, or labkit.host_time()?"
+    )
 
 
 # 02.2: a loop that does not wait
@@ -138,16 +141,16 @@ def mean_loss(model, batches):  # what the exercise hands out; without types, as
 
 
 def draw_losses(generator: random.Random) -> Plain:
-    """Draw the value and the rows of each batch: once for a few batches, once for more than a hundred.
+    """Draw the value and the rows of each batch: once for a few batches, once for over a hundred.
 
     Some loops wait only in every hundredth step.
     """
-    counts = [generator.randint(2, 8), generator.randint(101, 109)]
-    drawn = [
-        [[generator.randint(1, 8), generator.randint(1, 9)] for _ in range(count)]
-        for count in counts
-    ]
-    return [[*case[:-1], [9, 400]] for case in drawn]  # the last loss is not the mean
+    cases = []
+    for count in (generator.randint(2, 8), generator.randint(101, 109)):
+        case = [[generator.randint(1, 8), generator.randint(1, 9)] for _ in range(count)]
+        case[-1] = [9, 400]  # So the loss of the last batch is not the mean.
+        cases.append(case)
+    return cases
 
 
 class Double(torch.nn.Module):
@@ -198,7 +201,7 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
 
 def judge_losses(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
-        result, due = observed["result"], sum(4 * value**2 for value, _ in case) / len(case)
+        result, mean = observed["result"], sum(4 * value**2 for value, _ in case) / len(case)
         if observed["waited"]:
             return not_yet(
                 "your function waited: when it returned, the GPU had finished all earlier work. "
@@ -206,15 +209,18 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
             )
         if result["type"] != "Tensor":
             return not_yet(
-                f"your function returned {result['type']}. Return a tensor on the GPU. You need not know its value for that."
+                f"expected a tensor on the GPU, and your function returned {result['type']}. "
+                "You need not know the tensor's value to return it."
             )
         if not result["device"].startswith("cuda") or result["shape"] not in ([], [1]):
             return not_yet(
-                f"expected one number on the GPU. Yours is on {result['device']}, of shape {result['shape']}."
+                f"expected a tensor with one number on the GPU, got one on {result['device']} "
+                f"with shape {result['shape']}."
             )
-        if not abs(result["values"][0] - due) <= 1e-3 * due:
+        if not abs(result["values"][0] - mean) <= 1e-3 * mean:
             return not_yet(
-                f"the mean of the {len(case)} losses is {due:.5g}. Your result is {result['values'][0]:.5g}."
+                f"the mean of the {len(case)} losses is {mean:.5g}. "
+                f"Your result is {result['values'][0]:.5g}."
             )
         if observed["modes"] != [observed["training"]]:
             mode = "training" if observed["training"] else "evaluation"
@@ -228,7 +234,8 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
             )
         if observed["backward"]:
             return not_yet(
-                "after your function, the model's weight has a gradient. The next training step would add to it."
+                "after your function, the model's weight has a gradient. "
+                "The next training step would add to it."
             )
     return right("The host never waited. Only the line that prints the loss will wait, once.")
 
@@ -238,11 +245,11 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
 
 def draw_values(generator: random.Random) -> Plain:
     """Draw rows of float32 for the default stream, and rows of int32 for another stream."""
-    rows = [[generator.randint(1, 99) for _ in range(generator.randint(4, 6))] for _ in range(2)]
-    return [
-        {"rows": rows[aside], "aside": aside, "dtype": f"torch.{('float32', 'int32')[aside]}"}
-        for aside in (False, True)
-    ]
+    cases = []
+    for aside, dtype in ((False, "torch.float32"), (True, "torch.int32")):
+        row_values = [generator.randint(1, 99) for _ in range(generator.randint(4, 6))]
+        cases.append({"rows": row_values, "aside": aside, "dtype": dtype})
+    return cases
 
 
 STALE = -2  # what the tensor has before its values. No row has this number.
@@ -253,15 +260,12 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
     observations = []
     for case in cases:
         here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
-        # The pauses differ, so that no fixed pause in an answer is long enough for both and not too long.
+        # The pauses differ, so that no fixed pause in an answer suits both cases.
         nap = cycles_in(LONG * (2 if case["aside"] else 0.5))
-        with without_race_warnings(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
-            x = torch.zeros(
-                len(case["rows"]),
-                SIZE,
-                dtype=getattr(torch, case["dtype"].split(".")[1]),
-                device="cuda",
-            )
+        shape = [len(case["rows"]), SIZE]
+        dtype = getattr(torch, case["dtype"].removeprefix("torch."))
+        with without_race_warnings(here), during(f"a tensor of shape {shape}"):
+            x = torch.zeros(shape, dtype=dtype, device="cuda")
             target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
             for cycles in (1, nap):
                 x.zero_()
@@ -279,20 +283,14 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
                 torch.cuda._sleep(2 * nap)
                 later = here.record_event()
                 got = get()
-                observed |= {
-                    "too long": later.query(),
-                    "type": f"a function that returns {type(got).__name__}",
-                }
+                observed["too long"] = later.query()
+                observed["type"] = f"a function that returns {type(got).__name__}"
                 if isinstance(got, torch.Tensor):
-                    observed |= {
-                        "device": str(got.device),
-                        "dtype": str(got.dtype),
-                        "shape": list(got.shape),
-                    }
+                    observed["device"], observed["dtype"] = str(got.device), str(got.dtype)
+                    observed["shape"] = list(got.shape)
                     observed["values"] = _last_of_each_row(got)
-                    observed["before"] = bool(
-                        before().any()
-                    )  # these were zeros when they were fetched
+                    # This tensor had only zeros when it was fetched.
+                    observed["before"] = bool(before().any())
             torch.cuda.synchronize()
             observations.append(observed)
     return observations
@@ -308,20 +306,20 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         if observed["waited"]:
             return not_yet(
-                "fetch itself waited: when it returned, the GPU had finished all earlier work. Which copies let Python go on?"
+                "fetch itself waited: when it returned, the GPU had finished all earlier work. "
+                "Which copies return at once?"
             )
         if "values" not in observed:
             return not_yet(
-                f"expected fetch to return a function that returns the tensor. It returned {observed['type']}."
+                "expected fetch to return a function that returns the tensor. "
+                f"It returned {observed['type']}."
             )
-        due = ["cpu", case["dtype"], [len(case["rows"]), SIZE]]
-        own = [observed[name] for name in ("device", "dtype", "shape")]
-        if own != due:
-            return not_yet(
-                "expected a tensor on {} of {} with shape {}. Yours is on {}, of {}, with shape {}.".format(
-                    *due, *own
-                )
-            )
+        shape = [len(case["rows"]), SIZE]
+        expected = f"a tensor on cpu of {case['dtype']} with shape {shape}"
+        device, dtype = observed["device"], observed["dtype"]
+        got = f"a tensor on {device} of {dtype} with shape {observed['shape']}"
+        if got != expected:
+            return not_yet(f"expected {expected}, got {got}.")
         if -1 in observed["values"]:
             return not_yet(
                 "your copy has numbers that the caller wrote to `x` after fetch had returned. "
@@ -334,15 +332,18 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
             )
         if observed["values"] != [float(value) for value in case["rows"]]:
             return not_yet(
-                f"the rows are full of {case['rows']}, and the host read {observed['values']}. Had the copy arrived?"
+                f"the rows are full of {case['rows']}, and the host read {observed['values']}. "
+                "Had the copy arrived?"
             )
         if observed["too long"]:
             return not_yet(
-                "the values are right, but the host also waited for work that was launched after the copy. Wait for less."
+                "the values are right, but the host also waited for work that was launched after "
+                "the copy. Wait for less."
             )
         if observed["before"]:
             return not_yet(
-                "the tensor that was fetched first changed when the next one was fetched. Each needs memory of its own."
+                "the tensor that was fetched first changed when the next one was fetched. "
+                "Each needs its own memory."
             )
     return right("The host waited for the copy, and for nothing after it.")
 
@@ -386,17 +387,14 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
                 torch.cuda.set_stream(here)
                 seen.clear()
                 torch.cuda.synchronize()
-                # Longer than the work's own pause, or the work would read the value in time without an order.
+                # The pause is longer than the work's own pause. Otherwise the work would read the
+                # value in time, even without an order.
                 torch.cuda._sleep(3 * nap)
                 x.fill_(float(case["value"]))
                 earlier = here.record_event()
                 y = run_on(stream, work, x)
-            observed = {
-                "type": type(y).__name__,
-                "seen": list(seen),
-                "waited": earlier.query(),
-                "sum": None,
-            }
+            observed = {"type": type(y).__name__, "seen": list(seen), "waited": earlier.query()}
+            observed["sum"] = None
             observed["left"] = torch.cuda.current_stream() != here
             torch.cuda.set_stream(here)
             if isinstance(y, torch.Tensor):
@@ -416,13 +414,14 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
 
 def judge_work(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
-        due = case["value"] * case["factor"] * SIZE
+        expected = case["value"] * case["factor"] * SIZE
         if observed["seen"] != [True]:
             where = "was called on another stream"
             if len(observed["seen"]) != 1:
                 where = f"ran {plural(len(observed['seen']), 'time')}"
             return not_yet(
-                f"expected work to run once, on `stream`. It {where}. `with torch.cuda.stream(stream):` makes it the current stream."
+                f"expected work to run once, on `stream`. It {where}. "
+                "`with torch.cuda.stream(stream):` makes `stream` the current stream."
             )
         if observed["sum"] is None:
             return wrong_type(observed["type"], "work's result")
@@ -432,23 +431,25 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
             )
         if observed["waited"]:
             return not_yet(
-                "the host waited: when your function returned, the caller's earlier work had finished. Let the streams wait for each other."
+                "the host waited: when your function returned, the caller's earlier work had "
+                "finished. Let the streams wait for each other."
             )
         if observed["sum"] == -SIZE:
             return not_yet(
                 "the memory of the result was overwritten before the caller's stream had read it. "
                 "Does the allocator know that the caller's stream reads the result?"
             )
-        if abs(observed["sum"] - case["value"] * SIZE) <= 1e-3 * due:
+        if abs(observed["sum"] - case["value"] * SIZE) <= 1e-3 * expected:
             return not_yet("the sum of the result is that of `x`. Return what `work(x)` returned.")
-        if not abs(observed["sum"] - due) <= 1e-3 * due:
+        if not abs(observed["sum"] - expected) <= 1e-3 * expected:
             return not_yet(
-                f"the sum of the result is {observed['sum']:g}, not {due}. Work read numbers that were not there yet. "
-                "Does `stream` wait for the caller's stream, and does the caller's stream wait for `stream`?"
+                f"expected {expected} as the sum of the result, got {observed['sum']:g}. "
+                "Work read numbers that were not there yet. Which stream waits for which?"
             )
         if observed["kept"]:
             return not_yet(
-                "the caller deleted the result, and its memory was not free afterwards. What else holds the result?"
+                "the caller deleted the result, but its memory was not freed. "
+                "What else holds the result?"
             )
     return right("The streams wait for each other. The host waits for neither.")
 
@@ -471,35 +472,28 @@ def draw_batches(generator: random.Random) -> Plain:
 
 
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
-    """Return what the work on each batch read, what the loader took, kept and waited for, and the times."""
-    host, scratch = torch.zeros(SIZE).pin_memory(), torch.empty(SIZE, device="cuda")
-    size = round(
-        SIZE
-        * COPY
-        / min(gpu_seconds(lambda: scratch.copy_(host, non_blocking=True)) for _ in range(5))
-    )
-    (other, *hosts), scratch = (
-        [torch.ones(size).pin_memory() for _ in range(BATCHES + 1)],
-        torch.empty(size, device="cuda"),
-    )
-    copying = BATCHES * min(
-        gpu_seconds(lambda: scratch.copy_(hosts[0], non_blocking=True)) for _ in range(5)
-    )
+    """Return what each batch's work read, the times, and what the loader took, kept and awaited.
+
+    The first round finds the GPU busy, takes memory, and leaves zeros there. Each later round
+    leaves values of another sign than the round before. The best round counts, because a real GPU's
+    host is sometimes late.
+    """
+    size = _numbers_copied_in(COPY)
+    other, *hosts = [torch.ones(size).pin_memory() for _ in range(BATCHES + 1)]
+    scratch = torch.empty(size, device="cuda")
+    copying = BATCHES * _copy_seconds(scratch, hosts[0])
     cycles = cycles_in(inputs["longer"] * copying / BATCHES)
     busy, seen, took = cycles_in(LONG), dict[str, Plain](), list[tuple[float, float]]()
 
     def work(batch: torch.Tensor) -> torch.Tensor:
-        mean = (
-            batch.sum() / batch.numel()
-        )  # before the sleep, or a copy without an order would arrive in time
+        # Read before the sleep. Otherwise even a copy without an order would arrive in time.
+        mean = batch.sum() / batch.numel()
         torch.cuda._sleep(cycles)
         return mean
 
     working = BATCHES * min(gpu_seconds(lambda: work(scratch)) for _ in range(3))
     with without_race_warnings(torch.cuda.Stream()):
         here, moved = torch.cuda.current_stream(), False
-        # The first round finds the GPU busy, takes memory, and leaves zeros there. Each later round leaves values of
-        # another sign than the round before. The best round counts, because a real GPU's host is sometimes late.
         for sign in (0, 1) if machine.in_use().virtual else (0, 1, -1, 1, -1, 1):
             for host, value in zip(hosts, inputs["values"], strict=True):
                 host.fill_(float(sign * value))
@@ -510,10 +504,9 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             start = machine.host_time()
             means: list[torch.Tensor] = []
             devices, ahead, held, used, kept = [], 0, [], [], 0
-            loader = iter(prefetched(source := iter(hosts)))
-            while (
-                len(means) <= BATCHES
-            ):  # one more than there are, because the loader might never end
+            source = iter(hosts)
+            loader = iter(prefetched(source))
+            while len(means) <= BATCHES:  # Ask for one batch too many, in case there is no end.
                 asked = machine.host_time()
                 batch = next(loader, None)
                 held.append(machine.host_time() - asked)
@@ -538,29 +531,33 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             took.append((machine.host_time() - start, statistics.median(held)))
             read = [sign * mean.item() for mean in means]
             if sign and _wrong(read, inputs["values"]):
-                break  # a later round might hide it
+                break  # A later round might hide the wrong values.
         tries = 1 if machine.in_use().virtual else 5
         first = min(_seconds_before_the_first(prefetched, hosts) for _ in range(tries))
     try:
         seen["none"] = len(list(islice(prefetched(iter([])), 1)))
     except Exception as error:
         seen["none"] = quote(error, prefetched)
-    seconds = {"copies": copying, "work": working, "first": first} | dict(
-        zip(("both", "held"), min(took[1:]), strict=True)
-    )
-    return {
-        "means": read,
-        "devices": devices,
-        "seconds": seconds,
-        "ahead": ahead,
-        "kept": kept,
-        "moved": moved,
-        **seen,
-    }
+    both, held_seconds = min(took[1:])
+    seconds = {"copies": copying, "work": working, "both": both, "held": held_seconds}
+    seconds["first"] = first
+    loaded = {"means": read, "devices": devices, "ahead": ahead, "kept": kept, "moved": moved}
+    return {**loaded, "seconds": seconds, **seen}
+
+
+def _numbers_copied_in(seconds: float) -> int:
+    """Return how many float32 numbers a copy from pinned memory moves in these seconds."""
+    host, device = torch.zeros(SIZE).pin_memory(), torch.empty(SIZE, device="cuda")
+    return round(SIZE * seconds / _copy_seconds(device, host))
+
+
+def _copy_seconds(device: torch.Tensor, host: torch.Tensor) -> float:
+    """Return the seconds of the fastest of five copies."""
+    return min(gpu_seconds(lambda: device.copy_(host, non_blocking=True)) for _ in range(5))
 
 
 def _seconds_before_the_first(prefetched: Any, hosts: Sequence[torch.Tensor]) -> float:
-    """Return how long after the start work on the first batch can begin."""
+    """Return the seconds from the start until work on the first batch can begin."""
     begin, begun = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     turn_streams()
@@ -575,39 +572,40 @@ def _seconds_before_the_first(prefetched: Any, hosts: Sequence[torch.Tensor]) ->
 
 
 def _wrong(means: Sequence[float], values: Sequence[float]) -> list[int]:
-    """Return the batches whose work read wrong values."""
-    return [
-        index
-        for index, (mean, value) in enumerate(zip(means, values, strict=False))
-        if not abs(mean - value) <= 1e-3 * value
-    ]
+    """Return the indices of the batches whose work read wrong values."""
+    wrong = []
+    for index, (mean, value) in enumerate(zip(means, values, strict=False)):
+        if not abs(mean - value) <= 1e-3 * value:
+            wrong.append(index)
+    return wrong
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     if "type" in observed:
-        return not_yet(f"your loader yielded {observed['type']}. Expected a tensor.")
-    due = [float(value) for value in inputs["values"]]
+        return not_yet(f"expected a tensor, and your loader yielded {observed['type']}.")
+    expected = [float(value) for value in inputs["values"]]
     count = len(observed["means"])
-    if count > len(due):
+    if count > len(expected):
         return not_yet(
-            f"there are {len(due)} batches, and your loader gave {count} or more. Does it end?"
+            f"there are {len(expected)} batches, and your loader gave {count} or more. Does it end?"
         )
-    if count < len(due):
+    if count < len(expected):
         return not_yet(
-            f"there are {len(due)} batches, and your loader gave {count}. Do the first and the last one come?"
+            f"there are {len(expected)} batches, and your loader gave {count}. "
+            "Do the first and the last one come?"
         )
     if any(not device.startswith("cuda") for device in observed["devices"]):
-        return not_yet("a batch was not on the GPU.")
+        return not_yet(f"expected batches on the GPU, got one on {min(observed['devices'])}.")
     if observed["moved"]:
         return not_yet(
             "when your loader yielded a batch, another stream than the loop's was the current one. "
             "The loop would launch its work there. Yield outside of `with torch.cuda.stream(…)`."
         )
-    wrong = _wrong(observed["means"], due) or observed["reused"]
+    wrong = _wrong(observed["means"], expected) or observed["reused"]
     if wrong:
         read = observed["means"][wrong[0]]
         other = "values of no batch"
-        if any(abs(read - value) <= 1e-3 * value for value in due):
+        if any(abs(read - value) <= 1e-3 * value for value in expected):
             other = "values of another batch"
         return not_yet(
             f"the work on batch {wrong[0]} read {other}. Does the work wait for the copy? "
@@ -623,15 +621,14 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
             f"your loader still held {observed['kept']} batches that the loop had finished with. "
             "With `record_stream` the allocator keeps their memory as long as it is read."
         )
-    copies, works, both, held = (
-        observed["seconds"][name] for name in ("copies", "work", "both", "held")
-    )
+    seconds = observed["seconds"]
+    copies, works, both, held = (seconds[name] for name in ("copies", "work", "both", "held"))
     share = (copies + works - both) / min(copies, works)
     if not share >= REACHED:
         return not_yet(
-            f"the copies take {copies * 1e3:.3g} ms, the work takes {works * 1e3:.3g} ms, and both take "
-            f"{both * 1e3:.3g} ms with your loader. So {max(0.0, share):.0%} of the copying is hidden. "
-            f"It should be {REACHED:.0%}."
+            f"the copies take {copies * 1e3:.3g} ms, the work takes {works * 1e3:.3g} ms, and both "
+            f"take {both * 1e3:.3g} ms with your loader. "
+            f"So {max(0.0, share):.0%} of the copying is hidden. Expected {REACHED:.0%}."
         )
     if not observed["seconds"]["first"] <= 1.5 * copies / BATCHES:
         return not_yet(
@@ -640,16 +637,19 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
         )
     if observed["waited"]:
         return not_yet(
-            "the host waited in your loader: when it ended, the GPU had finished the work that was launched before."
+            "the host waited in your loader: when it ended, the GPU had finished the work that was "
+            "launched before."
         )
     if not held <= HELD * copies / BATCHES:
         return not_yet(
-            f"a copy takes {copies / BATCHES * 1e3:.3g} ms, and the host spends {held * 1e3:.3g} ms per batch in your loader, "
-            "so it waits there. Let the streams wait for each other."
+            f"a copy takes {copies / BATCHES * 1e3:.3g} ms, and the host spends "
+            f"{held * 1e3:.3g} ms per batch in your loader, so it waits there. "
+            "Let the streams wait for each other."
         )
     if (observed["alone"], observed["none"]) != (1, 0):
         return not_yet(
-            f"for one batch your loader gave {observed['alone']}, and for none it gave {observed['none']}. `batches` may be empty."
+            f"for one batch your loader gave {observed['alone']}, and for none it gave "
+            f"{observed['none']}. `batches` may be empty."
         )
     return right(f"{min(1.0, share):.0%} of the copying is hidden behind the work.")
 

@@ -1,4 +1,4 @@
-"""Measure seconds on the GPU, keep the GPU busy, choose the next streams, and silence race warnings."""
+"""Measure seconds on the GPU, keep it busy, choose the next streams, and silence race warnings."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,10 +29,10 @@ def gpu_seconds(work: Callable[[], Any]) -> float:
 
 
 def turn_streams() -> None:
-    """Let the next new streams be those that an answer has made before, so that it takes no new memory.
+    """Make the next new streams those that an answer used before, so that it takes no new memory.
 
-    PyTorch hands out the same 32 streams in turn, and the current stream must be one of them. On a real
-    GPU, the host needs more time to take new memory than a copy needs.
+    PyTorch hands out the same 32 streams in turn, and the current stream must be one of them. On a
+    real GPU, taking new memory takes the host longer than a copy.
     """
     while torch.cuda.Stream() != torch.cuda.current_stream():
         pass

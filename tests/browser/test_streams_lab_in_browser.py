@@ -33,7 +33,7 @@ def test_a_learner_puts_waits_in_and_takes_them_out(open_cells, look):
     expect(said).to_contain_text("First predict: ordered, race, or stale value?")
     stream.select_option("a")
     insert.click()
-    expect(said).to_contain_text("Stream a is in order with itself")
+    expect(said).to_contain_text("Stream a is always in order with itself")
     look(page, "streams_silly", said)
 
     answer.select_option(label=MEANS[RACE])

@@ -21,13 +21,8 @@ from labkit.labs.panel import PROGRAM, WRAP, Panel
 from virtualgpu import RaceWarning
 
 STREAMS = ("a", "b", "c")
-COPY_IN, KERNEL, COPY_OUT, WAIT, HOST_WAIT = (
-    "copy in",
-    "kernel",
-    "copy out",
-    "stream waits",
-    "host waits",
-)
+COPY_IN, KERNEL, COPY_OUT = "copy in", "kernel", "copy out"
+WAIT, HOST_WAIT = "stream waits", "host waits"
 VERBS = (COPY_IN, KERNEL, COPY_OUT, WAIT, HOST_WAIT)
 BATCHES = 3  # that can be copied in, or out
 MOST_STEPS = 12
@@ -48,20 +43,21 @@ class ProgramLine:
 
     def __post_init__(self) -> None:
         if self.verb not in VERBS:
-            raise ValueError(f"verb={self.verb!r}: choose one of {', '.join(map(repr, VERBS))}")
-        if self.stream not in STREAMS or (self.verb == WAIT and self.other not in STREAMS):
-            raise ValueError(
-                f"stream={self.stream!r}, other={self.other!r}: choose from {', '.join(map(repr, STREAMS))}"
-            )
+            raise ValueError(f"expected a verb of {', '.join(map(repr, VERBS))}, got {self.verb!r}")
+        for stream in (self.stream, self.other) if self.verb == WAIT else (self.stream,):
+            if stream not in STREAMS:
+                raise ValueError(
+                    f"expected a stream of {', '.join(map(repr, STREAMS))}, got {stream!r}"
+                )
         if self.verb == WAIT and self.other == self.stream:
             raise ValueError(
-                f"stream {self.stream} is in order with itself: let it wait for another"
+                f"stream {self.stream} is always in order with itself: choose another stream"
             )
 
 
 @dataclass(frozen=True)
 class ProgramOutcome:
-    """What a program did.
+    """Result of a program.
 
     Attributes:
         trace: the recording of the run.
@@ -107,16 +103,17 @@ def code_of(steps: list[ProgramLine]) -> str:
 def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
     """Run the steps on the virtual GPU in use, and record them.
 
-    Batch 0 is full of ones, batch 1 of twos, and so on. At the start, x, y and the results are zeros. A
-    kernel computes y = 2 x.
+    Batch 0 is full of ones, batch 1 of twos, and so on. At the start, x, y and the results are
+    zeros. A kernel computes y = 2 x.
 
-    Raises ValueError as `check_program`, and RuntimeError without a virtual GPU.
+    Raises the ValueError of `check_program`, and RuntimeError without a virtual GPU.
     """
     check_program(steps)
     badge()  # raises RuntimeError if no GPU is in use
     if not machine.in_use().virtual:
         raise RuntimeError(
-            "A real GPU does not report races. Call labkit.use(None), then labkit.use(gpus=1, virtual=True)."
+            "A real GPU does not report races. "
+            "Call labkit.use(None), then labkit.use(gpus=1, virtual=True)."
         )
     streams = {name: torch.cuda.Stream() for name in STREAMS}
     names: dict[str, Any] = {
@@ -131,19 +128,14 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
         "results": [torch.zeros(WIDTH, WIDTH, pin_memory=True) for _ in range(BATCHES)],
     }
     name, source = f"<string> {next(_NUMBERS)}", code_of(steps)
-    linecache.cache[name] = (
-        len(source),
-        None,
-        source.splitlines(keepends=True),
-        name,
-    )  # reports of races quote the lines
+    # Reports of races quote the lines from this cache.
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     program = compile(source, name, "exec")
     torch.cuda.synchronize()
     for stream in streams.values():
         with torch.cuda.stream(stream), machine.in_use().without_values():
-            torch.mm(
-                names["double"], names["double"]
-            )  # the first product on a stream allocates cuBLAS's workspace
+            # The first product on a stream allocates cuBLAS's workspace.
+            torch.mm(names["double"], names["double"])
     torch.cuda.synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RaceWarning)  # the outcome lists them
@@ -159,11 +151,12 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
 def check_program(steps: list[ProgramLine]) -> None:
     """Raise ValueError if the program is empty or has too many steps or copies."""
     if not 1 <= len(steps) <= MOST_STEPS:
-        raise ValueError(f"a program has 1 to {MOST_STEPS} steps, this one has {len(steps)}")
+        raise ValueError(f"expected a program of 1 to {MOST_STEPS} steps, got {len(steps)}")
     for verb in (COPY_IN, COPY_OUT):
         if sum(step.verb == verb for step in steps) > BATCHES:
             raise ValueError(
-                f'there are {BATCHES} batches and as many results: a program has at most {BATCHES} steps "{verb}"'
+                f'expected at most {BATCHES} steps "{verb}", because there are {BATCHES} batches '
+                "and as many results"
             )
 
 
@@ -204,9 +197,10 @@ MEANS = {
 
 
 class StreamsLab(Panel):
-    """Build a program for three streams, predict what it does, and run it on the virtual GPU in use.
+    """Lab in which learners build a program for three streams, predict its result, and run it.
 
-    There is no Stop button, because a program has at most twelve lines and ends within two seconds.
+    The program runs on the virtual GPU in use. There is no Stop button, because a program has at
+    most twelve lines and ends within two seconds.
     """
 
     question = (
@@ -262,37 +256,29 @@ class StreamsLab(Panel):
             (self.run_button, self._run),
         ):
             self._when_clicked(button, action)
+        line = [self.action, self.stream, self.other]
+        edit = [self.add_button, self.remove_button, self.reset_button]
         super().__init__(
             [
                 widgets.HTML(f"<p><b>{self.question}</b></p>"),
-                widgets.HBox(
-                    [
-                        self.action,
-                        self.stream,
-                        self.other,
-                        self.add_button,
-                        self.remove_button,
-                        self.reset_button,
-                    ],
-                    layout=WRAP,
-                ),
-                widgets.Box(
-                    [self.program], layout=widgets.Layout(overflow="auto")
-                ),  # on a narrow page the code scrolls
+                widgets.HBox([*line, *edit], layout=WRAP),
+                # On a narrow page the code scrolls.
+                widgets.Box([self.program], layout=widgets.Layout(overflow="auto")),
                 widgets.HBox([self.answer, self.run_button], layout=WRAP),
                 self.message,
                 self.picture,
             ]
         )
         self._show_choices()
-        if (before := self._used_before()) is not None:
+        before = self._used_before()
+        if before is not None:
             self._take_over(before, "steps", "outcome", "right", "runs")
         self._changed(1, "Change the program if you like, predict, and press Run.")
         if before is not None:
             self._take_over(before, "answer", "message", "picture")
 
     def figure(self) -> Figure:
-        """Return the timeline of the last run. Before the first run, run the program.
+        """Return the timeline of the last run. Run the program first if there was no run.
 
         Raises RuntimeError without a virtual GPU.
         """
@@ -303,13 +289,10 @@ class StreamsLab(Panel):
 
     def _insert(self) -> None:
         """Insert the new line before the selected one. The line that reads stays the last one."""
-        at = self.program.index
+        at, action = self.program.index, self.action.value
+        other = self.other.value if action == WAIT else ""
         try:
-            step = ProgramLine(
-                self.action.value,
-                self.stream.value,
-                self.other.value if self.action.value == WAIT else "",
-            )
+            step = ProgramLine(action, self.stream.value, other)
             steps = [*self.steps[:at], step, *self.steps[at:]]
             check_program(steps)
         except ValueError as error:
@@ -321,7 +304,7 @@ class StreamsLab(Panel):
     def _remove(self) -> None:
         at = self.program.index
         if at >= len(self.steps):
-            self._say("The last line, in which the host reads, stays: select another.", alert=True)
+            self._say("The last line, in which the host reads, stays. Select another.", alert=True)
             return
         del self.steps[at]
         self._changed(at, f"Line {at + 1} is out. Predict again, and press Run.")
@@ -337,12 +320,8 @@ class StreamsLab(Panel):
         The text appears after the page has taken the new values.
         """
         lines = code_of(self.steps).splitlines()
-        self._offer(
-            self.program,
-            [f"{number:2}  {line}" for number, line in enumerate(lines, 1)],
-            "index",
-            selected,
-        )
+        numbered = [f"{number:2}  {line}" for number, line in enumerate(lines, 1)]
+        self._offer(self.program, numbered, "index", selected)
         self._assign(self.answer, "value", "", lock=True)
         self._round_trip.then(partial(self._say, text))
 
@@ -354,7 +333,7 @@ class StreamsLab(Panel):
             return
         try:
             self.outcome = run_program(self.steps)
-        except Exception as error:  # for example without a virtual GPU. The learner sees the error, and the lab goes on.
+        except Exception as error:  # For example, there is no virtual GPU.
             self.picture.value = ""
             self._say(f"{type(error).__name__}: {error}", alert=True)
             return
@@ -364,18 +343,17 @@ class StreamsLab(Panel):
 
     def _told(self, outcome: ProgramOutcome, predicted: str) -> str:
         came_true = predicted == outcome.verdict
-        self.runs, self.right = self.runs + 1, self.right + came_true
-        read, due = (
-            ", ".join(f"{value:g}" for value in values) or "nothing"
-            for values in (outcome.read, outcome.due)
-        )
-        why = ", nor ".join(
-            f"{race.first.line} and {race.second.line}" for race in outcome.trace.races[:2]
-        )
+        self.runs += 1
+        self.right += came_true
+        read = ", ".join(f"{value:g}" for value in outcome.read) or "nothing"
+        expected = ", ".join(f"{value:g}" for value in outcome.due) or "nothing"
+        races = [f"{race.first.line} and {race.second.line}" for race in outcome.trace.races[:2]]
+        why = f"nothing orders {', nor '.join(races)}."
         said = {
-            ORDERED: f"Ordered: the host reads {read}, and every two lines that share memory are in order.",
-            RACE: f"Race: the host reads {read}, which is right this time. But nothing orders {why}.",
-            STALE: f"Stale value: the host reads {read}. Line by line, it would read {due}. Nothing orders {why}.",
+            ORDERED: f"Ordered: the host reads {read}. All lines that share memory are in order.",
+            RACE: f"Race: the host reads {read}, which is right this time. But {why}",
+            STALE: f"Stale value: the host reads {read}. Line by line, it would read {expected}. "
+            f"But {why}",
         }[outcome.verdict]
         judged = "As you predicted." if came_true else f"You predicted: {predicted}."
         return f"{said} {judged} {self.right} of {self.runs} predictions came true."

@@ -1,4 +1,4 @@
-"""The judges of lesson 02 on observations written by hand, which say what the wrong answers leave unsaid; and one that is measured."""
+"""Test the checks of lesson 02 with observations written by hand."""
 
 import random
 
@@ -29,13 +29,13 @@ from gpulessons.lesson_02.checks import (
         ("str", "returned str"),
     ],
 )
-def test_a_measured_time_is_judged_beside_that_of_events(said, hint):
+def test_a_measured_time_is_compared_with_that_of_events(said, hint):
     verdict = judge_durations([[said, 0.010, 1]], [{"pieces": [10.0], "queued": 20.0}])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 
 
-def test_work_that_is_called_twice_is_told():
+def test_work_that_is_called_twice_is_reported():
     verdict = judge_durations([[0.0101, 0.010, 2]], [{"pieces": [10.0], "queued": 0.0}])
     assert not verdict.passed and "called work 2 times" in verdict.message
 
@@ -55,7 +55,7 @@ LOSS = {"type": "Tensor", "device": "cuda:0", "shape": [], "values": [20.0]}
         ({}, None),
         ({"waited": True}, "your function waited"),
         ({"result": {"type": "float"}}, "returned float"),
-        ({"result": LOSS | {"device": "cpu"}}, "Yours is on cpu"),
+        ({"result": LOSS | {"device": "cpu"}}, "got one on cpu"),
         ({"result": LOSS | {"values": [21.0]}}, "is 20. Your result is 21"),
         ({"graph": True}, "requires a gradient"),
         ({"backward": True}, "has a gradient"),
@@ -89,15 +89,9 @@ def test_a_loss_is_judged_by_its_value_its_place_and_who_waited(change, hint):
     ],
 )
 def test_work_on_a_stream_is_judged_by_what_was_read(change, hint):
-    observed = {
-        "type": "Tensor",
-        "seen": [True],
-        "waited": False,
-        "left": False,
-        "sum": 6.0 * SIZE,
-        "kept": False,
-    } | change
-    verdict = judge_work([observed], [{"value": 2, "factor": 3}])
+    observed = {"type": "Tensor", "seen": [True], "waited": False}
+    observed |= {"left": False, "sum": 6.0 * SIZE, "kept": False}
+    verdict = judge_work([observed | change], [{"value": 2, "factor": 3}])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 
@@ -114,9 +108,9 @@ FETCHED |= {"dtype": "torch.float32", "shape": [2, SIZE], "values": [3.0, 4.0]}
         ({"too long": True}, "launched after the copy"),
         ({"values": [0.0, 4.0]}, "Had the copy arrived"),
         ({"values": [-2.0, 4.0]}, "does it wait for the caller's stream"),
-        ({"device": "cuda:0"}, "Yours is on cuda:0"),
+        ({"device": "cuda:0"}, "got a tensor on cuda:0"),
         ({"dtype": "torch.int32"}, "of torch.int32"),
-        ({"before": True}, "Each needs memory of its own"),
+        ({"before": True}, "Each needs its own memory"),
     ],
 )
 def test_a_fetched_tensor_is_judged_by_values_and_waits(change, hint):
@@ -126,28 +120,16 @@ def test_a_fetched_tensor_is_judged_by_values_and_waits(change, hint):
 
 
 def test_what_is_no_tensor_is_named():
-    assert (
-        "It returned dict"
-        in judge_values([{"waited": False, "type": "dict"}], [{"rows": [3, 4]}]).message
-    )
+    verdict = judge_values([{"waited": False, "type": "dict"}], [{"rows": [3, 4]}])
+    assert "It returned dict" in verdict.message
 
 
 VALUES = list(range(1, BATCHES + 1))
-LOADED = {
-    "means": [float(value) for value in VALUES],
-    "devices": ["cuda:0"] * BATCHES,
-    "ahead": 1,
-    "kept": 1,
-    "waited": False,
-}
-LOADED |= {"alone": 1, "none": 0, "reused": [], "moved": False}
-LOADED["seconds"] = SECONDS = {
-    "copies": 0.010,
-    "work": 0.020,
-    "both": 0.021,
-    "held": 0.0001,
-    "first": 0.0001,
-}
+LOADED = {"means": [float(value) for value in VALUES], "devices": ["cuda:0"] * BATCHES}
+LOADED |= {"ahead": 1, "kept": 1, "waited": False, "moved": False}
+LOADED |= {"alone": 1, "none": 0, "reused": []}
+SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "held": 0.0001, "first": 0.0001}
+LOADED["seconds"] = SECONDS
 
 
 @pytest.mark.parametrize(
@@ -155,7 +137,7 @@ LOADED["seconds"] = SECONDS = {
     [
         ({}, None),
         ({"means": LOADED["means"][:-1]}, "gave 7"),
-        ({"devices": ["cpu"] * BATCHES}, "was not on the GPU"),
+        ({"devices": ["cpu"] * BATCHES}, "expected batches on the GPU"),
         ({"means": [2.0, *LOADED["means"][1:]]}, "batch 0 read values of another batch"),
         ({"means": [0.0, *LOADED["means"][1:]]}, "batch 0 read values of no batch"),
         ({"moved": True}, "Yield outside of"),
@@ -163,7 +145,7 @@ LOADED["seconds"] = SECONDS = {
         ({"none": 1}, "for none it gave 1"),
         ({"ahead": 3}, "took 3 batches that the loop had not asked for"),
         ({"kept": 8}, "still held 8 batches"),
-        ({"seconds": SECONDS | {"both": 0.030}}, "0% of the copying is hidden. It should be 60%"),
+        ({"seconds": SECONDS | {"both": 0.030}}, "0% of the copying is hidden. Expected 60%"),
         ({"seconds": SECONDS | {"both": 0.025}}, "50% of the copying is hidden"),
         ({"seconds": SECONDS | {"held": 0.001}}, "it waits there"),
         ({"waited": True}, "the host waited in your loader"),
@@ -176,8 +158,6 @@ def test_a_loader_is_judged_by_values_reach_and_overlap(change, hint):
     assert hint is None or hint in verdict.message
 
 
-def test_the_overlap_that_was_reached_is_told():
-    assert (
-        "90% of the copying is hidden"
-        in judge_batches(LOADED, {"values": VALUES, "longer": 2.0}).message
-    )
+def test_the_message_says_how_much_copying_is_hidden():
+    verdict = judge_batches(LOADED, {"values": VALUES, "longer": 2.0})
+    assert "90% of the copying is hidden" in verdict.message
