@@ -23,20 +23,24 @@ from labkit.checks.checking import (
 )
 from labkit.checks.comparing import near
 
-WIDTH = 1 << 16  # features of a row: 256 KiB, so that what lies where shows in the memory
+WIDTH = 1 << 16  # features of a row: a row has 256 KiB, so that its place shows in the memory
 ROW_BYTES = 4 * WIDTH
-SLACK = 1 << 16  # bytes of small tensors
+SLACK = 1 << 16  # bytes that small tensors may take
 
 
 def chunks(rows: int, gpus: int) -> list[int]:
-    """The rows that each GPU gets: as many as fit into the smallest equal size that needs no more GPUs than there are."""
+    """Return the number of rows that DataParallel gives to each GPU.
+
+    All parts but the last have the same size, the smallest for which the GPUs suffice.
+    """
     size = -(-rows // gpus)
     return [min(size, rows - start) for start in range(0, rows, size)]
 
 
 # 03.1: data_parallel from the four functions
 #
-# Row i of the batch is full of the number values[i], all weights are `weight`: the output of a row is value × weight × WIDTH.
+# Row i of the batch is full of the number values[i], and all weights are `weight`. So the output of
+# a row is value × weight × WIDTH.
 
 
 class Shared(list):
@@ -47,9 +51,9 @@ class Shared(list):
 
 
 class Rows(nn.Module):
-    """One weighted sum for each row.
+    """Module that computes one weighted sum for each row.
 
-    `seen` notes the device and the rows of each call, also of replicas and deep copies.
+    `seen` notes the device and the rows of each call, also for replicas and deep copies.
     """
 
     def __init__(self, weight: float, device: str) -> None:
@@ -66,11 +70,15 @@ MOST_GPUS = 4
 
 
 def draw_batches(generator: random.Random) -> Plain:
-    """Batches for as many GPUs as are in use, in one order and in another: with fewer rows than GPUs, as many for each, and some over."""
+    """Draw three batches for all GPUs in use, in one order of the GPUs and in the reverse order.
+
+    The first has one row less than there are GPUs. The second gives all GPUs the same number of
+    rows. The third has one row more.
+    """
     order = generator.sample(range(MOST_GPUS), k=MOST_GPUS)
     cases: list[Plain] = [
-        {"order": order, "each": each, "more": more}
-        for each, more in ((1, -1), (generator.choice([2, 3]), 0))
+        {"order": order, "each": 1, "more": -1},
+        {"order": order, "each": generator.choice([2, 3]), "more": 0},
     ]
     cases.append({"order": order[::-1], "each": generator.choice([2, 3]), "more": 1})
     for case in cases:
@@ -80,38 +88,31 @@ def draw_batches(generator: random.Random) -> Plain:
 
 
 def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
-    """For each case the result, what ran where, the bytes that the forward pass left on each GPU, and the gradients of weight and batch."""
+    """Return for each case the result, where the module ran, the memory and the gradients.
+
+    The memory is in bytes per GPU: what the forward pass left there, and its peak.
+    """
     observations = []
     for case in cases:
         devices = [device for device in case["order"] if device < torch.cuda.device_count()]
         values = case["values"][: len(devices) * case["each"] + case["more"]]
         first = f"cuda:{devices[0]}"
         module = Rows(float(case["weight"]), first)
-        x = (
-            torch.tensor([float(value) for value in values], device=first)[:, None]
-            .repeat(1, WIDTH)
-            .requires_grad_()
-        )
+        column = torch.tensor([float(value) for value in values], device=first)[:, None]
+        x = column.repeat(1, WIDTH).requires_grad_()
         before = _allocated()
         with _without_the_wrapper(), during(f"{len(x)} rows and device_ids={devices}"):
             y = data_parallel(module, x, list(devices))
-        observed = {
-            "devices": devices,
-            "values": values,
-            "result": describe(y),
-            "seen": sorted(module.seen),
-            "peak": _above(before),
-        }
-        observed["gradient"] = None
+        observed = {"devices": devices, "values": values, "result": describe(y)}
+        observed |= {"seen": sorted(module.seen), "peak": _above(before), "gradient": None}
         gc.collect()
         observed["held"] = [
             now - earlier for now, earlier in zip(_allocated(), before, strict=True)
         ]
         if isinstance(y, torch.Tensor) and y.requires_grad:
             y.sum().backward()
-            observed["gradient"] = (
-                None if module.weight.grad is None else module.weight.grad[0].item()
-            )
+            if module.weight.grad is not None:
+                observed["gradient"] = module.weight.grad[0].item()
         observed["batch"] = None if x.grad is None else x.grad[:, 0].tolist()
         observations.append(observed)
         del module, x, y
@@ -120,11 +121,15 @@ def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
 
 @contextmanager
 def _without_the_wrapper() -> Iterator[None]:
-    """nn.DataParallel, and the function that does the same, say that they are not to be used, whatever name they were imported under."""
+    """Make nn.DataParallel and nn.parallel.data_parallel raise an error.
+
+    Their code is replaced, so that the answer gets the error under any name that it has imported.
+    """
 
     def refuse(*arguments: Any, **options: Any) -> None:
         raise RuntimeError(
-            "the exercise asks for what nn.DataParallel does inside: scatter, replicate, parallel_apply, gather"
+            "the exercise asks for what nn.DataParallel does inside: "
+            "scatter, replicate, parallel_apply, gather"
         )
 
     with ExitStack() as stack:
@@ -135,17 +140,16 @@ def _without_the_wrapper() -> Iterator[None]:
 
 
 def _allocated() -> list[int]:
-    """What is allocated on each GPU, from where its peak counts anew."""
+    """Return the bytes that are allocated on each GPU, and reset the peaks."""
     for index in range(torch.cuda.device_count()):
         torch.cuda.reset_peak_memory_stats(index)
     return [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
 
 
 def _above(before: list[int]) -> list[int]:
-    """How much more than that each GPU has had allocated."""
-    return [
-        torch.cuda.max_memory_allocated(index) - earlier for index, earlier in enumerate(before)
-    ]
+    """Return the peak of each GPU above `before`, in bytes."""
+    peaks = [torch.cuda.max_memory_allocated(index) for index in range(len(before))]
+    return [peak - earlier for peak, earlier in zip(peaks, before, strict=True)]
 
 
 def judge_batches(observations: Plain, cases: Plain) -> Verdict:
@@ -156,53 +160,63 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
             return wrong_type(result["type"], "one tensor", "What puts the outputs together?")
         if result["device"] != f"cuda:{devices[0]}":
             return not_yet(
-                f"{given} the result is on {result['device']}; it belongs on the first of the devices."
+                f"{given} expected the result on cuda:{devices[0]}, the first of the devices, "
+                f"got it on {result['device']}."
             )
-        if result["shape"] != [len(values), 1] or result["values"] != [
-            value * case["weight"] * WIDTH for value in values
-        ]:
-            return not_yet(f"{given} the result is not what the module itself gives for the batch.")
+        outputs = [value * case["weight"] * WIDTH for value in values]
+        if result["shape"] != [len(values), 1] or result["values"] != outputs:
+            return not_yet(
+                f"{given} the result differs from the module's own output for the batch."
+            )
         sizes = dict(zip(devices, chunks(len(values), len(devices)), strict=False))
-        if observed["seen"] != sorted([f"cuda:{device}", rows] for device, rows in sizes.items()):
-            ran = ", ".join(
-                f"{plural(rows, 'row')} on {device}" for device, rows in observed["seen"]
+        expected = sorted([f"cuda:{device}", rows] for device, rows in sizes.items())
+        if observed["seen"] != expected:
+            return not_yet(
+                f"{given} the module should see {_rows_on(expected)}; "
+                f"it saw {_rows_on(observed['seen'])}."
             )
-            asked = ", ".join(
-                f"{plural(rows, 'row')} on cuda:{device}" for device, rows in sorted(sizes.items())
-            )
-            return not_yet(f"{given} the module should see {asked}; it saw {ran or 'nothing'}.")
         if observed["gradient"] != sum(values):
             return not_yet(
-                f"{given} the gradient of the module's weight is {observed['gradient']}, not {sum(values)}. "
-                "Do the gradients of all replicas come back to it?"
+                f"{given} expected {sum(values)} as the gradient of the module's weight, "
+                f"got {observed['gradient']}. Do the gradients of all replicas come back to it?"
             )
         if observed["batch"] != [case["weight"]] * len(values):
             return not_yet(
-                f"{given} the gradient of the batch is not what the module itself gives. Which scatter does autograd follow?"
+                f"{given} the gradient of the batch differs from the one that the module itself "
+                "gives. Which scatter does autograd follow?"
             )
         for device in devices:
-            due = ROW_BYTES * (1 + sizes[device]) if device in sizes and device != devices[0] else 0
-            if (put := observed["held" if device in sizes else "peak"][device]) > due + SLACK:
-                what = (
-                    f"{due >> 10} KiB, for weights and rows"
-                    if due
-                    else "nothing new, but for the results"
-                )
+            needed = 0
+            if device in sizes and device != devices[0]:
+                needed = ROW_BYTES * (1 + sizes[device])
+            used = observed["held" if device in sizes else "peak"][device]
+            if used > needed + SLACK:
+                what = "nothing new, except for the results"
+                if needed:
+                    what = f"{needed >> 10} KiB, for weights and rows"
                 return not_yet(
-                    f"{given} cuda:{device} needs {what}; you put {put >> 10} KiB there."
+                    f"{given} cuda:{device} needs {what}; you put {used >> 10} KiB there."
                 )
     return right("Values, gradients and memory are those of nn.DataParallel.")
 
 
-# 03.2: what each GPU takes at the peak of a step
+def _rows_on(seen: Plain) -> str:
+    return ", ".join(f"{plural(rows, 'row')} on {device}" for device, rows in seen) or "nothing"
+
+
+# 03.2: the memory of each GPU at the peak of a step
 
 
 UNIT = 4 << 20  # bytes
-CLOSE = 2 << 20  # a block of the allocator may be a little larger than what was asked for
+CLOSE = 2 << 20  # bytes by which a block of the allocator may be larger than the request
 
 
 def draw_peaks(generator: random.Random) -> Plain:
-    """In units, what each GPU holds before the step, those that the step makes there in turn (GPU 1 more), and the one that it keeps."""
+    """Draw for each GPU what it holds before the step, what the step makes there, and what stays.
+
+    `brief` lists tensors that the step makes and frees one after the other. The one that stays is
+    `kept`. All are in units of memory. GPU 1 gets more than GPU 0.
+    """
     highest, before = sorted(generator.sample(range(4, 9), k=2)), generator.sample(range(1, 9), k=2)
     gpus = [
         {"before": held, "brief": [generator.randint(1, 3), most], "kept": generator.randint(1, 3)}
@@ -212,12 +226,14 @@ def draw_peaks(generator: random.Random) -> Plain:
 
 
 def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
-    """What the answer says, and how often it ran the step. Each GPU held more once, so that an older peak is higher."""
-    held = [
-        _take(index, units)
-        for index, gpu in enumerate(inputs["gpus"])
-        for units in (32, gpu["before"])
-    ][1::2]
+    """Return the answer's result, and how often it ran the step.
+
+    Each GPU held more earlier, so that its peak before the step is higher than the step's.
+    """
+    held: list[torch.Tensor] = []
+    for index, gpu in enumerate(inputs["gpus"]):
+        _take(index, 32)
+        held.append(_take(index, gpu["before"]))
     kept: list[torch.Tensor] = []
 
     def step() -> None:
@@ -225,19 +241,16 @@ def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
             for units in gpu["brief"]:
                 _take(index, units)
             kept.append(_take(index, gpu["kept"]))
-            torch.ones(
-                1, device=f"cuda:{index}", requires_grad=True
-            ).sum().backward()  # a step trains: not under no_grad
+            # A step trains, so it fails under no_grad.
+            torch.ones(1, device=f"cuda:{index}", requires_grad=True).sum().backward()
 
     with torch.cuda.device(inputs["current"]):
         said = peaks(step, list(inputs["devices"]))
         now = torch.cuda.current_device()
-    told = (
-        [one_number(value) for value in said]
-        if isinstance(said, list | tuple)
-        else type(said).__name__
-    )
-    return {"said": told, "calls": len(kept) // len(held), "current": now}
+    result: Plain = type(said).__name__
+    if isinstance(said, list | tuple):
+        result = [one_number(value) for value in said]
+    return {"said": result, "calls": len(kept) // len(held), "current": now}
 
 
 def _take(index: int, units: int) -> torch.Tensor:
@@ -245,26 +258,28 @@ def _take(index: int, units: int) -> torch.Tensor:
 
 
 def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
-    if not isinstance(observed["said"], list):
-        return wrong_type(observed["said"], "a list of bytes")
+    said = observed["said"]
+    if not isinstance(said, list):
+        return wrong_type(said, "a list of bytes")
     if observed["calls"] != 1:
         return not_yet(f"expected step to run once; it ran {plural(observed['calls'], 'time')}.")
-    due, said = (
-        [max(inputs["gpus"][device]["brief"]) * UNIT for device in inputs["devices"]],
-        observed["said"],
-    )
-    if len(said) != len(due) or not all(
-        told is not None and abs(told - most) <= CLOSE for told, most in zip(said, due, strict=True)
-    ):
+    expected = [max(inputs["gpus"][device]["brief"]) * UNIT for device in inputs["devices"]]
+    if len(said) != len(expected) or not all(map(_is_close, said, expected)):
         return not_yet(
-            f"at the step's peak the GPUs {inputs['devices']} held {due} bytes more than before it; you say {observed['said']}. "
+            f"at the step's peak the GPUs {inputs['devices']} held {expected} bytes more than "
+            f"before it; you say {said}. "
             "Since when is a peak counted, and what was there already?"
         )
     if observed["current"] != inputs["current"]:
         return not_yet(
-            f"GPU {inputs['current']} was the current one before your function, and GPU {observed['current']} afterwards."
+            f"GPU {inputs['current']} was the current one before your function, and "
+            f"GPU {observed['current']} was the current one afterwards."
         )
     return right("What a GPU holds at its peak must fit, however briefly.")
+
+
+def _is_close(said: float | None, expected: int) -> bool:
+    return said is not None and abs(said - expected) <= CLOSE
 
 
 # 03.3: copies of a weight whose gradients come back
@@ -273,22 +288,17 @@ def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
 def draw_weights(generator: random.Random) -> Plain:
     cases = []
     for devices in ([0, 1], [1, 0], [1, 0, 1]):
-        values = [
-            generator.randint(-9, 9) + 2.0**-12 for _ in range(generator.randint(2, 5))
-        ]  # more than half precision holds
-        cases.append(
-            {
-                "devices": devices,
-                "values": values,
-                "factors": [generator.randint(1, 9) for _ in devices],
-            }
-        )
+        # The values have more digits than half precision can hold.
+        count = generator.randint(2, 5)
+        values = [generator.randint(-9, 9) + 2.0**-12 for _ in range(count)]
+        factors = [generator.randint(1, 9) for _ in devices]
+        cases.append({"devices": devices, "values": values, "factors": factors})
     generator.shuffle(cases)
     return cases
 
 
 def observe_weights(copies: Any, cases: Plain) -> Plain:
-    """The copies, and the weight's gradient when each copy is used with a factor of its own."""
+    """Return the copies, and the weight's gradient after each copy was used with its own factor."""
     observations: list[Plain] = []
     for case in cases:
         first = f"cuda:{case['devices'][0]}"
@@ -322,77 +332,72 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
             )
         found = [copy.get("device", copy["type"]) for copy in observed["copies"]]
         if found != devices:
-            return not_yet(f"the copies belong on {', '.join(devices)}; yours: {', '.join(found)}.")
-        same = {
-            "dtype": "torch.float32",
-            "shape": [len(case["values"]), 1],
-            "values": case["values"],
-        }
+            return not_yet(f"expected copies on {', '.join(devices)}, got {', '.join(found)}.")
+        same = {"dtype": "torch.float32", "shape": [len(case["values"]), 1]}
+        same["values"] = case["values"]
         if any(copy | same != copy for copy in observed["copies"]):
+            return not_yet("a copy differs from the weight in its values, its shape or its dtype.")
+        total = sum(case["factors"])
+        if observed["gradient"] != [float(total)] * len(case["values"]):
             return not_yet(
-                "a copy has other values than the weight, another shape or another dtype."
+                f"each copy was used once, with the factors {case['factors']}, so the weight's "
+                f"gradient is {total} everywhere. Yours is {observed['gradient']}. "
+                "Which ways to copy does autograd follow?"
             )
-        if observed["gradient"] != [float(sum(case["factors"]))] * len(case["values"]):
-            return not_yet(
-                f"each copy was used once, with the factors {case['factors']}, so the weight's gradient is {sum(case['factors'])} "
-                f"everywhere. Yours is {observed['gradient']}. Which ways to copy does autograd follow?"
-            )
-    return right("The backward of a broadcast is a sum.")
+    return right("The backward pass of a broadcast is a sum.")
 
 
 # 03.4: parts of chosen sizes
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """Rows for the GPUs in either order, fewest for the first, no two alike; once four parts, the first empty; once from the host."""
+    """Draw how many rows of a batch each GPU gets. The first part has the fewest rows.
+
+    The GPUs come in either order, and no two parts have the same size. One batch has four parts,
+    the first of which is empty. One batch is on the host.
+    """
     cases = []
     for devices, source, least in (
         ([0, 1], "cuda:0", 1),
         ([1, 0, 1, 0], "cuda:1", 0),
         ([1, 0], "cpu", 1),
     ):
-        first = least and generator.randint(1, 3)
-        rows = [
-            first,
-            *(first + more for more in generator.sample(range(1, 5), k=len(devices) - 1)),
-        ]
+        first = 0
+        if least:
+            first = generator.randint(least, 3)
+        more = generator.sample(range(1, 5), k=len(devices) - 1)
+        rows = [first, *(first + count for count in more)]
         cases.append({"devices": devices, "source": source, "rows": rows})
     generator.shuffle(cases)
     return cases
 
 
 def observe_parts(scatter_rows: Any, cases: Plain) -> Plain:
-    """For each case the parts by device and rows, the bytes that each GPU took at most, and the gradient that comes back to the batch."""
+    """Return for each case the parts, the peak of each GPU in bytes, and the batch's gradient."""
     observations = []
     for case in cases:
         count = sum(case["rows"])
-        x = (
-            torch.arange(float(count), device=case["source"])[:, None]
-            .repeat(1, WIDTH)
-            .requires_grad_()
-        )
+        column = torch.arange(float(count), device=case["source"])[:, None]
+        x = column.repeat(1, WIDTH).requires_grad_()
         before = _allocated()
-        with during(
-            f"a batch on {case['source']}, device_ids={case['devices']} and rows={case['rows']}"
-        ):
+        given = f"a batch on {case['source']}, device_ids={case['devices']} and rows={case['rows']}"
+        with during(given):
             parts = scatter_rows(x, list(case["devices"]), list(case["rows"]))
         observed: dict[str, Plain] = {"type": type(parts).__name__, "peak": _above(before)}
-        if isinstance(parts, list | tuple) and all(
+        are_tensors = isinstance(parts, list | tuple) and all(
             isinstance(part, torch.Tensor) for part in parts
-        ):
+        )
+        if are_tensors:
             observed["parts"] = [
                 [str(part.device), list(part.shape), str(part.dtype), part.detach()[:, -1].tolist()]
                 for part in parts
                 if part.dim() == 2
             ]
-            if len(parts) == len(observed["parts"]) and any(part.requires_grad for part in parts):
-                torch.autograd.backward(
-                    [
-                        (index + 1) * part.sum()
-                        for index, part in enumerate(parts)
-                        if part.requires_grad
-                    ]
-                )
+            used = [
+                (index + 1) * part.sum() for index, part in enumerate(parts) if part.requires_grad
+            ]
+            if used and len(parts) == len(observed["parts"]):
+                torch.autograd.backward(used)
             observed["gradient"] = None if x.grad is None else x.grad[:, 0].tolist()
         observations.append(observed)
         del x, parts
@@ -405,43 +410,36 @@ def judge_parts(observations: Plain, cases: Plain) -> Verdict:
         given = f"of a batch on {case['source']}, with device_ids={devices} and rows={rows},"
         if "parts" not in observed:
             return wrong_type(observed["type"], "a list of tensors")
-        due, start = [], 0
-        for device, count in zip(devices, rows, strict=True):
-            due.append(
-                [
-                    f"cuda:{device}",
-                    [count, WIDTH],
-                    "torch.float32",
-                    [float(row) for row in range(start, start + count)],
-                ]
-            )
-            start += count
-        if observed["parts"] != due:
-            found, asked = (
-                ", ".join(f"{shape[0]} on {device}" for device, shape, *_ in told)
-                for told in (observed["parts"], due)
-            )
-            other = f". Yours are {found or 'none'}"
+        expected: Plain = []
+        gradient: list[float] = []
+        for index, (device, count) in enumerate(zip(devices, rows, strict=True)):
+            values = [float(row) for row in range(len(gradient), len(gradient) + count)]
+            expected.append([f"cuda:{device}", [count, WIDTH], "torch.float32", values])
+            gradient += [float(index + 1)] * count
+        if observed["parts"] != expected:
+            asked, found = _parts_text(expected), _parts_text(observed["parts"])
+            got = f"Yours are {found}"
             if found == asked:
-                other = ". Yours have other values, another order or another dtype"
-            return not_yet(f"{given} expected parts with these rows: {asked}{other}.")
-        if observed["gradient"] != [
-            float(index + 1) for index, count in enumerate(rows) for _ in range(count)
-        ]:
-            return not_yet(f"{given} the gradients of the parts do not come back to it.")
-        for device, put in enumerate(observed["peak"]):
-            own = ROW_BYTES * sum(
-                count for other, count in zip(devices, rows, strict=True) if other == device
-            )
-            if put > own + SLACK:
+                got = "Yours have other values, another order or another dtype"
+            return not_yet(f"{given} expected parts with these rows: {asked}. {got}.")
+        if observed["gradient"] != gradient:
+            return not_yet(f"{given} the gradients of the parts do not come back to the batch.")
+        for device, peak in enumerate(observed["peak"]):
+            own = sum(count for other, count in zip(devices, rows, strict=True) if other == device)
+            needed = ROW_BYTES * own
+            if peak > needed + SLACK:
                 hint = "Copy only the rows that belong on a GPU, and straight to that GPU."
-                if put >= sum(rows) * ROW_BYTES:
+                if peak >= sum(rows) * ROW_BYTES:
                     hint = "Was the whole batch there? What does a view keep?"
                 return not_yet(
-                    f"{given} cuda:{device} needs at most {own >> 10} KiB, for its own rows. "
-                    f"Your function took {put >> 10} KiB there. {hint}"
+                    f"{given} cuda:{device} needs at most {needed >> 10} KiB, for its own rows. "
+                    f"Your function took {peak >> 10} KiB there. {hint}"
                 )
     return right("Each GPU holds its own rows, and no others.")
+
+
+def _parts_text(parts: Plain) -> str:
+    return ", ".join(f"{shape[0]} on {device}" for device, shape, *_ in parts) or "none"
 
 
 # 03.5: the loss is computed where the outputs are
@@ -450,7 +448,10 @@ CLASSES = 1 << 10
 
 
 def draw_losses(generator: random.Random) -> Plain:
-    """A batch that two GPUs cannot share evenly; `shift` makes the outputs of this try: above all targets, so that no gradient cancels."""
+    """Draw the targets of a batch that two GPUs cannot share evenly, and the model's weight.
+
+    The weight, `shift`, is above all targets modulo 7, so that no gradient cancels another.
+    """
     rows = generator.choice([9, 11, 13])
     return {
         "targets": [generator.randrange(CLASSES) for _ in range(rows)],
@@ -459,7 +460,7 @@ def draw_losses(generator: random.Random) -> Plain:
 
 
 class Wide(nn.Module):
-    """Two numbers a row in, CLASSES numbers a row out: (the first number × weight) in each."""
+    """Model with two input numbers and CLASSES outputs, each of which is first number × weight."""
 
     def __init__(self, weight: float) -> None:
         super().__init__()
@@ -470,7 +471,7 @@ class Wide(nn.Module):
 
 
 def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
-    """What DataParallel around the answer gathers, and the gradient of the loss that follows."""
+    """Return what DataParallel around the answer's module gathers, and the gradient of its loss."""
     devices, where = [1, 0], []
     model = Wide(float(inputs["shift"])).cuda(devices[0])
 
@@ -486,12 +487,12 @@ def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
         return {"type": type(module).__name__}
     with during("a batch on cuda:1, without DataParallel around your module"):
         alone = module(x, targets)
-    shapes = (
-        [_shape(value) for value in alone] if isinstance(alone, list | tuple) else [_shape(alone)]
-    )
+    outputs = alone if isinstance(alone, list | tuple) else [alone]
+    shapes = [_shape(value) for value in outputs]
     if shapes != [[1], [1]]:
         return {"type": "other", "shapes": shapes}
-    if elsewhere := [str(value.device) for value in alone if value.device != x.device]:
+    elsewhere = [str(value.device) for value in alone if value.device != x.device]
+    if elsewhere:
         return {"type": "elsewhere", "on": elsewhere[0], "due": str(x.device)}
     where.clear()
     with during("a batch, with DataParallel around your module"):
@@ -500,13 +501,8 @@ def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
     if loss.requires_grad:
         loss.backward()
     gradient = None if model.weight.grad is None else model.weight.grad.sum().item()
-    return {
-        "type": "losses",
-        "losses": losses.tolist(),
-        "rows": rows.tolist(),
-        "gradient": gradient,
-        "where": sorted(set(where)),
-    }
+    gathered = {"losses": losses.tolist(), "rows": rows.tolist()}
+    return {"type": "losses", **gathered, "gradient": gradient, "where": sorted(set(where))}
 
 
 def _shape(value: Any) -> list[int] | str:
@@ -516,32 +512,36 @@ def _shape(value: Any) -> list[int] | str:
 def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] == "elsewhere":
         return not_yet(
-            f"for a batch on {observed['due']}, one of the two tensors is on {observed['on']}. It belongs where the rows are."
+            f"for a batch on {observed['due']}, one of the two tensors is on {observed['on']}. "
+            "It belongs where the rows are."
         )
     if observed["type"] not in ("other", "losses"):
-        return not_yet(f"your function returned {observed['type']}, not an nn.Module.")
+        return not_yet(f"expected an nn.Module, and your function returned {observed['type']}.")
     if observed["type"] == "other":
         got = ", ".join(
             f"a tensor of shape {shape}" if isinstance(shape, list) else shape
             for shape in observed["shapes"]
         )
         return not_yet(
-            "expected forward to return two tensors of one element each, both of shape [1]: the sum of the "
-            f"losses and the number of rows. It returned {got}. (gather joins along dimension 0.)"
+            "expected forward to return two tensors of one element each, both of shape [1]: "
+            f"the sum of the losses and the number of rows. It returned {got}. "
+            "(gather joins along dimension 0.)"
         )
     targets, shift = [target % 7 for target in inputs["targets"]], inputs["shift"]
     sizes = chunks(len(targets), 2)
     if observed["where"] != ["cuda:0", "cuda:1"]:
         return not_yet(
-            f"each GPU should compute the loss of its own rows; the criterion ran on {', '.join(observed['where']) or 'none'}."
+            "each GPU should compute the loss of its own rows; the criterion ran on "
+            f"{', '.join(observed['where']) or 'none'}."
         )
     parts = [targets[: sizes[0]], targets[sizes[0] :]]
     if observed["rows"] != sizes:
         return not_yet(f"the two GPUs have {sizes} rows; your module says {observed['rows']}.")
-    due = [sum((shift - target) ** 2 for target in part) for part in parts]
-    if not near(observed["losses"], due, 1e-3, 1e-3):
+    sums = [sum((shift - target) ** 2 for target in part) for part in parts]
+    if not near(observed["losses"], sums, 1e-3, 1e-3):
         return not_yet(
-            f"the sums of the rows' losses are {due}; yours are {observed['losses']}. The criterion gives their mean."
+            f"the sums of the rows' losses are {sums}; yours are {observed['losses']}. "
+            "What does the criterion return for several rows?"
         )
     slope = sum(2 * (shift - target) for target in targets) / len(targets)
     if observed["gradient"] is None:
@@ -551,9 +551,10 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
         )
     if not near(observed["gradient"], slope, 1e-3, 1e-3):
         return not_yet(
-            f"the weights' gradient adds up to {observed['gradient']}, not to {slope:.4g}. Does it come back through your module?"
+            f"the weights' gradient adds up to {slope:.4g}; yours adds up to "
+            f"{observed['gradient']}. Does it come back through your module?"
         )
-    return right("Two numbers from each GPU travel; the outputs stay where they are.")
+    return right("Each GPU sends two numbers. The outputs stay where they are.")
 
 
 CHECKS = [

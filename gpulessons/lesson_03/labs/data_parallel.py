@@ -1,4 +1,4 @@
-"""The gain of nn.DataParallel: seconds of a training step of a small and of a large network, by the number of GPUs."""
+"""Measure and draw how much faster nn.DataParallel makes a training step on several GPUs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
@@ -28,8 +28,8 @@ from labkit.labs.panel import ExperimentPanel
 from labkit.labs.predictions import compared_as_factor, stays_open
 from labkit.labs.timing import host_seconds
 
-MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch
-ASKED = "large"  # the model of which learners predict
+MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # (width in neurons, rows of a batch)
+ASKED = "large"  # the model for which learners predict
 GPUS = (1, 2, 4)
 LAYERS = 8
 LARGEST = 1 << 16
@@ -39,47 +39,45 @@ COLUMNS = {"gpus": "GPUs", "model": "", "width": "neurons", "batch": "rows", "se
 def data_parallel_step(
     gpus: Sequence[int] = GPUS, models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3
 ) -> Run:
-    """Seconds of one training step of each of the `models` under `nn.DataParallel`, on each number of `gpus`.
+    """Measure the seconds of a training step under `nn.DataParallel`, by model and number of GPUs.
 
-    A model is given as (width, batch): eight linear layers of that width with ReLU between them, on a batch of so many rows, which
-    lies on the first GPU. A step is forward, backward and SGD; the median of `repeats`, after two that do not count. On one GPU,
-    DataParallel calls the model itself. Virtual GPUs compute no values meanwhile: only memory, order and time are asked for.
+    A model is given as (width, batch): eight linear layers of that width, each with ReLU, and the
+    rows of the batch, which is on the first GPU. A step is forward pass, backward pass and SGD. Its
+    seconds are the median of `repeats` steps after two warm-up steps. On one GPU, DataParallel
+    calls the model itself. Virtual GPUs do not compute values here, only memory, order and time.
 
-    Raises ValueError for more GPUs than are in use, and for models outside 1 to 65536, RuntimeError when no GPU is in use.
+    Raises ValueError for more GPUs than are in use and for sizes outside 1 to 65536, and
+    RuntimeError when no GPU is in use.
     """
     name = badge()
     gpus = checked_sizes("gpus", gpus, machine.in_use().count)
     repeats = checked_count("repeats", repeats)
     if not models:
-        raise ValueError("models={}: give at least one model as name: (width, batch)")
+        raise ValueError("expected at least one model as name: (width, batch), got models={}")
     sizes = {model: _checked_model(model, size) for model, size in models.items()}
     parameters = {"gpus": gpus, "models": sizes, "repeats": repeats}
-    return Run(
-        "data_parallel_step",
-        parameters,
-        COLUMNS,
-        name,
-        len(gpus) * len(sizes),
-        _points(gpus, sizes, repeats),
-    )
+    points = len(gpus) * len(sizes)
+    rows = _points(gpus, sizes, repeats)
+    return Run("data_parallel_step", parameters, COLUMNS, name, points, rows)
 
 
 def parallel_gain(result: Result, model: str) -> dict[int, float]:
-    """How many times faster the model's step is than on one GPU, by the number of GPUs; less than 1 where it is slower."""
+    """Return the speed-up of the model's step over one GPU, by the number of GPUs.
+
+    A speed-up below 1 means that the step is slower than on one GPU.
+    """
     seconds = result.by("gpus", "seconds", model=model)
-    return {
-        gpus: seconds[1] / value for gpus, value in seconds.items() if gpus > 1 and 1 in seconds
-    }
+    if 1 not in seconds:
+        return {}
+    return {gpus: seconds[1] / value for gpus, value in seconds.items() if gpus > 1}
 
 
 def _checked_model(model: str, size: Sequence[int]) -> list[int]:
-    if (
-        not isinstance(size, list | tuple)
-        or len(size) != 2
-        or not all(type(n) is int and 1 <= n <= LARGEST for n in size)
-    ):
+    is_pair = isinstance(size, list | tuple) and len(size) == 2
+    if not is_pair or not all(type(n) is int and 1 <= n <= LARGEST for n in size):
         raise ValueError(
-            f"model {model!r} has the size {size!r}: give its width and batch, whole numbers from 1 to {LARGEST}"
+            f"expected (width, batch) with whole numbers from 1 to {LARGEST} for model {model!r}, "
+            f"got {size!r}"
         )
     return list(size)
 
@@ -91,13 +89,8 @@ def _points(
         for count in gpus:
             with machine.in_use().without_values():
                 seconds = _step_seconds(width, batch, count, repeats)
-            yield {
-                "gpus": count,
-                "model": model,
-                "width": width,
-                "batch": batch,
-                "seconds": seconds,
-            }
+            sizes = {"width": width, "batch": batch}
+            yield {"gpus": count, "model": model, **sizes, "seconds": seconds}
 
 
 def _step_seconds(width: int, batch: int, gpus: int, repeats: int) -> float:
@@ -106,7 +99,7 @@ def _step_seconds(width: int, batch: int, gpus: int, repeats: int) -> float:
 
 
 def _prepared(width: int, batch: int, gpus: int) -> Callable[[], None]:
-    """A training step that has run twice: the first loads libraries, and both fill caches."""
+    """Return a training step that has run twice, because the first steps load and fill caches."""
     parallel = nn.DataParallel(linear_layers(LAYERS, width, "cuda:0"), device_ids=list(range(gpus)))
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
     inputs = torch.ones(batch, width, device="cuda:0")
@@ -132,9 +125,10 @@ COLOURS = (BLUE, VERMILLION)
 def plot_data_parallel_step(
     result: Result, recorded: Result | None = None, prediction: float | None = None
 ) -> Figure:
-    """How many times as fast as on one GPU a training step is, by the number of GPUs, a line for each model (two at most).
+    """Draw the speed-up of a training step over one GPU, by the number of GPUs.
 
-    `prediction` says how many times faster than on one GPU the last model's step is on the most GPUs.
+    There is a line for each model, two at most. `prediction` is the speed-up that the learner
+    predicts for the last model on the most GPUs.
     """
     models = list(result.parameters["models"])
     canvas, axes = new_canvas(_finding(result, models))
@@ -143,7 +137,8 @@ def plot_data_parallel_step(
     labels: list[tuple] = [(most, 1, "one GPU", BLACK)]
     for source, dashes in sources(result, recorded):
         for model, colour in zip(models, COLOURS, strict=False):
-            if gain := parallel_gain(source, model):
+            gain = parallel_gain(source, model)
+            if gain:
                 label = model if source is result else f"{model}, recorded"
                 labels += add_line(axes, [1, *gain], [1, *gain.values()], colour, dashes, label)
     sentence = _predicted(axes, result, models[-1], prediction)
@@ -155,10 +150,11 @@ def plot_data_parallel_step(
 
 
 def _finding(result: Result, models: list[str]) -> str:
-    gains = {model: gain for model in models if (gain := parallel_gain(result, model))}
-    if not gains:
+    gains = {model: parallel_gain(result, model) for model in models}
+    counts = [gpus for gain in gains.values() for gpus in gain]
+    if not counts:
         return "Not measured yet: a model on one GPU and on several"
-    most = max(max(gain) for gain in gains.values())
+    most = max(counts)
     parts = [
         f"the {model} model {_compared(gain[most])}"
         for model, gain in gains.items()
@@ -170,32 +166,28 @@ def _finding(result: Result, models: list[str]) -> str:
 def _compared(gain: float) -> str:
     if 1 / SAME < gain < SAME:
         return "as fast as on one"
-    return f"{gain:.1f} times faster" if gain > 1 else f"{1 / gain:.1f} times slower"
+    if gain > 1:
+        return f"{gain:.1f} times faster"
+    return f"{1 / gain:.1f} times slower"
 
 
 def _predicted(axes: Axes, result: Result, model: str, prediction: float | None) -> str:
-    """Draw the predicted speed-up of the model on the most GPUs as a hollow marker, and say it."""
+    """Draw the predicted speed-up as a hollow marker; return a sentence about it."""
     most = max(result.parameters["gpus"])
     if prediction is None or not result.column("seconds", model=model, gpus=1):
         return ""
     axes.plot([most], [prediction], marker="s", **hollow(VERMILLION))
-    axes.annotate(
-        f"predicted: {prediction:g} times",
-        (most, prediction),
-        (-11, 0),
-        **BESIDE,
-        ha="right",
-        color=darker(VERMILLION),
-    )
+    style: Any = {**BESIDE, "ha": "right", "color": darker(VERMILLION)}
+    axes.annotate(f"predicted: {prediction:g} times", (most, prediction), (-11, 0), **style)
     return f"Predicted for the {model} model on {most} GPUs: {prediction:g} times faster."
 
 
 def _proof(result: Result) -> str:
     parts = []
     for model in dict.fromkeys(result.column("model")):
+        seconds = result.by("gpus", "seconds", model=model)
         times = ", ".join(
-            f"{units.time_text(value)} on {count}"
-            for count, value in result.by("gpus", "seconds", model=model).items()
+            f"{units.time_text(value)} on {count}" for count, value in seconds.items()
         )
         parts.append(f"a step of the {model} model takes {times}")
     return f"{'; '.join(parts)}."
@@ -204,27 +196,28 @@ def _proof(result: Result) -> str:
 # The widget
 
 
-GOOD = 1.25  # a prediction within this factor is called good
+GOOD = 1.25  # A prediction within this factor is called good.
 
 
 class DataParallelLab(ExperimentPanel):
-    """Predict how many times faster a training step is under `nn.DataParallel` on four GPUs.
+    """Lab in which learners predict and measure the speed-up of `nn.DataParallel` on four GPUs.
 
-    The step is that of the large model. Then measure.
+    The step is that of the large model.
     """
 
     unit = "times"
 
     question = (
-        "{} linear layers, {} neurons wide, a batch of {} rows: how many times faster is a training step on {} GPUs than on one? "
-        "(0.5 means twice as slow.)"
+        "{} linear layers, {} neurons wide, a batch of {} rows: how many times faster is a "
+        "training step on {} GPUs than on one? (0.5 means twice as slow.)"
     ).format(LAYERS, *MODELS[ASKED], GPUS[-1])
 
     def experiment(self) -> Run:
         return data_parallel_step()
 
     def point(self, row: dict[str, Any]) -> str:
-        return f"{row['model']} model on {row['gpus']} GPU{'s' * (row['gpus'] > 1)}: {units.time_text(row['seconds'])}"
+        gpus = "1 GPU" if row["gpus"] == 1 else f"{row['gpus']} GPUs"
+        return f"{row['model']} model on {gpus}: {units.time_text(row['seconds'])}"
 
     def draw(self, result: Result, prediction: float | None) -> Figure:
         return plot_data_parallel_step(result, result.recorded(), prediction)
@@ -233,5 +226,8 @@ class DataParallelLab(ExperimentPanel):
         gain = parallel_gain(result, ASKED).get(GPUS[-1])
         if gain is None:
             return stays_open(f"The {ASKED} model was not measured on {GPUS[-1]} GPUs", prediction)
-        was = f"The step was {gain:.2g} times as fast on {GPUS[-1]} GPUs; you predicted {prediction:g}"
+        was = (
+            f"The step was {gain:.2g} times as fast on {GPUS[-1]} GPUs; "
+            f"you predicted {prediction:g}"
+        )
         return compared_as_factor(was, prediction, gain, GOOD)

@@ -1,4 +1,4 @@
-"""The judges of lesson 03 on observations written by hand: they see what the notebook's wrong answers leave unsaid."""
+"""Test the checks of lesson 03 with observations written by hand."""
 
 import random
 import re
@@ -66,20 +66,11 @@ def test_an_answer_is_tried_on_as_many_gpus_as_there_are(answer, said):
 
 
 CASE = {"weight": 2}
-RESULT = {
-    "type": "Tensor",
-    "device": "cuda:1",
-    "shape": [3, 1],
-    "values": [6 * WIDTH, 8 * WIDTH, 10 * WIDTH],
-}
-GIVEN = {"devices": [1, 0], "values": [3, 4, 5]}
-GOOD = GIVEN | {
-    "result": RESULT,
-    "seen": [["cuda:0", 1], ["cuda:1", 2]],
-    "gradient": 12,
-    "batch": [2, 2, 2],
-    "held": [2 * ROW_BYTES, 0],
-}
+RESULT = {"type": "Tensor", "device": "cuda:1", "shape": [3, 1]}
+RESULT["values"] = [6 * WIDTH, 8 * WIDTH, 10 * WIDTH]
+GOOD = {"devices": [1, 0], "values": [3, 4, 5], "result": RESULT}
+GOOD |= {"seen": [["cuda:0", 1], ["cuda:1", 2]], "held": [2 * ROW_BYTES, 0]}
+GOOD |= {"gradient": 12, "batch": [2, 2, 2]}
 
 
 @pytest.mark.parametrize(
@@ -87,16 +78,13 @@ GOOD = GIVEN | {
     [
         ({}, None),
         ({"result": {"type": "list"}}, "What puts the outputs together"),
-        ({"result": RESULT | {"device": "cuda:0"}}, "on the first of the devices"),
-        ({"result": RESULT | {"values": [0.0] * 3}}, "not what the module itself gives"),
+        ({"result": RESULT | {"device": "cuda:0"}}, "the first of the devices"),
+        ({"result": RESULT | {"values": [0.0] * 3}}, "differs from the module's own output"),
         ({"seen": [["cuda:1", 3]]}, "it saw 3 rows on cuda:1"),
         ({"seen": []}, "it saw nothing"),
-        ({"gradient": 7}, "is 7, not 12"),
+        ({"gradient": 7}, "expected 12 as the gradient of the module's weight, got 7"),
         ({"batch": None}, "the gradient of the batch"),
-        (
-            {"held": [4 * ROW_BYTES, 0]},
-            "needs 512 KiB, for weights and rows; you put 1024 KiB there",
-        ),
+        ({"held": [4 * ROW_BYTES, 0]}, "needs 512 KiB, for weights and rows; you put 1024 KiB"),
     ],
 )
 def test_a_batch_is_judged_by_values_places_gradient_and_memory(change, hint):
@@ -106,62 +94,36 @@ def test_a_batch_is_judged_by_values_places_gradient_and_memory(change, hint):
 
 
 def test_peaks_are_those_above_what_was_there():
-    inputs = {"current": 0, "devices": [0, 1]}
-    inputs |= {
-        "gpus": [
-            {"before": 3, "brief": [5, 2], "kept": 1},
-            {"before": 1, "brief": [7, 3], "kept": 2},
-        ]
-    }
-    observed = {"calls": 1, "current": 0}
-    assert judge_peaks(observed | {"said": [5 * UNIT, 7 * UNIT + 512]}, inputs).passed
+    first = {"before": 3, "brief": [5, 2], "kept": 1}
+    second = {"before": 1, "brief": [7, 3], "kept": 2}
+    inputs = {"current": 0, "devices": [0, 1], "gpus": [first, second]}
+
+    def judged(said, inputs=inputs, calls=1, current=0):
+        return judge_peaks({"said": said, "calls": calls, "current": current}, inputs)
+
+    assert judged([5 * UNIT, 7 * UNIT + 512]).passed
+    assert judged([7 * UNIT, 5 * UNIT], inputs | {"devices": [1, 0]}).passed
     for said in ([8 * UNIT, 8 * UNIT], [5 * UNIT], [None, 7 * UNIT], [7 * UNIT, 5 * UNIT]):
-        assert (
-            "Since when is a peak counted" in judge_peaks(observed | {"said": said}, inputs).message
-        )
-    assert judge_peaks(
-        observed | {"said": [7 * UNIT, 5 * UNIT]}, inputs | {"devices": [1, 0]}
-    ).passed
-    assert (
-        "GPU 1 afterwards"
-        in judge_peaks(observed | {"said": [5 * UNIT, 7 * UNIT], "current": 1}, inputs).message
-    )
-    assert (
-        "it ran 2 times" in judge_peaks({"said": [5 * UNIT, 7 * UNIT], "calls": 2}, inputs).message
-    )
+        assert "Since when is a peak counted" in judged(said).message
+    right = [5 * UNIT, 7 * UNIT]
+    assert "GPU 1 was the current one afterwards" in judged(right, current=1).message
+    assert "it ran 2 times" in judged(right, calls=2).message
 
 
 def test_copies_are_judged_by_device_values_and_gradient():
     case = {"devices": [0, 1], "values": [3, 4], "factors": [2, 5]}
-    made = [
-        {
-            "type": "Tensor",
-            "device": f"cuda:{i}",
-            "dtype": "torch.float32",
-            "shape": [2, 1],
-            "values": [3, 4],
-        }
-        for i in (0, 1)
-    ]
-    good = {"copies": made, "gradient": [7.0, 7.0]}
-    assert judge_weights([good], [case]).passed
-    assert "Yours is [2.0, 2.0]" in judge_weights([good | {"gradient": [2.0, 2.0]}], [case]).message
-    assert (
-        "other values"
-        in judge_weights(
-            [good | {"copies": [made[0], made[1] | {"values": [3, 5]}]}], [case]
-        ).message
-    )
-    assert (
-        "another dtype"
-        in judge_weights(
-            [good | {"copies": [made[0], made[1] | {"dtype": "torch.float64"}]}], [case]
-        ).message
-    )
-    assert (
-        "yours: cuda:0, int"
-        in judge_weights([good | {"copies": [made[0], {"type": "int"}]}], [case]).message
-    )
+    copy = {"type": "Tensor", "dtype": "torch.float32", "shape": [2, 1], "values": [3, 4]}
+    first, second = copy | {"device": "cuda:0"}, copy | {"device": "cuda:1"}
+
+    def judged(second, gradient=(7.0, 7.0)):
+        observed = {"copies": [first, second], "gradient": list(gradient)}
+        return judge_weights([observed], [case])
+
+    assert judged(second).passed
+    assert "Yours is [2.0, 2.0]" in judged(second, [2.0, 2.0]).message
+    assert "differs from the weight in its values" in judged(second | {"values": [3, 5]}).message
+    assert "its dtype" in judged(second | {"dtype": "torch.float64"}).message
+    assert "expected copies on cuda:0, cuda:1, got cuda:0, int" in judged({"type": "int"}).message
 
 
 def test_parts_are_judged_by_rows_gradient_and_memory():
@@ -171,22 +133,20 @@ def test_parts_are_judged_by_rows_gradient_and_memory():
         ["cuda:0", [2, WIDTH], "torch.float32", [1.0, 2.0]],
     ]
     good = {"type": "list", "parts": parts, "gradient": [1.0, 2.0, 2.0], "peak": [2 * ROW_BYTES, 0]}
-    assert judge_parts([good], [case]).passed
-    assert (
-        "1 on cuda:1, 2 on cuda:0. Yours are 2 on cuda:0"
-        in judge_parts([good | {"parts": parts[1:]}], [case]).message
-    )
-    assert "do not come back" in judge_parts([good | {"gradient": None}], [case]).message
-    assert (
-        "cuda:0 needs at most 512 KiB"
-        in judge_parts([good | {"peak": [3 * ROW_BYTES, 0]}], [case]).message
-    )
-    assert judge_parts([good | {"peak": [2 * ROW_BYTES, ROW_BYTES]}], [case]).passed
-    other = judge_parts([good | {"peak": [2 * ROW_BYTES, 2 * ROW_BYTES]}], [case]).message
+
+    def judged(**change):
+        return judge_parts([good | change], [case])
+
+    assert judged().passed
+    assert "1 on cuda:1, 2 on cuda:0. Yours are 2 on cuda:0" in judged(parts=parts[1:]).message
+    assert "do not come back" in judged(gradient=None).message
+    assert "cuda:0 needs at most 512 KiB" in judged(peak=[3 * ROW_BYTES, 0]).message
+    assert judged(peak=[2 * ROW_BYTES, ROW_BYTES]).passed
+    other = judged(peak=[2 * ROW_BYTES, 2 * ROW_BYTES]).message
     assert "cuda:1 needs at most 256 KiB" in other and "view" not in other
 
 
-def test_tensors_that_are_elsewhere_are_told():
+def test_tensors_on_another_device_are_reported():
     verdict = judge_losses({"type": "elsewhere", "on": "cuda:0", "due": "cuda:1"}, {})
     assert "for a batch on cuda:1, one of the two tensors is on cuda:0" in verdict.message
 
@@ -195,23 +155,22 @@ def test_tensors_that_are_elsewhere_are_told():
     ("change", "hint"),
     [
         ({}, None),
-        ({"losses": [2.5, 9.0]}, "criterion gives their mean"),
+        ({"losses": [2.5, 9.0]}, "What does the criterion return"),
         ({"rows": [3, 0]}, "two GPUs have [2, 1] rows"),
         ({"where": ["cuda:0"]}, "ran on cuda:0."),
         ({"gradient": None}, "get no gradient"),
-        ({"gradient": 1.0}, "not to 4."),
+        ({"gradient": 1.0}, "adds up to 4; yours adds up to 1.0"),
     ],
 )
 def test_losses_are_judged_by_sums_rows_and_gradient(change, hint):
-    """Outputs 4, targets 3, 2 and 8 % 7 = 1: squares 1 + 4 on the first GPU, 9 on the second; slope 2 × (1 + 2 + 3) / 3 = 4."""
+    """Judge losses for the outputs 4 and the targets 3, 2 and 8 % 7 = 1.
+
+    The sums of squares are 1 + 4 on the first GPU and 9 on the second. The gradient is
+    2 × (1 + 2 + 3) / 3 = 4.
+    """
     inputs = {"targets": [3, 2, 8], "shift": 4}
-    observed = {
-        "type": "losses",
-        "losses": [5.0, 9.0],
-        "rows": [2, 1],
-        "gradient": 4.0,
-        "where": ["cuda:0", "cuda:1"],
-    } | change
-    verdict = judge_losses(observed, inputs)
+    observed = {"type": "losses", "losses": [5.0, 9.0], "rows": [2, 1], "gradient": 4.0}
+    observed["where"] = ["cuda:0", "cuda:1"]
+    verdict = judge_losses(observed | change, inputs)
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
