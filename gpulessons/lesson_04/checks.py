@@ -30,9 +30,10 @@ CYCLES = 1_000_000  # of a GPU's clock, about half a millisecond, which is much 
 
 
 class Log(list):
-    """Calls of all layers, also of copies of the layers: index, weight's device, batch's device, rows.
+    """List of the calls of all layers and of their copies.
 
-    `weights` has the weight that each layer used last.
+    A call is [index of the layer, device of the weight, device of the batch, rows]. `weights` has
+    the weight that each layer used last.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,7 @@ class Log(list):
         return self
 
     def gradients(self, layers: int) -> list[float | None]:
+        """Return the gradient of each layer's weight, or None if there is none."""
         found: list[float | None] = []
         for index in range(layers):
             weight = self.weights.get(index)
@@ -73,7 +75,10 @@ class Scale(nn.Module):
 
 
 class Busy(torch.autograd.Function):
-    """Return the input after `cycles` of work. The backward pass does the same with the gradient."""
+    """Return the input after `cycles` of work.
+
+    The backward pass does the same with the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cycles: int) -> torch.Tensor:
@@ -103,14 +108,8 @@ def draw_cuts(generator: random.Random) -> Plain:
     for device in generator.sample(["cpu", "cuda:0", "cuda:1"], k=3):
         weights = [generator.randint(2, 4) for _ in range(generator.randint(4, 5))]
         values = [2 * generator.randint(1024, 2047) + 1 for _ in range(generator.randint(2, 4))]
-        cases.append(
-            {
-                "device": device,
-                "weights": weights,
-                "values": values,
-                "cut": generator.randint(1, len(weights) - 1),
-            }
-        )
+        cut = generator.randint(1, len(weights) - 1)
+        cases.append({"device": device, "weights": weights, "values": values, "cut": cut})
     cases[0]["cut"], cases[1]["cut"] = 1, len(cases[1]["weights"]) - 1  # neither is the middle
     generator.shuffle(cases)
     return cases
@@ -122,9 +121,8 @@ def observe_cuts(in_two: Any, cases: Plain) -> Plain:
     for case in cases:
         log = Log()
         layers = [Scale(weight, index, log) for index, weight in enumerate(case["weights"])]
-        x = torch.tensor(
-            [float(value) for value in case["values"]], device=case["device"], requires_grad=True
-        )
+        values = [float(value) for value in case["values"]]
+        x = torch.tensor(values, device=case["device"], requires_grad=True)
         with during(f"{len(layers)} layers, cut={case['cut']}, a batch on {case['device']}"):
             module = in_two(nn.Sequential(*layers), case["cut"])
             if not isinstance(module, nn.Module):
@@ -135,79 +133,69 @@ def observe_cuts(in_two: Any, cases: Plain) -> Plain:
         if isinstance(y, torch.Tensor) and y.requires_grad:
             y.sum().backward()
         gradients = [*log.gradients(len(layers)), None if x.grad is None else x.grad[0].item()]
-        observations.append(
-            {
-                "type": "Module",
-                "lie": lie,
-                "ran": list(log),
-                "result": describe(y),
-                "gradients": gradients,
-            }
-        )
+        observed = {"type": "Module", "lie": lie, "ran": list(log), "result": describe(y)}
+        observations.append(observed | {"gradients": gradients})
     return observations
 
 
 def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         if observed["type"] != "Module":
-            return not_yet(f"your function returned {observed['type']}, not an nn.Module.")
+            return not_yet(f"expected an nn.Module, and your function returned {observed['type']}.")
         weights, values, cut = case["weights"], case["values"], case["cut"]
         given = f"with {len(weights)} layers, cut={cut} and a batch on {case['device']}"
-        due = ["cuda:0"] * cut + ["cuda:1"] * (len(weights) - cut)
+        devices = ["cuda:0"] * cut + ["cuda:1"] * (len(weights) - cut)
         if len(observed["lie"]) != len(weights):
             return not_yet(
-                f"your module has {len(observed['lie'])} parameters, the model {len(weights)}. An optimizer would miss some."
+                f"the model has {len(weights)} parameters, and your module has "
+                f"{len(observed['lie'])}. An optimizer would miss some."
             )
-        ran = [[index, device, device, len(values)] for index, device in enumerate(due)]
-        if observed["lie"] != due:
+        if observed["lie"] != devices:
             return not_yet(
-                f"{given} the layers belong on {', '.join(due)}. Your module has layers on {', '.join(observed['lie'])}."
+                f"{given} expected layers on {', '.join(devices)}. "
+                f"Your module has layers on {', '.join(observed['lie'])}."
             )
-        if observed["ran"] != ran:
+        if observed["ran"] != [
+            [i, device, device, len(values)] for i, device in enumerate(devices)
+        ]:
             saw = "; ".join(
                 f"layer {index} on {lies} saw {plural(rows, 'row')} on {at}"
                 for index, lies, at, rows in observed["ran"]
             )
             return not_yet(
-                f"{given} each layer should see the whole batch once, on its own GPU, in this order: "
-                f"{', '.join(due)}. But {saw or 'no layer ran'}."
+                f"{given} each layer should see the whole batch once, on its own GPU, "
+                f"in this order: {', '.join(devices)}. But {saw or 'no layer ran'}."
             )
         result, factor = observed["result"], prod(weights)
-        if result.get("device") != "cuda:1":
-            if result["type"] != "Tensor":
-                return not_yet(f"{given} your module returned {result['type']}, not a tensor.")
+        if result["type"] != "Tensor":
+            return not_yet(f"{given} expected a tensor, and your module returned {result['type']}.")
+        if result["device"] != "cuda:1":
             return not_yet(
                 f"{given} the result is on {result['device']}. Expected it to stay on cuda:1."
             )
         if result["values"] != [factor * value for value in values]:
-            return not_yet(f"{given} the result is not what the model itself gives.")
-        if observed["gradients"] != [
-            *(sum(values) * factor / weight for weight in weights),
-            factor,
-        ]:
+            return not_yet(f"{given} the result differs from the model's own output.")
+        gradients = [sum(values) * factor / weight for weight in weights]
+        if observed["gradients"] != [*gradients, factor]:
             return not_yet(
-                f"{given} the gradients of layers and batch are {observed['gradients']}. Is each copy part of autograd's graph?"
+                f"{given} the gradients of layers and batch are {observed['gradients']}. "
+                "Is each copy part of autograd's graph?"
             )
     return right("Two GPUs, one model, one graph.")
 
 
-# 04.2: the seconds of a forward pass through stages that are not equal
+# 04.2: the seconds of a forward pass through unequal stages
 
 
 def draw_stages(generator: random.Random) -> Plain:
     """Draw equal stages, one stage alone, one micro-batch, and the slowest stage at each place."""
-    cases: list[Plain] = [
-        [
-            [generator.randint(1, 35) / 4 for _ in range(generator.randint(2, 6))],
-            generator.randint(2, 12),
-        ]
-        for _ in range(4)
-    ]
+    cases: list[Plain] = []
+    for _ in range(4):
+        seconds = [generator.randint(1, 35) / 4 for _ in range(generator.randint(2, 6))]
+        cases.append([seconds, generator.randint(2, 12)])
     cases += [
         [[3] * generator.randint(2, 5), generator.randint(2, 9)],
         [[generator.randint(1, 9)], generator.randint(2, 9)],
-    ]
-    cases += [
         [[generator.randint(1, 9) for _ in range(3)], 1],
         [[1.5, 2.75, 8], 4],
         [[9, 2, 1.25], 5],
@@ -231,15 +219,16 @@ def judge_seconds(answers: Plain, cases: Plain) -> Verdict:
     for answer, (stages, count) in zip(answers, cases, strict=True):
         if isinstance(answer, str):
             return wrong_type(answer, "a number")
-        due = sum(stages) + (count - 1) * max(stages)
-        if not abs(answer - due) <= 1e-6 * due:  # so that nan fails
+        seconds = sum(stages) + (count - 1) * max(stages)
+        if not abs(answer - seconds) <= 1e-6 * seconds:  # so that nan fails
             return not_yet(
-                f"with stage_seconds={stages} and micro_batches={count}, the forward pass takes {due} s. You say {answer:g} s. Draw it."
+                f"with stage_seconds={stages} and micro_batches={count}, the forward pass takes "
+                f"{seconds} s. You say {answer:g} s. Draw it."
             )
-    return right("All wait for the slowest.")
+    return right("All stages wait for the slowest.")
 
 
-# 04.3: a step with micro-batches: the values of one batch, in the time that the formula allows
+# 04.3: a training step with micro-batches: the values of one batch, in the time of the formula
 
 WIDTH = 1 << 19  # numbers in a row: a copy through the host takes long enough to show
 ALLOWED = 1.07  # times as long as `compute_first`; an unneeded wait costs more
@@ -262,30 +251,26 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
         Scale(weight, index, log, 4 * CYCLES).cuda(index)
         for index, weight in enumerate(inputs["weights"])
     )
-    x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None].repeat(
-        1, WIDTH
-    )
+    column = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None]
+    x = column.repeat(1, WIDTH)
     with during(f"{len(x)} rows, splits={splits}"):
         loss = step(first, second, x, splits)
-        told = {
-            "loss": loss.item()
-            if isinstance(loss, torch.Tensor) and loss.numel() == 1
-            else type(loss).__name__,
-            "gradients": log.gradients(2),
-            "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
-        }
-        tries = (
-            1 if machine.in_use().virtual else 6
-        )  # the fastest counts, because the first on a real GPU is slow
-        sides = [
-            [host_seconds(partial(run, first, second, x, splits), gpus=2) for run in (step, _known)]
-            for _ in range(tries)
-        ]
-    return told | {"seconds": [min(side) for side in zip(*sides, strict=True)]}
+        observed: dict[str, Plain] = {"loss": type(loss).__name__}
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            observed["loss"] = loss.item()
+        observed["gradients"] = log.gradients(2)
+        observed["seen"] = [[device for at, _, device, _ in log if at == i] for i in range(2)]
+        # The fastest try counts, because the first on a real GPU is slow.
+        tries = 1 if machine.in_use().virtual else 6
+        seconds: list[list[float]] = [[], []]
+        for _ in range(tries):
+            for times, run in zip(seconds, (step, _known), strict=True):
+                times.append(host_seconds(partial(run, first, second, x, splits), gpus=2))
+    return observed | {"seconds": [min(times) for times in seconds]}
 
 
 def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) -> None:
-    """Do the step as the lesson's `compute_first` does it."""
+    """Run the step as the lesson's `compute_first` does."""
     outputs = [second(first(part).to("cuda:1")) for part in x.chunk(splits)]
     torch.cat(outputs).square().mean().backward()
 
@@ -293,42 +278,46 @@ def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) ->
 def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
     values, (a, b), splits = inputs["values"], inputs["weights"], inputs["splits"]
     squares = sum(value * value for value in values) / len(values)
-    loss, due = observed["loss"], squares * (a * b) ** 2
+    loss, expected = observed["loss"], squares * (a * b) ** 2
     if isinstance(loss, str):
         return not_yet(
             f"your function returned {loss}. Expected the loss as a tensor of one element."
         )
-    count = -(-len(values) // -(-len(values) // splits))
+    size = -(-len(values) // splits)
+    count = -(-len(values) // size)
     if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
         ran = " and ".join(str(len(seen)) for seen in observed["seen"])
         return not_yet(
-            f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU. They saw {ran}."
+            f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches "
+            f"on its GPU. They saw {ran}."
         )
-    if not near(loss, due, 1e-3, 1e-3):
-        size = -(-len(values) // splits)
+    if not near(loss, expected, 1e-3, 1e-3):
         parts = [values[start : start + size] for start in range(0, len(values), size)]
         means = [sum(value * value for value in part) / len(part) * (a * b) ** 2 for part in parts]
         hint = "It is the mean of the squares of all outputs."
         if near(loss, sum(means) / len(means), 1e-3, 1e-3) or near(loss, sum(means), 1e-3, 1e-3):
-            hint = "The micro-batches have different sizes, so the mean of their means is another number."
-        return not_yet(f"the loss of the batch {values} is {due:g}. Yours is {loss:g}. {hint}")
-    for found, gradient in zip(
-        observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True
-    ):
+            hint = (
+                "The micro-batches have different sizes, so the mean of their means is another "
+                "number."
+            )
+        return not_yet(f"the loss of the batch {values} is {expected:g}. Yours is {loss:g}. {hint}")
+    gradients = 2 * squares * a * b * b, 2 * squares * a * a * b
+    for found, gradient in zip(observed["gradients"], gradients, strict=True):
         if found is None:
             return not_yet(
-                f"a gradient is None. For the whole batch it is {gradient:g}. Does a backward pass run, "
-                "and is the copy between the halves part of the graph?"
+                f"a gradient is None. For the whole batch it is {gradient:g}. "
+                "Does a backward pass run, and is the copy between the halves part of the graph?"
             )
         if not near(found, gradient, 1e-3, 1e-3):
             return not_yet(
-                f"a gradient is {found:g}. For the whole batch it is {gradient:g}. Does one backward pass run, from the mean over all rows?"
+                f"a gradient is {found:g}. For the whole batch it is {gradient:g}. "
+                "Does one backward pass run, from the mean over all rows?"
             )
     answer, known = observed["seconds"]
     if not answer <= ALLOWED * known:
         return not_yet(
-            f"the values are right, but {count} micro-batches take {answer / known:.2f} times as long as they need. "
-            "What is launched between a copy and the second half that needs it? "
+            f"the values are right, but {count} micro-batches take {answer / known:.2f} times as "
+            "long as they need. What is launched between a copy and the second half that needs it? "
             "When does the backward pass begin? Does Python wait for a GPU?"
         )
     return right(
@@ -346,20 +335,16 @@ def draw_layers(generator: random.Random) -> Plain:
 
     Such rules are a fixed number, the middle, and the first cut beyond or before half of the time.
     """
+    halves = partial(_fastest, 2, 0), partial(_fastest, 1, 1)
+    rules: list[Callable[[Sequence[float]], int]] = [_beyond_half, _before_half, _middle, *halves]
+    rules += [partial(_always, cut) for cut in range(1, 8)]
     while True:
         cases = [
             [generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)
         ]
+        # A very slow layer makes the first cut the best one, or the last one, or any.
         for case, place in zip(cases, (0, -1, generator.randrange(4)), strict=False):
-            case[place] = generator.randint(30, 60)  # the first cut is best, the last one, and any
-        rules: list[Callable[[Sequence[float]], int]] = [
-            _beyond_half,
-            _before_half,
-            lambda layers: len(layers) // 2,
-        ]
-        rules += [lambda layers: min(range(2, len(layers)), key=partial(_slower, layers))]
-        rules += [lambda layers: min(range(1, len(layers) - 1), key=partial(_slower, layers))]
-        rules += [partial(_always, cut) for cut in range(1, 8)]
+            case[place] = generator.randint(30, 60)
         if all(any(_share(case, rule(case)) > TOLERANCE for case in cases) for rule in rules):
             return cases
 
@@ -374,7 +359,17 @@ def _best(layers: Sequence[float]) -> float:
 
 
 def _share(layers: Sequence[float], cut: int) -> float:
+    """Return how many times as slow as the best cut this cut is."""
     return _slower(layers, cut) / _best(layers)
+
+
+def _fastest(first: int, left_out: int, layers: Sequence[float]) -> int:
+    """Return the best cut from `first` on, without the last `left_out` cuts."""
+    return min(range(first, len(layers) - left_out), key=partial(_slower, layers))
+
+
+def _middle(layers: Sequence[float]) -> int:
+    return len(layers) // 2
 
 
 def _always(cut: int, layers: Sequence[float]) -> int:
@@ -382,25 +377,24 @@ def _always(cut: int, layers: Sequence[float]) -> int:
 
 
 def _beyond_half(layers: Sequence[float]) -> int:
-    return next(
-        (cut for cut in range(1, len(layers)) if 2 * sum(layers[:cut]) >= sum(layers)),
-        len(layers) - 1,
-    )
+    cuts = [cut for cut in range(1, len(layers)) if 2 * sum(layers[:cut]) >= sum(layers)]
+    return min(cuts, default=len(layers) - 1)
 
 
 def _before_half(layers: Sequence[float]) -> int:
-    return max(
-        (cut for cut in range(1, len(layers)) if 2 * sum(layers[:cut]) <= sum(layers)), default=1
-    )
+    cuts = [cut for cut in range(1, len(layers)) if 2 * sum(layers[:cut]) <= sum(layers)]
+    return max(cuts, default=1)
 
 
 class OneMore(Scale):
-    """Layer that needs the rows of the layer before it, and returns one row more."""
+    """Layer that needs the rows of the layer before it, and returns one more row."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) != (due := self.index + 1):
+        expected = self.index + 1
+        if len(x) != expected:
             raise RuntimeError(
-                f"layer {self.index} takes {due} rows, what the layer before it gives, not {len(x)}"
+                f"layer {self.index} takes the {plural(expected, 'row')} that the layer before "
+                f"it returns, but got {len(x)}"
             )
         return torch.cat([super().forward(x), x[:1]])
 
@@ -411,14 +405,14 @@ def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
     with torch.cuda.device("cuda:0"):
         x = torch.ones(1, device="cuda:0")
         for case in cases:
-            layers = nn.Sequential(
-                *[OneMore(1, index, Log(), 5 * units * CYCLES) for index, units in enumerate(case)]
-            ).cuda()
-            layers(x)  # once before, as kernels are loaded at their first use
+            layers = [OneMore(1, index, Log(), 5 * n * CYCLES) for index, n in enumerate(case)]
+            model = nn.Sequential(*layers).cuda()
+            model(x)  # The first call loads kernels.
             torch.cuda.synchronize()
             with during(f"{len(case)} layers"):
-                answer = one_number(given := best_cut(layers, x))
-            answers.append(answer if isinstance(answer, int) else type(given).__name__)
+                cut = best_cut(model, x)
+                answer = one_number(cut)
+            answers.append(answer if isinstance(answer, int) else type(cut).__name__)
             torch.cuda.synchronize()
     return answers
 
@@ -433,8 +427,9 @@ def judge_best_cuts(answers: Plain, cases: Plain) -> Verdict:
             )
         if _share(layers, answer) > TOLERANCE:
             return not_yet(
-                f"the layers take {', '.join(map(str, layers))} units of time. With {plural(answer, 'layer')} in the first half, "
-                f"the slower half takes {_slower(layers, answer)} units. Another cut makes it {_best(layers)}. "
+                f"the layers take {', '.join(map(str, layers))} units of time. With "
+                f"{plural(answer, 'layer')} in the first half, the slower half takes "
+                f"{_slower(layers, answer)} units. Another cut makes it {_best(layers)}. "
                 "What did you measure, and was the GPU done?"
             )
     return right("The slower half is as fast as it can be.")
@@ -481,26 +476,30 @@ def judge_orders(observations: Plain, cases: Plain) -> Verdict:
                 return wrong_type(actions, "a list")
             if sorted(actions) != every:
                 return not_yet(
-                    f"{of}: expected F1 to F{count} and B1 to B{count}, each once. Your list has {', '.join(actions) or 'nothing'}."
+                    f"{of}: expected F1 to F{count} and B1 to B{count}, each once. "
+                    f"Your list has {', '.join(actions) or 'nothing'}."
                 )
             kept, most = _most_kept(actions), stages - stage
             if kept > most:
                 return not_yet(
-                    f"{of}: {kept} micro-batches wait for their backward pass at once. The stage should keep at most {most}."
+                    f"{of}: {kept} micro-batches wait for their backward pass at once. "
+                    f"The stage should keep at most {most}."
                 )
         orders = [[(WORK[action[0]], int(action[1:])) for action in actions] for actions in lists]
         try:
             took = finish(orders)
         except ValueError as error:
             return not_yet(f"{stages} stages, {count} micro-batches: {error}.")
-        due = finish([order(ONE_F_ONE_B, stage, stages, count) for stage in range(stages)])
-        if took > due:
+        pipeline = [order(ONE_F_ONE_B, stage, stages, count) for stage in range(stages)]
+        expected = finish(pipeline)
+        if took > expected:
             return not_yet(
-                f"{stages} stages, {count} micro-batches: if a forward pass takes 1 s and a backward pass 2 s, "
-                f"your order ends after {took} s. Expected {due} s."
+                f"{stages} stages, {count} micro-batches: if a forward pass takes 1 s and a "
+                f"backward pass 2 s, your order ends after {took} s. Expected {expected} s."
             )
     return right(
-        "The time of GPipe, and at most as many micro-batches kept as there are stages to come."
+        "It takes as long as GPipe, and a stage keeps at most one micro-batch for each stage "
+        "from itself on."
     )
 
 
@@ -520,16 +519,14 @@ def finish(orders: Sequence[Sequence[tuple[str, int]]]) -> int:
     last, free = len(orders) - 1, [0] * len(orders)
     ends: dict[tuple[int, str, int], int] = {}
     for stage, work, index in launches(orders):
-        before = (
-            (stage - 1, work, index)
-            if work == FORWARD
-            else (stage + 1, work, index)
-            if stage < last
-            else (stage, FORWARD, index)
-        )
-        ends[stage, work, index] = free[stage] = (
-            max(free[stage], ends.get(before, 0)) + SECONDS[work]
-        )
+        if work == FORWARD:
+            before = (stage - 1, FORWARD, index)
+        elif stage < last:
+            before = (stage + 1, BACKWARD, index)
+        else:
+            before = (stage, FORWARD, index)
+        end = max(free[stage], ends.get(before, 0)) + SECONDS[work]
+        ends[stage, work, index] = free[stage] = end
     return max(free)
 
 

@@ -32,16 +32,9 @@ from labkit.labs.predictions import stays_open
 
 WIDTH, BATCH = 4096, 16384
 LARGEST = 1 << 16
-WARM_UP = 1  # steps that do not count
-COLUMNS = {
-    "schedule": "",
-    "stage": "",
-    "work": "",
-    "micro_batch": "",
-    "start": "seconds",
-    "seconds": "seconds",
-    "peak": "bytes",
-}
+WARM_UP = 1  # steps before the one that is measured
+COLUMNS = {"schedule": "", "stage": "", "work": "", "micro_batch": ""}
+COLUMNS |= {"start": "seconds", "seconds": "seconds", "peak": "bytes"}
 
 
 def pipeline_step(
@@ -52,7 +45,7 @@ def pipeline_step(
     width: int = WIDTH,
     batch: int = BATCH,
 ) -> Run:
-    """Run one training step of a pipeline under each of the `schedules`, and note when each stage works.
+    """Run a training step of a pipeline under each of the `schedules`; note when each stage works.
 
     `layers` has the number of linear layers of each stage. Each layer has ReLU, and stage i is on
     GPU i. The batch is split into `micro_batches`, except under the schedule "one batch". Tensors
@@ -68,13 +61,11 @@ def pipeline_step(
     """
     name = badge()
     there = machine.in_use().count
-    if (
-        not isinstance(layers, list | tuple)
-        or not 1 <= len(layers) <= there
-        or not all(type(n) is int and 1 <= n <= 64 for n in layers)
-    ):
+    is_list = isinstance(layers, list | tuple) and 1 <= len(layers) <= there
+    if not is_list or not all(type(n) is int and 1 <= n <= 64 for n in layers):
         raise ValueError(
-            f"layers={layers!r}: give the number of layers, 1 to 64, of each of 1 to {there} stages, as there are GPUs in use"
+            f"layers={layers!r}: give the number of layers, 1 to 64, of each of 1 to {there} "
+            "stages, because there are that many GPUs in use"
         )
     if isinstance(schedules, str) or not schedules or not set(schedules) <= set(SCHEDULES):
         raise ValueError(
@@ -85,8 +76,10 @@ def pipeline_step(
             raise ValueError(f"{parameter}={value}: give at most {LARGEST}")
     if checked_count("micro_batches", micro_batches) > batch:
         raise ValueError(
-            f"micro_batches={micro_batches}: a batch of {batch} rows cannot be cut into more than {batch}"
+            f"micro_batches={micro_batches}: a batch of {batch} rows cannot be cut into more than "
+            f"{batch}"
         )
+    rows = _points(list(layers), micro_batches, list(schedules), link, width, batch)
     parameters = {
         "schedules": list(schedules),
         "layers": "+".join(map(str, layers)),
@@ -95,17 +88,10 @@ def pipeline_step(
         "width": width,
         "batch": batch,
     }
-    total = sum(
-        2 * len(layers) * (1 if schedule == ONE_BATCH else micro_batches) for schedule in schedules
-    )
-    return Run(
-        "pipeline_step",
-        parameters,
-        COLUMNS,
-        name,
-        total,
-        _points(list(layers), micro_batches, list(schedules), link, width, batch),
-    )
+    total = 0
+    for schedule in schedules:
+        total += 2 * len(layers) * (1 if schedule == ONE_BATCH else micro_batches)
+    return Run("pipeline_step", parameters, COLUMNS, name, total, rows)
 
 
 def waiting_share(result: Result, schedule: str) -> float | None:
@@ -142,19 +128,19 @@ def _points(
     layers: list[int], micro_batches: int, schedules: list[str], link: int, width: int, batch: int
 ) -> Iterator[Row]:
     for schedule in schedules:
+        count = 1 if schedule == ONE_BATCH else micro_batches
         with machine.in_use().without_values():
-            rows = _step(
-                layers, 1 if schedule == ONE_BATCH else micro_batches, schedule, link, width, batch
-            )
+            rows = _step(layers, count, schedule, link, width, batch)
         yield from rows
 
 
 def _step(
     layers: list[int], micro_batches: int, schedule: str, link: int, width: int, batch: int
 ) -> list[Row]:
-    pipe = Pipe(
-        [linear_layers(count, width, f"cuda:{index}") for index, count in enumerate(layers)], link
-    )
+    parts: list[nn.Module] = [
+        linear_layers(count, width, f"cuda:{index}") for index, count in enumerate(layers)
+    ]
+    pipe = Pipe(parts, link)
     inputs = torch.ones(batch, width, device="cuda:0")
     for _ in range(WARM_UP):
         pipe.step(inputs, micro_batches, schedule)
@@ -163,18 +149,10 @@ def _step(
         torch.cuda.reset_peak_memory_stats(index)
     work = pipe.step(inputs, micro_batches, schedule)
     took = [torch.cuda.max_memory_allocated(index) - held[index] for index in range(len(layers))]
-    rows = [
-        {
-            "schedule": schedule,
-            "stage": stage,
-            "work": what,
-            "micro_batch": index,
-            "start": start,
-            "seconds": seconds,
-            "peak": took[stage],
-        }
-        for stage, what, index, start, seconds in work
-    ]
+    rows = []
+    for stage, what, index, start, seconds in work:
+        row = {"schedule": schedule, "stage": stage, "work": what, "micro_batch": index}
+        rows.append(row | {"start": start, "seconds": seconds, "peak": took[stage]})
     return sorted(rows, key=lambda row: (row["start"], row["stage"]))
 
 
@@ -199,40 +177,31 @@ class Pipe:
         """
         count = len(self.stages)
         self.parts = inputs.chunk(micro_batches)
-        self.sent: dict[
-            tuple[int, str, int], tuple[torch.Tensor, torch.cuda.Event]
-        ] = {}  # to a stage, for a pass
-        self.kept: dict[
-            tuple[int, int], tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # input and output, for the backward pass
+        # What was sent to a stage for a pass, by (stage, work, micro-batch).
+        self.sent: dict[tuple[int, str, int], tuple[torch.Tensor, torch.cuda.Event]] = {}
+        # The input and the output of a stage for the backward pass, by (stage, micro-batch).
+        self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         for index in range(count):
             torch.cuda.synchronize(index)
         begun = [mark(index) for index in range(count)]
         timed = []
-        for stage, work, index in launches(
-            [order(schedule, stage, count, len(self.parts)) for stage in range(count)]
-        ):
+        orders = [order(schedule, stage, count, len(self.parts)) for stage in range(count)]
+        for stage, work, index in launches(orders):
             arrived = self._receive(stage, work, index)
             before = mark(stage)
-            result = (
-                self._forward(stage, index, arrived)
-                if work == FORWARD
-                else self._backward(stage, index, arrived)
-            )
+            if work == FORWARD:
+                result: torch.Tensor | None = self._forward(stage, index, arrived)
+            else:
+                result = self._backward(stage, index, arrived)
             timed.append((stage, work, index, before, mark(stage)))
             self._send(stage, work, index, result)
         for index in range(count):
             torch.cuda.synchronize(index)
-        return [
-            (
-                stage,
-                work,
-                index,
-                begun[stage].elapsed_time(before) * MILLISECOND,
-                before.elapsed_time(after) * MILLISECOND,
-            )
-            for stage, work, index, before, after in timed
-        ]
+        passes = []
+        for stage, work, index, before, after in timed:
+            start = begun[stage].elapsed_time(before) * MILLISECOND
+            passes.append((stage, work, index, start, before.elapsed_time(after) * MILLISECOND))
+        return passes
 
     def _forward(self, stage: int, index: int, arrived: torch.Tensor | None) -> torch.Tensor:
         entered = (self.parts[index].detach() if arrived is None else arrived).requires_grad_()
@@ -260,7 +229,7 @@ class Pipe:
             copy = torch.empty_like(tensor, device=f"cuda:{neighbour}")
             for _ in range(self.link):
                 copy.copy_(tensor, non_blocking=True)
-        tensor.record_stream(leaves)  # its memory must not be used again before it was sent
+        tensor.record_stream(leaves)  # Its memory must not be used again before it is sent.
         copy.record_stream(torch.cuda.current_stream(neighbour))
         self.sent[neighbour, work, index] = copy, arrives.record_event()
 
@@ -301,22 +270,21 @@ def plot_pipeline_step(
     sentence = _predicted_end(panels[-1], result, prediction)
     add_legend(canvas, split=any(result.column("micro_batch")))
     shown = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
-    waits = (
-        ""
-        if recorded is None
-        else f"{recorded.badge}: the GPUs wait {waits_in_words(_shares(recorded))}."
-    )
+    waits = ""
+    if recorded is not None:
+        waits = f"{recorded.badge}: the GPUs wait {waits_in_words(_shares(recorded))}."
     memory = memory_in_words({schedule: stage_peaks(result, schedule) for schedule in schedules})
     return badged(canvas, result.badge, memory, sentence, waits, shown=shown)
 
 
 def _shares(result: Result) -> dict[str, float]:
     """Return the waiting share of each schedule that was measured to its end."""
-    return {
-        schedule: share
-        for schedule in result.parameters["schedules"]
-        if (share := waiting_share(result, schedule)) is not None
-    }
+    shares = {}
+    for schedule in result.parameters["schedules"]:
+        share = waiting_share(result, schedule)
+        if share is not None:
+            shares[schedule] = share
+    return shares
 
 
 def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
@@ -324,12 +292,12 @@ def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
     name = schedule if count == 1 else f"{schedule}, {count} micro-batches"
     if len(result.parameters["schedules"]) == 1 and recorded is None:
         return name  # the figure's title says the rest
-    share, before = (
-        waiting_share(result, schedule),
-        None if recorded is None else waiting_share(recorded, schedule),
-    )
+    share = waiting_share(result, schedule)
+    before = None if recorded is None else waiting_share(recorded, schedule)
     waits = "not measured to its end" if share is None else f"GPUs wait {percent(share)}"
-    return f"{name}: {waits}" + ("" if before is None else f" (recorded: {percent(before)})")
+    if before is not None:
+        waits += f" (recorded: {percent(before)})"
+    return f"{name}: {waits}"
 
 
 def _end(result: Result, prediction: float | None) -> float:
@@ -343,26 +311,21 @@ def _predicted_seconds(result: Result, prediction: float | None) -> float | None
     schedule = result.parameters["schedules"][-1]
     if prediction is None or prediction >= 100 or not is_whole(result, schedule):
         return None
-    return sum(result.column("seconds", schedule=schedule)) / (
-        stages(result) * (1 - prediction / 100)
-    )
+    work = sum(result.column("seconds", schedule=schedule))
+    return work / (stages(result) * (1 - prediction / 100))
 
 
 def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
-    """Draw the predicted end of the last schedule as a hollow marker. Return a sentence about it."""
+    """Draw the predicted end of the last schedule as a hollow marker; return a sentence on it."""
     seconds = _predicted_seconds(result, prediction)
     if seconds is None:
         return ""
-    axes.set_ylim(axes.get_ylim()[0], -1.1)  # room above the bars
+    axes.set_ylim(axes.get_ylim()[0], -1.1)  # for the marker above the bars
     axes.plot([seconds], [ABOVE], marker="s", clip_on=False, zorder=4, **hollow(BLACK))
     side = "right" if seconds > axes.get_xlim()[1] / 2 else "left"
-    axes.annotate(
-        f"predicted: {prediction:g}%",
-        (seconds, ABOVE),
-        (-11 if side == "right" else 11, 0),
-        **BESIDE,
-        ha=side,
-    )
+    style: Any = {**BESIDE, "ha": side}
+    offset = (-11 if side == "right" else 11, 0)
+    axes.annotate(f"predicted: {prediction:g}%", (seconds, ABOVE), offset, **style)
     return f"Predicted for {result.parameters['schedules'][-1]}: the GPUs wait {prediction:g}%."
 
 
@@ -372,7 +335,7 @@ def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 LINKS = {"as it is": 1, "4 times slower": 4, "16 times slower": 16, "64 times slower": 64}
 LAYERS = 2  # of each stage
-GOOD = 5.0  # percent: a prediction this close is called good
+GOOD = 5.0  # A prediction within this many percentage points is called good.
 
 
 class PipelineLab(ExperimentPanel):
@@ -384,7 +347,10 @@ class PipelineLab(ExperimentPanel):
     Raises ValueError for a schedule or a number of micro-batches that cannot be chosen.
     """
 
-    question = "Under the last schedule that is switched on, for how many percent of the step does a GPU wait, on average?"
+    question = (
+        "Under the last schedule that is switched on, for how many percent of the step does a GPU "
+        "wait, on average?"
+    )
     unit = "%"
     zero_is_possible = True
 
@@ -414,7 +380,8 @@ class PipelineLab(ExperimentPanel):
         )
 
     def point(self, row: dict[str, Any]) -> str:
-        return f"{row['schedule']}, {row['work']} of micro-batch {row['micro_batch'] + 1} on cuda:{row['stage']}"
+        micro_batch, gpu = row["micro_batch"] + 1, f"cuda:{row['stage']}"
+        return f"{row['schedule']}, {row['work']} of micro-batch {micro_batch} on {gpu}"
 
     def draw(self, result: Result, prediction: float | None) -> Figure:
         return plot_pipeline_step(result, result.recorded(), prediction)
@@ -425,16 +392,22 @@ class PipelineLab(ExperimentPanel):
         if share is None:
             return stays_open(f"{schedule} was not measured to its end", prediction, unit="%")
         percent = 100 * share
-        told = f"With {schedule} the GPUs wait {percent:.0f}% of the step; you predicted {prediction:g}%"
-        off = prediction - percent
-        told += (
-            ". A good prediction!"
-            if abs(off) <= GOOD
-            else f", {abs(off):.0f} too {'high' if off > 0 else 'low'}."
+        told = (
+            f"With {schedule} the GPUs wait {percent:.0f}% of the step; "
+            f"you predicted {prediction:g}%"
         )
+        off = prediction - percent
+        if abs(off) <= GOOD:
+            told += ". A good prediction!"
+        elif off > 0:
+            told += f", {off:.0f} too high."
+        else:
+            told += f", {-off:.0f} too low."
         count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
         most = max(stage_peaks(result, schedule).values())
-        return f"{told} The formula says {100 * bubble(stages(result), count):.0f}%. At most {units.byte_text(most)} on a GPU."
+        formula = 100 * bubble(stages(result), count)
+        memory = f"At most {units.byte_text(most)} on a GPU."
+        return f"{told} The formula says {formula:.0f}%. {memory}"
 
     def predicted(self, text: str) -> float:
         number = super().predicted(text)
