@@ -87,7 +87,8 @@ def judge_requests(observed: Plain, sizes: Plain) -> Verdict:
             return wrong_type(answer, "a number of bytes")
         if asked:
             return not_yet(
-                "your function allocated GPU memory and measured it. Predict the result by calculation instead."
+                "your function allocated GPU memory and measured it. "
+                "Predict the result by calculation instead."
             )
         if answer != measured:
             reserved, said = sizes_alike(measured, answer)
@@ -98,7 +99,7 @@ def judge_requests(observed: Plain, sizes: Plain) -> Verdict:
 
 # 05.2: the largest free block
 
-CYCLES = 100_000_000  # for which a stream stays busy, longer than the answer takes
+CYCLES = 100_000_000  # keep a stream busy for longer than the answer takes
 
 
 def draw_holes(generator: random.Random) -> Plain:
@@ -107,11 +108,17 @@ def draw_holes(generator: random.Random) -> Plain:
     In a single layout, the first or the last free block may be the largest by chance.
     """
     sizes = [[generator.randint(10, 18) * 256 * KIB for _ in range(12)] for _ in range(4)]
-    used_is_larger = [generator.randint(*((14, 18), (10, 13))[index % 2]) for index in range(12)]
-    sizes.append([count * 256 * KIB for count in used_is_larger])
+    odd_are_larger = []
+    for index in range(12):
+        low, high = (10, 13) if index % 2 else (14, 18)
+        odd_are_larger.append(generator.randint(low, high) * 256 * KIB)
+    sizes.append(odd_are_larger)
     # The blocks of the last layout are small. They are in two segments.
-    small = [generator.randint(*((350, 370), (290, 310))[index % 2]) for index in range(12)]
-    sizes.append([count * KIB for count in small])
+    small = []
+    for index in range(12):
+        low, high = (290, 310) if index % 2 else (350, 370)
+        small.append(generator.randint(low, high) * KIB)
+    sizes.append(small)
     return {"sizes": sizes, "larger": generator.randint(30, 40) * MIB}
 
 
@@ -166,24 +173,26 @@ def _free(stream: torch.cuda.Stream) -> list[int]:
 def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
     for found in observed:
         answer, free = found["answer"], found["free"]
-        due = max(free, default=0)
+        expected = max(free, default=0)
         if isinstance(answer, str):
             return wrong_type(answer, "a number of bytes")
         if found["emptied"]:
             return not_yet(
-                "your function has returned free segments to the GPU. It should only look."
+                "your function returned free segments to the GPU. It should only look at them."
             )
-        if answer == due:
+        if answer == expected:
             continue
-        if not due:
+        if not expected:
             return not_yet(
-                f"the current stream has no free block, so expected 0. You returned {byte_text(answer)}. Which stream has such a block?"
+                "expected 0, because the current stream has no free block. "
+                f"You returned {byte_text(answer)}. Which stream has such a block?"
             )
-        largest_size, said = sizes_alike(due, answer)
+        largest_size, said = sizes_alike(expected, answer)
         largest = f"the largest free block of the current stream has {largest_size}"
         if answer == sum(free):
             return not_yet(
-                f"{largest}. You returned {said}, the sum of its free blocks. A request needs one block that is large enough."
+                f"{largest}. You returned {said}, the sum of its free blocks. "
+                "A request needs one block that is large enough."
             )
         return not_yet(
             f"{largest}. You returned {said}. Which blocks are free, and of which stream?"
@@ -192,7 +201,7 @@ def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
     return right(f"{blocks}, and the largest has {byte_text(max(free))}.")
 
 
-# 05.3: a few tensors that keep many segments
+# 05.3: a few tensors that pin many segments
 
 # Each tensor has a block of this size before it. The block is too small for another tensor. If one
 # tensor stays behind such a block, the segment has no place for all the others.
@@ -219,10 +228,12 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
     found = []
     for order, dtype in zip(inputs["orders"], inputs["dtypes"], strict=True):
         found.append(_scattered(compact, inputs["sizes"], inputs["values"], order, dtype))
-    return max(
-        found,
-        key=lambda each: (bool(each["difference"]), bool(each["elsewhere"]), each["after"]),
-    )
+    return max(found, key=_badness)
+
+
+def _badness(found: dict[str, Plain]) -> tuple[bool, bool, int]:
+    """Return a sort key for results of `_scattered`. The worst result has the largest key."""
+    return bool(found["difference"]), bool(found["elsewhere"]), found["after"]
 
 
 def _scattered(
@@ -238,7 +249,7 @@ def _scattered(
         for block, value in zip(kept, values, strict=True):
             block.fill_(value)
             block[-1, -1] = 255  # shows a block that was filled with its first number
-        due = [block.cpu() for block in kept]
+        expected = [block.cpu() for block in kept]
         del blocks, block
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved() - base
@@ -248,7 +259,7 @@ def _scattered(
         after = torch.cuda.memory_reserved() - base
         torch.cuda.empty_cache()
         least = torch.cuda.memory_reserved() - base
-        difference = first_difference(kept, due)
+        difference = first_difference(kept, expected)
         elsewhere = _elsewhere(kept)
         kept.clear()
     sizes_reserved = {"before": before, "after": after, "least": least}
@@ -297,7 +308,7 @@ def judge_scattered(observed: Plain, inputs: Plain) -> Verdict:
 # 05.4: a part that does not keep the whole
 
 
-DTYPES = {"bfloat16": 2, "float64": 8}  # bytes per number; Python's numbers become neither
+DTYPES = {"bfloat16": 2, "float64": 8}  # bytes per number. Neither is PyTorch's default.
 
 
 def draw_batches(generator: random.Random) -> Plain:
@@ -313,18 +324,18 @@ def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
     """Return what the answer gives, and the bytes that stay allocated without the batches."""
     columns, count, dtype = inputs["columns"], inputs["count"], getattr(torch, inputs["dtype"])
     before = _requested()
-    due = [
+    expected = [
         (torch.arange(rows * columns).remainder(1999) + rows).view(rows, columns).to(dtype)
         for rows in inputs["rows"]
     ]
-    batches = [batch.cuda() for batch in due]
+    batches = [batch.cuda() for batch in expected]
     with during(f"{len(batches)} batches and {count} rows"):
         kept = first_rows(batches, count)
     del batches
     held = _requested() - before
     if not isinstance(kept, list):
         return {"type": type(kept).__name__}
-    difference = first_difference(kept, [batch[:count] for batch in due])
+    difference = first_difference(kept, [batch[:count] for batch in expected])
     return {"type": "list", "held": held, "difference": difference, "elsewhere": _elsewhere(kept)}
 
 
@@ -368,18 +379,10 @@ def draw_work(generator: random.Random) -> Plain:
     In the first two, the rows are odd and must be halved several times. In the third, not even one
     row fits. In the fourth, the work fails for another reason.
     """
-    cases = [
-        {
-            "rows": 2 * generator.randint(10, 19) + 1,
-            "fits": generator.randint(5, 9),
-            "fails": False,
-        },
-        {
-            "rows": 2 * generator.randint(20, 29) + 1,
-            "fits": generator.randint(3, 5),
-            "fails": False,
-        },
-    ]
+    odd = 2 * generator.randint(10, 19) + 1
+    cases = [{"rows": odd, "fits": generator.randint(5, 9), "fails": False}]
+    odd = 2 * generator.randint(20, 29) + 1
+    cases.append({"rows": odd, "fits": generator.randint(3, 5), "fails": False})
     cases.append({"rows": generator.randint(3, 9), "fits": 0, "fails": False})
     cases.append({"rows": generator.randint(3, 9), "fits": 1, "fails": True})
     return cases
@@ -402,7 +405,7 @@ def observe_work(in_pieces: Any, cases: Plain) -> Plain:
     return observations
 
 
-UNFIT = "rows do not fit"  # the end of the error's message, which identifies it
+UNFIT = "rows do not fit"  # the end of the error's message, by which the check finds the error
 
 
 class UnrelatedError(RuntimeError):
@@ -450,7 +453,8 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         if case["fails"]:
             if raised is None or not raised.startswith("UnrelatedError") or len(sizes) > 1:
                 return not_yet(
-                    "`work` raised an error that is not about memory. Leave it to the caller, and do not try again."
+                    "`work` raised an error that is not about memory. "
+                    "Pass it on to the caller, and do not try again."
                 )
             continue
         if len(sizes) == 1:
@@ -464,19 +468,23 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
                 "still allocated. Inside `except`, the error holds its traceback, which holds the "
                 "variables of `work`."
             )
-        if odd := _not_halved(sizes, case):
+        wrong_size = _not_halved(sizes, case)
+        if wrong_size:
             return not_yet(
-                f"{rows} rows did not fit. Halve them, again and again. You tried {odd} of the {rows} rows."
+                f"{rows} rows did not fit. Halve them, again and again. "
+                f"You tried {wrong_size} of the {rows} rows."
             )
         if case["fits"] == 0:
             if raised is None or UNFIT not in raised:
                 return not_yet(
-                    f"not even one row fits, so raise the OutOfMemoryError of `work`. Your function ended with {ended}."
+                    "not even one row fits, so raise the OutOfMemoryError of `work`. "
+                    f"Your function ended with {ended}."
                 )
             continue
         if raised is not None:
             return not_yet(f"pieces of {case['fits']} rows fit, but your function raised {raised}.")
-        if wrong := _wrong_result(observed["result"], rows):
+        wrong = _wrong_result(observed["result"], rows)
+        if wrong:
             return not_yet(f"join the results of the pieces row by row, in order. {wrong}")
         if observed["result"]["device"] == "cpu":
             return not_yet(
@@ -485,7 +493,8 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         fitting = [size for size in sizes if size <= case["fits"]]
         if len(fitting) > 2 * (-(-rows // case["fits"])):
             return not_yet(
-                f"{case['fits']} of the {rows} rows fit at once. You used {len(fitting)} pieces. Halve only what does not fit."
+                f"{case['fits']} of the {rows} rows fit at once. "
+                f"You used {len(fitting)} pieces. Halve only what does not fit."
             )
     return right("Each batch that did not fit was halved until its pieces fit.")
 
@@ -497,14 +506,15 @@ def _not_halved(sizes: list[int], case: Plain) -> int:
     """
     rows = case["rows"]
     halves = {rows // 2, -(-rows // 2)}
-    halved = {
-        size
-        for power in range(1, rows.bit_length() + 1)
-        for size in (rows >> power, -(-rows >> power))
-    }
-    first = [size for size in sizes[1:2] if size not in halves]
-    later = [size for size in sizes[2:] if size > case["fits"] and size not in halved]
-    return (first + later + [0])[0]
+    halved = set()
+    for power in range(1, rows.bit_length() + 1):
+        halved |= {rows >> power, -(-rows >> power)}
+    if len(sizes) > 1 and sizes[1] not in halves:
+        return sizes[1]
+    for size in sizes[2:]:
+        if size > case["fits"] and size not in halved:
+            return size
+    return 0
 
 
 def _wrong_result(result: Plain, rows: int) -> str:
@@ -512,16 +522,18 @@ def _wrong_result(result: Plain, rows: int) -> str:
     if "shape" not in result:
         return f"You returned {result['type']}, not a tensor."
     if result["shape"] != [rows, RESULT_COLUMNS]:
-        expected = f"Expected a tensor of shape [{rows}, {RESULT_COLUMNS}], as `work` makes it"
-        return f"{expected}. Yours has shape {result['shape']}."
+        return (
+            f"Expected a tensor of shape [{rows}, {RESULT_COLUMNS}], as `work` makes it. "
+            f"Yours has shape {result['shape']}."
+        )
     if result["dtype"] != str(RESULT_DTYPE):
         return f"`work` returns {RESULT_DTYPE}, and you returned {result['dtype']}."
     starts = range(0, RESULT_COLUMNS * rows, RESULT_COLUMNS)
     found = [result["values"][start : start + RESULT_COLUMNS] for start in starts]
-    due = [_worked_row(row) for row in range(rows)]
-    if found == due:
+    expected = [_worked_row(row) for row in range(rows)]
+    if found == expected:
         return ""
-    if sorted(found) == due:
+    if sorted(found) == expected:
         return "Your result has the right rows in another order."
     return "Your result has the right shape, but other values."
 

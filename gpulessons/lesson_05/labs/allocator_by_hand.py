@@ -1,8 +1,12 @@
-"""The caching allocator by hand: allocate, free and empty the cache step by step, and see its segments and blocks after each."""
+"""The caching allocator by hand: allocate, free and empty the cache step by step.
+
+After each step, a figure shows the segments and blocks.
+"""
 
 from dataclasses import dataclass
 from math import isfinite
 from string import ascii_uppercase
+from typing import Any
 
 import ipywidgets as widgets
 import torch
@@ -22,6 +26,7 @@ from gputrace.figures.figure import (
     text_width,
 )
 from labkit import machine
+from labkit.checks.checking import plural
 from labkit.labs.experiment import badge
 from labkit.labs.figures import badged, in_style
 from labkit.labs.panel import WRAP, Panel
@@ -29,14 +34,17 @@ from labkit.labs.predictions import typed_number
 
 MIB = 1 << 20
 STREAMS = 3
-MOST_BLOCKS = len(ascii_uppercase)  # that are alive at once
-LARGEST = 1024 * MIB  # of one request
-_POOL = 32  # streams of one priority that a device has; torch.cuda.Stream() hands them out in turn
+MOST_BLOCKS = len(ascii_uppercase)  # in use at once
+LARGEST = 1024 * MIB  # bytes of one request
+_POOL = 32  # streams per priority and device. torch.cuda.Stream() hands them out in turn.
 
 
 @dataclass(frozen=True)
 class HandBlock:
-    """A block of a segment; sizes in bytes. `name` is the letter of the request that holds it, empty where it is free."""
+    """A block of a segment. Offset and size are in bytes.
+
+    `name` is the letter of the request that uses the block. It is empty if the block is free.
+    """
 
     offset: int
     size: int
@@ -45,7 +53,7 @@ class HandBlock:
 
 @dataclass(frozen=True)
 class HandSegment:
-    """Memory got from the device at once for the requests of one stream; sizes in bytes."""
+    """A segment: memory that the allocator reserved for one stream. The size is in bytes."""
 
     stream: int
     size: int
@@ -54,7 +62,10 @@ class HandSegment:
 
 @dataclass(frozen=True)
 class HandStep:
-    """What one step did. `reserved` and `allocated` are the bytes of the hand's own segments and requests before and after it."""
+    """Result of one step.
+
+    `reserved` and `allocated` are the bytes of the three streams before and after the step.
+    """
 
     did: str
     reserved: tuple[int, int]
@@ -62,15 +73,16 @@ class HandStep:
 
     @property
     def grown(self) -> int:
-        """Bytes that the allocator took from the device in this step; negative where it gave some back."""
+        """Bytes that the step reserved. The number is negative if the step gave memory back."""
         return self.reserved[1] - self.reserved[0]
 
 
 class AllocatorByHand:
-    """Real requests to PyTorch's allocator on the current GPU, named A, B, C …
+    """Makes real requests, named A, B, C …, to PyTorch's allocator on the current GPU.
 
-    They run on three streams of their own, numbered 0 to 2: segments serve one stream only, so nothing else in the process fills or
-    uses those seen here. Bytes that are allocated and reserved are those of these streams. `badge` says what GPU it is.
+    The requests use three new streams, numbered 0 to 2. A segment serves one stream only, so
+    nothing else in the process uses the segments seen here. Allocated and reserved bytes are those
+    of these streams. `badge` names the GPU.
 
     Raises RuntimeError when no GPU is in use.
     """
@@ -80,25 +92,25 @@ class AllocatorByHand:
         self.machine = machine.current()
         self.device = torch.cuda.current_device()
         self._streams = [unused_stream() for _ in range(STREAMS)]
-        self._requests: dict[
-            str, tuple[int, torch.Tensor]
-        ] = {}  # by name: bytes asked for, and the tensor
+        # The requested bytes and the tensor, by name.
+        self._requests: dict[str, tuple[int, torch.Tensor]] = {}
         self.steps: list[HandStep] = []
-        self._letters = ascii_uppercase  # in the order of their use: one that was used comes last
+        self._letters = ascii_uppercase  # The letter that was used last is at the end.
 
     # Steps
 
     def allocate(self, nbytes: int, stream: int = 0) -> str:
-        """Ask for so many bytes on a stream; returns the request's name.
+        """Request bytes on a stream, and return the request's name.
 
-        Raises ValueError for a size outside 1 byte to 1 GiB, another stream, or a 27th request; torch.OutOfMemoryError as PyTorch does.
+        Raises ValueError for a size outside 1 byte to 1 GiB, another stream, or a 27th request.
+        Raises torch.OutOfMemoryError if the GPU has no memory left.
         """
         if type(nbytes) is not int or not 1 <= nbytes <= LARGEST:
             raise ValueError(
-                f"{nbytes!r} bytes cannot be asked for here: choose 1 byte to {LARGEST // MIB} MiB"
+                f"expected a size of 1 byte to {LARGEST // MIB} MiB, got {nbytes!r} bytes"
             )
         if stream not in range(STREAMS):
-            raise ValueError(f"there is no stream {stream!r} here: choose 0 to {STREAMS - 1}")
+            raise ValueError(f"expected a stream from 0 to {STREAMS - 1}, got {stream!r}")
         free_names = [letter for letter in self._letters if letter not in self._requests]
         if not free_names:
             raise ValueError(
@@ -114,17 +126,18 @@ class AllocatorByHand:
         return name
 
     def free(self, name: str) -> None:
-        """Let go of a request. Raises ValueError, naming those that are alive, for another name."""
+        """Free a request. Raises ValueError for a name that is not in use."""
         if name not in self._requests:
             raise ValueError(
-                f"there is no block {name!r} to free; there are {', '.join(self._requests) or 'none'}"
+                f"there is no block {name!r} to free. "
+                f"Blocks in use: {', '.join(self._requests) or 'none'}."
             )
         before = self.reserved, self.allocated
         del self._requests[name]
         self._note(f"free {name}", before)
 
     def empty_cache(self) -> None:
-        """`torch.cuda.empty_cache()`."""
+        """Call `torch.cuda.empty_cache()`."""
         before = self.reserved, self.allocated
         torch.cuda.empty_cache()
         self._note("empty the cache", before)
@@ -183,9 +196,10 @@ class AllocatorByHand:
 
 
 def unused_stream() -> torch.cuda.Stream:
-    """A stream of the current GPU without segments of its own, after emptying the cache: what lies free on others cannot serve it.
+    """Empty the cache, and return a stream of the current GPU that has no segments.
 
-    Raises RuntimeError where all have some.
+    Free blocks of other streams cannot serve requests on this stream. Raises RuntimeError if all
+    streams have segments.
     """
     torch.cuda.empty_cache()
     device = torch.cuda.current_device()
@@ -197,23 +211,24 @@ def unused_stream() -> torch.cuda.Stream:
         if stream.cuda_stream not in used:
             return stream
     raise RuntimeError(
-        f"tensors are alive on all {_POOL} streams of this GPU: free those of one stream, and try again"
+        f"all {_POOL} streams of this GPU have tensors. Free the tensors of one stream, "
+        "and try again."
     )
 
 
 # The figure
 
 
-LEFT, RIGHT = 0.24, 0.94  # where the axes lie, as shares of the figure's width
+LEFT, RIGHT = 0.24, 0.94  # ends of the axes, as shares of the figure's width
 TITLE, AXIS, BADGE, LINE = 0.5, 0.5, 0.3, 0.36  # inches, from the top down; LINE for each segment
-MOST = 32  # segments that are drawn: more than a learner makes, and of equal ones none is left out before that
+MOST = 32  # segments that are drawn, more than a learner makes
 FILLED = 0.75  # of a line
 LEAST_WIDTH = 20 << 20  # bytes on the axis
 
 
 @in_style
 def plot_allocator_by_hand(hand: AllocatorByHand) -> Figure:
-    """The segments as they are now; the largest where there are more than fit."""
+    """Draw the segments as they are now. If there are too many, draw the largest ones."""
     segments = hand.segments()
     shown = sorted(
         sorted(segments, key=lambda segment: -segment.size)[:MOST],
@@ -242,19 +257,15 @@ def _finding(hand: AllocatorByHand, segments: list[HandSegment]) -> str:
     if not segments:
         return "Nothing is reserved"
     held = sum(segment.size for segment in segments)
-    count = f"{len(segments)} segment{'s' * (len(segments) != 1)}"
-    return (
-        f"{units.byte_text(hand.allocated)} allocated, {units.byte_text(held)} reserved in {count}"
-    )
+    allocated, count = units.byte_text(hand.allocated), plural(len(segments), "segment")
+    return f"{allocated} allocated, {units.byte_text(held)} reserved in {count}"
 
 
 def _caption(segments: list[HandSegment], shown: list[HandSegment]) -> str:
     hidden = len(segments) - len(shown)
-    return (
-        f"memory of a segment; and {hidden} more segment{'s' * (hidden != 1)}"
-        if hidden
-        else "memory of a segment"
-    )
+    if not hidden:
+        return "memory of a segment"
+    return f"memory of a segment; and {plural(hidden, 'more segment')}"
 
 
 def _told(segment: HandSegment) -> str:
@@ -265,16 +276,15 @@ def _told(segment: HandSegment) -> str:
 
 
 def _draw(axes: Axes, segment: HandSegment, y: int, points: float) -> None:
-    """The blocks of a segment, at so many points a byte: coloured with its letter where a request holds it, white where it is free."""
+    """Draw the blocks of a segment.
+
+    Used blocks are coloured and have a letter; free ones are white. `points` is the number of
+    points per byte.
+    """
     for block in segment.blocks:
         colour = SKY_BLUE if block.name else "white"
-        axes.broken_barh(
-            [(block.offset, block.size)],
-            (y, FILLED),
-            facecolor=colour,
-            edgecolor=BLACK,
-            linewidth=0.7,
-        )
+        style: Any = {"facecolor": colour, "edgecolor": BLACK, "linewidth": 0.7}
+        axes.broken_barh([(block.offset, block.size)], (y, FILLED), **style)
         size = units.byte_text(block.size)
         texts = (f"{block.name}  {size}", block.name) if block.name else (f"free  {size}", size, "")
         text = next((text for text in texts if text_width(text) + 6 <= block.size * points), "")
@@ -299,13 +309,17 @@ ALLOCATE, FREE, EMPTY = "allocate", "free", "empty the cache"
 
 
 class AllocatorLab(Panel):
-    """Allocate, free and empty the cache by hand, on one of three streams; predict first how much will be reserved afterwards.
+    """Lab in which learners allocate, free and empty the cache by hand, on one of three streams.
 
-    The requests are real ones to PyTorch's allocator, on the GPU in use. `hand` is what they are made with, from the first step on.
-    There is nothing to stop: a step is done at once.
+    Before each step, learners predict how much will be reserved afterwards. The requests go to
+    PyTorch's real allocator on the GPU in use. `hand` is the AllocatorByHand, from the first step
+    on. There is no Stop button, because a step ends at once.
     """
 
-    question = "Will the next step need a new segment? How much will these streams have reserved afterwards?"
+    question = (
+        "Will the next step need a new segment? "
+        "How much will these streams have reserved afterwards?"
+    )
 
     def __init__(self) -> None:
         self.hand: AllocatorByHand | None = None
@@ -414,9 +428,13 @@ class AllocatorLab(Panel):
     def _verdict(self, hand: AllocatorByHand, step: HandStep, predicted: int) -> str:
         now = step.reserved[1]
         if step.grown > 0:
-            did = f"A new segment of {units.byte_text(step.grown)}: no free block of stream {self.stream.value} was large enough."
+            did = (
+                f"A new segment of {units.byte_text(step.grown)}: no free block of stream "
+                f"{self.stream.value} was large enough."
+            )
         elif step.grown < 0:
-            did = f"{units.byte_text(-step.grown)} went back to the device: whole segments that were free."
+            given_back = units.byte_text(-step.grown)
+            did = f"{given_back} went back to the device: whole segments that were free."
         elif step.did.startswith("allocate"):
             did = "No new segment: a free block of this stream served the request."
         elif step.did.startswith("free"):
@@ -426,15 +444,14 @@ class AllocatorLab(Panel):
         came_true = round(predicted / MIB, 2) == round(now / MIB, 2)
         self.right += came_true
         held = units.byte_text(now) if now else "nothing"
-        judged = (
-            "as you predicted"
-            if came_true
-            else f"you predicted {units.byte_text(predicted) if predicted else 0}"
-        )
-        return f"{did} Now {held} reserved, {judged}. {self.right} of {len(hand.steps)} predictions came true."
+        judged = "as you predicted"
+        if not came_true:
+            judged = f"you predicted {units.byte_text(predicted) if predicted else 0}"
+        count = f"{self.right} of {len(hand.steps)} predictions came true."
+        return f"{did} Now {held} reserved, {judged}. {count}"
 
     def _reset(self) -> None:
-        """Also after the lesson changed machines: the next step begins on the one then in use."""
+        """Free all blocks, and start again on the GPU that is in use now."""
         hand, self.hand, self.right = self.hand, None, 0
         if hand is not None:
             try:
@@ -445,7 +462,8 @@ class AllocatorLab(Panel):
         self.picture.value = ""
         self._show_choices()
         self._say(
-            "All blocks are freed, and their memory is given back. Choose a step, type your prediction, and press Do it."
+            "All blocks are freed, and their memory is given back. "
+            "Choose a step, type your prediction, and press Do it."
         )
 
     def _show(self) -> None:
@@ -469,7 +487,10 @@ class AllocatorLab(Panel):
 
 
 def _mebibytes(text: str, what: str, least: float) -> int:
-    """The bytes of a number of MiB that a learner typed. Raises ValueError saying what is allowed."""
+    """Return the bytes of a number of MiB that a learner typed.
+
+    Raises ValueError for a number below `least` or too large, and for other text.
+    """
     number = typed_number(text)
     most = LARGEST / MIB if least else MOST_PREDICTED
     if not isfinite(number) or not least <= number <= most:

@@ -83,10 +83,10 @@ def test_a_reset_gives_everything_back(hand):
     [
         (
             lambda hand: hand.allocate(0),
-            "0 bytes cannot be asked for here: choose 1 byte to 1024 MiB",
+            "expected a size of 1 byte to 1024 MiB, got 0 bytes",
         ),
-        (lambda hand: hand.allocate(1, stream=3), "there is no stream 3 here: choose 0 to 2"),
-        (lambda hand: hand.free("Z"), "there is no block 'Z' to free; there are none"),
+        (lambda hand: hand.allocate(1, stream=3), "expected a stream from 0 to 2, got 3"),
+        (lambda hand: hand.free("Z"), "there is no block 'Z' to free. Blocks in use: none."),
         (lambda hand: [hand.allocate(1) for _ in range(27)], "26 requests are alive"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_stream_is_unused_as_long_as_there_is_one(hand):
     for _ in range(32):
         with torch.cuda.stream(unused_stream()):
             tensors.append(torch.empty(1, device="cuda"))
-    with pytest.raises(RuntimeError, match="alive on all 32 streams"):
+    with pytest.raises(RuntimeError, match="all 32 streams of this GPU have tensors"):
         unused_stream()
 
 
@@ -138,10 +138,8 @@ def test_blocks_are_named_where_there_is_room(drawn):
         Hand(segment(0, ("A", 5), ("", 15)), segment(1, ("B", 0.25), ("", 1.75)))
     )
     assert figure.title == "5.25 MiB allocated, 22 MiB reserved in 2 segments"
-    assert (
-        "Segment of stream 0, 20 MiB: A 5 MiB, free 15 MiB. Segment of stream 1, 2 MiB: B 256 KiB, free 1.75 MiB."
-        in figure.alt
-    )
+    assert "Segment of stream 0, 20 MiB: A 5 MiB, free 15 MiB." in figure.alt
+    assert "Segment of stream 1, 2 MiB: B 256 KiB, free 1.75 MiB." in figure.alt
     written = [text.get_text() for text in drawn[0].axes[0].texts]
     assert {"A  5 MiB", "free  15 MiB", "stream 1: 2 MiB"} <= set(written)
     assert "B  256 KiB" not in written
@@ -169,15 +167,12 @@ def do(lab, action, predicted, **choices) -> str:
 
 
 def test_each_step_is_predicted_and_judged(lab):
-    assert (
-        "A new segment of 20 MiB: no free block of stream 0 was large enough. Now 20 MiB reserved, you predicted 5 MiB."
-        in do(lab, "allocate", "5", size="5")
-    )
+    said = do(lab, "allocate", "5", size="5")
+    assert "A new segment of 20 MiB: no free block of stream 0 was large enough." in said
+    assert "Now 20 MiB reserved, you predicted 5 MiB." in said
     said = do(lab, "allocate", "20", size="15")
-    assert (
-        "No new segment: a free block of this stream served the request. Now 20 MiB reserved, as you predicted."
-        in said
-    )
+    assert "No new segment: a free block of this stream served the request." in said
+    assert "Now 20 MiB reserved, as you predicted." in said
     assert "1 of 2 predictions came true." in said
     assert len(progress_file.tries["AllocatorLab"]) >= 2
     assert "A 5 MiB, B 15 MiB" in lab.picture.value
@@ -201,7 +196,7 @@ def test_each_step_is_predicted_and_judged(lab):
         (
             "",
             "5",
-            "Your prediction is a number of MiB from 0 to 100000, such as 20; nothing is typed yet.",
+            "number of MiB from 0 to 100000, such as 20; nothing is typed yet.",
         ),
         ("many", "5", "“many” is none."),
         ("-1", "5", "“-1” is none."),

@@ -1,4 +1,4 @@
-"""The judges of lesson 05 on observations written by hand, and that what a notebook left on the GPU changes no verdict."""
+"""Test the checks of lesson 05 with observations written by hand and with used GPUs."""
 
 import random
 
