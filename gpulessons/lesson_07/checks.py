@@ -54,6 +54,7 @@ def observe_bits(decode: Any, cases: Plain) -> Plain:
 
 
 def _number(answer: Any) -> Plain:
+    """Return a number as a float, and the type's name of anything else."""
     return type(answer).__name__ if number(answer) is None else float(answer)
 
 
@@ -81,7 +82,8 @@ def judge_bits(answers: Plain, cases: Plain) -> Verdict:
         if not _same_number(answer, expected):
             question = _question(parts, answer, expected)
             return not_yet(
-                f"{parts} stands for {expected:.9g}. Your function returned {answer:.9g}. {question}"
+                f"{parts} stands for {expected:.9g}. "
+                f"Your function returned {answer:.9g}. {question}"
             )
     return right("One rule reads every format.")
 
@@ -103,7 +105,10 @@ def _question(parts: str, answer: float, expected: float) -> str:
         return "What does an exponent of zeros mean?" if "1" in fraction else "All zeros are 0."
     if "0" not in exponent:
         return "What does an exponent of ones mean?"
-    return "The exponent is stored with a bias of 2 ** (exponent_bits - 1) - 1, and the leading 1 is not stored."
+    return (
+        "The exponent is stored with a bias of 2 ** (exponent_bits - 1) - 1, "
+        "and the leading 1 is not stored."
+    )
 
 
 # 07.2: the overlap of boxes whose areas no float16 holds
@@ -163,20 +168,26 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
         return wrong_type(found["type"], "a tensor")
     if found["shape"] != [len(pairs)] or found["dtype"] != "torch.float16":
         return not_yet(
-            f"expected a tensor of torch.float16 with the shape [{len(pairs)}]. Yours is {found['dtype']} with the shape {found['shape']}."
+            f"expected a tensor of torch.float16 with the shape [{len(pairs)}], "
+            f"got {found['dtype']} with the shape {found['shape']}."
         )
     if found["device"] != found["due"]:
         return not_yet(
-            f"the boxes are on {found['due']}, and the overlaps on {found['device']}. Return the overlaps on the GPU of the boxes."
+            f"the boxes are on {found['due']}, and the overlaps on {found['device']}. "
+            "Return the overlaps on the GPU of the boxes."
         )
     for value, (a, b) in zip(found["values"], pairs, strict=True):
         expected = overlap(a, b)
         if not abs(value - expected) <= NEAR * math.ulp(expected):  # so that nan fails
-            hint = "Check the formula. Which numbers exceed 65504, or are rounded to three digits before the end?"
+            hint = (
+                "Check the formula. "
+                "Which numbers exceed 65504, or are rounded to three digits before the end?"
+            )
             if expected == 0:
                 hint = "Do they touch at all?"
             return not_yet(
-                f"the boxes {a} and {b} have an IoU of {expected:.4f}. Your function returned {value:.4f}. {hint}"
+                f"the boxes {a} and {b} have an IoU of {expected:.4f}. "
+                f"Your function returned {value:.4f}. {hint}"
             )
     return right("The boxes and the overlaps fit float16; the areas do not.")
 
@@ -263,13 +274,9 @@ def observe_model(half_but_norms: Any, model: Plain) -> Plain:
         if name not in before:
             continue
         off = (tensor.detach().cpu().double() - before[name].double()).abs().max().item()
-        tensors[name] = {
-            "dtype": str(tensor.dtype),
-            "dtype_before": str(before[name].dtype),
-            "off": off,
-            "moved": tensor.device != places[name],
-            "in_norm": name.rpartition(".")[0] in norms,
-        }
+        before_dtype, moved = str(before[name].dtype), tensor.device != places[name]
+        found = {"dtype": str(tensor.dtype), "dtype_before": before_dtype, "off": off}
+        tensors[name] = found | {"moved": moved, "in_norm": name.rpartition(".")[0] in norms}
     # An optimizer may hold the parameters, so they must stay the same objects.
     kept = [*map(id, parameters)] == [*map(id, answer.parameters())]
     told = {"same": answer is built, "kept": kept, "names": list(before) == list(_tensors(answer))}
@@ -287,11 +294,13 @@ def judge_model(found: Plain, model: Plain) -> Verdict:
         return wrong_type(found["type"], "the model")
     if not found["same"] or not found["names"]:
         return not_yet(
-            "your function returned another model, or one without some of its tensors. Convert the given model in place."
+            "your function returned another model, or one without some of its tensors. "
+            "Convert the given model in place."
         )
     if not found["kept"]:
         return not_yet(
-            "some parameters are new objects, and an optimizer would still hold the old ones. Convert parameters in place, by their data."
+            "some parameters are new objects, and an optimizer would still hold the old ones. "
+            "Convert parameters in place, by their data."
         )
     for name, tensor in found["tensors"].items():
         in_norm, dtype, dtype_before = tensor["in_norm"], tensor["dtype"], tensor["dtype_before"]
@@ -306,7 +315,8 @@ def judge_model(found: Plain, model: Plain) -> Verdict:
             continue
         if in_norm and dtype != "torch.float32":
             return not_yet(
-                f"{name}, of a BatchNorm layer, is {dtype}. Does your function find all three kinds, at any depth?"
+                f"{name}, of a BatchNorm layer, is {dtype}. "
+                "Does your function find all three kinds, at any depth?"
             )
         if in_norm and tensor["off"] != 0:
             return not_yet(
@@ -368,7 +378,8 @@ def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
             return wrong_type(scale, "a number")
         if not same:
             return not_yet(
-                "the gradients have other values than before. Which of your operations works in place?"
+                "the gradients have other values than before. "
+                "Which of your operations works in place?"
             )
         if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
             return not_yet(f"{scale:.9g} is not a power of two.")
@@ -515,12 +526,14 @@ def judge_step(found: Plain, cases: Plain) -> Verdict:
         after, loss = expected_step(case)
         if isinstance(step["loss"], str) or not math.isclose(step["loss"], loss, rel_tol=0.02):
             return not_yet(
-                f"the loss was {loss:.4g}, and your function returned {step['loss']}. Return the true loss, as a number."
+                f"the loss was {loss:.4g}, and your function returned {step['loss']}. "
+                "Return the true loss, as a number."
             )
         moved = math.dist(after, start_of(case))
         if not math.dist(step["after"], after) <= 0.03 * moved:
             return not_yet(
-                f"with {kind} gradients, the parameters did not move as they should. {_STEP_HINTS[kind]}"
+                f"with {kind} gradients, the parameters did not move as they should. "
+                f"{_STEP_HINTS[kind]}"
             )
         halved = kind == "overflowing"
         if step["scale"] != case["scale"] * (0.5 if halved else 1):

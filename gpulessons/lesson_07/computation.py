@@ -1,4 +1,7 @@
-"""Computations that a learner types, such as "0.1 + 0.2": parsed without running any of it as code, and evaluated step by step."""
+"""Parse and evaluate computations that a learner types, such as "0.1 + 0.2".
+
+No part of the text runs as code.
+"""
 
 import ast
 import math
@@ -8,8 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 LONGEST = 200  # characters
-MOST_TERMS = 10_000  # of a sum
-ALLOWED = "type numbers, + - * / **, brackets, pi, inf, or the functions sqrt, exp, log, abs and sum(number, times), such as sum(0.01, 1000)"
+MOST_TERMS = 10_000  # terms of a sum
+ALLOWED = (
+    "type numbers, + - * / **, brackets, pi, inf, or the functions sqrt, exp, log, abs and "
+    "sum(number, times), such as sum(0.01, 1000)"
+)
 CONSTANTS = {"pi": math.pi, "inf": math.inf}
 
 Rounding = Callable[[float], float]
@@ -17,12 +23,14 @@ Rounding = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Computation:
+    """A parsed text."""
+
     text: str
     tree: ast.expr
 
 
 def parse(text: str) -> Computation:
-    """The computation that `text` says. Raises ValueError, naming what is allowed."""
+    """Parse a text. Raises ValueError for text that is no computation, and says what is allowed."""
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"There is nothing to compute: {ALLOWED}.")
     text = " ".join(text.split())
@@ -32,7 +40,7 @@ def parse(text: str) -> Computation:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of text that is refused below
+            warnings.simplefilter("ignore")  # Such text is refused below.
             tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"“{text}” is no computation: {ALLOWED}.") from None
@@ -40,7 +48,10 @@ def parse(text: str) -> Computation:
 
 
 def evaluated(computation: Computation, rounded: Rounding) -> float:
-    """What comes out if each number, and each result on the way, is `rounded`. Raises ValueError, naming what is allowed."""
+    """Return the result if each number and each result of an operation is `rounded`.
+
+    Raises ValueError for an operation that is not allowed, and says what is allowed.
+    """
     return _value(computation.tree, computation.text, rounded)
 
 
@@ -54,9 +65,8 @@ def _value(node: ast.expr, text: str, rounded: Rounding) -> float:
             value = _value(operand, text, rounded)
             return -value if isinstance(sign, ast.USub) else value
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            return rounded(
-                _OPERATIONS[type(op)](_value(left, text, rounded), _value(right, text, rounded))
-            )
+            operation = _OPERATIONS[type(op)]
+            return rounded(operation(_value(left, text, rounded), _value(right, text, rounded)))
         case ast.Call(
             func=ast.Name(id="sum"), args=[term, ast.Constant(value=int() as times)], keywords=[]
         ) if 1 <= times <= MOST_TERMS:
@@ -65,7 +75,8 @@ def _value(node: ast.expr, text: str, rounded: Rounding) -> float:
             return rounded(_FUNCTIONS[name](_value(argument, text, rounded)))
         case ast.Call(func=ast.Name(id="sum")):
             raise ValueError(
-                f"“{ast.get_source_segment(text, node)}”: write sum(number, times), times a whole number up to {MOST_TERMS}."
+                f"“{ast.get_source_segment(text, node)}”: write sum(number, times), "
+                f"times a whole number up to {MOST_TERMS}."
             )
         case ast.Tuple():
             pointed = re.sub(r"(\d),(?=\d)", r"\1.", text)
@@ -80,13 +91,15 @@ def _sum(term: float, times: int, rounded: Rounding) -> float:
     return total
 
 
-# As floating-point hardware answers where Python raises an exception: with infinity, or with what is no number
+# Where Python raises an exception, these functions return infinity or nan, as hardware does.
 
 
 def _divided(a: float, b: float) -> float:
     if b:
         return a / b
-    return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1, b)
+    if a == 0 or math.isnan(a):
+        return math.nan
+    return math.copysign(math.inf, a) * math.copysign(1, b)
 
 
 def _power(a: float, b: float) -> float:
@@ -106,7 +119,9 @@ def _exponential(a: float) -> float:
 
 
 def _logarithm(a: float) -> float:
-    return math.log(a) if a > 0 else (-math.inf if a == 0 else math.nan)
+    if a > 0:
+        return math.log(a)
+    return -math.inf if a == 0 else math.nan
 
 
 _OPERATIONS: dict[type, Callable[[float, float], float]] = {

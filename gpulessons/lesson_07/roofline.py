@@ -43,7 +43,8 @@ def plot_roofline(speeds: Result) -> Figure:
         for form in COLOURS:
             if not speeds.column("size", operation=operation, format=form):
                 raise ValueError(
-                    f"There is no {operation} in {form}. A roofline needs sums and products in float32 and float16."
+                    f"There is no {operation} in {form}. A roofline needs sums and products in "
+                    "float32 and float16."
                 )
     canvas, axes = new_canvas(_finding(speeds))
     for form, colour in COLOURS.items():

@@ -1,4 +1,4 @@
-"""What each number format makes of a computation: every number and every result on the way rounded to it, and the bits of the last."""
+"""Compute in several number formats, rounding each number and each result, and show the bits."""
 
 import math
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ BADGE = "computed bit by bit, each step rounded to the nearest"
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format: a sign bit, then the bits of the exponent, then those of the fraction.
+    """A binary floating-point format: a sign bit, the bits of the exponent, those of the fraction.
 
-    The rules are those of IEEE 754. Results are rounded to the nearest number, ties to the even one.
-    There are subnormal numbers, infinities and nan.
+    The rules are those of IEEE 754. Results are rounded to the nearest number, ties to even. There
+    are subnormal numbers, infinities and nan.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Format:
         return 2.0 ** (1 - self.bias - self.fraction_bits)
 
     def rounded(self, x: float) -> float:
-        """The number of this format next to `x`."""
+        """Return the number of this format that is nearest to `x`."""
         if x == 0 or not math.isfinite(x):
             return x
         step = self._step(x)
@@ -72,12 +72,15 @@ class Format:
         return math.copysign(math.inf, x)
 
     def _step(self, x: float) -> float:
-        """From `x` to the next number: subnormal numbers are all as far apart as the smallest normal ones."""
+        """Return the distance from `x` to the next number.
+
+        Subnormal numbers have the same distance as the smallest normal numbers.
+        """
         exponent = max(math.frexp(x)[1] - 1, 1 - self.bias)
         return 2.0 ** (exponent - self.fraction_bits)
 
     def pattern(self, x: float) -> tuple[str, str, str]:
-        """Sign, exponent and fraction of `x`, a number of this format, as strings of 0 and 1."""
+        """Return sign, exponent and fraction of `x`, a number of this format, as bits."""
         ones = 2**self.exponent_bits - 1
         if math.isnan(x):
             exponent, fraction = ones, 2 ** (self.fraction_bits - 1)
@@ -96,21 +99,24 @@ class Format:
 
 FORMATS = (
     Format("float32", 8, 23),
-    Format("tf32", 8, 10),  # of matrix products' factors only: no tensor has it
+    Format("tf32", 8, 10),  # only for the factors of matrix products; no tensor has it
     Format("bfloat16", 8, 7),
     Format("float16", 5, 10),
 )
-FLOAT64 = Format("float64", 11, 52)  # Python's own, with which the others are compared
-ASKED = "float16"  # whose result learners predict
+FLOAT64 = Format(
+    "float64", 11, 52
+)  # the format of Python's floats, with which the others are compared
+ASKED = "float16"  # the format whose result learners predict
 
 
 def number_formats(computation: str) -> Run:
-    """What each format makes of a computation such as "0.1 + 0.2", "300**2" or "sum(0.01, 1000)"; one row a format.
+    """Compute "0.1 + 0.2", "300**2", "sum(0.01, 1000)" or the like in each format.
 
-    Each number in it and the result of each operation is rounded to the format. `value` is what comes out, `exact` what float64 makes
-    of the same, `sign`, `exponent` and `fraction` are the bits of `value`. Needs no GPU.
+    Each number and each result of an operation is rounded to the format. A format has one row:
+    `value` is the result, `exact` is the result in float64, and `sign`, `exponent` and `fraction`
+    are the bits of `value`. No GPU is needed.
 
-    Raises ValueError, saying what is allowed, for text that is no computation.
+    Raises ValueError for text that is no computation. The message says what is allowed.
     """
     parsed = parse(computation)
     evaluated(parsed, FLOAT64.rounded)  # a mistake shows before the first point
@@ -156,7 +162,10 @@ LEAST = 1e-5  # relative errors below this are not told apart
 
 @in_style
 def plot_number_formats(result: Result, prediction: float | None = None) -> Figure:
-    """The value and the bits of a computation in each format; `prediction` is what was predicted of float16."""
+    """Draw the value and the bits of a computation in each format.
+
+    `prediction` is the predicted value in float16.
+    """
     height = TOP + ROW * max(1, len(result.rows)) + BOTTOM
     canvas = Canvas(figsize=(WIDTH / 72, height / 72), facecolor="white")
     axes = canvas.add_axes(
@@ -290,13 +299,15 @@ def _draw(axes: Axes, row: Row, top: float, names: bool) -> None:
 # The widget
 
 
-GOOD = 1e-3  # a prediction this near, relative to the result, is called good
+GOOD = 1e-3  # A prediction within this relative error is called good.
 
 
 class FormatLab(ExperimentPanel):
-    """Type a number or a computation, such as 0.1 + 0.2, 300**2, 1/3 or sum(0.01, 1000); predict its result in float16; see every format.
+    """Lab in which learners type a computation and predict its result in float16.
 
-    `computation` is what stands in the field at first. The lab computes bit by bit and needs no GPU.
+    A computation is a number, 0.1 + 0.2, 300**2, 1/3, sum(0.01, 1000) or the like. The figure shows
+    the result in every format. `computation` is in the field at first. The lab computes bit by bit
+    and needs no GPU.
     """
 
     question = f"What does {ASKED} make of this computation?"
@@ -326,11 +337,17 @@ class FormatLab(ExperimentPanel):
         value = next(iter(result.column("value", format=ASKED)), None)
         if value is None:
             return stays_open(f"{ASKED} was not reached", prediction)
-        was = f"{ASKED} makes {value_text(value)} of {result.parameters['computation']}; you predicted {prediction:g}"
-        return f"{was}. A good prediction!" if _near(prediction, value) else f"{was}."
+        computation = result.parameters["computation"]
+        was = f"In {ASKED}, {computation} is {value_text(value)}; you predicted {prediction:g}."
+        if _near(prediction, value):
+            return f"{was} A good prediction!"
+        return was
 
     def predicted(self, text: str) -> float:
-        """Any number: results may be negative, infinite, or no number. Raises ValueError for what is none."""
+        """Return the typed number, which may be negative, infinite or nan.
+
+        Raises ValueError for other text.
+        """
         number, typed = typed_number(text), text.strip()
         if isnan(number) and typed.lower().lstrip("+-") != "nan":
             found = f"“{typed}” is not a prediction" if typed else "There is no prediction yet"

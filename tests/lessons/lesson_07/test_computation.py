@@ -1,4 +1,4 @@
-"""Computations that learners type: what is computed, what is refused, and how infinity and no number come about."""
+"""Test computations that learners type: results, infinity, nan, and text that is refused."""
 
 import math
 

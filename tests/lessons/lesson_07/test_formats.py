@@ -128,23 +128,11 @@ def run(lab, computation: str, prediction: str) -> str:
 @pytest.mark.parametrize(
     ("computation", "prediction", "said"),
     [
-        (
-            "0.1 + 0.2",
-            "0.3",
-            "float16 makes 0.299804688 of 0.1 + 0.2; you predicted 0.3. A good prediction!",
-        ),
+        ("0.1 + 0.2", "0.3", "0.1 + 0.2 is 0.299804688; you predicted 0.3. A good prediction!"),
         ("0.1 + 0.2", "-3", "you predicted -3.<"),
-        (
-            "300**2",
-            "inf",
-            "float16 makes infinity of 300**2; you predicted inf. A good prediction!",
-        ),
-        (
-            "inf - inf",
-            "nan",
-            "float16 makes not a number of inf - inf; you predicted nan. A good prediction!",
-        ),
-        ("1e-8", "0", "float16 makes 0 of 1e-8; you predicted 0. A good prediction!"),
+        ("300**2", "inf", "In float16, 300**2 is infinity; you predicted inf. A good prediction!"),
+        ("inf - inf", "nan", "inf - inf is not a number; you predicted nan. A good prediction!"),
+        ("1e-8", "0", "In float16, 1e-8 is 0; you predicted 0. A good prediction!"),
         ("1 < 2", "1", "I cannot compute “1 &lt; 2”: type numbers"),
         ("0,1 + 0,2", "1", "“0,1 + 0,2” has a comma: type a point, 0.1 + 0.2."),
         ("sum(1, 1e9)", "1", "write sum(number, times)"),
@@ -172,7 +160,7 @@ def test_a_mistake_clears_the_picture_and_the_lab_goes_on():
     lab = FormatLab()
     run(lab, "1/3", "1")
     assert "failed" not in run(lab, "1/", "1") and lab.picture.value == ""
-    assert "float16 makes 0.5 of 1/2" in run(lab, "1/2", "0.5")
+    assert "In float16, 1/2 is 0.5" in run(lab, "1/2", "0.5")
 
 
 def test_another_computation_asks_for_another_prediction():
