@@ -1,4 +1,4 @@
-"""The checks of lesson 08: memory that processes share, who keeps it alive, and what each of them holds."""
+"""Checks of lesson 08: memory that processes share, and what each process holds."""
 
 import ctypes
 import math
@@ -32,38 +32,45 @@ DEVICE = "cuda:0"
 MIB = 1 << 20
 
 
-# 08.1: a copy that other processes can use
+# 08.1: make a copy that other processes can use
 
 DTYPES = ("float64", "int32", "float16")
 KINDS = ("whole", "transposed", "rows")
 
 
 def draw_tensors(generator: random.Random) -> Plain:
-    """Matrices, each of its own dtype, and none square: whole, transposed, and a few rows of a larger one."""
+    """Draw three matrices that are not square: whole, transposed, and a part of a larger one.
+
+    Each has its own dtype.
+    """
     rows, columns = generator.sample(range(2, 7), k=2)
-    kinds = zip(generator.sample(KINDS, k=3), generator.sample(DTYPES, k=3), strict=True)
+    kinds, dtypes = generator.sample(KINDS, k=3), generator.sample(DTYPES, k=3)
     return [
-        {"dtype": dtype, "kind": kind, "rows": rows, "columns": columns} for kind, dtype in kinds
+        {"dtype": dtype, "kind": kind, "rows": rows, "columns": columns}
+        for kind, dtype in zip(kinds, dtypes, strict=True)
     ]
 
 
 def matrix(case: Plain) -> torch.Tensor:
+    """Return the matrix of a case."""
     rows, columns = case["rows"], case["columns"]
     whole = torch.arange(rows * columns).to(getattr(torch, case["dtype"])).reshape(rows, columns)
-    return {"whole": whole, "transposed": whole.t(), "rows": whole[1:]}[case["kind"]]
+    if case["kind"] == "transposed":
+        return whole.t()
+    if case["kind"] == "rows":
+        return whole[1:]
+    return whole
 
 
 def observe_copies(shared_copy: Any, cases: Plain) -> Plain:
+    """Return for each matrix the copy, and whether other processes share copy and matrix."""
     found = []
     for case in cases:
         x = matrix(case)
         with during(f"a {case['kind']} matrix of {x.dtype}"):
             answer = shared_copy(x)
-        told = {
-            "answer": describe(answer),
-            "private": not _seen_from_fork(x),
-            "unchanged": describe(x) == describe(matrix(case)),
-        }
+        told = {"answer": describe(answer), "private": not _seen_from_fork(x)}
+        told["unchanged"] = describe(x) == describe(matrix(case))
         if told["answer"] == describe(matrix(case)):
             told["shared"] = _seen_from_fork(answer)
         found.append(told)
@@ -71,15 +78,14 @@ def observe_copies(shared_copy: Any, cases: Plain) -> Plain:
 
 
 def _seen_from_fork(tensor: torch.Tensor) -> bool:
-    """Whether this process sees what a forked child writes into the tensor."""
+    """Return whether this process sees what a forked child writes into the tensor."""
     if not hasattr(os, "fork"):
         return tensor.is_shared()
     first = ctypes.c_uint8.from_address(tensor.data_ptr())
     before = first.value
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # about threads: the child needs none, it writes one byte and is gone
+        # Python warns of forks beside threads. This child needs no thread: it writes one byte.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         first.value = before ^ 0xFF
@@ -94,18 +100,21 @@ def judge_copies(found: Plain, cases: Plain) -> Verdict:
         expected, answer = describe(matrix(case)), told["answer"]
         if answer != expected:
             return not_yet(
-                f"from {_short(expected)} you made {_short(answer)}: it should have the same values, shape, dtype and device."
+                f"expected {_short(expected)}, got {_short(answer)}. "
+                "The copy should have the same values, shape, dtype and device."
             )
         if not told["shared"]:
             return not_yet(
-                "a forked child wrote into what you returned, and this process did not see it. Whose memory is it?"
+                "a forked child wrote into what you returned, and this process did not see it. "
+                "Whose memory is it?"
             )
         if not told["private"]:
             return not_yet(
-                "a forked child wrote into x, and this process saw it. x should stay private."
+                "a forked child wrote into x, and this process saw the change. "
+                "x should stay private."
             )
         if not told["unchanged"]:
-            return not_yet("x has other values than before.")
+            return not_yet("your function changed the values of x.")
     return right("Every process that gets this tensor sees the same memory.")
 
 
@@ -117,21 +126,21 @@ def _short(told: Plain) -> str:
     return f"{told['shape']} of {told['dtype']} on {told['device']}, [{first}…]"
 
 
-# 08.2: what is in use outside this process's cache
+# 08.2: the GPU memory in use outside this process's cache
 
 
 def draw_held(generator: random.Random) -> Plain:
-    """MiB that this process keeps, that it gives back to its cache, and that another process keeps."""
+    """Draw the MiB that this process keeps, that it frees again, and that another process keeps."""
     return {name: generator.randint(30, 90) for name in ("kept", "cached", "other")}
 
 
 def observe_held(outside_cache: Any, inputs: Plain) -> Plain:
-    """The answer and the truth: at first, with memory of this process's own, and beside another process."""
+    """Ask three times: at first, with memory of this process, and beside another process."""
     _take(inputs["kept"])
-    torch.cuda.empty_cache()  # so that the most that was ever reserved is not what is reserved
+    torch.cuda.empty_cache()  # Then the peak of the reserved memory is not the reserved memory.
     found = [_asked(outside_cache)]
     kept = _take(inputs["kept"])
-    _take(inputs["cached"])  # and let go of it
+    _take(inputs["cached"])  # freed at once, so it stays in the cache
     found.append(_asked(outside_cache))
     ours, theirs = processes.context().Pipe()
     with processes.children(_hold, [(theirs, inputs["other"])]):
@@ -148,13 +157,14 @@ def _take(mebibytes: int) -> torch.Tensor:
 
 
 def _hold(line: Connection, mebibytes: int) -> None:
-    """In another process: hold memory of the GPU until nobody listens any more."""
+    """Hold GPU memory in another process until the other end of the line is closed."""
     held = _take(mebibytes)
     line.send(held.nbytes)
     line.poll(None)
 
 
 def _asked(outside_cache: Any) -> Plain:
+    """Return the answer, and the bytes that are used, reserved and allocated."""
     with torch.cuda.device(DEVICE):
         free, total = torch.cuda.mem_get_info()
         own = {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
@@ -173,13 +183,13 @@ def judge_held(found: Plain, inputs: Plain) -> Verdict:
             sizes = {name: f"{told[name] / MIB:,.0f} MiB" for name in names}
             known = f"{sizes['used']} of the GPU are in use, of which this process has reserved "
             known += f"{sizes['reserved']} and allocated {sizes['allocated']}"
-            return not_yet(f"{known}; you said {answer / MIB:,.0f} MiB. Whose is the cache?")
+            return not_yet(f"{known}. You said {answer / MIB:,.0f} MiB. Whose is the cache?")
         if told["emptied"]:
             return not_yet("your function emptied this process's cache. It should only look.")
-    return right("The contexts, this process's own among them, and all that other processes hold.")
+    return right("You counted the contexts, this process's too, and what other processes hold.")
 
 
-# 08.4: a limit with which several processes fit
+# 08.4: a memory limit with which several processes fit on the GPU
 
 
 def draw_limits(generator: random.Random) -> Plain:
@@ -190,25 +200,24 @@ def draw_limits(generator: random.Random) -> Plain:
 
 
 def observe_limits(share_fairly: Any, cases: Plain) -> Plain:
-    """By case, the share of the GPU's memory that this process's cache may take afterwards."""
+    """Return for each case the share of the GPU's memory that this process may reserve."""
     found, before = [], torch.cuda.get_per_process_memory_fraction(DEVICE)
     total = torch.cuda.get_device_properties(DEVICE).total_memory
-    held = _take(64)  # reserved already, and part of what the limit allows
+    held = _take(64)  # This memory is reserved already, and the limit includes it.
     try:
         for case in cases:
             torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
             with torch.cuda.device(DEVICE):
                 share_fairly(case["processes"], case["context"])
-            found.append(
-                {"fraction": torch.cuda.get_per_process_memory_fraction(DEVICE), "total": total}
-            )
+            fraction = torch.cuda.get_per_process_memory_fraction(DEVICE)
+            found.append({"fraction": fraction, "total": total})
     finally:
         del held
         torch.cuda.set_per_process_memory_fraction(before, DEVICE)
     return found
 
 
-NEAR = 1e-6  # of the whole GPU: some kilobytes
+NEAR = 1e-6  # as a share of the GPU's memory: some kilobytes
 
 
 def judge_limits(found: Plain, cases: Plain) -> Verdict:
@@ -219,7 +228,7 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
             )
         limit, total = told["fraction"] * told["total"], told["total"]
         together = case["processes"] * (limit + case["context"])
-        if together <= total * (1 + NEAR) and together >= total * (1 - NEAR):
+        if total * (1 - NEAR) <= together <= total * (1 + NEAR):
             continue
         if not math.isfinite(together):
             return not_yet(f"this process's limit is {limit} bytes.")
@@ -231,11 +240,11 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
         )
         if together > total:
             return not_yet(f"{each} What does the limit count?")
-        return not_yet(f"{each} The rest lies idle.")
+        return not_yet(f"{each} The rest stays unused.")
     return right("The limit counts what PyTorch reserves, not the context.")
 
 
-# 08.3: a producer that stays as long as it is needed. The script as it is handed out:
+# 08.3: a producer that stays as long as it is needed. The exercise hands out this script:
 
 
 def produce(queue: Any, done: Any, sizes: Any) -> None:
@@ -245,7 +254,7 @@ def produce(queue: Any, done: Any, sizes: Any) -> None:
 
 
 def draw_sizes(generator: random.Random) -> Plain:
-    """In no order."""
+    """Draw a small, a middle and a large size, which are not sorted."""
     small, middle, large = sorted(generator.sample(range(1, 1001), k=3))
     return [middle, large, small]
 
@@ -255,70 +264,78 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
         return not_yet(f"in its process, your function raised {found['raised']}")
     if found["forged"]:
         return not_yet(
-            "your producer set `done` itself, or cleared it. Who can say that the consumer has released the tensors?"
+            "your producer set or cleared `done` itself. "
+            "Who knows that the consumer has released the tensors?"
         )
     if found["lost"]:
         return not_yet(
-            "your producer did not wait until the consumer was done. What it had sent was gone."
+            "your producer did not wait until the consumer was done. "
+            "The tensors that it had sent were lost."
         )
     if len(found["came"]) >= len(sizes) and not found["waited"] and found["ended"]:
         return not_yet(
-            "your producer ended and did not wait until `done` was set. How does it know that the consumer has released the tensors?"
+            "your producer ended and did not wait until `done` was set. "
+            "How does it know that the consumer has released the tensors?"
         )
     if len(found["came"]) < len(sizes):
-        return not_yet(f"{len(found['came'])} of {len(sizes)} tensors came. Who waits for whom?")
+        return not_yet(
+            f"expected {len(sizes)} tensors, and {len(found['came'])} came. Who waits for whom?"
+        )
     for tensor, size in zip(found["came"], sizes, strict=False):
-        if (
-            tensor["type"] != "Tensor"
-            or tensor["values"] != [1.0] * size
-            or tensor["shape"] != [size]
-        ):
+        is_tensor = tensor["type"] == "Tensor"
+        if not is_tensor or tensor["values"] != [1.0] * size or tensor["shape"] != [size]:
             return not_yet(f"expected {size} ones, and {_short(tensor)} came.")
         if tensor["dtype"] != "torch.float32":
             return not_yet(
-                f"ones of torch.float32 were sent before, and you send {tensor['dtype']}. Only the end was to be corrected."
+                f"the script sent torch.float32, and you send {tensor['dtype']}. "
+                "Change only how the producer ends."
             )
         if not tensor["device"].startswith("cuda"):
             return not_yet(
-                f"the tensors came on {tensor['device']}. They should stay on the GPU, uncopied."
+                f"the tensors came on {tensor['device']}. Expected the GPU, without a copy."
             )
     if len(found["came"]) > len(sizes):
         return not_yet(
-            f"after the {len(sizes)} tensors, more came. The consumer takes as many as there are sizes."
+            f"after the {len(sizes)} tensors, more came. "
+            "The consumer takes one tensor for each size."
         )
     if not found["ended"]:
         return not_yet(f"{ENDING:g} s after the consumer was done, your producer still ran.")
-    return right("It stayed until nobody needed its memory.")
+    return right("Your producer stayed until nobody needed its memory.")
 
 
-# 08.5: one process with the model, for many
+# 08.5: one process has the model and answers many clients
 
 
 class Requests:
-    """A queue of requests that are there already: its end is None. Notes what the server has done whenever it asks for the next."""
+    """Queue that has all requests from the start, and None at the end.
+
+    At each call of `get`, `looks` notes the number of replies and the allocated bytes.
+    """
 
     def __init__(self, requests: list[tuple[int, torch.Tensor]], replies: SimpleQueue) -> None:
         self._requests, self._replies = iter([*requests, None]), replies
         self.looks: list[dict[str, int]] = []
 
     def get(self) -> tuple[int, torch.Tensor] | None:
-        self.looks.append(
-            {"replies": self._replies.qsize(), "allocated": torch.cuda.memory_allocated(DEVICE)}
-        )
+        allocated = torch.cuda.memory_allocated(DEVICE)
+        self.looks.append({"replies": self._replies.qsize(), "allocated": allocated})
         try:
             return next(self._requests)
         except StopIteration:
             raise RuntimeError("after None there are no more requests") from None
 
 
-EARLY = 2  # looks after which nothing may be added: cuBLAS has its workspace, and the last request's tensors are there
+# From this look on, memory must not grow. cuBLAS has its workspace then, and the tensors of the
+# last request exist.
+EARLY = 2
 
 
 def draw_requests(generator: random.Random) -> Plain:
-    """Who asks, client 0 and one that asks twice among them, and a row of numbers; the weights of the model's two layers.
+    """Draw the clients, a row of numbers for each request, and the weights of the two layers.
 
-    The numbers are fractions, so that an answer that is rounded is told. The model answers each row with a negative number and a
-    positive one, and two rows never with the same.
+    Client 0 asks, and some client asks twice. The numbers are fractions, so that a rounded answer
+    shows. The model answers each row with a negative and a positive number, and no two rows alike.
     """
     clients = [generator.randrange(10) for _ in range(generator.randint(4, 7))]
     clients += [0, clients[0]]
@@ -327,43 +344,34 @@ def draw_requests(generator: random.Random) -> Plain:
     def matrix_of(rows: int, columns: int) -> list[list[float]]:
         return [[generator.randint(1, 36) / 4 for _ in range(columns)] for _ in range(rows)]
 
-    requests = [
-        {"client": client, "row": [generator.randint(1000, 9000) / 1000 for _ in range(3)]}
-        for client in clients
-    ]
-    return {
-        "requests": requests,
-        "weights": [
-            matrix_of(4, 3),
-            [[-weight for weight in matrix_of(1, 4)[0]], *matrix_of(1, 4)],
-        ],
-    }
+    requests = []
+    for client in clients:
+        row = [generator.randint(1000, 9000) / 1000 for _ in range(3)]
+        requests.append({"client": client, "row": row})
+    first, negative, positive = matrix_of(4, 3), matrix_of(1, 4)[0], matrix_of(1, 4)[0]
+    second = [[-weight for weight in negative], positive]
+    return {"requests": requests, "weights": [first, second]}
 
 
 def observe_server(serve: Any, inputs: Plain) -> Plain:
-    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).to(
-        DEVICE
-    )
+    """Return the replies, where the model computed, and what the server held at each request."""
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False))
+    model.to(DEVICE)
     with torch.no_grad():
         for parameter, weight in zip(model.parameters(), inputs["weights"], strict=True):
             parameter.copy_(torch.tensor(weight))
     model.eval()
-    computed: list[str] = []  # where
+    computed: list[str] = []  # the device of each call
     model[0].register_forward_hook(
         lambda module, given, output: computed.append(str(output.device))
     )
     replies: SimpleQueue = SimpleQueue()
-    requests = Requests(
-        [(request["client"], torch.tensor([request["row"]])) for request in inputs["requests"]],
-        replies,
-    )
+    sent = [(request["client"], torch.tensor([request["row"]])) for request in inputs["requests"]]
+    requests = Requests(sent, replies)
     with torch.cuda.device(DEVICE):
         serve(model, requests, replies)
-    return {
-        "looks": requests.looks,
-        "replies": [_reply(replies.get()) for _ in range(replies.qsize())],
-        "computed": computed,
-    }
+    answered = [_reply(replies.get()) for _ in range(replies.qsize())]
+    return {"looks": requests.looks, "replies": answered, "computed": computed}
 
 
 def _reply(reply: Any) -> Plain:
@@ -371,11 +379,8 @@ def _reply(reply: Any) -> Plain:
         return {"client": None, "answer": {"type": type(reply).__name__}, "graph": False}
     client, answer = reply
     graph = isinstance(answer, torch.Tensor) and answer.requires_grad
-    return {
-        "client": client if isinstance(client, int) else type(client).__name__,
-        "answer": describe(answer),
-        "graph": graph,
-    }
+    client = client if isinstance(client, int) else type(client).__name__
+    return {"client": client, "answer": describe(answer), "graph": graph}
 
 
 def judge_server(found: Plain, inputs: Plain) -> Verdict:
@@ -383,41 +388,50 @@ def judge_server(found: Plain, inputs: Plain) -> Verdict:
     for count, look in enumerate(looks):
         if look["replies"] < count:
             return not_yet(
-                f"you asked for request {count + 1} when client {requests[count - 1]['client']} still had no reply."
+                f"you asked for request {count + 1} when client {requests[count - 1]['client']} "
+                "still had no reply."
             )
     if len(looks) <= len(requests):
         return not_yet(
-            f"you answered {len(looks)} of {len(requests)} requests; go on until None comes."
+            f"you answered {len(looks)} of {len(requests)} requests. Go on until None comes."
         )
-    if places := sorted({place for place in found["computed"] if not place.startswith("cuda")}):
-        return not_yet(f"the model computed on {places[0]}. It was on the GPU: what should move?")
+    places = [place for place in found["computed"] if not place.startswith("cuda")]
+    if places:
+        return not_yet(
+            f"the model computed on {min(places)}. It was on the GPU. What should be moved?"
+        )
     if len(replies) != len(requests):
         return not_yet(f"there are {len(replies)} replies to {len(requests)} requests.")
     for reply, request in zip(replies, requests, strict=True):
         answer = reply["answer"]
         if answer["type"] != "Tensor" or reply["client"] != request["client"]:
             return not_yet(
-                f"a reply is a pair of the client, here {request['client']}, and a tensor; yours: {reply['client']}, {answer}."
+                f"expected a pair of the client, here {request['client']}, and a tensor; "
+                f"got {reply['client']}, {answer}."
             )
         if answer["device"] != "cpu":
             return not_yet(
-                f"a reply came on {answer['device']}: then every client needs a context, and you must outlive them. Send .cpu()."
+                f"a reply came on {answer['device']}. Every client would need a context, and the "
+                "server would have to outlive the clients. Send .cpu()."
             )
         if reply["graph"]:
             return not_yet(
-                "a reply requires a gradient, and no queue takes it. The server does not train."
+                "a reply requires a gradient, and no queue accepts it. The server does not train."
             )
         expected = _answered(inputs["weights"], request["row"])
-        if answer["shape"] != [1, len(expected)] or not all(
+        is_right = answer["shape"] == [1, len(expected)] and all(
             abs(a - b) <= 1e-2 for a, b in zip(answer["values"], expected, strict=True)
-        ):
+        )
+        if not is_right:
             return not_yet(
-                f"to the request {_numbers(request['row'])} the model answers {_numbers(expected)}. You sent a tensor of {_short(answer)}"
+                f"to the request {_numbers(request['row'])} the model answers "
+                f"{_numbers(expected)}. You sent a tensor of {_short(answer)}."
             )
     grown = looks[-1]["allocated"] - looks[EARLY]["allocated"]
     if grown > 0:
         return not_yet(
-            f"{len(looks) - 1 - EARLY} requests later you held {units.byte_text(grown)} more on the GPU. A server runs for months."
+            f"after {len(looks) - 1 - EARLY} more requests, you held {units.byte_text(grown)} "
+            "more on the GPU. A server runs for months."
         )
     return right("One model, one context, any number of clients.")
 
@@ -428,26 +442,20 @@ def _numbers(values: list[float]) -> str:
 
 
 def _answered(weights: Plain, row: list[float]) -> list[float]:
+    """Return the model's answer to a row."""
     first, second = weights
     hidden = [max(0.0, sum(a * b for a, b in zip(row, column, strict=True))) for column in first]
     return [sum(a * b for a, b in zip(hidden, column, strict=True)) for column in second]
 
 
+SERVER = "A model for each, or one server"
+
 CHECKS = [
     Check(
-        "08.1",
-        draw_tensors,
-        observe_copies,
-        judge_copies,
-        section="What a child process shares",
+        "08.1", draw_tensors, observe_copies, judge_copies, section="What a child process shares"
     ),
     Check(
-        "08.2",
-        draw_held,
-        observe_held,
-        judge_held,
-        children=True,
-        section="What a process costs",
+        "08.2", draw_held, observe_held, judge_held, children=True, section="What a process costs"
     ),
     Check(
         "08.3",
@@ -458,18 +466,6 @@ CHECKS = [
         children=True,
         section="A producer that ends",
     ),
-    Check(
-        "08.4",
-        draw_limits,
-        observe_limits,
-        judge_limits,
-        section="A model for each, or one server",
-    ),
-    Check(
-        "08.5",
-        draw_requests,
-        observe_server,
-        judge_server,
-        section="A model for each, or one server",
-    ),
+    Check("08.4", draw_limits, observe_limits, judge_limits, section=SERVER),
+    Check("08.5", draw_requests, observe_server, judge_server, section=SERVER),
 ]

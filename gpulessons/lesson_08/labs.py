@@ -1,4 +1,4 @@
-"""One model for several processes: a copy each, the weights mapped into all, or one server that the others ask. Who holds what?"""
+"""Measure and draw the GPU memory of several processes that use one model, in three ways."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ from labkit.labs.predictions import stays_open
 from labkit.processes import PATIENCE, children, context
 
 MIB = 1 << 20
-# By way, the part of the first process and that of each other.
+# For each way, the part of the first process and the part of each other process.
 PARTS = {
     "a copy each": ("worker", "worker"),
     "shared weights": ("owner", "borrower"),
@@ -36,21 +36,24 @@ PARTS = {
 }
 WAYS = tuple(PARTS)
 MOST_PROCESSES = 8
-WORK = 64 * MIB  # what a request takes for a moment
+WORK = 64 * MIB  # bytes that a request takes while it is answered
 LARGEST = 1 << 34  # bytes
 COLUMNS = {"way": "", "process": "", "context": "bytes", "weights": "bytes", "cache": "bytes"}
 HELD = ("context", "weights", "cache")
 
 
 def shared_model(ways: Sequence[str] = WAYS, processes: int = 3, weights: int = 512 * MIB) -> Run:
-    """Bytes of the GPU that each of some `processes` holds, when all use one model, by way.
+    """Measure the bytes of the GPU that each process holds when all use one model.
 
-    "a copy each": each process has weights of its own. "shared weights": the first lends them to the others. "one server": the first
-    has them, the others send it numbers. A request takes 64 MiB for a moment, which stay in the cache of the process that
-    answers it. One row a process: its CUDA `context`, with all that the GPU lost beside PyTorch's reserve; its own `weights`; and the
-    rest of what it has reserved, the `cache`. Nothing is computed.
+    "a copy each": each process has its own weights. "shared weights": the first process lends its
+    weights to the others. "one server": the first process has the weights, and the others send it
+    numbers. A request takes 64 MiB while it is answered. They stay in the cache of the process that
+    answers. There is a row for each process: its CUDA `context` (what the GPU lost beyond PyTorch's
+    reserved memory), its own `weights`, and the rest of its reserved memory, the `cache`. Nothing
+    is computed.
 
-    Raises ValueError for other ways, processes outside 2 to 8, or sizes outside 1 MiB to 16 GiB, RuntimeError when no GPU is in use.
+    Raises ValueError for other ways, processes outside 2 to 8, and sizes outside 1 MiB to 16 GiB.
+    Raises RuntimeError when no GPU is in use.
     """
     chosen = [way for way in WAYS if way in ways]
     if not chosen or not set(ways) <= set(WAYS):
@@ -62,33 +65,30 @@ def shared_model(ways: Sequence[str] = WAYS, processes: int = 3, weights: int = 
             f"weights={weights!r}: give a number of bytes from {MIB} (1 MiB) to {LARGEST} (16 GiB)"
         )
     parameters = {"ways": chosen, "processes": processes, "weights": weights, "work": WORK}
-    return Run(
-        "shared_model",
-        parameters,
-        COLUMNS,
-        badge(),
-        len(chosen) * processes,
-        _points(chosen, processes, weights),
-    )
+    rows = _points(chosen, processes, weights)
+    return Run("shared_model", parameters, COLUMNS, badge(), len(chosen) * processes, rows)
 
 
 def held_by_way(result: Result) -> dict[str, int]:
-    """Bytes of the GPU that all processes hold together, by way."""
-    return {
-        way: sum(sum(result.column(name, way=way)) for name in HELD)
-        for way in dict.fromkeys(result.column("way"))
-    }
+    """Return the bytes of the GPU that all processes together hold, for each way."""
+    held = {}
+    for way in dict.fromkeys(result.column("way")):
+        held[way] = sum(sum(result.column(name, way=way)) for name in HELD)
+    return held
 
 
 def _points(ways: list[str], processes: int, weights: int) -> Iterator[Row]:
-    torch.empty(1, device="cuda")  # this process's context is not counted
+    torch.empty(1, device="cuda")  # creates this process's context, which does not count
     for way in ways:
         first, other = PARTS[way]
         yield from _rows(way, [first] + [other] * (processes - 1), weights)
 
 
 def _rows(way: str, parts: list[str], weights: int) -> Iterator[Row]:
-    """Starts the processes, gives each its turn, and ends them in reverse: who borrows must go first."""
+    """Start the processes, let each do its part, and end them in reverse order.
+
+    A process that borrows weights must end before the process that lends them.
+    """
     make = context()
     queues = [make.SimpleQueue() for _ in range(3)]
     lines = [make.Pipe() for _ in parts]
@@ -98,7 +98,7 @@ def _rows(way: str, parts: list[str], weights: int) -> Iterator[Row]:
     ]
     with children(take_part, arguments) as started:
         for _, theirs in lines:
-            theirs.close()  # a child that dies is heard of
+            theirs.close()  # Otherwise nobody would notice a child that dies.
         for number, ((line, _), part) in enumerate(zip(lines, parts, strict=True)):
             before = _used()
             line.send(len(parts) - 1)
@@ -106,17 +106,14 @@ def _rows(way: str, parts: list[str], weights: int) -> Iterator[Row]:
                 reserved, own = line.recv()
             except (EOFError, ConnectionResetError):
                 raise RuntimeError(
-                    f"process {number + 1} of “{way}” has ended; its error stands in the kernel's log"
+                    f"process {number + 1} of “{way}” has ended. Its error is in the kernel's log."
                 ) from None
             taken = _used() - before
-            name = part if parts.count(part) == 1 else f"{part} {number + (parts[0] == part)}"
-            yield {
-                "way": way,
-                "process": name,
-                "context": taken - reserved,
-                "weights": own,
-                "cache": reserved - own,
-            }
+            name = part
+            if parts.count(part) > 1:
+                name = f"{part} {number + (parts[0] == part)}"
+            held = {"context": taken - reserved, "weights": own, "cache": reserved - own}
+            yield {"way": way, "process": name, **held}
         for (line, _), process in reversed(list(zip(lines, started, strict=True))):
             line.close()
             process.join(PATIENCE)
@@ -131,8 +128,8 @@ def _used() -> int:
 
 
 COLOURS = dict(zip(HELD, (GREY, BLUE, ORANGE), strict=True))
-FILLED, THIN = 0.56, 0.16  # of a bar's place: this machine's bar, and the recorded one below it
-ROW, MARGIN = 0.83, 0.75  # inches: a bar's place, and what stands above and below the bars
+FILLED, THIN = 0.56, 0.16  # heights of a bar and of the recorded bar below it; rows are 1 apart
+ROW, MARGIN = 0.83, 0.75  # inches of a row, and above and below all rows
 GIB = 1 << 30
 
 
@@ -140,7 +137,10 @@ GIB = 1 << 30
 def plot_shared_model(
     result: Result, recorded: Result | None = None, prediction: float | None = None
 ) -> Figure:
-    """A bar for each way, of one piece a process and kind of memory. `prediction` is in GiB, of the first way."""
+    """Draw a bar for each way, with a piece for each process and kind of memory.
+
+    `prediction` is the predicted length of the first bar, in GiB.
+    """
     canvas, axes = new_canvas(_finding(result))
     ways = [way for way in WAYS if way in result.column("way")]
     height = 2 * MARGIN + ROW * max(len(ways), 1)
@@ -154,25 +154,14 @@ def plot_shared_model(
     if prediction is not None and ways:
         above = prediction * GIB, -FILLED / 2 - 0.12
         axes.plot(*([value] for value in above), marker="o", **hollow(BLUE, 9))
-        beside = (
-            ((9, 0), "left")
-            if prediction * GIB < max(held_by_way(result).values()) / 2
-            else ((-9, 0), "right")
-        )
-        axes.annotate(
-            f"predicted: {prediction:g} GiB",
-            above,
-            beside[0],
-            **BESIDE,
-            ha=beside[1],
-            color=darker(BLUE),
-        )
-    highest = [
-        *held_by_way(result).values(),
-        *(held_by_way(recorded).values() if recorded else []),
-        (prediction or 0) * GIB,
-        MIB,
-    ]
+        offset, side = (-9, 0), "right"
+        if prediction * GIB < max(held_by_way(result).values()) / 2:
+            offset, side = (9, 0), "left"
+        style: Any = {**BESIDE, "ha": side, "color": darker(BLUE)}
+        axes.annotate(f"predicted: {prediction:g} GiB", above, offset, **style)
+    highest = [*held_by_way(result).values(), (prediction or 0) * GIB, MIB]
+    if recorded is not None:
+        highest += held_by_way(recorded).values()
     binary_ticks(axes, 1.02 * max(highest))
     size, unit = units.byte_unit(max(highest))
     ticks = axes.get_xticks()
@@ -185,32 +174,25 @@ def plot_shared_model(
         Patch(facecolor=colour, edgecolor=BLACK, linewidth=0.6, label=kind)
         for kind, colour in COLOURS.items()
     ]
-    axes.legend(
-        handles=kinds,
-        ncols=len(kinds),
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        frameon=False,
-        borderaxespad=0.2,
-    )
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+    axes.legend(handles=kinds, ncols=len(kinds), frameon=False, **place)
     said = "" if prediction is None else f"Predicted: {prediction:g} GiB."
     return finished(canvas, result, recorded, _proof, said)
 
 
 def _bar(axes: Axes, result: Result, way: str, row: int) -> None:
-    """The processes one after the other, and the sum at the end, in the unit of the longest bar."""
+    """Draw the processes one after the other, and the sum at the end, in the longest bar's unit."""
     size_of_unit, unit = units.byte_unit(max(held_by_way(result).values()))
+    outline: Any = {"facecolor": "none", "edgecolor": BLACK, "linewidth": 1.2}
     end = 0
-    for *sizes, _ in zip(
-        *(result.column(name, way=way) for name in (*HELD, "process")), strict=True
-    ):
+    for process in result.rows:
+        if process["way"] != way:
+            continue
         start = end
-        for kind, size in zip(HELD, sizes, strict=True):
-            axes.barh(row, size, FILLED, left=end, color=COLOURS[kind])
-            end += size
-        axes.barh(
-            row, end - start, FILLED, left=start, facecolor="none", edgecolor=BLACK, linewidth=1.2
-        )
+        for kind in HELD:
+            axes.barh(row, process[kind], FILLED, left=end, color=COLOURS[kind])
+            end += process[kind]
+        axes.barh(row, end - start, FILLED, left=start, **outline)
     axes.annotate(f"{end / size_of_unit:.4g} {unit}", (end, row), (6, 0), **BESIDE)
 
 
@@ -249,31 +231,33 @@ def _proof(result: Result) -> str:
 
 WEIGHTS = (64 * MIB, 512 * MIB, 2 * GIB, 7 * GIB)
 PROCESSES = range(2, 7)
-GOOD = 0.1  # a prediction this close, as a share of what was measured, is called good
+GOOD = 0.1  # A prediction within this share of the measured number is called good.
 
 
 class SharingLab(ExperimentPanel):
-    """Choose how some processes share a model, predict what they take of the GPU together, and start them one by one.
+    """Lab in which learners choose how processes share a model, and predict their GPU memory.
 
-    `way`, `processes` and `weights` (bytes: 64 MiB, 512 MiB, 2 GiB or 7 GiB) are chosen at first; what they mean,
-    `shared_model` says.
+    Then the processes start one by one. `way`, `processes` and `weights` (bytes: 64 MiB, 512 MiB,
+    2 GiB or 7 GiB) are chosen at first. `shared_model` explains them.
     """
 
     question = "How many GiB of the GPU do these processes take together, their contexts included?"
     unit = "GiB"
 
     def __init__(self, way: str = WAYS[0], processes: int = 3, weights: int = 512 * MIB) -> None:
+        ways = [(way, way) for way in WAYS]
+        counts = [(str(count), count) for count in PROCESSES]
+        sizes = [(units.byte_text(size), size) for size in WEIGHTS]
         self.choices = {
-            "way": _choice("way", [(way, way) for way in WAYS], way),
-            "processes": _choice(
-                "processes", [(str(count), count) for count in PROCESSES], processes
-            ),
-            "weights": _choice(
-                "weights", [(units.byte_text(size), size) for size in WEIGHTS], weights
-            ),
+            "way": _choice("way", ways, way),
+            "processes": _choice("processes", counts, processes),
+            "weights": _choice("weights", sizes, weights),
         }
         super().__init__(list(self.choices.values()))
-        told = f"A request takes {units.byte_text(WORK)} more for a moment, in the process that answers it."
+        told = (
+            f"A request takes {units.byte_text(WORK)} more while it is answered, "
+            "in the process that answers it."
+        )
         question, row, *others = self.children
         self.children = (question, row, widgets.HTML(f"<p>{told}</p>"), *others)
 
@@ -282,12 +266,8 @@ class SharingLab(ExperimentPanel):
         return shared_model([chosen["way"]], chosen["processes"], chosen["weights"])
 
     def point(self, row: dict[str, Any]) -> str:
-        sizes = (
-            f"{name} {units.byte_text(row[name])}"
-            for name, unit in COLUMNS.items()
-            if unit == "bytes"
-        )
-        return f"{row['process']} holds {', '.join(sizes)}"
+        sizes = ", ".join(f"{name} {units.byte_text(row[name])}" for name in HELD)
+        return f"{row['process']} holds {sizes}"
 
     def draw(self, result: Result, prediction: float | None) -> Figure:
         return plot_shared_model(result, result.recorded(), prediction)
@@ -299,9 +279,8 @@ class SharingLab(ExperimentPanel):
         was = f"Together they take {taken:.3g} GiB; you predicted {prediction:g}"
         if abs(prediction - taken) <= GOOD * taken:
             return f"{was}. A good prediction!"
-        return (
-            f"{was}, {abs(prediction - taken):.3g} too {'high' if prediction > taken else 'low'}."
-        )
+        way = "high" if prediction > taken else "low"
+        return f"{was}, {abs(prediction - taken):.3g} too {way}."
 
 
 def _choice(name: str, options: list[tuple[str, Any]], value: Any) -> widgets.Dropdown:

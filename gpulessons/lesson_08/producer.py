@@ -1,4 +1,4 @@
-"""A learner's producer of GPU tensors in a process of its own, for lesson 08: what it sends, and whether it waits for its consumer."""
+"""Run a learner's producer of GPU tensors in its own process, and see whether it waits."""
 
 import os
 import pickle
@@ -13,22 +13,21 @@ from labkit.processes import by_value
 
 
 class Watched:
-    """An event of which is known whether the other process waits for it (`awaited`), has `seen` it set, or changed it itself (`forged`).
+    """Event that notes what the producer does with it.
 
-    Who looks a few times, or waits for a limited time, goes on whether it is set or not: to wait is to look again and again. So that this
-    takes no long time, a limited wait is over at once, and for the producer's clocks each look takes a minute.
+    `awaited` is set when the producer waits for it, `seen` when the producer has seen it set, and
+    `forged` when the producer changes it. A producer that looks a few times, or waits for a limited
+    time, does not wait, because it goes on if the event is not set. To wait is to look again and
+    again. So that this takes no long time, a limited wait ends at once, and each look takes a
+    minute on the producer's clocks.
     """
 
     ENOUGH = 1000  # looks
 
     def __init__(self) -> None:
         make = processes.context()
-        self._event, self.awaited, self.seen, self.forged = (
-            make.Event(),
-            make.Event(),
-            make.Event(),
-            make.Event(),
-        )
+        self._event, self.awaited = make.Event(), make.Event()
+        self.seen, self.forged = make.Event(), make.Event()
         self._owner, self.looks = os.getpid(), 0
 
     def set(self) -> None:
@@ -54,26 +53,22 @@ class Watched:
         return happened
 
 
-COMING, ENDING = (
-    60.0,
-    20.0,
-)  # seconds for the producer to come so far that it waits, and then to end
+COMING, ENDING = 60.0, 20.0  # seconds for the producer until it waits, and then until it ends
 LOOK = 0.01  # seconds between two looks into the queue
-NAP = 0.001  # seconds at most between two looks of the producer at `done`
+NAP = 0.001  # most seconds between the producer's looks at `done`
 
 
 def observe_producer(answer: Any, sizes: Plain) -> Plain:
-    """What came through the queue, whether the producer waited for `done`, and whether it ended when that was set."""
+    """Return what came through the queue, and whether the producer waited for `done` and ended."""
     make = processes.context()
     queue, done = make.SimpleQueue(), Watched()
     ours, theirs = make.Pipe()
-    with processes.children(_produce, [(theirs, by_value.dumps(answer), queue, done, sizes)]) as (
-        producer,
-    ):
+    arguments = (theirs, by_value.dumps(answer), queue, done, sizes)
+    with processes.children(_produce, [arguments]) as (producer,):
         theirs.close()
         try:
             came, lost = _consumed(queue, done, producer), ""
-        except Exception as error:  # what has gone with its process cannot be opened, nor read
+        except Exception as error:  # Tensors of an ended process can be neither opened nor read.
             came, lost = [], quote(error)
         _until(lambda: producer.exitcode is not None or done.awaited.is_set())
         done.set()
@@ -82,12 +77,8 @@ def observe_producer(answer: Any, sizes: Plain) -> Plain:
         if not ended:
             producer.kill()
         raised = _last_words(ours) if ended else ""
-    told = {
-        "waited": done.seen.is_set(),
-        "forged": done.forged.is_set(),
-        "ended": ended,
-        "raised": raised,
-    }
+    told: dict[str, Plain] = {"waited": done.seen.is_set(), "forged": done.forged.is_set()}
+    told |= {"ended": ended, "raised": raised}
     return {"came": came, "lost": lost, **told}
 
 
@@ -99,7 +90,10 @@ def _last_words(line: Connection) -> str:
 
 
 def _produce(line: Connection, answer: bytes, queue: Any, done: Watched, sizes: list[int]) -> None:
-    """In another process: run the learner's producer, and send home what it raises, or nothing. Until `done` is seen, naps are short."""
+    """Run the learner's producer in another process, and send its error, or an empty text.
+
+    Until the producer has seen `done`, its naps are short.
+    """
     sleep = time.sleep
     time.sleep = lambda seconds: sleep(seconds if done.seen.is_set() else min(float(seconds), NAP))
     for clock in (time.time, time.monotonic, time.perf_counter):
@@ -107,18 +101,17 @@ def _produce(line: Connection, answer: bytes, queue: Any, done: Watched, sizes: 
     try:
         pickle.loads(answer)(queue, done, sizes)
         line.send("")
-    except BaseException as error:  # sys.exit too
+    except BaseException as error:  # also SystemExit
         line.send(quote(error))
 
 
 def _consumed(queue: Any, done: Watched, producer: Any) -> Plain:
-    """Hold all tensors that come, until it is clear that no more will, and tell what they are."""
+    """Hold all tensors until it is clear that no more will come, and describe them."""
     received: list[Any] = []
 
     def nothing_more() -> bool:
-        over = (
-            producer.exitcode is not None or done.awaited.is_set()
-        )  # what was put before is in the queue
+        # Look at the producer first. Everything that it put before is in the queue then.
+        over = producer.exitcode is not None or done.awaited.is_set()
         while not queue.empty():
             received.append(queue.get())
         return over

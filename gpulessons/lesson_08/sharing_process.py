@@ -1,4 +1,7 @@
-"""What each process of the experiment `shared_model` does. It imports this file, and with it no figure and no widget."""
+"""The part of each process in the experiment `shared_model`.
+
+The processes import this file, and so they need not import figures and widgets.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
@@ -10,7 +13,10 @@ from labkit import machine
 
 
 def take_part(line: Connection, part: str, weights: int, work: int, queues: list[Any]) -> None:
-    """What a child does: it waits for its turn, does its part, tells (reserved, weights) in bytes, and stays until the line is closed."""
+    """Wait for this child's turn, do its part, and stay until the line is closed.
+
+    The child sends the bytes (reserved, weights) through the line.
+    """
     lent, requests, replies = queues
     others = line.recv()
     if part == "client":
@@ -20,11 +26,10 @@ def take_part(line: Connection, part: str, weights: int, work: int, queues: list
         line.poll(None)
         return
     with _without_values():
-        model = (
-            lent.get()
-            if part == "borrower"
-            else torch.empty(weights, dtype=torch.uint8, device="cuda")
-        )
+        if part == "borrower":
+            model = lent.get()
+        else:
+            model = torch.empty(weights, dtype=torch.uint8, device="cuda")
         for _ in range(others if part == "owner" else 0):
             lent.put(model)
         torch.empty(work, dtype=torch.uint8, device="cuda")  # a request's activations
@@ -35,6 +40,6 @@ def take_part(line: Connection, part: str, weights: int, work: int, queues: list
 
 
 def _without_values() -> AbstractContextManager[None]:
-    """On virtual GPUs, nothing is computed, and no memory of the host taken."""
-    used = machine.current()  # a child of a process with real GPUs has none
+    """Compute nothing on virtual GPUs in the block, so that no memory of the host is taken."""
+    used = machine.current()  # None in a child of a process with real GPUs
     return used.without_values() if used is not None else nullcontext()

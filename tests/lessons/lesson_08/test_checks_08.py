@@ -55,7 +55,7 @@ def test_sizes_that_differ_do_not_look_equal():
     total, context = 15 * 1024 * MIB, 293 * MIB
     for change, said in (
         (64 * 1024, "What does the limit count?"),
-        (-64 * 1024, "The rest lies idle."),
+        (-64 * 1024, "The rest stays unused."),
     ):
         fraction = (total / 7 - context + change) / total
         case = {"processes": 7, "context": context}
@@ -82,7 +82,7 @@ CAME = [
         ({"raised": "ValueError: no"}, "in its process, your function raised ValueError: no"),
         ({"came": [], "lost": "RuntimeError: gone"}, "What it had sent was gone"),
         ({"waited": False}, "did not wait until `done` was set"),
-        ({"came": []}, "0 of 2 tensors came"),
+        ({"came": []}, "expected 2 tensors, and 0 came"),
         ({"ended": False}, "your producer still ran"),
         ({"waited": False, "ended": False}, "your producer still ran"),
         ({"forged": True}, "set `done` itself"),

@@ -164,10 +164,8 @@ def bars(canvas):
 def test_the_thriftiest_and_the_greediest_are_the_finding():
     figure = plot_shared_model(measured(*PARTS))
     assert figure.title == "For 3 processes, one server takes 0.6602 GiB, a copy each 1.98 GiB"
-    assert (
-        "A copy each 1.98 GiB (context 300 MiB, weights 1.5 GiB, cache 192 MiB); shared weights 1004 MiB"
-        in figure.alt
-    )
+    copies = "A copy each 1.98 GiB (context 300 MiB, weights 1.5 GiB, cache 192 MiB)"
+    assert f"{copies}; shared weights 1004 MiB" in figure.alt
     assert figure.alt.endswith("Measured on paper.")
 
 
@@ -258,10 +256,8 @@ def test_a_stopped_run_leaves_the_prediction_open(monkeypatch):
     lab = SharingLab("a copy each")
     monkeypatch.setattr(lab, "point", lambda row: lab.stop_button.click() or "first")
     said = run(lab, "1")
-    assert (
-        "Stopped after 1 of 3 points. Not all processes were started, so your prediction of 1 stays open."
-        in said
-    )
+    assert "Stopped after 1 of 3 points. Not all processes were started" in said
+    assert "so your prediction of 1 stays open." in said
     assert "1 process, a copy each" in lab.picture.value
 
 
