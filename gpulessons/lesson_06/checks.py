@@ -25,15 +25,11 @@ from labkit.checks.left_behind import hooks_of
 
 STEPS = 12
 MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared
-EARLY, LATE = (
-    slice(2, 5),
-    slice(-3, None),
-)  # of the measurements before each step and after the last
+# Memory is measured before each step and after the last. These measurements are compared.
+EARLY, LATE = slice(2, 5), slice(-3, None)
 FEW = 1024  # bytes: two blocks for numbers that are added up on the GPU
-RELATIVE, ABSOLUTE = (
-    1e-5,
-    1e-6,
-)  # how close numbers must be: closer than a printed one, or float16, is rounded
+# Numbers must agree within these errors. Rounding to float16 or to printed digits is worse.
+RELATIVE, ABSOLUTE = 1e-5, 1e-6
 
 
 def draw(generator: random.Random, bad: int = 0) -> Plain:
@@ -59,7 +55,7 @@ def observe(answer: Any, inputs: Plain, script: Callable[..., Any]) -> Plain:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Switch Python's garbage collector off. Memory that only the collector would free counts as held."""
+    """Switch Python's garbage collector off. Memory that only it would free counts as held."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -70,24 +66,19 @@ def _without_collector() -> Iterator[None]:
 
 
 def _run(train: Any, inputs: Plain) -> Plain:
+    """Train a new model with `train`. Return what it returned, learned and left on the GPU."""
     generator = torch.Generator().manual_seed(inputs["seed"])
-    model = nn.Sequential(
-        nn.Linear(inputs["width"], inputs["width"]),
-        nn.Tanh(),
-        nn.Linear(inputs["width"], inputs["outputs"]),
-    )
+    width = inputs["width"]
+    model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, inputs["outputs"]))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(
-                torch.randn(parameter.shape, generator=generator) / inputs["width"] ** 0.5
-            )
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / width**0.5)
     model.cuda()
     calls: list[None] = []
     own_hook = model[1].register_forward_hook(lambda *_: calls.append(None))  # must stay
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    model(
-        torch.ones(inputs["rows"], inputs["width"], device="cuda")
-    ).mean().backward()  # gradients are there, and workspaces
+    # Gradients and workspaces exist before the first measurement.
+    model(torch.ones(inputs["rows"], width, device="cuda")).mean().backward()
     held: list[int] = []
     steps = Steps()
     before = _allocated()
@@ -96,7 +87,7 @@ def _run(train: Any, inputs: Plain) -> Plain:
     left = _allocated() - before
     kept_own_hook = own_hook.id in model[1]._forward_hooks
     for module in model.modules():
-        module._forward_hooks.clear()  # a hook that the script left may hold graphs for good
+        module._forward_hooks.clear()  # A hook that the script left may hold graphs.
     return {
         "returned": _plain(returned),
         "graphs": steps.graphs,
@@ -112,13 +103,9 @@ def _run(train: Any, inputs: Plain) -> Plain:
 
 def _raised(train: Any, inputs: Plain) -> bool:
     """Return whether another error is raised to the caller, for rows that are too narrow."""
-    model = nn.Sequential(
-        nn.Linear(inputs["width"], 8), nn.Tanh(), nn.Linear(8, inputs["outputs"])
-    ).cuda()
-    batch = (
-        torch.ones(2, inputs["width"] - 1, device="cuda"),
-        torch.ones(2, inputs["outputs"], device="cuda"),
-    )
+    width, outputs = inputs["width"], inputs["outputs"]
+    model = nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, outputs)).cuda()
+    batch = torch.ones(2, width - 1, device="cuda"), torch.ones(2, outputs, device="cuda")
     try:
         train(model, torch.optim.SGD(model.parameters(), lr=0.05), iter([batch]))
     except RuntimeError:
@@ -127,7 +114,7 @@ def _raised(train: Any, inputs: Plain) -> bool:
 
 
 class Saved:
-    """A tensor that a graph saves."""
+    """Tensor that a graph saves for its backward pass. `used` says whether the pass has run."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.used = tensor, False
@@ -158,6 +145,7 @@ class Steps:
 
     @contextmanager
     def followed(self, model: nn.Module) -> Iterator[None]:
+        """Watch the model's graphs, saved tensors and backward passes in the block."""
         modules = set(model.modules())
 
         def mark(module: nn.Module, given: Any, output: torch.Tensor) -> None:
@@ -165,9 +153,8 @@ class Steps:
                 self._graphs.mark(module, given, output)
 
         def save(tensor: torch.Tensor) -> Saved:
-            saved = Saved(
-                tensor.detach()
-            )  # or an output that its own node saves would keep that node
+            # A node that saves its own output would be kept alive by the output.
+            saved = Saved(tensor.detach())
             self._saved.add(saved)
             return saved
 
@@ -185,6 +172,7 @@ class Steps:
             counter.remove()
 
     def looked_at(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches, and look at graphs, hooks and saved tensors before each batch."""
         while True:
             self.graphs.append(self._graphs.alive)
             self.hooks.append(sum(map(hooks_of, self._model.modules())))
@@ -215,57 +203,71 @@ def _allocated() -> int:
 def _batch(
     rows: int, inputs: Plain, generator: torch.Generator, bad: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and targets on the GPU. The targets of a `bad` batch are nan."""
     x = torch.randn(rows, inputs["width"], generator=generator)
     y = x[:, : inputs["outputs"]].sin()
-    return x.cuda(), (y * float("nan") if bad else y).cuda()
+    if bad:
+        y = y * float("nan")
+    return x.cuda(), y.cuda()
 
 
 def _plain(value: Any) -> Plain:
+    """Return a result as plain data. Tensors are described, with whether they have a graph."""
     if isinstance(value, list | tuple):
         return [_plain(element) for element in value]
     if isinstance(value, torch.Tensor):
         return describe(value) | {"graph": value.requires_grad}
     if value is None or isinstance(value, bool | str):
         return value
-    return describe(value) if number(value) is None else number(value)
+    if number(value) is None:
+        return describe(value)
+    return number(value)
 
 
 def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
     answer, expected = observed["answer"], observed["expected"]
     if len(answer["held"]) != STEPS + 1:
         return not_yet(
-            f"your function took {len(answer['held'])} of {STEPS} batches, and did not ask for more. Use all of them."
+            f"your function took {len(answer['held'])} of {STEPS} batches, and did not ask for "
+            "more. Use all of them."
         )
     if not near(answer["returned"], expected["returned"], RELATIVE, ABSOLUTE):
-        got, due = _short(answer["returned"]), _short(expected["returned"])
-        other = " with other values" if got == due else ""
+        got, asked = _short(answer["returned"]), _short(expected["returned"])
+        other = " with other values" if got == asked else ""
         return not_yet(
-            f"your function must return what the script returned, {due}. Yours returned {got}{other}."
+            f"your function must return what the script returned, {asked}. "
+            f"Yours returned {got}{other}."
         )
     if not near(answer["model"], expected["model"], RELATIVE, ABSOLUTE):
-        return not_yet("the model has not learned what it learns from the script.")
+        return not_yet("after your function, the model's weights differ from those of the script.")
     if not observed["raised"]:
         return not_yet(
-            "a batch was too narrow for the model, and your function hid the RuntimeError. The script raises it."
+            "a batch was too narrow for the model, and your function hid the RuntimeError. "
+            "The script raises it."
         )
-    grown = _grown(answer["held"])
+    grown, script_grown = _grown(answer["held"]), _grown(expected["held"])
     if grown > 0:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
-        leaked = f"{units.byte_text(grown)} more after {steps} more steps. The script held {units.byte_text(_grown(expected['held']))} more"
-        return not_yet(f"the GPU still held {leaked}. {hint}")
+        return not_yet(
+            f"the GPU still held {units.byte_text(grown)} more after {steps} more steps. "
+            f"The script held {units.byte_text(script_grown)} more. {hint}"
+        )
     first = min(answer["held"][2:STEPS]) - answer["held"][1]
     if first > FEW:
         return not_yet(
-            f"the GPU still held {units.byte_text(first)} of the first step during all other steps. {hint}"
+            f"the GPU still held {units.byte_text(first)} of the first step during all other "
+            f"steps. {hint}"
         )
     most, step = _most(answer["held"], inputs["bad"])
     if most > FEW:
         return not_yet(
-            f"after step {step}, the GPU held {units.byte_text(most)} more than after the first step. {hint}"
+            f"after step {step}, the GPU held {units.byte_text(most)} more than after the first "
+            f"step. {hint}"
         )
     if answer["retained"]:
         return not_yet(
-            "a backward pass had not freed the tensors that it used when the next batch came. Which argument asks for that?"
+            "a backward pass had not freed the tensors that it used when the next batch came. "
+            "Which argument asks for that?"
         )
     if _grown(answer["graphs"]) > 0 or _most(answer["graphs"], inputs["bad"])[0] > 0:
         return not_yet(
@@ -287,10 +289,12 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         return not_yet(f"after the last step, {compared}. {hint}")
     if answer["left"] > 0:
         return not_yet(
-            f"{units.byte_text(answer['left'])} were still in memory after your function had returned. {hint}"
+            f"{units.byte_text(answer['left'])} were still in memory after your function had "
+            f"returned. {hint}"
         )
     return right(
-        f"The script kept {units.byte_text(_grown(expected['held']))} in the steps compared, yours nothing."
+        f"In the steps compared, the script kept {units.byte_text(script_grown)}, and your "
+        "function kept nothing."
     )
 
 
@@ -303,8 +307,8 @@ def _most(seen: list[int], bad: list[int]) -> tuple[int, int]:
     """Return the largest excess over the number after the first step, and the step that left it.
 
     This finds leaks that are freed now and then. The last batch is larger, so its step is left out.
-    The steps with a `bad` batch are left out, too. They stop early and may leave their tensors until
-    the next step.
+    The steps with a `bad` batch are left out, too, because they stop early and may leave their
+    tensors until the next step.
     """
     whole = [step for step in range(2, STEPS) if step - 1 not in bad]
     step = max(whole, key=lambda step: seen[step])
@@ -314,24 +318,23 @@ def _most(seen: list[int], bad: list[int]) -> tuple[int, int]:
 def _short(value: Plain) -> str:
     """Describe a returned value in a few words."""
     if isinstance(value, dict):
+        if "shape" not in value:
+            return value["type"]
         graph = ", with a graph" if value.get("graph") else ""
-        return (
-            f"a tensor of shape {value['shape']} on {value['device']}{graph}"
-            if "shape" in value
-            else value["type"]
-        )
+        return f"a tensor of shape {value['shape']} on {value['device']}{graph}"
     if isinstance(value, list):
         more = ", …" if len(value) > 2 else ""
         return f"[{', '.join(map(_short, value[:2]))}{more}] ({len(value)} entries)"
-    return f"{value:.5g}" if isinstance(value, float) else repr(value)
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return repr(value)
 
 
 def _fix(exercise: str, script: Callable[..., Any], hint: str, section: str, bad: int = 0) -> Check:
     """Return the check of an exercise that hands out `script`."""
-    draws: Callable[[random.Random], Plain] = partial(draw, bad=bad)
     return Check(
         exercise,
-        draws,
+        partial(draw, bad=bad),
         partial(observe, script=script),
         partial(judge, hint=hint),
         script=script,
@@ -340,27 +343,19 @@ def _fix(exercise: str, script: Callable[..., Any], hint: str, section: str, bad
     )
 
 
-SEVERAL = "What does a loss keep, what does the hook keep, and what does an exception know besides its message?"
+GRAPHS = "What holds the graphs that nobody calls backward on?"
+TENSORS = "Where are the tensors in your list?"
+AVERAGE = "What does the average remember besides its value?"
+HOOKS = "What does the hook keep, and how many hooks are there?"
+SEVERAL = (
+    "What does a loss keep, what does the hook keep, "
+    "and what does an exception know besides its message?"
+)
 
 CHECKS = [
-    _fix(
-        "06.1",
-        scripts.train_and_validate,
-        "What holds the graphs that nobody calls backward on?",
-        "Find it",
-    ),
-    _fix("06.2", scripts.train_and_collect, "Where are the tensors in your list?", "What to keep"),
-    _fix(
-        "06.3",
-        scripts.train_smoothed,
-        "What does the average remember besides its value?",
-        "Six loops",
-    ),
-    _fix(
-        "06.4",
-        scripts.train_watched,
-        "What does the hook keep, and how many hooks are there?",
-        "A hook",
-    ),
+    _fix("06.1", scripts.train_and_validate, GRAPHS, "Find it"),
+    _fix("06.2", scripts.train_and_collect, TENSORS, "What to keep"),
+    _fix("06.3", scripts.train_smoothed, AVERAGE, "Six loops"),
+    _fix("06.4", scripts.train_watched, HOOKS, "A hook"),
     _fix("06.5", scripts.train_robustly, SEVERAL, "Build it: three leaks at once", bad=3),
 ]

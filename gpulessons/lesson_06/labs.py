@@ -1,8 +1,9 @@
-"""What a training loop with leaks keeps: the bytes allocated after each step, and who holds them in the end."""
+"""Run and draw a training loop with leaks: the bytes after each step, and what holds them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from html import escape
+from textwrap import indent
 from typing import Any
 
 import ipywidgets as widgets
@@ -29,7 +30,8 @@ from labkit.labs.figures import finished, hollow, in_style
 from labkit.labs.panel import ExperimentPanel, switches
 from labkit.labs.predictions import stays_open
 
-# The lines that make a training leak, by the name of the leak. That of "retain_graph" takes the place of the backward line.
+# The lines that make a training leak, by the name of the leak. The line of "retain_graph" replaces
+# the line with `loss.backward()`.
 LEAKS = {
     "summed losses": "total += loss",
     "kept losses": "losses.append(loss)",
@@ -38,11 +40,8 @@ LEAKS = {
     "evaluation": "valid += nn.functional.mse_loss(model(x + 1), y + 1)",
     "retain_graph": "loss.backward(retain_graph=True)",
 }
-ALONE = tuple(
-    LEAKS
-)[
-    :5
-]  # those that are worth a training of their own: a retained graph goes with its loss, if nothing keeps that
+# The leaks that show in a training of their own. A retained graph is freed with its loss.
+ALONE = tuple(leak for leak in LEAKS if leak != "retain_graph")
 STEPS = 6
 MOST_STEPS = 1000
 COLUMNS = {"leak": "", "step": "", "allocated": "bytes", "grown": "bytes", "holder": ""}
@@ -67,51 +66,46 @@ optimizer.step()
 
 
 def leaky_training(leaks: Sequence[str] = ALONE, steps: int = STEPS, together: bool = False) -> Run:
-    """Trains a small network with leaks built in: a training for each of `leaks`, or with `together` one that has them all.
+    """Train a small network with leaks: one training for each leak, or one with all `together`.
 
-    The leaks are those of `LEAKS`, by name. One row a step: `allocated` after it, and by how much that has `grown` since the first step
-    began, two that do not count aside. With `together`, the last row names the `holder` of the largest tensor that leaked, if one did.
-    A step's input takes 1 MiB, and so does the hidden layer; target and output take half of that each.
+    `leaks` are names of `LEAKS`. Each step has a row: the bytes `allocated` after it, and the bytes
+    by which that has `grown` since the first step began. Two warm-up steps come before. With
+    `together`, the last row names the `holder` of the largest tensor that leaked. A step's input
+    takes 1 MiB, and so does the hidden layer. Target and output take 0.5 MiB each.
 
-    Raises ValueError for other leaks, or steps outside 2 to 1000, RuntimeError when no GPU is in use.
+    Raises ValueError for other leaks and for steps outside 2 to 1000, and RuntimeError when no GPU
+    is in use.
     """
     chosen = list(dict.fromkeys(leaks))
     if not set(chosen) <= set(LEAKS) or not (chosen or together):
         raise ValueError(
-            f"leaks={leaks!r}: choose from {', '.join(map(repr, LEAKS))}; none of them only with together=True"
+            f"expected leaks of {', '.join(map(repr, LEAKS))}, got {leaks!r}. "
+            "No leak is possible only with together=True."
         )
     if type(steps) is not int or not 2 <= steps <= MOST_STEPS:
-        raise ValueError(f"steps={steps!r}: give a whole number from 2 to {MOST_STEPS}")
+        raise ValueError(f"expected a whole number from 2 to {MOST_STEPS} for steps, got {steps!r}")
     trainings = [chosen] if together else [[leak] for leak in chosen]
     parameters = {"leaks": chosen, "steps": steps, "together": together}
-    return Run(
-        "leaky_training",
-        parameters,
-        COLUMNS,
-        badge(),
-        steps * len(trainings),
-        _points(trainings, steps, together),
-    )
+    rows = _points(trainings, steps, together)
+    return Run("leaky_training", parameters, COLUMNS, badge(), steps * len(trainings), rows)
 
 
 def script(leaks: Sequence[str]) -> tuple[str, str]:
-    """The training's source: what comes before the loop, and a step."""
-    before = _SET_UP + (f"{LEAKS['hook']}\n" if "hook" in leaks else "")
-    step = (
-        _STEP.replace("loss.backward()", LEAKS["retain_graph"])
-        if "retain_graph" in leaks
-        else _STEP
-    )
-    return before, step + "".join(
-        f"{LEAKS[leak]}\n"
-        for leak in LEAKS
-        if leak in leaks and leak not in ("hook", "retain_graph")
-    )
+    """Return the source of the training: the code before the loop, and the code of a step."""
+    before, step = _SET_UP, _STEP
+    if "hook" in leaks:
+        before += f"{LEAKS['hook']}\n"
+    if "retain_graph" in leaks:
+        step = step.replace("loss.backward()", LEAKS["retain_graph"])
+    for leak, line in LEAKS.items():
+        if leak in leaks and leak not in ("hook", "retain_graph"):
+            step += f"{line}\n"
+    return before, step
 
 
 def growth(result: Result) -> dict[str, float]:
-    """Bytes that each training added a step, as far as it was measured."""
-    rows = {row["leak"]: row for row in result.rows}  # the last of each
+    """Return the bytes that each training added per step, as far as it was measured."""
+    rows = {row["leak"]: row for row in result.rows}  # the last row of each training
     return {leak: row["grown"] / row["step"] for leak, row in rows.items()}
 
 
@@ -122,9 +116,7 @@ def _points(trainings: list[list[str]], steps: int, names_holder: bool) -> Itera
 
 def _training(leaks: list[str], steps: int, names_holder: bool) -> Iterator[Row]:
     before, step = (compile(source, "<string>", "exec") for source in script(leaks))
-    names: dict[str, Any] = {
-        "__name__": "training"
-    }  # a namespace of its own: what it holds is told by name
+    names: dict[str, Any] = {"__name__": "training"}  # The trace names what the namespace holds.
     try:
         exec(before, names)
         exec(step, names)
@@ -134,36 +126,41 @@ def _training(leaks: list[str], steps: int, names_holder: bool) -> Iterator[Row]
         def row(number: int) -> Row:
             exec(step, names)
             allocated = torch.cuda.memory_allocated()
-            return {
-                "leak": " + ".join(leaks) or NO_LEAK,
-                "step": number,
-                "allocated": allocated,
-                "grown": allocated - start,
-                "holder": "",
-            }
+            taken = {"step": number, "allocated": allocated, "grown": allocated - start}
+            return {"leak": " + ".join(leaks) or NO_LEAK, **taken, "holder": ""}
 
         with record(timeline=False) if names_holder else nullcontext() as trace:
             for number in range(1, steps):
                 yield row(number)
-        last = row(steps)  # after it nothing is left of the recorded steps, but for what leaked
+        last = row(steps)  # After this step, only leaked tensors of the recorded steps are left.
         leaked = trace.leaks() if trace is not None else []
         yield {**last, "holder": leaked[0].holders[0].text if leaked else ""}
     finally:
-        names.clear()  # the hook and these names hold each other
+        names.clear()  # The hook and these names hold each other.
 
 
 # The figure
 
 
 MIB = 1 << 20
-LOOKS = ((VERMILLION, "o"), (BLUE, "s"), (ORANGE, "^"), (GREEN, "D"), (SKY_BLUE, "v"), (BLACK, "x"))
+STYLES = (
+    (VERMILLION, "o"),
+    (BLUE, "s"),
+    (ORANGE, "^"),
+    (GREEN, "D"),
+    (SKY_BLUE, "v"),
+    (BLACK, "x"),
+)
 
 
 @in_style
 def plot_leaky_training(
     result: Result, recorded: Result | None = None, prediction: float | None = None
 ) -> Figure:
-    """What each training has kept after each step. `prediction` says in MiB what is kept a step; it is drawn at the last one."""
+    """Draw what each training kept after each step, in bytes.
+
+    `prediction` is the predicted growth in MiB per step. The figure marks it at the last step.
+    """
     kept = growth(result)
     canvas, axes = new_canvas(_finding(result, kept))
     labels = [_line(axes, result, leak, "-", index) for index, leak in enumerate(kept)]
@@ -171,23 +168,16 @@ def plot_leaky_training(
         if recorded is not None and leak in growth(recorded):
             _line(axes, recorded, leak, "--", index)
     guess = _predicted(axes, result, prediction)
-    highest = [
-        *result.column("grown"),
-        *(recorded.column("grown") if recorded else []),
-        guess or 0,
-        MIB,
-    ]
-    byte_ticks(axes, 1.08 * max(highest), 6)
-    axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # a line at 0 is seen
+    recorded_rows = recorded.column("grown") if recorded else []
+    highest = max([*result.column("grown"), *recorded_rows, guess or 0, MIB])
+    byte_ticks(axes, 1.08 * highest, 6)
+    axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # so that a line at 0 is visible
     axes.set(xlabel="training step", ylabel="kept since the start")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    label_ends(
-        axes,
-        [*labels, (result.rows[-1]["step"], guess, f"predicted: {prediction:g}", BLUE)]
-        if guess is not None
-        else labels,
-    )
-    said = "" if prediction is None else f"Predicted: {prediction:g} MiB a step."
+    if guess is not None:
+        labels.append((result.rows[-1]["step"], guess, f"predicted: {prediction:g}", BLUE))
+    label_ends(axes, labels)
+    said = "" if prediction is None else f"Predicted: {prediction:g} MiB per step."
     return finished(canvas, result, recorded, _proof, _held(result), said)
 
 
@@ -196,19 +186,17 @@ def _finding(result: Result, kept: dict[str, float]) -> str:
         return "Not measured yet: not even one step"
     if len(kept) == 1:
         nbytes = next(iter(kept.values()))
-        return (
-            f"Memory grows by {units.byte_text(nbytes)} a step"
-            if nbytes
-            else "Memory does not grow"
-        )
+        if not nbytes:
+            return "Memory does not grow"
+        return f"Memory grows by {units.byte_text(nbytes)} per step"
     most, least = max(kept, key=lambda leak: kept[leak]), min(kept, key=lambda leak: kept[leak])
     nothing = units.byte_text(kept[least]) if kept[least] else "nothing"
-    return f"“{most}” keeps {units.byte_text(kept[most])} a step, “{least}” {nothing}"
+    return f"“{most}” keeps {units.byte_text(kept[most])} per step, “{least}” {nothing}"
 
 
 def _proof(result: Result) -> str:
     told = ", ".join(f"{leak} {units.byte_text(nbytes)}" for leak, nbytes in growth(result).items())
-    return f"kept a step: {told}."
+    return f"kept per step: {told}."
 
 
 def _held(result: Result) -> str:
@@ -218,14 +206,15 @@ def _held(result: Result) -> str:
 def _line(
     axes: Axes, result: Result, leak: str, dashes: str, index: int
 ) -> tuple[float, float, str, str]:
-    """Draw what one training kept; returns the name for the line's end."""
+    """Draw what one training kept; return the label of the line's end."""
     steps, grown = result.column("step", leak=leak), result.column("grown", leak=leak)
-    colour, marker = LOOKS[index % len(LOOKS)]
+    colour, marker = STYLES[index % len(STYLES)]
     if dashes == "-":
         axes.plot(steps, grown, dashes, color=colour, marker=marker, clip_on=False)
     else:
         axes.plot(steps, grown, dashes, color=darker(colour), linewidth=1.4)
-    return steps[-1], grown[-1], f"{leak.count('+') + 1} leaks" if "+" in leak else leak, colour
+    name = f"{leak.count('+') + 1} leaks" if "+" in leak else leak
+    return steps[-1], grown[-1], name, colour
 
 
 def _predicted(axes: Axes, result: Result, prediction: float | None) -> float | None:
@@ -241,17 +230,18 @@ def _predicted(axes: Axes, result: Result, prediction: float | None) -> float | 
 # The widget
 
 
-NEAR = 0.02  # MiB: a prediction this close is right
+NEAR = 0.02  # MiB. A prediction within this distance is right.
 
 
 class LeakLab(ExperimentPanel):
-    """Switch leaks of a training loop on, predict how many MiB it keeps each step, and watch it; the end names who holds them.
+    """Lab in which learners switch leaks on and predict how many MiB the loop keeps per step.
 
-    `leaks` are those switched on at first and `steps` the loop's, as in `leaky_training`.
+    Then they run it and see who holds the memory. `leaks` are switched on at first. `leaks` and
+    `steps` are those of `leaky_training`.
     """
 
     question = "How many MiB does this loop keep each step?"
-    unit = "MiB a step"
+    unit = "MiB per step"
     zero_is_possible = True
 
     def __init__(self, leaks: Sequence[str] = ("kept losses",), steps: int = STEPS) -> None:
@@ -265,14 +255,15 @@ class LeakLab(ExperimentPanel):
 
     @property
     def leaks(self) -> list[str]:
-        """Those that are switched on."""
+        """The leaks that are switched on."""
         return [name for name, switch in self.switches.items() if switch.value]
 
     def experiment(self) -> Run:
         return leaky_training(self.leaks, self.steps, together=True)
 
     def point(self, row: dict[str, Any]) -> str:
-        return f"{units.byte_text(row['allocated'])} allocated, {units.byte_text(row['grown'])} more than at the start"
+        allocated, grown = units.byte_text(row["allocated"]), units.byte_text(row["grown"])
+        return f"{allocated} allocated, {grown} more than at the start"
 
     def draw(self, result: Result, prediction: float | None) -> Figure:
         return plot_leaky_training(result, result.recorded(), prediction)
@@ -281,14 +272,18 @@ class LeakLab(ExperimentPanel):
         if not result.rows:
             return stays_open("No step was measured", prediction)
         kept = next(iter(growth(result).values())) / MIB
-        told = f"The loop keeps {kept:.4g} MiB a step; you predicted {prediction:g}"
-        told += (
-            ". A good prediction!"
-            if abs(prediction - kept) <= NEAR
-            else f", {abs(prediction - kept):.4g} too {_way(prediction, kept)}."
-        )
+        told = f"The loop keeps {kept:.4g} MiB per step; you predicted {prediction:g}"
+        off = prediction - kept
+        if abs(off) <= NEAR:
+            told += ". A good prediction!"
+        elif off > 0:
+            told += f", {off:.4g} too high."
+        else:
+            told += f", {-off:.4g} too low."
         holder = result.rows[-1]["holder"]
-        return f"{told} The largest tensor that leaked is held by {holder}." if holder else told
+        if not holder:
+            return told
+        return f"{told} The largest tensor that leaked is held by {holder}."
 
     def _chosen(self) -> None:
         self._show_source()
@@ -296,16 +291,10 @@ class LeakLab(ExperimentPanel):
 
     def _show_source(self) -> None:
         before, step = script(self.leaks)
-        loop = f"for _ in range({self.steps}):\n" + "".join(
-            f"    {line}\n" for line in step.splitlines()
-        )
+        loop = f"for _ in range({self.steps}):\n{indent(step, '    ')}"
         leaking = {LEAKS[name] for name in self.leaks}
         lines = [
             (f"<b>{escape(line)}</b>" if line.strip() in leaking else escape(line))
             for line in (before + "\n" + loop).splitlines()
         ]
         self.source.value = "<pre style='line-height: 1.3'>" + "\n".join(lines) + "</pre>"
-
-
-def _way(prediction: float, kept: float) -> str:
-    return "high" if prediction > kept else "low"

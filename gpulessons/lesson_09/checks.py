@@ -27,22 +27,24 @@ from labkit.checks.checking import (
 from labkit.checks.comparing import near
 
 DEVICE = "cuda:0"
-RELATIVE, ABSOLUTE = 1e-4, 1e-5  # how close numbers must be: closer than float16 rounds
+RELATIVE, ABSOLUTE = 1e-4, 1e-5  # Numbers must agree within these errors. float16 rounds more.
 
-# 09.1: what is there besides activations
+# 09.1: the bytes besides activations
 
 OPTIMIZERS = {"SGD": {}, "momentum": {"momentum": 0.9}, "Adam": {}}
 
 
 def draw_models(generator: random.Random) -> Plain:
-    """For each optimizer a model with a frozen layer, a layer in half precision, a weight that two layers share, and buffers."""
-    return [
-        {"optimizer": name, "sizes": [generator.randint(3, 40) for _ in range(4)]}
-        for name in OPTIMIZERS
-    ]
+    """Draw the sizes of a model's layers for each optimizer."""
+    models = []
+    for name in OPTIMIZERS:
+        sizes = [generator.randint(3, 40) for _ in range(4)]
+        models.append({"optimizer": name, "sizes": sizes})
+    return models
 
 
 def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
+    """Return the answer for each model: a number of bytes, or the name of another type."""
     found = []
     for item in models:
         model = _mixed_model(item["sizes"], DEVICE)
@@ -53,12 +55,20 @@ def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
 
 
 def expect_bytes(models: Plain) -> Plain:
-    return [
-        _bytes_of_training(_mixed_model(item["sizes"], "cpu"), item["optimizer"]) for item in models
-    ]
+    """Return the bytes of each kind for each model."""
+    expected = []
+    for item in models:
+        model = _mixed_model(item["sizes"], "cpu")
+        expected.append(_bytes_of_training(model, item["optimizer"]))
+    return expected
 
 
 def _mixed_model(sizes: list[int], device: str) -> nn.Sequential:
+    """Return a model with several kinds of layers.
+
+    One layer is frozen, one is in half precision, and two share a weight. One buffer is not in the
+    state_dict.
+    """
     first, second, third, fourth = sizes
     layers = [
         nn.Linear(first, second),
@@ -69,57 +79,52 @@ def _mixed_model(sizes: list[int], device: str) -> nn.Sequential:
     model = nn.Sequential(*layers, nn.Linear(first, second))
     model[4].weight = model[0].weight
     model[2].requires_grad_(False)
-    model.register_buffer("scale", torch.ones(first), persistent=False)  # no part of the state_dict
+    model.register_buffer("scale", torch.ones(first), persistent=False)
     return model.to(device)
 
 
 def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
-    """What is really there after a step: bytes of parameters and buffers, of gradients, of the state; not the counters of Adam."""
+    """Return the bytes of each kind that really exist after a step, without Adam's counters."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     make: Any = torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD
     chosen = make(trained, lr=0.1, **OPTIMIZERS[optimizer])
     chosen.step()
-    slots = [
-        value
-        for slot in chosen.state.values()
-        for value in slot.values()
-        if isinstance(value, torch.Tensor) and value.dim()
-    ]
-    kept = [*model.parameters(), *model.buffers()]
+    slots = [value for slot in chosen.state.values() for value in slot.values()]
     parts: dict[str, list[Any]] = {
-        "parameters and buffers": kept,
-        "gradients": [p.grad for p in trained],
-        "optimizer state": slots,
+        "parameters and buffers": [*model.parameters(), *model.buffers()],
+        "gradients": [parameter.grad for parameter in trained],
+        "optimizer state": [
+            slot for slot in slots if isinstance(slot, torch.Tensor) and slot.dim()
+        ],
     }
     return {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in parts.items()}
 
 
 def judge_bytes(observed: Plain, models: Plain, expected: Plain) -> Verdict:
     for answer, each, item in zip(observed, expected, models, strict=True):
-        due = sum(each.values())
+        total = sum(each.values())
         if isinstance(answer, str):
             return wrong_type(answer, "a number")
-        if answer != due:
+        if answer != total:
             parts = ", ".join(f"{name} {nbytes} B" for name, nbytes in each.items())
-            hint = "A layer is frozen, one is in half precision, two share a weight, and some buffers are never saved."
             return not_yet(
-                f"with {item['optimizer']} there are {due} B: {parts}. You said {answer:.0f} B. {hint}"
+                f"with {item['optimizer']} there are {total} B: {parts}. You said {answer:.0f} B. "
+                "A layer is frozen, one is in half precision, two share a weight, and some buffers "
+                "are never saved."
             )
-    return right("What is left to know is the activations.")
+    return right("Now you need only the bytes of the activations.")
 
 
 # 09.4: micro-batches
 
-FEATURES, HIDDEN = (
-    8,
-    256,
-)  # so that a graph of some rows is much larger than the parameters and their gradients
+# With these sizes, a graph of some rows is much larger than the parameters and their gradients.
+FEATURES, HIDDEN = 8, 256
 
 
 def draw_batch(generator: random.Random) -> Plain:
-    """Draw a batch that the micro-batches do not divide. Its last rows have other classes than the first.
+    """Draw a batch that the micro-batches do not divide. Its last rows have other classes.
 
     All parameters but one have a gradient from before. It is small, so that it hides no rounding.
     """
@@ -134,7 +139,7 @@ def draw_batch(generator: random.Random) -> Plain:
 
 
 def expect_accumulate(inputs: Plain) -> Plain:
-    """The gradients of the whole batch at once."""
+    """Return the gradients of the whole batch at once."""
     model, x, y = _batch_and_model(inputs, "cpu")
     F.cross_entropy(model(x), y).backward()
     return [_values(parameter.grad) for parameter in model.parameters()]
@@ -143,6 +148,7 @@ def expect_accumulate(inputs: Plain) -> Plain:
 def _batch_and_model(
     inputs: Plain, device: str
 ) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+    """Return the model and the batch: inputs and classes."""
     draws = torch.Generator().manual_seed(inputs["seed"])
     x = torch.randn(inputs["batch"], FEATURES, generator=draws)
     y = (x[:, 0] + torch.linspace(-2, 2, inputs["batch"]) > 0).long()
@@ -156,11 +162,12 @@ def _batch_and_model(
 
 
 def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
+    """Return the gradients, the rows of each forward pass, and the graphs and bytes that stay."""
     model, x, y = _batch_and_model(inputs, DEVICE)
     _take_workspaces()
     before = [_values(parameter) for parameter in model.parameters()]
     seen: list[int] = []
-    held: list[int] = []  # bytes, when each forward began
+    held: list[int] = []  # allocated bytes at the start of each forward pass
     graphs, alive = Graphs(), [0]
 
     def watch(module: nn.Module, given: Any) -> None:
@@ -177,30 +184,36 @@ def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
     return {"got": got, "seen": seen, **kept, "unchanged": unchanged}
 
 
-def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
+def judge_accumulate(observed: Plain, inputs: Plain, expected: Plain) -> Verdict:
     seen, rows = observed["seen"], inputs["rows"]
     if not seen or max(seen) > rows:
         return not_yet(
-            f"the model met {max(seen, default=0)} rows at once; at most {rows} were allowed."
+            f"the model got {max(seen, default=0)} rows at once; at most {rows} are allowed."
         )
     if sum(seen) < inputs["batch"]:
-        return not_yet(f"the model met {sum(seen)} of {inputs['batch']} rows.")
-    if not near(observed["got"], due, RELATIVE, ABSOLUTE):
-        hint = f"The parts have {seen[0]} rows, and the last {seen[-1]}. What was in .grad before stays in the sum."
-        return not_yet(f"these are not the gradients of the whole batch. {hint}")
-    least = -(-inputs["batch"] // rows)
-    if len(seen) > 2 * least:
+        return not_yet(f"the model got {sum(seen)} of {inputs['batch']} rows.")
+    if not near(observed["got"], expected, RELATIVE, ABSOLUTE):
         return not_yet(
-            f"{len(seen)} micro-batches, where {least} of {rows} rows would do. Is {rows} a size, or a number?"
+            "these are not the gradients of the whole batch. The micro-batches have "
+            f"{seen[0]} rows, and the last has {seen[-1]}. "
+            "What was in .grad before stays in the sum."
         )
-    if observed["kept"] > rows * HIDDEN * 4 / 2:  # half of what one layer keeps of a full part
+    fewest = -(-inputs["batch"] // rows)
+    if len(seen) > 2 * fewest:
+        return not_yet(
+            f"expected {fewest} micro-batches of {rows} rows, got {len(seen)}. "
+            f"Is {rows} a size, or a number?"
+        )
+    if observed["kept"] > rows * HIDDEN * 4 / 2:  # half of what a layer keeps of a micro-batch
         kept = units.byte_text(observed["kept"])
         return not_yet(
-            f"when a forward pass began, {kept} of earlier micro-batches were still there. What keeps their graphs?"
+            f"when a forward pass began, {kept} of earlier micro-batches were still there. "
+            "What keeps their graphs?"
         )
-    if observed["graphs"] > 1:  # that of the one before goes with the next loss
+    if observed["graphs"] > 1:  # The graph of the micro-batch before is freed with the next loss.
         return not_yet(
-            f"when a forward pass began, {observed['graphs']} graphs were still there, without their tensors. What keeps them?"
+            f"when a forward pass began, {observed['graphs']} graphs were still there, "
+            "without their tensors. What keeps them?"
         )
     if not observed["unchanged"]:
         return not_yet("the parameters have changed. Only the gradients should change.")
@@ -208,13 +221,14 @@ def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
 
 
 def _take_workspaces() -> None:
-    """cuBLAS takes its workspaces at its first products, of this thread and of the backward's, and keeps them: no answer's bytes."""
-    layer = nn.Linear(
-        8, 8, device=DEVICE
-    )  # of two, the backward computes the first one's forward again
-    checkpoint(
-        nn.Sequential(layer, layer), torch.ones(8, 8, device=DEVICE), use_reentrant=False
-    ).sum().backward()
+    """Make cuBLAS allocate its workspaces, so that they do not count as the answer's bytes.
+
+    cuBLAS allocates one for this thread and one for the thread of the backward pass. With two
+    layers in a checkpoint, the backward pass also runs a forward product.
+    """
+    layer = nn.Linear(8, 8, device=DEVICE)
+    x = torch.ones(8, 8, device=DEVICE)
+    checkpoint(nn.Sequential(layer, layer), x, use_reentrant=False).sum().backward()
 
 
 def _values(tensor: Any) -> Plain:
@@ -228,21 +242,22 @@ KEPT = ROWS * WIDTH * 4  # bytes of one block's input
 
 
 def draw_blocks(generator: random.Random) -> Plain:
-    """A number of blocks that leaves a rest, and for which `every` parts have another size than parts of `every` blocks."""
+    """Draw a number of blocks that `every` does not divide.
+
+    Groups of `every` blocks have another size than `every` groups would have.
+    """
     every = generator.randint(2, 4)
-    counts = [
-        blocks
-        for blocks in range(2 * every + 1, 5 * every)
-        if blocks % every and -(-blocks // every) != every
-    ]
-    return {
-        "seed": generator.randrange(1 << 30),
-        "every": every,
-        "blocks": generator.choice(counts),
-    }
+    counts = range(2 * every + 1, 5 * every)
+    allowed = [count for count in counts if count % every and -(-count // every) != every]
+    seed = generator.randrange(1 << 30)
+    return {"seed": seed, "every": every, "blocks": generator.choice(allowed)}
 
 
 def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
+    """Run the answer with a batch that needs no gradient, and with one that does.
+
+    Also return what the blocks do without checkpoints.
+    """
     torch.manual_seed(inputs["seed"])
     torch.cuda.manual_seed_all(inputs["seed"])
     blocks = [
@@ -250,31 +265,32 @@ def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
         for _ in range(inputs["blocks"])
     ]
     for block in blocks:
-        nn.init.normal_(
-            block[0].get_parameter("weight"), std=2 / WIDTH**0.5
-        )  # so that many blocks leave something of x
+        # With these weights, the result of many blocks still depends on x.
+        nn.init.normal_(block[0].get_parameter("weight"), std=2 / WIDTH**0.5)
     x = torch.randn(ROWS, WIDTH)
     model, x = nn.ModuleList(blocks).to(DEVICE), x.to(DEVICE).requires_grad_()
     _take_workspaces()
-    twin = copy.deepcopy(model)  # which the answer cannot change
-    answers = [
-        _pass(run, model, given, inputs) for given in (x.detach(), x)
-    ]  # a batch that needs no gradient, and one that does
-    return {
-        "expected": _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), twin, x, inputs),
-        "answers": answers,
-    }
+    twin = copy.deepcopy(model)  # The answer cannot change this copy.
+    answers = [_pass(run, model, given, inputs) for given in (x.detach(), x)]
+    expected = _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), twin, x, inputs)
+    return {"expected": expected, "answers": answers}
 
 
 def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Plain:
-    """What a forward returns and keeps, which blocks its backward runs again, and the gradients that come of it."""
+    """Run a forward and a backward pass.
+
+    Return the result, the bytes that the forward pass keeps, the blocks that the backward pass runs
+    again, and the gradients.
+    """
     calls: list[int] = []
     handles = [
         block.register_forward_pre_hook(lambda *_, index=index: calls.append(index))
         for index, block in enumerate(model)
     ]
     torch.cuda.manual_seed_all(inputs["seed"])
-    leaves = [*([x] if x.requires_grad else []), *model.parameters()]
+    leaves: list[torch.Tensor] = list(model.parameters())
+    if x.requires_grad:
+        leaves.insert(0, x)
     before = torch.cuda.memory_allocated(DEVICE)
     try:
         result = run(list(model), x, inputs["every"])
@@ -290,48 +306,40 @@ def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Pla
     gradients = [_values(leaf.grad) for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None
-    return {
-        "type": "Tensor",
-        "result": _values(result),
-        "kept": kept,
-        "again": calls[forward:],
-        "gradients": gradients,
-    }
+    found = {"type": "Tensor", "result": _values(result), "kept": kept}
+    return found | {"again": calls[forward:], "gradients": gradients}
 
 
 def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
     expected, every = observed["expected"], inputs["every"]
-    due = [
-        list(range(inputs["blocks"]))[first : first + every]
-        for first in range(0, inputs["blocks"], every)
-    ][::-1]
-    allowed = (len(due) + 1) * KEPT  # inputs of the parts but the first, the result, and a little
+    blocks = list(range(inputs["blocks"]))
+    groups = [blocks[first : first + every] for first in range(0, len(blocks), every)]
+    groups.reverse()  # The backward pass runs the last group first.
+    # The inputs of all groups but the first, the result, and a little more.
+    allowed = (len(groups) + 1) * KEPT
     without = units.byte_text(expected["kept"])
     for answer in observed["answers"]:
         if answer["type"] != "Tensor":
             return wrong_type(answer["type"], "a tensor")
         if not near(answer["result"], expected["result"], RELATIVE, ABSOLUTE):
-            return not_yet("this is not what the blocks make of x, one after the other.")
-        if answer["gradients"] is None:
+            return not_yet("the result is not what the blocks make of x, one after the other.")
+        gradients = answer["gradients"]
+        if gradients is None:
             return not_yet(
-                "the result has no gradient, though the blocks' weights are trained. What if x itself needs none?"
+                "the result has no gradient, although the blocks' weights are trained. "
+                "What if x itself needs none?"
             )
-        if not near(
-            answer["gradients"],
-            expected["gradients"][-len(answer["gradients"]) :],
-            RELATIVE,
-            ABSOLUTE,
-        ):
+        if not near(gradients, expected["gradients"][-len(gradients) :], RELATIVE, ABSOLUTE):
             return not_yet("the gradients are not those of the blocks without checkpoints.")
         kept = units.byte_text(answer["kept"])
         if answer["kept"] > allowed:
-            less = f"{len(due)} checkpoints need less than {units.byte_text(allowed)}"
-            return not_yet(f"{kept} were kept (without checkpoints {without}); {less}.")
-        if answer["again"] != [index for part in due for index in part]:
-            groups = f"a checkpoint for every {every} of {inputs['blocks']} blocks"
-            wanted = f"with {groups}, the backward pass computes {due} again, part by part"
+            needed = f"{len(groups)} checkpoints need less than {units.byte_text(allowed)}"
+            return not_yet(f"{kept} were kept (without checkpoints {without}); {needed}.")
+        if answer["again"] != [index for group in groups for index in group]:
             return not_yet(
-                f"{wanted}. Yours computed {answer['again']}, and {kept} were kept. The longest part decides about the peak."
+                f"with a checkpoint for every {every} of {inputs['blocks']} blocks, the backward "
+                f"pass computes {groups} again, part by part. Yours computed {answer['again']}, "
+                f"and {kept} were kept. The longest part decides about the peak."
             )
     return right(f"{kept} kept instead of {without}.")
 
@@ -371,7 +379,10 @@ def observe_most(most_rows: Any, cases: Plain) -> Plain:
 
 
 def _step_with_limit(case: Plain, asked: list[int | str]) -> Any:
-    """Return a function that does what a training step does with so many rows, and notes them."""
+    """Return a function that does what a training step does with `rows` rows.
+
+    It notes the rows of each call in `asked`.
+    """
 
     def step(rows: int) -> None:
         whole = isinstance(rows, numbers.Integral) and not isinstance(rows, bool)
@@ -398,9 +409,12 @@ def _error_of(work: Callable[[], object]) -> str:
 
 
 def _rows_text(rows: int) -> str:
+    """Return how many rows fit, as a clause."""
     if rows == 0:
         return "not even one row fits"
-    return "1 row fits" if rows == 1 else f"{rows} rows fit"
+    if rows == 1:
+        return "1 row fits"
+    return f"{rows} rows fit"
 
 
 def judge_most(found: Plain, cases: Plain) -> Verdict:
@@ -408,19 +422,21 @@ def judge_most(found: Plain, cases: Plain) -> Verdict:
         if case["breaks_at"]:
             if got["error"] != BROKEN_ERROR or len(got["asked"]) > case["breaks_at"]:
                 return not_yet(
-                    f"call {case['breaks_at']} of step raised a RuntimeError that has nothing to do with "
-                    "memory, and your function caught it. Which errors are yours to catch?"
+                    f"call {case['breaks_at']} of step raised a RuntimeError that has nothing to "
+                    "do with memory, and your function caught it. Which errors should it catch?"
                 )
             continue
         if isinstance(got["answer"], str):
             return wrong_type(got["answer"], "a number of rows")
         if len(got["asked"]) > CALLS:
             return not_yet(
-                f"you called step {len(got['asked'])} times; {CALLS} times are allowed. How can one call halve what is left to search?"
+                f"you called step {len(got['asked'])} times; {CALLS} times are allowed. "
+                "How can one call halve what is left to search?"
             )
         if got["answer"] != case["fit"]:
+            tried = ", ".join(map(str, got["asked"])) or "nothing"
             return not_yet(
-                f"{_rows_text(case['fit'])}. You said {got['answer']:g}. You tried {', '.join(map(str, got['asked'])) or 'nothing'}."
+                f"{_rows_text(case['fit'])}. You said {got['answer']:g}. You tried {tried}."
             )
     return right("Few steps, and no row is wasted.")
 
@@ -431,9 +447,9 @@ WIDE = 32
 
 
 def draw_fitting(generator: random.Random) -> Plain:
-    """Draw a batch and a limit for each case, so that rows are left over and halves are rounded up.
+    """Draw a batch and a limit for each case. Some rows are left over; halves are rounded up.
 
-    `fails` says what raises the error: the forward pass, the backward pass, or the optimizer's step.
+    `fails` says what raises the error: the forward pass, the backward pass or the optimizer's step.
     """
 
     def case(halvings: int, fails: str) -> Plain:
@@ -441,13 +457,8 @@ def draw_fitting(generator: random.Random) -> Plain:
         rows = batch
         for _ in range(halvings):
             rows = (rows + 1) // 2
-        return {
-            "seed": generator.randrange(1 << 30),
-            "batch": batch,
-            "limit": rows,
-            "fails": fails,
-            "old": generator.uniform(0.5, 1.0),
-        }
+        seed, old = generator.randrange(1 << 30), generator.uniform(0.5, 1.0)
+        return {"seed": seed, "batch": batch, "limit": rows, "fails": fails, "old": old}
 
     some = [case(0, "forward"), case(2, "forward"), case(1, "backward"), case(3, "backward")]
     one_row = case(0, "forward") | {"limit": 1}
@@ -457,7 +468,7 @@ def draw_fitting(generator: random.Random) -> Plain:
 
 
 class _Limited(torch.autograd.Function):
-    """Passes a tensor on. Its backward pass raises an error if there are too many rows."""
+    """Return the input. The backward pass raises an error if there are too many rows."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, most: int) -> torch.Tensor:
@@ -531,9 +542,10 @@ def observe_fitting(step_that_fits: Any, cases: Plain) -> Plain:
 
 
 def _fitted(step_that_fits: Any, case: Plain) -> Plain:
+    """Run the answer on one case, and return what it did."""
     model, optimizer, x, y = _fitting_model(case, DEVICE)
     seen: list[int] = []
-    alive: list[int] = []  # graphs, when each forward pass began
+    alive: list[int] = []  # graphs at the start of each forward pass
     steps: list[int] = []  # forward passes before each step of the optimizer
     graphs = Graphs()
 
@@ -579,22 +591,24 @@ def judge_fitting(found: Plain, cases: Plain, expected: Plain) -> Verdict:
 
 
 def _judge_failure(got: Plain, case: Plain, weights: Plain) -> Verdict:
+    """Judge a case in which the answer must raise an error."""
     if case["fails"] == "broken":
         if got["error"] != BROKEN_ERROR or len(got["seen"]) > 1:
             return not_yet(
-                "the model raised a RuntimeError that has nothing to do with memory, and your function "
-                "caught it. Which errors are yours to catch?"
+                "the model raised a RuntimeError that has nothing to do with memory, and your "
+                "function caught it. Which errors should it catch?"
             )
     elif case["fails"] == "step":
         if not got["error"].startswith("OutOfMemoryError") or len(got["steps"]) > 1:
             return not_yet(
-                "optimizer.step() raised a torch.OutOfMemoryError, and your function caught it. Some "
-                "weights may have changed by then, so the batch must not be trained again."
+                "optimizer.step() raised a torch.OutOfMemoryError, and your function caught it. "
+                "Some weights may have changed by then, so the batch must not be trained again."
             )
     elif not got["error"].startswith("OutOfMemoryError"):
         raised = got["error"] or "no error"
         return not_yet(
-            f"not even one row fits, and your function raised {raised}. Expected the torch.OutOfMemoryError."
+            f"not even one row fits, and your function raised {raised}. "
+            "Expected the torch.OutOfMemoryError."
         )
     if not near(got["weights"], weights["before"], RELATIVE, ABSOLUTE):
         return not_yet("the step failed, but the weights have changed.")
@@ -602,6 +616,7 @@ def _judge_failure(got: Plain, case: Plain, weights: Plain) -> Verdict:
 
 
 def _judge_step(got: Plain, case: Plain, weights: Plain) -> Verdict:
+    """Judge a case in which the step succeeds with fewer rows per micro-batch."""
     setting = f"{case['batch']} rows, of which {case['limit']} fit at once"
     if isinstance(got["answer"], str):
         return wrong_type(got["answer"], "the rows of a micro-batch")
@@ -611,8 +626,9 @@ def _judge_step(got: Plain, case: Plain, weights: Plain) -> Verdict:
         if near(got["weights"], weights["before"], RELATIVE, ABSOLUTE):
             return not_yet(f"with {setting}: the weights have not changed.")
         return not_yet(
-            f"with {setting}: these are not the weights of a step on the whole batch. Which gradients "
-            "are there when an attempt begins, and how much does each micro-batch count?"
+            f"with {setting}: these are not the weights of a step on the whole batch. "
+            "Which gradients are there when an attempt begins, and how much does each micro-batch "
+            "count?"
         )
     expected, sizes = _halves(case["batch"], case["limit"]), list(dict.fromkeys(got["seen"]))
     left_over = {case["batch"] % rows for rows in expected}
@@ -625,14 +641,15 @@ def _judge_step(got: Plain, case: Plain, weights: Plain) -> Verdict:
         return not_yet(f"with {setting}: you returned {got['answer']:g}. Expected {case['limit']}.")
     if max(got["alive"]) > 1:
         return not_yet(
-            f"with {setting}: when a forward pass began, {max(got['alive'])} graphs were still there. "
-            "Each keeps its activations. Inside `except`, the error still holds the failed attempt."
+            f"with {setting}: when a forward pass began, {max(got['alive'])} graphs were still "
+            "there. Each keeps its activations. Inside `except`, the error still holds the failed "
+            "attempt."
         )
     followed = zip(got["seen"], got["alive"][1:], strict=False)  # the last pass has no successor
     if any(graphs for rows, graphs in followed if rows > case["limit"]):
         return not_yet(
-            f"with {setting}: the graph of a failed attempt was still there when the next attempt began. "
-            "Variables such as the loss hold it, and so does the error inside `except`."
+            f"with {setting}: the graph of a failed attempt was still there when the next attempt "
+            "began. Variables such as the loss hold it, and so does the error inside `except`."
         )
     return right("")
 

@@ -62,17 +62,9 @@ def _draw(axes: Axes, peaks: Mapping[str, Mapping[str, int]], room: int) -> None
         sizes = [kinds.get(kind, 0) / GIB for kinds in peaks.values()]
         if max(sizes) * GIB < room / 200:  # too thin to see
             continue
-        axes.barh(
-            range(len(peaks)),
-            sizes,
-            BAR_HEIGHT,
-            left,
-            color=colour,
-            label=kind,
-            hatch=CATEGORY_HATCHES.get(kind),
-            edgecolor=BLACK,
-            linewidth=0.6,
-        )
+        look: dict[str, Any] = {"color": colour, "hatch": CATEGORY_HATCHES.get(kind)}
+        look |= {"edgecolor": BLACK, "linewidth": 0.6, "label": kind}
+        axes.barh(range(len(peaks)), sizes, BAR_HEIGHT, left, **look)
         left = [start + size for start, size in zip(left, sizes, strict=True)]
     for row, kinds in enumerate(peaks.values()):
         total = sum(kinds.values()) / GIB
@@ -81,11 +73,8 @@ def _draw(axes: Axes, peaks: Mapping[str, Mapping[str, int]], room: int) -> None
         axes.annotate(f"{total:.1f}", (beside, row), (4, 0), **place)
     axes.axvline(room / GIB, color=BLACK, linestyle=":", linewidth=1.6, label="free on the GPU")
     axes.set_yticks(range(len(peaks)), list(peaks), fontsize=TEXT_POINTS)
-    axes.set(
-        xlim=(0, 1.1 * max(*left, room / GIB)),
-        ylim=(len(peaks) - 0.5, -0.5),
-        xlabel="GiB at the peak",
-    )
+    axes.set(xlim=(0, 1.1 * max(*left, room / GIB)), ylim=(len(peaks) - 0.5, -0.5))
+    axes.set_xlabel("GiB at the peak")
     axes.grid(axis="y", visible=False)
     legend: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.02, 0.06), "ncols": 4}
     axes.figure.legend(frameon=False, fontsize=TEXT_POINTS, **legend)

@@ -1,4 +1,4 @@
-"""The checks of lesson 06: what is measured of a script and of an answer, and what is said of it."""
+"""Test what the checks of lesson 06 measure and say."""
 
 import gc
 import random
@@ -24,27 +24,22 @@ BAD = [6]  # a batch
 
 
 def verdict(answer=(), expected=()) -> str:
-    """What is said when the answer did as well as it can, but for `answer`, beside a script that kept 1 KiB a step."""
-    script = {
-        "returned": [0.5, "text"],
-        "model": [[1.0]],
-        "held": [1024 * step for step in range(STEPS + 1)],
-        "left": 0,
-    }
-    script |= {
-        "graphs": [0] * (STEPS + 1),
-        "retained": 0,
-        "backwards": STEPS,
-        "hooks": [1] * (STEPS + 1),
-        "own hook": True,
-    }
+    """Return the message for a perfect answer with the changes `answer`.
+
+    The script kept 1 KiB per step, and has the changes `expected`.
+    """
+    script = {"returned": [0.5, "text"], "model": [[1.0]], "left": 0}
+    script["held"] = [1024 * step for step in range(STEPS + 1)]
+    script |= {"graphs": [0] * (STEPS + 1), "retained": 0, "backwards": STEPS}
+    script |= {"hooks": [1] * (STEPS + 1), "own hook": True}
     good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
     both = {"answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}
     return judge({"raised": True, **both}, {"bad": BAD}, "Who?").message
 
 
-def test_a_mended_script_keeps_nothing():
-    assert verdict() == "Right. The script kept 6 KiB in the steps compared, yours nothing."
+def test_a_fixed_script_keeps_nothing():
+    kept = "In the steps compared, the script kept 6 KiB, and your function kept nothing."
+    assert verdict() == f"Right. {kept}"
     assert verdict({"returned": [0.500001, "text"], "model": [[1.000001]]}).startswith("Right.")
 
 
@@ -62,7 +57,7 @@ def test_a_mended_script_keeps_nothing():
         ),
         ({"returned": None}, "Yours returned None"),
         ({"returned": [0.5, "text", 1]}, "(3 entries)"),
-        ({"model": [[2.0]]}, "the model has not learned what it learns from the script"),
+        ({"model": [[2.0]]}, "the model's weights differ from those of the script"),
         ({"left": 2048}, "2 KiB were still in memory after your function had returned. Who?"),
         ({"retained": 3}, "Which argument asks for that?"),
         ({"backwards": 2 * STEPS}, "ran 24 backward passes, the script 12"),
@@ -86,13 +81,8 @@ def test_what_is_wrong_is_said(answer, said):
 
 
 def test_a_tensor_of_the_same_shape_has_other_values():
-    tensor = {
-        "type": "Tensor",
-        "device": "cpu",
-        "dtype": "torch.float32",
-        "shape": [2],
-        "values": [1.0, 2.0],
-    }
+    tensor = {"type": "Tensor", "device": "cpu", "dtype": "torch.float32", "shape": [2]}
+    tensor["values"] = [1.0, 2.0]
     told = verdict({"returned": tensor | {"values": [1.0, 3.0]}}, {"returned": tensor})
     assert "Yours returned a tensor of shape [2] on cpu with other values." in told
 
@@ -121,11 +111,9 @@ def test_each_script_leaks_as_it_is_handed_out(check):
 def test_bad_batches_lie_between_the_looks_that_are_compared():
     for seed in range(20):
         bad = draw(random.Random(seed), bad=3)["bad"]
-        assert (
-            len(set(bad)) == 3
-            and min(bad) >= lesson_06.EARLY.stop - 1
-            and max(bad) < STEPS + lesson_06.LATE.start + 1
-        )
+        assert len(set(bad)) == 3
+        assert min(bad) >= lesson_06.EARLY.stop - 1
+        assert max(bad) < STEPS + lesson_06.LATE.start + 1
 
 
 def test_the_collector_is_left_as_it_was():
