@@ -55,7 +55,7 @@ def place_bars(
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(max(len(names), FEWEST_ROWS) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    right = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    right: Any = {"transform": axes.get_yaxis_transform(), "va": "center"}
     axes.text(1.03, -0.9, heading, style="italic", **right)
     for place, text in enumerate(figures):
         axes.text(1.03, place, text, **right)

@@ -103,7 +103,7 @@ def draw_work(generator: random.Random) -> Plain:
     The work of one case raises an exception. The work of the others returns a result. Some results
     are false in an `if`.
     """
-    cases = []
+    cases: list[Plain] = []
     for before, on in product((0, 1), repeat=2):
         cases.append({"before": before, "on": on, "raises": True, "result": None})
         for result in (None, 0, "", "a tensor", generator.randint(1, 999)):

@@ -20,7 +20,11 @@ SIZES = (3, 2, 4)
 
 
 def draw_gradients(generator: random.Random) -> Plain:
-    """For two and for three ranks a gradient of each parameter on every rank: none for one but the last, of another zeros on one rank."""
+    """Draw a gradient of each parameter for each rank, for two and for three ranks.
+
+    One parameter has no gradient on any rank. It is not the last one. Another parameter has zeros
+    on one rank.
+    """
     cases: Plain = []
     for ranks in (2, 3):
         case: Plain = [
@@ -56,20 +60,23 @@ def judge_gradients(observations: Plain, cases: Plain) -> Verdict:
                 if everywhere[rank] is None:
                     if found is not None:
                         return not_yet(
-                            f"a parameter without a gradient has {shown(found)} on {of} now. An optimizer would not skip it."
+                            f"a parameter without a gradient has {shown(found)} on {of} now. "
+                            "An optimizer would not skip it."
                         )
                     continue
                 mean = [sum(values) / len(case) for values in zip(*everywhere, strict=True)]
                 if found is None or not near(found, mean):
                     return not_yet(
-                        f"{of} had the gradient {everywhere[rank]}; the mean over all ranks is {shown(mean)}, "
-                        f"and it has {shown(found)} now.{_average_hint(found, everywhere[rank], len(case))}"
+                        f"{of} had the gradient {everywhere[rank]}; the mean over all ranks is "
+                        f"{shown(mean)}, "
+                        f"and it has {shown(found)} "
+                        f"now.{_average_hint(found, everywhere[rank], len(case))}"
                     )
     return right("So does DistributedDataParallel, bucket by bucket.")
 
 
 def _average_hint(found: list[float] | None, own: list[float], ranks: int) -> str:
-    """A hint for gradients that no other rank's numbers have reached."""
+    """Return a hint for gradients that have not received another rank's numbers."""
     if found is None:
         return ""
     if near(found, [value / ranks for value in own]):
@@ -77,20 +84,25 @@ def _average_hint(found: list[float] | None, own: list[float], ranks: int) -> st
             " Was its sum there when you divided? With `async_op=True`, `wait()` before you read."
         )
     if near(found, own):
-        return " No other rank's gradient has arrived. With `async_op=True`, `wait()` before you return."
+        return (
+            " No other rank's gradient has arrived. "
+            "With `async_op=True`, `wait()` before you return."
+        )
     return ""
 
 
 # 10.2: each rank's rows of a dataset
 
-# Epochs in which orders have come back if there are only 1 to 10, 100, 1,000 or a power of two of them.
+# In these epochs an order comes back if there are only 1 to 10, 100, 1,000 or 2**n orders.
 LATER = (12600, 16000, 16384)
 
 
 def draw_epochs(generator: random.Random) -> Plain:
-    """Numbers of rows that leave a rest when shared equally, seeds for each rank's own generators, eight epochs and the first again.
+    """Draw numbers of rows that the ranks cannot share equally, and nine epochs.
 
-    Of four ranks, `Tensor.chunk` would give the last two rows less than the others, and with equal shares the last would have two more.
+    The last epoch is the first one again. Each rank has its own seed for its generators. For four
+    ranks, `Tensor.chunk` would give the last rank two rows less than the others. With equal shares,
+    the last rank would have two rows more.
     """
     cases = []
     for ranks in (2, 3, 4):
@@ -133,7 +145,8 @@ def _judge_epochs(told: Plain, case: Plain) -> Verdict:
                 len(every) - len(set(every)),
             )
             return not_yet(
-                f"of {count} rows, {missing} went to none of {ranks} ranks in epoch {epoch}, and {twice} came up once more."
+                f"of {count} rows, {missing} went to none of {ranks} ranks in epoch {epoch}, and "
+                f"{twice} came up once more."
             )
         if max(lengths) - min(lengths) > 1:
             return not_yet(
@@ -148,27 +161,32 @@ def _judge_epochs(told: Plain, case: Plain) -> Verdict:
         neighbours, again = _neighbours(first), _neighbours(second)
         if 2 * len(neighbours & again) > len(neighbours):
             return not_yet(
-                f"in epochs {one} and {other} most rows follow the same row: give each epoch an order of its own."
+                f"in epochs {one} and {other} most rows follow the same row: give each epoch an "
+                "order of its own."
             )
         if {frozenset(rows) for rows in first} == {frozenset(rows) for rows in second}:
             return not_yet(
-                f"in epochs {one} and {other} the same rows are together on a rank. Shuffle first, and deal out then."
+                f"in epochs {one} and {other} the same rows are together on a rank. "
+                "Shuffle first, and deal out then."
             )
     if by_epoch[0] != by_epoch[-1]:
         return not_yet(
-            f"asked again for epoch {epochs[0]}, the ranks have other rows: a run that starts again would miss some."
+            f"asked again for epoch {epochs[0]}, the ranks have other rows: a run that starts "
+            "again would miss some."
         )
     for name, *drawn in zip(
         ("torch", "random", "NumPy"), *(of_rank["drawn"] for of_rank in told), strict=True
     ):
         if len(set(drawn)) == 1:
             return not_yet(
-                f"after your function, {name} draws the same on all ranks, for dropout too. Use a generator of your own."
+                f"after your function, {name} draws the same on all ranks, for dropout too. "
+                "Use a generator of your own."
             )
     for rank, of_rank in enumerate(told):
         if of_rank["drawn"] != of_rank["undisturbed"]:
             return not_yet(
-                f"rank {rank} had a random state of its own, and your function has changed it. Use a generator of your own."
+                f"rank {rank} had a random state of its own, and your function has changed it. "
+                "Use a generator of your own."
             )
     return right("One order for all ranks, another for each epoch, every row once.")
 
@@ -181,8 +199,11 @@ def _neighbours(shares: Plain) -> set[frozenset[int]]:
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """For each of three ranks: micro-batches of two rows of two numbers, larger in each than before, so that no two weigh the same."""
-    count = generator.randint(5, 7)  # with three, two losses at once would not be told from one
+    """Draw micro-batches of two rows of two numbers for each of three ranks.
+
+    The numbers grow from one micro-batch to the next, so no two count the same.
+    """
+    count = generator.randint(5, 7)  # With three, two losses at once would look like one.
 
     def part(place: int) -> Plain:
         return [
@@ -209,23 +230,28 @@ def judge_accumulation(told: Plain, parts: Plain) -> Verdict:
             return not_yet("the weights have changed: only the gradients were asked for.")
         if observed["messages"] == 0:
             return not_yet(
-                f"nothing was sent, so every rank has the gradient of its own rows alone. Which of the {count} backwards sends?"
+                "nothing was sent, so every rank has the gradient of its own rows alone. "
+                f"Which of the {count} backwards sends?"
             )
         if found is None or not near(found, due):
             return not_yet(
-                f"rank {rank} has the gradient {shown(found)}; that of all ranks' rows in one batch is {shown(due)}."
+                f"rank {rank} has the gradient {shown(found)}; that of all ranks' rows in one "
+                f"batch is {shown(due)}."
             )
         if observed["messages"] != 1:
             return not_yet(
-                f"the gradient is right, but sent {observed['messages']} times; once is enough for {count} micro-batches."
+                f"the gradient is right, but sent {observed['messages']} times; once is enough "
+                f"for {count} micro-batches."
             )
         if max(observed["rows"], default=0) > size or sum(observed["rows"]) < count * size:
             return not_yet(
-                f"the model met {observed['rows']} rows; it was to meet {count} parts of {size}, one at a time."
+                f"the model met {observed['rows']} rows; it was to meet {count} parts of {size}, "
+                "one at a time."
             )
         if observed["waiting"] > 1:
             return not_yet(
-                f"when a forward began, the outputs of {observed['waiting']} others were there still. When does a graph go?"
+                f"when a forward began, the outputs of {observed['waiting']} others were there "
+                "still. When does a graph go?"
             )
     return right("One message, whatever the number of micro-batches.")
 
@@ -243,18 +269,21 @@ def draw_lives(generator: random.Random) -> Plain:
 
 
 def observe_lives(train: Any, inputs: Plain) -> Plain:
-    """Three lives of two ranks, in processes of their own: the first ends in the midst of a step, the third finds all steps done.
+    """Run the training of two ranks three times, in new processes.
 
-    Of the files, each finds the checkpoint alone.
+    The first run ends in the middle of a step. The third run finds all steps done. Each run finds
+    only the checkpoint in the folder.
     """
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         path, lives = os.path.join(os.path.realpath(folder), "checkpoint.pt"), []
         for dies in (inputs["dies"], None, None):
             lives.append(in_ranks(life, train, [{**inputs, "path": path, "dies": dies}] * 2))
-            for beside in set(Path(folder).iterdir()) - {
-                Path(folder, "checkpoint.pt")
-            }:  # the checkpoint is to hold all that is needed
-                shutil.rmtree(beside) if beside.is_dir() else beside.unlink()
+            # The checkpoint must contain everything that the next run needs.
+            for beside in set(Path(folder).iterdir()) - {Path(path)}:
+                if beside.is_dir():
+                    shutil.rmtree(beside)
+                else:
+                    beside.unlink()
         return lives
 
 
@@ -268,22 +297,26 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
     for rank, told in enumerate(first):
         if told["begun"] != list(range(dies + 1)):
             return not_yet(
-                f"with nothing saved before, rank {rank} was to do the steps 0 to {dies}, where it died; it did {told['begun']}."
+                f"with nothing saved before, rank {rank} was to do the steps 0 to {dies}, where "
+                f"it died; it did {told['begun']}."
             )
     if (savers := sum(told["saved"] + told["placed"] > 0 for told in first)) > 1:
         return not_yet(
-            f"{savers} ranks saved the checkpoint: two processes that write one file at once can spoil it."
+            f"{savers} ranks saved the checkpoint: two processes that write one file at once can "
+            "spoil it."
         )
     for step, (before, after) in enumerate(itertools.pairwise(first[0]["files"])):
         if after in (None, before):
             return not_yet(
-                f"after step {step}, the file {'was not there' if after is None else 'was as before'}. Save after every step."
+                f"after step {step}, the file "
+                f"{'was not there' if after is None else 'was as before'}. Save after every step."
             )
     for rank, told in enumerate(second):
         if told["begun"] != list(range(dies, steps)):
             hint = " Did you save before `work(step)`?" if first[0]["files"][0] is not None else ""
             return not_yet(
-                f"{dies} steps were done when the ranks died; started again, rank {rank} did {told['begun']} of {steps}.{hint}"
+                f"{dies} steps were done when the ranks died; started again, rank {rank} did "
+                f"{told['begun']} of {steps}.{hint}"
             )
         if not near([told["weight"]], [weight]):
             cause = (
@@ -292,7 +325,8 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
                 else "weight"
             )
             return not_yet(
-                f"rank {rank} ends with the weight {told['weight']:g}; without a death it is {weight:g}. The {cause} was not restored."
+                f"rank {rank} ends with the weight {told['weight']:g}; without a death it is "
+                f"{weight:g}. The {cause} was not restored."
             )
     if any(told["removed"] for told in first + second):
         return not_yet(
@@ -307,13 +341,16 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
         )
     if any(told["moved"] for told in first):
         return not_yet(
-            "the new file was written in another folder, and moved. That folder may be on another file system, where moving means "
-            "copying: a rank that dies meanwhile leaves half of a file. Write it next to the checkpoint."
+            "the new file was written in another folder, and moved. "
+            "That folder may be on another file system, where moving means "
+            "copying: a rank that dies meanwhile leaves half of a file. "
+            "Write it next to the checkpoint."
         )
     written = any(told["overwritten"] for told in first)
     if written or sum(told["placed"] for told in first) < len(set(first[0]["files"]) - {None}):
         return not_yet(
-            "the file was written in its place: a rank that dies meanwhile leaves half of it. What puts a whole one there?"
+            "the file was written in its place: a rank that dies meanwhile leaves half of it. "
+            "What puts a whole one there?"
         )
     return right("As if nobody had died.")
 

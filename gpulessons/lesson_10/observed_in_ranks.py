@@ -25,7 +25,10 @@ LATE = 0.3  # seconds: long enough for another rank to read a gradient that it d
 
 
 class _LateCollective(TorchDispatchMode):
-    """Delay the first collective of this rank. A rank that does not wait for its own then reads it too early, every time."""
+    """Delay the first collective of this rank.
+
+    A rank that does not wait for its own collective then always reads too early.
+    """
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -41,9 +44,9 @@ class _LateCollective(TorchDispatchMode):
 
 
 def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
-    """Let the answer average these gradients in a rank. Return the gradients and the parameters as plain lists.
+    """Let the answer average these gradients in a rank. Return the gradients and the parameters.
 
-    A parameter of four numbers is a matrix. A last parameter, which is frozen, is added.
+    A parameter of four numbers is a matrix. A frozen parameter is added at the end.
     """
     model = nn.ParameterList(nn.Parameter(torch.ones(2)) for _ in gradients)
     for parameter, values in zip(model, gradients, strict=True):
@@ -63,7 +66,10 @@ def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
 
 
 def rows_of(my_rows: Any, case: Plain) -> Plain:
-    """In a rank: its rows in each epoch, what each global generator draws then, and what it draws where nothing is asked."""
+    """Return a rank's rows in each epoch, and what each global generator draws afterwards.
+
+    `undisturbed` is what the generators draw if the answer does not run.
+    """
     rank = dist.get_rank()
     drawn: list[list[float]] = []
     for epochs in ((), case["epochs"]):
@@ -85,10 +91,10 @@ def _row_numbers(answer: Any) -> Plain:
 
 
 def accumulated(accumulate: Any, parts: Plain) -> Plain:
-    """In a rank: what the answer does with a layer under DDP.
+    """Let the answer accumulate gradients in a rank, with a layer under DDP.
 
-    The gradient that it leaves, the weights, how many messages were sent, the rows of each forward, and the most outputs of earlier ones
-    that were there still when one began.
+    Return its gradient, its weights, the number of messages, the rows of each forward pass, and the
+    most outputs of earlier forward passes that still existed when one began.
     """
     layer, rows, waiting = nn.Linear(2, 1, bias=False), [], 0
     outputs: list[
@@ -116,13 +122,14 @@ def accumulated(accumulate: Any, parts: Plain) -> Plain:
 
 
 class DeathError(BaseException):
-    """The end of a rank. No `except Exception` of the answer stops it."""
+    """Ends a rank. No"""
 
 
 def life(train: Any, inputs: Plain) -> Plain:
-    """In a rank: the steps that were begun, what the file held when each began, the weight and the momentum at the end.
+    """Train in a rank. Return the steps that began, and the weight and momentum at the end.
 
-    Also how often this rank wrote a file, put one in the checkpoint's place, and removed the checkpoint.
+    Also return what the file held when each step began, and how often this rank wrote a file,
+    replaced the checkpoint and removed the checkpoint.
     """
     weight = nn.Parameter(torch.tensor(1.0))
     optimizer = torch.optim.SGD([weight], lr=0.125, momentum=0.5)
@@ -158,10 +165,10 @@ def life(train: Any, inputs: Plain) -> Plain:
 
 
 def _watched_files(path: str) -> dict[str, int]:
-    """Counts, for as long as this process lives, what it does to `path` and the files beside it.
+    """Count what this process does to `path` and to the files beside it.
 
-    `placed` counts files of the same folder that took the checkpoint's place, `moved` those of another folder. `overwritten` counts how
-    often the checkpoint itself was opened for writing.
+    `placed` counts files of the same folder that replaced the checkpoint, and `moved` those of
+    another folder. `overwritten` counts how often the checkpoint itself was opened for writing.
     """
     done = dict.fromkeys(("saved", "placed", "moved", "overwritten", "removed"), 0)
     save, folder = torch.save, os.path.dirname(path)

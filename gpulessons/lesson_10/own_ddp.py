@@ -1,4 +1,7 @@
-"""The check of exercise 10.5, a DDP of the learner's own: three ranks with a virtual GPU each train with it, and then with PyTorch's."""
+"""Check of exercise 10.5: the learner's own DDP.
+
+Three ranks, each with a virtual GPU, train with the learner's DDP and then with PyTorch's.
+"""
 
 import random
 from collections.abc import Callable
@@ -16,19 +19,22 @@ from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
 from labkit.checks.in_ranks import in_ranks
 from labkit.machine import host_time
 
-RANKS = 3  # which the lesson never has: who divides by two is told
-LIKE = "T4"  # its links are slow: what overlaps is seen
-PER_BUCKET = 4  # layers, to the byte
-NARROW = 8  # layers of half the bytes, so that who counts layers sends too small buckets
-LAYERS = 11  # with the bytes of a whole layer: three are left over
-KEPT = 1.6  # times the memory that PyTorch's DDP takes
-CLOSE = 1e-3  # of the largest gradient
+RANKS = 3  # The lesson never has three, so an answer that divides by two is wrong.
+LIKE = "T4"  # Its links are slow, so that overlap shows.
+PER_BUCKET = 4  # layers that fill a bucket exactly
+NARROW = 8  # layers of half the bytes, so that buckets of four layers are too small
+LAYERS = 11  # in units of a whole layer's bytes, so that three are left over
+KEPT = 1.6  # times the memory of PyTorch's DDP that an answer may take
+CLOSE = 1e-3  # allowed error, as a share of the largest gradient
 LONGEST_WAIT = 50e-6  # seconds: a kernel's launch takes some 33 microseconds
 GRADIENT, MESSAGE = "gradient", "message"
 
 
 def draw(generator: random.Random) -> Plain:
-    """Draw the width of the layers, of which four fill a bucket, and a seed for each rank's rows and weights."""
+    """Draw the width of the layers, and a seed for each rank's rows and weights.
+
+    Four layers fill a bucket.
+    """
     width = 8 * generator.randint(48, 60)
     return {
         "width": width,
@@ -39,7 +45,7 @@ def draw(generator: random.Random) -> Plain:
 
 
 class _Network(nn.Module):
-    """Layers without biases; a parameter that no forward uses, one that is frozen, and two buffers.
+    """Layers without biases, an unused parameter, a frozen parameter, and two buffers.
 
     The first layers are pairs of narrow ones, and a pair has the bytes of one whole layer.
     """
@@ -63,7 +69,7 @@ class _Network(nn.Module):
 
 
 def _network(inputs: Plain, rank: int) -> _Network:
-    """Each rank's own weights."""
+    """Return the network with this rank's own weights."""
     torch.manual_seed(inputs["seed"] + rank)
     return _Network(inputs["width"], inputs["layers"])
 
@@ -74,7 +80,7 @@ def _rows(inputs: Plain, rank: int, step: int) -> torch.Tensor:
 
 
 class _Collectives(TorchDispatchMode):
-    """Notes the collectives of floating point numbers, a message of so many bytes each."""
+    """Note the bytes of each collective of floating-point numbers."""
 
     def __init__(self, events: list[list]) -> None:
         super().__init__()
@@ -95,16 +101,19 @@ class _Collectives(TorchDispatchMode):
 
 
 STEPS = 3
-ADDED = 2  # the number of the step whose gradients are added to those of the one before
-UNTRAINED = 2  # parameters, one unused and one frozen
+ADDED = 2  # the index of the step whose gradients are added to those of the step before
+UNTRAINED = 2  # parameters: one unused and one frozen
 
 
 def trained(distribute: Any, inputs: Plain) -> Plain:
-    """In a rank: what the answer does in three steps, and the time and memory of a step beside PyTorch's DDP."""
+    """Train in a rank for three steps with the answer.
+
+    Return what the answer did, and the seconds and bytes of a step with the answer and with
+    PyTorch's DDP.
+    """
     rank = dist.get_rank()
-    nn.Linear(8, 8, device="cuda")(
-        torch.ones(8, 8, device="cuda")
-    ).sum().backward()  # cuBLAS takes its workspaces, and keeps them
+    # cuBLAS allocates its workspaces before the measurement.
+    nn.Linear(8, 8, device="cuda")(torch.ones(8, 8, device="cuda")).sum().backward()
     base = torch.cuda.memory_allocated()
     model = _network(inputs, rank).cuda()
     events: list[list] = []
@@ -160,7 +169,10 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
 
 
 def _due(inputs: Plain) -> list[list[torch.Tensor | None]]:
-    """The means of all ranks' gradients in each step, with rank 0's weights, computed on the CPU."""
+    """Return the mean of all ranks' gradients in each step.
+
+    It is computed on the CPU with rank 0's weights.
+    """
     model, due = _network(inputs, 0), []
     for step in range(STEPS):
         if step != ADDED:
@@ -176,11 +188,15 @@ def _furthest(found: list[torch.Tensor], due: list[torch.Tensor]) -> float:
 
 
 def _compared(found: list[torch.Tensor | None], due: list[torch.Tensor | None]) -> Plain:
-    """How far each parameter's gradient is from the mean, as a share of that; "none" where it has none, "one" where it should not."""
+    """Return the distance of each parameter's gradient from the mean, as a share of the mean.
+
+    "none" stands for a missing gradient, and "one" for a gradient that should not exist.
+    """
     told: Plain = []
     for one, mean in zip(found, due, strict=True):
         if one is None or mean is None:
-            told.append(0.0 if one is mean else "none" if one is None else "one")
+            wrong = "none" if one is None else "one"
+            told.append(0.0 if one is mean else wrong)
         else:
             told.append((one - mean).abs().max().item() / mean.abs().max().item())
     return told
@@ -189,7 +205,7 @@ def _compared(found: list[torch.Tensor | None], due: list[torch.Tensor | None]) 
 def _pytorchs(inputs: Plain) -> list[float]:
     base = torch.cuda.memory_allocated()
     model = _network(inputs, 0)
-    model.unused.requires_grad_(False)  # DDP would ask for find_unused_parameters
+    model.unused.requires_grad_(False)  # Otherwise DDP needs find_unused_parameters.
     wrapped = DistributedDataParallel(
         model.cuda(), bucket_cap_mb=inputs["bucket_bytes"] / (1 << 20)
     )
@@ -197,12 +213,15 @@ def _pytorchs(inputs: Plain) -> list[float]:
 
 
 def _measured(model: nn.Module, finish: Callable[[], Any], inputs: Plain, base: int) -> list[float]:
-    """Seconds of a step, the third, and the bytes at its peak, with the model's, on top of `base`."""
+    """Return the seconds of the third step, and the bytes at its peak above `base`.
+
+    The bytes include those of the model.
+    """
     x = _rows(inputs, dist.get_rank(), 0).cuda()
-    for _ in range(3):  # PyTorch's orders its buckets anew after the first
+    for _ in range(3):  # PyTorch's DDP rebuilds its buckets after the first step.
         model.zero_grad()
         torch.cuda.synchronize()
-        dist.all_reduce(torch.zeros(1, device="cuda"))  # begin together
+        dist.all_reduce(torch.zeros(1, device="cuda"))  # Let all ranks begin together.
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         start = host_time()
@@ -225,7 +244,8 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
     for rank, observed in enumerate(told):
         if not observed["start"] <= CLOSE:
             return not_yet(
-                f"rank {rank} does not begin with rank 0's parameters and buffers, but {observed['start']:.2g} away from them."
+                f"rank {rank} does not begin with rank 0's parameters and buffers, but "
+                f"{observed['start']:.2g} away from them."
             )
     for rank, observed in enumerate(told):
         if verdict := _judge_values(rank, observed, inputs) or _judge_messages(
@@ -234,31 +254,39 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
             return verdict
         if stopped := observed.get("stopped"):
             return not_yet(
-                f"in the {stopped[1]} of step {stopped[0]}, rank {rank} read a gradient that was None. When is a hook called: before its "
-                "parameter's gradient is accumulated, or after? What is in the bucket when a step begins, and who is used on no rank?"
+                f"in the {stopped[1]} of step {stopped[0]}, rank {rank} read a gradient that was "
+                "None. When is a hook called: before its "
+                "parameter's gradient is accumulated, or after? "
+                "What is in the bucket when a step begins, and who is used on no rank?"
             )
         if not observed["overlapped"] > 0:
             return not_yet(
-                "no kernel ran while a message was under way: whoever starts one waits for it at once. What is `async_op`?"
+                "no kernel ran while a message was under way: whoever starts one waits for it "
+                "at once. What is `async_op`?"
             )
         if observed["waited"] > LONGEST_WAIT:
             return not_yet(
-                f"on rank {rank} the backward pass stood still for {units.time_text(observed['waited'])}, until a message had arrived. "
+                f"on rank {rank} the backward pass stood still for "
+                f"{units.time_text(observed['waited'])}, until a message had arrived. "
                 "Nothing in it needs the means: who may wait for them, and when?"
             )
         if observed["races"]:
             first, second = observed["races"][0]
             return not_yet(
-                f"the values are right, but on rank {rank} nothing orders `{second}` after `{first}`, which touched the same memory on "
+                f"the values are right, but on rank {rank} nothing orders `{second}` after "
+                f"`{first}`, which touched the same memory on "
                 "another stream. Which stream has to wait for which?"
             )
     (own, held), (theirs, theirs_held) = told[0]["own"], told[0]["torch"]
     if not held < KEPT * theirs_held:
-        most = f"{units.byte_text(int(held))} where PyTorch's DDP holds {units.byte_text(int(theirs_held))}"
+        most = f"{units.byte_text(int(held))} where PyTorch's DDP holds "
+        most += units.byte_text(int(theirs_held))
         return not_yet(f"after some steps a rank holds {most}. What is kept of the steps before?")
     return right(
-        f"On {RANKS} virtual {LIKE}s your forward and backward take {units.time_text(own)}, at most {units.byte_text(int(held))} are held; "
-        f"with PyTorch's DDP it is {units.time_text(theirs)} and {units.byte_text(int(theirs_held))}."
+        f"On {RANKS} virtual {LIKE}s your forward and backward take {units.time_text(own)}, at "
+        f"most {units.byte_text(int(held))} are held; "
+        f"with PyTorch's DDP it is {units.time_text(theirs)} and "
+        f"{units.byte_text(int(theirs_held))}."
     )
 
 
@@ -269,7 +297,8 @@ def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
     ):
         if "one" in gradients:
             return not_yet(
-                f"in step {step}, a parameter that no forward uses has a gradient on rank {rank}. It was to keep none."
+                f"in step {step}, a parameter that no forward uses has a gradient on rank "
+                f"{rank}. It was to keep none."
             )
         if "none" in gradients:
             return not_yet(
@@ -284,7 +313,8 @@ def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
                     f"{of}: what sends a bucket that is not full when the backward is over?"
                 )
             return not_yet(
-                f"{of}. Is a gradient there when its hook is called? Is a bucket ever full? Who sends the last one?"
+                f"{of}. Is a gradient there when its hook is called? Is a bucket ever full? "
+                "Who sends the last one?"
             )
         if wrong:
             of = (
@@ -293,7 +323,8 @@ def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
                 else f"the gradients of {len(wrong)} of {len(gradients)} parameters are"
             )
             return not_yet(
-                f"after `finish()` in step {step}, {of} not the mean of all ranks' on rank {rank}. Is each sent in each step, once it is "
+                f"after `finish()` in step {step}, {of} not the mean of all ranks' on rank "
+                f"{rank}. Is each sent in each step, once it is "
                 "complete, divided, and waited for before it is read?"
             )
     return None
@@ -306,11 +337,13 @@ def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
         sizes = [size for kind, size in events if kind == MESSAGE and size >= layer // 4]
         if max(sizes, default=0) > (full + 1) * layer:
             return not_yet(
-                f"in step {step}, one message took {max(sizes):,} bytes; a bucket is full with {inputs['bucket_bytes']:,}."
+                f"in step {step}, one message took {max(sizes):,} bytes; a bucket is full with "
+                f"{inputs['bucket_bytes']:,}."
             )
         if len(sizes) > inputs["layers"] // full + 1:
             return not_yet(
-                f"in step {step}, {len(sizes)} messages took {layer * inputs['layers']:,} bytes of gradients; "
+                f"in step {step}, {len(sizes)} messages took {layer * inputs['layers']:,} bytes "
+                "of gradients; "
                 f"a bucket is full with {inputs['bucket_bytes']:,}."
             )
         waiting = 0
@@ -318,8 +351,10 @@ def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
             # One more than fills it may be there when it is sent.
             if kind == GRADIENT and waiting > inputs["bucket_bytes"]:
                 return not_yet(
-                    f"in step {step}, {waiting:,} bytes of complete gradients had not been sent when another came; "
-                    f"a bucket is full with {inputs['bucket_bytes']:,}. It need not wait for others."
+                    f"in step {step}, {waiting:,} bytes of complete gradients had not been sent "
+                    "when another came; "
+                    f"a bucket is full with {inputs['bucket_bytes']:,}. "
+                    "It need not wait for others."
                 )
             waiting += size if kind == GRADIENT else -size
     return None

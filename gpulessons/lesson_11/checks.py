@@ -90,7 +90,8 @@ def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float])
     if others:
         name = others[0].removeprefix("c10d::").strip("_")
         return not_yet(
-            f"the mean is right, but {who} called another collective, {name}. Use the two halves only."
+            f"the mean is right, but {who} called another collective, {name}. "
+            "Use the two halves only."
         )
     scattered = sum(nbytes for name, nbytes in found["calls"] if "reduce_scatter" in name)
     gathered = sum(nbytes for name, nbytes in found["calls"] if "reduce_scatter" not in name)
@@ -99,16 +100,19 @@ def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float])
     most = padded + 4 * MEAN_RANKS  # an answer may pad a number more for each rank
     if scattered > most:
         return not_yet(
-            f"the mean is right, but {who} gave {scattered} bytes to a reduce_scatter, and x has {4 * count}. "
+            f"the mean is right, but {who} gave {scattered} bytes to a reduce_scatter, and x has "
+            f"{4 * count}. "
             "Each rank needs to add only its own part."
         )
     if scattered < 4 * count:
         return not_yet(
-            f"the mean is right, but {who} gave only {scattered} bytes of x to a reduce_scatter. Who adds the rest?"
+            f"the mean is right, but {who} gave only {scattered} bytes of x to a reduce_scatter. "
+            "Who adds the rest?"
         )
     if gathered > most // MEAN_RANKS:
         return not_yet(
-            f"the mean is right, but {who} gave {gathered} bytes to an all_gather. After the reduce_scatter, a rank has one part "
+            f"the mean is right, but {who} gave {gathered} bytes to an all_gather. "
+            "After the reduce_scatter, a rank has one part "
             f"of {MEAN_RANKS}, so {padded // MEAN_RANKS} bytes are enough."
         )
     return None
@@ -117,10 +121,9 @@ def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float])
 # 11.2: ZeRO's first stage
 
 SHARERS = 3  # ranks
-KEPT, TOGETHER = (
-    0.6,
-    1.2,
-)  # of the whole state, which whole layers cannot divide exactly: a rank's share, and that of all ranks
+# Most bytes, as shares of Adam's whole state, that one rank and all ranks together may keep. Whole
+# layers cannot be shared exactly.
+KEPT, TOGETHER = 0.6, 1.2
 
 
 def draw_adam(generator: random.Random) -> Plain:
@@ -148,31 +151,37 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
         for rank, found in enumerate(told):
             if still := found["still"][step]:
                 return not_yet(
-                    f"in step {step + 1}, {still} of {count - 1} parameters with a gradient did not move on rank {rank}. Who sends them?"
+                    f"in step {step + 1}, {still} of {count - 1} parameters with a gradient did "
+                    f"not move on rank {rank}. Who sends them?"
                 )
             if wrong := found["wrong"][step]:
                 return not_yet(
-                    f"after step {step + 1}, {wrong} of {count} parameters on rank {rank} are not those of Adam with lr={case['lr']}."
+                    f"after step {step + 1}, {wrong} of {count} parameters on rank {rank} are "
+                    f"not those of Adam with lr={case['lr']}."
                 )
             if altered := found["altered"][step]:
                 return not_yet(
-                    f"step {step + 1} has changed the gradient of {altered} of {count} parameters on rank {rank}. "
+                    f"step {step + 1} has changed the gradient of {altered} of {count} "
+                    f"parameters on rank {rank}. "
                     "A step of Adam leaves them alone."
                 )
     for rank, found in enumerate(told):
         if not found["kept"] < KEPT * found["whole"]:
             kept, whole = units.byte_text(found["kept"]), units.byte_text(found["whole"])
             return not_yet(
-                f"the steps are right, but rank {rank} keeps {kept}; Adam's whole state is {whole}, which {SHARERS} ranks share."
+                f"the steps are right, but rank {rank} keeps {kept}; Adam's whole state is "
+                f"{whole}, which {SHARERS} ranks share."
             )
     together, whole = sum(found["kept"] for found in told), told[0]["whole"]
     if not together < TOGETHER * whole:
         return not_yet(
-            f"the steps are right, but all {SHARERS} ranks together keep {units.byte_text(together)}; Adam's whole state is "
+            f"the steps are right, but all {SHARERS} ranks together keep "
+            f"{units.byte_text(together)}; Adam's whole state is "
             f"{units.byte_text(whole)}. What does more than one rank keep?"
         )
     return right(
-        f"No rank keeps more than {units.byte_text(max(found['kept'] for found in told))} of {units.byte_text(told[0]['whole'])}."
+        f"No rank keeps more than {units.byte_text(max(found['kept'] for found in told))} of "
+        f"{units.byte_text(told[0]['whole'])}."
     )
 
 
@@ -183,9 +192,10 @@ WHOLE = 8  # of a parameter of the largest layer, in its backward: weight and gr
 
 
 def draw_budgets(generator: random.Random) -> Plain:
-    """Models whose largest layer matters: one that fits one GPU, some that need several, one of which leaves not a byte.
+    """Draw models whose largest layer matters.
 
-    The second needs a little more than a whole number of GPUs, so that who rounds is told.
+    One model fits on one GPU. One fills its GPUs to the byte. The second needs a little more than a
+    whole number of GPUs, so that wrong rounding shows.
     """
     cases = []
     for ranks, rest in (
@@ -221,18 +231,18 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
         if answer != due:
             enough = "1 GPU is enough" if due == 1 else f"{due} GPUs are enough and fewer are not"
             return not_yet(
-                f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} bytes a GPU: {enough}; "
-                f"you say {answer}. What does a rank hold, and what while a layer's backward computes?"
+                f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} "
+                f"bytes a GPU: {enough}; "
+                f"you say {answer}. What does a rank hold, and what while a layer's backward "
+                "computes?"
             )
     return right("Sixteen bytes a parameter, shared, and one layer whole.")
 
 
 # 11.4: the backward of a layer under FSDP
 
-HOLDERS = (
-    3  # ranks: with two, a share that is divided takes as much as half of a second whole matrix
-)
-MOST = 1.9  # whole weights at a time: one, the share that is returned, and another in its making
+HOLDERS = 3  # ranks. With two, a divided share takes as much as half of a second whole matrix.
+MOST = 1.9  # whole weights at a time: one, the returned share, and another share in the making
 
 
 def draw_layer(generator: random.Random) -> Plain:
@@ -248,23 +258,27 @@ def judge_backward(told: Plain, case: Plain) -> Verdict:
     for rank, found in enumerate(told):
         if "returned" in found:
             return not_yet(
-                f"rank {rank} returned {found['returned']}; two tensors are due: the gradients of x and of this rank's rows."
+                f"rank {rank} returned {found['returned']}; two tensors are due: the gradients "
+                "of x and of this rank's rows."
             )
         for name, of in (("x", "x"), ("part", "this rank's rows of the weight")):
             if found[name] != RIGHT:
                 return not_yet(f"on rank {rank}, the gradient of {of} is {found[name]}.")
         if found["changed"]:
             return not_yet(
-                f"rank {rank} has changed {', '.join(found['changed'])}, which others may still need."
+                f"rank {rank} has changed {', '.join(found['changed'])}, which others may still "
+                "need."
             )
         if found["to_all"]:
             return not_yet(
-                f"the gradients are right, but rank {rank} sent every rank more than its rows of the weight. "
+                f"the gradients are right, but rank {rank} sent every rank more than its rows of "
+                "the weight. "
                 "Which collective leaves a rank its part alone?"
             )
         if not found["peak"] < MOST:
             return not_yet(
-                f"the gradients are right, but rank {rank} held {found['peak']:.1f} times the weight's bytes at its peak. What need not be "
+                f"the gradients are right, but rank {rank} held {found['peak']:.1f} times the "
+                "weight's bytes at its peak. What need not be "
                 "whole at the same time?"
             )
     return right("Never more than one matrix whole.")
@@ -277,7 +291,10 @@ OBJECT = 1024  # bytes: more than a pickled tensor has beside its numbers
 
 
 def draw_layers(generator: random.Random) -> Plain:
-    """For two and three ranks: a batch, two layers, and their biases, whose hidden neurons the ranks share."""
+    """Draw a batch and two layers with biases, for two and for three ranks.
+
+    The ranks share the hidden neurons.
+    """
     cases = []
     for ranks in (2, 3):
         width, hidden, out = generator.randint(20, 24), HIDDEN * ranks, generator.randint(8, 12)
@@ -326,21 +343,26 @@ def judge_layers(observations: Plain, cases: Plain) -> Verdict:
                 return not_yet(f"{of} returned {answer['type']}, not a tensor.")
             if answer["shape"] != [len(case["x"]), len(case["second"])]:
                 return not_yet(
-                    f"{of} returned a tensor of {answer['shape']}; {[len(case['x']), len(case['second'])]} was due, whole on each rank."
+                    f"{of} returned a tensor of {answer['shape']}; "
+                    f"{[len(case['x']), len(case['second'])]} was due, whole on each rank."
                 )
             if not near(answer["values"], [float(value) for value in due]):
                 return not_yet(
-                    f"{of} has {apart(answer['values'], due, 'the whole layers give')}. What is summed, and how often?"
+                    f"{of} has {apart(answer['values'], due, 'the whole layers give')}. "
+                    "What is summed, and how often?"
                 )
             if answer["changed"]:
                 return not_yet(
-                    f"{of} has changed {', '.join(answer['changed'])}: the next call would compute with other numbers."
+                    f"{of} has changed {', '.join(answer['changed'])}: the next call would "
+                    "compute with other numbers."
                 )
             output = 4 * len(due)
             if answer["sent"] > (case["ranks"] - 1) * output + OBJECT:
                 return not_yet(
-                    f"the outputs are right, but {of} sent {units.byte_text(answer['sent'])}, and the whole output has "
-                    f"{units.byte_text(output)}. Leave the weights where they are: what has to be sent?"
+                    f"the outputs are right, but {of} sent {units.byte_text(answer['sent'])}, "
+                    "and the whole output has "
+                    f"{units.byte_text(output)}. Leave the weights where they are: what has to "
+                    "be sent?"
                 )
     return right("Two layers, cut among the ranks, give every rank the whole output.")
 
@@ -373,19 +395,21 @@ def judge_meshes(told: Plain, meshes: Plain) -> Verdict:
 
 
 def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
-    """What is wrong with one mesh, of which every rank tells its groups; None if nothing is."""
+    """Return what is wrong with the groups that the ranks made for one mesh, or None."""
     mesh = f"{rows} × {columns} ranks"
     for rank, found in enumerate(told):
         if isinstance(found["groups"], str):
             return not_yet(
-                f"your function returned {found['groups']}; a pair of groups is due: that of the row, that of the column."
+                f"your function returned {found['groups']}; a pair of groups is due: that of the "
+                "row, that of the column."
             )
         for name, group, due in zip(
             ("row", "column"), found["groups"], due_groups(rank, rows, columns), strict=True
         ):
             if isinstance(group, str):
                 return not_yet(
-                    f"for the {name} of rank {rank} you returned {group}, not a process group that it is in."
+                    f"for the {name} of rank {rank} you returned {group}, not a process group "
+                    "that it is in."
                 )
             if group != due:
                 return not_yet(
@@ -394,7 +418,8 @@ def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
     for rank, found in enumerate(told):
         if found["reached"] != due_groups(rank, rows, columns):
             return not_yet(
-                f"an all_reduce in the groups of rank {rank} of {mesh} added up {found['reached']}. Does every rank make every group?"
+                f"an all_reduce in the groups of rank {rank} of {mesh} added up "
+                f"{found['reached']}. Does every rank make every group?"
             )
     return None
 
@@ -405,7 +430,10 @@ CONTINUED_BY = 3  # ranks
 
 
 def draw_training(generator: random.Random) -> Plain:
-    """Draw a training whose gradients are clipped in two steps. In the third, their norm is below the limit."""
+    """Draw a training whose gradients are clipped in two of three steps.
+
+    In the other step, their norm is below the limit.
+    """
     scales = [1, 20, 20]  # of the targets
     generator.shuffle(scales)
     return {
@@ -434,22 +462,27 @@ def judge_training(told: Plain, case: Plain) -> Verdict:
         elsewhere = sorted({device for device in found["built"] if device != "meta"})
         if elsewhere:
             return not_yet(
-                f"{who} built the whole model on {elsewhere[0]}, where it would not fit. Which device needs no memory?"
+                f"{who} built the whole model on {elsewhere[0]}, where it would not fit. "
+                "Which device needs no memory?"
             )
         if found["whole"]:
             return not_yet(
-                f"on {who}, {found['whole']} of {found['parameters']} parameters are not divided by rows among all ranks. "
+                f"on {who}, {found['whole']} of {found['parameters']} parameters are not divided "
+                "by rows among all ranks. "
                 "Does `fully_shard` cover the whole model?"
             )
         if found["undivided"]:
             return not_yet(
-                f"{who} gave memory on {found['undivided'][0]} to whole layers, and `fully_shard` divided them afterwards. "
+                f"{who} gave memory on {found['undivided'][0]} to whole layers, and "
+                "`fully_shard` divided them afterwards. "
                 "The whole model would not fit. Which of the two comes first?"
             )
         if found["apart"] < found["layers"]:
             return not_yet(
-                f"the model is divided, but only {found['apart']} of {found['layers']} layers with parameters have their own call of "
-                "`fully_shard`. The others are gathered together, so all of them are whole at the same time."
+                f"the model is divided, but only {found['apart']} of {found['layers']} layers "
+                "with parameters have their own call of "
+                "`fully_shard`. The others are gathered together, so all of them are whole at "
+                "the same time."
             )
     saved = told[0]["saved"]
     if saved == UNCHANGED:
@@ -458,11 +491,13 @@ def judge_training(told: Plain, case: Plain) -> Verdict:
         )
     if saved == UNREADABLE:
         return not_yet(
-            'the folder has no checkpoint with the weights and averages under the keys "model" and "optimizer".'
+            'the folder has no checkpoint with the weights and averages under the keys "model" '
+            'and "optimizer".'
         )
     if saved != RIGHT:
         return not_yet(
-            f"the weights and averages that you saved are not those of the whole batches. They are {saved}."
+            "the weights and averages that you saved are not those of the whole batches. "
+            f"They are {saved}."
         )
     return right(f"{case['ranks']} ranks went on where one had stopped.")
 

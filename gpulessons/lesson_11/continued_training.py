@@ -1,4 +1,4 @@
-"""What the check of 11.7 has each rank do: save a checkpoint, continue with the learner's function, and compare."""
+"""Save a checkpoint in each rank, continue with the learner's function, and compare."""
 
 import itertools
 import logging
@@ -60,9 +60,10 @@ def batches(
 
 
 def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
-    """In a rank: let the answer continue from a checkpoint.
+    """Let the answer continue from a checkpoint in a rank.
 
-    Report where it built the model, how it divided the model, and to which training belongs what it saved.
+    Return where it built the model, how it divided the model, and which training its checkpoint is
+    of.
     """
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)  # of a checkpoint that replaces another
@@ -116,7 +117,7 @@ def _save_first(case: Plain) -> None:
 
 
 def _training_of(case: Plain) -> str:
-    """Return the name of the training to which the weights and averages in the answer's folder belong."""
+    """Return to which training the weights and averages in the answer's folder belong."""
     try:
         answer = _weights_and_averages(*_loaded(case, ANSWER))
     except (CheckpointException, RuntimeError):

@@ -13,7 +13,10 @@ from labkit.checks.checking import Plain, describe
 
 
 def mean_of_ranks(averaged: Any, cases: Plain) -> Plain:
-    """In a rank, for each case: the answer for this rank's tensor, whether it has changed, and the collectives with their bytes."""
+    """Return for each case the answer for this rank's tensor, and the collectives with their bytes.
+
+    Also return whether the answer changed the tensor.
+    """
     found = []
     for case in cases:
         x = torch.tensor(case["values"][dist.get_rank()], dtype=torch.float32).reshape(
@@ -30,7 +33,10 @@ def mean_of_ranks(averaged: Any, cases: Plain) -> Plain:
 
 
 def cut_layers(two_layers: Any, case: Plain) -> Plain:
-    """Return what the answer gives for this rank's rows of the first layer and columns of the second, what it changed, and what it sent."""
+    """Return the answer for this rank's rows of the first layer and columns of the second.
+
+    Also return the tensors that the answer changed, and the bytes that it sent.
+    """
     tensors = {
         name: torch.tensor(case[name], dtype=torch.float32)
         for name in ("x", "first", "first_bias", "second", "second_bias")
@@ -54,9 +60,9 @@ PICKLED = 2048  # bytes that a pickled share may have beside its numbers
 
 
 def layer_backward(backward: Any, case: Plain) -> Plain:
-    """In a rank with a GPU: what the answer makes of this rank's rows of a weight, and which known values its gradients are.
+    """Run the answer on this rank's rows of a weight. Return which known values its gradients are.
 
-    `peak` is the memory on top of what was given at the worst moment, in whole weights.
+    `peak` is the most memory above what was given, in whole weights.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(case["seed"])
@@ -115,7 +121,7 @@ def layer_backward(backward: Any, case: Plain) -> Plain:
 
 
 def _sends_too_much_to_all(sent: SentBytes, share: int) -> bool:
-    """Return whether a rank sent every rank more than its rows of the weight, such as whole gradients."""
+    """Return whether a rank sent every rank more than its rows, such as whole gradients."""
     given = {"allreduce": 0, "allgather": 0, "broadcast": 0}
     for name, _, nbytes in sent.calls:
         for kind in given:
@@ -145,10 +151,11 @@ def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
 
 
 def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
-    """In a rank with a GPU: how many parameters are not as after each step of Adam, how many have not moved, how many gradients are not
-    what they were before the step, and the bytes that are kept.
+    """Run steps of the answer's Adam in a rank with a GPU. Return the counts of each step.
 
-    `whole` are the bytes of Adam's whole state. The parameter number `idle` has no gradient.
+    The counts are: parameters with other values than after Adam, parameters that did not move, and
+    gradients that changed. `kept` are the bytes that stay, and `whole` the bytes of Adam's whole
+    state. The parameter number `idle` has no gradient.
     """
     generator = torch.Generator().manual_seed(case["seed"])
     base = torch.cuda.memory_allocated()
@@ -212,7 +219,10 @@ def host_bytes() -> int:
 
 
 def groups_of(my_groups: Any, meshes: Plain) -> Plain:
-    """In a rank, for each mesh: the ranks in its groups, and whom an all_reduce in each reaches, if all have the groups that are due."""
+    """Return for each mesh the ranks in this rank's groups, and whom an all_reduce in each reaches.
+
+    The all_reduces run only if all ranks have the expected groups.
+    """
     return [_groups_in(my_groups, rows, columns) for rows, columns in meshes]
 
 
@@ -239,7 +249,10 @@ def _groups_in(my_groups: Any, rows: int, columns: int) -> Plain:
 
 
 def _no_group(group: Any) -> str:
-    """What is not a group of this rank's: new_group gives a rank a mark, which is a number, for a group that it is not in."""
+    """Return what the answer gave instead of a group of this rank.
+
+    For a group without this rank, new_group returns a mark, which is a number.
+    """
     return (
         "a group of others"
         if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER

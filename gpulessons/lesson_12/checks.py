@@ -20,8 +20,10 @@ from labkit.checks.in_ranks import in_ranks
 
 
 def draw_nodes(generator: random.Random) -> Plain:
-    """How many ranks each node has, the first three: every second rank of all is not one a node. Of the others, one has a rank that
-    waits for another's work, and one has no second rank.
+    """Draw the number of ranks of each node, three for the first node.
+
+    So the first ranks of the nodes are not simply every second rank. Of the other nodes, one has a
+    rank that waits for another's work, and one has no second rank.
     """
     return [3, *generator.sample((1, 2), 2)]
 
@@ -60,12 +62,14 @@ def judge_nodes(told: Plain, per_node: Plain) -> Verdict:
                 else "nobody did the work"
             )
             return not_yet(
-                f"node {node} has {count} rank{'s' * (count > 1)}, and {did}. Once was asked for on each node."
+                f"node {node} has {count} rank{'s' * (count > 1)}, and {did}. "
+                "Once was asked for on each node."
             )
     for rank, found in enumerate(told):
         if not found["done"]:
             return not_yet(
-                f"rank {rank} came back before the work of its node was done. What do ranks wait at?"
+                f"rank {rank} came back before the work of its node was done. "
+                "What do ranks wait at?"
             )
     return right("Once on each node, and nobody goes on too early.")
 
@@ -100,7 +104,8 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
     for rank, found in enumerate(told):
         if not near(found["values"], due):
             return not_yet(
-                f"rank {rank} has, in `x`, {apart(found['values'], due, 'the sum over all ranks is')}."
+                f"rank {rank} has, in `x`, "
+                f"{apart(found['values'], due, 'the sum over all ranks is')}."
             )
     for rank, found in enumerate(told):
         share = found["bytes"] // case["per_node"]
@@ -109,8 +114,10 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
             whole, allowed = units.byte_text(found["bytes"]), units.byte_text(share)
             gave = " and ".join(units.byte_text(nbytes) for nbytes in given)
             return not_yet(
-                f"The sums are right. The tensor of rank {rank} has {whole}, and a node has {case['per_node']} ranks, so a collective "
-                f"between nodes may get {allowed} from this rank. It got {gave}. First sum inside the node, in the group `near`."
+                f"The sums are right. The tensor of rank {rank} has {whole}, and a node has "
+                f"{case['per_node']} ranks, so a collective "
+                f"between nodes may get {allowed} from this rank. It got {gave}. "
+                "First sum inside the node, in the group `near`."
             )
     return right("Each rank takes its share from node to node.")
 
@@ -119,9 +126,10 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
 
 
 def draw_trainings(generator: random.Random) -> Plain:
-    """Draw trainings with unlike bytes. Their thresholds lie between two whole numbers, far from both.
+    """Draw trainings with different bytes.
 
-    The last one's threshold is a whole number. Its numbers are few powers of two, so no rounding can miss it.
+    Most thresholds are between two whole numbers, far from both. The threshold of the last one is a
+    whole number. Its numbers are few powers of two, so no rounding can miss it.
     """
     cases = []
     unlike = generator.sample(((2, 4), (1, 2), (4, 4), (2, 8)), 4)
@@ -165,11 +173,13 @@ def judge_trainings(answers: Plain, cases: Plain) -> Verdict:
         given += f", keep={case['keep']}"
         if isinstance(answer, float) and not answer.is_integer():
             return not_yet(
-                f"With {given}, you return {answer:,.2f}. Return the smallest whole number of tokens that is enough."
+                f"With {given}, you return {answer:,.2f}. "
+                "Return the smallest whole number of tokens that is enough."
             )
         if answer != expected:
             return not_yet(
-                f"With {given}, {expected:,} tokens are needed. You return {answer:,.0f}. {_hint(answer, case)}".rstrip()
+                f"With {given}, {expected:,} tokens are needed. "
+                f"You return {answer:,.0f}. {_hint(answer, case)}".rstrip()
             )
     return right("From this number on, sending is hidden.")
 
@@ -213,7 +223,10 @@ def draw_entries(generator: random.Random) -> Plain:
 
 
 def _entries(generator: random.Random, ranks: int) -> Plain:
-    """Draw the times at which ranks enter collectives. Some ranks lack the first ones, others the last one."""
+    """Draw the times at which ranks enter collectives.
+
+    Some ranks lack the first collectives, others the last one.
+    """
     first, count = generator.randint(1, 900), generator.randint(5, 7)
     entered: Plain = [[] for _ in range(ranks)]
     for number in range(first, first + count):
@@ -236,7 +249,10 @@ def _common(case: Plain) -> list[list[float]]:
 
 
 def _waits(rows: list[list[float]], behind: int = -2) -> list[list[float]]:
-    """Return for each rank the times for which others waited for it. `behind` counts from the last."""
+    """Return for each rank the seconds for which others waited for it.
+
+    `behind` counts from the last rank.
+    """
     waits: list[list[float]] = [[] for _ in rows[0]]
     for times in rows:
         waits[times.index(max(times))].append(max(times) - sorted(times)[behind])
@@ -302,8 +318,11 @@ def judge_entries(answers: Plain, cases: Plain) -> Verdict:
         expected = _late_rank(case)
         if answer != expected:
             sums = ", ".join(f"{sum(waits):.3f} s" for waits in _waits(_common(case)))
-            listed = f"Of {len(case)} ranks, the others waited {sums}, in the collectives that every rank has"
-            return not_yet(f"{listed}. So rank {expected} is late. You return {answer}.")
+            listed = f"Of {len(case)} ranks, the others waited {sums}"
+            return not_yet(
+                f"{listed}, in the collectives that every rank has. "
+                f"So rank {expected} is late. You return {answer}."
+            )
     return right("The rank is found.")
 
 
@@ -311,10 +330,12 @@ def judge_entries(answers: Plain, cases: Plain) -> Verdict:
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """What each of three ranks finds: where the oldest of their newest is not found by all, where nothing is, where one finds nothing.
+    """Draw the steps that each of three ranks finds.
 
-    Step 0 is one like the others, and the newest of all in `pairs`. At last, all find two, which are listed upwards and downwards, and of
-    which the newer comes first by the alphabet.
+    In one case, not all ranks find the oldest of their newest steps. In one nobody finds a step,
+    and in one a single rank finds none. Step 0 is a step like the others, and it is the newest in
+    `pairs`. In the last case all find two steps, sorted upwards and downwards; the newer one comes
+    first in the alphabet.
     """
     one, two, three, four, five = 0, *sorted(generator.sample(range(1, 1_000_000), 4))
     listed = [[one, two, three, five], [two, one, four], [one, three, two, four]]
@@ -357,7 +378,8 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
             if found != due:
                 lists = "; ".join(f"rank {other}: {steps}" for other, steps in enumerate(case))
                 return not_yet(
-                    f"{lists}. The newest that all have found is {due}; on rank {rank} you return {found}."
+                    f"{lists}. The newest that all have found is {due}; on rank {rank} you "
+                    f"return {found}."
                 )
             if changed:
                 return not_yet(
@@ -423,7 +445,8 @@ def judge_shares(observations: Plain, cases: Plain) -> Verdict:
                 if gradient is None or not near(gradient, wanted):
                     counts = ", ".join(str(len(rows)) for rows in case["rows"])
                     return not_yet(
-                        f"the ranks have {counts} rows. The gradient of the {name} over all of them is {shown(wanted)}; rank {rank} has "
+                        f"the ranks have {counts} rows. The gradient of the {name} over all of "
+                        f"them is {shown(wanted)}; rank {rank} has "
                         f"{shown(gradient)}. By how many rows is it divided?"
                     )
     return right("The same gradient, however many ranks share the batch.")

@@ -1,4 +1,7 @@
-"""What the checks of lesson 12 have each rank do with an answer. Ranks import no other program of the lessons."""
+"""Run answers to the exercises of lesson 12 in ranks.
+
+Ranks import no other program of the lessons.
+"""
 
 import os
 import time
@@ -16,9 +19,10 @@ PATIENCE = 1.0  # seconds in which a rank that does not wait for another is back
 
 
 def node_work(once_per_node: Any, case: Plain) -> Plain:
-    """In a rank of a node: how often it was given the work, and whether its node's work was done when it came back.
+    """Return how often a rank of a node got the work, and whether the work was done at its return.
 
-    The work lasts until another rank of the node is back, or would be; on all nodes but the first, also if it had waited for the first's.
+    The work lasts until another rank of the node returns, or would return. On all nodes but the
+    first, it also lasts as long as a wait for the first node's work.
     """
     os.environ.update(case["environment"])
     node, rank, folder = case["environment"]["GROUP_RANK"], dist.get_rank(), Path(case["folder"])
@@ -40,7 +44,7 @@ def node_work(once_per_node: Any, case: Plain) -> Plain:
 
 
 def summed_by_nodes(all_reduce_by_nodes: Any, case: Plain) -> Plain:
-    """In a rank with a GPU: what the tensor holds afterwards, and the bytes that it gave each collective that leaves the node."""
+    """Return the tensor's values after the answer, and the bytes of collectives between nodes."""
     per_node, rank, ranks = case["per_node"], dist.get_rank(), dist.get_world_size()
     near = _mine([list(range(first, first + per_node)) for first in range(0, ranks, per_node)])
     far = _mine([list(range(local, ranks, per_node)) for local in range(per_node)])
@@ -62,7 +66,10 @@ def _mine(groups: list[list[int]]) -> Any:
 
 
 def newest_of(newest_common: Any, cases: Plain) -> Plain:
-    """In a rank: what the answer returns for the steps that this rank finds, and whether it changed their list, case by case."""
+    """Return the answer for the steps that this rank finds, for each case.
+
+    Also return whether the answer changed the list of steps.
+    """
     told: list[Plain] = []
     for case in cases:
         steps = list(case[dist.get_rank()])
@@ -75,7 +82,7 @@ def newest_of(newest_common: Any, cases: Plain) -> Plain:
 
 
 def uneven_gradient(batch_gradient: Any, case: Plain) -> Plain:
-    """In a rank: the gradients that the answer leaves for this rank's rows, of a linear layer, and the layer's parameters."""
+    """Return the gradients of a linear layer for this rank's rows, and the layer's parameters."""
     layer = nn.Linear(len(case["weight"]), 1)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([case["weight"]], dtype=torch.float32))

@@ -53,9 +53,9 @@ def draw_tensors(generator: random.Random) -> Plain:
 
 
 def observe_zeros(zeros_beside: Any, cases: Plain) -> Plain:
-    """What the function made beside each tensor of unlike numbers, and whether the tensor still holds them.
+    """Return what the function made beside each tensor, and whether the tensor keeps its numbers.
 
-    Whoever writes to what was made changes nothing else: neither another number in it, nor what is made the next time.
+    A write to the result must change neither another number of it nor the next result.
     """
     observations = []
     for case in cases:
@@ -85,7 +85,10 @@ def observe_zeros(zeros_beside: Any, cases: Plain) -> Plain:
 
 
 def _unlike_numbers(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor on the CPU with numbers of every kind, so that no arithmetic makes all of them 0."""
+    """Return a tensor on the CPU with numbers of every kind.
+
+    No arithmetic makes all of them 0.
+    """
     kinds = [torch.nan, torch.inf, -2.0, 0.0, 1.0] if dtype.is_floating_point else [-2, 0, 1]
     count = math.prod(shape)
     return torch.tensor(kinds, dtype=dtype).repeat(count // len(kinds) + 1)[:count].reshape(shape)
@@ -106,7 +109,8 @@ def judge_zeros(observations: Plain, cases: Plain) -> Verdict:
         for what in ("device", "dtype", "shape"):
             if made[what] != case[what]:
                 return not_yet(
-                    f"beside a tensor with {what} {case[what]} you made one with {what} {made[what]}."
+                    f"beside a tensor with {what} {case[what]} you made one with {what} "
+                    f"{made[what]}."
                 )
         if any(made["values"]):
             return not_yet(
@@ -114,11 +118,13 @@ def judge_zeros(observations: Plain, cases: Plain) -> Verdict:
             )
         if not all(observed["written"]):
             return not_yet(
-                "nobody can add 1 to what you made. Has each of its elements a place of its own in memory?"
+                "nobody can add 1 to what you made. Has each of its elements a place of its own "
+                "in memory?"
             )
         if any(observed["next"]):
             return not_yet(
-                "what your function makes at its next call is no longer 0 when the first tensor was written to. Make a new one."
+                "what your function makes at its next call is no longer 0 when the first tensor "
+                "was written to. Make a new one."
             )
     return right("A tensor tells its own device, type and shape.")
 
@@ -140,7 +146,10 @@ def memory_report(device):  # what the exercise hands out; without types, as in 
 
 
 def draw_sizes(generator: random.Random) -> Plain:
-    """For each device, MiB that stay allocated, that are cached, and that were given back: one has more of each, so no sums agree."""
+    """Draw for each device the MiB that stay allocated, are cached, and were given back.
+
+    One device has more of each, so that no sums agree by chance.
+    """
     ranges = (range(10, 20, 2), range(20, 40, 2), range(40, 60, 2))
     less, more = zip(*(sorted(generator.sample(sizes, k=2)) for sizes in ranges), strict=True)
     return generator.sample([list(less), list(more)], k=2)
@@ -173,9 +182,10 @@ def observe_report(report: Any, sizes: Plain) -> Plain:
 
 
 def _fill(device: int, kept: int, cached: int, returned: int) -> list[torch.Tensor]:
-    """Take MiB that stay, and before, some that do not, so that no two of a device's four figures are the same.
+    """Allocate tensors that stay, and first some that do not stay.
 
-    One of the tensors that stay is small, because PyTorch counts small blocks in a pool of their own.
+    So no two of a device's four figures are the same. One of the tensors that stay is small,
+    because PyTorch counts small blocks in another pool.
     """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
@@ -216,7 +226,8 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
         numbers = [name for name in FIGURES if said.get(name) is not None]
         if len(numbers) < len(FIGURES):
             return not_yet(
-                f"expected numbers of bytes for {', '.join(FIGURES)}; yours are for {', '.join(numbers) or 'nothing'}."
+                f"expected numbers of bytes for {', '.join(FIGURES)}; yours are for "
+                f"{', '.join(numbers) or 'nothing'}."
             )
         for name in FIGURES:
             if said[name] != truth[name]:
@@ -225,7 +236,8 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
                 )
         if observed["after"] != truth:
             return not_yet(
-                f"asking has changed the figures of cuda:{device}. What empties the cache, resets the peaks, or takes memory?"
+                f"asking has changed the figures of cuda:{device}. "
+                "What empties the cache, resets the peaks, or takes memory?"
             )
     return right("Of the device that was asked for, and without a warning.")
 
@@ -263,7 +275,8 @@ def _to_train(inputs: Plain) -> tuple[nn.Linear, list[tuple[torch.Tensor, torch.
     with torch.no_grad():
         model.weight.copy_(SCALE * torch.randn(model.weight.shape, generator=maker))
         model.bias.copy_(SCALE * torch.randn(1, generator=maker))
-    # The targets grow, so that no single loss is near the mean of all, which is small, so that nobody rounds it unseen.
+    # The targets grow, so that no single loss is near the mean. The mean is small, so that rounding
+    # shows.
     batches = [
         (
             torch.randn(rows, inputs["features"], generator=maker),
@@ -339,7 +352,10 @@ def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     if not off < CLOSE * SCALE:
         if observed["device"] == "cpu":
             return not_yet("the model that you were given is still on the CPU, and is not trained.")
-        hint = "Does every batch make one step of SGD with lr=0.01, and with that batch's gradient only?"
+        hint = (
+            "Does every batch make one step of SGD with lr=0.01, "
+            "and with that batch's gradient only?"
+        )
         if _furthest(observed["parameters"], due["accumulated"]) < CLOSE * SCALE:
             hint = "What do gradients do from one step to the next?"
         return not_yet(f"the model's parameters are off by up to {off:.3g}. {hint}")
@@ -347,7 +363,8 @@ def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
         return not_yet(f"the mean loss is {due['loss']:.5g}; you said {observed['loss']:.5g}.")
     if observed["kept"] > 1:  # that of the step before goes with the next loss
         return not_yet(
-            f"when a forward began, the graphs of {observed['kept']} earlier steps were still there. What keeps them?"
+            f"when a forward began, the graphs of {observed['kept']} earlier steps were still "
+            "there. What keeps them?"
         )
     return right("The model first, then its optimizer; and a number for a loss.")
 
@@ -370,7 +387,8 @@ ANSWERS_BY_PYTORCH = (
 def draw_memory(generator: random.Random) -> Plain:
     """Draw the MiB of tensors that stay on each GPU, and the GPU that is the current one.
 
-    The numbers are even. An odd number can leave a rest of 1 MiB, which the allocator gives to the next tensor.
+    The numbers are even. An odd number can leave a rest of 1 MiB, which the allocator gives to the
+    next tensor.
     """
     return {
         "kept": [generator.randrange(2, 10, 2), generator.randrange(10, 18, 2)],
@@ -427,7 +445,10 @@ def draw_nothing(generator: random.Random) -> Plain:
 
 
 def observe_verdict(answer: Any, inputs: Plain) -> Plain:
-    """Run the experiment of the verdict that the answer returns. GPU 0 is the current one, as in the lesson."""
+    """Run the experiment of the verdict that the answer returns.
+
+    GPU 0 is the current one, as in the lesson.
+    """
     with torch.cuda.device(0):
         with during("it was called"):
             given = answer()
@@ -439,7 +460,10 @@ def judge_verdict(observed: Plain, inputs: Plain) -> Verdict:
         return wrong_type(observed, "a dict")
     told = refused(observed)
     if not told and is_example(observed):
-        told = "the experiment decides, but this is the sentence that the lesson defends. Choose one of your own."
+        told = (
+            "the experiment decides, but this is the sentence that the lesson defends. "
+            "Choose another sentence."
+        )
     return (
         not_yet(told)
         if told

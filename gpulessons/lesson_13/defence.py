@@ -1,8 +1,8 @@
 """A verdict of a learner's own: run its experiment, and refuse an experiment that decides nothing.
 
-An experiment is a function. It gets what the sentence is about, the *subject*, and returns whether the
-sentence holds of it. It decides something only if it can come out otherwise. So it also gets a stand-in
-that does the *opposite* of what it finds for the subject.
+An experiment is a function. It gets what the sentence is about, the *subject*, and returns whether
+the sentence holds of it. It decides something only if it can come out otherwise. So it also gets a
+stand-in that does the *opposite* of what it finds for the subject.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +63,8 @@ def defend(
     first, second = observed["runs"][:2]
     print(f"{verdict}: {quote}")
     print(
-        f"the experiment returns {first['result']} for the subject, {second['result']} for the opposite"
+        f"the experiment returns {first['result']} for the subject, {second['result']} for the "
+        "opposite"
     )
     return draw_verdicts(among, [verdict])
 
@@ -121,7 +122,10 @@ def misjudged(tried: Any) -> str:
             if run["expected"] == "False":
                 continue
         if found != run["expected"]:
-            return f"for a function that {run['does']}, your experiment gives {found}. Expected {run['expected']}."
+            return (
+                f"for a function that {run['does']}, your experiment gives {found}. "
+                f"Expected {run['expected']}."
+            )
     return ""
 
 
@@ -191,12 +195,16 @@ def _badly_stated(observed: Any) -> str:
         return f"{', '.join(observed['not callable'])} must be a function."
     quote = observed["quote"]
     if len(quote.split()) < FEWEST_WORDS or "…" in quote or "..." in quote:
-        return "quote one whole sentence, without leaving words out. A cut sentence can mean something else."
+        return (
+            "quote one whole sentence, without leaving words out. "
+            "A cut sentence can mean something else."
+        )
     if any(_words(quote) in _words(claim.says) for claim in articles.claims()):
         return "the articles' trial has a verdict on this sentence already. Choose another one."
     if observed["verdict"] not in VERDICTS:
         return (
-            f"the verdict must be one of {', '.join(VERDICTS)}. A typo, an invented or a deprecated name "
+            f"the verdict must be one of {', '.join(VERDICTS)}. "
+            "A typo, an invented or a deprecated name "
             "shows in one call and needs no experiment."
         )
     if observed["same"]:
@@ -219,18 +227,28 @@ def _badly_run(runs: Any) -> str:
     for run in runs:
         whose = WHOSE[run["of"]]
         if run["raised"]:
-            return f"with {whose}, the experiment raised {run['raised']}. If an error is what you look for, catch it and return True or False."
+            return (
+                f"with {whose}, the experiment raised {run['raised']}. "
+                "If an error is what you look for, catch it and return True or False."
+            )
         if run["result"] not in ("True", "False"):
-            return f"with {whose}, the experiment returned {run['result']}. It must return True or False."
+            return (
+                f"with {whose}, the experiment returned {run['result']}. "
+                "It must return True or False."
+            )
         if not run["answers"]:
-            return f"with {whose}, the experiment never calls what it is given. So its result cannot depend on it."
+            return (
+                f"with {whose}, the experiment never calls what it is given. "
+                "So its result cannot depend on it."
+            )
     if not any(run["used a GPU"] for run in runs if run["of"] == "subject"):
         return (
             "with the subject, the experiment uses no tensor on a GPU. Try the sentence with one."
         )
     if all(set(run["answers"]) == {run["result"]} for run in runs):
         return (
-            "subject and opposite answer True and False themselves, and the experiment only passes it on. "
+            "subject and opposite answer True and False themselves, and the experiment only "
+            "passes it on. "
             "The subject must be what the sentence is about. The experiment measures what it does."
         )
     return ""
@@ -251,13 +269,15 @@ def _not_decided(observed: Any) -> str:
     found, otherwise = results["subject"][0], results["opposite"][0]
     if found == otherwise:
         return (
-            f"the experiment returns {found} for the subject and for its opposite. So it does not decide. "
+            f"the experiment returns {found} for the subject and for its opposite. "
+            "So it does not decide. "
             "What would you see if the sentence were the other way round?"
         )
     expected = str(VERDICTS[observed["verdict"]])
     if found != expected:
         return (
-            f"the experiment returns {found} for the subject, and the verdict {observed['verdict']} needs {expected}. "
+            f"the experiment returns {found} for the subject, and the verdict "
+            f"{observed['verdict']} needs {expected}. "
             "Return True if the sentence holds of what the experiment is given."
         )
     return ""
@@ -266,13 +286,14 @@ def _not_decided(observed: Any) -> str:
 def _wrong_subject(observed: Any) -> str:
     """Return why the verdict does not fit a sentence that holds, or "" if it does.
 
-    The sentences with stand-ins hold. So an experiment that judges all stand-ins rightly finds another
-    verdict only with a subject that the sentence is not about.
+    The sentences with stand-ins hold. So an experiment that judges all stand-ins rightly finds
+    another verdict only with a subject that the sentence is not about.
     """
     if "stand-ins" not in observed or observed["verdict"] == "holds":
         return ""
     does = observed["stand-ins"][0]["does"]
     return (
-        f"for a function that {does}, your experiment gives True. So the verdict {observed['verdict']} comes "
+        f"for a function that {does}, your experiment gives True. "
+        f"So the verdict {observed['verdict']} comes "
         "from the subject. Is it what the sentence is about?"
     )

@@ -12,7 +12,10 @@ import torch
 
 @contextlib.contextmanager
 def deprecated_calls() -> Iterator[list[str]]:
-    """What PyTorch warns of in the functions of torch.cuda that the block calls, also where no warning is to be seen."""
+    """Collect the deprecated functions of torch.cuda that the block calls.
+
+    This also works where warnings are hidden.
+    """
     functions = [
         function for function in vars(torch.cuda).values() if hasattr(function, "__deprecated__")
     ]

@@ -1,4 +1,4 @@
-"""The figure of the verdicts: how many sentences of each article hold, and what is wrong with the others."""
+"""Draw the verdicts: how many sentences of each article hold, and what is wrong with the others."""
 
 import textwrap
 from collections import Counter
@@ -45,8 +45,8 @@ YOURS = "Yours"
 def draw_verdicts(outcomes: Mapping[Claim, ClaimOutcome], own: Sequence[str] = ()) -> Figure:
     """Draw how many sentences of each article got each verdict.
 
-    `outcomes` has what each claim came to. `own` has the verdicts on sentences of your own, which get
-    a row of their own.
+    `outcomes` has what each claim came to. `own` has the verdicts on sentences of your own, which
+    get a row of their own.
     """
     rows: list[tuple[str, Counter]] = []
     for article in articles.articles():
@@ -78,7 +78,8 @@ def _finding(rows: Sequence[tuple[str, Counter]]) -> str:
         return "No sentence was tried"
     old = found["deprecated"] + found["outdated"]
     return (
-        f"{found['holds']} of {found.total()} sentences hold, {old} are old, {found['typo']} have typos, "
+        f"{found['holds']} of {found.total()} sentences hold, {old} are old, {found['typo']} "
+        "have typos, "
         f"{found['invented']} invent names, {found['false']} are false"
     )
 

@@ -14,7 +14,10 @@ from typing import Any
 
 
 def load() -> types.ModuleType:
-    """Import GPUtil with a stand-in for distutils. A plain `import GPUtil` finds it from then on."""
+    """Import GPUtil with a stand-in for distutils.
+
+    A plain `import GPUtil` finds the module from then on.
+    """
     with _distutils_stand_in():
         return importlib.import_module("GPUtil")
 

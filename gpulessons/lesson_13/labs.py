@@ -19,7 +19,8 @@ __all__ = ["ClaimsPanel", "defend", "draw_verdicts", "try_claim"]
 def try_claim(name: str) -> ClaimOutcome:
     """Run the claim of this name, as it stands in its article, on the GPUs in use.
 
-    A claim that starts processes, or changes what the whole process shares, runs in a process of its own.
+    A claim that starts processes, or changes what the whole process shares, runs in a process of
+    its own.
 
     Raises ValueError when there is no such claim, RuntimeError when too few GPUs are in use.
     """
@@ -35,10 +36,11 @@ SHOWN = 1500  # characters of an outcome
 
 
 class ClaimsPanel(Panel):
-    """The claims of four articles, to be filtered by article and verdict. Your guess runs the claim that is chosen, on the GPUs in use.
+    """Panel with the claims of four articles, filtered by article and verdict.
 
-    `name` is the claim chosen at first. `outcome` is what the last one came to. There is no Stop button: a guess runs one claim, which
-    takes a moment or, in a process of its own, some seconds, and is ended when it takes longer than it may,
+    A guess runs the chosen claim on the GPUs in use. `name` is the claim chosen at first. `outcome`
+    is the outcome of the last claim. There is no Stop button: a guess runs one claim, which takes a
+    moment, or some seconds in a new process. The claim is ended when it takes longer than allowed
     or when the kernel is interrupted.
     """
 
@@ -96,11 +98,11 @@ class ClaimsPanel(Panel):
 
     @property
     def claim(self) -> Claim | None:
-        """The one that is chosen; None where no claim passes the filters."""
+        """The claim that is chosen, or None if no claim passes the filters."""
         return articles.find(self.choice.value) if self.choice.value else None
 
     def _filter(self) -> None:
-        """Offer the claims that both filters let pass; the one chosen stays so if it is among them."""
+        """Offer the claims that pass both filters, and keep the chosen claim if it is one."""
         chosen = [
             None if filtered.value == ANY else filtered.value
             for filtered in (self.article, self.verdict)
@@ -160,9 +162,11 @@ def _guess_button(words: str) -> widgets.Button:
 
 
 def _told_claim(claim: Claim) -> str:
-    """What the article says, where, and the code that puts it to the test."""
+    """Return what the article says and where, and the code that tries it, as HTML."""
     by = f", {claim.article.author}" if claim.article.author else ""
-    told = f"<p>“{escape(claim.article.title)}”{escape(by)}, section “{escape(claim.section)}”: <b>{escape(claim.says)}</b>.</p>"
+    title, section = escape(claim.article.title), escape(claim.section)
+    where = f"“{title}”{escape(by)}, section “{section}”"
+    told = f"<p>{where}: <b>{escape(claim.says)}</b>.</p>"
     parts = {
         "Before it runs": claim.before,
         _whose(claim): claim.code,
@@ -184,7 +188,8 @@ def _told_outcome(claim: Claim, outcome: ClaimOutcome) -> str:
         parts.append(f"<p>Changed in {escape(claim.changed)}.</p>")
     if claim.source:
         parts.append(
-            f'<p>Source: <a href="{escape(claim.source)}" target="_blank">{escape(claim.source)}</a></p>'
+            f'<p>Source: <a href="{escape(claim.source)}" '
+            f'target="_blank">{escape(claim.source)}</a></p>'
         )
     return "".join(parts)
 

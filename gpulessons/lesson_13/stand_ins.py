@@ -128,7 +128,10 @@ def _move_nothing(module: nn.Module, device: Any) -> nn.Module:
     return module
 
 
-MOVE = "Additionally, the torch.nn.Module class provides to and cuda methods that can move the entire neural network to a specific device."
+MOVE = (
+    "Additionally, the torch.nn.Module class provides to and cuda methods that can move the entire "
+    "neural network to a specific device."
+)
 
 
 def _gather(outputs: Sequence[torch.Tensor], device: Any) -> torch.Tensor:

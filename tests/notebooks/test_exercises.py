@@ -6,7 +6,6 @@ import math
 import os
 import random
 import re
-import runpy
 from collections.abc import Iterator
 from itertools import groupby
 from multiprocessing import forkserver
@@ -42,9 +41,9 @@ TRIES = int(
     os.environ.get("LABKIT_TRIES", 1)
 )  # set to 60, inputs are drawn anew in each run, which shows a leak of one in fifty
 
-# For each exercise, answers that a learner may well give, and a part of what the check says to each, one folder a lesson: texts as those of
-# the controls, or programs where answers are made from others. Beside them the one that grading uses as a control. An answer that is
-# right, though unlike the solution, has the word "Right." in the text, and is in RIGHT in the program.
+# The files *answers.txt of each lesson have answers that a learner may give, in the form of the controls. Each
+# answer has a pattern of what the check says to it. The pattern of a right answer is "Right.". The wrong answer
+# that grading uses as a control is tried, too.
 CONTROL = "the control"
 ANSWERS = Path(__file__).parents[1] / "lessons"
 Answers = dict[str, dict[str, tuple[str, str]]]  # by exercise and name: source and hint
@@ -56,17 +55,6 @@ def given() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
             wrong_answers(file.read_text()), key=lambda answer: answer[0]
         ):
             yield number, {name: (source, hint) for _, name, hint, source in answers}
-    for file in sorted(ANSWERS.glob("lesson_*/answers*.py")):
-        told = runpy.run_path(str(file))
-        for number, answers in told["WRONG"].items():
-            yield (
-                number,
-                answers
-                | {
-                    name: (source, "Right.")
-                    for name, source in told.get("RIGHT", {}).get(number, {}).items()
-                },
-            )
 
 
 def chosen(right: bool) -> Answers:

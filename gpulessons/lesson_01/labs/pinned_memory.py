@@ -188,8 +188,8 @@ GOOD = 1.15  # A prediction within this factor is called good.
 class CopySpeedLab(ExperimentPanel):
     """Lab in which learners predict, then measure how much faster pinned memory copies.
 
-    `sizes` and `repeats` are those of `copy_speed`. The question is about a copy of 16 MiB.
-    If 16 MiB is not among the sizes, it is about the largest size. Raises ValueError without a size.
+    `sizes` and `repeats` are those of `copy_speed`. The question is about a copy of 16 MiB, or, if
+    that is not among the sizes, about the largest size. Raises ValueError without a size.
     """
 
     unit = "times"

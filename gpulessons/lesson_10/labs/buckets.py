@@ -1,4 +1,7 @@
-"""One training step under DistributedDataParallel on virtual H200s: what each rank computes and sends when, by buckets, ranks and link."""
+"""Run and draw a training step under DistributedDataParallel on virtual H200s.
+
+The figure shows when each rank computes and sends, by buckets, ranks and link.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,15 +49,18 @@ COLUMNS = {
 def bucket_step(
     width: int = 4096, bucket: str = "25 MiB", ranks: int = 2, link: str = "NVLink"
 ) -> Run:
-    """What each rank does in one training step under DistributedDataParallel, a row for each.
+    """Run a training step under DistributedDataParallel. Each rank has a row.
 
-    Every rank trains eight linear layers of `width` × `width` weights and AdamW on 512 rows of its own, on a virtual H200: memory, order
-    and time without values. `bucket` is one of "1 MiB", "25 MiB", "100 MiB" and "one bucket". Over the link "PCIe" all goes through the
-    host, as with NCCL_P2P_DISABLE=1.
+    Every rank trains eight linear layers of `width` × `width` weights and AdamW on its own 512
+    rows, on a virtual H200 that has memory, order and time without values. `bucket` is "1 MiB", "25
+    MiB", "100 MiB" or "one bucket". Over the link "PCIe" everything goes through the host, as with
+    NCCL_P2P_DISABLE=1.
 
-    `seconds` are those of the step, `computing` and `sending` the seconds of kernels and of all_reduces in it, `hidden` those of sending
-    in which the rank computed too. `work` lists [what, start, seconds] since the step's start, where what is "forward", "backward",
-    "optimizer" or "all_reduce". Raises ValueError, which names the choices, for what is none of them, and as `labkit.torchrun` does.
+    `seconds` is the time of the step. `computing` and `sending` are the seconds of kernels and of
+    all_reduces in it, and `hidden` is the part of `sending` in which the rank also computed. `work`
+    lists [what, start, seconds] from the start of the step; what is "forward", "backward",
+    "optimizer" or "all_reduce". Raises ValueError for other choices, and the errors of
+    `labkit.torchrun`.
     """
     for value, allowed in ((width, WIDTHS), (bucket, BUCKETS), (ranks, RANKS), (link, LINKS)):
         one_of(value, allowed)
@@ -118,7 +124,10 @@ def _spans(trace: Trace, rank: int, start: float) -> list[tuple[str, float, floa
 def _work(
     spans: list[tuple[str, float, float]], marks: list[float], own_start: float, start: float
 ) -> Row:
-    """The columns of a rank but its number and seconds; kernels that follow each other without a gap are one piece."""
+    """Return the columns of a rank without its number and seconds.
+
+    Kernels that follow each other without a gap are one piece of work.
+    """
     sends = [(ALL_REDUCE, begin, end) for name, begin, end in spans if name.startswith("nccl")]
     kernels: list[tuple[str, float, float]] = []
     for name, begin, end in spans:
@@ -165,9 +174,10 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 @in_style
 def plot_bucket_step(result: Result, prediction: float | None = None) -> Figure:
-    """Two lanes for each rank over time: above what it computes, below its all_reduces.
+    """Draw two lanes for each rank over time: its computing above, its all_reduces below.
 
-    `prediction` is the step's milliseconds, a hollow marker. A grey band is where the step ended on two real H200s, in twelve runs.
+    `prediction` is the step's milliseconds, drawn as a hollow marker. A grey band is where the step
+    ended on two real H200s, in twelve runs.
     """
     recorded = recorded_seconds(result)
     canvas, axes = new_canvas(_finding(result))
@@ -225,8 +235,10 @@ def _finding(result: Result) -> str:
 
 def _told(result: Result) -> list[str]:
     parts = [
-        f"computes for {units.time_text(row['computing'])}; of {units.time_text(row['sending'])} in which it sends "
-        f"{(sent := sum(what == ALL_REDUCE for what, *_ in row['work']))} message{'s' * (sent > 1)}, "
+        f"computes for {units.time_text(row['computing'])}; of {units.time_text(row['sending'])} "
+        "in which it sends "
+        f"{(sent := sum(what == ALL_REDUCE for what, *_ in row['work']))} "
+        f"message{'s' * (sent > 1)}, "
         f"it computes {units.time_text(row['hidden'])} too"
         for row in result.rows
     ]
@@ -245,16 +257,20 @@ def _told_recorded(recorded: list[float]) -> str:
 # The widget
 
 
-GOOD = 1.1  # a prediction within this factor is called good
+GOOD = 1.1  # A prediction within this factor is called good.
 
 
 class BucketsLab(ExperimentPanel):
-    """Choose the layers' width, the size of DDP's buckets, the ranks and their link; predict how long the step takes, and see all ranks.
+    """Lab in which learners choose width, bucket size, ranks and link, and predict the step's time.
 
-    `width`, `bucket`, `ranks` and `link` are chosen at first. Raises ValueError for what is no choice.
+    Then the figure shows all ranks. `width`, `bucket`, `ranks` and `link` are chosen at first.
+    Raises ValueError for other choices.
     """
 
-    question = "Eight linear layers, 512 rows a rank, AdamW, on H200s under DistributedDataParallel: how many ms does a training step take?"
+    question = (
+        "Eight linear layers, 512 rows a rank, AdamW, on H200s under DistributedDataParallel: "
+        "how many ms does a training step take?"
+    )
     unit = "ms"
 
     def __init__(

@@ -1,7 +1,9 @@
-"""One training step of eight linear layers on 512 rows a rank, under DistributedDataParallel if there are several ranks.
+"""Run a training step of eight linear layers on 512 rows per rank.
 
-Arguments: the layers' width, the size of a bucket in MiB, and whether ranks may send by NVLink (1) or through the host alone (0). `result`
-has the seconds from the step's begin to the end of its forward, its backward and its optimizer. Nothing runs on the GPU afterwards.
+With several ranks, the layers are under DistributedDataParallel. The arguments are the layers'
+width, the size of a bucket in MiB, and whether ranks may use NVLink (1) or must send through the
+host (0). `result` has the seconds from the start of the step to the end of its forward pass, its
+backward pass and its optimizer. Nothing runs on the GPU afterwards.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Four articles on PyTorch and GPUs, claim by claim: what each says, the code that puts it to the test, and the verdict.
+"""Four articles on PyTorch and GPUs: their claims, the code that tries them, and the verdicts.
 
-One TOML file an article, or several for a long one, in order. Claims are quoted, or told in a few words; of an article's code, `code`
-holds the lines that the claim stands on, without comments. `before` and `after` are the kit's own, and so is all code of a claim that has
-no snippet.
+An article has one TOML file, or several in order if it is long. Claims are quoted or told in a few
+words. `code` holds the article's lines that the claim is about, without comments. `before` and
+`after` are the kit's own code. The code of a claim without a snippet is the kit's own, too.
 """
 
 import tomllib
@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Each verdict, and the words for one claim with it. What is deprecated still runs. What is outdated was true of an older version.
+# The verdicts, each with a clause about one claim. Deprecated code still runs. An outdated claim
+# was true of an older version.
 VERDICTS = {
     "holds": "it holds",
     "deprecated": "it is deprecated",
@@ -32,7 +33,10 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Article:
-    """Where claims come from. `name` is the kit's own short name; `url` is "" where the article's text does not say it."""
+    """Source of claims.
+
+    `name` is the kit's short name. `url` is "" if the article does not say it.
+    """
 
     name: str
     title: str
@@ -43,14 +47,9 @@ class Article:
 
 @dataclass(frozen=True)
 class Expected:
-    """What running a claim comes to. What stands empty does not happen: no exception, nothing printed, no warning.
+    """Expected outcome of running a claim.
 
-    Attributes:
-        raises: the class of the exception; "A or B" where versions differ.
-        message: a part of its message.
-        prints, like: what is printed, or a regular expression for it.
-        warns: a part of the warning.
-        may_warn: a part of a warning that PyTorch gives once in a process.
+    Fields that are empty do not happen: no exception, no output, no warning.
     """
 
     raises: str = ""
@@ -72,7 +71,8 @@ class Claim:
         verdict: one of VERDICTS.
         why: what happens instead, or why it holds, in a sentence or two.
         snippet: is `code` the article's?
-        code: what is run, after `before` and followed by `after`, in one namespace that holds torch and nn.
+        code: the code that runs after `before` and is followed by `after`, in one namespace with
+            torch and nn.
         expect: what it comes to on CUDA; `expect_virtual` on a virtual GPU, where that differs.
         today: what to write now; it runs after `before`, too, and neither fails nor warns.
         changed: the version in which it changed, and `source`, an address that says so.

@@ -1,4 +1,7 @@
-"""What child processes of the claims do. A function sent to a new process must be found there by its module's name."""
+"""Functions that child processes of the claims run.
+
+A new process finds such a function by its module's name.
+"""
 
 import torch
 
@@ -11,7 +14,7 @@ def add_one(tensor: torch.Tensor) -> None:
 
 
 def note_allocated(tensor: torch.Tensor, allocated: torch.Tensor) -> None:
-    """Write to `allocated` how many bytes this process's allocator has given out while it uses another process's tensor."""
+    """Use another process's tensor, and write this process's allocated bytes to `allocated`."""
     tensor.add_(1)
     torch.cuda.synchronize(tensor.device)
     allocated.fill_(torch.cuda.memory_allocated(tensor.device))

@@ -1,4 +1,4 @@
-"""A claim on trial: its code is run as it stands, and what happens compared with what is expected."""
+"""Run the code of a claim unchanged, and compare the outcome with the expected one."""
 
 import contextlib
 import gc
@@ -19,9 +19,10 @@ from gpulessons.lesson_13.articles import Claim, Expected
 from labkit import machine
 
 UNTRIED, _RACE = "not tried", "RaceWarning"
-# Warnings that PyTorch gives once in a process, of how its threads came to a GPU: whichever claim is the first gets them.
+# PyTorch gives these warnings once per process, to the claim that comes first.
 _ONCE = ("there was no current CUDA context", "The AccumulateGrad node's stream does not match")
-PATIENCE = 240  # seconds for the claims that run in a process of their own, together: a busy machine takes long to start processes
+# Seconds for all claims that run in a new process. A busy machine takes long to start processes.
+PATIENCE = 240
 _LONGEST = 90  # characters of an outcome in a table
 
 
@@ -45,7 +46,10 @@ class ClaimOutcome:
     untried: str = ""
 
     def fits(self, expected: Expected) -> bool:
-        """Is this what was expected? A race that a virtual GPU reports is no warning: a real one cannot see it."""
+        """Return whether this is the expected outcome.
+
+        A race that a virtual GPU reports is no warning, because a real GPU cannot report it.
+        """
         printed = self.printed.strip()
         told = [
             warning
@@ -79,7 +83,10 @@ class ClaimOutcome:
 
 
 def outcomes(claims: list[Claim]) -> Iterator[tuple[Claim, ClaimOutcome]]:
-    """Each claim, and what it comes to; those that must be alone share a process of their own, and come last."""
+    """Yield each claim and its outcome.
+
+    Claims that must run alone share a new process, and come last.
+    """
     for claim in claims:
         require(claim)
     for claim in claims:
@@ -105,7 +112,8 @@ def require(claim: Claim) -> None:
     used = machine.current()
     if used is None or used.count < claim.gpus:
         raise RuntimeError(
-            f"the claim {claim.name!r} needs {claim.gpus} GPU(s), and {used.count if used else 0} are in use: labkit.use(gpus={claim.gpus})"
+            f"the claim {claim.name!r} needs {claim.gpus} GPU(s), and "
+            f"{used.count if used else 0} are in use: labkit.use(gpus={claim.gpus})"
         )
 
 
@@ -146,14 +154,20 @@ def run(program: str, values: bool) -> ClaimOutcome:
 
 
 def _told(warning: warnings.WarningMessage) -> str:
-    """Class and first line; of a race its class alone, for the rest names streams and lines of the moment."""
+    """Return the warning's class and first line.
+
+    For a race return only the class, because streams and lines differ from run to run.
+    """
     name = warning.category.__name__
     return name if name == _RACE else f"{name}: {str(warning.message).splitlines()[0]}"
 
 
 @contextlib.contextmanager
 def _put_back() -> Iterator[None]:
-    """What a snippet may change for the whole process: the current device, cuDNN's switches, the environment, the memory."""
+    """Restore what a snippet may change for the whole process.
+
+    These are the current device, cuDNN's switches, the environment and the memory.
+    """
     device, cudnn = (
         torch.cuda.current_device(),
         (torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled),

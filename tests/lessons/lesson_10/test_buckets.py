@@ -1,4 +1,4 @@
-"""A step of DistributedDataParallel by buckets, ranks and link: the experiment, the figure, and the lab."""
+"""Test the step of DistributedDataParallel: the experiment, the figure and the lab."""
 
 import pytest
 
@@ -24,7 +24,10 @@ WORK = [
 
 
 def step(count=2, work=WORK, **parameters) -> Result:
-    """A step of 8 ms, in which a rank computes for 6 ms and sends for 3 ms, 1 ms of it while it computes."""
+    """Return a step of 8 ms in which a rank computes for 6 ms and sends for 3 ms.
+
+    The rank also computes during 1 ms of the sending.
+    """
     rows = [
         {
             "rank": rank,
@@ -88,8 +91,10 @@ def test_a_recording_belongs_to_its_own_choices(other):
 
 def test_the_words_hold_finding_ranks_prediction_recording_and_badge():
     assert plot_bucket_step(step(), 5).alt == (
-        "The step takes 8 ms: 33% of the sending is hidden behind computing. Each rank computes for 6 ms; of 3 ms in which it sends "
-        "2 messages, it computes 1 ms too. Predicted: 5 ms. Recorded on two H200s, 12 runs: 13.5 to 13.9 ms. Measured on paper."
+        "The step takes 8 ms: 33% of the sending is hidden behind computing. "
+        "Each rank computes for 6 ms; of 3 ms in which it sends "
+        "2 messages, it computes 1 ms too. Predicted: 5 ms. "
+        "Recorded on two H200s, 12 runs: 13.5 to 13.9 ms. Measured on paper."
     )
     assert "This was not recorded on real GPUs." in plot_bucket_step(step(link="PCIe")).alt
 
@@ -133,8 +138,8 @@ def lab(monkeypatch):
 def test_prediction_and_result_come_together(lab):
     said = run(lab, "16")
     assert (
-        "The step takes 8 ms; you predicted 16, which is 2.0 times too high. Each rank computes for 6 ms"
-        in said
+        "The step takes 8 ms; you predicted 16, which is 2.0 times too high. "
+        "Each rank computes for 6 ms" in said
     )
     assert "Recorded on two H200s, 12 runs: 13.5 to 13.9 ms." in said
     assert "Predicted: 16 ms." in lab.picture.value and len(lab.result.rows) == 2

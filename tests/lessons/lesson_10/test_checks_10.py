@@ -97,7 +97,8 @@ def test_rows_are_judged_over_ranks_and_epochs(epochs, drawn, hint):
     assert hint is None or hint in verdict.message
 
 
-# Rows (1, 0) and (0, 2) on rank 0, (2, 0) and (0, 0) on rank 1, weights of 0.5: (row · w)² has the gradient (x0 + x1) · row.
+# Rank 0 has the rows (1, 0) and (0, 2), and rank 1 has (2, 0) and (0, 0). The weights are 0.5, so
+# (row · w)² has the gradient (x0 + x1) · row.
 PARTS = [[[[1, 0]], [[0, 2]]], [[[2, 0]], [[0, 0]]]]
 SENT_ONCE = {
     "gradient": [1.25, 1.0],

@@ -52,7 +52,8 @@ RIGHT = {
         ),
         (
             {"events": [LATE] * 2},
-            "in step 1, 768 bytes of complete gradients had not been sent when another came; a bucket is full with 512",
+            "in step 1, 768 bytes of complete gradients had not been sent when another came; a "
+            "bucket is full with 512",
         ),
         (
             {"events": [[*EVENTS[:3], *LATE[:-1]]] * 2},
@@ -70,7 +71,8 @@ RIGHT = {
         ),
         (
             {"gradients": [[0.0, 0.5]], "events": [EVENTS[:4]], "stopped": [2, "backward"]},
-            "in step 1, 512 of 768 bytes of gradients were sent on rank 1: what sends a bucket that is not full when the backward is over?",
+            "in step 1, 512 of 768 bytes of gradients were sent on rank 1: what sends a bucket "
+            "that is not full when the backward is over?",
         ),
         (
             {"gradients": [], "events": [], "stopped": [1, "backward"]},

@@ -124,7 +124,8 @@ def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hin
         ({"kept": 7 << 10}, "rank 1 keeps 7 KiB; Adam's whole state is 10 KiB"),
         (
             {"others": 1},
-            "all 3 ranks together keep 15 KiB; Adam's whole state is 10 KiB. What does more than one rank keep?",
+            "all 3 ranks together keep 15 KiB; Adam's whole state is 10 KiB. "
+            "What does more than one rank keep?",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from gpulessons.lesson_12.checks import draw_nodes, judge_steps
 
 
 def test_a_node_has_one_rank_another_two_whatever_the_draw():
-    """Without the second, nobody waits for another's work but on the first; without the one, each node has a second rank."""
+    """Draw one node with one rank and one with two, besides the first node with three."""
     drawn = [draw_nodes(random.Random(seed)) for seed in range(20)]
     assert {tuple(per_node) for per_node in drawn} == {(3, 1, 2), (3, 2, 1)}
 

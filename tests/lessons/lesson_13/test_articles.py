@@ -1,4 +1,4 @@
-"""The four articles' claims: none of their snippets is missing, and each claim says all that a learner needs."""
+"""Test that no snippet of the four articles is missing, and that each claim is complete."""
 
 import ast
 from collections import Counter
@@ -10,7 +10,8 @@ from gpulessons.lesson_13.articles import ORDER, VERDICTS, Claim
 
 CLAIMS = articles.claims()
 
-# Every snippet of the articles, by section: of each the line that tells it from the others. The articles' text is not kept here.
+# For every snippet of the articles, by section, the line that no other snippet has. The repository
+# does not contain the articles' text.
 SNIPPETS = {
     "shared_gpu_memory": {
         "1. Initialize the Shared Buffer": ["shared_buf = torch.cuda._get_shared_mem(1024)"],
@@ -169,7 +170,10 @@ def test_what_no_longer_holds_says_what_to_write_or_where_it_stands(claim):
 
 @each_claim
 def test_a_verdict_fits_what_running_the_claim_shows(claim):
-    """Deprecated code runs. A typo and an invented name raise an error, unless the claim only says that a feature exists."""
+    """Deprecated code runs. A typo and an invented name raise an error.
+
+    They may also pass if the claim only says that a feature exists.
+    """
     if claim.verdict == "deprecated":
         assert not claim.expect.raises and (claim.expect.warns or claim.expect.may_warn)
     elif claim.verdict == "typo":

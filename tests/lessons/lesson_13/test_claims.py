@@ -54,7 +54,7 @@ def test_a_claim_comes_to_what_is_expected_of_it(trial, claim):
 
 
 def test_claims_about_memory_do_not_depend_on_what_other_work_left(gpus):
-    """A live tensor keeps its segment, and claims that ask for memory could get a free part of it."""
+    """A live tensor keeps its segment, and a claim's request could get a free part of it."""
     left = []
     for gpu in range(MOST):
         torch.empty(1 << 30, dtype=torch.uint8, device=f"cuda:{gpu}")  # stays in the cache
@@ -172,7 +172,10 @@ def test_trying_leaves_the_process_as_it_was(gpus):
 
 def test_a_warning_that_the_first_in_a_process_gets_is_no_claims(gpus):
     """On real GPUs; a claim's own warning stays."""
-    once = "Attempting to run cuBLAS, but there was no current CUDA context! Attempting to set the primary context..."
+    once = (
+        "Attempting to run cuBLAS, but there was no current CUDA context! "
+        "Attempting to set the primary context..."
+    )
     assert run(f"import warnings\nwarnings.warn({once!r})", values=True).warned == ()
     assert run("import warnings\nwarnings.warn('slow')", values=True).warned == (
         "UserWarning: slow",

@@ -13,13 +13,16 @@ H200 = (
 
 WITHOUT_DISTUTILS = """
     import sys
+    GONE = ("distutils", "setuptools", "_distutils_hack")
     class Gone:
         def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("distutils", "setuptools", "_distutils_hack"):
+            if name.split(".")[0] in GONE:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("distutils", "setuptools", "_distutils_hack")]:
-        del sys.modules[name]
-    sys.meta_path[:] = [Gone()] + [finder for finder in sys.meta_path if type(finder).__name__ != "DistutilsMetaFinder"]
+    for name in list(sys.modules):
+        if name.split(".")[0] in GONE:
+            del sys.modules[name]
+    finders = [f for f in sys.meta_path if type(f).__name__ != "DistutilsMetaFinder"]
+    sys.meta_path[:] = [Gone(), *finders]
 """
 
 
