@@ -7,13 +7,26 @@ kernel and of all processes that it starts (Linux). The exit status is 1 if a fi
 """
 
 import os
-import re
 import sys
 import time
 from pathlib import Path
 from statistics import median
 
 import nbformat
+
+from labkit.reading_time import (
+    FURTHER_BREAK,
+    exercises,
+    lines,
+    minutes,
+    predictions,
+    sittings,
+    tags,
+    teaching_cells,
+    words,
+)
+
+Cells = list[nbformat.NotebookNode]
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 INTRODUCTION = "00"  # it is shorter, and has one exercise
@@ -30,22 +43,11 @@ BOUNDS = {
 }
 INTRODUCTION_BOUNDS = BOUNDS | {"predictions": (1, 3), "cells": (1, 6), "exercises": (1, 1)}
 
-# An estimate of a reader's time, in minutes. For the old form of lessons 1 to 4 it gives 81 to 96 minutes.
-# Two readers estimated 100 to 150 minutes for them.
-WORDS_PER_MINUTE = 150
-CELL_MINUTES = 2  # run it, look at the result, change it and run it again
-PREDICTION_MINUTES = 1
-EXERCISE_MINUTES = 4  # read the task and the verdicts
-SOLUTION_LINE_MINUTES = 1
-
 MEMORY_LIMIT = (
     1 << 30
 )  # bytes of a kernel and its processes; with a server this is well within Binder
 SECONDS_LIMIT = 180  # of all lessons, one after the other
-BREAK, FURTHER_BREAK = "## A break", "## Another break"
 MORE = {"cells": 5, "predictions": 8, "exercises": 2}  # what a third sitting may add to a lesson
-
-Cells = list[nbformat.NotebookNode]
 
 
 def lessons() -> list[Path]:
@@ -56,78 +58,6 @@ def lessons() -> list[Path]:
 def cells(path: Path) -> Cells:
     """Return all cells of a notebook."""
     return nbformat.read(path, as_version=4).cells
-
-
-def tags(cell: nbformat.NotebookNode) -> list[str]:
-    """Return the tags of a cell."""
-    return cell.metadata.get("tags", [])
-
-
-def prose(some_cells: Cells) -> str:
-    """Return what a learner reads: the Markdown, without fenced code, links' addresses and solutions."""
-    readable = [
-        c.source for c in some_cells if c.cell_type == "markdown" and "solution" not in tags(c)
-    ]
-    text = re.sub(r"^```.*?^```", "", "\n".join(readable), flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"\]\([^)]*\)", "]", text)
-
-
-def words(some_cells: Cells) -> int:
-    """Count the words of the prose."""
-    return len(re.findall(r"\w[\w'’.:_/-]*", prose(some_cells)))
-
-
-def predictions(some_cells: Cells) -> int:
-    """Count how often a learner is asked to predict."""
-    return prose(some_cells).count("*Predict")
-
-
-def teaching_cells(some_cells: Cells) -> Cells:
-    """Return the code cells that are no stub, check or progress report."""
-    code = [
-        cell for cell in some_cells if cell.cell_type == "code" and "exercise" not in tags(cell)
-    ]
-    return [
-        cell for cell in code if not cell.source.startswith(("labkit.check(", "labkit.progress("))
-    ]
-
-
-def exercises(some_cells: Cells) -> int:
-    """Count the exercises."""
-    return sum("exercise" in tags(cell) for cell in some_cells)
-
-
-def lines(source: str) -> int:
-    """Count the lines that are not empty."""
-    return sum(bool(line.strip()) for line in source.splitlines())
-
-
-def solution_lines(solution: nbformat.NotebookNode) -> int:
-    """Count the lines of a folded solution, without its `def` and its docstring."""
-    code = re.search(r"```python\n(.*?)```", solution.source, re.DOTALL)
-    return max(1, lines(code[1]) - 2) if code else 0
-
-
-def minutes(some_cells: Cells) -> float:
-    """Estimate how long a reader takes who makes the predictions and does the exercises."""
-    solutions = [cell for cell in some_cells if "solution" in tags(cell)]
-    return (
-        words(some_cells) / WORDS_PER_MINUTE
-        + CELL_MINUTES * len(teaching_cells(some_cells))
-        + PREDICTION_MINUTES * predictions(some_cells)
-        + EXERCISE_MINUTES * exercises(some_cells)
-        + SOLUTION_LINE_MINUTES * sum(map(solution_lines, solutions))
-    )
-
-
-def sittings(some_cells: Cells) -> list[Cells]:
-    """Split a lesson at its breaks. A lesson without a break is one sitting."""
-    parts: list[Cells] = [[]]
-    for cell in some_cells:
-        if cell.cell_type == "markdown" and cell.source.startswith((BREAK, FURTHER_BREAK)):
-            parts.append([])
-        parts[-1].append(cell)
-    return parts
 
 
 def before_first_exercise(some_cells: Cells) -> Cells:

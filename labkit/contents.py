@@ -4,6 +4,7 @@ JupyterLab opens a notebook with this table first. The table is made from the te
 and from the progress that is stored in the learner's folder.
 """
 
+import ast
 import json
 import re
 from dataclasses import dataclass
@@ -12,20 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from gputrace.tables import aligned
-from labkit import glossary, progress_file
+from labkit import courses, glossary, progress_file, reading_time
 
 INDEX = "index.ipynb"
 TEXT = """# The lessons
 
-Begin with [0 Start here]({first}), or choose a lesson. The table below shows what you have done so
-far. Your progress is stored in `{kept}` in this folder, and is never sent anywhere. The table was
-made at the last start. To update it, click into its cell and press Shift + Enter.
+Begin with [0 Start here]({first}), or choose a lesson. The minutes are for a reader who makes the
+predictions and does the exercises. A long lesson has several sittings, with breaks between them.
+
+The table shows what you had done at the last start. To update it, click into its cell and press
+Shift + Enter. Your progress is stored in `{kept}` in this folder, and is never sent anywhere.
 
 [Lesson 0]({first}) ends with a panel that shows the memory of the GPUs in use, real or virtual,
 while your cells run. You can put the panel into a cell of any lesson. The [glossary]({glossary})
 explains the words."""
 CODE = "import labkit\n\nlabkit.lessons()"
-HEADINGS = ("lesson", "exercises right", "second look", "predictions made")
+HEADINGS = (
+    "lesson",
+    "what you learn",
+    "minutes",
+    "exercises right",
+    "tried, not right yet",
+    "predictions made",
+)
+CONTINUE = "← continue here"
 
 
 @dataclass(frozen=True)
@@ -35,12 +46,16 @@ class Lesson:
     Attributes:
         file: the name of the notebook.
         title: the title, such as "1 Pinned memory".
+        learnt: one line on what a learner learns, "" if the course does not say it.
+        minutes: how long each sitting takes, estimated to five minutes.
         exercises: the numbers of the exercises, such as "01.2".
         labs: the names of the labs that ask for a prediction.
     """
 
     file: str
     title: str
+    learnt: str
+    minutes: tuple[int, ...]
     exercises: tuple[str, ...]
     labs: tuple[str, ...]
 
@@ -49,16 +64,35 @@ def read(path: Path) -> Lesson:
     """Return the lesson in a notebook. Raises ValueError if the file is not a notebook."""
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        sources = ["".join(cell["source"]) for cell in cells]
+        text = "\n".join(map(reading_time.text, cells))
+        minutes = [_rounded(reading_time.minutes(part)) for part in reading_time.sittings(cells)]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a notebook: {error!r}") from error
-    text = "\n".join(sources)
     first_line = text.lstrip("\n").partition("\n")[0]
     title = (first_line or path.stem).removeprefix("# ")
     made = r"\b(?:labs\.(?=\w+(?:Lab|Panel)\()|labs import (?=\w+Lab\b)|labkit\.Lab\(\s*)(\w+)"
     labs = dict.fromkeys(re.findall(made, text))
     exercises = re.findall(r'^labkit\.check\("(.+?)"', text, re.MULTILINE)
-    return Lesson(path.name, title, tuple(exercises), tuple(labs))
+    learnt = _learnt(path.name[:2])
+    return Lesson(path.name, title, learnt, tuple(minutes), tuple(exercises), tuple(labs))
+
+
+def _rounded(minutes: float) -> int:
+    """Round to five minutes, and to no less."""
+    return max(5, 5 * round(minutes / 5))
+
+
+def _learnt(number: str) -> str:
+    """Return what a lesson teaches: the docstring of its package, without its first line.
+
+    Return "" if there is no such package, or if its docstring has one line.
+    """
+    _, folder = courses.lessons().get(number, ("", None))
+    file = None if folder is None else folder / "__init__.py"
+    if file is None or not file.exists():
+        return ""
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return " ".join(docstring.partition("\n")[2].split())
 
 
 class Lessons:
@@ -66,32 +100,31 @@ class Lessons:
 
     Attributes:
         lessons: the lessons, in reading order.
+        next: the lesson to continue with, None if there is none.
         rows: the texts of the table's cells for each lesson.
     """
 
     def __init__(self, lessons: list[Lesson], tries: dict[str, list[bool]]) -> None:
         """Make the table. `tries` has a true or false for each try at an exercise or lab."""
         self.lessons = lessons
+        self.next = _next(lessons, tries)
         self.rows = [self._row(lesson, tries) for lesson in lessons]
 
-    @staticmethod
-    def _row(lesson: Lesson, tries: dict[str, list[bool]]) -> tuple[str, str, str, str]:
-        """Return the texts of a lesson's row.
-
-        Exercises that were tried and were never right need a second look.
-        """
-        right = 0
-        again = []
-        for number in lesson.exercises:
-            tried = tries.get(number, [])
-            if any(tried):
-                right += 1
-            elif tried:
-                again.append(number)
+    def _row(self, lesson: Lesson, tries: dict[str, list[bool]]) -> tuple[str, ...]:
+        """Return the texts of a lesson's row."""
+        right = _right(lesson, tries)
+        not_yet = [name for name in lesson.exercises if name not in right and tries.get(name)]
         predictions = "no lab asks"
         if lesson.labs:
             predictions = str(sum(len(tries.get(lab, [])) for lab in lesson.labs))
-        return lesson.title, f"{right} of {len(lesson.exercises)}", ", ".join(again), predictions
+        return (
+            lesson.title + f" {CONTINUE}" * (lesson is self.next),
+            lesson.learnt,
+            " + ".join(map(str, lesson.minutes)),
+            f"{len(right)} of {len(lesson.exercises)}",
+            ", ".join(not_yet),
+            predictions,
+        )
 
     def __repr__(self) -> str:
         return "\n".join(aligned([HEADINGS, *self.rows]))
@@ -100,11 +133,36 @@ class Lessons:
         left = 'style="text-align: left"'
         head = "".join(f'<th scope="col" {left}>{name}</th>' for name in HEADINGS)
         body = ""
-        for lesson, (title, *others) in zip(self.lessons, self.rows, strict=True):
-            body += f'<tr><td {left}><a href="{escape(lesson.file)}">{escape(title)}</a></td>'
-            body += "".join(f"<td {left}>{escape(cell)}</td>" for cell in others)
-            body += "</tr>"
+        for lesson, (_, *others) in zip(self.lessons, self.rows, strict=True):
+            title = f'<a href="{escape(lesson.file)}">{escape(lesson.title)}</a>'
+            if lesson is self.next:
+                title += f" <strong>{CONTINUE}</strong>"
+            texts = [title, *map(escape, others)]
+            body += f"<tr>{''.join(f'<td {left}>{text}</td>' for text in texts)}</tr>"
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _right(lesson: Lesson, tries: dict[str, list[bool]]) -> list[str]:
+    """Return the exercises of a lesson that were right at least once."""
+    return [name for name in lesson.exercises if any(tries.get(name, []))]
+
+
+def _next(lessons: list[Lesson], tries: dict[str, list[bool]]) -> Lesson | None:
+    """Return the lesson to continue with: the last one begun, or the one after it if it is done.
+
+    Return None if nothing was begun, or if the last lesson is done.
+    """
+    begun = [
+        place
+        for place, lesson in enumerate(lessons)
+        if any(tries.get(name) for name in lesson.exercises + lesson.labs)
+    ]
+    if not begun:
+        return None
+    place = begun[-1]
+    if len(_right(lessons[place], tries)) == len(lessons[place].exercises):
+        place += 1
+    return lessons[place] if place < len(lessons) else None
 
 
 def index(table: Lessons) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 import nbformat
 import pytest
 
-from labkit import cli, lesson_copies
+from labkit import cli, contents, lesson_copies
 from labkit.glossary import Glossary
 
 from .followed_links import dead_links, links
@@ -156,14 +156,39 @@ def test_the_contents_show_what_is_done_before_anything_runs(shipped, tmp_path, 
     [shown] = code(work / "index.ipynb")["outputs"]
     rows = [line.split("  ") for line in shown["data"]["text/plain"].splitlines()]
     assert [[cell.strip() for cell in row if cell] for row in rows[1:]] == [
-        ["*Predict:* what is printed?", "0 of 0", "no lab asks"],
-        ["*Predict:* what is printed?", "1 of 3", "01.2", "2"],
+        ["*Predict:* what is printed?", "5", "0 of 0", "no lab asks"],
+        ["*Predict:* what is printed? ← continue here", "5", "1 of 3", "01.2", "2"],
     ]
-    assert f'<a href="{FIRST}">' in shown["data"]["text/html"]
+    page = shown["data"]["text/html"]
+    assert f'<a href="{FIRST}">' in page and page.count("continue here") == 1
     (work / ".labkit" / "progress.json").write_text("[")
     assert "progress cannot be read" in lesson_copies.copy(work)[0]
     change(work / "index.ipynb", "my notes")
     assert lesson_copies.copy(work) == [] and code(work / "index.ipynb")["source"] == "my notes"
+
+
+@pytest.mark.parametrize(
+    ("tries", "file"),
+    [
+        ({}, None),
+        ({"00.1": [False]}, "00_start_here.ipynb"),
+        ({"00.1": [False, True]}, "01_device_basics.ipynb"),
+        ({"02.4": [False], "00.1": [True]}, "02_streams.ipynb"),
+        ({f"13.{number}": [True] for number in range(1, 6)}, None),
+    ],
+)
+def test_one_continues_in_the_last_lesson_begun_or_after_it(tries, file):
+    table = contents.Lessons(lesson_copies.lessons().lessons, tries)
+    assert (table.next and table.next.file) == file
+    marked = [row[0] for row in table.rows if contents.CONTINUE in row[0]]
+    assert len(marked) == (file is not None)
+
+
+def test_each_lesson_says_what_one_learns_and_how_long_each_sitting_takes():
+    for lesson in lesson_copies.lessons().lessons:
+        assert lesson.learnt.endswith(".") and 20 < len(lesson.learnt) < 120
+        assert all(5 <= minutes <= 60 and minutes % 5 == 0 for minutes in lesson.minutes)
+    assert [len(lesson.minutes) for lesson in lesson_copies.lessons().lessons[:3]] == [1, 2, 2]
 
 
 WITHOUT_A_LAB = ("11", "12", "13")  # 13 has a panel, which takes no prediction

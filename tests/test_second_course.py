@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labkit import checks, courses
+from labkit import checks, courses, lesson_copies
 
 COURSE = Path(__file__).with_name("second_course")
 LESSON = COURSE / "notebooks" / "50_rows.ipynb"
@@ -53,6 +53,7 @@ def test_the_page_shows_the_course_as_it_is():
     for name in (
         "pyproject.toml",
         "rowlessons/__init__.py",
+        "rowlessons/lesson_50/__init__.py",
         "rowlessons/lesson_50/checks.py",
         "rowlessons/lesson_50/wrong_answers.txt",
     ):
@@ -69,6 +70,11 @@ def test_a_course_on_the_path_is_found_beside_the_kits_own(on_path):
     assert list(courses.packages()) == ["gpulessons", "rowlessons"]
     assert "50.1" in checks.exercises() and "01.1" in checks.exercises()
     assert courses.lessons()["50"] == ("rowlessons.lesson_50", COURSE / "rowlessons" / "lesson_50")
+
+
+def test_the_table_of_lessons_shows_what_one_learns_in_it(on_path):
+    row = lesson_copies.lessons().rows[-1]
+    assert row[1] == "How to reduce one dimension of a table on the GPU."
 
 
 def test_its_lessons_are_copied_after_those_of_the_kit(on_path, tmp_path):

@@ -1,1 +1,4 @@
-"""Lesson 2: Streams and synchronization."""
+"""Lesson 2: Streams and synchronization.
+
+When GPU work is done, who waits unasked, how to overlap copies.
+"""

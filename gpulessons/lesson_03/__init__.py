@@ -1,1 +1,4 @@
-"""Lesson 3: DataParallel from the inside."""
+"""Lesson 3: DataParallel from the inside.
+
+Data parallelism from four functions, and when it pays.
+"""

@@ -1,1 +1,4 @@
-"""Lesson 4: Model parallelism."""
+"""Lesson 4: Model parallelism.
+
+A network cut among GPUs, micro-batches, pipeline schedules.
+"""

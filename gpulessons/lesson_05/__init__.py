@@ -1,1 +1,4 @@
-"""Lesson 5: The caching allocator."""
+"""Lesson 5: The caching allocator.
+
+Allocated, reserved, fragmented; how to read an out-of-memory error.
+"""

@@ -1,1 +1,4 @@
-"""Lesson 6: Memory leaks."""
+"""Lesson 6: Memory leaks.
+
+What keeps a tensor alive, and how to find its line and holder.
+"""

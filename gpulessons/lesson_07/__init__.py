@@ -1,1 +1,4 @@
-"""Lesson 7: Half precision."""
+"""Lesson 7: Half precision.
+
+What fewer bits cost and give: formats, autocast, loss scaling.
+"""

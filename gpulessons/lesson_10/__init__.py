@@ -1,1 +1,4 @@
-"""Lesson 10: DistributedDataParallel from the inside."""
+"""Lesson 10: DistributedDataParallel from the inside.
+
+Ranks, all_reduce, a DDP of your own, one whole script.
+"""

@@ -1,1 +1,5 @@
-"""Lesson 11: Sharding."""
+"""Lesson 11: Sharding.
+
+ZeRO, FSDP, tensor and sequence parallelism, HSDP, pipelines, experts, long contexts, sharded
+checkpoints.
+"""

@@ -1,1 +1,4 @@
-"""Lesson 12: More than one machine."""
+"""Lesson 12: Several machines.
+
+torchrun on several nodes, a thousand GPUs, late ranks, restarts.
+"""

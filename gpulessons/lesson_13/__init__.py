@@ -1,1 +1,4 @@
-"""Lesson 13: The articles on trial."""
+"""Lesson 13: The articles on trial.
+
+Which sentences of four articles hold; a verdict of your own.
+"""

@@ -10,8 +10,10 @@ import re
 import pytest
 
 from benchmarks import notebooks as figures
-from benchmarks.notebooks import cells, prose, tags, teaching_cells
+from benchmarks.notebooks import cells
 from gpulessons.lesson_13 import articles
+from labkit import reading_time
+from labkit.reading_time import prose, tags, teaching_cells
 
 LESSONS = figures.lessons()
 PUZZLE, BUILD, REMEMBER, REFERENCES = "A puzzle", "Build it", "What to remember", "References"
@@ -49,7 +51,7 @@ def ideas(path):
     for title, inside in sections(path)[1:]:
         if title.startswith(BUILD) or title == REMEMBER:
             return found
-        if f"## {title}" not in (figures.BREAK, figures.FURTHER_BREAK):
+        if f"## {title}" not in (reading_time.BREAK, reading_time.FURTHER_BREAK):
             found.append((title, inside))
     return found
 
@@ -79,13 +81,13 @@ def test_the_lesson_begins_with_a_puzzle_that_runs(path):
     _, inside = sections(path)[0]
     assert cells(path)[1].source == inside[0].source
     assert teaching_cells(inside), "the puzzle has no cell to run"
-    assert figures.exercises(inside) == 0
+    assert reading_time.exercises(inside) == 0
 
 
 @lessons
 def test_each_section_has_one_prediction_and_an_exercise_only_after_it(path):
     for title, inside in ideas(path):
-        assert figures.predictions(inside) == 1, title
+        assert reading_time.predictions(inside) == 1, title
         stubs = [index for index, cell in enumerate(inside) if "exercise" in tags(cell)]
         taught = [index for index, cell in enumerate(inside) if cell in teaching_cells(inside)]
         assert not stubs or taught[0] < stubs[0], title
@@ -95,7 +97,7 @@ def test_each_section_has_one_prediction_and_an_exercise_only_after_it(path):
 def test_what_happened_is_folded(path):
     """A prediction, the cell that answers it and the folded explanation follow each other."""
     lesson = cells(path)
-    predicted = [index for index, cell in enumerate(lesson) if figures.predictions([cell])]
+    predicted = [index for index, cell in enumerate(lesson) if reading_time.predictions([cell])]
     assert predicted
     for index in predicted:
         cell, explanation = lesson[index + 1 : index + 3]
@@ -107,8 +109,8 @@ def test_what_happened_is_folded(path):
 @full_lessons
 def test_the_last_exercise_is_built_at_the_end(path):
     [built] = [inside for title, inside in sections(path) if title.startswith(BUILD)]
-    assert figures.exercises(built) == 1
-    assert figures.exercises(cells(path)) > 1
+    assert reading_time.exercises(built) == 1
+    assert reading_time.exercises(cells(path)) > 1
 
 
 @lessons

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from benchmarks.notebooks import cells, lessons, tags
+from benchmarks.notebooks import cells, lessons
+from labkit.reading_time import tags
 
 MAGIC, FILE = "%%torchrun", "%%writefile"
 OF_THE_KIT = {"labkit", "gpulessons", "gputrace", "labcourse", "virtualgpu"}

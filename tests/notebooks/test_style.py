@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from benchmarks import notebooks as figures
-from benchmarks.notebooks import cells, prose, tags, teaching_cells
+from benchmarks.notebooks import cells
+from labkit.reading_time import prose, tags, teaching_cells
 
 LESSONS = figures.lessons()
 LONGEST_NAME = (
