@@ -235,6 +235,7 @@ class MemoryPanel(Panel):
     later.
     """
 
+    shows = ""  # its figure changes twice a second
     question = (
         "How much memory do tensors hold, does PyTorch reserve, and is used on the device, "
         "over time?"

@@ -45,6 +45,7 @@ class ClaimsPanel(Panel):
     """
 
     question = "Does this claim hold?"
+    shows = "told"
 
     def __init__(self, name: str = "_get_shared_mem") -> None:
         claim = articles.find(name)

@@ -88,6 +88,10 @@ class Lab(panel.ExperimentPanel):
     ) -> None:
         """Make the widget. Raises what the class says."""
         self.question = _checked_question(question)
+        self.cells_to_run = (
+            f"the set-up cell at the top of the lesson, the cell that defines {name_of(function)}, "
+            "and then this cell"
+        )
         self.function = function
         self.grid = checked_grid(function, grid)
         self.predicted_quantity = predict

@@ -16,11 +16,13 @@ from inspect import signature
 from typing import Any, ClassVar, Self
 
 import ipywidgets as widgets
+from IPython.display import display
 
 from gputrace.figures.figure import BLUE, IN_THE_DARK, Figure
 from gputrace.units import number_text
 from labkit import progress_file
 from labkit.labs.experiment import Result, Run
+from labkit.labs.kept import Kept
 from labkit.labs.predictions import parse_prediction
 from labkit.labs.round_trip import PANEL, RoundTrip, picture_that_runs
 
@@ -103,6 +105,8 @@ class Panel(widgets.VBox):
     question: str
     message: widgets.HTML
     running = False
+    shows = "picture"  # the widget whose HTML stays in the notebook when the kernel has ended
+    cells_to_run = "the set-up cell at the top of the lesson, and then this cell"
     _last_used: ClassVar[dict[tuple[type, str], "Panel"]] = {}
 
     children: Any  # a tuple of widgets
@@ -121,6 +125,7 @@ class Panel(widgets.VBox):
         hidden = widgets.HTML(_HIDDEN, layout=widgets.Layout(display="none"))
         super().__init__(children=[*children, hidden, *self._round_trip.widgets])
         self.add_class(PANEL)
+        self._kept: Kept | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.question} Run this cell to bring it up."
@@ -130,6 +135,30 @@ class Panel(widgets.VBox):
 
         def _repr_mimebundle_(self, **options: Any) -> Any:
             return super()._repr_mimebundle_(**options) | {"text/plain": repr(self)}
+
+    def _ipython_display_(self, **options: Any) -> None:
+        """Show the panel, and beside it what stays in a learner's notebook without the kernel."""
+        if self._loop is not None and progress_file.path() is not None:
+            self._keep()
+        if hasattr(self, "_repr_mimebundle_"):
+            display(self._repr_mimebundle_(**options), raw=True)
+        else:  # ipywidgets 7
+            super()._ipython_display_(**options)
+
+    def _keep(self) -> None:
+        """Show the output that stays, and let it follow the figure."""
+        shown = getattr(self, self.shows, None)
+        if self._kept is None:
+            self._kept = Kept(repr(self._made_with), self.cells_to_run)
+            self.add_class(self._kept.css_class)
+            if shown is not None:
+                shown.observe(self._figure_changed, "value")
+        self._kept.show("" if shown is None else shown.value)
+
+    def _figure_changed(self, change: dict[str, Any]) -> None:
+        """Keep the new figure. A figure that is cleared stays kept until the next one."""
+        if change["new"]:
+            self._kept.update(change["new"])
 
     def _used_before(self) -> Any:
         """Return the last used panel of this class and arguments, or None.
