@@ -71,6 +71,10 @@ ENTITY_ALLOWED = {
     ),
     *("region", "tel", "website"),
 }
+DATA = (
+    f"pytorch_gpu_lessons-{labkit.__version__}.data/data"  # installed in the environment's folder
+)
+STARTUP = f"{DATA}/etc/ipython/startup/50-labkit.py"
 SCRIPT = """
 import sys, torch
 three = torch.ones(3, device="cuda:1").sum().item()
@@ -175,7 +179,7 @@ def sources() -> set[str]:
     }
     return (
         lessons
-        | {"labkit/constraints.txt", "labkit/docs/glossary.md", "pytest_virtual_gpus.py"}
+        | {"labkit/constraints.txt", "labkit/docs/glossary.md", "pytest_virtual_gpus.py", STARTUP}
         | {path.as_posix() for path in files if not is_of_a_tool(path)}
     )
 

@@ -157,7 +157,7 @@ class Panel(widgets.VBox):
 
     def _figure_changed(self, change: dict[str, Any]) -> None:
         """Keep the new figure. A figure that is cleared stays kept until the next one."""
-        if change["new"]:
+        if change["new"] and self._kept is not None:
             self._kept.update(change["new"])
 
     def _used_before(self) -> Any:
