@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+import virtualgpu
 from virtualgpu import hardware
 
 pytestmark = pytest.mark.usefixtures("machine", "world")
@@ -174,3 +175,38 @@ def test_a_group_made_by_hand_runs_collectives_of_nccl():
         "nccl:all_reduce",
         "nccl:_all_gather_base",
     ]
+
+
+def test_a_callback_of_a_future_runs_on_a_stream_of_its_own():
+    """The current stream waits only when somebody waits for the future."""
+    x = torch.ones(1000, device="cuda")
+    before, called, after = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    streams = []
+
+    def callback(future):
+        streams.append(torch.cuda.current_stream())
+        torch.cuda._sleep(10**9)
+        return future.value()[0] + 1
+
+    before.record()
+    following = dist.all_reduce(x, async_op=True).get_future().then(callback)
+    called.record()
+    assert following.wait().sum().item() == 2000
+    after.record()
+    torch.cuda.synchronize()
+    assert streams != [torch.cuda.current_stream()]
+    assert before.elapsed_time(called) < before.elapsed_time(after) / 10
+    assert not virtualgpu.races()
+
+
+def test_an_error_in_a_callback_of_a_future_is_raised_to_who_waits():
+    def callback(future):
+        raise KeyError("name")
+
+    work = dist.all_reduce(torch.ones(1, device="cuda"), async_op=True)
+    following = work.get_future().then(callback)
+    with pytest.raises(RuntimeError, match="KeyError: 'name'"):
+        following.wait()
+    work.wait()
+    del work, following
+    gc.collect()  # the error's traceback keeps the future

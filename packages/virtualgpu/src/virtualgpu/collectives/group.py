@@ -483,17 +483,11 @@ class VirtualWork(Work):
         if self._future is not None:
             return self._future
         self.land()
-        future = OrderedFuture(self)
+        future = OrderedFuture([part.gpu for part in self._parts], self.order, self.wait)
         future.set_result(self._result)
         if self in _works:  # a work keeps its future until somebody has waited for it
             self._future = future
-        if torch._C._current_graph_task_id() != -1:
-            if torch._C._current_autograd_node() is None:
-                # This is the end of the backward pass. C++ sends the first buckets of a static
-                # graph there, and waits at once.
-                self.order()
-            else:
-                torch.autograd.Variable._execution_engine.queue_callback(self.order)
+        _order_in_backward(self.order)
         return future
 
     def get_future_result(self) -> Any:
@@ -504,21 +498,70 @@ class VirtualWork(Work):
 
 
 class OrderedFuture(torch.futures.Future):
-    """Future of a collective. Waiting for it makes the current stream wait for the collective."""
+    """Future of work on GPUs. Waiting for it makes the current streams wait for that work.
 
-    def __init__(self, work: VirtualWork) -> None:
+    A callback runs on streams of its own, which wait for the work. So `then` does not hold up the
+    current streams (CUDAFuture in PyTorch).
+    """
+
+    def __init__(
+        self, gpus: list[Gpu], order: Callable[[], Any], waited: Callable[[], Any]
+    ) -> None:
+        """Take what lets the current streams of `gpus` wait, for a callback and for `wait()`."""
         super().__init__()
-        self._work = work
+        self._gpus, self._order, self._waited = gpus, order, waited
 
     def wait(self) -> Any:
-        """Make the current stream wait, and return the value."""
-        self._work.wait()
+        """Make the current streams wait, and return the value."""
+        self._waited()
         return super().wait()
 
     def then(self, callback: Any) -> Any:
-        """Make the current stream wait, and add a function that gets the future."""
-        self._work.order()
-        return super().then(callback)
+        """Call a function with this future, and return a future of the function's result."""
+        streams = {gpu: gpu.pool_stream(0) for gpu in self._gpus}
+        with _current(streams):
+            self._order()
+            called = super().then(callback)
+            ends = [(gpu, gpu.machine.clock.record(gpu.stream)) for gpu in streams]
+
+        def order() -> None:
+            """Make the current streams wait for the callback's work."""
+            for gpu, end in ends:
+                gpu.machine.clock.wait(gpu.stream, end)
+
+        following = OrderedFuture(self._gpus, order, order)
+        try:
+            following.set_result(called.wait())
+        except Exception as error:
+            following.set_exception(error.with_traceback(None))
+        _order_in_backward(order)
+        return following
+
+
+@contextmanager
+def _current(streams: dict[Gpu, StreamTime]) -> Iterator[None]:
+    """Make each GPU's stream the current one of this thread."""
+    before = {gpu: gpu.stream for gpu in streams}
+    for gpu, stream in streams.items():
+        gpu.machine.selected.streams[gpu.index] = stream
+    try:
+        yield
+    finally:
+        for gpu, stream in before.items():
+            gpu.machine.selected.streams[gpu.index] = stream
+
+
+def _order_in_backward(order: Callable[[], Any]) -> None:
+    """Call `order` at the end of a backward pass, where C++ (DDP's reducer) waits for futures.
+
+    The first buckets of a static graph begin at that end. Then C++ waits at once.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        return
+    if torch._C._current_autograd_node() is None:
+        order()
+    else:
+        torch.autograd.Variable._execution_engine.queue_callback(order)
 
 
 _works: list[VirtualWork] = []  # keeps the works alive, because C++ holds only pointers to them
@@ -529,7 +572,8 @@ def ordered(future: Any) -> OrderedFuture:
 
     `future` is that of the collective that began last.
     """
-    after = OrderedFuture(_works[-1])
+    work = _works[-1]
+    after = OrderedFuture([part.gpu for part in work._parts], work.order, work.wait)
     after.set_result(future.wait())
     return after
 
