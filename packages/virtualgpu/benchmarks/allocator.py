@@ -1,9 +1,10 @@
-"""How many malloc/free pairs a second the virtual GPU's allocator serves.
+"""Measure how many pairs of malloc and free the virtual GPU's allocator serves per second.
 
 usage: python benchmarks/allocator.py [--need PAIRS_PER_SECOND]
 
-The load is the memory of a training loop: parameters, gradients and optimizer state stay, activations are allocated on the way
-forward and freed on the way back, and every operator takes and frees a temporary. With --need the exit status is 1 below that rate.
+The load is the memory of a training loop. Parameters, gradients and optimizer state stay.
+Activations are allocated in the forward pass and freed in the backward pass, and every operator
+allocates and frees a temporary. With --need, the exit status is 1 below that rate.
 """
 
 import argparse
@@ -15,18 +16,21 @@ from virtualgpu.allocator import CachingAllocator, Settings
 MiB = 1 << 20
 LAYERS = 96
 STEPS = 40
-ROUNDS = 5  # the fastest counts: the others were disturbed
+ROUNDS = 5  # the fastest run counts, because the others were disturbed
 SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:4")
 
 
 def layer_sizes(layer: int) -> tuple[int, int, int]:
-    """Bytes of a layer's weight, activation and temporary: no two layers in a row alike."""
+    """Return the bytes of a layer's weight, activation and temporary.
+
+    Neighbouring layers differ.
+    """
     width = 256 * (1 + layer % 7)
     return 4 * width * width, 4 * 512 * width + 12 * layer, 4096 + 1000 * layer
 
 
 def train(memory: CachingAllocator, steps: int) -> int:
-    """Runs `steps` steps and returns how many blocks were freed."""
+    """Run `steps` steps, and return the number of blocks that were freed."""
     weights = [
         memory.malloc(layer_sizes(layer)[0]) for layer in range(LAYERS) for _ in range(2)
     ]  # with momentum

@@ -1,11 +1,15 @@
-"""PyTorch's own tests and databases on virtual GPUs: how many pass, and why the others do not.
+"""Run PyTorch's own tests and databases on virtual GPUs, and count how many pass and why not.
 
-    python benchmarks/conformance.py PATH … [--gpus 2] [--like H200] [--seconds 30] [-k WORDS] [--list FILE]
+    python benchmarks/conformance.py PATH … [--gpus 2] [--like H200]
+    [--seconds 30] [-k WORDS] [--list FILE]
 
-A path is a file of PyTorch's tests (test/test_cuda.py of its repository, say), or what a real GPU answered to a program of the same name
-that lies beside it (nnopt.json: nnopt.py; opdb_memory.json: opdb.py memory). A test's child that crashes, or says nothing for --seconds,
-ends; the tests after it go on in another. What needs nvcc, Triton, NCCL's library or a network is counted apart. Tests that take over 30 s
-are named, with their seconds.
+A path is a file of PyTorch's tests, such as test/test_cuda.py of its repository. It may also be the
+recorded output of a real GPU for the program of the same name in the same folder (nnopt.json for
+nnopt.py, or opdb_memory.json for opdb.py memory).
+
+If a child process that runs tests crashes, or prints nothing for --seconds, it is ended, and
+another child runs the remaining tests. Tests that need nvcc, Triton, NCCL's library or a network
+are counted separately. Tests that take over 30 s are listed with their seconds.
 """
 
 import argparse
@@ -71,7 +75,8 @@ def main() -> None:
     for path in options.paths:
         database = path.suffix == ".json"
         outcomes = list((of_database if database else of_file)(path, options))
-        parts: dict[str, collections.Counter[str]] = {}  # a database's by phase: forward, backward
+        # The files of a database, by phase (forward, backward).
+        parts: dict[str, collections.Counter[str]] = {}
         for case, outcome, *_ in outcomes:
             phase = PHASE.search(case) if database else None
             parts.setdefault(path.name + (phase[0] if phase else ""), collections.Counter())[
@@ -104,7 +109,7 @@ def main() -> None:
 
 
 def kind_of(text: str) -> str:
-    """What stands for an error: its last line, without its numbers."""
+    """Return an error's last line without its numbers, for counting similar errors."""
     lines = [
         line
         for line in text.splitlines()
@@ -119,7 +124,10 @@ def kind_of(text: str) -> str:
 
 
 def of_file(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, str, str, float]]:
-    """(test, outcome, text, seconds) of each test, in children that run one after the other."""
+    """Yield (test, outcome, text, seconds) for each test of a file.
+
+    The tests run in child processes, one after the other.
+    """
     done: set[str] = set()
     while True:
         before = len(done)
@@ -134,7 +142,10 @@ def of_file(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, str,
 
 
 def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
-    """Yields what a child says; returns how it ended, the test that was under way, and for how long."""
+    """Yield a child's messages.
+
+    Return how it ended, the test that was running, and for how long.
+    """
     heard, said = os.pipe()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as known:
         json.dump({"done": sorted(done), "to": said}, known)
@@ -162,7 +173,7 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
         under_way, ended, started = None, "", time.monotonic()
         with os.fdopen(
             heard, "rb", 0
-        ) as lines:  # unbuffered: select sees no line that a buffer holds
+        ) as lines:  # unbuffered, because select does not see lines that are in a buffer
             while True:
                 if not select.select([lines], [], [], options.seconds if under_way else 300)[0]:
                     ended = f"hang: over {options.seconds:.0f} s"
@@ -189,7 +200,7 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
 
 
 class Told(unittest.TestResult):
-    """Tells each outcome as it comes."""
+    """A test result that sends each outcome at once."""
 
     def __init__(self, to: int) -> None:
         super().__init__()
@@ -234,7 +245,7 @@ class Told(unittest.TestResult):
 
 
 def run_tests(path: Path, words: str, known: Path) -> None:
-    """In the child: import the file and run its tests, but for those that are done."""
+    """Import the file in a child and run its tests, except those that are done."""
     import torch
 
     told = json.loads(known.read_text())
@@ -254,7 +265,7 @@ def run_tests(path: Path, words: str, known: Path) -> None:
     ]
     load: Any = (
         unittest.defaultTestLoader.loadTestsFromTestCase
-    )  # not the module's own protocol, which wants to be the running script
+    )  # not the module's own protocol, which needs to be the running script
     chosen = [
         test
         for case in cases
@@ -263,14 +274,17 @@ def run_tests(path: Path, words: str, known: Path) -> None:
     ]
     unittest.TestSuite(chosen).run(result)
     result.to.write(json.dumps(["", FINISHED, ""]) + "\n")
-    os._exit(0)  # what a failed test left behind is not to keep this process
+    os._exit(0)  # what a failed test left behind must not keep this process alive
 
 
 # Databases
 
 
 def of_database(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, str, str, float]]:
-    """(case, outcome, text, 0 seconds) of each figure that a real GPU's answers hold, by the program beside them run anew."""
+    """Yield (case, outcome, text, 0 seconds) for each recorded figure of a real GPU.
+
+    The program that recorded them runs again on virtual GPUs.
+    """
     program, _, what = path.stem.partition("_")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
@@ -301,7 +315,7 @@ def of_database(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, 
 
 
 def answers(database: dict[str, Any]) -> dict[str, Any]:
-    """The samples by name: a peak of memory, or an error's first line."""
+    """Return the samples by name, each with a peak of memory or the first line of an error."""
     found: dict[str, Any] = {}
     if "results" in database:
         for operator, (_, samples) in database["results"].items():

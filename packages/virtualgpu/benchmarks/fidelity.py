@@ -1,15 +1,20 @@
-"""How close the virtual GPU comes to real H200s: every figure of recorded programs and operators, compared to the byte.
+"""Compare the memory of recorded programs and operators on H200s with virtual GPUs, to the byte.
 
-    python benchmarks/fidelity.py [--programs] [--operators] [--databases]      programs and operators when none is named
+    python benchmarks/fidelity.py [--programs] [--operators] [--databases]
 
-Programs: what memory_allocated, memory_reserved and max_memory_allocated said at each checkpoint of each device. Operators: the
-sequence of allocations and frees of one operator, forward and backward, first call and second. The programs, the operators and the
-recordings, with versions, lie in benchmarks/fidelity/. "shared" are those that the first rules were read off; "more" and then "further"
-were recorded later, of other programs and operators. What differs is named in the row.
+Without options, programs and operators are compared.
 
-Known causes: where a backward runs over several GPUs (pipeline, split_conv), each has a thread of its own on a real machine, and gradients
-arrive before they are wanted; the recorded peaks differ from run to run. The workspaces of cuDNN for convolutions that were not measured
-(unet), and for packed sequences with dropout (lstm_classifier), are estimates.
+For programs, these are the values of memory_allocated, memory_reserved and max_memory_allocated at
+each checkpoint of each device. For operators, they are the sequences of allocations and frees of
+the first and of the second call, forward and backward. The programs, the operators and the
+recordings, with versions, are in benchmarks/fidelity/. The first rules were derived from "shared".
+The others, "more" and then "further", were recorded later with other programs and operators. Each
+row of the output names what differs.
+
+There are two known causes of differences. If a backward pass runs on several GPUs (pipeline,
+split_conv), each GPU has its own thread on a real machine, and gradients arrive before they are
+needed, so the recorded peaks differ between runs. The workspaces of cuDNN for convolutions that
+were not measured (unet), and for packed sequences with dropout (lstm_classifier), are estimates.
 """
 
 import json
@@ -36,7 +41,10 @@ OPERATORS = (
 
 
 def programs() -> list[str]:
-    """Run every program on virtual H200s and print a row for each; returns a summary for each recording."""
+    """Run every program on virtual H200s and print a row for each.
+
+    Return a summary for each recording.
+    """
     from compare import compare, told
 
     summaries = []
@@ -57,13 +65,17 @@ def programs() -> list[str]:
         truth = json.loads(Path(recording).read_text())
         totals, finished = compare(truth, module, runner)
         summaries.append(
-            f"{Path(recording).stem}: {finished}/{len(truth['workloads'])} programs to their end, {told(totals)}"
+            f"{Path(recording).stem}: {finished}/{len(truth['workloads'])} programs to their end, "
+            f"{told(totals)}"
         )
     return summaries
 
 
 def operators() -> list[str]:
-    """Run every operator on a virtual H200 and print those that differ; returns a summary for each recording."""
+    """Run every operator on a virtual H200 and print those that differ.
+
+    Return a summary for each recording.
+    """
     summaries = []
     for recording in OPERATORS:
         print(f"\n{recording}: 1 × NVIDIA H200")
@@ -80,7 +92,10 @@ def operators() -> list[str]:
 
 
 def databases() -> list[str]:
-    """Run PyTorch's databases of operators and modules, and print the operators that differ; needs the package expecttest."""
+    """Run PyTorch's databases of operators and modules, and print the operators that differ.
+
+    This needs the package expecttest.
+    """
     recording = "h200/databases.json.gz"
     print(f"\n{recording}: 1 × NVIDIA H200")
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +117,7 @@ def main() -> None:
     chosen = set(sys.argv[1:])
     if chosen - {"--programs", "--operators", "--databases"}:
         sys.exit(__doc__)
-    os.chdir(HERE)  # the programs are found, and run, beside their recordings
+    os.chdir(HERE)  # the programs are imported from the folder of their recordings
     sys.path.insert(0, str(HERE))
     summaries = []
     if not chosen or "--programs" in chosen:

@@ -1,12 +1,19 @@
-"""How close the virtual GPUs' times come to training steps of whole networks on an H200 and an H100, each in its own computer.
+"""Compare the times of training steps of whole networks on an H200 and an H100 with the model.
 
-    python benchmarks/network_times.py          needs torchvision, timm and transformers
+    python benchmarks/network_times.py
 
-timing/networks.json has what real GPUs took: of batches of 8 pictures of 224² or 256 tokens (LSTM: 16 of 64), random weights, the median
-of 7 steps, each waited for; with SGD, AdamW, and AdamW under autocast to bfloat16. No time was fitted on it. What the GPU works at for
-nine tenths of the modelled step or more keeps the GPU busy. The rest waits for the host, whose speed the model cannot know: each of
-these is also compared with the speed given that the others on that machine show, as the median of recorded over modelled time
-(`virtualgpu.use(host=…)`, `labkit fit --host`); once all others, once those of other networks.
+This needs torchvision, timm and transformers.
+
+timing/networks.json has the times of real GPUs, each in its own computer. The batches have 8
+pictures of 224² or 8 sequences of 256 tokens (16 of 64 for the LSTM), and the weights are random.
+Each time is the median of 7 steps with a wait after each, with SGD, with AdamW, and with AdamW
+under autocast to bfloat16. No constant was fitted to these times.
+
+A step keeps the GPU busy if the GPU works during nine tenths of the modelled step or more. The
+other steps wait for the host, whose speed the model cannot know. Each of them is therefore also
+compared with a given speed of the host: the median of recorded over modelled time of the others on
+that machine (`virtualgpu.use(host=…)`, `labkit fit --host`). The others are first all other steps,
+and then those of other networks.
 """
 
 import json
@@ -35,7 +42,7 @@ def pictures(model: torch.nn.Module) -> tuple[torch.nn.Module, Loss]:
 
 
 def network(name: str) -> tuple[torch.nn.Module, Loss]:
-    """The network on the GPU, and its loss of a batch."""
+    """Return the network on the GPU, and a function that returns its loss of a batch."""
     if name == "bert":
         import transformers
 
@@ -64,7 +71,7 @@ def network(name: str) -> tuple[torch.nn.Module, Loss]:
 
 
 def milliseconds(like: str, name: str, host: float) -> tuple[float, float]:
-    """Of the third step, and how much of it the GPU works."""
+    """Return the milliseconds of the third step, and those during which the GPU works."""
     network_name, mode = name.split()
     with virtualgpu.use(1, like=like, values=False, host=host):
         model, loss_of = network(network_name)
@@ -102,7 +109,8 @@ def milliseconds(like: str, name: str, host: float) -> tuple[float, float]:
 def row(name: str, recorded: float, took: float, host: float, worked: float) -> float:
     error = 100 * abs(took / recorded - 1)
     print(
-        f"   {name:18}{recorded:>9.2f} ms{took:>9.2f} ms{error:>8.1f}%   host {host:.2f}, the GPU works {min(1, worked / took):.0%}",
+        f"   {name:18}{recorded:>9.2f} ms{took:>9.2f} ms{error:>8.1f}%   host {host:.2f}, the GPU "
+        f"works {min(1, worked / took):.0%}",
         flush=True,
     )
     return error
@@ -122,18 +130,23 @@ def compare(like: str) -> None:
     all_errors = sorted(abs(took / recorded[name] - 1) for name, (took, _) in model.items())
     nine = all_errors[ceil(0.9 * len(all_errors)) - 1]
     print(
-        f"{like}, all steps, the host's speed not given: {len(all_errors)}, median {median(all_errors):.2f}, nine of ten within {nine:.2f}"
+        f"{like}, all steps, the host's speed not given: {len(all_errors)}, median "
+        f"{median(all_errors):.2f}, nine of ten within {nine:.2f}"
     )
     waiting = [name for name in recorded if name not in busy]
     ratios = {name: recorded[name] / model[name][0] for name in waiting}
     print(
-        f"{like}, what waits for the host, its speed not given: median error {100 * median(abs(1 / r - 1) for r in ratios.values()):.1f}%"
+        f"{like}, what waits for the host, its speed not given: median error "
+        f"{100 * median(abs(1 / r - 1) for r in ratios.values()):.1f}%"
     )
     with_the_speed_given(like, recorded, ratios)
 
 
 def with_the_speed_given(like: str, recorded: dict[str, float], ratios: dict[str, float]) -> None:
-    """Steps that wait for the host, each with the speed given that the others show; then with that of the other networks alone."""
+    """Print the errors of steps that wait for the host, if the host's speed is given.
+
+    The speed comes from the other steps, and then only from those of other networks.
+    """
     print(f"{like}, what waits for the host, its speed given by the other steps that do")
     others = {
         name: median(ratio for other, ratio in ratios.items() if other != name) for name in ratios
@@ -147,7 +160,8 @@ def with_the_speed_given(like: str, recorded: dict[str, float], ratios: dict[str
         )
         errors.append(100 * abs(milliseconds(like, name, host)[0] / recorded[name] - 1))
     print(
-        f"{like}, what waits for the host, its speed given by the other networks alone: median error {median(errors):.1f}%"
+        f"{like}, what waits for the host, its speed given by the other networks alone: median "
+        f"error {median(errors):.1f}%"
     )
 
 
@@ -161,7 +175,8 @@ def main() -> None:
         compare(like)
     first, second = (RECORDED[like]["milliseconds"] for like in RECORDED)
     print(
-        "Recorded on the H100's machine over recorded on the H200's: were it the host's speed alone, what waits for it would agree"
+        "Recorded on the H100's machine over recorded on the H200's: were it the host's speed "
+        "alone, what waits for it would agree"
     )
     for name in first:
         print(f"   {name:18}{second[name] / first[name]:>6.2f}")

@@ -1,9 +1,10 @@
-"""What the virtual GPU costs: one small operator, and one training step of 20 tiny layers.
+"""Measure what a virtual GPU costs, for a small operator and for a step of 20 tiny layers.
 
     python benchmarks/overhead.py [ROUNDS]
 
-What counts is this process's time on the processor: a busy machine takes none of it. All sides take turns, round by round; the
-figures are medians over the rounds, those of ratios too. Exits 1 when a ratio is above its limit.
+The times are this process's time on the processor, which a busy machine does not change. All sides
+take turns in each round. The figures are medians over the rounds, also those of ratios. The exit
+status is 1 if a ratio is above its limit.
 """
 
 import sys
@@ -18,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import virtualgpu
 
-ADDS = 300  # operators timed at a stretch
-STEPS = 3  # training steps timed at a stretch
+ADDS = 300  # operators that are timed together
+STEPS = 3  # training steps that are timed together
 LAYERS, WIDTH, BATCH = 20, 16, 8
-OPERATOR_LIMIT = 0.33  # of FakeTensorMode's time
+OPERATOR_LIMIT = 0.33  # times FakeTensorMode's time
 STEP_LIMIT = 8.0  # times the plain CPU's time
 
 Work = Callable[[], None]
@@ -64,7 +65,7 @@ def seconds(work: Work) -> float:
 
 
 def rounds_of(rounds: int) -> dict[tuple[str, str], list[float]]:
-    """Seconds of one operator and of one step on each side, in each round."""
+    """Return the seconds of one operator and of one step on each side, for each round."""
     plain = {"add": adds("cpu"), "step": steps("cpu")}
     fake = FakeTensorMode()
     with fake:
@@ -98,7 +99,8 @@ def main() -> int:
     print(f"{'':16}{'one add of 16':>16}{f'a step, {LAYERS} layers':>20}")
     for side in ("CPU", "FakeTensorMode", "virtual GPU"):
         print(
-            f"{side:16}{median(found[side, 'add']) * 1e6:>13.1f} µs{median(found[side, 'step']) * 1e3:>17.2f} ms"
+            f"{side:16}{median(found[side, 'add']) * 1e6:>13.1f} µs"
+            f"{median(found[side, 'step']) * 1e3:>17.2f} ms"
         )
     exceeded = 0
     for name, what, other, limit in (
@@ -107,7 +109,8 @@ def main() -> int:
     ):
         ratio = median(map(truediv, found["virtual GPU", what], found[other, what]))
         print(
-            f"{name}, virtual GPU / {other}: {ratio:.2f}, at most {limit} {'kept' if ratio <= limit else 'EXCEEDED'}"
+            f"{name}, virtual GPU / {other}: {ratio:.2f}, at most {limit} "
+            f"{'kept' if ratio <= limit else 'EXCEEDED'}"
         )
         exceeded |= ratio > limit
     return exceeded

@@ -1,16 +1,21 @@
-"""How close the virtual GPUs' times come to those of whole networks that others published, beside the errors of their own predictor.
+"""Compare published times of whole networks with the model, next to other predictors' errors.
 
-    python benchmarks/public_networks.py NEUSIGHT          a clone of https://github.com/sitar-lab/NeuSight, bare or not; needs transformers
+    python benchmarks/public_networks.py NEUSIGHT
 
-Each label in its scripts/asplos/label is a network, a batch and a length, and the time of a forward, for training of a backward too, in
-float32 (neusight/Tracing/trace.py, torch 2.1): between CUDA events, with the allocator's cache emptied before. Here the same runs on a
-virtual GPU without values. Nothing was fitted on these times. Left out: compiled networks, those on several GPUs, and SwitchTransformer,
-whose experts' code they replaced. What NeuSight and three others predict is read from its scripts/asplos/summary/summary.csv.
+NEUSIGHT is a clone of https://github.com/sitar-lab/NeuSight, bare or not. The script needs
+transformers.
+
+Each label in its scripts/asplos/label is a network, a batch and a length, with the time of a
+forward pass and, for training, of a backward pass, in float32 (neusight/Tracing/trace.py, torch
+2.1). The times are between CUDA events, after the allocator's cache was emptied. Here the same runs
+on a virtual GPU without values. No constant was fitted to these times. Compiled networks, networks
+on several GPUs, and SwitchTransformer, whose experts' code the authors replaced, are left out. The
+predictions of NeuSight and of three others are in its scripts/asplos/summary/summary.csv.
 
     python benchmarks/public_networks.py NEUSIGHT --sets
 
-compares the published times with each other: linear layers of one layer of a network, in its label, and of the same shape among the
-single operators (public_operators.py).
+This compares the published times with each other: linear layers of one layer of a network, in its
+label, with those of the same shape among the single operators (public_operators.py).
 """
 
 import ast
@@ -44,7 +49,7 @@ PREDICTORS = {
     "Li et al.": "micro",
     "Habitat": "habitat",
     "roofline": "roofline",
-}  # their columns
+}  # the columns of the other predictors
 LABEL = re.compile(
     r"label/([^/]+)/(bert_large|gpt2_large|gpt3_xl|gpt3_27|opt_13)-(inf|train)-(\d+)-(\d+)\.json$"
 )
@@ -57,7 +62,7 @@ def git(repository: str, *command: str) -> str:
 
 
 def network(config: Any, train: bool) -> torch.nn.Module:
-    """The network as they made it, on the GPU."""
+    """Return the network as the authors made it, on the GPU."""
     import transformers
 
     bert = (
@@ -71,7 +76,7 @@ def network(config: Any, train: bool) -> torch.nn.Module:
 
 
 def milliseconds(model: torch.nn.Module, train: bool, batch: int, length: int) -> float:
-    """Of a forward, and of a backward if it is a training, the second time."""
+    """Return the milliseconds of a second forward pass, and for training of a backward pass."""
     ids = torch.ones(batch, length, dtype=torch.int64, device="cuda")
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(2):
@@ -94,12 +99,12 @@ def milliseconds(model: torch.nn.Module, train: bool, batch: int, length: int) -
             del loss
             torch.cuda.synchronize()
             took += begin.elapsed_time(end)
-        result = None  # it holds keys and values of all layers
+        result = None  # it holds the keys and values of all layers
     return took
 
 
 def compare_sets(repository: str) -> None:
-    """How long the same linear layers take in the networks' labels, beside the single operators."""
+    """Compare the times of equal linear layers in the networks' labels and as single operators."""
     single: dict[tuple[str, int, int, int], float] = {}
     for row in csv.DictReader(
         io.StringIO(git(repository, "show", f"HEAD:{FOLDER}/data/dataset/test/linear.csv"))
@@ -122,7 +127,8 @@ def compare_sets(repository: str) -> None:
             f"{median(each):.2f} at the median, {min(each):.2f} to {max(each):.2f}" if each else ""
         )
         print(
-            f"{device:24}{len(each):>4} linear layers in a network's label, over the same among the single operators: {middle}"
+            f"{device:24}{len(each):>4} linear layers in a network's label, over the same among "
+            f"the single operators: {middle}"
         )
 
 
@@ -151,10 +157,11 @@ def main() -> None:
     ]
     others = "".join(f"{name:>11}" for name in PREDICTORS)
     print(
-        f"{'GPU':24}{'network':12}{'':7}{'length × batch':>16}{'published':>13}{'here':>10}{'error':>8}{others}"
+        f"{'GPU':24}{'network':12}{'':7}{'length × batch':>16}{'published':>13}{'here':>10}"
+        f"{'error':>8}{others}"
     )
     for device, like in PROFILES.items():
-        errors: list[list[float]] = []  # here and of each predictor, by network
+        errors: list[list[float]] = []  # errors of this model and of each predictor, by network
         for label in (label for label in labels if label[0] == device):
             _, name, mode, length, batch = label
             published = json.loads(

@@ -1,12 +1,18 @@
-"""How close the virtual GPUs' times come to times of real GPUs that others measured and published: single operators, in float32.
+"""Compare published times of single operators in float32 on real GPUs with the model.
 
-    python benchmarks/public_operators.py NEUSIGHT          a clone of https://github.com/sitar-lab/NeuSight, bare or not
+    python benchmarks/public_operators.py NEUSIGHT
 
-Each row of its scripts/asplos/data/dataset is an operator, its shape, a GPU, and a time in milliseconds: the mean of the five fastest of 25
-calls, between two CUDA events, by torch 2.1 (neusight/Dataset/collect.py). Here the same call runs twice on a virtual GPU without
-values: the first one asks the driver for the result's memory, as the slowest of the 25 did, and the second is timed.
-Every second row is for fitting a profile (--fit prints those), and the others are held back: the table is about them. "Median" and "95th"
-are errors of the time, in percent of the published one; "bias" is the median of modelled over published time.
+NEUSIGHT is a clone of https://github.com/sitar-lab/NeuSight, bare or not.
+
+Each row of its scripts/asplos/data/dataset is an operator, its shape, a GPU, and a time in
+milliseconds. The time is the mean of the five fastest of 25 calls, between two CUDA events, with
+torch 2.1 (neusight/Dataset/collect.py). Here the same call runs twice on a virtual GPU without
+values. The first call asks the driver for the result's memory, as the slowest of the 25 did, and
+the second one is timed.
+
+Every second row is for fitting a profile (--fit prints those). The table is about the other rows.
+"Median" and "95th" are errors of the time, in percent of the published one. "Bias" is the median of
+modelled over published time.
 """
 
 import argparse
@@ -34,7 +40,7 @@ Row = dict[str, str]
 
 
 def rows(repository: str) -> Iterator[Row]:
-    """The published rows of the GPUs that there are profiles of."""
+    """Yield the published rows of the GPUs that have a profile."""
     for name in FILES:
         command = ["git", "-C", repository, "show", f"HEAD:{FOLDER}/{name}"]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -47,7 +53,7 @@ def rows(repository: str) -> Iterator[Row]:
 
 
 def call(row: Row) -> Callable[[], torch.Tensor]:
-    """The operator on tensors of its shape, as collect.py calls it."""
+    """Return the operator's call on tensors of its shape, as in collect.py."""
     name = row["OPName"]
     if name in ("linear", "bmm"):
         b, m, n, k = (int(row[size]) for size in "BMNK")
@@ -74,7 +80,7 @@ def call(row: Row) -> Callable[[], torch.Tensor]:
 
 
 def milliseconds(run: Callable[[], torch.Tensor]) -> float:
-    """Between two events, once what comes before has ended."""
+    """Return the time between two events, after all earlier work has ended."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     begin.record()
@@ -106,7 +112,7 @@ def main() -> None:
                 timed()
                 ratio = milliseconds(timed) / float(row["Latency"])
                 del timed
-                torch.cuda.empty_cache()  # some fill most of the GPU
+                torch.cuda.empty_cache()  # some operators fill most of the GPU
                 ratios.setdefault(row["OPName"], []).append(ratio)
                 if options.rows:
                     shape = "×".join(row[size] for size in "BMNKH" if row.get(size))
@@ -115,7 +121,10 @@ def main() -> None:
         ratios["all"] = [ratio for each in ratios.values() for ratio in each]
         for name, each in ratios.items():
             errors = [100 * abs(ratio - 1) for ratio in each]
-            columns = f"{median(errors):>8.1f}%{quantiles(errors, n=20)[-1]:>8.1f}%{max(errors):>8.1f}%{median(each):>7.2f}"
+            columns = (
+                f"{median(errors):>8.1f}%{quantiles(errors, n=20)[-1]:>8.1f}%{max(errors):>8.1f}%"
+                f"{median(each):>7.2f}"
+            )
             print(f"{device:22}{name:10}{len(each):>6}{columns}", flush=True)
 
 

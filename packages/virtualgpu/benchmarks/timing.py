@@ -1,20 +1,26 @@
-"""How close the virtual GPU's times come to those of real H200s: programs, unchanged, on the model's time.
+"""Compare recorded times of real H200s with the same programs on the model's time.
 
-    python benchmarks/timing.py [--micro] [--kernels] [--multi] [--others]      all when none is named
+    python benchmarks/timing.py [--micro] [--kernels] [--multi] [--others]
 
-Prints every figure beside its recording, in milliseconds, with their ratio, and then the conclusions that a reader would draw. The
-profile was fitted on micro.json (timing/fit.py), and what single operators do beyond moving their bytes was read off kernels.json. So
-multi.json judges them, and the work of others.json that keeps the GPU busy: a median error of at most 25%, no figure off by more than a
-factor of 2. What is bound by launches in others.json is shown beside it: another host launched it. Exits 1 if a bound is missed or a
-conclusion differs.
+Without options, all programs run.
 
-micro.py ran on one H200, multi.py on four of one host, torch 2.11 with CUDA 13.0, 2026-11-20; kernels.py and others.py on one each,
-2026-11-22. The ranks of multi.py (DistributedDataParallel) fail on virtual GPUs by name, and are left out. micro.py read each figure of
-pin_memory once, and those of 64 KiB and 1 MiB do not grow with the size: something else was in them. The first run of others.py, before
-there were rules for single operators, showed that they were needed; none of its figures was used for them.
+The script prints every figure next to its recording, in milliseconds, with their ratio, and then
+the conclusions that a reader would draw. The profile was fitted to micro.json (timing/fit.py), and
+the rules for what single operators do beyond moving their bytes are from kernels.json. The model is
+therefore judged by multi.json, and by the work in others.json that keeps the GPU busy. Their median
+error must be at most 25%, and no figure may be off by more than a factor of 2. Work in others.json
+that is bound by launches is only printed, because another host launched it. The exit status is 1 if
+a bound is missed or a conclusion differs.
+
+micro.py ran on one H200 and multi.py on four of one host, with torch 2.11 and CUDA 13.0, on
+2026-11-20. kernels.py and others.py ran on one H200 each, on 2026-11-22. The ranks of multi.py
+(DistributedDataParallel) are refused by name on virtual GPUs, and are left out. micro.py measured
+each figure of pin_memory once. Those of 64 KiB and 1 MiB do not grow with the size, so something
+else was measured, too. The first run of others.py was before there were rules for single operators,
+and showed that they were needed. None of its figures was used for them.
 
 small_kernels.py ran on one H200 on 2026-11-27. Its times are those of the kernels alone. The model
-adds a microsecond to each kernel, because a GPU pauses so long between two of them.
+adds a microsecond to each kernel, because a GPU pauses that long between two of them.
 """
 
 import json
@@ -28,13 +34,14 @@ from statistics import median
 HERE = Path(__file__).parent / "timing"
 PROGRAMS = {"micro": 1, "kernels": 1, "multi": 4, "others": 1}  # GPUs
 FACTOR = 2.0
-LIMITS = {"multi": 0.25, "others": 0.25}  # median error of figures that nothing was fitted on
-OTHER_HOST = "host, "  # figures of others.json that another host decided
+# The largest median error of figures that nothing was fitted to.
+LIMITS = {"multi": 0.25, "others": 0.25}
+OTHER_HOST = "host, "  # figures of others.json that depend on another host
 Figures = dict[str, float]  # milliseconds by name
 
 
 def run(program: str) -> dict:
-    """What the program writes when it runs on virtual H200s."""
+    """Return what the program writes when it runs on virtual H200s."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "figures.json"
         options = [
@@ -61,7 +68,7 @@ def run(program: str) -> dict:
 
 
 def figures(report: dict) -> Figures:
-    """The times of a report."""
+    """Return the times of a report by name."""
     return dict(_times(report))
 
 
@@ -86,9 +93,10 @@ def _times(report: dict, inside: str = "") -> Iterator[tuple[str, float]]:
 
 
 def compare(program: str, model: Figures, recorded: Figures) -> bool:
-    """Print the figures; are the bounds kept?"""
+    """Print the figures, and return whether they are within the bounds."""
     print(
-        f"\n{program}.py on {PROGRAMS[program]} × H200{'':38}{'model':>12}{'recorded':>12}{'ratio':>8}"
+        f"\n{program}.py on {PROGRAMS[program]} × "
+        f"H200{'':38}{'model':>12}{'recorded':>12}{'ratio':>8}"
     )
     ratios = {name: model[name] / value for name, value in recorded.items()}
     for name, ratio in ratios.items():
@@ -98,13 +106,14 @@ def compare(program: str, model: Figures, recorded: Figures) -> bool:
     error = median(abs(ratio - 1) for ratio in ratios.values())
     far = sum(not 1 / FACTOR <= ratio <= FACTOR for ratio in ratios.values())
     print(
-        f"{program}: {len(ratios)} figures, median error {100 * error:.0f}%, {far} over a factor of {FACTOR:.0f}"
+        f"{program}: {len(ratios)} figures, median error {100 * error:.0f}%, {far} over a factor "
+        f"of {FACTOR:.0f}"
     )
     return program not in LIMITS or (error <= LIMITS[program] and not far)
 
 
 def conclusions(program: str, of: Figures) -> Iterator[tuple[str, bool]]:
-    """What the figures say."""
+    """Yield the conclusions that the figures support."""
     if program == "micro":
         for size in (1 << 16, 1 << 20, 1 << 24, 1 << 27, 1 << 29):
             for kind in ("h2d", "d2h"):
@@ -127,7 +136,10 @@ def conclusions(program: str, of: Figures) -> Iterator[tuple[str, bool]]:
     for width, batch, better in ((1024, 512, False), (4096, 8192, True)):
         step = f"dp w={width} batch={batch}, dp_step_ms"
         for gpus in (2, 4):
-            said = f"DataParallel on {gpus} GPUs is {'faster' if better else 'slower'}: width {width}, batch {batch}"
+            said = (
+                f"DataParallel on {gpus} GPUs is {'faster' if better else 'slower'}: width "
+                f"{width}, batch {batch}"
+            )
             yield said, (of[f"{step} {gpus}"] < of[f"{step} 1"]) == better
     splits = {n: of[f"mp pipeline {n}"] for n in (1, 2, 4, 8, 16, 32, 64)}
     yield (
@@ -141,14 +153,18 @@ def conclusions(program: str, of: Figures) -> Iterator[tuple[str, bool]]:
 
 
 def judge(program: str) -> bool:
-    """Run one program and print all of it; does the model keep the bounds and draw the recording's conclusions?"""
+    """Run one program and print everything about it.
+
+    Return whether the model is within the bounds and supports the recording's conclusions.
+    """
     recorded = figures(json.loads((HERE / f"{program}.json").read_text(encoding="utf-8")))
     model = figures(run(program))
     kept = compare(program, model, recorded)
     rows = list(zip(conclusions(program, model), conclusions(program, recorded), strict=True))
     for (said, on_model), (_, on_gpu) in rows:
         print(
-            f"{said:72} model: {'yes' if on_model else 'NO':4} recorded: {'yes' if on_gpu else 'no'}"
+            f"{said:72} model: {'yes' if on_model else 'NO':4} "
+            f"recorded: {'yes' if on_gpu else 'no'}"
         )
     return kept and all(on_model for (_, on_model), _ in rows)
 

@@ -1,1 +1,1 @@
-"""Programs that measure times, what they recorded on real GPUs, and what fits the profiles to it."""
+"""Programs that measure times, their recordings on real GPUs, and the fit of the profiles."""

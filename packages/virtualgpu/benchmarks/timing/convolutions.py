@@ -1,9 +1,14 @@
-"""What depthwise, grouped and plain convolutions take on a real GPU: what the depthwise rule in virtualgpu/ops/nn is read off.
+"""Measure depthwise, grouped and plain convolutions on a real GPU.
 
-usage: python benchmarks/timing/convolutions.py OUT.json      on a CUDA GPU, or under `virtualgpu run --virtual-time --no-values`
+usage: python benchmarks/timing/convolutions.py OUT.json
 
-Milliseconds between two CUDA events, medians of 7, forward and for each gradient; convolutions.json has what H200s took with torch 2.11 and
-driver 580.159.04, the rows with channels last from a second run of that day. The GPU sleeps first, so that launches do not show.
+The script needs a CUDA GPU, or `virtualgpu run --virtual-time --no-values`. The rule for depthwise
+convolutions in virtualgpu/ops/nn is from its results.
+
+Times are milliseconds between two CUDA events, medians of 7, for the output and for each gradient.
+convolutions.json has the times of H200s with torch 2.11 and driver 580.159.04. The rows with
+channels last are from a second run of that day. The GPU sleeps first, so that launches take no
+part.
 """
 
 import datetime
@@ -44,10 +49,12 @@ GROUPED = (
 )
 # batch, channels, size, kernel, stride, output channels
 PLAIN = (
-    (64, 64, 56, 3, 1, 64), (64, 128, 28, 3, 1, 128), (64, 256, 14, 3, 1, 256), (64, 512, 7, 3, 1, 512), (64, 64, 56, 1, 1, 256),
-    (64, 256, 56, 1, 1, 64), (64, 512, 28, 1, 1, 128), (64, 1024, 14, 1, 1, 256), (64, 16, 112, 1, 1, 96), (64, 32, 112, 1, 1, 16),
-    (64, 3, 224, 7, 2, 64), (64, 3, 224, 3, 2, 32), (64, 96, 56, 1, 1, 24), (128, 40, 28, 1, 1, 240), (128, 240, 28, 1, 1, 40),
-    (64, 128, 28, 3, 1, 32), (64, 672, 14, 1, 1, 112),
+    (64, 64, 56, 3, 1, 64), (64, 128, 28, 3, 1, 128), (64, 256, 14, 3, 1, 256),
+    (64, 512, 7, 3, 1, 512), (64, 64, 56, 1, 1, 256), (64, 256, 56, 1, 1, 64),
+    (64, 512, 28, 1, 1, 128), (64, 1024, 14, 1, 1, 256), (64, 16, 112, 1, 1, 96),
+    (64, 32, 112, 1, 1, 16), (64, 3, 224, 7, 2, 64), (64, 3, 224, 3, 2, 32), (64, 96, 56, 1, 1, 24),
+    (128, 40, 28, 1, 1, 240), (128, 240, 28, 1, 1, 40), (64, 128, 28, 3, 1, 32),
+    (64, 672, 14, 1, 1, 112),
 )  # fmt: skip
 
 

@@ -1,15 +1,17 @@
-"""Fit the constants of the virtual H200, and of its host, on what a real one showed.
+"""Fit the constants of the virtual H200 and of its host to measurements of a real one.
 
     python benchmarks/timing/fit.py
 
-Prints each constant with the figures it came from. The profiles (virtualgpu/profiles/h200.toml and host.toml) hold these values; a
-test compares them. Nothing here reads multi.json: by that the result is judged (benchmarks/timing.py).
+The script prints each constant with the figures that it came from. The profiles
+(virtualgpu/profiles/h200.toml and host.toml) hold these values, and a test compares them. Nothing
+here reads multi.json, because that recording judges the result (benchmarks/timing.py).
 
-micro.json: one H200, torch 2.11, 2026-11-20, by micro.py beside it. host_costs.json: another one, a day later, by
-benchmarks/fidelity/host_costs.py. Its host was faster: `slower` says how much, by what an operator took that makes a tensor, which
-both have. host_functions.json: seven machines of November 2026, by host_functions.py, with several
-runs each; a constant is a median over runs and functions. These machines took about as long for an
-operator as the first one, so what they showed counts as it is.
+micro.json was recorded on one H200 with torch 2.11 on 2026-11-20 (micro.py). host_costs.json was
+recorded on another one, a day later (benchmarks/fidelity/host_costs.py). The other host was faster.
+`slower` is the factor, from an operator in both recordings that makes a tensor. host_functions.json
+was recorded on seven machines in November 2026, with several runs each (host_functions.py). A
+constant is a median over runs and functions. These machines needed about as long for an operator as
+the first one, so their figures count unchanged.
 """
 
 import json
@@ -28,16 +30,22 @@ WITH_TWO_LEAVES = {"nn.LayerNorm": "layer_norm", "nn.BatchNorm2d": "batch_norm"}
 FEW, MANY = "8", "200"  # parameters
 HOST_COSTS = HERE.parent / "fidelity" / "h200" / "host_costs.json"
 DTYPES = {
-    "float32": "torch.float32", "tf32": "tf32", "float16": "torch.float16", "bfloat16": "torch.bfloat16", "float64": "torch.float64",
+    "float32": "torch.float32", "tf32": "tf32", "float16": "torch.float16",
+    "bfloat16": "torch.bfloat16", "float64": "torch.float64",
 }  # fmt: skip
 TINY = ("n=1", "n=1024")
-OPERATORS = {"add_ms": 12, "relu_ms": 8, "exp_ms": 8, "sum_ms": 4}  # bytes an element
-KERNEL_MINIMUM = 2e-6  # assumed: what profilers show for a kernel that does next to nothing; the figures here show only sums with it
+OPERATORS = {"add_ms": 12, "relu_ms": 8, "exp_ms": 8, "sum_ms": 4}  # bytes per element
+# Assumed: what profilers show for a kernel that does next to nothing. The figures here show only
+# sums that include it.
+KERNEL_MINIMUM = 2e-6
 Fitted = dict[str, tuple[float, str]]
 
 
 def fit() -> Fitted:
-    """Every fitted constant by its name in the profile (a table's entry as table.key): its value, and what it came from."""
+    """Return every fitted constant by its name in the profile: its value and its origin.
+
+    An entry of a table is named table.key.
+    """
     micro = json.loads((HERE / "micro.json").read_text(encoding="utf-8"))
     other = json.loads(HOST_COSTS.read_text(encoding="utf-8"))
     host = host_of_micro(micro)
@@ -109,19 +117,22 @@ def host_of_the_other(other: dict, slower: float) -> Fitted:
 
 
 def host_of_functions(host: Fitted) -> Fitted:
-    """Return what each function of PyTorch outside kernels takes: how it was found is in the text of each."""
+    """Return the time of each function of PyTorch outside kernels.
+
+    The text of each says how it was found.
+    """
     machines = json.loads(HOST_FUNCTIONS.read_text(encoding="utf-8"))
     runs = [run for machine in machines for run in machine["runs"]]
 
     def middle(group: str, name: str, part: str) -> float:
-        """The median over the runs that have it, in microseconds."""
+        """Return the median over the runs that have this figure, in microseconds."""
         return median(run[group][name][part] for run in runs if part in run[group].get(name, {}))
 
     def operator(name: str, part: str) -> float:
         return middle("operators", name, part)
 
     def further(longer: str, shorter: str, part: str) -> float:
-        """The median over the runs of what one operator takes longer than another one."""
+        """Return the median over the runs of the additional time of one operator over another."""
         rows = [run["operators"] for run in runs if longer in run["operators"]]
         return median(row[longer][part] - row[shorter][part] for row in rows)
 
@@ -202,7 +213,7 @@ def per_parameter_in_training(runs: list[dict], part: str) -> float:
 
 
 def slowdown(run: dict, network: dict) -> float:
-    """Return how many times as long a network's forward pass takes as its functions by themselves."""
+    """Return the factor by which a network's forward pass takes longer than its functions alone."""
     own = sum(
         run["operators"][name]["recorded"] * count for name, count in network["parts"].items()
     )
@@ -210,7 +221,7 @@ def slowdown(run: dict, network: dict) -> float:
 
 
 def copies(micro: dict, between: float) -> Fitted:
-    """Rates from 512 MiB, latencies from 4 KiB, the staging buffer's filling from 64 KiB."""
+    """Return rates from 512 MiB, latencies from 4 KiB, and the time to fill the staging buffer."""
     large, small = 1 << 29, 1 << 12
     found: Fitted = {}
     for kind in ("h2d", "d2h"):
@@ -259,7 +270,10 @@ def memory(micro: dict, one_kernel: float) -> Fitted:
 
 
 def products(micro: dict, overhead: float) -> Fitted:
-    """Rates from 4096² and 8192², which fill waves of large tiles; small tiles by 1024², which does not."""
+    """Return rates from 4096² and 8192², and the size of small tiles from 1024².
+
+    The large products fill waves of large tiles, and the small one does not.
+    """
     profile = profiles.load("H200")
     found: Fitted = {}
     small = []

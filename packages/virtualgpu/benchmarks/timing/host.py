@@ -1,8 +1,12 @@
-"""What threads, replicas, Python functions of autograd and the driver's memory cost a real host. host.toml takes cudaMalloc's from it.
+"""Measure the host's time of threads, replicas, autograd functions in Python, and memory.
 
-usage: python benchmarks/timing/host.py OUT.json      on a machine with a CUDA GPU and labkit's requirements; takes some ten seconds
+usage: python benchmarks/timing/host.py OUT.json
 
-Microseconds, medians of 7, of the memory's of 140; host.json is what it wrote. "add" is the operator that fit.py compares hosts by.
+The script needs a CUDA GPU and labkit's requirements, and takes about ten seconds. host.toml has
+the time of cudaMalloc from its results.
+
+Times are microseconds, medians of 7 (of 140 for memory). host.json has the results. fit.py compares
+hosts by the operator "add".
 """
 
 import datetime
@@ -39,7 +43,10 @@ def thread() -> None:
 
 
 def handover(rounds: int = 1000) -> float:
-    """Microseconds until a thread goes on that another has made way for: two threads wake each other in turn."""
+    """Return the microseconds until a thread continues for which another has made way.
+
+    Two threads wake each other in turn.
+    """
     found = []
     for _ in range(ROUNDS):
         mine, other = threading.Lock(), threading.Lock()
@@ -80,7 +87,10 @@ class Identity(torch.autograd.Function):
 
 
 def segment(size: int) -> tuple[float, float]:
-    """Microseconds of one cudaMalloc and of one cudaFree of `size` bytes, with PyTorch's own work around them."""
+    """Return the microseconds of one cudaMalloc and of one cudaFree of `size` bytes.
+
+    They include PyTorch's own work.
+    """
     takes, gives = [], []
     for _ in range(20 * ROUNDS):
         torch.cuda.synchronize()

@@ -11,7 +11,8 @@ small that the GPU is never the limit.
 - "operators" has a plain call of each operator, the same call recorded by autograd, and one node of
   its backward pass. The node's time is the slope between a short and a long chain.
 - "functions" has the work around operators: module calls, autocast, optimizers per parameter, and
-  synchronization. Operators and functions are repeated, so the processor caches their code and data.
+  synchronization. Operators and functions are repeated, so the processor caches their code and
+  data.
 - "mixed" shows how much slower operators are if they run in turn.
 - "programs" has random programs of operators and modules. As in a network, each operator and module
   has parameters of its own.
@@ -44,7 +45,7 @@ Work = Callable[[], object]
 def microseconds(
     work: Work, calls: int = CALLS, prepare: Callable[[], object] | None = None
 ) -> float:
-    """Return the host microseconds of one call. `prepare` runs before each round and is not timed."""
+    """Return the host microseconds of one call. `prepare` runs before each round, untimed."""
     found = []
     for _ in range(ROUNDS + 1):
         if prepare is not None:
@@ -72,7 +73,7 @@ def once(work: Callable[[object], object], make: Callable[[], object]) -> float:
 
 
 class Operators:
-    """Operators that keep the shape of their first argument, so that chains of them can be built."""
+    """Operators that keep the shape of their first argument, so that they can form chains."""
 
     def __init__(self) -> None:
         device = "cuda"
@@ -303,7 +304,7 @@ def measure_optimizers() -> dict[str, dict[str, float]]:
 
 
 def measure_foreach() -> dict[str, dict[str, float]]:
-    """Launches of foreach operators: a fixed part, and a part per tensor."""
+    """Return the launches of foreach operators: a fixed number, and a number per tensor."""
     found = {}
     works: dict[str, Callable[[list[torch.Tensor]], object]] = {
         "_foreach_add_": lambda p: torch._foreach_add_(p, p),
@@ -460,9 +461,9 @@ def measure_functions() -> dict[str, float]:
 class Programs:
     """Random programs: sequences of operators and modules, each use with parameters of its own.
 
-    A function that is called again and again finds its code and its data in the processor's
-    caches. In a network it does not. The time of a random program beside the sum of its functions'
-    own times says by how much.
+    A function that is called repeatedly finds its code and its data in the processor's caches. In a
+    network it does not. The time of a random program, compared with the sum of its functions' own
+    times, shows by how much.
     """
 
     LENGTH, PROGRAMS = 40, 160
@@ -509,7 +510,7 @@ class Programs:
         return found
 
     def _times(self, first: torch.Tensor, parts: list) -> list[float]:
-        """Return the microseconds of a program without gradients, recorded, and of its backward pass."""
+        """Return the microseconds of a program without and with gradients, and of its backward pass."""
         found: list[list[float]] = []
         ones = torch.ones_like(first)
         leaves = [p for part in parts if isinstance(part, nn.Module) for p in part.parameters()]
@@ -539,11 +540,11 @@ class Programs:
 
 
 class Trainings(Programs):
-    """Long random networks that are trained: each part of their steps is timed as in a training.
+    """Long random networks whose parts are timed during training.
 
-    Each step touches the memory and the code of all parts of the network, so a part finds less of
-    its own in the processor's caches than a function that is called again and again. "blocks"
-    repeats a few functions, as most networks do. "random" draws each one anew.
+    Each step uses the memory and the code of all parts of the network. A part therefore finds less
+    of its own in the processor's caches than a function that is called repeatedly. "blocks" repeats
+    a few functions, as most networks do. "random" draws each one anew.
     """
 
     LENGTH, PROGRAMS, STEPS = 300, 24, 6
@@ -608,10 +609,11 @@ class Trainings(Programs):
 
 
 def measure_turns() -> dict[str, dict[str, float]]:
-    """Return how the microseconds of a call grow with what lies between it and its repetition.
+    """Return how the microseconds of a call grow with the work between it and its repetition.
 
-    "operators" calls so many operators in turn, as a multiple of their own times one by one.
-    A module's name: so many modules of one kind in turn, each with its own parameters and input.
+    "operators" calls a number of operators in turn, given as a multiple of their own times one by
+    one. A module's name calls that number of modules of one kind in turn, each with its own
+    parameters and input.
     """
     with torch.no_grad():
         works = list(Operators().all().values())

@@ -1,9 +1,13 @@
-"""What single operators take on a real GPU, at several shapes: what the rules of device time in virtualgpu/ops are read off.
+"""Measure single operators on a real GPU at several shapes.
 
-usage: python benchmarks/timing/kernels.py OUT.json      on a CUDA GPU, or under `virtualgpu run --virtual-time --no-values`
+usage: python benchmarks/timing/kernels.py OUT.json
 
-Milliseconds between two CUDA events, medians of 9; kernels.json is what it wrote on one H200, torch 2.11, driver 580.159.04. Sizes are
-large enough that launches do not show. Each piece of work is timed before the next one is made.
+The script needs a CUDA GPU, or `virtualgpu run --virtual-time --no-values`. The rules of device
+time in virtualgpu/ops are from its results.
+
+Times are milliseconds between two CUDA events, medians of 9. kernels.json has those of one H200
+with torch 2.11 and driver 580.159.04. The sizes are so large that launches take no part. Each piece
+of work is timed before the next one is made.
 """
 
 import datetime
@@ -22,7 +26,7 @@ NAMES = {torch.float32: "float32", HALF: "float16", BF16: "bfloat16", torch.int6
 
 
 def layouts() -> Iterator[tuple[str, Work]]:
-    """Elementwise work on operands of other shapes and orders."""
+    """Yield elementwise work on operands with other shapes and orders in memory."""
     for rows, columns, dtype in (
         (8192, 16384, torch.float32),
         (8192, 16384, HALF),
@@ -59,10 +63,10 @@ def layouts() -> Iterator[tuple[str, Work]]:
 
 
 def rows_of() -> Iterator[tuple[str, Work]]:
-    """Softmax, normalization, reductions and scans of rows."""
+    """Yield softmax, normalization, reductions and scans of rows."""
     for rows, columns, dtype in (
-        (1 << 20, 64, torch.float32), (1 << 17, 512, torch.float32), (1 << 16, 1024, torch.float32), (1 << 14, 4096, torch.float32),
-        (4096, 50257, torch.float32), (1 << 16, 1024, HALF),
+        (1 << 20, 64, torch.float32), (1 << 17, 512, torch.float32), (1 << 16, 1024, torch.float32),
+        (1 << 14, 4096, torch.float32), (4096, 50257, torch.float32), (1 << 16, 1024, HALF),
     ):  # fmt: skip
         x, kind = normal(rows, columns, dtype=dtype), f"{rows} × {columns} {NAMES[dtype]}"
         wide, classes = x.clone().requires_grad_(), torch.randint(columns, (rows,), device="cuda")
@@ -108,7 +112,7 @@ def rows_of() -> Iterator[tuple[str, Work]]:
 
 
 def picked() -> Iterator[tuple[str, Work]]:
-    """Rows and elements chosen by an index."""
+    """Yield work that selects rows and elements with an index."""
     for rows, columns, dtype in (
         (50_000, 1024, torch.float32),
         (50_000, 64, torch.float32),
@@ -139,8 +143,9 @@ def picked() -> Iterator[tuple[str, Work]]:
 
 def images() -> Iterator[tuple[str, Work]]:
     for batch, channels, size, dtype in (
-        (64, 64, 112, torch.float32), (64, 64, 56, torch.float32), (64, 256, 56, torch.float32), (64, 256, 28, torch.float32),
-        (64, 512, 14, torch.float32), (64, 64, 56, HALF), (64, 256, 28, HALF), (64, 512, 14, BF16),
+        (64, 64, 112, torch.float32), (64, 64, 56, torch.float32), (64, 256, 56, torch.float32),
+        (64, 256, 28, torch.float32), (64, 512, 14, torch.float32), (64, 64, 56, HALF),
+        (64, 256, 28, HALF), (64, 512, 14, BF16),
     ):  # fmt: skip
         x, kind = (
             normal(batch, channels, size, size, dtype=dtype).requires_grad_(),
@@ -197,8 +202,8 @@ def images() -> Iterator[tuple[str, Work]]:
 
 def attentions() -> Iterator[tuple[str, Work]]:
     for batch, heads, length, width, dtype in (
-        (64, 16, 256, 64, HALF), (16, 16, 1024, 64, HALF), (8, 16, 4096, 64, HALF), (8, 16, 2048, 128, BF16),
-        (16, 16, 1024, 64, torch.float32),
+        (64, 16, 256, 64, HALF), (16, 16, 1024, 64, HALF), (8, 16, 4096, 64, HALF),
+        (8, 16, 2048, 128, BF16), (16, 16, 1024, 64, torch.float32),
     ):  # fmt: skip
         q, k, v = (
             normal(batch, heads, length, width, dtype=dtype).requires_grad_() for _ in range(3)
@@ -224,10 +229,13 @@ def optimizers() -> Iterator[tuple[str, Work]]:
         for x in parameters:
             x.grad = torch.randn_like(x)
         kinds = {
-            "SGD": torch.optim.SGD(parameters, 1e-9), "SGD with momentum": torch.optim.SGD(parameters, 1e-9, momentum=0.9),
-            "Adam": torch.optim.Adam(parameters, 1e-9), "AdamW": torch.optim.AdamW(parameters, 1e-9),
+            "SGD": torch.optim.SGD(parameters, 1e-9),
+            "SGD with momentum": torch.optim.SGD(parameters, 1e-9, momentum=0.9),
+            "Adam": torch.optim.Adam(parameters, 1e-9),
+            "AdamW": torch.optim.AdamW(parameters, 1e-9),
             "fused Adam": torch.optim.Adam(parameters, 1e-9, fused=True),
-            "Adam one by one": torch.optim.Adam(parameters, 1e-9, foreach=False), "RMSprop": torch.optim.RMSprop(parameters, 1e-9),
+            "Adam one by one": torch.optim.Adam(parameters, 1e-9, foreach=False),
+            "RMSprop": torch.optim.RMSprop(parameters, 1e-9),
         }  # fmt: skip
         for name, optimizer in kinds.items():
             yield f"{name}, {count} × {size}", optimizer.step

@@ -22,7 +22,10 @@ BLOCKED = 0.02  # seconds
 
 
 class Work:
-    """What the cases queue. Every kernel has run once, because its first launch waits for the GPU."""
+    """Work that the cases queue.
+
+    Every kernel has run once before, because its first launch waits for the GPU.
+    """
 
     def __init__(self):
         self.x = torch.zeros(1024, device="cuda")
@@ -69,7 +72,7 @@ class Work:
         torch.cuda.current_stream().wait_event(self.happened)
 
     def calls(self):
-        """Return the cases: each is called with 0, 1, 2 and so on."""
+        """Return the cases, which are functions of the number of the call, from 0."""
         copy = torch.Tensor.copy_
         return {
             "kernel": self.kernel,
@@ -92,7 +95,7 @@ class Work:
         }
 
     def calls_before_the_first_wait(self, call):
-        """Return how many calls went through before one held the host; None if none did."""
+        """Return the number of calls before one made the host wait, or None if none did."""
         torch.cuda.synchronize()
         torch.cuda._sleep(SLEEP)
         slept = torch.cuda.Event()
@@ -111,7 +114,7 @@ class Work:
         return None
 
     def beside_a_blocked_thread(self):
-        """Return the seconds of a launch on another stream and of cudaMalloc, while a thread waits."""
+        """Return the seconds of a launch on another stream and of cudaMalloc. A thread waits then."""
 
         def fill():
             for _ in range(3000):
@@ -149,7 +152,7 @@ def returns_of_short_sleeps(count=1100):
 
 
 def first_launch_of_a_kernel():
-    """Return the seconds that the host took for a kernel's first and second launch behind a sleep."""
+    """Return the host's seconds for a kernel's first and second launch behind a sleep."""
     x, seconds = torch.rand(1024, device="cuda"), []
     for _ in range(2):
         torch.cuda.synchronize()

@@ -1,10 +1,14 @@
-"""Programs and shapes that no profile was fitted on: what the virtual GPU's times are worth elsewhere.
+"""Measure programs and shapes to which no profile was fitted.
 
-usage: python benchmarks/timing/others.py OUT.json      on a CUDA GPU, or under `virtualgpu run --virtual-time --no-values`
+usage: python benchmarks/timing/others.py OUT.json
 
-Milliseconds of each piece of work, in two groups. "gpu": kernels long enough to keep the GPU busy, from one CUDA event to another.
-"host": work bound by its launches, from the host's clock; "host_add_us" tells how fast that host launches an operator. others.json is what
-it wrote on one H200, torch 2.11, driver 580.159.04, on a host of 32 cores.
+The script needs a CUDA GPU, or `virtualgpu run --virtual-time --no-values`. Its results show how
+good the virtual GPU's times are elsewhere.
+
+Times are milliseconds of each piece of work, in two groups. "gpu" has kernels long enough to keep
+the GPU busy, between two CUDA events. "host" has work bound by its launches, on the host's clock,
+and "host_add_us" says how fast that host launches an operator. others.json has the results of one
+H200 with torch 2.11 and driver 580.159.04, on a host of 32 cores.
 """
 
 import datetime
@@ -23,7 +27,7 @@ Work = Callable[[], object]
 
 
 def on_gpu(work: Work) -> float:
-    """The median milliseconds of one piece of work on the GPU."""
+    """Return the median milliseconds of one piece of work on the GPU."""
     found = []
     for turn in range(ROUNDS + 2):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -32,13 +36,16 @@ def on_gpu(work: Work) -> float:
         work()
         end.record()
         torch.cuda.synchronize()
-        if turn > 1:  # the first two load kernels and choose between them
+        if turn > 1:  # the first two runs load kernels and choose between them
             found.append(start.elapsed_time(end))
     return statistics.median(found)
 
 
 def on_host(work: Work, repeats: int = 20) -> float:
-    """The median milliseconds of one piece of work on the host's clock, of so many at a stretch."""
+    """Return the median milliseconds of one piece of work on the host's clock.
+
+    Several are timed together.
+    """
     found = []
     for turn in range(ROUNDS + 2):
         torch.cuda.synchronize()
@@ -56,7 +63,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def products() -> dict[str, Work]:
-    """Matrix products of other shapes than squares of powers of two."""
+    """Return matrix products whose shapes are no squares of powers of two."""
     half, bfloat16 = torch.float16, torch.bfloat16
     work: dict[str, Work] = {}
     for name, (m, k, n), dtype in (
@@ -78,7 +85,7 @@ def products() -> dict[str, Work]:
 
 
 def passes() -> dict[str, Work]:
-    """Work bound by memory."""
+    """Return work bound by memory."""
     x, y, row = normal(8192, 16384), normal(8192, 16384), normal(16384)
     half, flat, keys = x.half(), normal(1 << 26), normal(1 << 24)
     index = torch.randint(50_000, (1 << 17,), device="cuda")
@@ -109,7 +116,7 @@ def passes() -> dict[str, Work]:
 
 
 def images() -> dict[str, Work]:
-    """What convolutional networks do."""
+    """Return work of convolutional networks."""
     x = normal(64, 64, 112, 112)
     narrow, wide = (
         nn.Conv2d(64, 64, 3, padding=1, device="cuda"),
@@ -132,7 +139,7 @@ def images() -> dict[str, Work]:
 
 
 def training() -> dict[str, Work]:
-    """Steps of training that keep the GPU busy."""
+    """Return training steps that keep the GPU busy."""
     encoder, tokens = (
         nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True, device="cuda"),
         normal(32, 512, 1024),
@@ -169,7 +176,7 @@ def training() -> dict[str, Work]:
 
 
 def copies() -> dict[str, Work]:
-    """Batches that come from the host while others are worked on."""
+    """Return batches that come from the host while others are processed."""
     batches = [torch.empty(24 << 20, dtype=torch.float32, pin_memory=True) for _ in range(4)]
     pageable = torch.zeros(24 << 20)
     weight, side = normal(4096, 4096), torch.cuda.Stream()
@@ -201,7 +208,7 @@ def copies() -> dict[str, Work]:
 
 
 def small() -> dict[str, Work]:
-    """Work bound by its launches."""
+    """Return work bound by its launches."""
     x = normal(64, 256)
     mlp = nn.Sequential(
         *(layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU()))

@@ -1,10 +1,12 @@
-"""What the kernels of single operators take on small, narrow and long tensors.
+"""Measure the kernels of single operators on small, narrow and long tensors.
 
-usage: python benchmarks/timing/small_kernels.py OUT.json      on a CUDA GPU, or under `virtualgpu run`
+usage: python benchmarks/timing/small_kernels.py OUT.json
 
-The times are microseconds of all kernels of one call, as PyTorch's profiler measures them, the
-median of five calls. So the host's time plays no part. small_kernels.json has what it wrote on one
-GPU. kernels.py measures large tensors.
+The script needs a CUDA GPU, or `virtualgpu run`.
+
+The times are microseconds of all kernels of one call, as PyTorch's profiler measures them, and
+medians of five calls. The host's time plays no part. small_kernels.json has the results of one GPU.
+kernels.py measures large tensors.
 """
 
 import datetime
@@ -29,7 +31,7 @@ def normal(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def weight_gradients() -> Iterator[tuple[str, Work]]:
-    """Products with few rows and columns and long sums."""
+    """Yield products with few rows and columns and long sums."""
     for kind, dtype in TYPES.items():
         for side in (32, 64, 128, 256, 512, 1024):
             for terms in (64, 256, 1024, 4096, 16384, 65536):
@@ -48,7 +50,7 @@ def weight_gradients() -> Iterator[tuple[str, Work]]:
 
 
 def layers() -> Iterator[tuple[str, Work]]:
-    """Linear layers."""
+    """Yield linear layers."""
     for kind, dtype in TYPES.items():
         for rows in (16, 64, 256, 1024, 4096, 16384):
             for inputs, outputs in (
@@ -278,7 +280,10 @@ def recurrent() -> Iterator[tuple[str, Work]]:
             ):
                 network = layer(inputs, hidden, count).cuda().to(dtype)
                 x = normal(steps, batch, inputs, dtype=dtype).requires_grad_()
-                name = f"{layer.__name__}, {count} layers, {steps} steps, {batch} rows, {inputs} to {hidden}, {kind}"
+                name = (
+                    f"{layer.__name__}, {count} layers, {steps} steps, {batch} rows, {inputs} to "
+                    f"{hidden}, {kind}"
+                )
                 yield f"{name}", lambda: network(x)
                 yield f"{name}, backward", backward_of(network(x)[0], [x, *network.parameters()])
 
