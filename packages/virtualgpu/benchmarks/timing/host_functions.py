@@ -510,7 +510,7 @@ class Programs:
         return found
 
     def _times(self, first: torch.Tensor, parts: list) -> list[float]:
-        """Return the microseconds of a program without and with gradients, and of its backward pass."""
+        """Return the microseconds of a program without gradients, with them, and backward."""
         found: list[list[float]] = []
         ones = torch.ones_like(first)
         leaves = [p for part in parts if isinstance(part, nn.Module) for p in part.parameters()]

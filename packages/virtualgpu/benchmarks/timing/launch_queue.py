@@ -114,7 +114,7 @@ class Work:
         return None
 
     def beside_a_blocked_thread(self):
-        """Return the seconds of a launch on another stream and of cudaMalloc. A thread waits then."""
+        """Return the seconds of another stream's launch and of cudaMalloc while a thread waits."""
 
         def fill():
             for _ in range(3000):
