@@ -3,8 +3,8 @@
     python benchmarks/timing/fit.py
 
 The script prints each constant with the figures that it came from. The profiles
-(virtualgpu/profiles/h200.toml and host.toml) hold these values, and a test compares them. Nothing
-here reads multi.json, because that recording judges the result (benchmarks/timing.py).
+(virtualgpu/profiles/h200.toml and host.toml) hold these values, and a test compares them.
+Nothing here reads multi.json, because that recording judges the result (benchmarks/timing.py).
 
 micro.json was recorded on one H200 with torch 2.11 on 2026-11-20 (micro.py). host_costs.json was
 recorded on another one, a day later (benchmarks/fidelity/host_costs.py). The other host was faster.
