@@ -68,7 +68,9 @@ def pairs_per_second(conf: str) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--need", type=float, default=0.0, help="least pairs a second")
+    parser.add_argument(
+        "--need", type=float, default=0.0, help="fail below this many pairs per second"
+    )
     need = parser.parse_args().need
     slowest = float("inf")
     for conf in SETTINGS:

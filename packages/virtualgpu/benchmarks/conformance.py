@@ -52,19 +52,19 @@ def main() -> None:
     parser.add_argument("--gpus", default="2")
     parser.add_argument("--like", default="H200")
     parser.add_argument(
-        "--seconds", type=float, default=30.0, help="a test that takes longer hangs"
+        "--seconds", type=float, default=30.0, help="seconds after which a silent test is ended"
     )
     parser.add_argument(
         "-k",
         default="",
         metavar="WORDS",
-        help="only tests whose names contain one of these, separated by commas",
+        help="run only tests whose names contain one of these words, separated by commas",
     )
     parser.add_argument(
         "--list",
         type=Path,
         metavar="FILE",
-        help="write each test's outcome there, with the traceback of what failed",
+        help="write each test's outcome to this file, with the tracebacks of failures",
     )
     parser.add_argument("--child", type=Path, metavar="DONE", help=argparse.SUPPRESS)
     options = parser.parse_args()

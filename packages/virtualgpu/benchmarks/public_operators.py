@@ -94,9 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("repository")
     parser.add_argument(
-        "--fit", action="store_true", help="the rows for fitting instead of those held back"
+        "--fit", action="store_true", help="print the rows for fitting instead of those held back"
     )
-    parser.add_argument("--rows", action="store_true", help="print every row too")
+    parser.add_argument("--rows", action="store_true", help="also print every row")
     options = parser.parse_args()
     chosen = [
         row
