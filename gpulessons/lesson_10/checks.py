@@ -85,7 +85,7 @@ def _average_hint(found: list[float] | None, own: list[float], ranks: int) -> st
         )
     if near(found, own):
         return (
-            " No other rank's gradient has arrived. "
+            " No other rank's gradient has arrived. Does your result reach `parameter.grad`? "
             "With `async_op=True`, `wait()` before you return."
         )
     return ""
@@ -98,7 +98,7 @@ LATER = (12600, 16000, 16384)
 
 
 def draw_epochs(generator: random.Random) -> Plain:
-    """Draw numbers of rows that the ranks cannot share equally, and nine epochs.
+    """Draw numbers of rows that the ranks cannot share equally, and ten epochs.
 
     The last epoch is the first one again. Each rank has its own seed for its generators. For four
     ranks, `Tensor.chunk` would give the last rank two rows less than the others. With equal shares,
@@ -107,8 +107,8 @@ def draw_epochs(generator: random.Random) -> Plain:
     cases = []
     for ranks in (2, 3, 4):
         count = ranks * generator.randint(20, 40) + min(2, ranks - 1)
-        epoch = generator.randint(1, 39)
-        epochs = [0, epoch, epoch + 1, epoch + 2, epoch + generator.randint(3, 9), *LATER, 0]
+        epoch = generator.randint(2, 39)
+        epochs = [0, 1, epoch, epoch + 1, epoch + 2, epoch + generator.randint(3, 9), *LATER, 0]
         cases.append(
             {
                 "count": count,
@@ -243,7 +243,7 @@ def judge_accumulation(told: Plain, parts: Plain) -> Verdict:
                 f"the gradient is right, but sent {observed['messages']} times; once is enough "
                 f"for {count} micro-batches."
             )
-        if max(observed["rows"], default=0) > size or sum(observed["rows"]) < count * size:
+        if set(observed["rows"]) != {size} or sum(observed["rows"]) < count * size:
             return not_yet(
                 f"the model met {observed['rows']} rows; it was to meet {count} parts of {size}, "
                 "one at a time."

@@ -183,6 +183,8 @@ def _watched_files(path: str) -> dict[str, int]:
             wrote(given[0])
         elif event == "os.remove":
             done["removed"] += os.path.realpath(os.fsdecode(given[0])) == path
+        elif event == "os.rename" and os.path.realpath(os.fsdecode(given[0])) == path:
+            done["removed"] += 1  # under another name, it is not found
         elif event == "os.rename" and os.path.realpath(os.fsdecode(given[1])) == path:
             source = os.path.realpath(os.fsdecode(given[0]))
             done["placed" if source.startswith(os.path.join(folder, "")) else "moved"] += 1

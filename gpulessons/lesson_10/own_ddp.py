@@ -281,7 +281,11 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
     if not held < KEPT * theirs_held:
         most = f"{units.byte_text(int(held))} where PyTorch's DDP holds "
         most += units.byte_text(int(theirs_held))
-        return not_yet(f"after some steps a rank holds {most}. What is kept of the steps before?")
+        return not_yet(
+            f"after some steps a rank holds {most}. What is kept of the steps before? "
+            "A message keeps its bucket for a while if nobody calls its `wait()`, even after "
+            "`torch.cuda.synchronize()`."
+        )
     return right(
         f"On {RANKS} virtual {LIKE}s your forward and backward take {units.time_text(own)}, at "
         f"most {units.byte_text(int(held))} are held; "

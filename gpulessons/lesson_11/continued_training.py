@@ -3,6 +3,7 @@
 import itertools
 import logging
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,30 @@ def _training_of(case: Plain) -> str:
         "those of a training whose Adam has another learning rate": {"lr": 1e-3},
         "those of a training whose gradients add up over the batches": {"clear": False},
         "those of a training on the rows of rank 0 alone": {"part": 0},
+        "those of a training that clips each parameter by itself": {"clip": clip_one_by_one},
+        "those of a training that scales gradients below the limit, too": {"clip": scale_always},
+        "those of a training whose loss is a sum": {"reduction": "sum"},
     }
     for name, options in trainings.items():
         if _near(answer, _trained(case, **options)):
             return name
     return "those of another training"
+
+
+Clipping = Callable[[Iterable[nn.Parameter], float], Any]
+
+
+def clip_one_by_one(parameters: Iterable[nn.Parameter], limit: float) -> None:
+    """Clip the gradient of each parameter by its own norm, which is a mistake."""
+    for parameter in parameters:
+        nn.utils.clip_grad_norm_(parameter, limit)
+
+
+def scale_always(parameters: Iterable[nn.Parameter], limit: float) -> None:
+    """Scale the gradients to the limit, also if their norm is below it, which is a mistake."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    factor = limit / nn.utils.get_total_norm(gradients)
+    torch._foreach_mul_(gradients, factor)
 
 
 def _trained(
@@ -145,6 +165,8 @@ def _trained(
     clear: bool = True,
     part: int | None = None,
     steps: int | None = None,
+    clip: Clipping = nn.utils.clip_grad_norm_,
+    reduction: str = "mean",
 ) -> list[torch.Tensor]:
     model, optimizer = _loaded(case, FIRST)
     if not state:
@@ -157,8 +179,8 @@ def _trained(
     for x, y in whole[:steps]:
         if clear:
             optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), limit)
+        nn.functional.mse_loss(model(x), y, reduction=reduction).backward()
+        clip(model.parameters(), limit)
         optimizer.step()
     return _weights_and_averages(model, optimizer)
 
