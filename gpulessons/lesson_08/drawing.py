@@ -21,7 +21,7 @@ IN_USE, STUCK = "cannot be freed", "not freed yet"
 
 @dataclass(frozen=True)
 class Moment:
-    """Which process has a tensor in the block at one moment, and the bytes that P1 has allocated.
+    """One moment: which process has a tensor in the block, and the bytes that P1 has allocated.
 
     P1 is the producer. The reference count is 1 if P2 has a tensor, and 0 otherwise.
     """

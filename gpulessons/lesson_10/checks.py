@@ -300,7 +300,8 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
                 f"with nothing saved before, rank {rank} was to do the steps 0 to {dies}, where "
                 f"it died; it did {told['begun']}."
             )
-    if (savers := sum(told["saved"] + told["placed"] > 0 for told in first)) > 1:
+    savers = sum(told["saved"] + told["placed"] > 0 for told in first)
+    if savers > 1:
         return not_yet(
             f"{savers} ranks saved the checkpoint: two processes that write one file at once can "
             "spoil it."
@@ -332,7 +333,8 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
         return not_yet(
             "the file was removed: a rank that dies before another one is there leaves none."
         )
-    if again := third[0]["begun"]:
+    again = third[0]["begun"]
+    if again:
         hint = "Save after the last step, too."
         if first[0]["files"][0] is not None:  # there before the first step
             hint = "You save before `work(step)`: save when the step is done."

@@ -1,4 +1,7 @@
-"""What the checks have each rank do with an answer. Of the lesson, ranks import this file alone."""
+"""Run answers to the exercises of lesson 10 in ranks.
+
+Ranks import no other file of the lesson.
+"""
 
 import contextlib
 import operator

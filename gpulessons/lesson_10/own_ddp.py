@@ -237,10 +237,12 @@ def observe(distribute: Any, inputs: Plain) -> Plain:
 
 
 def judge(told: Plain, inputs: Plain) -> Verdict:
-    if returned := next(
-        (observed["returned"] for observed in told if "returned" in observed), None
-    ):
-        return not_yet(f"your function returned {returned}; it is to return `finish`, a function.")
+    for observed in told:
+        if "returned" in observed:
+            return not_yet(
+                f"your function returned {observed['returned']}; it is to return `finish`, "
+                "a function."
+            )
     for rank, observed in enumerate(told):
         if not observed["start"] <= CLOSE:
             return not_yet(
@@ -248,11 +250,13 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
                 f"{observed['start']:.2g} away from them."
             )
     for rank, observed in enumerate(told):
-        if verdict := _judge_values(rank, observed, inputs) or _judge_messages(
-            observed["events"], inputs
-        ):
+        verdict = _judge_values(rank, observed, inputs)
+        if verdict is None:
+            verdict = _judge_messages(observed["events"], inputs)
+        if verdict is not None:
             return verdict
-        if stopped := observed.get("stopped"):
+        stopped = observed.get("stopped")
+        if stopped:
             return not_yet(
                 f"in the {stopped[1]} of step {stopped[0]}, rank {rank} read a gradient that was "
                 "None. When is a hook called: before its "

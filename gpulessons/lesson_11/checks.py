@@ -127,12 +127,12 @@ KEPT, TOGETHER = 0.6, 1.2
 
 
 def draw_adam(generator: random.Random) -> Plain:
+    layers = 2 * SHARERS
     return {
         "width": 16 * generator.randint(6, 9),
-        "layers": (layers := 2 * SHARERS),
-        "idle": generator.randrange(
-            1, layers
-        ),  # who numbers only parameters with a gradient finds others behind it
+        "layers": layers,
+        # This parameter has no gradient. An answer that skips it numbers the others wrongly.
+        "idle": generator.randrange(1, layers),
         "lr": generator.choice((0.01, 0.02, 0.05)),
         "steps": 3,
         "seed": generator.randrange(1 << 20),
@@ -145,21 +145,26 @@ def observe_adam(sharded_adam: Any, case: Plain) -> Plain:
 
 def judge_adam(told: Plain, case: Plain) -> Verdict:
     count = case["layers"] + 2
-    if returned := next((found["returned"] for found in told if "returned" in found), None):
-        return not_yet(f"your function returned {returned}; it is to return `step`, a function.")
+    for found in told:
+        if "returned" in found:
+            return not_yet(
+                f"your function returned {found['returned']}; it is to return `step`, a function."
+            )
     for step in range(case["steps"]):
         for rank, found in enumerate(told):
-            if still := found["still"][step]:
+            still, wrong = found["still"][step], found["wrong"][step]
+            altered = found["altered"][step]
+            if still:
                 return not_yet(
                     f"in step {step + 1}, {still} of {count - 1} parameters with a gradient did "
                     f"not move on rank {rank}. Who sends them?"
                 )
-            if wrong := found["wrong"][step]:
+            if wrong:
                 return not_yet(
                     f"after step {step + 1}, {wrong} of {count} parameters on rank {rank} are "
                     f"not those of Adam with lr={case['lr']}."
                 )
-            if altered := found["altered"][step]:
+            if altered:
                 return not_yet(
                     f"step {step + 1} has changed the gradient of {altered} of {count} "
                     f"parameters on rank {rank}. "
@@ -375,9 +380,9 @@ def _layer(case: Plain, name: str) -> list[tuple[list[int], int]]:
 
 
 def draw_meshes(generator: random.Random) -> Plain:
-    """All meshes of six ranks.
+    """Return meshes of six ranks.
 
-    An answer that forgets rows or columns is right for one of the first two at most.
+    An answer that forgets rows or columns is right for at most one of the first two.
     """
     return [*generator.sample([[2, 3], [3, 2]], 2), [1, 6], [6, 1]]
 
@@ -389,7 +394,8 @@ def observe_meshes(my_groups: Any, meshes: Plain) -> Plain:
 
 def judge_meshes(told: Plain, meshes: Plain) -> Verdict:
     for found, (rows, columns) in zip(zip(*told, strict=True), meshes, strict=True):
-        if (verdict := _judge_mesh(found, rows, columns)) is not None:
+        verdict = _judge_mesh(found, rows, columns)
+        if verdict is not None:
             return verdict
     return right("Each rank in one row and one column.")
 

@@ -25,7 +25,7 @@ FIRST, ANSWER = "first", "answer"  # folders with the same checkpoint, of which 
 
 
 class Layer(nn.Linear):
-    """A layer that notes on which device its parameters got memory while they were whole."""
+    """Layer that notes on which device its parameters got memory while they were whole."""
 
     def __init__(self, width: int, undivided: list[str]) -> None:
         super().__init__(width, width)

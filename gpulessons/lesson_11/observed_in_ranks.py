@@ -1,4 +1,7 @@
-"""What the checks have each rank do with an answer. Of the lesson, ranks import this file alone."""
+"""Run answers to the exercises of lesson 11 in ranks.
+
+Ranks import no other file of the lesson.
+"""
 
 import gc
 import itertools
@@ -134,7 +137,7 @@ def _sends_too_much_to_all(sent: SentBytes, share: int) -> bool:
 
 
 def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
-    """The name of the known tensor that was found, or what else it is."""
+    """Return the name of the known tensor that was found, or say what else was found."""
     for name, values in known.items():
         if (
             found.shape == values.shape
@@ -261,7 +264,7 @@ def _no_group(group: Any) -> str:
 
 
 def due_groups(rank: int, rows: int, columns: int) -> list[list[int]]:
-    """The ranks of this rank's row, and those of its column."""
+    """Return the ranks of this rank's row, and those of its column."""
     row, column = divmod(rank, columns)
     return [
         [row * columns + other for other in range(columns)],

@@ -201,7 +201,7 @@ def _hint(answer: float, case: Plain) -> str:
 
 
 def draw_entries(generator: random.Random) -> Plain:
-    """For each plausible wrong way to find the late rank, a case in which it finds another rank.
+    """Draw a case for each plausible wrong way to find the late rank, which finds another rank.
 
     A case has a list for each rank: pairs of the number of a collective and the time.
     """
@@ -392,7 +392,7 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
 
 
 def draw_shares(generator: random.Random) -> Plain:
-    """For two and three ranks: a linear layer and each rank's rows, of which one has none."""
+    """Draw a linear layer and each rank's rows, for two and for three ranks. One rank has none."""
     cases = []
     for shares in ([1, generator.randint(3, 5)], [generator.randint(3, 4), 0, 2]):
         generator.shuffle(shares)

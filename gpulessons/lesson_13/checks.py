@@ -95,7 +95,7 @@ def _unlike_numbers(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _elsewhere(case: Plain) -> int:
-    """The current device while the function runs: not the tensor's own."""
+    """Return the GPU that is current while the function runs. It is not the tensor's GPU."""
     return 0 if case["device"] == "cuda:1" else 1
 
 
@@ -156,7 +156,7 @@ def draw_sizes(generator: random.Random) -> Plain:
 
 
 def observe_report(report: Any, sizes: Plain) -> Plain:
-    """For each device what the function said, what is so, and the warnings."""
+    """Return for each device the function's report, the true figures, and the warnings."""
     held = [_fill(device, *mebibytes) for device, mebibytes in enumerate(sizes)]
     for device, (_, cached, _) in enumerate(sizes):
         _take(device, cached)  # and let go of it at once
@@ -288,7 +288,7 @@ def _to_train(inputs: Plain) -> tuple[nn.Linear, list[tuple[torch.Tensor, torch.
 
 
 def expect_training(inputs: Plain) -> Plain:
-    """The expected mean loss and parameters, from the same training on the CPU.
+    """Return the expected mean loss and parameters, from the same training on the CPU.
 
     `accumulated` are the parameters if gradients are never cleared.
     """
@@ -298,7 +298,7 @@ def expect_training(inputs: Plain) -> Plain:
 
 
 def _trained_on_cpu(inputs: Plain, clear: bool) -> tuple[list[float], list[float]]:
-    """The parameters after training, and the loss of each batch."""
+    """Return the parameters after training, and the loss of each batch."""
     model, batches = _to_train(inputs)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
     for x, y in batches:
@@ -312,7 +312,7 @@ def _trained_on_cpu(inputs: Plain, clear: bool) -> tuple[list[float], list[float
 
 
 def observe_training(answer: Any, inputs: Plain) -> Plain:
-    """The mean loss and the parameters that the answer came to."""
+    """Return the mean loss and the parameters of the answer's training."""
     model, batches = _to_train(inputs)
     forwards: list[str] = []
     graphs, kept = Graphs(), 0

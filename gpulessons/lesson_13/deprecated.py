@@ -1,4 +1,4 @@
-"""Which deprecated functions of torch.cuda a block calls, for lesson 13."""
+"""Find the deprecated functions of torch.cuda that a block calls."""
 
 import contextlib
 import sys

@@ -24,7 +24,7 @@ def load() -> types.ModuleType:
 
 @contextlib.contextmanager
 def _distutils_stand_in() -> Iterator[None]:
-    """In the block, let `distutils.spawn.find_executable` exist if no distutils is loaded."""
+    """Let `distutils.spawn.find_executable` exist in the block if no distutils is loaded."""
     if "distutils" in sys.modules:
         yield
         return

@@ -85,7 +85,8 @@ class ClaimsPanel(Panel):
         self._filter()
         self.choice.value = claim.name
         self._show_claim()
-        if (before := self._used_before()) is not None:
+        before = self._used_before()
+        if before is not None:
             self._take_over(before, "article", "verdict")
             self._filter()
             self._take_over(before, "choice")

@@ -18,7 +18,7 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class StandIns:
-    """What an experiment on one sentence must tell apart.
+    """Functions that an experiment on one sentence must tell apart.
 
     Attributes:
         holds: what each function does of which the sentence holds, and the function.

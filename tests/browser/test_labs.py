@@ -45,7 +45,7 @@ def test_the_lab_of_formats(open_cells, look):
     lab.takes("0.3", "You predict: 0.3 in float16")
     lab.stops_half_way("float32", "so your prediction of 0.3 stays open")
     lab.run.click()
-    lab.says("float16 makes 0.299804688 of 0.1 + 0.2; you predicted 0.3. A good prediction!")
+    lab.says("In float16, 0.1 + 0.2 is 0.299804688; you predicted 0.3. A good prediction!")
     lab.shows(r"Float16: 0.299804688, .* bits 0 01101 0011001100.*Predicted for float16: 0.3")
     look(page, "formats_finished", lab.picture)
 
@@ -54,7 +54,7 @@ def test_the_lab_of_formats(open_cells, look):
         (
             "300**2",
             "inf",
-            "float16 makes infinity of 300**2; you predicted inf. A good prediction!",
+            "In float16, 300**2 is infinity; you predicted inf. A good prediction!",
         ),
     ):
         computation.fill(typed)
@@ -112,17 +112,17 @@ def test_the_lab_of_leaks(open_cells, look):
     expect(source).to_contain_text("losses.append(loss)")
     for silly in ("", "half", "-1", "1e9"):
         lab.refuses(silly, "type a number from 0 to 1000")
-    lab.takes("3", "You predict: 3 MiB a step")
+    lab.takes("3", "You predict: 3 MiB per step")
     page.get_by_label("retain_graph").check()
     expect(source).to_contain_text("loss.backward(retain_graph=True)")
     lab.says("First predict")  # another loop, another prediction
     expect(lab.run).to_be_disabled()
     lab.takes("3")
-    lab.stops_half_way(".* MiB allocated", "keeps 3.5 MiB a step")
+    lab.stops_half_way(".* MiB allocated", "keeps 3.5 MiB per step")
     look(page, "leaks_stopped", lab.message)
 
     lab.run.click()
     lab.says("you predicted 3, 0.5 too low. The largest tensor that leaked is held by")
     lab.says("the autograd graph of global losses[")
-    lab.shows("Memory grows by 3.5 MiB a step.*Predicted: 3 MiB a step")
+    lab.shows("Memory grows by 3.5 MiB per step.*Predicted: 3 MiB a step")
     look(page, "leaks_finished", lab.picture)

@@ -156,7 +156,7 @@ class AllocatorByHand:
 
     @property
     def requests(self) -> dict[str, int]:
-        """The bytes that each request that is alive asked for, by name."""
+        """The requested bytes of each request in use, by name."""
         return {name: nbytes for name, (nbytes, _) in self._requests.items()}
 
     @property
@@ -172,7 +172,7 @@ class AllocatorByHand:
         )
 
     def segments(self) -> list[HandSegment]:
-        """The segments of the three streams, stream by stream, each stream's by address."""
+        """Return the segments of the three streams, sorted by stream and then by address."""
         numbers = {stream.cuda_stream: number for number, stream in enumerate(self._streams)}
         names = {tensor.data_ptr(): name for name, (_, tensor) in self._requests.items()}
         found = []
@@ -384,7 +384,7 @@ class AllocatorLab(Panel):
         self._show_choices()
 
     def figure(self) -> Figure:
-        """The segments as they are now. Raises RuntimeError when no GPU is in use."""
+        """Return the figure of the segments. Raises RuntimeError when no GPU is in use."""
         return plot_allocator_by_hand(self._hand())
 
     def _hand(self) -> AllocatorByHand:
@@ -472,7 +472,7 @@ class AllocatorLab(Panel):
             self.picture.value = plot_allocator_by_hand(self.hand).html
 
     def _show_choices(self) -> None:
-        """What the chosen step needs, and the blocks that can be freed."""
+        """Show the fields that the chosen step needs, and the blocks that can be freed."""
         for box, action in ((self.size, ALLOCATE), (self.stream, ALLOCATE), (self.block, FREE)):
             box.layout.display = None if self.action.value == action else "none"
         alive = self.hand.requests if self.hand is not None else {}

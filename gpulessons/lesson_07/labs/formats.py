@@ -58,7 +58,7 @@ class Format:
 
     @property
     def smallest(self) -> float:
-        """The smallest number above 0: a subnormal one."""
+        """The smallest number above 0, which is subnormal."""
         return 2.0 ** (1 - self.bias - self.fraction_bits)
 
     def rounded(self, x: float) -> float:
@@ -198,7 +198,7 @@ def value_text(value: float) -> str:
 
 
 def error_text(row: Row) -> str:
-    """How far a value is from what float64 makes of the same computation."""
+    """Say how far a value is from the result in float64."""
     value, exact = row["value"], row["exact"]
     if math.isnan(exact):
         return "" if math.isnan(value) else "a number"
@@ -223,11 +223,12 @@ def _finding(result: Result) -> str:
     wrong = [row for row in rows if error_text(row) not in ("", "as float64")]
     large = [row["format"] for row in wrong if _too_large(row)]
     small = [row["format"] for row in wrong if error_text(row) == "too small"]
+    lost = [row["format"] for row in wrong if error_text(row) == "lost on the way"]
     if not wrong:
         return f"{computation}: every format says what float64 says"
     if large:
         return f"{computation} is too large for {_listed(large)}"
-    if lost := [row["format"] for row in wrong if error_text(row) == "lost on the way"]:
+    if lost:
         return f"{computation} is lost on the way in {_listed(lost)}"
     if small:
         return f"{computation} is too small for {_listed(small)}"
@@ -243,12 +244,11 @@ def _too_large(row: Row) -> bool:
 
 
 def _off(row: Row) -> float:
-    """The relative error."""
-    return (
-        abs(row["value"] - row["exact"]) / abs(row["exact"])
-        if row["exact"] and math.isfinite(row["exact"])
-        else math.inf
-    )
+    """Return the relative error."""
+    exact = row["exact"]
+    if exact == 0 or not math.isfinite(exact):
+        return math.inf
+    return abs(row["value"] - exact) / abs(exact)
 
 
 def _listed(names: list[str]) -> str:

@@ -77,7 +77,10 @@ def bucket_step(
 
 
 def recorded_seconds(result: Result) -> list[float]:
-    """Of the same step on two real H200s, a run each; none where it was not recorded."""
+    """Return the seconds of the same step on two real H200s, one for each run.
+
+    The list is empty if the step was not recorded.
+    """
     recorded, asked = recorded_result("ddp_seconds", LIKE), result.parameters
     if recorded is None or any(
         recorded.parameters[name] != asked[name] for name in ("bucket", "link")
@@ -234,14 +237,15 @@ def _finding(result: Result) -> str:
 
 
 def _told(result: Result) -> list[str]:
-    parts = [
-        f"computes for {units.time_text(row['computing'])}; of {units.time_text(row['sending'])} "
-        "in which it sends "
-        f"{(sent := sum(what == ALL_REDUCE for what, *_ in row['work']))} "
-        f"message{'s' * (sent > 1)}, "
-        f"it computes {units.time_text(row['hidden'])} too"
-        for row in result.rows
-    ]
+    parts = []
+    for row in result.rows:
+        sent = sum(what == ALL_REDUCE for what, *_ in row["work"])
+        messages = "1 message" if sent == 1 else f"{sent} messages"
+        parts.append(
+            f"computes for {units.time_text(row['computing'])}; of "
+            f"{units.time_text(row['sending'])} in which it sends {messages}, "
+            f"it computes {units.time_text(row['hidden'])} too"
+        )
     if len(set(parts)) == 1 < len(parts):
         return [f"Each rank {parts[0]}."]
     return [f"Rank {rank} {part}." for rank, part in enumerate(parts)]

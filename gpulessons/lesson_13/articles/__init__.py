@@ -103,27 +103,27 @@ class Claim:
     untried: str = ""
 
     def expected(self, virtual: bool) -> Expected:
-        """What running it comes to on a virtual GPU, or on a real one."""
-        return self.expect_virtual if virtual and self.expect_virtual is not None else self.expect
+        """Return the expected outcome on a virtual GPU, or on a real one."""
+        if virtual and self.expect_virtual is not None:
+            return self.expect_virtual
+        return self.expect
 
     @property
     def program(self) -> str:
-        """All that is run."""
-        return (
-            "\n".join(part.strip("\n") for part in (self.before, self.code, self.after) if part)
-            + "\n"
-        )
+        """The whole code that runs, with the parts before and after."""
+        parts = [part.strip("\n") for part in (self.before, self.code, self.after) if part]
+        return "\n".join(parts) + "\n"
 
 
 def articles() -> list[Article]:
-    """The four, in the order in which a learner meets them."""
+    """Return the four articles in the order in which a learner meets them."""
     return [_load(name)[0] for name in ORDER]
 
 
 def claims(article: str | None = None, verdict: str | None = None) -> list[Claim]:
-    """All claims in reading order, or those of one article and with one verdict.
+    """Return all claims in reading order, or those of one article or with one verdict.
 
-    Raises ValueError, naming the choices, for an article or a verdict that there is not.
+    Raises ValueError for an unknown article or verdict, and names the choices.
     """
     if article is not None and article not in ORDER:
         raise ValueError(
@@ -138,16 +138,16 @@ def claims(article: str | None = None, verdict: str | None = None) -> list[Claim
 
 
 def find(name: str) -> Claim:
-    """The claim of this name. Raises ValueError when there is none, naming those that come near."""
+    """Return the claim of this name. Raises ValueError for an unknown name, and suggests others."""
     there = {claim.name: claim for claim in claims()}
     if name not in there:
         import difflib
 
         near = difflib.get_close_matches(str(name), there, n=3, cutoff=0.4)
-        raise ValueError(
-            f"there is no claim {name!r}; "
-            + (f"near it: {', '.join(near)}" if near else "articles.claims() has all")
-        )
+        others = "articles.claims() has all"
+        if near:
+            others = f"near it: {', '.join(near)}"
+        raise ValueError(f"there is no claim {name!r}; {others}")
     return there[name]
 
 

@@ -28,7 +28,7 @@ _LONGEST = 90  # characters of an outcome in a table
 
 @dataclass(frozen=True)
 class ClaimOutcome:
-    """What running a claim came to.
+    """Outcome of running a claim.
 
     Attributes:
         raised, message: the class and the text of the exception, "" if there was none.
@@ -77,7 +77,7 @@ class ClaimOutcome:
 
     @property
     def short(self) -> str:
-        """In one line, for a table."""
+        """The outcome in one line, for a table."""
         text = repr(self)
         return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
@@ -92,18 +92,17 @@ def outcomes(claims: list[Claim]) -> Iterator[tuple[Claim, ClaimOutcome]]:
     for claim in claims:
         if not claim.alone:
             yield claim, _run_claim(claim)
-    if alone := [claim for claim in claims if claim.alone]:
+    alone = [claim for claim in claims if claim.alone]
+    if alone:
         from labkit.isolation import isolated
 
-        yield from zip(
-            alone,
-            isolated(_run_alone, [claim.name for claim in alone], timeout=PATIENCE).value,
-            strict=True,
-        )
+        names = [claim.name for claim in alone]
+        found = isolated(_run_alone, names, timeout=PATIENCE).value
+        yield from zip(alone, found, strict=True)
 
 
 def _run_alone(names: list[str]) -> list[ClaimOutcome]:
-    """In the process of its own."""
+    """Run these claims. A new process calls this function."""
     return [_run_claim(articles.find(name)) for name in names]
 
 

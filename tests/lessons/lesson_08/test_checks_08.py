@@ -80,12 +80,12 @@ CAME = [
     [
         ({}, "Right."),
         ({"raised": "ValueError: no"}, "in its process, your function raised ValueError: no"),
-        ({"came": [], "lost": "RuntimeError: gone"}, "What it had sent was gone"),
+        ({"came": [], "lost": "RuntimeError: gone"}, "The tensors that it had sent were lost"),
         ({"waited": False}, "did not wait until `done` was set"),
         ({"came": []}, "expected 2 tensors, and 0 came"),
         ({"ended": False}, "your producer still ran"),
         ({"waited": False, "ended": False}, "your producer still ran"),
-        ({"forged": True}, "set `done` itself"),
+        ({"forged": True}, "set or cleared `done` itself"),
         ({"came": [*CAME, {"type": "NoneType"}]}, "after the 2 tensors, more came"),
     ],
 )
