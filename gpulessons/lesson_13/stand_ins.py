@@ -76,9 +76,7 @@ def _zero(device: Any = None) -> int:
 
 
 ALLOCATED = StandIns(
-    holds={
-        "returns the bytes of the tensors": _statistic("allocated_bytes.all.current"),
-    },
+    holds={"returns the bytes of the tensors": _statistic("allocated_bytes.all.current")},
     fails={
         "returns the reserved bytes, with the cache": _statistic("reserved_bytes.all.current"),
         "returns the most bytes so far": _statistic("allocated_bytes.all.peak"),

@@ -2,8 +2,4 @@
 
 from gpulessons.lesson_01.labs.pinned_memory import CopySpeedLab, copy_speed, plot_copy_speed
 
-__all__ = [
-    "CopySpeedLab",
-    "copy_speed",
-    "plot_copy_speed",
-]
+__all__ = ["CopySpeedLab", "copy_speed", "plot_copy_speed"]

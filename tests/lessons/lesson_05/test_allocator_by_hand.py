@@ -81,10 +81,7 @@ def test_a_reset_gives_everything_back(hand):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (
-            lambda hand: hand.allocate(0),
-            "expected a size of 1 byte to 1024 MiB, got 0 bytes",
-        ),
+        (lambda hand: hand.allocate(0), "expected a size of 1 byte to 1024 MiB, got 0 bytes"),
         (lambda hand: hand.allocate(1, stream=3), "expected a stream from 0 to 2, got 3"),
         (lambda hand: hand.free("Z"), "there is no block 'Z' to free. Blocks in use: none."),
         (lambda hand: [hand.allocate(1) for _ in range(27)], "26 requests are alive"),
@@ -193,11 +190,7 @@ def test_each_step_is_predicted_and_judged(lab):
 @pytest.mark.parametrize(
     ("answer", "size", "message"),
     [
-        (
-            "",
-            "5",
-            "number of MiB from 0 to 100000, such as 20; nothing is typed yet.",
-        ),
+        ("", "5", "number of MiB from 0 to 100000, such as 20; nothing is typed yet."),
         ("many", "5", "“many” is none."),
         ("-1", "5", "“-1” is none."),
         (

@@ -11,11 +11,7 @@ from gpulessons.lesson_07.labs import FormatLab, number_formats, plot_number_for
 from gpulessons.lesson_07.labs.formats import FLOAT64, FORMATS
 from labkit.labs import collect
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WHOLE = {2: torch.int16, 4: torch.int32}
 FORM = {form.name: form for form in FORMATS}
 
