@@ -118,10 +118,8 @@ def test_an_error_in_the_producers_process_comes_home():
         raise ValueError("no numbers today")
 
     verdict = checking.run(check("08.3"), produce)
-    assert (
-        not verdict.passed
-        and "in its process, your function raised ValueError: no numbers today" in verdict.message
-    )
+    assert not verdict.passed
+    assert "in its process, your function raised ValueError: no numbers today" in verdict.message
 
 
 @pytest.mark.slow

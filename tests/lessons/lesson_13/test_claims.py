@@ -212,10 +212,8 @@ def gpu():
 @pytest.mark.usefixtures("gpu")
 def test_a_guess_runs_the_claim_and_shows_verdict_outcome_and_todays_way():
     panel = ClaimsPanel("empy_cache")
-    assert (
-        "torch.cuda.empy_cache()" in panel.source.value
-        and "The article's code" in panel.source.value
-    )
+    assert "torch.cuda.empy_cache()" in panel.source.value
+    assert "The article's code" in panel.source.value
     assert "First guess" in panel.message.value and panel.told.value == ""
     panel.guesses["holds"].click()
     assert "No: it has a typo. A letter is missing." in panel.message.value
@@ -252,9 +250,8 @@ def test_the_filters_leave_the_claims_of_an_article_and_a_verdict():
     assert len(panel.choice.options) == len(articles.claims())
     panel.article.value = "gpu_acceleration"
     panel.verdict.value = "deprecated"
-    assert (
-        panel.choice.options == ("max_memory_cached",) and panel.claim.name == "max_memory_cached"
-    )
+    assert panel.choice.options == ("max_memory_cached",)
+    assert panel.claim.name == "max_memory_cached"
     assert "max_memory_cached" in panel.source.value
     panel.verdict.value = "any"
     assert panel.claim.name == "max_memory_cached"  # it is still among them
@@ -265,9 +262,9 @@ def test_filters_that_leave_nothing_say_so():
     panel = ClaimsPanel()
     panel.article.value = "shared_gpu_memory"
     panel.verdict.value = "deprecated"
-    assert (
-        panel.claim is None and "choose another" in panel.message.value and panel.source.value == ""
-    )
+    assert panel.claim is None
+    assert "choose another" in panel.message.value
+    assert panel.source.value == ""
     assert all(button.disabled for button in panel.guesses.values())
     panel.guesses["holds"].click()
     assert panel.outcome is None
@@ -288,10 +285,8 @@ def test_another_claim_takes_the_last_outcome_away():
 def test_a_claim_that_needs_more_gpus_says_so():
     panel = ClaimsPanel("set_device(2)")
     panel.guesses["holds"].click()
-    assert (
-        'role="alert"' in panel.message.value
-        and "needs 3 GPU(s), and 1 are in use" in panel.message.value
-    )
+    assert 'role="alert"' in panel.message.value
+    assert "needs 3 GPU(s), and 1 are in use" in panel.message.value
 
 
 @pytest.mark.usefixtures("gpu")
