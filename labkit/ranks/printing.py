@@ -82,17 +82,20 @@ class RankPrinter:
 
     def print_note(self, note: str) -> None:
         """Print a line without a label, unless it is empty."""
-        if note and not self._quiet:
-            print(note, flush=True)
+        if note:
+            self._print(note)
 
     def _print_waiting(self, rank: int) -> None:
         label = f"[rank {rank}]"
         if self._coloured:
             label = f"\x1b[38;5;231;48;5;{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m"
         for line in self._waiting[rank]:
-            if not self._quiet:
-                print(f"{label} {line}", flush=True)
+            self._print(f"{label} {line}")
         self._waiting[rank].clear()
+
+    def _print(self, line: str) -> None:
+        if not self._quiet:
+            print(line, flush=True)
 
 
 def _takes_colours() -> bool:

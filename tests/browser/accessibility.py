@@ -4,18 +4,21 @@ from typing import Any
 
 GRAVE = ("serious", "critical")  # of axe-core's impacts: minor, moderate, serious, critical
 LEAST_WORDS = 8  # a text that says what a figure shows is longer
-# A link in the text of a lesson is coloured by JupyterLab, which takes its underline away; in what the kit draws, links have theirs.
+# JupyterLab colours a link in the text of a lesson and removes its underline. Links of the kit keep
+# theirs.
 THEIRS = {"link-in-text-block": ".jp-RenderedMarkdown"}
 WITHIN = "([target, place]) => document.querySelector(target)?.closest(place) != null"
-PICTURES = """selectors => [...document.querySelectorAll(selectors.map(([selector]) => `${selector} img`).join(", "))]
-    .filter(picture => picture.checkVisibility()).map(picture => picture.alt)"""
+PICTURES = """selectors => {
+    const pictures = selectors.map(([selector]) => `${selector} img`).join(", ");
+    return [...document.querySelectorAll(pictures)]
+        .filter(picture => picture.checkVisibility()).map(picture => picture.alt);
+}"""
 
 
 def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
     """Return what axe-core finds in the parts `drawn` of the page: rule, element, reason."""
-    from axe_playwright_python.sync_playwright import (
-        Axe,
-    )  # `make test` collects this folder too, and does without what the browser needs
+    # `make test` collects this folder too, without the packages that a browser needs.
+    from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page, drawn, {"resultTypes": ["violations"]}).response["violations"]
     return [

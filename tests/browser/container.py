@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
-# Of both versions of Linux's control groups: where they are, their line in /proc/self/cgroup, the files of the limit, of swap and of kills.
+# For both versions of Linux's control groups: their folder, the pattern of their line in
+# /proc/self/cgroup, and the files with the limit, the limit with swap, and the kills.
 MEMORY_OF_ONE = r"^\d+:(?:\w+,)*memory(?:,\w+)*:/(.*)$"
 VERSIONS = (
     (

@@ -13,9 +13,13 @@ def printed(cell: dict[str, Any]) -> str:
 
 
 def failures(cells: Sequence[dict[str, Any]]) -> list[str]:
-    """Of each code cell with an error that its tag does not announce, or with a traceback on its standard error: which, and the text.
+    """Return the number and the error of each code cell that failed.
 
-    `cells` are those of a notebook in nbformat 4, numbered from 0. The tag is nbconvert's and nbval's, "raises-exception".
+    A cell failed if it has a traceback on its standard error, or an error although it does not have
+    the tag "raises-exception" of nbconvert and nbval.
+
+    Args:
+        cells: the cells of a notebook in nbformat 4, numbered from 0.
     """
     found = []
     for number, cell in enumerate(cells):

@@ -20,10 +20,10 @@ class JupyterLab:
     source = ".jp-InputArea-editor"
     output = ".jp-OutputArea-output"
     notebook = ".jp-Notebook"
-    keeps_focus = True  # a button can be given the keyboard's place by the kernel
+    keeps_focus = True  # the kernel can give a button the keyboard focus
     themes = ("JupyterLab Light", "JupyterLab Dark")
-    # What the lessons and the kit draw: outputs and rendered text. The rest is JupyterLab's own, as are the colours of a traceback and of
-    # what stands on the standard error, and those of code in a lesson's text.
+    # What the lessons and the kit draw: outputs and rendered text. JupyterLab draws the rest, and
+    # chooses the colours of tracebacks, of the standard error, and of code in a lesson's text.
     drawn: ClassVar = {
         "include": [[".jp-OutputArea-output"], [".jp-RenderedMarkdown"]],
         "exclude": [
@@ -34,7 +34,8 @@ class JupyterLab:
     }
     narrow = 760  # pixels of a page whose notebook is as narrow as on a phone
     cells = "window.jupyterapp.shell.currentWidget.content.model.toJSON().cells"
-    # The indicator says idle before the front end has the kernel's description; cells run in between are lost, all but the first.
+    # The indicator says idle before the front end has the kernel's description. Of the cells that
+    # are run in between, only the first one runs.
     ready = """async () => {
         const session = window.jupyterapp.shell.currentWidget.sessionContext;
         await session.ready;
@@ -58,13 +59,15 @@ class JupyterLab:
         page.evaluate(self.ready)
 
     def show_whole(self, page: Any) -> None:
-        """Make the page as long as its notebook, and draw also what JupyterLab leaves out while it is out of sight.
+        """Make the page as long as its notebook, and draw what JupyterLab would leave out.
 
-        The element around all others has no height and hides what overflows it. It hides nothing, because they have places of their own,
-        but axe-core takes all text in it for unseen, and would hold none to any contrast.
+        The outermost element has no height and hides what overflows it. It hides nothing here,
+        because the elements in it have their own positions. But axe-core takes all text in it for
+        invisible, and would not check its contrast.
         """
         page.add_style_tag(
-            content=".jp-Cell { content-visibility: visible !important } .jp-ThemedContainer { overflow: visible !important }"
+            content=".jp-Cell { content-visibility: visible !important }"
+            " .jp-ThemedContainer { overflow: visible !important }"
         )
         length = page.evaluate("document.querySelector('.jp-WindowedPanel-viewport').scrollHeight")
         page.set_viewport_size({"width": WIDTH, "height": min(length + HEIGHT // 5, LONGEST)})
@@ -109,7 +112,8 @@ class ClassicNotebook:
     cells = "window.Jupyter.notebook.toJSON().cells"
     ready = """() => {
         const kernel = window.Jupyter?.notebook?.kernel;
-        return kernel?.is_connected() && kernel.info_reply?.status === "ok" && kernel.widget_manager !== undefined;
+        return kernel?.is_connected() && kernel.info_reply?.status === "ok"
+            && kernel.widget_manager !== undefined;
     }"""
 
     @staticmethod

@@ -6,7 +6,7 @@ MOST_STEPS = 60  # presses of a key until something has the keyboard's place
 CONTROLS = "button, input, select, textarea, summary, a[href], [tabindex], [contenteditable='true']"
 REACHABLE = f"""panel => [...panel.querySelectorAll("{CONTROLS}")]
     .filter(control => control.tabIndex >= 0 && !control.disabled && control.checkVisibility())"""
-# Remembers the element with the keyboard's place, and how it looks.
+# Remembers the element with the keyboard focus, and how it looks.
 VISIT = """panel => {
     const control = document.activeElement;
     if (!panel.contains(control)) return false;
@@ -20,15 +20,17 @@ FORGET_VISITS = """() => {
         return [style.outline, style.border, style.boxShadow, style.background].join(" | ");
     };
 }"""
-# Why a walk was no good, asked when the keyboard is elsewhere again.
+# Returns the faults of a walk, after the focus has left the panel.
 FAULTS = f"""panel => {{
     const reachable = ({REACHABLE})(panel);
     const reached = control => visits.some(visit => visit.control === control);
     const name = control => control.outerHTML.slice(0, 120);
     const places = visits.map(visit => visit.control.getBoundingClientRect());
     return [
-        ...reachable.filter(control => !reached(control)).map(control => `never reached: ${{name(control)}}`),
-        ...visits.filter(visit => styleOf(visit.control) === visit.style).map(visit => `cannot be seen there: ${{name(visit.control)}}`),
+        ...reachable.filter(control => !reached(control))
+            .map(control => `never reached: ${{name(control)}}`),
+        ...visits.filter(visit => styleOf(visit.control) === visit.style)
+            .map(visit => `cannot be seen there: ${{name(visit.control)}}`),
         ...places.slice(1).flatMap((place, index) => {{
             const before = places[index];
             const after = place.top >= before.bottom - 4 || place.left >= before.right - 4;
@@ -39,9 +41,10 @@ FAULTS = f"""panel => {{
 
 
 def walk(page: Any, panel: Any) -> list[str]:
-    """Press Tab from what lies before the panel until its end is passed; what is wrong with the walk.
+    """Press Tab from the element before the panel until the focus leaves the panel. Return faults.
 
-    Each control must be reached, in the order in which it is read, and look different while it has the keyboard's place.
+    Each control must be reached, in the order of reading, and look different while it has the
+    keyboard focus.
     """
     page.evaluate(FORGET_VISITS)
     inside = False
@@ -55,7 +58,7 @@ def walk(page: Any, panel: Any) -> list[str]:
 
 
 def reach(page: Any, element: Any, key: str = "Tab") -> None:
-    """Press the key until the element has the keyboard's place."""
+    """Press the key until the element has the keyboard focus."""
     from playwright.sync_api import expect
 
     for _ in range(MOST_STEPS):

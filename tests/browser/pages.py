@@ -106,11 +106,13 @@ def examine(page: object, name: str) -> list[str]:
 def opened(
     server: str, browser: object, script: str | None = None
 ) -> Iterator[Callable[[str], object]]:
-    """A function that opens a notebook, runs all its cells and returns the page.
+    """Yield a function that opens a notebook, runs all its cells and returns the page.
 
-    `script` is JavaScript that runs in each page before the page's own scripts.
+    At the end, every page whose cells have run is examined. No page may have had an error in its
+    console.
 
-    At the end every page whose cells have run is examined; none may have had an error in its console.
+    Args:
+        script: JavaScript that runs in each page before the page's own scripts.
     """
     pages, names, finished, wrong = [], [], {}, []
 

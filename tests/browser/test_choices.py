@@ -14,7 +14,8 @@ LABS = [
     if name != "MemoryPanel"
 ]  # the panel asks nothing
 SET_UP = f"import labkit\n{IMPORTS}\nlabkit.use(gpus=4, virtual=True)"
-# The choices on which other fields depend: what each option needs of them. All other fields are always there.
+# For each choice on which other fields depend, the fields that each option needs. All other fields
+# are always there.
 NEEDS = {
     ("StreamsLab", "New line:"): {
         "copy a batch to the GPU": {"stream:"},

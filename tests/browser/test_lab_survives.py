@@ -10,7 +10,7 @@ from .pages import FRONT_END, ask
 
 pytestmark = pytest.mark.browser
 
-# A claim that only an interrupt can end, and says when it has begun. The one after it is tried as ever.
+# A claim that only an interrupt can end. It says when it has begun. Later claims are as usual.
 CLAIM = """import time
 
 from gpulessons.lesson_13 import labs as claims

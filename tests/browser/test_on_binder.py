@@ -1,8 +1,8 @@
-"""Lessons whole on Binder's server, as a learner would run it: 2 GB for server and kernel together, one core.
+"""Whole lessons on Binder's server, with 2 GB for server and kernel together, and one core.
 
-`nox --session binder` has built what the image would hold into the folder LABKIT_BINDER; the server starts as the image's entry point
-starts it. Where the system lets us, Linux itself holds all its processes to the limit, and ends one that goes beyond; everywhere their
-memory is added up every 50 ms.
+`nox --session binder` has built the image's content in the folder LABKIT_BINDER. The server starts
+as the image's entry point starts it. If the system permits it, Linux ends a process that exceeds
+the limit. In any case, the memory of all processes is added up every 50 ms.
 """
 
 import os

@@ -17,7 +17,9 @@ DELAYED = """(() => {
     const Direct = window.WebSocket;
     window.WebSocket = class extends Direct {
         send(data) { setTimeout(() => this.readyState === Direct.OPEN && super.send(data), DELAY); }
-        set onmessage(handler) { super.onmessage = event => setTimeout(() => handler.call(this, event), DELAY); }
+        set onmessage(handler) {
+            super.onmessage = event => setTimeout(() => handler.call(this, event), DELAY);
+        }
     };
 })()""".replace("DELAY", str(ROUND_TRIP // 2))
 PANELS = ("AllocatorLab", "StreamsLab", "ClaimsPanel")

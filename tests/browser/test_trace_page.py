@@ -18,10 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group()
 torch.cuda.set_device(dist.get_rank())
-layer = nn.TransformerEncoderLayer(64, 4, dim_feedforward=256, activation="gelu", batch_first=True, dropout=0.0)
+options = {"activation": "gelu", "batch_first": True, "dropout": 0.0}
+layer = nn.TransformerEncoderLayer(64, 4, dim_feedforward=256, **options)
 model = DistributedDataParallel(nn.Sequential(layer, nn.Linear(64, 100)).cuda())
 optimizer = torch.optim.AdamW(model.parameters())
-loss = model(torch.randn(8, 32, 64).cuda()).square().mean()  # </script><img src=x onerror=document.title='broken'>
+y = model(torch.randn(8, 32, 64).cuda())
+loss = y.square().mean()  # </script><img src=x onerror=document.title='broken'>
 loss.backward()
 optimizer.step()
 dist.destroy_process_group()
@@ -104,9 +106,14 @@ def test_the_keyboard_reaches_one_kernel_and_what_is_known_of_it(opened_page):
 
 def test_the_wheel_zooms_to_what_is_under_the_pointer_which_is_told(opened_page):
     place = opened_page.evaluate(
-        """() => { const explorer = document.querySelector(".explorer").explorer, lane = explorer.lanes[0];
-            const longest = lane.end.reduce((best, end, at) => end - lane.start[at] > lane.end[best] - lane.start[best] ? at : best, 0);
-            return { x: explorer.x((lane.start[longest] + lane.end[longest]) / 2), y: lane.top + 12, name: lane.title(longest) }; }"""
+        """() => {
+            const explorer = document.querySelector(".explorer").explorer;
+            const lane = explorer.lanes[0];
+            const lengths = [...lane.end].map((end, index) => end - lane.start[index]);
+            const longest = lengths.indexOf(Math.max(...lengths));
+            const middle = (lane.start[longest] + lane.end[longest]) / 2;
+            return { x: explorer.x(middle), y: lane.top + 12, name: lane.title(longest) };
+        }"""
     )
     before = looked_at(opened_page)
     at = {"x": place["x"], "y": place["y"]}
@@ -141,9 +148,12 @@ def test_dragging_moves_it(opened_page):
 
 
 LARGEST_BLOCK = """() => {
-    const explorer = document.querySelector(".explorer").explorer, lane = explorer.lanes.find(lane => lane.place);
-    const index = lane.size.indexOf(Math.max(...lane.size)), [top, bottom] = lane.rows(index), [start, end] = lane.extent(index);
-    return { x: explorer.x((start + end) / 2), y: lane.top + (top + bottom) / 2 * lane.height, share: bottom - top };
+    const explorer = document.querySelector(".explorer").explorer;
+    const lane = explorer.lanes.find(lane => lane.place);
+    const index = lane.size.indexOf(Math.max(...lane.size));
+    const [top, bottom] = lane.rows(index), [start, end] = lane.extent(index);
+    const y = lane.top + (top + bottom) / 2 * lane.height;
+    return { x: explorer.x((start + end) / 2), y, share: bottom - top };
 }"""
 
 
@@ -164,23 +174,28 @@ def test_a_block_is_linked_with_the_line_that_made_it(opened_page):
 def test_a_line_of_the_table_leads_to_its_blocks_and_they_lead_back(opened_page):
     table = opened_page.get_by_role("group", name="cuda:1, 4 ranks")
     row = table.get_by_role("row").filter(has_text="optimizer.step()")
-    row.get_by_role("button", name="step.py:14").press("Enter")
+    row.get_by_role("button", name="step.py:16").press("Enter")
     chosen = opened_page.locator(".explorer .chosen")
-    assert "cuda:1 blocks" in chosen.inner_text() and "step.py:14" in chosen.inner_text()
+    assert "cuda:1 blocks" in chosen.inner_text() and "step.py:16" in chosen.inner_text()
     assert canvas_of(opened_page).evaluate("canvas => canvas === document.activeElement")
     first = chosen.locator("dl").inner_text()
     opened_page.keyboard.press("n")
     assert (
         chosen.locator("dl").inner_text() != first
-        and "step.py:14" in chosen.locator("dl").inner_text()
+        and "step.py:16" in chosen.locator("dl").inner_text()
     )
     chosen.get_by_role("button", name="Its line in the table").press("Enter")
     assert row.get_by_role("button").evaluate("button => button === document.activeElement")
 
 
 def test_what_no_line_of_the_table_made_leads_nowhere(opened_page):
-    opened_page.evaluate("""() => { const { explorer } = document.querySelector(".explorer"), lane = explorer.lanes.find(lane => lane.made);
-        explorer.choose(lane, 0); explorer.tables.rows.length = 0; explorer.choose(lane, 0); }""")
+    opened_page.evaluate("""() => {
+        const { explorer } = document.querySelector(".explorer");
+        const lane = explorer.lanes.find(lane => lane.made);
+        explorer.choose(lane, 0);
+        explorer.tables.rows.length = 0;
+        explorer.choose(lane, 0);
+    }""")
     assert opened_page.get_by_role("button", name="Its line in the table").count() == 0
 
 

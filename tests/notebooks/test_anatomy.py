@@ -1,7 +1,7 @@
 """The anatomy of a lesson, as CONTRIBUTING describes it.
 
-A puzzle comes first. Each section has one idea, one prediction, one cell and a folded explanation. An
-exercise follows its section. The lesson ends with something to build and five lines to remember.
+A puzzle comes first. Each section has one idea, one prediction, one cell and a folded explanation.
+An exercise follows its section. The lesson ends with something to build and five lines to remember.
 """
 
 import ast
@@ -46,7 +46,7 @@ def sections(path):
 
 
 def ideas(path):
-    """Return the sections between the puzzle and the exercise to build, which the introduction lacks."""
+    """Return the sections between the puzzle and the exercise to build."""
     found = []
     for title, inside in sections(path)[1:]:
         if title.startswith(BUILD) or title == REMEMBER:
@@ -115,7 +115,7 @@ def test_the_last_exercise_is_built_at_the_end(path):
 
 @lessons
 def test_experiments_are_in_the_cells(path):
-    """A call such as `collect(labs.copy_speed())` hides the network, the loop and the measurement."""
+    """A call such as `collect(labs.copy_speed())` hides the loop and the measurement."""
     for cell in teaching_cells(cells(path)):
         assert not re.search(r"(?<!gc\.)\bcollect\(", cell.source), cell.source
 

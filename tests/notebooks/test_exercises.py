@@ -37,13 +37,13 @@ pytestmark = [
     ),
 ]
 FOLDER = Path(__file__).parents[2] / "notebooks"
-TRIES = int(
-    os.environ.get("LABKIT_TRIES", 1)
-)  # set to 60, inputs are drawn anew in each run, which shows a leak of one in fifty
+# How often each answer is tried. Inputs are drawn again for each try, so 60 tries show a fault in
+# one draw of fifty.
+TRIES = int(os.environ.get("LABKIT_TRIES", 1))
 
-# The files *answers.txt of each lesson have answers that a learner may give, in the form of the controls. Each
-# answer has a pattern of what the check says to it. The pattern of a right answer is "Right.". The wrong answer
-# that grading uses as a control is tried, too.
+# The files *answers.txt of each lesson have answers that a learner may give, in the form of the
+# controls. Each answer has a pattern of what the check says to it. The pattern of a right answer is
+# "Right.". The wrong answer that grading uses as a control is tried, too.
 CONTROL = "the control"
 ANSWERS = Path(__file__).parents[1] / "lessons"
 Answers = dict[str, dict[str, tuple[str, str]]]  # by exercise and name: source and hint

@@ -19,7 +19,8 @@ PATIENCE = 120  # seconds for a cell, many times what it takes
 SOON = 60  # seconds in which a process ends that was told to
 SHARED = Path("/dev/shm")
 
-# By lesson, cells that start processes: each is interrupted when it has, at once and a little later.
+# The cells of each lesson that start processes. Each is interrupted twice: as soon as a process has
+# started, and a little later.
 STARTING = {
     "08_sharing_memory": ("held", "child", "handle", "free", "stay", "model"),
     "10_ddp_from_the_inside": ("hello", "buckets", "overlap"),
@@ -57,7 +58,8 @@ class Kernel:
         self._cell = self._send(source)
 
     def _send(self, source: str) -> str:
-        # A kernel that stops on an error drops what is sent to it in the moment after, and the cell after an interrupt never ran.
+        # A kernel that stops on an error drops cells that are sent right after it. Then the cell
+        # after an interrupt would never run.
         return self._client.execute(source, store_history=False, stop_on_error=False)
 
     def _answer(self, *sent: str) -> tuple[str, str]:
@@ -198,7 +200,8 @@ def test_nothing_is_left_behind_by_a_lesson_nor_by_a_cell_that_is_interrupted(ke
             kernel.start("\n\n".join(cells[part] for part in name.split(" + ")))
             assert soon(kernel.workers), name
             time.sleep(delay)
-            # AcceleratorError: a pool that is terminated reads its own queue, and no process may open the CUDA tensors that it sent.
+            # A pool that is terminated reads its own queue. That raises AcceleratorError, because a
+            # process may not open CUDA tensors that it sent itself.
             error = kernel.interrupted()
             assert error.split(" ")[0] in ("", "KeyboardInterrupt", "AcceleratorError"), (
                 f"{name}: {error}"

@@ -446,7 +446,7 @@ def test_the_fused_update_of_lesson_9_takes_least_memory_and_time():
 
 
 def test_the_parts_of_the_activations_in_lesson_9_add_up():
-    """The page names the inputs of the blocks, the logits, the loss, the copies and the head's input."""
+    """The page names the blocks' inputs, the logits, the loss, the copies and the head's input."""
     quoted = re.search(
         r"only ([\d.]+) GiB.*logits are ([\d.]+) GiB in float16.*about ([\d.]+) GiB.*in float16, "
         r"([\d.]+) GiB",

@@ -101,7 +101,7 @@ def torchrun(folder, source, count, on_cpus, arguments=(), **environment):
 
 
 def named(keys):
-    """Return the cells as parameters of a test. Cells that need GPUs are marked with their number."""
+    """Return the cells as parameters of a test. Cells that need GPUs have a mark."""
     parameters = []
     for key in keys:
         marks = [] if runs_on_cpus(key) else [pytest.mark.gpu(ranks(key))]

@@ -1,6 +1,7 @@
-"""The stored notebooks are what nbval needs them to be: run from top to bottom, with nothing of one machine in their outputs.
+"""The stored notebooks were run from top to bottom, and their outputs name no machine.
 
-nbval compares nothing in a cell without an execution count, so a notebook saved without outputs would pass it.
+nbval needs this. It compares nothing in a cell without an execution count, so a notebook that was
+saved without outputs would pass.
 """
 
 import re

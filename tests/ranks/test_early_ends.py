@@ -12,7 +12,7 @@ import labkit
 
 pytestmark = [pytest.mark.usefixtures("nothing_left", "on_cpus"), pytest.mark.slow]
 
-# Pairs of ranks meet in an order that the seed draws. A rank ends as soon as it has met all its partners.
+# Pairs of ranks meet in an order that the seed draws. A rank ends after it has met all partners.
 PAIRS = """
     import os, random, sys, time
     import torch

@@ -83,16 +83,35 @@ def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
     looks = """
         import multiprocessing, re, signal, threading
         import mine
+        files = []
+        for number in os.listdir("/proc/self/fd"):
+            path = f"/proc/self/fd/{number}"
+            if int(number) > 2 and os.path.exists(path):
+                files.append(os.readlink(path))
         result = {
-            "mine": mine.told, "changed": "CHANGED" in os.environ, "cwd": os.getcwd(), "umask": os.umask(0),
+            "mine": mine.told,
+            "changed": "CHANGED" in os.environ,
+            "cwd": os.getcwd(),
+            "umask": os.umask(0),
             "json": hasattr(json, "changed"),
-            "handlers": [signal.getsignal(n) == d for n, d in
-                         ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler), (signal.SIGCHLD, signal.SIG_DFL))],
-            "files": sorted(re.split(r":|-\\d", os.path.basename(os.readlink(f"/proc/self/fd/{f}")))[0]
-                            for f in os.listdir("/proc/self/fd") if int(f) > 2 and os.path.exists(f"/proc/self/fd/{f}")),
-            "threads": threading.active_count(), "name": multiprocessing.current_process().name, "parent": multiprocessing.parent_process(),
-            "argv": sys.argv[1:], "file": __file__, "path": sys.path, "main": sys.modules["__main__"].__file__,
-            "environment": {k: v for k, v in os.environ.items() if k.startswith(("OMP", "PYTHON", "TMPDIR"))},
+            "handlers": [
+                signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+                signal.getsignal(signal.SIGINT) == signal.default_int_handler,
+                signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
+            ],
+            "files": sorted(re.split(r":|-\\d", os.path.basename(file))[0] for file in files),
+            "threads": threading.active_count(),
+            "name": multiprocessing.current_process().name,
+            "parent": multiprocessing.parent_process(),
+            "argv": sys.argv[1:],
+            "file": __file__,
+            "path": sys.path,
+            "main": sys.modules["__main__"].__file__,
+            "environment": {
+                name: value
+                for name, value in os.environ.items()
+                if name.startswith(("OMP", "PYTHON", "TMPDIR"))
+            },
         }
     """
     monkeypatch.chdir(tmp_path)
@@ -108,7 +127,8 @@ def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
 def test_each_rank_has_random_numbers_of_its_own_and_torch_those_of_a_fresh_process(script):
     path = script(
         RANK
-        + "import random, numpy, torch\nresult = [random.random(), numpy.random.rand(), torch.rand(1).item()]"
+        + "import random, numpy, torch\n"
+        + "result = [random.random(), numpy.random.rand(), torch.rand(1).item()]"
     )
     drawn = results(path) + results(path)
     assert [len({rank[kind] for rank in drawn}) for kind in range(3)] == [4, 4, 1]

@@ -18,13 +18,17 @@ SHARDED = """
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor import parallel
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
-    mesh = init_device_mesh("cuda", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
-    net = nn.Sequential(*[nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)) for _ in range(3)]).cuda()
+    shape = (dist.get_world_size() // 2, 2)
+    mesh = init_device_mesh("cuda", shape, mesh_dim_names=("data", "tensor"))
+    def block():
+        return nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
+    net = nn.Sequential(*[block() for _ in range(3)]).cuda()
+    plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
     for layer in net:
-        parallelize_module(layer, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        parallel.parallelize_module(layer, mesh["tensor"], plan)
         fully_shard(layer, mesh=mesh["data"])
     fully_shard(net, mesh=mesh["data"])
     optimizer = torch.optim.AdamW(net.parameters())
@@ -35,7 +39,8 @@ SHARDED = """
         optimizer.step()
         optimizer.zero_grad()
         torch.cuda.synchronize()
-        result.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()])
+        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        result.append([allocated, reserved, torch.cuda.max_memory_allocated()])
         result.append(time.perf_counter() - begin)
     if len(sys.argv) > 1:
         json.dump(result, open(sys.argv[1], "w"))

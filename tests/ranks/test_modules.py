@@ -15,7 +15,8 @@ CODE = """
 import os, sys
 from . import word
 result = [sys.argv, __name__, __package__, __spec__.name, word, sys.path[0]]
-os.write(1, (" ".join(map(str, result)) + "\\n").encode())  # at once, for under torchrun both ranks write into one pipe
+# In one call, because under torchrun both ranks write to one pipe.
+os.write(1, (" ".join(map(str, result)) + "\\n").encode())
 """
 
 

@@ -29,7 +29,8 @@ SUM = """
     rank, size = dist.get_rank(), dist.get_world_size()
     total = torch.full((2,), 2.0**rank)
     dist.all_reduce(total)
-    print("of", size, os.environ["LOCAL_RANK"], sys.argv[1:], torch.cuda.is_available(), os.environ["KEPT"], torch.get_num_threads())
+    gpu, threads = torch.cuda.is_available(), torch.get_num_threads()
+    print("of", size, os.environ["LOCAL_RANK"], sys.argv[1:], gpu, os.environ["KEPT"], threads)
     print("a line on stderr", file=sys.stderr)
     result = {"rank": rank, "total": total}
     dist.destroy_process_group()
@@ -104,7 +105,8 @@ def test_ranks_on_gpus(script, capsys, monkeypatch):
 def test_a_script_for_gpus_where_no_rank_has_one_is_told_of_virtual_ones(script, line):
     with pytest.raises(
         labkit.TorchrunError,
-        match=r"The ranks have no GPUs here\. Give each one a virtual GPU with --like T4 or like='T4'\.\n",
+        match=r"The ranks have no GPUs here\. "
+        r"Give each one a virtual GPU with --like T4 or like='T4'\.\n",
     ):
         labkit.torchrun(script(f"import torch\n{line}"), ranks=2, devices="cpu", quiet=True)
 
@@ -233,7 +235,8 @@ def test_an_error_lists_also_a_rank_that_was_not_there_yet():
 def test_a_time_limit_says_where_each_rank_was(script):
     code = (
         WITHOUT_TORCH
-        + "def wait():\n    time.sleep(100)\nif rank == 3:\n    sys.exit()\nif rank:\n    wait()\nelse:\n    signal.pause()"
+        + "def wait():\n    time.sleep(100)\n"
+        + "if rank == 3:\n    sys.exit()\nif rank:\n    wait()\nelse:\n    signal.pause()"
     )
     with pytest.raises(labkit.TorchrunError) as caught:
         labkit.torchrun(script(code), ranks=4, timeout=20, quiet=True)
@@ -267,16 +270,15 @@ signal.pause()
 
 
 def test_torchrun_starts_all_ranks_again(script, capsys, slow_caller):
-    code = (
-        WITHOUT_TORCH
-        + (
-            "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nprint('attempt', attempt)\n"
-            "open(f'{__file__}.{attempt}.{rank}', 'w').close()\n"
-            "while not os.path.exists(f'{__file__}.{attempt}.{1 - rank}'):\n    time.sleep(0.01)\n"  # none ends before both have printed
-            "if rank == 1 and attempt == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-            "if rank == 0 and attempt == 1:\n    raise ValueError('again')\n"
-            "if attempt < 2:\n    time.sleep(100)\nresult = attempt"
-        )
+    code = WITHOUT_TORCH + (
+        "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nprint('attempt', attempt)\n"
+        "open(f'{__file__}.{attempt}.{rank}', 'w').close()\n"
+        # Neither rank ends before both have printed.
+        "while not os.path.exists(f'{__file__}.{attempt}.{1 - rank}'):\n"
+        "    time.sleep(0.01)\n"
+        "if rank == 1 and attempt == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if rank == 0 and attempt == 1:\n    raise ValueError('again')\n"
+        "if attempt < 2:\n    time.sleep(100)\nresult = attempt"
     )
     ranks = labkit.torchrun(script(code), ranks=2, max_restarts=2)
     assert ranks.results == [2, 2] and repr(ranks) == "<Ranks: 2 ended well, after 2 restarts>"
