@@ -32,7 +32,7 @@ def may_be_mine(segment: str) -> bool:
 
 
 def what_stays(left: Callable[[], Collection[object]]) -> Collection[object]:
-    """What is still left after a while. Much goes in a moment; on a busy machine, that is long."""
+    """Return what is left after a while. On a busy machine, processes take long to end."""
     deadline = time.monotonic() + 30
     while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -59,7 +59,7 @@ def _arrives(file: Path, link: str, folder: Path) -> bool:
 
 
 def _places(file: Path) -> set[str]:
-    """What a link may name in a file: its anchors, and its headings as JupyterLab names them."""
+    """Return what a link may name in a file: anchors, and headings as JupyterLab names them."""
     text = "\n\n".join(_texts(file))
     headings = re.findall(r"^#{1,6} +(.+?)\s*$", text, re.MULTILINE)
     anchors = (

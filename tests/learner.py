@@ -1,10 +1,10 @@
-"""What a learner does with a lab."""
+"""Use a lab as a learner does."""
 
 from labkit.labs.panel import ExperimentPanel
 
 
 def predict_and_run(lab: ExperimentPanel, prediction: str) -> str:
-    """Type a prediction, press Predict and Run; returns what the lab says."""
+    """Type a prediction, press Predict and Run, and return the lab's message."""
     lab.answer.value = prediction
     lab.predict_button.click()
     lab.run_button.click()

@@ -1,4 +1,4 @@
-"""What the kit's recordings show, virtual GPUs show too."""
+"""Virtual GPUs lead to the same conclusions as the recordings of real GPUs."""
 
 import pytest
 

@@ -133,7 +133,7 @@ def test_recordings_need_no_jupyter(tmp_path):
 
 
 def pythons() -> list[str]:
-    """This Python, and every other one from 3.11 on that answers to its name."""
+    """Return this Python, and every other one from 3.11 on that can be started."""
     found = [sys.executable]
     for name in (f"python3.{minor}" for minor in range(11, 20) if minor != sys.version_info.minor):
         path = shutil.which(name)

@@ -32,7 +32,7 @@ def test_without_real_gpus_nothing_is_measured(tmp_path, monkeypatch, capsys):
 
 
 def test_every_experiment_of_the_kit_can_be_recorded():
-    """What a lesson's cells measure has a fingerprint, and benchmarks/record.py records it."""
+    """Measurements in a lesson's cells have fingerprints, and benchmarks/record.py records them."""
     from labkit import courses
 
     recordings = [Result.from_json(file.read_text()) for file in courses.files("recordings/*.json")]
@@ -73,7 +73,7 @@ def lesson(tmp_path, monkeypatch):
 
 @pytest.fixture
 def pretended(monkeypatch, lesson):
-    """One GPU that is said to be real, three experiments, one lesson."""
+    """Pretend that there is one real GPU, with three experiments of one lesson."""
     use = machine.use
     monkeypatch.setattr(machine, "real_gpus", lambda: 1)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What NVML says, with drivers faked in every state that learners meet."""
+"""NVML's answers, with faked drivers in every state that learners meet."""
 
 import sys
 import types

@@ -141,7 +141,7 @@ def elsewhere(installed, tmp_path, monkeypatch) -> Path:
 
 
 def python(*arguments: str) -> str:
-    """What a program prints that finds no module in its working directory. It ends well."""
+    """Run a program without modules in its working directory, and return what it prints."""
     done = subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,

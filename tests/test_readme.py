@@ -1,4 +1,4 @@
-"""What README.md says is there: its lessons, links, pictures and commands."""
+"""The lessons, links, pictures and commands of README.md exist."""
 
 import argparse
 import re

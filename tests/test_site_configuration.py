@@ -1,4 +1,4 @@
-"""What the site's build adds to its pages."""
+"""The site's build adds links to its pages: where a lesson can be opened."""
 
 import json
 import runpy

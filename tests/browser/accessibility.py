@@ -1,4 +1,4 @@
-"""What everybody must be able to read on a page. axe-core checks each theme and each picture."""
+"""Check that everybody can read a page: axe-core in each theme, and texts for pictures."""
 
 from typing import Any
 

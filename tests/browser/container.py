@@ -40,7 +40,7 @@ class Container:
         return enter
 
     def killed(self) -> int:
-        """How many processes the kernel has ended because the memory was used up."""
+        """Return how many processes the kernel killed because the memory was used up."""
         if self.folder is None:
             return 0
         found = re.search(

@@ -8,7 +8,7 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 def printed(cell: dict[str, Any]) -> str:
-    """What a code cell has printed so far."""
+    """Return what a code cell has printed so far."""
     return "".join(_text(output) for output in cell["outputs"])
 
 

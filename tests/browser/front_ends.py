@@ -83,7 +83,7 @@ class JupyterLab:
         )  # which covers the page meanwhile
 
     def select_cell(self, page: Any, cell: Any) -> None:
-        """With keys alone, wherever in the notebook the keyboard is."""
+        """Select a cell with keys alone, wherever the focus is in the notebook."""
         reach(page, page.locator(f"{self.cell}.jp-mod-active"), "Shift+Tab")
         number = "cell => [...cell.parentElement.children].indexOf(cell)"
         way = cell.evaluate(number) - page.locator(f"{self.cell}.jp-mod-active").evaluate(number)
@@ -134,7 +134,7 @@ class ClassicNotebook:
         page.set_viewport_size({"width": WIDTH, "height": min(length + HEIGHT // 5, LONGEST)})
 
     def change_theme(self, page: Any, theme: str) -> None:
-        """It has one only."""
+        """Do nothing, because the classic notebook has only one theme."""
 
     def select_cell(self, page: Any, cell: Any) -> None:
         """Move the focus to the beginning of the output.

@@ -36,7 +36,7 @@ def button(place: Any, name: str) -> Any:
 
 
 def message(place: Any) -> Any:
-    """What the first widget says of itself; a screen reader reads it out."""
+    """Return the lab's message, which a screen reader reads out."""
     return place.locator(".widget-html-content p[role]").first
 
 
@@ -61,7 +61,7 @@ class Lab:
         expect(self.message).to_contain_text(text)
 
     def refuses(self, silly: str, said: str) -> None:
-        """What is no prediction is refused with a reason, and nothing can be run."""
+        """Type something that is not a prediction. The lab says why, and cannot be run."""
         from playwright.sync_api import expect
 
         self.answer.fill(silly)

@@ -42,7 +42,7 @@ def make_notebook(
 
 
 def ask(address: str, what: str, method: str = "GET") -> object:
-    """What the server answers to a question of its REST interface."""
+    """Return the server's answer to a request of its REST interface."""
     request = urllib.request.Request(
         f"{address}/api/{what}", method=method, headers={"Authorization": f"token {TOKEN}"}
     )
@@ -85,7 +85,7 @@ def await_cells(page: object) -> None:
 
 
 def examine(page: object, name: str) -> list[str]:
-    """What is wrong with what the page draws, in any theme. A picture of each is kept."""
+    """Return the faults of a page in all themes, and keep a picture of each theme."""
     found = []
     FRONT_END.show_whole(page)
     for theme in FRONT_END.themes:

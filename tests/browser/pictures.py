@@ -23,7 +23,7 @@ class Pictures:
             self.trouble = error
 
     def told(self) -> str:
-        """How many there are and where, or why there are not; nothing, where none was taken."""
+        """Return a note on how many pictures there are and where, or why there are none."""
         if self.trouble is not None:
             return f"pictures of the pages could not be kept: {self.trouble}"
         return f"{len(self.kept)} pictures of the pages are in {self.folder}" if self.kept else ""

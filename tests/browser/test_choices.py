@@ -1,4 +1,4 @@
-"""Each choice of each lab, made with the mouse: whatever it needs can then be seen and chosen."""
+"""Each choice of each lab, made with the mouse. The fields that it needs appear."""
 
 import re
 

@@ -45,7 +45,7 @@ def box() -> Iterator[Container]:
 
 @pytest.fixture(scope="module")
 def figures(built) -> Iterator[Figures]:
-    """What the lessons took, stored if LABKIT_FIGURES asks for it."""
+    """Return the lessons' time and memory. Store them if LABKIT_FIGURES is set."""
     figures = Figures.of_this_machine("Binder stand-in", str(built / "bin" / "python"), CORES)
     yield figures
     figures.store_if_asked("binder")

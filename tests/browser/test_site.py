@@ -26,7 +26,7 @@ PAGES = (
 
 
 class Read(HTMLParser):
-    """What a page links to or shows, and the places in it that a link may lead to."""
+    """Parser that collects a page's links and pictures, and the anchors that a link may name."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def test_elsewhere_its_picture_stays(browser):
 
 
 def test_the_picture_is_that_of_the_recording(page):
-    """It is stored for GitHub; the site records the script whenever it is built."""
+    """The picture is stored for GitHub. Each build of the site records the script again."""
     page.goto((SITE / f"{LIVE}-trace.html").as_uri())
     drawn = page.locator("figure img").first.get_attribute("alt").partition(". ")[0]
     page.goto((SITE / f"{LIVE}.html").as_uri())
@@ -141,7 +141,7 @@ def test_what_a_stranger_looks_for_is_among_the_first_found(page, query, wanted)
 
 
 def test_every_link_within_the_site_arrives():
-    """Also those that Sphinx does not see, in HTML."""
+    """Sphinx does not check links in HTML, but this test does."""
     pages = {path: Read(path) for path in SITE.rglob("*.html")}
     lost = []
     for path, read in pages.items():

@@ -69,7 +69,7 @@ def canvas_of(page):
 
 
 def looked_at(page) -> tuple[float, float]:
-    """From where to where the drawing reaches, once it has been drawn."""
+    """Return the interval (start, end) that is drawn, when the drawing is complete."""
     page.evaluate(
         "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )

@@ -186,7 +186,7 @@ def test_the_section_that_a_check_names_is_in_its_lesson(check):
 
 def test_stubs_are_told_from_answers():
     def documented(a, b):
-        """What it would do."""
+        """Return the sum of a and b."""
         ...
 
     def passing():

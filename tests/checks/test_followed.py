@@ -21,7 +21,7 @@ def gpus():
 
 
 def told(answer, *given, alters=()) -> str:
-    """What is said when a check gives these to an answer."""
+    """Return the verdict when a check gives these inputs to an answer."""
 
     def observe(followed, _):
         with torch.cuda.device(1):

@@ -22,7 +22,7 @@ def test_the_thread_that_keeps_an_answers_time_takes_no_turns(machine):
 
 
 def test_a_programs_thread_takes_turns_whoever_made_its_function(machine):
-    """As an answer's does that runs what a check has given it."""
+    """An answer's thread may run a function of the check, and takes turns too."""
     thread = threading.Thread(target=limits.in_time, args=("00.1", None))
     thread.start()
     thread.join()

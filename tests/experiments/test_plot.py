@@ -49,7 +49,7 @@ def peaks():
 
 @pytest.fixture
 def recording(monkeypatch):
-    """What a real GPU gave: times three times as long."""
+    """Return a recording of a real GPU whose times are three times as long."""
     rows = [row | {"step_seconds": 3 * row["step_seconds"]} for row in result().rows]
     made = result(rows=rows, badge="recorded on paper")
     monkeypatch.setattr(Result, "recorded", lambda self, gpu=None: made)

@@ -1,4 +1,4 @@
-"""What all labs share, on an experiment without a GPU; and what holds of each lab."""
+"""Panels with an experiment that needs no GPU, and what is true of each lab."""
 
 import asyncio
 import signal
@@ -121,7 +121,7 @@ def text(lab) -> str:
 
 
 def buttons(lab) -> tuple[bool, bool, bool]:
-    """Can Predict, Run, Stop be pressed?"""
+    """Return whether Predict, Run and Stop are enabled."""
     return tuple(
         not button.disabled for button in (lab.predict_button, lab.run_button, lab.stop_button)
     )

@@ -97,7 +97,7 @@ class Kernel:
         return [process for process in under if not _is_server(process)]
 
     def ports(self) -> set[int]:
-        """Those at which the kernel and what is under it can be reached from outside."""
+        """Return the ports of the kernel and its descendants that can be reached from outside."""
         connections = [
             found
             for process in (self._process, *self.workers())
@@ -128,7 +128,10 @@ def _is_server(process: psutil.Process) -> bool:
 
 
 def _is_forkserver(process: psutil.Process, command: str) -> bool:
-    """Its children bear its command line too; it alone is a child of the kernel."""
+    """Return whether a process is the fork server, which is a child of the kernel.
+
+    The server's children have the same command line, but are not children of the kernel.
+    """
     parent = process.parent()
     servers = ("multiprocessing.forkserver", "labkit.processes import forkserver")
     return parent is not None and any(

@@ -102,7 +102,7 @@ def content(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def figures() -> Iterator[Figures]:
-    """What the lessons took, stored if LABKIT_FIGURES asks for it."""
+    """Return the lessons' time and memory. Store them if LABKIT_FIGURES is set."""
     figures = Figures.of_this_machine("Colab stand-in")
     yield figures
     figures.store_if_asked("colab")
@@ -137,7 +137,7 @@ def test_installing_the_kit_replaces_nothing(colab):
 
 
 def test_the_first_cell_sets_up_the_runtime(colab, content, figures):
-    """What the lesson then uses is what Colab had."""
+    """After the first cell, a lesson still uses Colab's packages."""
     told = (
         "import importlib.metadata, json, sys, labkit\n"
         f"versions = {{name: importlib.metadata.version(name) for name in {KEPT}}}\n"

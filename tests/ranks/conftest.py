@@ -1,4 +1,4 @@
-"""What the tests of ranks share: scripts, and ranks without GPUs."""
+"""Fixtures of the tests of ranks."""
 
 import textwrap
 import time
@@ -12,13 +12,13 @@ from labkit.ranks.job import TorchrunJob
 
 @pytest.fixture
 def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks take gloo, also where there are GPUs: what goes wrong is told in its words."""
+    """Let ranks use gloo even if there are GPUs, because the tests expect gloo's errors."""
     monkeypatch.setenv("LABKIT_VIRTUAL", "1")
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], Path]:
-    """A function that writes a script."""
+    """Return a function that writes a script and returns its path."""
 
     def write(code: str) -> Path:
         path = tmp_path / "train.py"

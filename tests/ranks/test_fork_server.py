@@ -36,7 +36,7 @@ def test_two_ranks_of_a_server_that_is_there_already(script):
 
 
 def test_a_process_can_be_found_by_its_job_as_soon_as_it_is_started(script, tmp_path):
-    """Or whoever ends a job at once would miss it."""
+    """Otherwise, ending a job right after its start would miss the process."""
     started = []
     for number in range(20):
         folder = str(tmp_path / f"job{number}")
@@ -67,7 +67,7 @@ def test_isolated_functions_share_the_server_and_have_the_threads_of_their_calle
 
 
 def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
-    """What a rank changes is its own; what its caller changed, it has."""
+    """A rank's changes affect only itself. It has the changes of its caller."""
     (tmp_path / "mine.py").write_text("told = []")
     changes = """
         import mine, signal
@@ -179,7 +179,7 @@ def test_processes_of_a_rank(script):
 
 
 def test_where_no_server_can_be(script, monkeypatch):
-    """As on macOS; and where it ends while it starts."""
+    """There is no server on macOS, or if the server ends while it starts."""
     path = script(RANK + "result = os.getppid()")
     forkserver.end()
     monkeypatch.setattr(forkserver, "POSSIBLE", False)

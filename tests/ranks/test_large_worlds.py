@@ -50,7 +50,7 @@ SHARDED = """
 
 @pytest.fixture(scope="module", autouse=True)
 def server():
-    """It outlives a test, and with it the folder in which it listens."""
+    """Start the server outside a test, because it needs a folder that outlives the test."""
     processes.start_server()
 
 

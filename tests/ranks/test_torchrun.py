@@ -40,7 +40,7 @@ WITHOUT_TORCH = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_ranks_that_end_well(script, capsys, monkeypatch, nodes):
-    """On one node and on two, which this computer plays; ranks see no virtual GPU."""
+    """Run ranks on one node, and on two nodes that are both on this computer."""
     monkeypatch.setenv("KEPT", "environment")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     path = script(SUM)
@@ -456,7 +456,7 @@ def test_a_cell(monkeypatch):
 
 
 def shown(live, *steps):
-    """What is printed after each of (rank, data), where data None is the rank's end."""
+    """Return what is printed after each step (rank, data). A rank ends when its data is None."""
 
     class Kept(RankPrinter):
         def _print(self, text):

@@ -148,7 +148,7 @@ def test_values_are_those_of_gloo(script, program, ranks):
 
 
 def test_gloo_sends_round_a_ring_before_anybody_receives(script):
-    """As the ring all-reduce of PyTorch's tutorial "Writing distributed applications" does."""
+    """The ring all-reduce of PyTorch's tutorial "Writing distributed applications" does this."""
     ring = """
     group = dist.new_group(backend="gloo")
     sent, received = torch.full((4,), rank, device=device), torch.zeros(4, dtype=torch.int64, device=device)
@@ -270,7 +270,7 @@ FULLY_SHARDED = """
 
 
 def test_memory_of_fsdp_is_an_h200s(script):
-    """As two H200s had it in all of twelve runs, after the backward and the optimizer's step."""
+    """Two H200s had these figures in twelve runs, after the backward pass and the step."""
     found = labkit.torchrun(
         script(START + FULLY_SHARDED), like="H200", values=False, quiet=True
     ).results
