@@ -30,7 +30,7 @@ from labkit.checks.checking import (
 DEVICES = ("cpu", "cuda:0", "cuda:1")
 
 
-def _from_elsewhere(device: str, answer: Any, *arguments: Any) -> Any:
+def from_elsewhere(device: str, answer: Any, *arguments: Any) -> Any:
     """Call the answer while another GPU than `device` is current, and return its result."""
     with torch.cuda.device(0 if device == "cuda:1" else 1):
         return answer(*arguments)
@@ -57,7 +57,7 @@ def observe_masks(padding_mask: Any, cases: Plain) -> Plain:
     for case in cases:
         lengths = torch.tensor(case["lengths"], device=case["device"])
         with during(f"lengths on {case['device']}"):
-            mask = _from_elsewhere(case["device"], padding_mask, lengths, case["size"])
+            mask = from_elsewhere(case["device"], padding_mask, lengths, case["size"])
         masks.append({**describe(mask), "lengths": lengths.tolist()})
     return masks
 
@@ -360,7 +360,7 @@ def observe_copies(copy_while: Any, cases: Plain) -> Plain:
 
             with during(f"a pinned tensor and {device}"):
                 start = machine.host_time()
-                result = _from_elsewhere(case["device"], copy_while, source, device, work)
+                result = from_elsewhere(case["device"], copy_while, source, device, work)
                 returned = machine.host_time()
             tried: Plain = {
                 "total": returned - start,
@@ -490,7 +490,7 @@ def observe_batch(move: Any, cases: Plain) -> Plain:
         batch, device = _build(case["batch"]), torch.device(case["device"])
         given = list(_content(batch))
         with during(f"a batch of dicts, lists and tuples, and {device}"):
-            moved = _from_elsewhere(case["device"], move, batch, device)
+            moved = from_elsewhere(case["device"], move, batch, device)
         for index in range(2):
             torch.cuda.synchronize(index)
         observations.append(

@@ -323,7 +323,7 @@ def draw_batches(generator: random.Random) -> Plain:
 def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
     """Return what the answer gives, and the bytes that stay allocated without the batches."""
     columns, count, dtype = inputs["columns"], inputs["count"], getattr(torch, inputs["dtype"])
-    before = _requested()
+    before = requested()
     expected = [
         (torch.arange(rows * columns).remainder(1999) + rows).view(rows, columns).to(dtype)
         for rows in inputs["rows"]
@@ -332,14 +332,14 @@ def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
     with during(f"{len(batches)} batches and {count} rows"):
         kept = first_rows(batches, count)
     del batches
-    held = _requested() - before
+    held = requested() - before
     if not isinstance(kept, list):
         return {"type": type(kept).__name__}
     difference = first_difference(kept, [batch[:count] for batch in expected])
     return {"type": "list", "held": held, "difference": difference, "elsewhere": _elsewhere(kept)}
 
 
-def _requested() -> int:
+def requested() -> int:
     """Return the bytes that tensors asked for. Their blocks may be larger."""
     return torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
 

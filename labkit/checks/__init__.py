@@ -9,6 +9,7 @@ from labkit.checks import attempts, checking, limits
 from labkit.checks.attempts import Progress
 from labkit.checks.checking import Check, Verdict
 from labkit.checks.undisturbed import random_state_kept
+from labkit.checks.variants import Variant
 
 __all__ = ["Check", "Progress", "Verdict", "check", "exercises", "find", "progress"]
 
@@ -92,7 +93,7 @@ def find(number: str) -> Check:
 
     Raises ValueError if there is no such exercise. The message names the exercises.
     """
-    known = exercises(number[:2])
+    known = with_variants(number[:2])
     if number not in known:
         choices = ", ".join(exercises())
         raise ValueError(f"There is no exercise {number!r}. Choose one of these: {choices}.")
@@ -109,4 +110,20 @@ def exercises(lesson: str | None = None) -> dict[str, Check]:
         if lesson in (None, number) and (folder / "checks.py").is_file():
             own = import_module(f"{package}.checks").CHECKS
             found |= {check.number: check for check in own}
+    return found
+
+
+def with_variants(lesson: str | None = None) -> dict[str, Check]:
+    """Return the checks of one lesson, or of all lessons, with those of variants for exams."""
+    found = exercises(lesson)
+    return found | {each.check.number: each.check for each in variants(lesson).values()}
+
+
+def variants(lesson: str | None = None) -> dict[str, Variant]:
+    """Return the variants of one lesson, or of all lessons, by the exercise that each replaces."""
+    found: dict[str, Variant] = {}
+    for number, (package, folder) in courses.lessons().items():
+        if lesson in (None, number) and (folder / "variants.py").is_file():
+            own = import_module(f"{package}.variants").VARIANTS
+            found |= {variant.replaces: variant for variant in own}
     return found

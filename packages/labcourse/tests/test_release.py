@@ -232,3 +232,50 @@ def test_mistakes_in_the_course_file_are_named(text, said, tmp_path):
 def _with(path, text):
     path.write_text(text)
     return path
+
+
+def written_course(folder, text):
+    path = folder / "course.toml"
+    path.write_text(f'notebooks = "{NOTEBOOKS}"\n{text}')
+    return assignment.read(path)
+
+
+def test_a_variant_takes_the_place_of_its_exercise_and_has_its_points(tmp_path):
+    text = '[labs."01"]\nvariant = true\npoints = { "01.1" = 3 }'
+    course = written_course(tmp_path, text)
+    [lab] = course.labs
+    assert [(item.number, item.points) for item in lab.exercises[:2]] == [
+        ("01.101", 3.0),
+        ("01.2", 1.0),
+    ]
+    for contents in ("exercises", "lesson"):
+        course = replace(course, contents=contents)
+        copy = release.student_copy(course, lab)
+        text = json.dumps(copy)
+        assert "padding_mask" not in text and "phrase_mask" in text
+        assert "01.101" in release.questions(course, lab)
+        assert "padding_mask" not in json.dumps(release.instructor_copy(course, lab))
+    assert "01.101" not in release.solutions(course, lab)
+    assert "def on_device" in release.solutions(course, lab)["01.2"][0]
+    with pytest.raises(ValueError, match="variants have no solution"):
+        release.files(course, [lab], "nbgrader")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[labs."01"]\nvariant = 1', "expected true or false"),
+        ('[labs."00"]\nvariant = true', "no exercise of this lesson has a variant"),
+    ],
+)
+def test_a_wrong_variant_is_refused(tmp_path, text, said):
+    with pytest.raises(ValueError, match=said):
+        written_course(tmp_path, text)
+
+
+@pytest.mark.parametrize("contents", ["exercises", "lesson"])
+def test_a_notebook_says_how_to_install_the_kit(tmp_path, contents):
+    text = f'install = "git+https://example.org/kit"\ncontents = "{contents}"\n[labs."01"]'
+    course = written_course(tmp_path, text)
+    said = "\n".join(cell.source for cell in release.student_copy(course, course.labs[0]).cells)
+    assert "run `%pip install -q git+https://example.org/kit` in a new cell" in said

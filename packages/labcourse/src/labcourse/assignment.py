@@ -19,7 +19,7 @@ import nbformat
 
 from labcourse import platforms, reading
 from labcourse.sandbox import Limits
-from labkit import lesson_copies
+from labkit import checks, lesson_copies
 from virtualgpu.machines import parse_bytes
 
 __all__ = ["Assignment", "Course", "Exercise", "Written", "read"]
@@ -29,6 +29,7 @@ KEYS = {
     "contents",
     "course",
     "extensions",
+    "install",
     "labs",
     "late_days",
     "late_penalty",
@@ -37,7 +38,7 @@ KEYS = {
     "seed",
     "tries",
 }
-LAB_KEYS = {"due", "points", "written"}
+LAB_KEYS = {"due", "points", "variant", "written"}
 WRITTEN_KEYS = {"id", "question", "points"}
 WEEK = 7 * 24 * 3600.0  # seconds
 MOST_POINTS = 1_000_000
@@ -78,6 +79,7 @@ class Assignment:
         name: the name of the lesson's notebook without its suffix, such as "02_streams".
         title: the heading of the notebook.
         due: when students must have handed in, or None.
+        variant: whether variants for exams take the place of exercises that have one.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Assignment:
     exercises: tuple[Exercise, ...]
     written: tuple[Written, ...] = ()
     due: datetime | None = None
+    variant: bool = False
 
     @property
     def points(self) -> float:
@@ -105,6 +108,7 @@ class Course:
         late_penalty: share of the points that each further day costs, from 0 to 1.
         extensions: due dates of single students. The keys are (student, lab).
         notebooks: the folder with the lessons. By default, it has the lessons of the kit.
+        install: what `pip install` gets to install the kit, or "". Students read it.
         folder: the folder of the course file, or None if the course was not read from a file.
     """
 
@@ -118,6 +122,7 @@ class Course:
     extensions: dict[tuple[str, str], datetime] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     notebooks: Path = field(default_factory=lesson_copies.shipped)
+    install: str = ""
     folder: Path | None = None
 
     def lab(self, name: str) -> Assignment:
@@ -195,6 +200,7 @@ def _course(content: dict[str, Any], path: Path) -> Course:
         late_penalty=_number(content.get("late_penalty", 1.0), "late_penalty", 0, 1),
         limits=_limits(_table(content, "limits")),
         notebooks=notebooks,
+        install=_text(content.get("install", ""), "install"),
         folder=path.parent.resolve(),
     )
     if not course.name.strip():
@@ -338,7 +344,13 @@ def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
             )
     points = {key: _points(value, f"{where}.points.{key}") for key, value in worth.items()}
     exercises = tuple(_exercises(notebook, path, points))
-    unknown = set(worth) - {exercise.number for exercise in exercises}
+    lesson_numbers = {exercise.number for exercise in exercises}
+    variant = table.get("variant", False)
+    if not isinstance(variant, bool):
+        raise ValueError(f"{where}.variant = {_said(variant)}: expected true or false")
+    if variant:
+        exercises = _replaced(exercises, points, where)
+    unknown = set(worth) - {exercise.number for exercise in exercises} - lesson_numbers
     if unknown:
         raise ValueError(f"{where}.points: the lesson has no exercise {', '.join(sorted(unknown))}")
     questions = table.get("written", [])
@@ -357,7 +369,33 @@ def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
     due = None
     if "due" in table:
         due = _moment(table["due"], f"{where}.due")
-    return Assignment(path.stem, _title(notebook, path.stem), exercises, written, due)
+    title = _title(notebook, path.stem)
+    return Assignment(path.stem, title, exercises, written, due, variant)
+
+
+def _replaced(
+    exercises: tuple[Exercise, ...], points: dict[str, float], where: str
+) -> tuple[Exercise, ...]:
+    """Put variants in the place of the exercises that have one.
+
+    A variant has the points of its exercise, unless the table has points under its own number.
+    """
+    variants = checks.variants()
+    if not any(exercise.number in variants for exercise in exercises):
+        with_variant = ", ".join(sorted({number[:2] for number in variants}))
+        raise ValueError(
+            f"{where}.variant: no exercise of this lesson has a variant. The lessons "
+            f"{with_variant} have some"
+        )
+    found = []
+    for exercise in exercises:
+        variant = variants.get(exercise.number)
+        if variant is not None:
+            number = variant.check.number
+            worth = points.get(number, exercise.points)
+            exercise = Exercise(number, variant.name, worth)
+        found.append(exercise)
+    return tuple(found)
 
 
 def _title(notebook: nbformat.NotebookNode, default: str) -> str:

@@ -172,6 +172,11 @@ def _release(options: argparse.Namespace, course: "Course") -> int:
     release.write(files, folder)
     for name in files:
         print(f"wrote {folder / name}")
+    if not course.install:
+        print(
+            "The notebooks do not say how to install the kit. To change that, give `install` in "
+            'the course file, such as install = "git+https://…" with the address of the kit'
+        )
     return 0
 
 

@@ -55,6 +55,11 @@ def files(course: Course, labs: list[Assignment], kind: str) -> dict[str, str | 
     found: dict[str, str | bytes] = {}
     for lab in labs:
         if kind == "nbgrader":
+            if lab.variant:
+                raise ValueError(
+                    f"{lab.name}: variants have no solution, which nbgrader's source version "
+                    "needs. Release them in another format"
+                )
             found[f"source/{lab.name}/{lab.name}.ipynb"] = _text(nbgrader_source(course, lab))
         else:
             found[f"student/{lab.name}.ipynb"] = _text(student_copy(course, lab))
@@ -249,6 +254,8 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     """
     lesson = nbformat.read(course.notebooks / f"{lab.name}.ipynb", as_version=4)
     source = [_clean(cell) for cell in lesson.cells]
+    if lab.variant:
+        source = _with_variants(source)
     for cell, following in pairwise(source):
         if "exercise" in cell.metadata.get("tags", []):
             number, name = checked_number(following.source), checked_name(following.source)
@@ -257,7 +264,7 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     written: list[NotebookNode] = []
     for question in lab.written:
         written += _question(question.id, question.question)
-    worth = new_markdown_cell(_worth(lab), id="labkit-points")
+    worth = new_markdown_cell(f"{_worth(lab)}\n\n{_install(course)}", id="labkit-points")
     tasks = _task_indices(source)
     first = end = len(source)
     if tasks:
@@ -275,6 +282,28 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
         new_code_cell(_set_up(lab, teaching, exercises), id="labkit-set-up"),
     ]
     return [*opening, *exercises, *written]
+
+
+def _with_variants(cells: list[NotebookNode]) -> list[NotebookNode]:
+    """Put variants in the place of exercises. A variant has no solution."""
+    variants = checks.variants()
+    found: list[NotebookNode] = []
+    is_replaced = False
+    for cell, following in pairwise([*cells, new_markdown_cell("")]):
+        is_stub = "exercise" in cell.metadata.get("tags", [])
+        if is_stub:
+            variant = variants.get(checked_number(following.source) or "")
+            is_replaced = variant is not None
+            if variant is not None:
+                number = variant.check.number
+                task = _task_text(found[-1].source)
+                before = found[-1].source.removesuffix(task)
+                found[-1].source = f"{before}**{number}** {variant.task}"
+                cell.source = variant.stub
+                following.source = f'labkit.check("{number}", {variant.name})'
+        if not (is_replaced and _is_solution(cell)):
+            found.append(cell)
+    return found
 
 
 def _task_indices(cells: list[NotebookNode]) -> list[int]:
@@ -324,6 +353,15 @@ def _worth(lab: Assignment) -> str:
     listed = ", ".join(f"{name}: {points:g}" for name, points in tasks)
     plural = "" if lab.points == 1 else "s"
     return f"{due}{lab.points:g} point{plural} in total: {listed}."
+
+
+def _install(course: Course) -> str:
+    """Say what the notebook needs, and how to install it."""
+    if course.install:
+        cure = f"run `%pip install -q {course.install}` in a new cell, and restart the kernel"
+    else:
+        cure = "install the kit as your course describes it, and restart the kernel"
+    return f"The notebook needs the package `labkit`. If the import fails, {cure}."
 
 
 def _clean(cell: NotebookNode) -> NotebookNode:
@@ -380,7 +418,7 @@ def _require_stub(number: str, name: str, source: str, notebook: str) -> None:
     A stub is a function with a docstring and `...`. Where the exercise is to repair a function, the
     stub is the function that the check expects. A comment could hold an answer, so a stub has none.
     """
-    if number not in checks.exercises():
+    if number not in checks.with_variants():
         raise ValueError(
             f"{notebook}: there is no check for exercise {number}. Use the number of an exercise "
             "of the kit, or install the course that has this exercise"
