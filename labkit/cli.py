@@ -39,12 +39,13 @@ def _parser() -> CommandParser:
         parser.set_defaults(command=does)
         return parser
 
-    command(
+    doctor = command(
         "doctor",
         _doctor,
         "Print what this machine has, what the kit will run on, and what to do about anything "
         "missing.",
     )
+    doctor.examples = {"": "Check this machine."}
     add_run(commands.add_parser("run", help=RUN, description=RUN), "labkit run")
     _add_trace(commands.add_parser("trace", help=TRACE, description=TRACE))
     add_fit(commands.add_parser("fit", help=FIT, description=FIT), "labkit fit", _start_attempt)
@@ -57,6 +58,11 @@ def _parser() -> CommandParser:
     torchrun_options.add_job(torchrun, timeout=None)
     torchrun.add(torchrun_options.SIMULATE, torchrun_options.RANK, torchrun_options.IN_ORDER)
     torchrun.add_script()
+    torchrun.examples = {
+        "--ranks 4 train.py": "Start four ranks, on real GPUs if there is one for each rank.",
+        "--ranks 4 --like H200 train.py": "Give each rank a virtual H200.",
+        "--simulate 1024 --nodes 128 --like H100 train.py": "Run rank 0 of 1,024 ranks alone.",
+    }
     lessons = command(
         "lessons",
         _lessons,
@@ -70,6 +76,11 @@ def _parser() -> CommandParser:
         metavar="NN",
         help="restore one lesson, such as 03; a copy with your changes is kept beside it",
     )
+    lessons.examples = {
+        "": "Copy all lessons into the folder work.",
+        "--to course": "Copy them into the folder course.",
+        "--reset 03": "Restore lesson 3 in the folder work.",
+    }
     # labcourse imports this package and may be missing, so it is not imported at the top.
     if importlib.util.find_spec("labcourse") is not None:
         importlib.import_module("labcourse.commands").add_to(commands)
@@ -91,6 +102,7 @@ def _add_trace(parser: CommandParser) -> None:
         help="run the script in N processes, each with a virtual GPU, and write one page about all",
     )
     add_trace(parser, "labkit trace", ranks, prefers_virtual=machine.virtual_by_default)
+    parser.examples["--ranks 4 --like H200 train.py"] = "Write one page about four ranks."
     trace_alone = parser.get_default("command")
 
     def trace(options: argparse.Namespace) -> int:

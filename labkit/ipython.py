@@ -100,14 +100,19 @@ def _of_multiprocessing(known: set[int | None]) -> list[psutil.Process]:
     return found
 
 
-_PARSER = MagicParser(
+TORCHRUN = MagicParser(
     prog="%%torchrun",
     description="Run the cell as a script in several processes, the ranks. They share nothing with "
     "the notebook but its folder and its environment.",
 )
-_PARSER.add(OUTPUT)
-add_job(_PARSER, timeout=CELL_TIMEOUT)
-_PARSER.add(LIVE, SIMULATE, TRACE)
+TORCHRUN.add(OUTPUT)
+add_job(TORCHRUN, timeout=CELL_TIMEOUT)
+TORCHRUN.add(LIVE, SIMULATE, TRACE)
+TORCHRUN.examples = {
+    "--ranks 4 -o ranks": "Run the cell in four ranks, and keep the result as `ranks`.",
+    "--ranks 4 --like H200 --trace": "Give each rank a virtual H200, and record all of them.",
+    "--simulate 1024 --nodes 128 --like H100": "Run rank 0 of 1,024 ranks alone.",
+}
 
 
 @magics_class
@@ -118,9 +123,9 @@ class TorchrunMagic(Magics):
 
     @no_var_expand
     @line_cell_magic
-    @documented(_PARSER)
+    @documented(TORCHRUN)
     def torchrun(self, line: str, cell: str | None = None) -> None:
-        found = _PARSER.read(line, cell)
+        found = TORCHRUN.read(line, cell)
         if found is None:
             return
         options: dict[str, Any] = vars(found)
@@ -132,12 +137,12 @@ class TorchrunMagic(Magics):
             options["host"] = checked_host(options["host"])
             request = cell_request(**options)
         except (ValueError, TypeError) as error:
-            _PARSER.error(str(error))
+            TORCHRUN.error(str(error))
         source = f"\n{cell}"  # the magic is line 1 of the cell, so its code begins in line 2
         try:
             ranks = torchrun_cell(source, request, options["timeout"], live)
         except SyntaxError as error:
-            raise unreadable(_PARSER.prog, error) from None
+            raise unreadable(TORCHRUN.prog, error) from None
         if name is not None:
             self.shell.user_ns[name] = ranks
 

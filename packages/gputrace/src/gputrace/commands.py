@@ -40,11 +40,16 @@ RANKS_NEEDED = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    parser = CommandParser(prog="python -m gputrace", description="Record the GPUs of a script.")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    return run_command(parser(), arguments)
+
+
+def parser() -> CommandParser:
+    """Return the parser of `python -m gputrace`."""
+    made = CommandParser(prog="python -m gputrace", description="Record the GPUs of a script.")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND")
     add_trace(commands.add_parser("trace", help=TRACE, description=TRACE), "gputrace trace")
     add_fit(commands.add_parser("fit", help=FIT, description=FIT), "gputrace fit")
-    return run_command(parser, arguments)
+    return made
 
 
 def add_trace(
@@ -71,6 +76,12 @@ def add_trace(
     add_machine(parser)
     parser.add(*own_options.FILES, own_options.MAX_EVENTS_OPTION, own_options.NO_TIMELINE, *further)
     parser.add_script()
+    parser.examples = {
+        "train.py --epochs 2": "Write the page train-memory.html about the script.",
+        "--like H200 --no-values train.py": "Record the script on a virtual H200, in little time.",
+        "--chrome trace.json --snapshot memory.pickle train.py": "Also write the files that "
+        "Perfetto and PyTorch's memory viewer read.",
+    }
     parser.set_defaults(command=lambda options: _trace(options, name, prefers_virtual))
 
 
@@ -163,6 +174,11 @@ def add_fit(parser: CommandParser, name: str, start: "Start | None" = None) -> N
     parser.add(GPUS, help="number of virtual GPUs that the script has (default: 1)")
     parser.add(*own_options.FIT)
     parser.add_script()
+    parser.examples = {
+        "train.py --batch-size 64": "Try one GPU of each common model.",
+        "--like T4,A100 --gpus 2 train.py": "Try two T4s, then two A100s.",
+        "--host here train.py": "Take the speed of this computer's CPU for the host.",
+    }
     parser.set_defaults(command=lambda options: _fit(options, name, start))
 
 

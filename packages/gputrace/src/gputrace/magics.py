@@ -79,23 +79,28 @@ def documented(parser: CommandParser) -> Callable[[Callable], Callable]:
 
 
 _NAME = option("name", nargs="?", help="a variable for the trace")
-_MEMORY = MagicParser(
+GPU_MEMORY = MagicParser(
     prog="%%gpu_memory",
     description="Run the cell, then show the memory of its GPUs over time and the allocations of "
     "each line. If memory ran out, the reason is shown too.",
 )
-_MEMORY.add(_NAME, MAX_EVENTS_OPTION)
-_TIMELINE = MagicParser(
+GPU_MEMORY.add(_NAME, MAX_EVENTS_OPTION)
+GPU_MEMORY.examples = {"": "Show the cell's memory.", "trace": "Also keep the trace, as `trace`."}
+GPU_TIMELINE = MagicParser(
     prog="%%gpu_timeline",
     description="Run the cell, then show what ran when on the host, the streams and the copy "
     "engines. If memory ran out, the reason is shown too.",
 )
-_TIMELINE.add(_NAME, MAX_EVENTS_OPTION)
-_TIMELINE.add_argument(
+GPU_TIMELINE.add(_NAME, MAX_EVENTS_OPTION)
+GPU_TIMELINE.add_argument(
     "--memory",
     action="store_true",
     help="also draw the memory of a GPU, above the timeline and on the same axis of time",
 )
+GPU_TIMELINE.examples = {
+    "--memory": "Show what ran when, and the memory above it.",
+    "trace": "Also keep the trace, as `trace`.",
+}
 
 
 @magics_class
@@ -109,24 +114,24 @@ class GpuMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    @documented(_MEMORY)
+    @documented(GPU_MEMORY)
     def gpu_memory(self, line: str, cell: str | None = None) -> Any:
         __tracebackhide__ = "__ipython_bottom__"
-        options = _MEMORY.read(line, cell)
+        options = GPU_MEMORY.read(line, cell)
         if options is None:
             return None
-        return self._run(_MEMORY.prog, options, cell or "", show, timeline=False)
+        return self._run(GPU_MEMORY.prog, options, cell or "", show, timeline=False)
 
     @no_var_expand
     @line_cell_magic
-    @documented(_TIMELINE)
+    @documented(GPU_TIMELINE)
     def gpu_timeline(self, line: str, cell: str | None = None) -> Any:
         __tracebackhide__ = "__ipython_bottom__"
-        options = _TIMELINE.read(line, cell)
+        options = GPU_TIMELINE.read(line, cell)
         if options is None:
             return None
         shown = partial(show_timeline, memory=options.memory)
-        return self._run(_TIMELINE.prog, options, cell or "", shown, timeline=True)
+        return self._run(GPU_TIMELINE.prog, options, cell or "", shown, timeline=True)
 
     def _run(
         self,

@@ -1,5 +1,6 @@
 """Options of commands and magics that record."""
 
+from virtualgpu import profiles
 from virtualgpu.options import HOST, option
 
 MAX_EVENTS = 200_000  # on a real GPU, each takes about 2 KB of host memory
@@ -37,7 +38,8 @@ FIT = (
         "--like",
         metavar="A,B",
         default="T4,L4,A100,A100-80,H100,H200",
-        help="GPU models, separated by commas (default: %(default)s)",
+        help=f"GPU models out of {', '.join(profiles.names())}, separated by commas "
+        "(default: %(default)s)",
     ),
     option(
         "--steps",

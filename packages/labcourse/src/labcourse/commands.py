@@ -67,6 +67,11 @@ def _add_release(parser: "CommandParser") -> None:
         action="store_true",
         help="write nothing, and fail if DIR differs from what would be written",
     )
+    parser.examples = {
+        "--to labs": "Write all labs of course.toml into the folder labs.",
+        "02 03 --to labs --format nbgrader": "Write two labs for nbgrader.",
+        "--check --to labs": "Say which notebooks in labs are out of date.",
+    }
 
 
 def _add_collect(parser: "CommandParser") -> None:
@@ -76,6 +81,10 @@ def _add_collect(parser: "CommandParser") -> None:
     )
     parser.add_argument("--to", required=True, metavar="DIR", help="the folder for the submissions")
     _add_students(parser)
+    parser.examples = {
+        "downloads.zip --to submitted": "Sort a platform's zip file by lab and student.",
+        "downloads.zip --to submitted --students students.csv": "Also report who is missing.",
+    }
 
 
 def _add_grade(parser: "CommandParser") -> None:
@@ -117,6 +126,10 @@ def _add_grade(parser: "CommandParser") -> None:
         help="a CSV file that says when submissions arrived: columns student, lab and received",
     )
     _add_students(parser)
+    parser.examples = {
+        "submitted --out results --workers 4": "Grade four submissions at a time.",
+        "submitted --out results --again 02/s017": "Grade one submission again.",
+    }
 
 
 def _add_students(parser: "CommandParser") -> None:

@@ -26,11 +26,16 @@ REFUSED = 2  # the exit status that argparse uses for a refused argument
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    return run_command(parser(), arguments)
+
+
+def parser() -> CommandParser:
+    """Return the parser of `python -m virtualgpu`."""
     about = "torch.cuda on a computer without a GPU."
-    parser = CommandParser(prog="python -m virtualgpu", description=about)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    made = CommandParser(prog="python -m virtualgpu", description=about)
+    commands = made.add_subparsers(title="commands", metavar="COMMAND")
     add_run(commands.add_parser("run", help=RUN, description=RUN), "virtualgpu run")
-    return run_command(parser, arguments)
+    return made
 
 
 def run_command(parser: CommandParser, arguments: list[str] | None) -> int:
@@ -50,6 +55,12 @@ def add_run(parser: CommandParser, name: str) -> None:
     parser.add(VIRTUAL_TIME)
     add_machine(parser)
     parser.add_script()
+    parser.examples = {
+        "train.py --epochs 2": "Run the script on one virtual T4, with an argument of its own.",
+        "--gpus 4 --like H200 train.py": "Run it on four virtual H200s.",
+        "--memory 16GiB --no-values train.py": "See whether 16 GiB are enough, in little time.",
+        "-m package.train": "Run a module, as `python -m` does.",
+    }
     parser.set_defaults(command=lambda options: _run(options, name))
 
 

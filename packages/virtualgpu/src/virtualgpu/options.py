@@ -70,10 +70,14 @@ class CommandParser(argparse.ArgumentParser):
 
     After `add_script` it reads only the options that precede the script's name. A `--` in front of
     the name ends the options, as it does for `python` and `torchrun`.
+
+    `examples` maps the arguments of a command to a sentence that says what the command then does.
+    The help ends with them.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._runs_script = False
+        self.examples: dict[str, str] = {}
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def add(self, *options: Option, **changes: Any) -> None:
@@ -81,6 +85,15 @@ class CommandParser(argparse.ArgumentParser):
         for each in options:
             names, settings = each.changed(**changes)
             self.add_argument(*names, **settings)
+
+    def format_help(self) -> str:
+        """Return the help, with the examples at the end."""
+        help_text = super().format_help()
+        if self.examples:
+            help_text += "\nexamples:\n"
+        for arguments, meaning in self.examples.items():
+            help_text += f"  {self.prog} {arguments}".rstrip() + f"\n      {meaning}\n"
+        return help_text
 
     def add_script(self) -> None:
         """Add the script or module, and the script's own arguments."""
