@@ -20,7 +20,9 @@ PAGES = (
     LIVE,
     f"{LIVE}-explorer",
     f"{LIVE}-trace",
-    "docs/reference",
+    "docs/reference/labkit",
+    "docs/reference/command-line",
+    "docs/will-it-fit",
     "docs/measured/report_h200_x1",
 )
 
@@ -127,6 +129,8 @@ def test_the_picture_is_that_of_the_recording(page):
         ("grade submissions", "Teaching with the kit"),
         ("fit T4", "On your own script"),
         ("torch.cuda.Stream", "2 Streams and synchronization"),
+        ("out of memory", "5 The caching allocator"),
+        ("license", "License and citation"),
     ],
 )
 def test_what_a_stranger_looks_for_is_among_the_first_found(page, query, wanted):
@@ -138,6 +142,18 @@ def test_what_a_stranger_looks_for_is_among_the_first_found(page, query, wanted)
     expect(page.locator(".search-summary")).to_contain_text("finished")
     found = [text.splitlines()[0] for text in page.locator("#search-results li").all_inner_texts()]
     assert any(title == wanted or title.endswith(f"> {wanted}") for title in found[:4])
+
+
+@pytest.mark.parametrize("chosen", ["auto", "light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_are_dark_where_the_page_is(page, scheme, chosen):
+    """A reader chooses the theme with the page's switch. By default it is the system's."""
+    page.emulate_media(color_scheme=scheme)
+    page.goto((SITE / "index.html").as_uri())
+    page.evaluate(f"document.body.dataset.theme = '{chosen}'")
+    drawn = page.locator("main img").first.evaluate("image => getComputedStyle(image).filter")
+    dark = scheme == "dark" if chosen == "auto" else chosen == "dark"
+    assert drawn.startswith("invert") is dark
 
 
 def test_every_link_within_the_site_arrives():
