@@ -17,12 +17,13 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
-# Workers share the cores, and torch's threads wait spinning: with two threads each, two workers on two cores took twice as long.
+# Workers share the cores, and torch's threads spin while they wait. With two threads each, two
+# workers on two cores took twice as long.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Variables that may change in a test: pytest's own, one that PyTorch sets when its compiler is first
-# imported, and those by which children find the machine in use, which a test may take away.
+# Variables that may change in a test: pytest's own, one that PyTorch sets when its compiler is
+# first imported, and those by which children find the machine in use, which a test may take away.
 MAY_CHANGE = {
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
@@ -31,7 +32,8 @@ MAY_CHANGE = {
     "PATH",
 }
 
-# No deadlines: a busy machine is no failure. Derandomized: a run finds today what it found yesterday.
+# No deadlines: a busy machine is no failure. Derandomized: a run finds today what it found
+# yesterday.
 settings.register_profile("whole", deadline=None, max_examples=200, derandomize=True)
 settings.register_profile("sample", deadline=None, max_examples=15, derandomize=True)
 
@@ -77,7 +79,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --slow, pass over files without a slow test: to import them takes each worker half a minute."""
+    """With --slow, skip files without a slow test. Importing them takes a worker half a minute."""
     if config.getoption("slow") and re.fullmatch(r"test_.*\.py", collection_path.name):
         return True if "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
     return None
@@ -105,12 +107,13 @@ def no_lab_used_before() -> None:
 
 @pytest.fixture(autouse=True)
 def the_same_draws(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A check draws by the test's name what it draws by chance elsewhere, so that no run of the tests differs from another. With
-    LABKIT_TRIES, which asks for a search, it draws anew."""
+    """Seed the random draws of checks with the test's name, so that every run is the same.
+
+    With LABKIT_TRIES, which asks for a search, draws are random.
+    """
     checking = sys.modules.get("labkit.checks.checking")
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # of its own: a test's is undone before the test's fixtures end
+    # The test's own MonkeyPatch would be undone before the test's fixtures end.
+    with pytest.MonkeyPatch.context() as patch:
         if checking is not None and "LABKIT_TRIES" not in os.environ:
             of_this_test = random.Random(request.node.nodeid)
 
@@ -123,7 +126,7 @@ def the_same_draws(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def the_same_main() -> Iterator[None]:
-    """A shell of IPython's puts its own module in the place of `__main__`, in which multiprocessing then looks for the program."""
+    """Restore `__main__`, which an IPython shell replaces and in which multiprocessing looks."""
     main = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main
@@ -147,7 +150,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
 
 @pytest.fixture
 def run_examples(tmp_path: Path) -> Callable[[Path], str]:
-    """A function that runs the Python examples of a page as one program in an empty folder, and returns what it prints."""
+    """Return a function that runs a page's Python examples and returns what they print.
+
+    The examples are one program and run in an empty folder.
+    """
 
     def run(page: Path) -> str:
         examples = re.findall(
@@ -170,8 +176,11 @@ def run_examples(tmp_path: Path) -> Callable[[Path], str]:
 
 @pytest.fixture(autouse=True, scope="module")
 def little_to_collect() -> None:
-    """Collections of garbage and searches for tensors, of which the tests ask for many, pass over what was there before: half a million
-    objects. Before each file, because some tests undo it, and what earlier files have imported is more by then."""
+    """Exclude the objects that exist already from garbage collections and searches for tensors.
+
+    There are half a million of them, and the tests collect often. This happens before each file,
+    because some tests undo it and earlier files have imported more.
+    """
     gc.collect()
     gc.freeze()
 
@@ -225,6 +234,7 @@ def skip_without_gpus(items: list[pytest.Item]) -> None:
         if present < needed:
             item.add_marker(
                 pytest.mark.skip(
-                    reason=f"needs {needed} real CUDA GPU{'s' * (needed > 1)}, this machine has {present}"
+                    reason=f"needs {needed} real CUDA GPU{'s' * (needed > 1)}, "
+                    f"this machine has {present}"
                 )
             )

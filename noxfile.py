@@ -1,4 +1,6 @@
-"""The environments beside `.venv`, which nox makes in `.nox`: Binder's, Colab's, nbgrader's, and other versions of torch.
+"""Environments that nox makes in `.nox`, beside `.venv`.
+
+They are those of Binder, Colab, nbgrader, and other versions of torch.
 
 `make test-binder` and its like use them. `nox --list` lists the sessions. A session that exists is
 brought up to date, not made again. `nox --session binder --install-only` only makes it.
@@ -157,7 +159,8 @@ def requirement(version: str) -> str:
 def pins_without_torch(session: nox.Session) -> str:
     """Return the pins without torch and what it needs, because each torch has its own choices.
 
-    What CUDA's packages need of each other is not listed as torch's need, so all of them are left out.
+    What CUDA's packages need of each other is not listed as torch's need, so all of them are left
+    out.
     """
     names = session.run_install("python", "-c", NEEDED_BY_TORCH, silent=True)
     needed = {normal(name) for name in json.loads(str(names))}

@@ -1,6 +1,7 @@
-"""What the experiments that can be recorded show, in sentences that are true of a result or are not.
+"""Conclusions of the recorded experiments, each with a function that says whether a result has it.
 
-A learner takes these away, so a virtual GPU has to show what a real one shows: where they differ, the virtual GPU is wrong.
+Learners remember these sentences, so a virtual GPU must show what a real one shows. If the two
+differ, the virtual GPU is wrong.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,8 @@ CONCLUSIONS: dict[str, Conclusions] = {
         ),
     },
     "copy_speed": {
-        "pinned memory is faster than pageable at every size from 64 KiB on, to the GPU and back": _pinned_is_faster,
+        "pinned memory is faster than pageable at every size from 64 KiB on, "
+        "to the GPU and back": _pinned_is_faster,
         "a large copy moves far more bytes a second than a small one": lambda r: (
             r.column("bytes_per_second", memory="pinned")[-1]
             > 10 * r.column("bytes_per_second", memory="pinned")[0]
@@ -71,7 +73,8 @@ CONCLUSIONS: dict[str, Conclusions] = {
         ),
     },
     "ddp_beside_data_parallel": {
-        f"on 4 GPUs DistributedDataParallel is faster than DataParallel for the {model} model": lambda r, model=model: (  # type: ignore[misc]
+        "on 4 GPUs DistributedDataParallel is faster than DataParallel "
+        f"for the {model} model": lambda r, model=model: (  # type: ignore[misc]
             _seconds(r, gpus=4, model=model, way=DDP)
             < _seconds(r, gpus=4, model=model, way=DATA_PARALLEL)
         )

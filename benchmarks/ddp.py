@@ -1,5 +1,8 @@
-"""Experiments with DistributedDataParallel on real GPUs, whose recordings lessons show: the same training step in one process with
-threads, and in a process for each of four GPUs; how long a step takes on two in each of several runs."""
+"""Experiments with DistributedDataParallel on real GPUs, whose recordings lessons show.
+
+One runs the same training step in one process with threads, and in a process for each of four GPUs.
+The other times a step on two GPUs in several runs.
+"""
 
 import json
 from collections.abc import Iterator
@@ -27,8 +30,8 @@ GPUS, REPEATS = (1, 2, 4), 5
 def ddp_beside_data_parallel() -> Run:
     """Seconds of one training step of each model on each number of GPUs, under either way.
 
-    The step is that of `data_parallel_step`. DistributedDataParallel runs in ranks that torchrun starts, one for each GPU, and each has
-    its share of the batch there already.
+    The step is that of `data_parallel_step`. DistributedDataParallel runs in ranks that torchrun
+    starts, one for each GPU. Each rank has its share of the batch on its GPU from the start.
     """
     models = {model: list(size) for model, size in MODELS.items()}
     parameters = {"gpus": list(GPUS), "models": models, "repeats": REPEATS}

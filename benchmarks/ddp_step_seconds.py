@@ -1,4 +1,7 @@
-"""Seconds of a training step under DistributedDataParallel, of some models on some of the ranks; `torchrun ddp_step_seconds.py JSON`."""
+"""Measure the seconds of training steps under DistributedDataParallel.
+
+usage: torchrun ddp_step_seconds.py JSON, which names the models and the ranks
+"""
 
 import json
 import os
@@ -22,7 +25,10 @@ rank = dist.get_rank()
 
 
 def prepared(width: int, batch: int, group: dist.ProcessGroup) -> Callable[[], None]:
-    """A training step on this rank's share of the batch that has run twice: the first steps load libraries and settle DDP's buckets."""
+    """Return a training step on this rank's share of the batch, after it has run twice.
+
+    The first steps load libraries and settle DDP's buckets.
+    """
     layers = [
         layer
         for _ in range(asked["layers"])

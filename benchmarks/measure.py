@@ -1,10 +1,11 @@
-"""Makes the recordings that ship with the kit, on this machine's real GPUs.
+"""Make the recordings that ship with the kit, on this machine's real GPUs.
 
     python benchmarks/measure.py [--output FOLDER] [EXPERIMENT ...]
     python benchmarks/measure.py --report [--output FOLDER]
 
-`--report` runs all experiments and lessons, and writes a page with virtual GPUs beside them. On a machine without GPUs it writes the pages
-of the reports in the folder anew, with what virtual GPUs say now. Exits 2 when nothing can be measured.
+`--report` runs all experiments and lessons, and writes a page that compares them with virtual GPUs.
+On a machine without GPUs it only updates the figures of virtual GPUs on the pages in the folder.
+The exit status is 2 if nothing can be measured.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from labkit.labs import Run, collect
 
 @dataclass(frozen=True)
 class Recorded:
-    """An experiment whose recording ships: `function` is run with its default parameters (but for `repeats`), on `gpus` real GPUs."""
+    """An experiment whose recording the kit has: `function` runs on `gpus` real GPUs."""
 
     function: Callable[[], Run]
     gpus: int = 1
@@ -49,9 +50,10 @@ EXPERIMENTS = {
 
 
 def measure(names: Iterable[str], folder: Path) -> Iterable[Path]:
-    """Run the experiments of these names and write each result into `folder`, yielding each file when it is whole.
+    """Run the experiments of these names, and write each result into `folder`.
 
-    The second of two runs counts: the first loads CUDA's libraries.
+    Each file is yielded when it is complete. The second of two runs counts, because the first loads
+    CUDA's libraries.
 
     Raises:
         ValueError: a name is not an experiment's.
@@ -64,19 +66,25 @@ def measure(names: Iterable[str], folder: Path) -> Iterable[Path]:
     needed = max(EXPERIMENTS[name].gpus for name in chosen)
     if machine.real_gpus() < needed:
         raise RuntimeError(
-            f"recordings are made on real GPUs: {', '.join(chosen)} need {needed}, and PyTorch sees {machine.real_gpus()}"
+            f"recordings are made on real GPUs: {', '.join(chosen)} need {needed}, "
+            f"and PyTorch sees {machine.real_gpus()}"
         )
     return _measured(chosen, folder)
 
 
 def report(folder: Path) -> Iterable[Path]:
-    """Record every experiment for which there are GPUs enough, run every lesson, and write a page with virtual GPUs beside all that.
+    """Record every experiment that has enough GPUs, run every lesson, and write the page.
 
-    What the folder has already of this machine, these versions and this day is kept: a report that was broken off goes on where it was.
-    Where there is no real GPU, the pages of the reports in the folder are written anew, with what virtual GPUs say now.
+    Recordings of this machine, these versions and this day are kept, so an interrupted report can
+    be continued. Without a real GPU, only the figures of virtual GPUs on the pages are updated.
 
-    Yields each file when it is whole. Raises RuntimeError where there is neither a real GPU nor a report, or the lessons are not there;
-    ValueError where the folder holds another machine's report on another number of the same GPUs, which lives by the same recordings.
+    Each file is yielded when it is complete.
+
+    Raises:
+        RuntimeError: there is neither a real GPU nor a report, or the lessons are missing.
+        ValueError: the folder has another machine's report on another number of the same GPUs,
+        which
+            shares its recordings.
     """
     if machine.real_gpus():
         reports = [_on_this_machine(folder)]
@@ -85,7 +93,7 @@ def report(folder: Path) -> Iterable[Path]:
         reports = [measured_report.Report(file) for file in sorted(folder.glob("report_*.json"))]
         if not reports:
             raise RuntimeError(
-                f"a report is made on real GPUs, and PyTorch sees none; nor is there one in {folder}"
+                f"a report is made on real GPUs. PyTorch sees none, and {folder} has no report"
             )
     for made in reports:
         yield made.write_page(
@@ -110,8 +118,8 @@ def _on_this_machine(folder: Path) -> measured_report.Report:
             measured_report.Report(file).origin
         ) != measured_report.kind(here):
             raise ValueError(
-                f"{file} is of another machine, other versions or another day, and its recordings would be written over: "
-                "give another folder with --output"
+                f"{file} is of another machine, other versions or another day, and its recordings "
+                "would be written over: give another folder with --output"
             )
     if made.origin != here:
         made.origin, made.failures, made.outcomes = here, {}, []
@@ -155,7 +163,7 @@ def _measured(names: list[str], folder: Path) -> Iterable[Path]:
 
 
 def _give_back() -> None:
-    """What PyTorch keeps of all that ran before, cuBLAS's workspaces too: some experiments tell what is allocated."""
+    """Free what PyTorch keeps of earlier work, because some experiments report allocations."""
     import torch
 
     gc.collect()

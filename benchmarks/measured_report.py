@@ -1,4 +1,7 @@
-"""`python benchmarks/measure.py --report`: one page of what a machine's GPUs measured, with what virtual GPUs say beside it."""
+"""Page that compares what a machine's GPUs measured with virtual GPUs.
+
+`python benchmarks/measure.py --report` writes it.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +28,7 @@ NOT_VIRTUAL = {  # experiments, and why only real GPUs can do them
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one lesson went: its code cells, the errors of those that failed, seconds in all, and the banners that `labkit.use` printed."""
+    """The run of a lesson: its code cells, errors, seconds, and the lines of `labkit.use`."""
 
     lesson: str
     cells: int
@@ -46,7 +49,9 @@ def code_cells(path: Path) -> int:
 
 
 def run_lesson(path: Path) -> Outcome:
-    """Run all cells, on real GPUs where there are enough for the lesson; a cell that fails does not stop the others.
+    """Run all cells, on real GPUs if there are enough for the lesson.
+
+    A cell that fails does not stop the others.
 
     Raises ImportError without nbclient, which JupyterLab brings.
     """
@@ -97,7 +102,7 @@ def _failures(cells: Iterable[Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Pair:
-    """One experiment on so many `gpus`: what was measured, or why nothing was; what virtual GPUs of the same model say, or why not."""
+    """An experiment's results on real and on virtual GPUs of one model, or why there are none."""
 
     experiment: str
     gpus: int
@@ -119,16 +124,17 @@ def virtually(experiment: str, function: Callable[[], Run], gpus: int, model: st
 
 
 def kind(origin: dict[str, Any]) -> dict[str, Any]:
-    """Of where something was measured: what recordings on other numbers of the same GPUs have in common with it."""
+    """Return the part of an origin that recordings on other numbers of the same GPUs share."""
     return {part: what for part, what in origin.items() if part not in ("machine", "program")}
 
 
 class Report:
-    """What one machine measured, in a folder: a recording for each experiment, and `file` with all else.
+    """Folder with what one machine measured: a recording per experiment, and `file` with the rest.
 
-    A recording that ships with the kit and was made by the same machine on the same day does not lie in the folder a second time.
-
-    `origin` says which machine, versions and day; `failures` has the error of each experiment that ended with one.
+    The folder has no second copy of a recording of the same machine and day that is part of the
+    kit.
+    `origin` says which machine, versions and day. `failures` has the error of each failed
+    experiment.
     """
 
     def __init__(self, file: Path) -> None:
@@ -165,7 +171,10 @@ class Report:
         return self.recording(experiment) or "not measured"
 
     def write_page(self, experiments: Mapping[str, tuple[Callable[[], Run], int]]) -> Path:
-        """The page about experiments, each a function and how many GPUs it needs, and lessons; gives its file."""
+        """Write the page about the experiments and lessons, and return its file.
+
+        An experiment is a function and the number of GPUs that it needs.
+        """
         origin = self.origin
         model = origin["machine"].rpartition("x ")[2]
         pairs = []
@@ -179,7 +188,10 @@ class Report:
                     "" if isinstance(measured, str) else virtually(name, function, gpus, model),
                 )
             )
-        versions = f"{origin['date']}, torch {origin['torch']}, CUDA {origin['cuda']}, driver {origin['driver']}, {origin['cores']} cores"
+        versions = (
+            f"{origin['date']}, torch {origin['torch']}, CUDA {origin['cuda']}, "
+            f"driver {origin['driver']}, {origin['cores']} cores"
+        )
         now = {path.stem: code_cells(path) for path in lessons()}
         run = [outcome for outcome in self.outcomes if outcome.cells == now.get(outcome.lesson)]
         left = sorted(set(now) - {outcome.lesson for outcome in run})
@@ -191,7 +203,10 @@ class Report:
 
 
 def ratios(measured: Result, virtual: Result) -> dict[str, tuple[float, float, float]]:
-    """Virtual ÷ measured for each column of seconds or bytes: the rows' median, least and most. Empty if the rows are others."""
+    """Return median, minimum and maximum of virtual ÷ measured, by column of seconds or bytes.
+
+    The dictionary is empty if the results have different rows.
+    """
     varied = next(iter(measured.columns))
     if measured.column(varied) != virtual.column(varied):
         return {}
@@ -211,7 +226,7 @@ def page(
     outcomes: Iterable[Outcome],
     left: Iterable[str] = (),
 ) -> str:
-    """The report as Markdown, under a title and a line that says when and with which versions; `left` are lessons that were not run so."""
+    """Return the report as Markdown. `left` are the lessons that were not run."""
     pairs = list(pairs)
     lines = [
         f"# {title}",
@@ -226,7 +241,8 @@ def page(
         "",
         "## Their figures: virtual ÷ measured",
         "",
-        "The model's times are those of one host with its GPU. Where launches or the CPU bound the time, as with small tensors, the hosts",
+        "The model's times are those of one host with its GPU. Where launches or the CPU bound the "
+        "time, as with small tensors, the hosts",
         "are compared: well below 1, this one has the slower processor.",
         "",
         "| experiment | figure | rows | median | least | most |",

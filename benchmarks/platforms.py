@@ -1,7 +1,7 @@
-"""The time and the memory that each lesson takes on each platform's stand-in: stored as measured, and written into docs/platforms.md.
+"""Write the time and memory of each lesson on each platform's stand-in into docs/platforms.md.
 
-    python benchmarks/platforms.py            writes the table from what is stored in benchmarks/platforms/
-    python benchmarks/platforms.py --run      runs every lesson here first, as after `make lab`
+    python benchmarks/platforms.py            write the table from benchmarks/platforms/
+    python benchmarks/platforms.py --run      run every lesson here first, as after `make lab`
 
 The figures of Binder and Colab come from `LABKIT_FIGURES=1 make test-binder SIZE=--everything` and
 `LABKIT_FIGURES=1 make test-classic SIZE=--everything`.
@@ -24,16 +24,17 @@ ORDER = ("here", "binder", "colab")
 PACKAGES = ("torch", "ipywidgets", "ipykernel")
 VERSIONS = (
     "import platform; from importlib.metadata import version; "
-    "print(', '.join(['Python ' + platform.python_version(), *(name + ' ' + version(name) for name in {packages})]))"
+    "print(', '.join(['Python ' + platform.python_version(), "
+    "*(name + ' ' + version(name) for name in {packages})]))"
 )
 
 
 @dataclass
 class Figures:
-    """What the lessons took on one platform: of each, the seconds and the peak of all its processes' memory in bytes.
+    """Seconds and peak memory of the lessons on one platform. The memory is in bytes.
 
-    `setup_seconds` is what a learner waits before the first lesson can be used: until the installing cell has run, or from the server's
-    start until the page is open.
+    `setup_seconds` is the time before the first lesson can be used: until the installing cell has
+    run, or from the server's start until the page is open.
     """
 
     platform: str
@@ -47,7 +48,7 @@ class Figures:
     def of_this_machine(
         cls, name: str, python: str = sys.executable, cores: int | None = None
     ) -> "Figures":
-        """Without figures yet; `versions` are those of the program `python`, which runs the lessons."""
+        """Return an empty record of this machine, with the versions that `python` has."""
         cores = cores or os.cpu_count() or 1
         versions = subprocess.check_output(
             [python, "-c", VERSIONS.format(packages=PACKAGES)], text=True
@@ -62,7 +63,7 @@ class Figures:
     def store_if_asked(self, name: str) -> None:
         """Write the figures down, if LABKIT_FIGURES is set: `benchmarks/platforms/NAME.json`.
 
-        Those of other lessons stay, if they were taken with the same versions, on the same machine and day.
+        Figures of other lessons stay if their versions, machine and day are the same.
         """
         if not os.environ.get("LABKIT_FIGURES") or not self.lessons:
             return
@@ -98,7 +99,7 @@ def stored(folder: Path = FOLDER) -> list[Figures]:
 
 
 def table(all_figures: list[Figures]) -> str:
-    """Markdown: a line for each lesson, two columns for each platform; then what each was measured on."""
+    """Return the table as Markdown, and below it what each platform was measured on."""
     lessons = sorted({lesson for figures in all_figures for lesson in figures.lessons})
     head = [
         "lesson",

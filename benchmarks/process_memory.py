@@ -46,7 +46,7 @@ class Watched:
 
 @contextmanager
 def watched(pid: int) -> Iterator[Watched]:
-    """Look at the memory of process `pid` and of all that it starts every 50 ms, until the block ends."""
+    """Sample the memory of a process and its children every 50 ms, until the block ends."""
     looking = Watched(bytes_of_tree(pid))
     thread = threading.Thread(target=looking._look, args=(pid,), name="process memory")
     thread.start()

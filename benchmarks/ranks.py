@@ -1,5 +1,7 @@
-"""How long ranks take that do nothing but meet: copies of the fork server beside processes started afresh, and four with virtual GPUs; and
-what a step of DDP costs there, as a multiple of the same step without DDP (processor time, so that other work does not count).
+"""Measure how long ranks take that only meet, and what a step of DDP costs on virtual GPUs.
+
+Copies of the fork server are compared with new processes. The cost of a step is a multiple of the
+same step without DDP. It is processor time, so other work on the machine does not count.
 
 python benchmarks/ranks.py [ROUNDS]
 """
@@ -14,7 +16,12 @@ from typing import Any
 import labkit
 from labkit.processes import forkserver
 
-SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\ndist.barrier()\ndist.destroy_process_group()\n"
+SCRIPT = """
+import torch.distributed as dist
+dist.init_process_group()
+dist.barrier()
+dist.destroy_process_group()
+"""
 
 STEPS = """
 import os, time, torch, torch.distributed as dist
@@ -23,7 +30,8 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 x = torch.randn(32, 64, device="cuda")
 def cost(wrap, steps=30):
-    model = wrap(nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(64, 64), nn.ReLU())]).cuda())
+    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    model = wrap(nn.Sequential(*layers).cuda())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(5 + steps):
         if step == 5:
@@ -34,7 +42,8 @@ def cost(wrap, steps=30):
         optimizer.step()
     torch.cuda.synchronize()
     return time.process_time() - begin
-alone, parallel = (min(cost(wrap) for _ in range(3)) for wrap in (nn.Sequential, nn.parallel.DistributedDataParallel))
+alone = min(cost(nn.Sequential) for _ in range(3))
+parallel = min(cost(nn.parallel.DistributedDataParallel) for _ in range(3))
 result = parallel / alone
 dist.destroy_process_group()
 """
@@ -62,7 +71,8 @@ def main(rounds: int) -> None:
     print(f"first two jobs: {first[0]:.2f} s and {first[1]:.2f} s; then {warm:.2f} s each")
     print(f"four ranks with virtual GPUs: {four:.2f} s")
     print(
-        f"a step of DDP on two virtual GPUs: {max(ratios):.1f} times the processor time of one without"
+        f"a step of DDP on two virtual GPUs: {max(ratios):.1f} times the processor time "
+        "of a step without DDP"
     )
     print(f"started afresh: {afresh:.2f} s each, {afresh / warm:.1f} times as long")
 

@@ -44,7 +44,8 @@ def record(notebook: Path, folder: Path | None = None) -> Iterator[Path]:
     if not results:
         needed = _gpus_asked_for(notebook)
         raise RuntimeError(
-            f"{notebook.name} measured nothing on real GPUs. It asks for {needed}, and PyTorch sees {machine.real_gpus()}."
+            f"{notebook.name} measured nothing on real GPUs. It asks for {needed}, "
+            f"and PyTorch sees {machine.real_gpus()}."
         )
     lesson = f"lesson_{notebook.name[:2]}"
     if folder is None:

@@ -23,8 +23,8 @@ from labkit.labs.experiment import Row, badge
 class Setting:
     """How a network is trained.
 
-    `batch` counts the rows of one optimizer step, over all GPUs and micro-batches. More than one GPU
-    means DataParallel.
+    `batch` counts the rows of one optimizer step, over all GPUs and micro-batches. More than one
+    GPU means DataParallel.
     """
 
     network: Network
@@ -86,7 +86,7 @@ def _points() -> Iterator[Row]:
 
 
 def peak_of(setting: Setting) -> int:
-    """Return the most bytes that the last step has allocated on the first GPU, without other tensors."""
+    """Return the peak of the last step on the first GPU, in bytes, without other tensors."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()  # the steps take them again, whoever took them first
     before = torch.cuda.memory_allocated(0)

@@ -1,4 +1,4 @@
-"""Two training steps of a transformer under DistributedDataParallel, as any script for torchrun: nothing in it knows of this kit."""
+"""Two training steps of a transformer under DistributedDataParallel: a script for torchrun."""
 
 import os
 

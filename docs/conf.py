@@ -1,8 +1,8 @@
 """Sphinx configuration of the site.
 
 The site has the lessons with their stored outputs, the guides, and the reference, which is made
-from docstrings and from the commands' parsers. The sources are the repository itself, so a link that
-works on GitHub also works on the site.
+from docstrings and from the commands' parsers. The sources are the repository itself, so a link
+that works on GitHub also works on the site.
 """
 
 import datetime

@@ -1,4 +1,4 @@
-"""What an image on mybinder.org holds, for building it without Docker. `nox --session binder` builds it.
+"""Contents of an image on mybinder.org. `nox --session binder` builds it without Docker.
 
 repo2docker writes a Dockerfile for this repository. Its commands that come after the copy of the
 repository run on such a copy, in a virtual environment instead of Binder's own environment.

@@ -53,7 +53,7 @@ class OwnFaceContract(_ImportsContract):
 
 
 class NoCircleContract(Contract):
-    """No module imports, over however many others, a module that imports it: functions' own imports and those for type checkers too."""
+    """No imports form a circle, not even imports inside functions or for type checkers."""
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         circle: list[str] = []

@@ -1,10 +1,11 @@
-"""Run notebooks from top to bottom on virtual GPUs and store their outputs, the same bytes each time.
+"""Run notebooks on virtual GPUs and store their outputs, the same bytes each time.
 
     python tools/execute_notebooks.py [NOTEBOOK …]        (default: all in notebooks/)
 
-What only one machine or one run has is left out: times of execution, the kernel's version, the identity of a widget's model. A stored
-widget cannot be drawn without its kernel, so its text stands for it. A cell that raises without the tag `raises-exception` stops
-everything, and that notebook stays as it was.
+The stored file has nothing that belongs to one machine or one run: times of execution, the kernel's
+version, the ids of widgets. A stored widget cannot be drawn without its kernel, so its text is kept
+instead. If a cell without the tag `raises-exception` raises an error, the program stops, and the
+notebook stays unchanged.
 """
 
 import os
@@ -35,13 +36,12 @@ def main(arguments: list[str]) -> None:
             resources={"metadata": {"path": str(path.parent)}},
         )
         nbformat.write(normal(client.execute()), path)
-        print(
-            f"{path}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} code cells executed"
-        )
+        code_cells = sum(cell.cell_type == "code" for cell in notebook.cells)
+        print(f"{path}: {code_cells} code cells executed")
 
 
 def normal(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook without what belongs to one run; cells keep their tags, and their other metadata with a meaning."""
+    """Remove what belongs to one run from a notebook, and return it. Cells keep their tags."""
     notebook.metadata = nbformat.from_dict(
         {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     )
@@ -55,7 +55,7 @@ def normal(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
-    """Outputs with neighbouring pieces of the same stream in one: how a stream is cut up depends on timing."""
+    """Join neighbouring outputs of the same stream. How a stream is cut depends on timing."""
     together: list[nbformat.NotebookNode] = []
     for output in outputs:
         last = together[-1] if together else None

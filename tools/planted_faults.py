@@ -1,11 +1,14 @@
-"""Break one rule of the kit at a time, and see which tests notice: the fast tests have to notice every fault.
+"""Break one rule of the kit at a time, and report which tests notice the fault.
 
-    python tools/planted_faults.py [NUMBER, ROOM or part of a NAME …]     (default: all of them; --list names them)
+    python tools/planted_faults.py [NUMBER, ROOM or part of a NAME …]
 
-planted_faults.toml lists the faults, by room and by file: a name, the text that stands there once, and what replaces it. Each is planted in
-a copy of the tracked files. There the fast tests of its room run; those of all rooms only if these notice nothing, and then the slow ones
-of its room. In the end the tests that noticed run once more without any fault, where they must pass. A fault that keeps a test file from
-being imported is an unfair one: it breaks more than a rule. Ends with status 1 unless the fast tests notice every fault.
+The default is all faults. --list names them. planted_faults.toml has the faults by room and by
+file. A fault has a name, a text that is in the file once, and its replacement. Each fault is
+planted in a copy of the tracked files. There the fast tests of the fault's room run. If they notice
+nothing, the fast tests of all rooms run, and then the slow tests of the room. At the end, the tests
+that noticed a fault run once more without any fault, and must pass. A fault that keeps a test file
+from being imported is unfair, because it breaks more than a rule. The exit status is 1 unless the
+fast tests notice every fault.
 """
 
 import argparse
@@ -37,7 +40,8 @@ PLACES = (
     *(f"packages/{name}/src" for name in ("virtualgpu", "gputrace", "labcourse")),
 )  # where the packages lie
 EVERY_TEST = ("tests", "packages")
-OWN_TEST = "tests/test_planted_faults.py"  # holds the table to the code, and would notice every fault by that
+# This test compares the table with the code, so it would notice every fault.
+OWN_TEST = "tests/test_planted_faults.py"
 SAID = "said.txt"  # what pytest prints
 # Imported once, for all runs of the tests.
 SLOW_TO_IMPORT = (
@@ -55,7 +59,10 @@ IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 
 @dataclass(frozen=True)
 class Fault:
-    """`right` stands once in `file`, `wrong` breaks the rule; `tests` are the files and folders that test the room."""
+    """A fault to plant: `wrong` replaces `right`, which is in `file` once, and breaks a rule.
+
+    `tests` are the files and folders that test the room.
+    """
 
     number: int
     room: str
@@ -69,14 +76,18 @@ class Fault:
         """The text of the file with the fault. Raises ValueError where the table is out of date."""
         if text.count(self.right) != 1 or self.right == self.wrong:
             raise ValueError(
-                f"{self.name!r}: {self.right!r} stands {text.count(self.right)} times in {self.file}, not once: mend {TABLE.name}"
+                f"{self.name!r}: {self.right!r} stands {text.count(self.right)} times in "
+                f"{self.file}, not once: mend {TABLE.name}"
             )
         return text.replace(self.right, self.wrong)
 
 
 @dataclass(frozen=True)
 class Found:
-    """Who noticed a fault: "the fast tests", "the slow tests", "nothing", or why that cannot be said; and the test that failed first."""
+    """What noticed a fault, and the test that failed first.
+
+    `by` is "the fast tests", "the slow tests", "nothing", or why this is not known.
+    """
 
     by: str
     test: str = ""
@@ -126,7 +137,10 @@ def copy_tree(folder: Path) -> None:
 def run(
     tree: Path, tests: tuple[str, ...], which: tuple[str, ...], seconds: float, *options: str
 ) -> tuple[list[str], str]:
-    """The tests that fail, and why there is nothing to be said of them: they cannot be imported, or take too long."""
+    """Return the tests that fail, and why the result is not known, if so.
+
+    It is not known if tests cannot be imported or take too long.
+    """
     told = tree / ".faults"  # pytest's cache, which names the tests that failed
     shutil.rmtree(told, ignore_errors=True)
     how = [
@@ -152,7 +166,10 @@ def run(
 
 
 def forked(tree: Path, arguments: list[str], seconds: float) -> int | None:
-    """pytest's exit status; None if it took too long. In a fork of this process, which has imported torch but nothing of the kit."""
+    """Run pytest in a fork of this process. Return its exit status, or None if it took too long.
+
+    This process has imported torch, but nothing of the kit.
+    """
     pid = os.fork()
     if not pid:
         status = 70
@@ -249,7 +266,8 @@ def main(arguments: list[str]) -> int:
             found[fault] = tried(fault, tree, options.room_only)
             seen = found[fault]
             print(
-                f"{fault.number:3}  {fault.room:10}  {fault.name:{width}}  {seen.by:13}  {seen.test}".rstrip(),
+                f"{fault.number:3}  {fault.room:10}  {fault.name:{width}}  "
+                f"{seen.by:13}  {seen.test}".rstrip(),
                 flush=True,
             )
         noticing = tuple(dict.fromkeys(seen.test for seen in found.values() if seen.test))

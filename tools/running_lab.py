@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 
 
 def address(folder: str, servers: Iterable[dict], page: str) -> str | None:
-    """The address of a page, with its token, at the server whose root is `folder`; None where there is no such server."""
+    """Return the address of a page, with its token, at the server whose root is `folder`.
+
+    Return None if there is no such server.
+    """
     wanted = Path(folder).resolve()
     for server in servers:
         if Path(server["root_dir"]).resolve() == wanted:
@@ -28,5 +31,6 @@ if __name__ == "__main__":
         sys.exit(1)
     stop = f"{Path(sys.executable).parent / 'jupyter'} lab stop {urlsplit(found).port}"
     print(
-        f"JupyterLab already runs for {sys.argv[1]}/: open {found}\nTo end it: {stop}, or Ctrl+C where it was started."
+        f"JupyterLab already runs for {sys.argv[1]}/: open {found}\n"
+        f"To end it: {stop}, or Ctrl+C where it was started."
     )

@@ -1,7 +1,8 @@
-"""Choose where pip takes PyTorch from: `python torch_index.py [URL or default]` prints pip's options.
+"""Print pip's options for PyTorch's index: `python torch_index.py [URL or default]`.
 
-PyTorch's default build for Linux brings several gigabytes of CUDA. A Linux machine without an NVIDIA driver gets the CPU build, a tenth of
-that, where its index answers. A URL that is given is taken as it is. One line on standard error says what was chosen, and how to choose.
+PyTorch's default build for Linux brings several gigabytes of CUDA. A Linux machine without an
+NVIDIA driver gets the CPU build, which is a tenth as large, if its index answers. A given URL is
+used unchanged. One line on standard error says what was chosen and how to choose.
 """
 
 import os
@@ -12,12 +13,14 @@ import urllib.request
 
 CPU = "https://download.pytorch.org/whl/cpu"
 DEFAULT = "default"  # the word for PyTorch's default build, which for Linux is the one with CUDA
-# The driver's files: on Linux, and on Windows' Subsystem for Linux, whose driver is that of Windows.
+# The driver's files: on Linux, and on Windows' Subsystem for Linux, whose driver is that of
+# Windows.
 DRIVER = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so")
 PATIENCE = 5.0  # seconds
 
 
 def has_driver() -> bool:
+    """Return whether this machine has an NVIDIA driver."""
     return shutil.which("nvidia-smi") is not None or any(map(os.path.exists, DRIVER))
 
 
@@ -33,7 +36,7 @@ def answers(index: str) -> bool:
 
 
 def choose(given: str = "") -> tuple[str, str]:
-    """The index for pip to look at besides its own, "" for none, and a sentence about the choice."""
+    """Return pip's additional index, or "", and a sentence about the choice."""
     if given == DEFAULT:
         return "", "PyTorch comes in its default build, as you chose."
     if given:
@@ -43,16 +46,19 @@ def choose(given: str = "") -> tuple[str, str]:
     if has_driver():
         return (
             "",
-            f"This machine has an NVIDIA driver: PyTorch comes with CUDA. TORCH_INDEX={CPU} takes its CPU build.",
+            "This machine has an NVIDIA driver: PyTorch comes with CUDA. "
+            f"TORCH_INDEX={CPU} takes its CPU build.",
         )
     if answers(CPU):
         return (
             CPU,
-            f"No NVIDIA driver here: PyTorch comes in its CPU build. TORCH_INDEX={DEFAULT} takes the one with CUDA.",
+            "No NVIDIA driver here: PyTorch comes in its CPU build. "
+            f"TORCH_INDEX={DEFAULT} takes the one with CUDA.",
         )
     return (
         "",
-        f"No NVIDIA driver here, but {CPU} does not answer: PyTorch comes in its default build, which may be large.",
+        f"No NVIDIA driver here, but {CPU} does not answer: PyTorch comes in its default build, "
+        "which may be large.",
     )
 
 
