@@ -2,8 +2,9 @@
 
     python benchmarks/notebooks.py [--run]
 
-`--run` executes each lesson on virtual GPUs. It adds the lesson's seconds, and the peak memory of its
-kernel and of all processes that it starts (Linux). The exit status is 1 if a figure is outside its bounds.
+`--run` executes each lesson on virtual GPUs. It adds the lesson's seconds, and the peak memory of
+its kernel and of all processes that it starts (Linux). The exit status is 1 if a figure is outside
+its bounds.
 """
 
 import os
@@ -69,8 +70,8 @@ def before_first_exercise(some_cells: Cells) -> Cells:
 def style(path: Path) -> dict[str, float]:
     """Return the figures of one lesson, named as in BOUNDS.
 
-    The lines are the non-empty lines of each teaching cell. Cells that write a whole file do not count.
-    The words and the minutes are those of the longest sitting.
+    The lines are the non-empty lines of each teaching cell. Cells that write a whole file do not
+    count. The words and the minutes are those of the longest sitting.
     """
     lesson = cells(path)
     teaching = teaching_cells(lesson)
@@ -99,7 +100,7 @@ def bounds(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def run(path: Path, folder: Path = FOLDER, kernel: str = "python3") -> tuple[float, int]:
-    """Run a lesson in `folder`. Return its seconds and the peak memory of all its processes, in bytes.
+    """Run a lesson in `folder`. Return its seconds and its processes' peak memory in bytes.
 
     The seconds include the kernel's start. Raises nbclient's CellExecutionError if a cell fails.
     """
