@@ -1,4 +1,4 @@
-"""The variants of exercises for exams: right answers pass, wrong ones do not, and no lesson has a solution."""
+"""Variants of exercises for exams: right answers pass, wrong ones fail, no lesson solves them."""
 
 from pathlib import Path
 
