@@ -1,12 +1,22 @@
-// The lanes of the explorer: spans of time, a device's memory, its blocks. Each draws itself and says what lies where.
+// The lanes of the explorer: spans of time, a device's memory, its blocks. Each draws itself and
+// says what is at a place.
 "use strict";
 
 const HEIGHTS = { spans: 24, memory: 96, blocks: 180 };
-const NARROW = 2; // pixels: narrower spans are drawn together, a column as high as the share of its time that they cover
+// Pixels. Narrower spans are drawn together. The height of a column is the covered share of it.
+const NARROW = 2;
 const LEAST = 0.3; // of a lane's height: what is there is seen
-const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+const UNITS = [
+  [1e9, "s"],
+  [1e6, "ms"],
+  [1e3, "µs"],
+  [1, "ns"],
+];
 
-const summed = steps => { let at = 0; return Float64Array.from(steps, step => at += step); };
+const summed = steps => {
+  let at = 0;
+  return Float64Array.from(steps, step => (at += step));
+};
 const short = number => String(Number(number.toPrecision(4)));
 
 function timeText(nanoseconds) {
@@ -21,17 +31,26 @@ function byteText(bytes) {
 
 // How many of the sorted numbers are at most `value`.
 function countUpTo(sorted, value) {
-  let low = 0, high = sorted.length;
+  let low = 0,
+    high = sorted.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (sorted[middle] <= value) low = middle + 1; else high = middle;
+    if (sorted[middle] <= value) low = middle + 1;
+    else high = middle;
   }
   return low;
 }
 
 class Spans {
   constructor(told, data) {
-    Object.assign(this, { data, name: told.name, height: HEIGHTS.spans, called: told.called, look: told.look, stack: told.stack });
+    Object.assign(this, {
+      data,
+      name: told.name,
+      height: HEIGHTS.spans,
+      called: told.called,
+      look: told.look,
+      stack: told.stack,
+    });
     this.start = summed(told.start);
     this.end = this.start.map((start, index) => start + told.duration[index]);
     this.count = this.start.length;
@@ -39,12 +58,14 @@ class Spans {
 
   // Work that waits for other work is drawn below it.
   draw(pen, area) {
-    const shares = new Float32Array(Math.ceil(area.width) + 1), looks = new Uint8Array(shares.length);
+    const shares = new Float32Array(Math.ceil(area.width) + 1),
+      looks = new Uint8Array(shares.length);
     for (const under of [true, false]) {
       for (let index = 0; index < this.count && this.start[index] <= area.until; index++) {
         const look = this.data.looks[this.look[index]];
         if (this.end[index] < area.from || look.under !== under) continue;
-        const left = Math.max(area.x(this.start[index]), area.left), right = Math.min(area.x(this.end[index]), area.right);
+        const left = Math.max(area.x(this.start[index]), area.left),
+          right = Math.min(area.x(this.end[index]), area.right);
         if (right - left < NARROW) {
           const column = Math.floor(left - area.left);
           shares[column] += Math.max(right - left, 0);
@@ -55,13 +76,26 @@ class Spans {
     for (let column = 0; column < shares.length; column++) {
       if (!looks[column]) continue;
       const high = this.height * Math.min(Math.max(shares[column], LEAST), 1);
-      pen.box(this.data.looks[looks[column] - 1], area.left + column, area.top + this.height - high, 1, high);
+      pen.box(
+        this.data.looks[looks[column] - 1],
+        area.left + column,
+        area.top + this.height - high,
+        1,
+        high,
+      );
     }
   }
 
   _bar(pen, area, look, left, width, index) {
     pen.box(look, left, area.top, width - 0.5, this.height);
-    if (width > 24) pen.write(this.data.names[this.called[index]], left + 4, area.top + this.height / 2, width - 8, look);
+    if (width > 24)
+      pen.write(
+        this.data.names[this.called[index]],
+        left + 4,
+        area.top + this.height / 2,
+        width - 8,
+        look,
+      );
   }
 
   // What lies at a moment, or as near to it as `slack`: the shortest, for that is on top.
@@ -69,7 +103,8 @@ class Spans {
     for (const near of [0, slack]) {
       let best = -1;
       for (let index = 0; index < this.count && this.start[index] <= moment + near; index++) {
-        const shorter = best < 0 || this.end[index] - this.start[index] <= this.end[best] - this.start[best];
+        const shorter =
+          best < 0 || this.end[index] - this.start[index] <= this.end[best] - this.start[best];
         if (this.end[index] >= moment - near && shorter) best = index;
       }
       if (best >= 0) return best;
@@ -77,9 +112,15 @@ class Spans {
     return -1;
   }
 
-  extent(index) { return [this.start[index], this.end[index]]; }
-  rows() { return [0, 1]; }
-  title(index) { return this.data.names[this.called[index]]; }
+  extent(index) {
+    return [this.start[index], this.end[index]];
+  }
+  rows() {
+    return [0, 1];
+  }
+  title(index) {
+    return this.data.names[this.called[index]];
+  }
 
   describe(index) {
     return [
@@ -101,29 +142,50 @@ class Memory {
     this.reserved = new Float64Array(this.count).fill(told.reserved);
     for (let state = 0; state < this.count; state++) {
       if (state) {
-        this.levels.forEach(level => { level[state] = level[state - 1]; });
+        this.levels.forEach(level => {
+          level[state] = level[state - 1];
+        });
         this.levels[told.category[state - 1]][state] += told.rise[state - 1];
         this.reserved[state] = this.reserved[state - 1] + told.reserve[state - 1];
       }
       this.total[state] = this.levels.reduce((sum, level) => sum + level[state], 0);
     }
-    this.most = this.reserved.reduce((most, bytes, state) => Math.max(most, bytes, this.total[state]), 1);
+    this.most = this.reserved.reduce(
+      (most, bytes, state) => Math.max(most, bytes, this.total[state]),
+      1,
+    );
     this.stack = [0, ...told.stack];
   }
 
-  // Of each column of pixels the state in which most was allocated; columns of the same state are one box.
+  // Each column of pixels shows the state in which most was allocated. Neighbouring columns of the
+  // same state are one box.
   draw(pen, area) {
-    const high = bytes => this.height * bytes / this.most;
-    let begun = 0, before = -1;
+    const high = bytes => (this.height * bytes) / this.most;
+    let begun = 0,
+      before = -1;
     for (let column = 0; column <= area.width; column++) {
-      const state = column < area.width ? this._highest(area.moment(area.left + column), area.moment(area.left + column + 1)) : -1;
+      const state =
+        column < area.width
+          ? this._highest(area.moment(area.left + column), area.moment(area.left + column + 1))
+          : -1;
       if (state === before) continue;
       if (before >= 0) {
         let bottom = area.top + this.height;
         this.levels.forEach((level, category) => {
-          if (level[before] > 0) pen.box(this.data.categories[category], area.left + begun, bottom -= high(level[before]), column - begun, high(level[before]));
+          if (level[before] > 0)
+            pen.box(
+              this.data.categories[category],
+              area.left + begun,
+              (bottom -= high(level[before])),
+              column - begun,
+              high(level[before]),
+            );
         });
-        pen.rule(area.left + begun, area.top + this.height - high(this.reserved[before]), column - begun);
+        pen.rule(
+          area.left + begun,
+          area.top + this.height - high(this.reserved[before]),
+          column - begun,
+        );
       }
       [begun, before] = [column, state];
     }
@@ -132,17 +194,31 @@ class Memory {
 
   _highest(from, until) {
     let best = countUpTo(this.time, from);
-    for (let state = best + 1; state < this.count && this.time[state - 1] < until; state++) if (this.total[state] > this.total[best]) best = state;
+    for (let state = best + 1; state < this.count && this.time[state - 1] < until; state++)
+      if (this.total[state] > this.total[best]) best = state;
     return best;
   }
 
-  at(moment) { return countUpTo(this.time, moment); }
-  extent(state) { return [state ? this.time[state - 1] : 0, state < this.time.length ? this.time[state] : this.data.end]; }
-  rows() { return [0, 1]; }
-  title(state) { return `${byteText(this.total[state])} allocated`; }
+  at(moment) {
+    return countUpTo(this.time, moment);
+  }
+  extent(state) {
+    return [
+      state ? this.time[state - 1] : 0,
+      state < this.time.length ? this.time[state] : this.data.end,
+    ];
+  }
+  rows() {
+    return [0, 1];
+  }
+  title(state) {
+    return `${byteText(this.total[state])} allocated`;
+  }
 
   describe(state) {
-    const parts = this.levels.map((level, category) => [level[state], this.data.categories[category].name]).filter(([bytes]) => bytes > 0);
+    const parts = this.levels
+      .map((level, category) => [level[state], this.data.categories[category].name])
+      .filter(([bytes]) => bytes > 0);
     const told = [
       ["allocated", byteText(this.total[state])],
       ["of which", parts.map(([bytes, name]) => `${byteText(bytes)} ${name}`).join(", ")],
@@ -156,10 +232,17 @@ class Memory {
 
 class Blocks {
   constructor(told, data, memory) {
-    Object.assign(this, { data, device: told.device, operator: told.operator, name: `${told.name}blocks`, height: HEIGHTS.blocks, ...told.blocks });
+    Object.assign(this, {
+      data,
+      device: told.device,
+      operator: told.operator,
+      name: `${told.name}blocks`,
+      height: HEIGHTS.blocks,
+      ...told.blocks,
+    });
     this.count = this.place.length;
-    this.start = Float64Array.from(this.birth, event => event < 0 ? 0 : memory.time[event]);
-    this.end = Float64Array.from(this.death, event => event < 0 ? data.end : memory.time[event]);
+    this.start = Float64Array.from(this.birth, event => (event < 0 ? 0 : memory.time[event]));
+    this.end = Float64Array.from(this.death, event => (event < 0 ? data.end : memory.time[event]));
     this.bytes ||= 1;
     this.made = new Map(); // by each line of the user's: its blocks, and their bytes
     this.stack.forEach((stack, index) => {
@@ -186,22 +269,34 @@ class Blocks {
     this.squeeze(from, from + this.share * times);
   }
 
-  // By pixels, which takes the same time for a hundred blocks as for a hundred thousand. Blocks of another line than the pinned one are pale.
+  // Blocks are drawn as pixels, which is fast also for a hundred thousand of them. If a line is
+  // pinned, blocks of other lines are pale.
   draw(pen, area, pinnedLine) {
-    const width = Math.ceil(area.width), height = this.height;
-    const picture = new ImageData(width, height), pixels = new Uint32Array(picture.data.buffer);
+    const width = Math.ceil(area.width),
+      height = this.height;
+    const picture = new ImageData(width, height),
+      pixels = new Uint32Array(picture.data.buffer);
     for (let index = 0; index < this.count && this.start[index] <= area.until; index++) {
       const [high, deep] = this.rows(index);
       if (this.end[index] < area.from || deep <= 0 || high >= 1) continue;
       const left = Math.max(Math.floor(area.x(this.start[index]) - area.left), 0);
-      const right = Math.min(Math.max(Math.floor(area.x(this.end[index]) - area.left) - 1, left), width - 1);
-      const [top, bottom] = [high, deep].map(row => Math.min(Math.max(Math.floor(row * height), 0), height - 1));
-      const last = Math.max(bottom - (bottom - top > 3 ? 1 : 0), top); // a seam below those that are high enough
+      const right = Math.min(
+        Math.max(Math.floor(area.x(this.end[index]) - area.left) - 1, left),
+        width - 1,
+      );
+      const [top, bottom] = [high, deep].map(row =>
+        Math.min(Math.max(Math.floor(row * height), 0), height - 1),
+      );
+      // A seam below those that are high enough.
+      const last = Math.max(bottom - (bottom - top > 3 ? 1 : 0), top);
       const { solid, pale, hatch } = this.data.categories[this.category[index]];
-      const colour = pinnedLine >= 0 && this.data.users[this.stack[index]] !== pinnedLine ? pale : solid;
+      const colour =
+        pinnedLine >= 0 && this.data.users[this.stack[index]] !== pinnedLine ? pale : solid;
       for (let row = top; row <= last; row++) {
         if (!hatch) pixels.fill(colour, row * width + left, row * width + right + 1);
-        else for (let column = left; column <= right; column++) pixels[row * width + column] = (column + row) % 6 || last - top < 4 ? colour : pale;
+        else
+          for (let column = left; column <= right; column++)
+            pixels[row * width + column] = (column + row) % 6 || last - top < 4 ? colour : pale;
       }
     }
     pen.picture(picture, area.left, area.top);
@@ -211,16 +306,31 @@ class Blocks {
   at(moment, slack, row) {
     let best = -1;
     for (let index = 0; index < this.count && this.start[index] <= moment + slack; index++) {
-      const [top, bottom] = this.rows(index), edge = 1 / this.height;
+      const [top, bottom] = this.rows(index),
+        edge = 1 / this.height;
       const nearer = best < 0 || this.size[index] <= this.size[best];
-      if (this.end[index] >= moment - slack && row >= top && row <= Math.max(bottom, top + edge) && nearer) best = index;
+      if (
+        this.end[index] >= moment - slack &&
+        row >= top &&
+        row <= Math.max(bottom, top + edge) &&
+        nearer
+      )
+        best = index;
     }
     return best;
   }
 
-  extent(index) { return [this.start[index], this.end[index]]; }
-  rows(index) { return [this.place[index], this.place[index] + this.size[index]].map(byte => (byte / this.bytes - this.low) / this.share); }
-  title(index) { return `${byteText(this.size[index])} ${this.data.categories[this.category[index]].name}`; }
+  extent(index) {
+    return [this.start[index], this.end[index]];
+  }
+  rows(index) {
+    return [this.place[index], this.place[index] + this.size[index]].map(
+      byte => (byte / this.bytes - this.low) / this.share,
+    );
+  }
+  title(index) {
+    return `${byteText(this.size[index])} ${this.data.categories[this.category[index]].name}`;
+  }
 
   describe(index) {
     const operator = this.birth[index] < 0 ? -1 : this.operator[this.birth[index]];
@@ -229,9 +339,17 @@ class Blocks {
     const told = [
       ["block", `${this.title(index)}, ${byteText(this.asked[index])} asked for`],
       ...(operator < 0 ? [] : [["for", this.data.names[operator]]]),
-      ["lives", `${this.birth[index] < 0 ? "from before the start" : `from ${timeText(start)}`} ${this.death[index] < 0 ? "to the end" : `for ${timeText(end - start)}`}`],
+      [
+        "lives",
+        [
+          this.birth[index] < 0 ? "from before the start" : `from ${timeText(start)}`,
+          this.death[index] < 0 ? "to the end" : `for ${timeText(end - start)}`,
+        ].join(" "),
+      ],
       ["on", this.name],
     ];
-    return blocks.length > 1 ? [...told, ["its line", `made ${blocks.length} blocks, ${byteText(bytes)} in all`]] : told;
+    return blocks.length > 1
+      ? [...told, ["its line", `made ${blocks.length} blocks, ${byteText(bytes)} in all`]]
+      : told;
   }
 }

@@ -1,4 +1,5 @@
-// What all lanes draw with: boxes with a colour and a hatching, text, and pictures made of pixels. It counts what it draws.
+// The pen of all lanes. It draws boxes with a colour and a hatching, text, and pictures made of
+// pixels, and counts them.
 
 class Pen {
   constructor(canvas) {
@@ -8,7 +9,8 @@ class Pen {
   }
 
   begin(width, height) {
-    const ratio = window.devicePixelRatio || 1, style = getComputedStyle(this.canvas);
+    const ratio = window.devicePixelRatio || 1,
+      style = getComputedStyle(this.canvas);
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
     this.canvas.style.height = `${height}px`;
@@ -27,15 +29,22 @@ class Pen {
 
   _pattern(look) {
     if (!this.patterns.has(look)) {
-      const tile = document.createElement("canvas"), to = tile.getContext("2d");
+      const tile = document.createElement("canvas"),
+        to = tile.getContext("2d");
       tile.width = tile.height = 6;
       to.fillStyle = look.colour;
       to.fillRect(0, 0, 6, 6);
       to.strokeStyle = to.fillStyle = look.light ? "#0006" : "#fff9";
       if (look.hatch === ".") to.fillRect(2, 2, 2, 2);
       to.beginPath();
-      if ("/x".includes(look.hatch)) { to.moveTo(-1, 7); to.lineTo(7, -1); }
-      if ("\\x".includes(look.hatch)) { to.moveTo(-1, -1); to.lineTo(7, 7); }
+      if ("/x".includes(look.hatch)) {
+        to.moveTo(-1, 7);
+        to.lineTo(7, -1);
+      }
+      if ("\\x".includes(look.hatch)) {
+        to.moveTo(-1, -1);
+        to.lineTo(7, 7);
+      }
       to.stroke();
       this.patterns.set(look, this.to.createPattern(tile, "repeat"));
     }
@@ -44,9 +53,15 @@ class Pen {
 
   write(text, x, y, room, look) {
     const dark = look ? look.light : null;
-    const shown = this.to.measureText(text).width <= room ? text : `${text.slice(0, Math.floor(room / 7) - 1)}…`;
+    const shown =
+      this.to.measureText(text).width <= room
+        ? text
+        : `${text.slice(0, Math.floor(room / 7) - 1)}…`;
     if (shown.length < Math.min(text.length, 3)) return;
-    if (look?.hatch) { this.to.fillStyle = look.colour; this.to.fillRect(x - 2, y - 8, this.to.measureText(shown).width + 4, 16); }
+    if (look?.hatch) {
+      this.to.fillStyle = look.colour;
+      this.to.fillRect(x - 2, y - 8, this.to.measureText(shown).width + 4, 16);
+    }
     this.to.fillStyle = look ? (dark ? "#000" : "#fff") : this.ink;
     this.to.fillText(shown, x, y);
   }
@@ -59,12 +74,25 @@ class Pen {
     this.to.fillText(text, right - width, y);
   }
 
-  rule(x, y, width) { this.to.fillStyle = this.ink; this.to.fillRect(x, y - 1, width, 1.5); }
-  ground(x, y, width, height) { this.to.fillStyle = this.faint; this.to.fillRect(x, y, width, height); }
-  outline(x, y, width, height) { this.to.strokeStyle = this.ink; this.to.lineWidth = 2; this.to.strokeRect(x, y, width, height); }
+  rule(x, y, width) {
+    this.to.fillStyle = this.ink;
+    this.to.fillRect(x, y - 1, width, 1.5);
+  }
+  ground(x, y, width, height) {
+    this.to.fillStyle = this.faint;
+    this.to.fillRect(x, y, width, height);
+  }
+  outline(x, y, width, height) {
+    this.to.strokeStyle = this.ink;
+    this.to.lineWidth = 2;
+    this.to.strokeRect(x, y, width, height);
+  }
 
   picture(picture, x, y) {
-    const own = Object.assign(document.createElement("canvas"), { width: picture.width, height: picture.height });
+    const own = Object.assign(document.createElement("canvas"), {
+      width: picture.width,
+      height: picture.height,
+    });
     own.getContext("2d").putImageData(picture, 0, 0);
     this.to.imageSmoothingEnabled = false;
     this.to.drawImage(own, x, y);
@@ -74,7 +102,15 @@ class Pen {
 
 // A colour as a pixel of a picture, and whether it is so light that black is read on it.
 function prepared(look) {
-  const [red, green, blue] = look.colour === "white" ? [255, 255, 255] : [1, 3, 5].map(at => parseInt(look.colour.slice(at, at + 2), 16));
+  const [red, green, blue] =
+    look.colour === "white"
+      ? [255, 255, 255]
+      : [1, 3, 5].map(at => parseInt(look.colour.slice(at, at + 2), 16));
   const pixel = alpha => ((alpha << 24) | (blue << 16) | (green << 8) | red) >>> 0;
-  return { ...look, light: 0.3 * red + 0.59 * green + 0.11 * blue > 130, solid: pixel(255), pale: pixel(70) };
+  return {
+    ...look,
+    light: 0.3 * red + 0.59 * green + 0.11 * blue > 130,
+    solid: pixel(255),
+    pale: pixel(70),
+  };
 }
