@@ -106,7 +106,7 @@ def _add_trace(parser: CommandParser) -> None:
     trace_alone = parser.get_default("command")
 
     def trace(options: argparse.Namespace) -> int:
-        if options.ranks is None:
+        if options.ranks is None or options.compare is not None:
             return trace_alone(options)
         return _trace_ranks(options)
 

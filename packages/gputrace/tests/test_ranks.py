@@ -40,7 +40,6 @@ def test_each_rank_keeps_its_memory_and_its_work(two):
         assert whole.busy(rank) == trace.busy(rank) > 0
         assert whole.timeline(rank).allocated.tolist() == trace.timeline(rank).allocated.tolist()
         assert list(whole.lines(rank)) == list(trace.lines(rank))
-    assert HOST not in whole.spans.device
     assert whole.badge == f"2 ranks: {two[0].badge}"
 
 
@@ -74,16 +73,42 @@ def test_what_a_backward_pass_launched_is_known(machine):
     with record() as trace:
         torch.ones(4, device="cuda", requires_grad=True).exp().sum().backward()
     whole = together({0: trace}, per_node=1)
-    ran = trace.spans.device != HOST
-    assert whole.spans.backward.tolist() == trace.spans.backward[ran].tolist()
+    assert whole.spans.backward.tolist() == trace.spans.backward.tolist()
     assert 0 < whole.spans.backward.sum() < len(whole.spans)
 
 
 def test_races_are_those_of_the_ranks_own_gpus(two):
     side = RacingSpan(0, 1, "add", "train.py:1", 0.0, 0.0, 1.0)
-    two[1].races.append(RecordedRace(side, replace(side, device=HOST)))
-    [race] = together({0: two[0], 3: two[1]}, per_node=2).races
+    two[1].races.append(RecordedRace(side, replace(side, device=HOST, stream=0)))
+    whole = together({0: two[0], 3: two[1]}, per_node=2)
+    [race] = whole.races
     assert (race.first.device, race.second.device) == (2, HOST)
+    assert race.second.stream == whole.hosts[1].threads[0]
+
+
+def test_each_rank_keeps_its_host(two, tmp_path):
+    whole = together({0: two[0], 3: two[1]}, per_node=2)
+    assert [(host.rank, host.threads) for host in whole.hosts] == [(0, [0]), (3, [1])]
+    spans = whole.spans
+    for host, trace in zip(whole.hosts, two, strict=True):
+        mine = (spans.device == HOST) & np.isin(spans.stream, host.threads)
+        assert spans.start[mine].tolist() == trace.spans.start[trace.spans.device == HOST].tolist()
+        assert whole.waited_by_host(host.threads) == trace.host_waited > 0
+        launched = np.flatnonzero((spans.device == host.rank) & (spans.launch >= 0))
+        assert set(spans.stream[spans.launch[launched]].tolist()) == set(host.threads)
+        assert (spans.name[launched] == spans.name[spans.launch[launched]]).all()
+    assert not whole.tells_of_host
+    whole.save(tmp_path / "ranks.npz")
+    assert type(whole).load(tmp_path / "ranks.npz").hosts == whole.hosts
+
+
+def test_phases_of_ranks_have_their_lines(machine):
+    with record() as trace:
+        torch.ones(4, device="cuda", requires_grad=True).exp().sum().backward()
+    whole = together({0: trace, 1: trace}, per_node=1)
+    for host in whole.hosts:
+        [backward] = [phase for phase in host.phases if phase.name == "backward"]
+        assert "exp().sum().backward()" in whole.line(backward.stack).text
 
 
 def test_figures_and_files_take_it(two, tmp_path):

@@ -74,13 +74,16 @@ def add_trace(
         "process is killed or ends with os._exit."
     )
     add_machine(parser)
-    parser.add(*own_options.FILES, own_options.MAX_EVENTS_OPTION, own_options.NO_TIMELINE, *further)
-    parser.add_script()
+    parser.add(*own_options.FILES, own_options.SAVE, own_options.COMPARE)
+    parser.add(own_options.MAX_EVENTS_OPTION, own_options.NO_TIMELINE, *further)
+    parser.add_script(is_optional=True)
     parser.examples = {
         "train.py --epochs 2": "Write the page train-memory.html about the script.",
         "--like H200 --no-values train.py": "Record the script on a virtual H200, in little time.",
         "--chrome trace.json --snapshot memory.pickle train.py": "Also write the files that "
         "Perfetto and PyTorch's memory viewer read.",
+        "--save before.trace train.py": "Also keep the trace, to compare it with a later one.",
+        "--compare before.trace after.trace": "Say what changed between two traces.",
     }
     parser.set_defaults(command=lambda options: _trace(options, name, prefers_virtual))
 
@@ -93,6 +96,8 @@ def checked_files(options: argparse.Namespace) -> dict[str, Path]:
     """
     from gputrace import report
 
+    if options.script is None:
+        raise ValueError("name the script to run, or two traces with --compare BEFORE AFTER")
     check_script(options.script, options.module)
     own_options.check_max_events(options.max_events)
     if options.chrome is not None and options.no_timeline:
@@ -105,6 +110,7 @@ def checked_files(options: argparse.Namespace) -> dict[str, Path]:
         "--output": options.output or report.default_path(script),
         "--chrome": options.chrome,
         "--snapshot": options.snapshot,
+        "--save": options.save,
     }
     files = {}
     for option, path in wanted.items():
@@ -123,6 +129,8 @@ def _trace(options: argparse.Namespace, name: str, prefers_virtual: Callable[[],
     """Run the command `trace`, and return its exit status."""
     from gputrace import report
 
+    if options.compare is not None:
+        return _compare(options, name)
     try:
         files = checked_files(options)
         _set_up(options, name, prefers_virtual)
@@ -137,6 +145,27 @@ def _trace(options: argparse.Namespace, name: str, prefers_virtual: Callable[[],
         not options.no_timeline,
         name,
     )
+    return 0 if written else 1
+
+
+def _compare(options: argparse.Namespace, name: str) -> int:
+    """Write the page about two traces, print the finding, and return the exit status."""
+    from gputrace import report
+    from gputrace.trace import Trace
+
+    try:
+        if options.script is not None:
+            raise ValueError(f"--compare runs no script: leave out {options.script}")
+        target = report.checked(options.output or "comparison.html")
+        before, after = map(Trace.load, options.compare)
+    except (ValueError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return REFUSED
+    comparison = before.compare(after)
+    print(comparison.finding)
+    names = tuple(Path(path).name for path in options.compare)
+    page = comparison.page((names[0], names[1]))
+    written = report.write(lambda path: path.write_text(page, encoding="utf-8"), target, name)
     return 0 if written else 1
 
 

@@ -171,7 +171,7 @@ def summary(trace: "TraceData") -> str:
     return "\n".join([f"{recorded}, {trace.badge}", *rows])
 
 
-def signed(nbytes: int) -> str:
+def signed(nbytes: float) -> str:
     """Write a change in bytes with its sign, such as +2 MiB or -1 KiB. No change is 0 B."""
     if not nbytes:
         return units.byte_text(0)

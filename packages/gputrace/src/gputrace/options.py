@@ -28,6 +28,17 @@ FILES = (
         help="also write the memory for https://pytorch.org/memory_viz, such as memory.pickle",
     ),
 )
+SAVE = option(
+    "--save",
+    metavar="FILE",
+    help="also keep the trace, such as before.trace, which --compare and Trace.load read",
+)
+COMPARE = option(
+    "--compare",
+    nargs=2,
+    metavar=("BEFORE", "AFTER"),
+    help="write a page about what changed between two traces that --save kept. No script runs",
+)
 NO_TIMELINE = option(
     "--no-timeline",
     action="store_true",

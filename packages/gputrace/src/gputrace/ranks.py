@@ -1,7 +1,7 @@
 """Join the traces of several ranks in one trace, in which cuda:2 is the GPU of rank 2.
 
-Each rank recorded in its own process. The virtual GPUs of all ranks have the same clock. What the
-hosts of the ranks did is left out.
+Each rank recorded in its own process. The virtual GPUs of all ranks have the same clock. `hosts` of
+the joined trace says which threads and which phases are those of which rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from gputrace.spans import (
     Execution,
     Mark,
     RacingSpan,
+    RankHost,
     RecordedRace,
     Spans,
     Waits,
@@ -32,10 +33,12 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
     The result has the memory that each rank took on its own GPU, and all that it ran on any GPU.
     """
     traces = list(by_rank.values())
-    parts, stacks = [], 0
+    parts, stacks, threads = [], 0, 0
     for rank, trace in by_rank.items():
-        parts.append(_Part(trace, rank, per_node, stacks))
+        part = _Part(trace, rank, per_node, stacks, threads)
+        parts.append(part)
         stacks += len(trace.stacks)
+        threads += part.thread_count
     memory: dict[str, dict[int, int]] = {}
     for name in BY_DEVICE:
         memory[name] = {0: 0}
@@ -64,6 +67,7 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
             sum(trace.lost_spans for trace in traces),
             first.no_timeline,
             [mark for part in parts for mark in part.marks()],
+            [part.host() for part in parts],
         ),
     )
 
@@ -71,11 +75,14 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
 class _Part:
     """One rank's part of the joined trace, with the joined numbers of devices and stacks.
 
-    `stacks` is the number of stacks of the ranks before it.
+    `stacks` is the number of stacks of the ranks before it, and `threads` that of their threads.
+    `thread_count` is the number of threads of this rank.
     """
 
-    def __init__(self, trace: Trace, rank: int, per_node: int, stacks: int) -> None:
-        self._trace, self._stacks = trace, stacks
+    def __init__(self, trace: Trace, rank: int, per_node: int, stacks: int, threads: int) -> None:
+        self._trace, self._stacks, self._threads = trace, stacks, threads
+        on_host = trace.spans.stream[trace.spans.device == HOST]
+        self.thread_count = int(on_host.max(initial=-1)) + 1
         # The number of the rank's GPU in its own process, and the first rank of its node.
         self._own, self._first = rank % per_node, rank - rank % per_node
         self._rank = rank
@@ -107,14 +114,22 @@ class _Part:
         return {self._rank: getattr(self._trace, name).get(self._own, 0)}
 
     def spans(self) -> Spans:
-        """Return the spans of GPUs, without their launches on the host."""
+        """Return the spans of GPUs and of the host."""
         spans = self._trace.spans
-        mine = spans.device != HOST
-        columns = {name: getattr(spans, name)[mine] for name in SPAN_COLUMNS}
-        columns["device"] = columns["device"] + self._first
+        columns = {name: getattr(spans, name) for name in SPAN_COLUMNS}
+        on_host = spans.device == HOST
+        columns["device"] = np.where(on_host, HOST, columns["device"] + self._first)
+        columns["stream"] = columns["stream"] + np.where(on_host, self._threads, 0)
         columns["stack"] = columns["stack"] + self._stacks
-        columns["launch"] = np.full(len(columns["launch"]), -1, columns["launch"].dtype)
         return Spans(**columns, names=spans.names)
+
+    def host(self) -> RankHost:
+        """Return the threads and the phases of the rank's host."""
+        phases = []
+        for phase in self._trace.phases:
+            phases.append(replace(phase, stack=phase.stack + self._stacks))
+        threads = range(self._threads, self._threads + self.thread_count)
+        return RankHost(self._rank, list(threads), phases)
 
     def waits(self) -> dict[str, np.ndarray]:
         """Return the columns of the waits."""
@@ -135,10 +150,11 @@ class _Part:
         return [replace(mark, device=mark.device + self._first) for mark in self._trace.marks]
 
     def _moved(self, side: RacingSpan) -> RacingSpan:
-        """Give one of the two launches of a race the joined number of its device."""
+        """Give one of the two launches of a race the joined numbers of its device and thread."""
+        queue = f"{side.queue} in rank {self._rank}" if side.queue else ""
         if side.device == HOST:
-            return side
-        return replace(side, device=side.device + self._first)
+            return replace(side, stream=side.stream + self._threads, queue=queue)
+        return replace(side, device=side.device + self._first, queue=queue)
 
 
 def _joined_events(parts: list[Events]) -> Events:
@@ -159,15 +175,25 @@ def _joined_events(parts: list[Events]) -> Events:
 
 
 def _joined_spans(parts: list[Spans]) -> Spans:
-    """Join spans in order of their start."""
+    """Join spans in order of their start, with launches as indices of the joined spans."""
     names = list(dict.fromkeys(name for part in parts for name in part.names))
     number = {name: index for index, name in enumerate(names)}
     renamed = [{name: getattr(part, name) for name in SPAN_COLUMNS} for part in parts]
+    offset = 0
     for columns, part in zip(renamed, parts, strict=True):
         if part.names:
             own = np.array([number[name] for name in part.names], columns["name"].dtype)
             columns["name"] = own[columns["name"]]
-    return _joined(Spans, SPAN_COLUMNS, renamed, "start", names=names)
+        columns["launch"] = np.where(part.launch >= 0, part.launch + offset, -1)
+        offset += len(part)
+    joined = _joined(Spans, SPAN_COLUMNS, renamed, "start", names=names)
+    order = np.argsort(np.concatenate([part.start for part in parts]), kind="stable")
+    position = np.empty(offset, np.int32)
+    position[order] = np.arange(offset)
+    launch = np.full(offset, -1, np.int32)
+    known = joined.launch >= 0
+    launch[known] = position[joined.launch[known]]
+    return replace(joined, launch=launch)
 
 
 def _joined(

@@ -8,17 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import jinja2
-
 from gputrace import units
+from gputrace.collectives import collectives_of, hosts_table, waits_for_ranks
 from gputrace.events import OOM
 from gputrace.explorer import element as explorer
 from gputrace.lines import times_of
+from gputrace.pages import templates
 from gputrace.recording import MAX_EVENTS, record
 from gputrace.tables import Table
 from gputrace.trace import Trace
 
-KINDS = {"--output": (".html", ".htm"), "--chrome": (".json",), "--snapshot": (".pickle", ".pkl")}
+KINDS = {
+    "--output": (".html", ".htm"),
+    "--chrome": (".json",),
+    "--snapshot": (".pickle", ".pkl"),
+    "--save": (".trace",),
+}
 _OPEN = 10  # rows of the table of tensors that are visible without a click
 
 
@@ -118,11 +123,12 @@ def write_all(
         "--output": write_page,
         "--chrome": trace.export_chrome,
         "--snapshot": trace.export_snapshot,
+        "--save": trace.save,
     }
-    return all([_write(makers[option], path, name) for option, path in files.items()])
+    return all([write(makers[option], path, name) for option, path in files.items()])
 
 
-def _write(make: Callable[[Path], object], target: Path, name: str) -> bool:
+def write(make: Callable[[Path], object], target: Path, name: str) -> bool:
     """Write a file. Print its address, or why it could not be written."""
     try:
         make(target)
@@ -162,37 +168,38 @@ def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
     if trace.census is not None:  # the tensors of other processes are not known
         leaks = trace.leaks()
         kept = leaks.table()
-    pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    pages.filters |= {"bytes": units.byte_text, "time": units.time_text}
     peaks, devices = trace.peaks, []
     for device in trace.devices:
         if peaks[device] or (trace.events.device == device).any():
             devices.append(device)
-    times = []
+    times, ranks = [], []
     if not trace.no_timeline:
         times = [_times(trace, devices), *times_of(trace)]
+        if trace.hosts:
+            waits = waits_for_ranks(trace, collectives_of(trace))
+            ranks = [table for table in (waits, hosts_table(trace)) if table is not None]
     all_devices = None
     if len(devices) > 1:
         all_devices = trace.plot_devices()
     most, others = kept.rows[:_OPEN], kept.rows[_OPEN:]
-    return pages.get_template("page.html").render(
-        trace=trace,
-        explorer=explorer,
-        leaks=leaks,
-        oom=trace.oom,
-        command=command,
-        ended=ended,
-        recorded=today.isoformat(),
-        devices=[(device, *_moment(trace, device)) for device in devices],
-        times=times,
-        all_devices=all_devices,
-        most=replace(kept, rows=most, caption=f"What takes most, {trace.badge}"),
-        others=replace(kept, rows=others, caption=f"The others, {trace.badge}"),
+    return (
+        templates()
+        .get_template("page.html")
+        .render(
+            trace=trace,
+            explorer=explorer,
+            leaks=leaks,
+            oom=trace.oom,
+            command=command,
+            ended=ended,
+            recorded=today.isoformat(),
+            devices=[(device, *_moment(trace, device)) for device in devices],
+            times=times,
+            ranks=ranks,
+            all_devices=all_devices,
+            most=replace(kept, rows=most, caption=f"What takes most, {trace.badge}"),
+            others=replace(kept, rows=others, caption=f"The others, {trace.badge}"),
+        )
     )
 
 

@@ -1,10 +1,13 @@
 """Columns of a timeline: what ran where and when, which stream waited for which, and races."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from gputrace.phases import Phase
 
 # The kinds of spans. The first four are work of a device: a kernel, or a copy by one of the copy
 # engines. (The multiprocessors copy within a device and fill memory, so these are kernels.) The
@@ -24,6 +27,14 @@ KIND_GROUPS = {
 HOST = -1  # the device of the host's spans. Their stream is the number of the thread.
 
 
+class Moved(NamedTuple):
+    """What a copy or a collective moves. `Spans` describes the three. None: it started at once."""
+
+    nbytes: int
+    ready: float | None = None
+    meeting: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
     """Spans as columns of equal length, in order of `start`.
@@ -37,6 +48,10 @@ class Spans:
         launch: for a device's span, the index of the host's span that launched it. -1 if it is not
             known.
         backward: whether a backward pass launched the span.
+        nbytes: the bytes that a copy or a collective moved. 0 for other spans, or if not known.
+        ready: when the span's own stream could have started it, in seconds. A virtual collective
+            starts later if another rank comes later. A real one starts and waits.
+        meeting: a number that the spans of one collective share on all ranks. 0 if not known.
     """
 
     start: np.ndarray
@@ -48,6 +63,9 @@ class Spans:
     stack: np.ndarray
     launch: np.ndarray
     backward: np.ndarray
+    nbytes: np.ndarray
+    ready: np.ndarray
+    meeting: np.ndarray
     names: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -59,15 +77,22 @@ class Spans:
         return self.start + self.duration
 
     @classmethod
-    def of(cls, rows: Iterable[tuple]) -> "Spans":
+    def of(cls, rows: Iterable[tuple], moved: "Mapping[int, Moved] | None" = None) -> "Spans":
         """Make columns from rows (start, duration, device, stream, kind, name, stack, launch).
 
         `name` is a text, and `launch` is the index of a row, or -1. What a backward pass launched
-        is not known yet.
+        is not known yet. `moved` says more about some rows, by their index.
         """
         unordered: list[Sequence[Any]] = list(zip(*rows, strict=True))
-        unordered = unordered or [()] * (len(_SPAN_TYPES) - 1)
+        unordered = unordered or [()] * _ROW
         unordered.append([False] * len(unordered[0]))
+        nbytes, meeting = [0] * len(unordered[0]), [0] * len(unordered[0])
+        ready = list(unordered[0])
+        for index, one in (moved or {}).items():
+            nbytes[index], meeting[index] = one.nbytes, one.meeting
+            if one.ready is not None:
+                ready[index] = one.ready
+        unordered += [nbytes, ready, meeting]
         names = {name: index for index, name in enumerate(dict.fromkeys(unordered[5]))}
         unordered[5] = [names[name] for name in unordered[5]]
         columns: dict[str, Any] = {
@@ -123,6 +148,8 @@ class RacingSpan:
         line: the source line, such as "train.py:12".
         seconds: when it was launched.
         start, end: when it ran, in seconds.
+        text: the source of the line.
+        queue: the stream in words, such as "stream 1 of cuda:0", or "the host".
     """
 
     device: int
@@ -132,6 +159,8 @@ class RacingSpan:
     seconds: float
     start: float
     end: float
+    text: str = ""
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +169,15 @@ class RecordedRace:
 
     Attributes:
         kind: the consequence, such as "stale read".
+        story: what may happen and what to do, in sentences.
+        missing: the call that would order the two, to be added before the line of the second.
     """
 
     first: RacingSpan
     second: RacingSpan
     kind: str = ""
+    story: str = ""
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +197,27 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class RankHost:
+    """Host of one rank, in the joined trace of several ranks.
+
+    Attributes:
+        threads: the numbers of its threads, which are the streams of its spans.
+        phases: its forward passes, backward passes and optimizer steps.
+    """
+
+    rank: int
+    threads: list[int]
+    phases: "list[Phase]"
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """What ran during a recording.
 
     Attributes:
         lost: how many of the oldest spans were dropped.
         missing: why there are no spans, or "".
+        hosts: the hosts of the ranks, if these are the joined spans of several.
     """
 
     spans: Spans
@@ -178,6 +226,7 @@ class Execution:
     lost: int = 0
     missing: str = ""
     marks: list[Mark] = field(default_factory=list)
+    hosts: list[RankHost] = field(default_factory=list)
 
     @classmethod
     def none(cls, why: str) -> "Execution":
@@ -195,7 +244,11 @@ _SPAN_TYPES = {
     "stack": np.int32,
     "launch": np.int32,
     "backward": np.bool_,
+    "nbytes": np.int64,
+    "ready": np.float64,
+    "meeting": np.int64,
 }
+_ROW = 8  # numbers and texts in a row of `Spans.of`
 _WAIT_TYPES = {
     "time": np.float64,
     "device": np.int16,

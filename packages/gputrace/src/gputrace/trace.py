@@ -13,6 +13,7 @@ from gputrace.leaks import Birth, Leaks, find_leaks
 from gputrace.trace_data import UNFINISHED, Device, TraceData
 
 if TYPE_CHECKING:
+    from gputrace.comparison import Comparison
     from gputrace.explorer.frame import Exploration
     from gputrace.figures.figure import Figure
     from gputrace.oom.explanation import OutOfMemoryExplanation
@@ -41,6 +42,8 @@ class Trace(TraceData):
         waits: the waits of streams for other streams, as `gputrace.spans.Waits`.
         races: pairs of launches that access the same memory without an order. They are known only
             for virtual GPUs.
+        hosts: for a trace of several ranks, the host's threads and phases of each rank, as
+            `gputrace.spans.RankHost`.
         lost_spans: how many of the oldest spans and waits were dropped.
         no_timeline: why there are no spans. "" if there are spans, or if nothing ran.
         named_streams: names of streams by their handles. `stream_names` numbers the others.
@@ -70,6 +73,16 @@ class Trace(TraceData):
         from gputrace.oom.explanation import explain
 
         return explain(self)
+
+    def compare(self, after: "Trace") -> "Comparison":
+        """Return what changed from this trace to another, by line and by kernel.
+
+        Lines are matched by their text, so that lines above them may be added or removed. The
+        result prints as tables, and `save("changes.html")` writes a page.
+        """
+        from gputrace.comparison import Comparison
+
+        return Comparison(self, after)
 
     # Leaks
 

@@ -89,7 +89,7 @@ class TraceData:
         work = self.execution
         self.spans, self.waits, self.races = work.spans, work.waits, work.races
         self.lost_spans, self.no_timeline = work.lost, work.missing
-        self.marks = work.marks
+        self.marks, self.hosts = work.marks, work.hosts
         self.named_streams: dict[int, str] = {}
         self._timelines: dict[int, MemoryTimeline] = {}
 
@@ -390,6 +390,9 @@ class TraceData:
         ended = spans.end[collectives]
         longest = 0.0
         waits = (spans.device == HOST) & (spans.kind == WAIT) & (spans.start <= until)
+        for host in self.hosts:
+            if host.rank != self.device_index(device):
+                waits &= ~np.isin(spans.stream, host.threads)
         for index in np.flatnonzero(waits):
             if ((ended > spans.start[index]) & (ended <= spans.end[index] + 1e-9)).any():
                 longest = max(longest, spans.duration[index])
@@ -403,8 +406,8 @@ class TraceData:
 
     @property
     def tells_of_host(self) -> bool:
-        """Whether the timeline has the host. A trace of several ranks does not."""
-        return HOST in self.spans.device or not len(self.spans)
+        """Whether the timeline has one host. A trace of several ranks has many, in `hosts`."""
+        return not self.hosts and (HOST in self.spans.device or not len(self.spans))
 
     @property
     def host_waited(self) -> float:
@@ -414,6 +417,11 @@ class TraceData:
         """
         self.require_timeline()
         return seconds_of(self.spans, chosen(self.spans, HOST, (WAIT,)))
+
+    def waited_by_host(self, threads: list[int]) -> float:
+        """Return the seconds during which one of these threads of the host waited for a device."""
+        waits = chosen(self.spans, HOST, (WAIT,)) & np.isin(self.spans.stream, threads)
+        return seconds_of(self.spans, waits)
 
     def require_timeline(self) -> None:
         """Raise RuntimeError, with the reason, if no timeline was recorded."""

@@ -286,7 +286,7 @@ class Gpu:
             name = "copy, pinned"
         else:
             name = "copy, pageable"
-        clock.copy(self.stream, kind, seconds, overhead, blocking, name)
+        clock.copy(self.stream, kind, seconds, overhead, blocking, name, nbytes)
 
     @contextmanager
     def broadcast(self) -> Iterator[None]:

@@ -95,10 +95,11 @@ class CommandParser(argparse.ArgumentParser):
             help_text += f"  {self.prog} {arguments}".rstrip() + f"\n      {meaning}\n"
         return help_text
 
-    def add_script(self) -> None:
+    def add_script(self, is_optional: bool = False) -> None:
         """Add the script or module, and the script's own arguments."""
         self.add(MODULE)
-        self.add_argument("script", help="the Python script")
+        nargs = "?" if is_optional else None
+        self.add_argument("script", nargs=nargs, help="the Python script")
         own = self.add_argument(
             "arguments", nargs=argparse.REMAINDER, help="the script's own arguments"
         )
@@ -131,8 +132,9 @@ class CommandParser(argparse.ArgumentParser):
             if argument in ("-", "--") or not argument.startswith("-"):
                 break
             declared = self._option_string_actions.get(argument)
-            takes_value = declared is not None and declared.nargs != 0
             index += 1
-            if takes_value:
+            if declared is not None and declared.nargs is None:
                 index += 1
+            elif declared is not None and isinstance(declared.nargs, int):
+                index += declared.nargs
         return index

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gputrace.collectives import SHORTEST, Collective, collectives_of
 from gputrace.events import ALLOC, CATEGORIES, FREE_REQUESTED
+from gputrace.explorer import legend
+from gputrace.explorer.links import Rows, links_of
 from gputrace.explorer.places import Places
 from gputrace.figures.figure import CATEGORY_COLOURS, CATEGORY_HATCHES, GREY
 from gputrace.figures.lanes import COLLECTIVE, LOOKS, NAMES, Lane, kinds_of, lanes_of
-from gputrace.spans import LAUNCH, WAIT
+from gputrace.phases import Phase
+from gputrace.spans import HOST, LAUNCH, WAIT
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
 PHASE = COLLECTIVE + 1  # the look of the phases forward, backward and step
+RANK_WAITS = PHASE + 1  # the look of a rank's wait for another rank
 Column = list[int]
 
 
@@ -27,29 +32,40 @@ def of(trace: "TraceData") -> dict[str, Any]:
     before it.
     """
     stacks = _Stacks(trace)
-    lanes = []
-    if not trace.no_timeline:
-        lanes += _span_lanes(trace, stacks)
+    timeline = _Timeline(trace, stacks)
+    lanes = timeline.lanes()
     for device in trace.devices:
         if trace.peaks[device] or (trace.events.device == device).any():
             lanes.append(_memory_lane(trace, device, stacks))
     looks = []
     for kind in range(PHASE):
-        looks.append({"name": NAMES[kind], "under": kind == WAIT, **_look(LOOKS[kind])})
-    looks.append({"name": "phase", "under": False, **_look({"facecolor": GREY})})
+        looks.append({**_word(NAMES[kind]), "under": kind == WAIT, **_look(LOOKS[kind])})
+    looks.append({**_word("phase"), "under": False, **_look({"facecolor": GREY})})
+    looks.append({**_word("rank waits"), "under": False, **_look(LOOKS[WAIT])})
     categories = []
     for name in CATEGORIES:
         look = {"facecolor": CATEGORY_COLOURS[name], "hatch": CATEGORY_HATCHES.get(name)}
-        categories.append({"name": name, **_look(look)})
+        categories.append({"name": name, "means": legend.CATEGORIES[name], **_look(look)})
+    lines = []
+    for link, (name, means) in legend.LINES.items():
+        lines.append({"kind": link, "name": name, "means": means})
     return {
         "end": max(int(_nanoseconds(np.array(trace.end))), 1),
         "badge": trace.badge,
         "lanes": lanes,
-        "names": [*trace.spans.names, *dict.fromkeys(phase.name for phase in trace.phases)],
+        "names": list(timeline.names),
+        "links": links_of(trace, timeline.rows, timeline.collectives),
         "looks": looks,
         "categories": categories,
+        "lineLooks": lines,
+        "memoryWords": [{"name": name, "means": text} for name, text in legend.MEMORY.items()],
         **stacks.tables(),
     }
+
+
+def _word(name: str) -> dict[str, str]:
+    """Return the name of a kind of spans, and what it means."""
+    return {"name": name, "means": legend.SPANS[name]}
 
 
 def _look(look: dict[str, Any]) -> dict[str, Any]:
@@ -109,49 +125,117 @@ class _Stacks:
 # Time
 
 
-def _span_lanes(trace: "TraceData", stacks: _Stacks) -> list[dict[str, Any]]:
-    """Return the lanes of phases, of the host, and of each device that ran something."""
-    kinds = kinds_of(trace)
-    lanes = lanes_of(trace, [])  # the lanes of the host
-    for device in trace.devices:
-        if (trace.spans.device == device).any():
-            lanes += [lane for lane in lanes_of(trace, [device]) if not lane.is_host]
-    shown = [_span_lane(trace, lane, kinds, stacks) for lane in lanes if lane.mask.any()]
-    if trace.phases:
-        shown.insert(0, _phase_lane(trace, stacks))
-    return shown
+class _Timeline:
+    """The lanes of spans: phases, hosts, and the streams of each device that ran something.
 
+    Attributes:
+        names: the numbers of all names.
+        rows: the number of the lane of each stream, and of each thread of a host.
+        collectives: the collectives of several ranks.
+    """
 
-def _span_lane(
-    trace: "TraceData", lane: Lane, kinds: np.ndarray, stacks: _Stacks
-) -> dict[str, Any]:
-    """Return the columns of one lane of spans."""
-    spans, mine = trace.spans, lane.mask
-    return {
-        "what": "spans",
-        "name": lane.name,
-        "start": _steps(spans.start[mine]),
-        "duration": _nanoseconds(spans.duration[mine]).tolist(),
-        "called": spans.name[mine].tolist(),
-        "look": kinds[mine].tolist(),
-        "stack": stacks.number[spans.stack[mine]].tolist(),
-    }
+    def __init__(self, trace: "TraceData", stacks: _Stacks) -> None:
+        self._trace, self._stacks, self._kinds = trace, stacks, kinds_of(trace)
+        self.names = {name: number for number, name in enumerate(trace.spans.names)}
+        self.rows: Rows = {}
+        self.collectives: list[Collective] = []
+        if not trace.no_timeline:
+            self.collectives = collectives_of(trace)
+        # The wait before each span of a collective, and the rank that was awaited.
+        self._waits: dict[int, tuple[float, str]] = {}
+        for collective in self.collectives:
+            awaited = f"waits for rank {trace.spans.device[collective.last]}"
+            for index, seconds in zip(collective.spans, collective.waited, strict=True):
+                if seconds > SHORTEST:
+                    self._waits[index] = seconds, awaited
 
+    def lanes(self) -> list[dict[str, Any]]:
+        """Return the columns of all lanes."""
+        trace, told = self._trace, []
+        if trace.no_timeline:
+            return []
+        spans, of_host = trace.spans, {host.rank: host for host in trace.hosts}
+        if trace.phases:
+            told.append(self._phase_lane("phases", trace.phases))
+        shown = lanes_of(trace, [])  # the lane of the one host
+        for device in sorted({*trace.devices, *of_host}):
+            host = of_host.get(device)
+            if host is not None:
+                mask = (spans.device == HOST) & np.isin(spans.stream, host.threads)
+                shown.append(Lane(HOST, None, None, f"rank {device} host", mask))
+            if (spans.device == device).any():
+                shown += [lane for lane in lanes_of(trace, [device]) if not lane.is_host]
+        for lane in shown:
+            if not lane.mask.any():
+                continue
+            if lane.is_host:
+                for thread in np.unique(spans.stream[lane.mask]).tolist():
+                    self.rows[HOST, thread] = len(told)
+            elif lane.stream is not None:
+                self.rows[lane.device, lane.stream] = len(told)
+            told.append(self._span_lane(lane))
+        return self._with_phases_of_ranks(told)
 
-def _phase_lane(trace: "TraceData", stacks: _Stacks) -> dict[str, Any]:
-    """Return the columns of the lane of phases."""
-    phases = trace.phases
-    names = list(dict.fromkeys(phase.name for phase in phases))
-    durations = np.array([phase.end - phase.start for phase in phases])
-    return {
-        "what": "spans",
-        "name": "phases",
-        "start": _steps(np.array([phase.start for phase in phases])),
-        "duration": _nanoseconds(durations).tolist(),
-        "called": [len(trace.spans.names) + names.index(phase.name) for phase in phases],
-        "look": [PHASE] * len(phases),
-        "stack": [int(stacks.number[phase.stack]) for phase in phases],
-    }
+    def _with_phases_of_ranks(self, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Put the phases of each rank above the lane of its host."""
+        before: dict[int, dict[str, Any]] = {}
+        for host in self._trace.hosts:
+            row = next((self.rows[HOST, t] for t in host.threads if (HOST, t) in self.rows), None)
+            if host.phases and row is not None:
+                before[row] = self._phase_lane(f"rank {host.rank} phases", host.phases)
+        lanes, moved = [], []
+        for row, lane in enumerate(told):
+            if row in before:
+                lanes.append(before[row])
+            moved.append(len(lanes))
+            lanes.append(lane)
+        self.rows = {where: moved[row] for where, row in self.rows.items()}
+        return lanes
+
+    def _span_lane(self, lane: Lane) -> dict[str, Any]:
+        """Return the columns of one lane of spans, with the waits for other ranks."""
+        spans, mine = self._trace.spans, np.flatnonzero(lane.mask)
+        rows = []
+        for index in mine.tolist():
+            name, look = int(spans.name[index]), int(self._kinds[index])
+            stack, nbytes = int(self._stacks.number[spans.stack[index]]), int(spans.nbytes[index])
+            times = float(spans.start[index]), float(spans.duration[index])
+            rows.append((*times, name, look, stack, nbytes))
+            if index in self._waits:
+                seconds, awaited = self._waits[index]
+                since, called = float(spans.ready[index]), self._number(awaited)
+                rows.append((since, seconds, called, RANK_WAITS, stack, nbytes))
+        rows.sort(key=lambda row: row[0])
+        columns: list[Any] = list(zip(*rows, strict=True))
+        moved = {number: row[5] for number, row in enumerate(rows) if row[5]}
+        return {
+            "what": "spans",
+            "name": lane.name,
+            "start": _steps(np.array(columns[0])),
+            "duration": _nanoseconds(np.array(columns[1])).tolist(),
+            "called": list(columns[2]),
+            "look": list(columns[3]),
+            "stack": list(columns[4]),
+            "nbytes": moved,
+        }
+
+    def _phase_lane(self, name: str, phases: list[Phase]) -> dict[str, Any]:
+        """Return the columns of a lane of phases."""
+        durations = np.array([phase.end - phase.start for phase in phases])
+        return {
+            "what": "spans",
+            "name": name,
+            "start": _steps(np.array([phase.start for phase in phases])),
+            "duration": _nanoseconds(durations).tolist(),
+            "called": [self._number(phase.name) for phase in phases],
+            "look": [PHASE] * len(phases),
+            "stack": [int(self._stacks.number[phase.stack]) for phase in phases],
+            "nbytes": {},
+        }
+
+    def _number(self, name: str) -> int:
+        """Return the number of a name, which may be new."""
+        return self.names.setdefault(name, len(self.names))
 
 
 # Memory

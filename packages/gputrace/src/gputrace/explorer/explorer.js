@@ -7,7 +7,7 @@ const AXIS = 24,
   SHORTEST = 10; // pixels, pixels, of the width, nanoseconds
 const KEYS =
   "Arrow keys left and right pan, + and − zoom, 0 shows all. Up and down choose a lane, comma and " +
-  "full stop step through it, N goes to the next from the same line, Enter zooms to what is " +
+  "full stop step through it, N goes to the next from the same line, R to the next race, Enter zooms to what is " +
   "chosen, Escape lets it go. T and F make blocks taller and flatter. " +
   "With the pointer: drag, and turn the wheel after " +
   "a click, or with Ctrl; over blocks, with Shift, it makes them taller.";
@@ -40,8 +40,10 @@ class Explorer {
     });
     this.view = { from: 0, until: data.end };
     this.chosen = this.hovered = null; // { lane, index }
+    this.links = new Links(this);
     this._build(root);
     this._listen();
+    this.links.offer();
     this.tables = new LineTables(this);
     new ResizeObserver(() => this.refresh()).observe(this.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refresh());
@@ -61,16 +63,9 @@ class Explorer {
     button("+", "Zoom in", () => this.zoom(0.5));
     button("−", "Zoom out", () => this.zoom(2));
     button("All", "Show all", () => this.all());
-    this.search = make(
-      bar,
-      "input",
-      { type: "search", placeholder: "kernel or line" },
-      { "aria-label": "Find a kernel, a block or a line" },
-    );
-    this.search.addEventListener("keydown", event => {
-      if (event.key === "Enter") this.find(this.search.value);
-    });
-    this._legend(make(root, "div", { className: "legend" }));
+    if (this.links.races.length) button("Race", "Next race", () => this.links.next());
+    this.search = new Search(this, bar);
+    const legend = make(root, "div", { className: "legend" });
     const frame = make(root, "div", { className: "frame" });
     this.canvas = make(
       frame,
@@ -80,31 +75,42 @@ class Explorer {
     );
     this.tip = make(frame, "div", { className: "tip", hidden: true }, { "aria-hidden": "true" });
     this.panel = make(root, "div", { className: "chosen" }, { "aria-live": "polite" });
+    const folded = make(root, "details", { className: "words" });
+    make(folded, "summary", { textContent: "What each word means" });
+    this._legend(legend, folded);
     make(make(root, "details"), "summary", { textContent: "Keys and pointer" }).after(KEYS);
     this.pen = new Pen(this.canvas);
     this.tell();
   }
 
-  _legend(parent) {
+  // The colours in use, and in a folded list what each word means.
+  _legend(parent, folded) {
     const used = (name, lanes, looks) =>
       looks.filter((_, number) => lanes.some(lane => lane[name].includes(number)));
     const spans = this.lanes.filter(lane => lane instanceof Spans),
       blocks = this.lanes.filter(lane => lane instanceof Blocks);
+    const kinds = new Set(this.data.links.map(link => link.kind));
+    const lines = this.data.lineLooks.filter(look => kinds.has(look.kind));
+    const words = make(folded, "dl");
+    const explain = look => {
+      make(words, "dt", { textContent: look.name });
+      make(words, "dd", { textContent: look.means });
+    };
     for (const [title, looks] of [
-      ["Time:", used("look", spans, this.data.looks)],
+      ["Time:", [...used("look", spans, this.data.looks), ...lines]],
       ["Memory:", used("category", blocks, this.data.categories)],
     ]) {
       if (looks.length) make(parent, "b", { textContent: title }); // the two share colours
       for (const look of looks) {
-        const sample = make(
-          make(parent, "span", { textContent: look.name }),
-          "canvas",
-          { width: 14, height: 14 },
-          { "aria-hidden": "true" },
-        );
-        new Pen(sample).box(look, 0, 0, 14, 14);
+        const entry = make(parent, "span", { textContent: look.name, title: look.means });
+        const size = { width: 14, height: 14 };
+        const pen = new Pen(make(entry, "canvas", size, { "aria-hidden": "true" }));
+        if (look.kind) pen.sample(look.kind);
+        else pen.box(look, 0, 0, 14, 14);
+        explain(look);
       }
     }
+    if (blocks.length) this.data.memoryWords.forEach(explain);
   }
 
   refresh() {
@@ -144,6 +150,7 @@ class Explorer {
       this.pen.ground(this.left, lane.top, width - this.left, lane.height);
       lane.draw(this.pen, { ...area, top: lane.top }, pinned);
     }
+    this.links.draw(this.pen);
     for (const item of [this.hovered, this.chosen]) if (item) this._outline(item, width);
     Object.assign(this.canvas.dataset, {
       drawn: this.pen.drawn,
@@ -239,7 +246,8 @@ class Explorer {
       this.pan(((start + end) / 2 - this._center()) / (this.view.until - this.view.from));
     this.tell();
     this.refresh();
-    const top = follow && this.chosen ? this.canvas.getBoundingClientRect().top + lane.top : NaN,
+    if (!follow || !this.chosen) return;
+    const top = this.canvas.getBoundingClientRect().top + lane.top,
       room = innerHeight - this.panel.offsetHeight;
     if (top < 0 || top + lane.height > room) scrollBy(0, top - room / 3);
   }
@@ -292,30 +300,6 @@ class Explorer {
     }
   }
 
-  // The next whose name or line holds the text, from what is chosen on.
-  find(text) {
-    const all = this.lanes.flatMap(lane =>
-      Array.from({ length: lane instanceof Memory ? 0 : lane.count }, (_, index) => ({
-        lane,
-        index,
-      })),
-    );
-    const from = this.chosen
-      ? all.findIndex(
-          ({ lane, index }) => lane === this.chosen.lane && index === this.chosen.index,
-        ) + 1
-      : 0;
-    const wanted = text.trim().toLowerCase(),
-      told = ({ lane, index }) => `${lane.title(index)} ${this.lineOf(lane, index)}`.toLowerCase();
-    const found =
-      wanted &&
-      [...all.slice(from), ...all.slice(0, from)].find(item => told(item).includes(wanted));
-    if (found) {
-      this.choose(found.lane, found.index);
-      this.zoomToChosen();
-    } else this.tell(wanted ? `Nothing is called “${text}”.` : "");
-  }
-
   lineOf(lane, index) {
     const line = this.data.lines[this.data.users[lane.stack[index]]];
     return line ? `${line[0]}  ${line[2]}`.trim() : "";
@@ -354,6 +338,11 @@ class Explorer {
       const [location, called, text] = this.data.lines[number];
       make(lines, "li", { textContent: `${location} in ${called}  ${text}`.trim() });
     }
+  }
+
+  describeRows(rows) {
+    this.panel.replaceChildren();
+    this._list(this.panel, rows);
   }
 
   _list(parent, rows) {
@@ -469,6 +458,7 @@ class Explorer {
         ",": () => this.step(-1),
         ".": () => this.step(1),
         n: () => this.stepOnLine(),
+        r: () => this.links.next(),
         Enter: () => this.zoomToChosen(),
         Escape: () => this.choose(null),
         t: () => this.stretch(0.7),

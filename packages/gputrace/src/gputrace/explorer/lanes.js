@@ -50,6 +50,7 @@ class Spans {
       called: told.called,
       look: told.look,
       stack: told.stack,
+      nbytes: told.nbytes,
     });
     this.start = summed(told.start);
     this.end = this.start.map((start, index) => start + told.duration[index]);
@@ -126,6 +127,7 @@ class Spans {
     return [
       [this.data.looks[this.look[index]].name, this.title(index)],
       ["takes", timeText(this.end[index] - this.start[index])],
+      ...(this.nbytes[index] ? [["moves", byteText(this.nbytes[index])]] : []),
       ["starts", `at ${timeText(this.start[index])}`],
       ["on", this.name],
     ];

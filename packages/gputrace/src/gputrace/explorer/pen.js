@@ -82,10 +82,56 @@ class Pen {
     this.to.fillStyle = this.faint;
     this.to.fillRect(x, y, width, height);
   }
-  outline(x, y, width, height) {
-    this.to.strokeStyle = this.ink;
+  outline(x, y, width, height, colour = this.ink) {
+    this.to.strokeStyle = colour;
     this.to.lineWidth = 2;
     this.to.strokeRect(x, y, width, height);
+  }
+
+  line(from, to, colour, width, dashes = []) {
+    this.drawn++;
+    this.to.strokeStyle = colour;
+    this.to.lineWidth = width;
+    this.to.setLineDash(dashes);
+    this.to.beginPath();
+    this.to.moveTo(...from);
+    this.to.lineTo(...to);
+    this.to.stroke();
+    this.to.setLineDash([]);
+  }
+
+  arrow(from, to, colour, width) {
+    this.line(from, to, colour, width);
+    const [x, y] = to,
+      size = 3 + 2 * width,
+      angle = Math.atan2(y - from[1], x - from[0]);
+    this.to.fillStyle = colour;
+    this.to.beginPath();
+    this.to.moveTo(x, y);
+    for (const turn of [-0.4, 0.4]) {
+      this.to.lineTo(x - size * Math.cos(angle + turn), y - size * Math.sin(angle + turn));
+    }
+    this.to.fill();
+  }
+
+  // A line of the legend.
+  sample(kind) {
+    const colour = kind === "race" ? RACE : "#1b1b1b";
+    this.to.fillStyle = "#fff";
+    this.to.fillRect(0, 0, 14, 14);
+    if (kind === "collective") this.line([7, 0], [7, 14], colour, 1.5, [2, 2]);
+    else this.arrow([1, 2], [12, 12], colour, kind === "race" ? 2 : 1);
+  }
+
+  badge(text, x, y, colour) {
+    this.to.fillStyle = colour;
+    this.to.beginPath();
+    this.to.arc(x, y, 9, 0, 2 * Math.PI);
+    this.to.fill();
+    this.to.fillStyle = "#fff";
+    this.to.textAlign = "center";
+    this.to.fillText(text, x, y);
+    this.to.textAlign = "start";
   }
 
   picture(picture, x, y) {

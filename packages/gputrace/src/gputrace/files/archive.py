@@ -25,6 +25,7 @@ from gputrace.spans import (
     Execution,
     Mark,
     RacingSpan,
+    RankHost,
     RecordedRace,
     Spans,
     Waits,
@@ -56,6 +57,7 @@ def write(trace: "TraceData", path: str | Path) -> None:
             "names": execution.spans.names,
             "races": [asdict(race) for race in execution.races],
             "marks": [asdict(mark) for mark in execution.marks],
+            "hosts": [asdict(host) for host in execution.hosts],
             "lost": execution.lost,
             "missing": execution.missing,
         },
@@ -110,10 +112,14 @@ def _execution(header: dict[str, Any], stored: Any) -> Execution:
     waits = Waits(**{name: stored[f"wait_{name}"] for name in WAIT_COLUMNS})
     races = []
     for race in work["races"]:
-        first, second = RacingSpan(**race["first"]), RacingSpan(**race["second"])
-        races.append(RecordedRace(first, second, race["kind"]))
+        sides = {name: RacingSpan(**race[name]) for name in ("first", "second")}
+        races.append(RecordedRace(**{**race, **sides}))
     marks = [Mark(**mark) for mark in work["marks"]]
-    return Execution(spans, waits, races, work["lost"], work["missing"], marks)
+    hosts = []
+    for host in work["hosts"]:
+        phases = [Phase(**phase) for phase in host["phases"]]
+        hosts.append(RankHost(host["rank"], host["threads"], phases))
+    return Execution(spans, waits, races, work["lost"], work["missing"], marks, hosts)
 
 
 @contextmanager

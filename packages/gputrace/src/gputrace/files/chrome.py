@@ -105,6 +105,9 @@ class _Lanes:
             yield _metadata("process_sort_index", device, sort_index=_process(device))
         for (device, stream), number in self.threads.items():
             name = f"thread {number}"
+            for host in self.trace.hosts:
+                if device == HOST and stream in host.threads:
+                    name = f"rank {host.rank}, thread {stream - host.threads[0] + 1}"
             if device != HOST:
                 name = self.trace.stream_names(device)[stream]
             yield _metadata("thread_name", device, number, name=name)

@@ -9,7 +9,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from gputrace.spans import D2H, H2D, HOST, KERNEL, LAUNCH, P2P, WAIT, Execution, Spans, Waits
+from gputrace.spans import (
+    D2H,
+    H2D,
+    HOST,
+    KERNEL,
+    LAUNCH,
+    P2P,
+    WAIT,
+    Execution,
+    Moved,
+    Spans,
+    Waits,
+)
 
 DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
 CALLS = {"cuda_runtime", "cuda_driver"}
@@ -29,6 +41,7 @@ class Activity(NamedTuple):
         device, stream: those of a GPU's work, or the process and the thread of a call.
         correlation: the number that a call and the work which it launched share.
         waits_on: the stream that a stream waits for, or -1.
+        nbytes: the bytes that a copy moves, or 0 if they are not known.
     """
 
     kind: str
@@ -39,6 +52,7 @@ class Activity(NamedTuple):
     stream: int
     correlation: int
     waits_on: int
+    nbytes: int = 0
 
 
 def activities_of(file: dict[str, Any]) -> list[Activity]:
@@ -51,7 +65,8 @@ def activities_of(file: dict[str, Any]) -> list[Activity]:
             args = entry.get("args", {})
             start, duration = base + round(entry["ts"] * 1000), round(entry.get("dur", 0) * 1000)
             where = int(entry["pid"]), int(entry["tid"])
-            more = int(args.get("correlation", 0)), int(args.get("wait_on_stream", -1))
+            correlation, nbytes = int(args.get("correlation", 0)), int(args.get("bytes", 0))
+            more = correlation, int(args.get("wait_on_stream", -1)), nbytes
             found.append(Activity(entry["cat"], entry["name"], start, duration, *where, *more))
     return found
 
@@ -67,6 +82,7 @@ def work_of(activities: Iterable[Activity], origin: float) -> Execution:
     activities = [activity for activity in activities if activity.start >= origin]
     threads: dict[int, int] = {}
     rows: list[tuple] = []
+    moved: dict[int, Moved] = {}
     work = {
         activity.correlation: activity for activity in activities if activity.kind in DEVICE_WORK
     }
@@ -93,13 +109,15 @@ def work_of(activities: Iterable[Activity], origin: float) -> Execution:
         if activity.kind in DEVICE_WORK:
             stream = _allocators_number(activity.stream)
             launch = launches.get(activity.correlation, -1)
+            if activity.nbytes:
+                moved[len(rows)] = Moved(activity.nbytes)
             add(activity, activity.device, stream, _kind(activity), activity.name, launch)
         elif activity.kind == SYNC and activity.name == "Event Sync":
             # Some versions leave out the call itself.
             is_new = activity.correlation not in waited
             if is_new:
                 add(activity, HOST, 0, WAIT, activity.name)
-    return Execution(Spans.of(rows), Waits.of(_waits(activities, origin)), [])
+    return Execution(Spans.of(rows, moved), Waits.of(_waits(activities, origin)), [])
 
 
 def _allocators_number(stream: int) -> int:

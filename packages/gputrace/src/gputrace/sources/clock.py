@@ -16,6 +16,7 @@ from gputrace.spans import (
     LAUNCH,
     WAIT,
     Execution,
+    Moved,
     RacingSpan,
     RecordedRace,
     Spans,
@@ -72,6 +73,7 @@ class ClockSource:
             if ready > origin:  # work that had begun before the recording, which is not known
                 unknown = stream.device_index, stream.stream_id, KERNEL, EARLIER
                 rows.append((0.0, ready - origin, *unknown, 0, -1))
+        moved: dict[int, Moved] = {}
         waits: list[tuple] = []
         threads: dict[int, int] = {}
         for what, stack, identity in records:
@@ -82,6 +84,9 @@ class ClockSource:
                 rows.append((launched, what.overhead, *host, stack, -1))
                 where = what.device, what.stream, KIND_OF[what.kind], what.name
                 launch = len(rows) - 1
+                if what.nbytes or what.meeting:
+                    since = None if what.ready is None else what.ready - origin
+                    moved[len(rows)] = Moved(what.nbytes, since, what.meeting)
                 rows.append((what.start - origin, what.duration, *where, stack, launch))
             elif what.waiter is None:
                 host = HOST, thread, WAIT, what.name
@@ -90,7 +95,7 @@ class ClockSource:
                 event = what.time - origin, what.device, what.stream
                 waiter = what.waiter.device_index, what.waiter.stream_id
                 waits.append((*event, what.until - origin, *waiter, stack))
-        spans = Spans.of(rows)
+        spans = Spans.of(rows, moved)
         return Execution(
             spans, Waits.of(waits), self._races(origin, spans), self._count - len(records)
         )
@@ -107,8 +112,8 @@ class ClockSource:
         found = []
         for race in detector.races:
             if race.second.seconds >= origin:
-                first = _side(race.first, origin, spans)
-                found.append(RecordedRace(first, _side(race.second, origin, spans), race.kind))
+                first, second = (_side(side, origin, spans) for side in (race.first, race.second))
+                found.append(RecordedRace(first, second, race.kind, str(race), race.missing))
         return found
 
 
@@ -125,4 +130,5 @@ def _side(side: Any, origin: float, spans: Spans) -> RacingSpan:
         ran = ran[spans.start[spans.launch[ran]] >= seconds - ROUNDING]
         if len(ran):
             start, end = float(spans.start[ran[0]]), float(spans.end[ran[0]])
-    return RacingSpan(side.device, side.stream, side.name, side.line, seconds, start, end)
+    where = side.device, side.stream, side.name, side.line
+    return RacingSpan(*where, seconds, start, end, side.text, side.queue)

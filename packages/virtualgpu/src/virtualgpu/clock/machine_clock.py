@@ -91,6 +91,9 @@ class Span:
     start, duration: in seconds
     launched: the host's time after the launch
     overhead: the seconds that the launch took on the host
+    nbytes: the bytes that a copy or a collective moves
+    ready: when a rank's own part of a collective could have started, or None
+    meeting: a number that the ranks' spans of one collective share, or 0
     """
 
     device: int
@@ -101,6 +104,9 @@ class Span:
     duration: float
     launched: float = 0.0
     overhead: float = 0.0
+    nbytes: int = 0
+    ready: float | None = None
+    meeting: int = 0
 
     @property
     def end(self) -> float:
@@ -323,6 +329,7 @@ class Clock:
         overhead: float,
         blocking: bool,
         name: str = "copy",
+        nbytes: int = 0,
     ) -> Span:
         """Queue a copy on a stream and on a copy engine ("h2d", "d2h" or "p2p") of its device.
 
@@ -351,7 +358,8 @@ class Clock:
                 self.host = end
         if blocking:
             self._learn({**stream.known, stream: stream.count})
-        span = Span(device, stream.stream_id, engine, name, start, seconds, launched, overhead)
+        where = device, stream.stream_id, engine, name
+        span = Span(*where, start, seconds, launched, overhead, nbytes)
         if self._listeners:
             if full is not None:
                 self._notify(full)
@@ -361,11 +369,20 @@ class Clock:
         return span
 
     def launch_together(
-        self, stream: StreamTime, name: str, launched: float, start: float, seconds: float
+        self,
+        stream: StreamTime,
+        name: str,
+        launched: float,
+        start: float,
+        seconds: float,
+        nbytes: int = 0,
+        ready: float | None = None,
+        meeting: int = 0,
     ) -> EventTime:
-        """Queue a collective and return its end.
+        """Queue a collective of `nbytes` bytes and return its end.
 
-        It was launched at `launched` and starts at `start`, when its last rank has arrived. What
+        It was launched at `launched` and starts at `start`, when its last rank has arrived. This
+        rank arrived at `ready`. All ranks give the same number `meeting`. What
         the stream was made to wait for after the launch does not delay it. The collective uses no
         share of the GPU, because NCCL's kernels use only a few multiprocessors. Raises ValueError
         for a negative time.
@@ -380,7 +397,8 @@ class Clock:
             stream.ends.append(end)
             self._devices[device] = max(end, self._devices.get(device, 0.0))
             event = EventTime(stream, end, {**stream.known, stream: stream.count})
-        self._notify(Span(device, stream.stream_id, "kernel", name, start, seconds, launched))
+        where = device, stream.stream_id, "kernel", name
+        self._notify(Span(*where, start, seconds, launched, 0.0, nbytes, ready, meeting))
         return event
 
     @contextmanager

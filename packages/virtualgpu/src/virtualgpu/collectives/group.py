@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch._C import _DisableTorchDispatch
@@ -259,8 +260,8 @@ class Underway:
         self.launched = gpu.machine.clock.host
         self.known = all_known(transfer.sent, transfer.received)
         self.stashed = group._stashed
-        ready = max(self.launched, stream.ready)
-        self.entry = group.rendezvous.enter(transfer, ready, self.known, group.identity(gpu))
+        self.ready = max(self.launched, stream.ready)
+        self.entry = group.rendezvous.enter(transfer, self.ready, self.known, group.identity(gpu))
         written = transfer.received if transfer.written is None else transfer.written
         name = transfer.name.partition("(")[0]
         if transfer.kind == "send" and written:
@@ -366,7 +367,17 @@ class Underway:
         after = self.stream, (self.gpu.index, self.entry.channel)
         earlier = [self.group.last_end.get(key, 0.0) for key in after]
         start = max(*earlier, *(report["ready"] for report in self.reports))
-        self.event = machine.clock.launch_together(self.stream, name, self.launched, start, seconds)
+        meeting = crc32(repr((ranks, self.entry.key)).encode())
+        self.event = machine.clock.launch_together(
+            self.stream,
+            name,
+            self.launched,
+            start,
+            seconds,
+            transfer.nbytes,
+            self.ready,
+            meeting,
+        )
         self.races.begun(self.flight, self.event, start)
         self.group.last_end |= dict.fromkeys(after, self.event.time)
         machine.under_way.remove(self)

@@ -116,6 +116,13 @@ class RacingWork:
             return f"the default stream of cuda:{self.device}"
         return f"{stream_name(self.stream)} of cuda:{self.device}"
 
+    @property
+    def stream_expression(self) -> str:
+        """Its stream in Python. A stream that the program made has a name such as `stream_1`."""
+        if self.stream == 0:
+            return f"torch.cuda.default_stream({self.device or ''})"
+        return stream_name(self.stream).replace(" ", "_")
+
     def __str__(self) -> str:
         return f"`{self.name}` on {self.queue} ({self.line})"
 
@@ -137,6 +144,19 @@ class Race:
             first=self.first, second=self.second, first_name=f"`{self.first.name}`"
         )
         return f"{what} {self._advice}"
+
+    @property
+    def missing(self) -> str:
+        """The call that would order the two launches, to be added before the line of the second.
+
+        At that line, the stream of the second launch is the current one.
+        """
+        if self.first.of_nccl:
+            return "work.wait()  # what the collective returned"
+        awaited = self.first.stream_expression
+        if self.second.device == HOST:
+            return f"{awaited}.synchronize()"
+        return f"torch.cuda.current_stream().wait_stream({awaited})"
 
     @property
     def _advice(self) -> str:

@@ -1,0 +1,21 @@
+"""Templates of the HTML pages."""
+
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from gputrace import units
+
+
+@cache
+def templates() -> jinja2.Environment:
+    """Return the environment that loads the templates beside this file."""
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    pages.filters |= {"bytes": units.byte_text, "time": units.time_text}
+    return pages
