@@ -82,3 +82,17 @@ def test_every_word_of_the_legend_is_explained(page, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     assert [each["id"] for each in found if each["impact"] in GRAVE] == []
+
+
+def test_the_flame_graph_is_zoomed_by_keyboard(page, look):
+    graph = page.locator(".flame")
+    bar = graph.get_by_role("button", name="race.py:6 y = x @ x")
+    whole = bar.bounding_box()["width"]
+    bar.press("Enter")
+    assert "% of the peak" in graph.locator("output").inner_text()
+    bar = graph.get_by_role("button", name="race.py:6 y = x @ x")
+    assert bar.bounding_box()["width"] > 1.5 * whole
+    look(page, "flame_graph", graph)
+    graph.get_by_role("button", name="all at the peak").press("Enter")
+    bar = graph.get_by_role("button", name="race.py:6 y = x @ x")
+    assert bar.bounding_box()["width"] == whole

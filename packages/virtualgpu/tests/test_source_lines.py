@@ -1,5 +1,8 @@
 """Lines of a notebook's cell are named after the cell."""
 
+import sysconfig
+from pathlib import Path
+
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -25,3 +28,8 @@ def test_a_line_of_another_cell_than_the_one_that_runs_is_named_with_its_cell(sh
 
 def test_a_line_of_a_file_is_named_with_its_file(shell):
     assert source_lines.SourceLine("/home/ada/train.py", 12, "<module>").location == "train.py:12"
+
+
+def test_a_command_that_a_package_installed_is_not_the_users():
+    command = Path(sysconfig.get_path("scripts")) / "labkit"
+    assert not source_lines.is_users(str(command))

@@ -14,6 +14,8 @@ from typing import Any
 from virtualgpu import front_end
 
 _STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+# The commands that packages install, such as `labkit` or `torchrun`.
+_COMMANDS = os.path.realpath(sysconfig.get_path("scripts")) + os.sep
 _CELL = ("<ipython-input", "<python-input", "<stdin>", "<string>")  # code without a file
 
 
@@ -82,7 +84,11 @@ def _is_users(filename: str, tools: tuple[str, ...]) -> bool:
     folders = list(tools)
     if torch is not None:
         folders += torch.submodule_search_locations or []
-    roots = [_STANDARD_LIBRARY, *(os.path.realpath(folder) + os.sep for folder in folders)]
+    roots = [
+        _STANDARD_LIBRARY,
+        _COMMANDS,
+        *(os.path.realpath(folder) + os.sep for folder in folders),
+    ]
     return not path.startswith(tuple(roots))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from gputrace.collectives import SHORTEST, Collective, collectives_of
 from gputrace.events import ALLOC, CATEGORIES, FREE_REQUESTED
 from gputrace.explorer import legend
+from gputrace.explorer.flames import flame_of
 from gputrace.explorer.links import Rows, links_of
 from gputrace.explorer.places import Places
 from gputrace.figures.figure import CATEGORY_COLOURS, CATEGORY_HATCHES, GREY
@@ -58,6 +59,7 @@ def of(trace: "TraceData") -> dict[str, Any]:
         "looks": looks,
         "categories": categories,
         "lineLooks": lines,
+        "flames": {device: flame_of(trace, device) for device in trace.devices},
         "memoryWords": [{"name": name, "means": text} for name, text in legend.MEMORY.items()],
         **stacks.tables(),
     }

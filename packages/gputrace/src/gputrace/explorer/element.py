@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
 _FOLDER = Path(__file__).parent
-_SCRIPTS = ("lanes.js", "pen.js", "tables.js", "links.js", "search.js", "explorer.js")
+_SCRIPTS = ("lanes.js", "pen.js", "tables.js", "links.js", "search.js", "flame.js", "explorer.js")
 
 
 @cache

@@ -44,6 +44,9 @@ class Explorer {
     this._build(root);
     this._listen();
     this.links.offer();
+    for (const graph of document.querySelectorAll(".flame[data-device]")) {
+      new Flame(graph, data.flames[graph.dataset.device]);
+    }
     this.tables = new LineTables(this);
     new ResizeObserver(() => this.refresh()).observe(this.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refresh());

@@ -1,0 +1,60 @@
+"""Flame graph: the memory at a device's peak, by the calls that allocated it."""
+
+from typing import TYPE_CHECKING, Any
+
+from gputrace.events import SourceLine, Stack
+from gputrace.peak import held_at_peak
+from virtualgpu.source_lines import is_users
+
+if TYPE_CHECKING:
+    from gputrace.trace_data import TraceData
+
+_MODULE_CALLS = ("_call_impl", "_wrapped_call_impl")  # they are between any two modules
+SMALLEST = 0.001  # share of the peak. A smaller call is not drawn.
+UNKNOWN = "before the recording, or no known line"
+
+
+def flame_of(trace: "TraceData", device: int) -> dict[str, Any]:
+    """Return the calls as a tree. Each has its name, its bytes, and the calls that it makes.
+
+    The largest call comes first. `yours` says whether the line is in the user's own code.
+    """
+    root = _call("all at the peak", True)
+    for number, nbytes in held_at_peak(trace, device).items():
+        _add(root, trace.stacks[number], nbytes)
+    _finish(root, SMALLEST * root["bytes"])
+    return root
+
+
+def _call(name: str, yours: bool) -> dict[str, Any]:
+    """Return a call without any memory yet. Its calls are kept by name until all are known."""
+    return {"name": name, "yours": yours, "bytes": 0, "calls": {}}
+
+
+def _add(root: dict[str, Any], stack: Stack, nbytes: int) -> None:
+    """Add the memory of one stack to all its calls."""
+    root["bytes"] += nbytes
+    calls = [line for line in reversed(stack) if line.function not in _MODULE_CALLS]
+    names = [(_name(line), is_users(line.filename)) for line in calls]
+    while any(yours for _, yours in names) and not names[0][1]:
+        del names[0]  # what started the script
+    names = names or [(UNKNOWN, False)]
+    at = root
+    for name, yours in names:
+        at = at["calls"].setdefault(name, _call(name, yours))
+        at["bytes"] += nbytes
+
+
+def _name(line: SourceLine) -> str:
+    """Return a line of the user's with its text, and another line with its function."""
+    if line.text:
+        return f"{line.location}  {line.text}"
+    return f"{line.function} in {line.location}"
+
+
+def _finish(call: dict[str, Any], smallest: float) -> None:
+    """Sort the calls in a call, and leave out those that are too small to be seen."""
+    seen = [inner for inner in call["calls"].values() if inner["bytes"] >= smallest]
+    call["calls"] = sorted(seen, key=lambda inner: (-inner["bytes"], inner["name"]))
+    for inner in call["calls"]:
+        _finish(inner, smallest)
