@@ -18,7 +18,7 @@ from gputrace.spans import HOST
 from gputrace.tables import Table
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 MOST_ROWS = 20  # rows of a table of changes
 SMALLEST = 1e-9  # seconds. Smaller changes are rounding.
@@ -41,7 +41,7 @@ class Comparison:
         kernels: the devices' time by kernel.
     """
 
-    def __init__(self, before: "Trace", after: "Trace") -> None:
+    def __init__(self, before: "TraceData", after: "TraceData") -> None:
         self._before, self._after = before, after
         self.finding = _finding(before, after)
         self.totals = _totals(before, after)
@@ -57,7 +57,7 @@ class Comparison:
             self.kernels = _table("The devices' time by kernel or copy", by_kernel, *_TIME_TEXTS)
 
     @property
-    def _both(self) -> "tuple[Trace, Trace]":
+    def _both(self) -> "tuple[TraceData, TraceData]":
         """Both traces."""
         return self._before, self._after
 
@@ -76,7 +76,9 @@ class Comparison:
 
     def page(self, names: tuple[str, str] = ("before", "after")) -> str:
         """Return an HTML page about the changes. `names` say which traces were compared."""
-        figures = [trace.plot_memory() for trace in self._both]
+        from gputrace.figures.memory import trace_memory
+
+        figures = [trace_memory(trace, trace.device) for trace in self._both]
         return (
             templates()
             .get_template("comparison.html")
@@ -88,7 +90,7 @@ class Comparison:
         Path(path).write_text(self.page(), encoding="utf-8")
 
 
-def _finding(before: "Trace", after: "Trace") -> str:
+def _finding(before: "TraceData", after: "TraceData") -> str:
     """Return the change of the peak and of the time, in a sentence."""
     peak = _change("The peak", before.peak, after.peak, units.byte_text)
     time = _change("the time", before.end, after.end, units.time_text)
@@ -106,7 +108,7 @@ def _change(
     return f"{what} {verb} by {text(abs(after - before))}{share} to {text(after)}"
 
 
-def _totals(before: "Trace", after: "Trace") -> Table:
+def _totals(before: "TraceData", after: "TraceData") -> Table:
     """Return a table of the peak and the time of each device."""
     rows = []
     for device in sorted({*before.peaks, *after.peaks}):
@@ -132,7 +134,7 @@ class _Keys:
         found: the line of each key.
     """
 
-    def __init__(self, trace: "Trace") -> None:
+    def __init__(self, trace: "TraceData") -> None:
         self.trace = trace
         lines = {trace.line(stack) or NO_LINE for stack in range(len(trace.stacks))}
         self.found: dict[LineKey, SourceLine] = {}
@@ -152,7 +154,7 @@ class _Keys:
         return dict(sums)
 
 
-def _seconds_by_stack(trace: "Trace") -> dict[int, float]:
+def _seconds_by_stack(trace: "TraceData") -> dict[int, float]:
     """Return the devices' seconds by the stack that launched the work."""
     spans = trace.spans
     seconds: dict[int, float] = defaultdict(float)
@@ -161,7 +163,7 @@ def _seconds_by_stack(trace: "Trace") -> dict[int, float]:
     return dict(seconds)
 
 
-def _seconds_by_kernel(trace: "Trace") -> dict[str, float]:
+def _seconds_by_kernel(trace: "TraceData") -> dict[str, float]:
     """Return the devices' seconds by the name of the kernel or copy."""
     spans = trace.spans
     seconds: dict[str, float] = defaultdict(float)

@@ -41,6 +41,27 @@ function countUpTo(sorted, value) {
   return low;
 }
 
+// Finds the first of many intervals that may reach a moment. The intervals are in order of their
+// start.
+class Ends {
+  constructor(ends) {
+    let latest = -Infinity;
+    this.latest = Float64Array.from(ends, end => (latest = Math.max(latest, end)));
+  }
+
+  // No interval before this one ends at `moment` or later.
+  before(moment) {
+    let low = 0,
+      high = this.latest.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.latest[middle] < moment) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+}
+
 class Spans {
   constructor(told, data) {
     Object.assign(this, {
@@ -55,14 +76,17 @@ class Spans {
     this.start = summed(told.start);
     this.end = this.start.map((start, index) => start + told.duration[index]);
     this.count = this.start.length;
+    this.begins = new Ends(this.end);
   }
 
   // Work that waits for other work is drawn below it.
   draw(pen, area) {
     const shares = new Float32Array(Math.ceil(area.width) + 1),
       looks = new Uint8Array(shares.length);
+    const first = this.begins.before(area.from),
+      last = countUpTo(this.start, area.until);
     for (const under of [true, false]) {
-      for (let index = 0; index < this.count && this.start[index] <= area.until; index++) {
+      for (let index = first; index < last; index++) {
         const look = this.data.looks[this.look[index]];
         if (this.end[index] < area.from || look.under !== under) continue;
         const left = Math.max(area.x(this.start[index]), area.left),
@@ -103,7 +127,8 @@ class Spans {
   at(moment, slack) {
     for (const near of [0, slack]) {
       let best = -1;
-      for (let index = 0; index < this.count && this.start[index] <= moment + near; index++) {
+      const last = countUpTo(this.start, moment + near);
+      for (let index = this.begins.before(moment - near); index < last; index++) {
         const shorter =
           best < 0 || this.end[index] - this.start[index] <= this.end[best] - this.start[best];
         if (this.end[index] >= moment - near && shorter) best = index;
@@ -245,6 +270,7 @@ class Blocks {
     this.count = this.place.length;
     this.start = Float64Array.from(this.birth, event => (event < 0 ? 0 : memory.time[event]));
     this.end = Float64Array.from(this.death, event => (event < 0 ? data.end : memory.time[event]));
+    this.begins = new Ends(this.end);
     this.bytes ||= 1;
     this.made = new Map(); // by each line of the user's: its blocks, and their bytes
     this.stack.forEach((stack, index) => {
@@ -278,27 +304,31 @@ class Blocks {
       height = this.height;
     const picture = new ImageData(width, height),
       pixels = new Uint32Array(picture.data.buffer);
-    for (let index = 0; index < this.count && this.start[index] <= area.until; index++) {
-      const [high, deep] = this.rows(index);
-      if (this.end[index] < area.from || deep <= 0 || high >= 1) continue;
-      const left = Math.max(Math.floor(area.x(this.start[index]) - area.left), 0);
-      const right = Math.min(
-        Math.max(Math.floor(area.x(this.end[index]) - area.left) - 1, left),
-        width - 1,
-      );
-      const [top, bottom] = [high, deep].map(row =>
-        Math.min(Math.max(Math.floor(row * height), 0), height - 1),
-      );
+    const scale = (area.right - area.left) / (area.until - area.from),
+      unit = height / (this.bytes * this.share),
+      lowest = this.low * this.bytes;
+    const last = countUpTo(this.start, area.until);
+    for (let index = this.begins.before(area.from); index < last; index++) {
+      const high = (this.place[index] - lowest) * unit,
+        deep = high + this.size[index] * unit;
+      if (this.end[index] < area.from || deep <= 0 || high >= height) continue;
+      const left = Math.max(Math.floor((this.start[index] - area.from) * scale), 0),
+        until = Math.floor((this.end[index] - area.from) * scale) - 1,
+        right = Math.min(Math.max(until, left), width - 1);
+      const top = Math.max(Math.floor(high), 0),
+        bottom = Math.min(Math.floor(deep), height - 1);
       // A seam below those that are high enough.
-      const last = Math.max(bottom - (bottom - top > 3 ? 1 : 0), top);
+      const end = Math.max(bottom - (bottom - top > 3 ? 1 : 0), top);
       const { solid, pale, hatch } = this.data.categories[this.category[index]];
-      const colour =
-        pinnedLine >= 0 && this.data.users[this.stack[index]] !== pinnedLine ? pale : solid;
-      for (let row = top; row <= last; row++) {
-        if (!hatch) pixels.fill(colour, row * width + left, row * width + right + 1);
+      const others = pinnedLine >= 0 && this.data.users[this.stack[index]] !== pinnedLine;
+      const colour = others ? pale : solid;
+      for (let row = top; row <= end; row++) {
+        const begun = row * width;
+        if (left === right) pixels[begun + left] = colour;
+        else if (!hatch) pixels.fill(colour, begun + left, begun + right + 1);
         else
           for (let column = left; column <= right; column++)
-            pixels[row * width + column] = (column + row) % 6 || last - top < 4 ? colour : pale;
+            pixels[begun + column] = (column + row) % 6 || end - top < 4 ? colour : pale;
       }
     }
     pen.picture(picture, area.left, area.top);
@@ -307,7 +337,8 @@ class Blocks {
 
   at(moment, slack, row) {
     let best = -1;
-    for (let index = 0; index < this.count && this.start[index] <= moment + slack; index++) {
+    const last = countUpTo(this.start, moment + slack);
+    for (let index = this.begins.before(moment - slack); index < last; index++) {
       const [top, bottom] = this.rows(index),
         edge = 1 / this.height;
       const nearer = best < 0 || this.size[index] <= this.size[best];
