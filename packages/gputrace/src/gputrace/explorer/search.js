@@ -49,7 +49,8 @@ class Search {
 
   _matching(wanted) {
     const { data, lanes } = this.explorer,
-      found = [];
+      found = [],
+      launches = [];
     const lines = new Set();
     data.lines.forEach(([location, , source], number) => {
       if (`${location}  ${source}`.toLowerCase().includes(wanted)) lines.add(number);
@@ -59,10 +60,12 @@ class Search {
       const titles = this._titles(lane);
       for (let index = 0; index < lane.count; index++) {
         const line = data.users[lane.stack[index]];
-        if (lines.has(line) || titles[index].includes(wanted)) found.push({ lane, index });
+        if (!lines.has(line) && !titles[index].includes(wanted)) continue;
+        const isLaunch = lane instanceof Spans && data.looks[lane.look[index]].name === "launch";
+        (isLaunch ? launches : found).push({ lane, index });
       }
     }
-    return found;
+    return [...found, ...launches]; // a kernel before the launch of the same name
   }
 
   _titles(lane) {
