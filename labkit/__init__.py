@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from labkit.machine import host_time as host_time
     from labkit.machine import races as races
     from labkit.machine import use as use
+    from labkit.puzzles import puzzle as puzzle
     from labkit.ranks import TorchrunError as TorchrunError
     from labkit.ranks import torchrun as torchrun
 else:

@@ -69,12 +69,26 @@ def isolated(
     if timeout is not None and not timeout > 0:
         expected = "choose a positive number of seconds, or None for no limit"
         raise ValueError(f"timeout={timeout!r}: {expected}")
-    name = f"{getattr(function, '__name__', type(function).__name__)}()"
     used = machine.current()
     gpus = None if used is None else (used.request, type(used))
+    return isolated_on(gpus, timeout, function, args, keywords)
+
+
+def isolated_on(
+    gpus: tuple[machines.Request, type[machines.GPUsInUse]] | None,
+    timeout: float | None,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    keywords: dict[str, Any] | None = None,
+) -> Isolated:
+    """Run a function in a new process as `isolated` does, on GPUs that need not be those in use.
+
+    `gpus` has the request and the class of the GPUs, or is None for a process without GPUs.
+    """
+    name = f"{getattr(function, '__name__', type(function).__name__)}()"
     cache = linecache.cache.items()
     cells = {file: lines for file, lines in cache if len(lines) == 4 and not os.path.exists(file)}
-    call = by_value.dumps((function, args, keywords))
+    call = by_value.dumps((function, args, keywords or {}))
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
         Path(folder, "call").write_bytes(pickle.dumps((sys.path, cells, gpus, name, call)))
         try:

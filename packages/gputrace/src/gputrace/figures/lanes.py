@@ -60,6 +60,10 @@ LOOKS: dict[int, dict[str, Any]] = {
     LAUNCH: {"facecolor": "#666666"},
     WAIT: {"facecolor": "white", "hatch": "....", "edgecolor": "#666666"},
 }
+IN_GREY: dict[int, dict[str, Any]] = {
+    kind: {**look, "facecolor": "white" if kind == WAIT else "#999999"}
+    for kind, look in LOOKS.items()
+}
 RACE = VERMILLION
 FILLED = 0.8  # of a lane's height
 BORDERED = 5  # pixels. Wider boxes have a border.
@@ -157,6 +161,7 @@ def draw_lane(
     row: int,
     window: tuple[float, float],
     pixels: float,
+    looks: dict[int, dict[str, Any]] = LOOKS,
 ) -> bool:
     """Draw the spans of a lane.
 
@@ -165,6 +170,7 @@ def draw_lane(
         row: the number of the lane, from the top.
         window: the interval to draw, in seconds.
         pixels: the width of the interval in the picture.
+        looks: how each kind of spans is drawn.
 
     Returns:
         Whether some spans were too many to be drawn one by one.
@@ -182,7 +188,7 @@ def draw_lane(
             start, end = np.maximum(spans.start[mask], low), np.minimum(spans.end[mask], high)
             drawn = boxes(start, end, low, pixel)
             crowded |= bool((drawn[:, 2] < 1).any())
-            _draw_boxes(axes, drawn, row, pixel, LOOKS[kind], zorder=2 if kind == WAIT else 3)
+            _draw_boxes(axes, drawn, row, pixel, looks[kind], zorder=2 if kind == WAIT else 3)
     if not lane.is_host:
         for kind, colour in ((KERNEL, "white"), (BACKWARD, BLACK), (COLLECTIVE, BLACK)):
             which = np.flatnonzero(seen & (kinds == kind))

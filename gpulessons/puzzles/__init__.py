@@ -1,0 +1,10 @@
+"""The puzzles of `notebooks/puzzles.ipynb`, in the notebook's order."""
+
+from gpulessons.puzzles import memory, time
+
+PUZZLES = [
+    memory.FREE_FIRST,
+    memory.NO_TEMPORARY,
+    time.ONE_LAUNCH,
+    time.HIDDEN_WAIT,
+]

@@ -1,0 +1,207 @@
+"""Run a puzzle's function in a process of its own, and return what it did.
+
+The function runs twice with different inputs of the same shapes. The first call loads libraries,
+and only the second call counts. The expected values do not exist while the function runs.
+"""
+
+import gc
+import secrets
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gputrace import Trace, record
+from labkit import machine
+from labkit.checks.checking import quote
+from labkit.checks.left_behind import Followed
+from labkit.puzzles.definitions import Puzzle, find
+from labkit.puzzles.replaced import Replaced
+
+_TRUSTED = ("torch", "virtualgpu")  # the packages that define the classes of tensors
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a function did in the call that counts.
+
+    Attributes:
+        trace: the recording of the call, None if the function raised an error.
+        trouble: what is wrong with the function apart from its score, "" if nothing is.
+    """
+
+    trace: Trace | None
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that a function returned, or another value.
+
+    Attributes:
+        kind: the value's type, device, dtype and shape as text.
+        value: the tensor's values on the host, or the value itself.
+        is_known: whether the kind of value can be compared.
+    """
+
+    kind: str
+    value: Any
+    is_known: bool = True
+
+
+def attempts(
+    name: str, function: Callable[..., Any], with_original: bool
+) -> tuple[Attempt | None, Attempt]:
+    """Run a function, and before it the puzzle's original function if that is asked for.
+
+    Return what each of them did.
+    """
+    warnings.simplefilter("ignore")  # a race is reported as the trouble of an attempt
+    puzzle = find(name)
+    original = None
+    if with_original:
+        original = attempt(puzzle, puzzle.function)
+    replaced = Replaced()
+    own = attempt(puzzle, function)
+    return original, replace(own, trouble=replaced.sentence() or own.trouble)
+
+
+def attempt(puzzle: Puzzle, function: Callable[..., Any]) -> Attempt:
+    """Run a function, and return what it did. It leaves no memory allocated."""
+    with machine.in_use().new_workspaces_freed():
+        return _attempt(puzzle, function)
+
+
+def _attempt(puzzle: Puzzle, function: Callable[..., Any]) -> Attempt:
+    races = _races()
+    left: list[str] = []
+    try:
+        _call(Followed(function), drawn(puzzle, secrets.randbits(48)), left)
+        seed = secrets.randbits(48)
+        given = drawn(puzzle, seed)
+        trace, results = _recorded_call(function, given, left)
+    except Exception as error:
+        return Attempt(None, f"your function raised {quote(error, function)}")
+    trouble = difference(puzzle, seed, given, results)
+    if len(_races()) > len(races):
+        trouble = f"there is a race. {_races()[-1]}"
+    elif not trouble and left:
+        trouble = left[0]
+    return Attempt(trace, trouble)
+
+
+def drawn(puzzle: Puzzle, seed: int) -> tuple[Any, ...]:
+    """Return the inputs of one call. The same seed gives the same values."""
+    return puzzle.inputs(torch.Generator().manual_seed(seed))
+
+
+def _recorded_call(
+    function: Callable[..., Any], given: tuple[Any, ...], left: list[str]
+) -> tuple[Trace, list[Result]]:
+    """Call the function as `_call` does, and return the recording and the results."""
+    traces = []
+
+    def recorded(*given: Any) -> Any:
+        with record(timeline=True) as trace:
+            returned = function(*given)
+        trace.census = None  # it refers to the tensors that were alive
+        traces.append(trace)
+        return returned
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    for gpu in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(gpu)
+    results = _call(Followed(recorded), given, left)
+    return traces[0], results
+
+
+def _call(followed: Followed, given: tuple[Any, ...], left: list[str]) -> list[Result]:
+    """Call the function, and return the results.
+
+    Add to `left` what the call changed and should have left unchanged. The results are read as
+    the next line of a program would read them. If the function does not make the current stream
+    wait for its own streams, there is a race with this read.
+    """
+    returned = followed(*given)
+    left += followed.left
+    return [_result(value) for value in flattened(returned)]
+
+
+def _races() -> list[Any]:
+    """Return the races that were found so far. Real GPUs do not tell about races."""
+    used = machine.in_use()
+    return used.races() if used.virtual else []
+
+
+def flattened(value: Any) -> Iterator[Any]:
+    """Yield the tensors and the other values in nested lists, tuples, dictionaries and modules."""
+    if isinstance(value, nn.Module):
+        value = value.state_dict()
+    if isinstance(value, dict):
+        value = [part for key in sorted(value) for part in (key, value[key])]
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from flattened(part)
+    else:
+        yield value
+
+
+def _result(value: Any) -> Result:
+    """Return the values of a tensor on the host. A class of the learner's own is not trusted."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor) and kind.__module__.partition(".")[0] in _TRUSTED:
+        text = f"a tensor of shape {list(value.shape)}, {value.dtype}, on {value.device}"
+        return Result(text, value.detach().cpu().clone())
+    if kind in (bool, int, float, str, type(None)):
+        return Result(f"a value of type {kind.__name__}", value)
+    return Result(f"an object of the class {kind.__name__}", None, is_known=False)
+
+
+def difference(puzzle: Puzzle, seed: int, given: tuple[Any, ...], results: list[Result]) -> str:
+    """Return a sentence about the first difference from the original's values, "" if none.
+
+    `given` are the arguments after the call. They must have the values that they had before.
+    """
+    fresh = drawn(puzzle, seed)
+    before, after = (list(map(_result, flattened(inputs))) for inputs in (fresh, given))
+    if _first_apart(after, before, 0.0):
+        return "your function changed a tensor that it was given. Leave it as it was."
+    expected = [_result(value) for value in flattened(puzzle.function(*fresh))]
+    if len(results) != len(expected):
+        return f"your function returned {len(results)} values instead of {len(expected)}."
+    return _first_apart(results, expected, puzzle.tolerance)
+
+
+def _first_apart(found: list[Result], expected: list[Result], tolerance: float) -> str:
+    """Return a sentence about the first pair of results that differ, "" if there is none."""
+    for number, (one, other) in enumerate(zip(found, expected, strict=True), 1):
+        which = "the result" if len(expected) == 1 else f"result {number} of {len(expected)}"
+        if one.kind != other.kind or not one.is_known:
+            return f"{which} is {one.kind}, not {other.kind}."
+        if not isinstance(other.value, torch.Tensor):
+            if one.value != other.value:
+                return f"{which} is {one.value!r} instead of {other.value!r}."
+            continue
+        apart = _apart(one.value, other.value, tolerance)
+        if apart.any():
+            index = apart.nonzero()[0].tolist()
+            values = [float(each.value[tuple(index)]) for each in (one, other)]
+            where = f" at {index}" if index else ""
+            return (
+                f"{which} differs in {int(apart.sum()):,} of {apart.numel():,} elements. "
+                f"It is {values[0]:g} instead of {values[1]:g}{where}."
+            )
+    return ""
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Return which elements differ by more than the tolerance times the largest element."""
+    if not other.is_floating_point():
+        return one != other
+    one, other = one.double(), other.double()
+    largest = float(other[other.isfinite()].abs().max()) if other.isfinite().any() else 0.0
+    return ~torch.isclose(one, other, rtol=0.0, atol=tolerance * largest, equal_nan=True)

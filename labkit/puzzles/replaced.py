@@ -1,0 +1,72 @@
+"""Find the functions of PyTorch and of the kit that a puzzle's function has replaced."""
+
+import inspect
+import os
+import sys
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any
+
+import torch
+
+from virtualgpu import front_end
+
+_FUNCTIONS = {
+    *(FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType),
+    *(property, staticmethod, classmethod),
+}
+
+
+class Replaced:
+    """The functions of PyTorch and of the kit as they are when this object is made.
+
+    They are the functions and classes in PyTorch's own main modules and in all modules of the
+    kit, and the methods of the classes.
+    """
+
+    def __init__(self) -> None:
+        self._packages = {"torch", "gpulessons", *front_end.packages()}
+        self._known: dict[int, tuple[str, Any, dict[str, Any]]] = {}
+        for name, module in list(sys.modules.items()):
+            package = name.partition(".")[0]
+            inner = package == "torch" and name.count(".") > 1
+            if inspect.ismodule(module) and package in self._packages and not inner:
+                self._note(name, module)
+
+    def _note(self, name: str, holder: Any) -> None:
+        """Note the functions and classes in a module or class."""
+        found: dict[str, Any] = {}
+        self._known[id(holder)] = name, holder, found
+        for key, value in list(vars(holder).items()):
+            if type(value) in _FUNCTIONS:
+                found[key] = value
+            elif issubclass(type(value), type):
+                found[key] = value
+                own = value.__module__.partition(".")[0] in self._packages
+                if own and id(value) not in self._known:
+                    self._note(f"{name}.{key}", value)
+
+    def sentence(self) -> str:
+        """Return a sentence about the first function that was replaced, "" if none was."""
+        for name, holder, found in self._known.values():
+            now = dict(vars(holder))
+            if not isinstance(holder, type):  # a module that is imported later adds its name
+                now = {key: now.get(key) for key in found}
+            for key, after in now.items():
+                before = found.get(key)
+                if after is before or (before is None and type(after) not in _FUNCTIONS):
+                    continue
+                if not _is_of_the_tools(after):
+                    return (
+                        f"your function replaced {name}.{key}. "
+                        "Leave PyTorch and the kit as they are."
+                    )
+        return ""
+
+
+def _is_of_the_tools(function: Any) -> bool:
+    """Return whether PyTorch or the kit defines a function, as when it wraps one of its own."""
+    if isinstance(function, property):
+        function = function.fget
+    function = getattr(function, "__func__", function)
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return file.startswith(os.path.dirname(torch.__file__)) or front_end.is_ours(file)

@@ -1,0 +1,115 @@
+"""`labkit.puzzle`: the process of its own, the messages, the best score and the figure."""
+
+import json
+
+import pytest
+import torch
+
+import labkit
+from gpulessons.puzzles import PUZZLES
+from gputrace import record
+from gputrace.figures.comparison import timeline_compared
+from labkit.puzzles import scores
+from labkit.puzzles.definitions import MODEL, puzzles
+from labkit.puzzles.replaced import Replaced
+from virtualgpu import machines
+
+from .answers import _softmax, _softmax_by_hand
+
+
+@pytest.fixture
+def no_scores(monkeypatch):
+    """Begin without scores of this process."""
+    monkeypatch.setattr(scores, "_best", {})
+
+
+@pytest.mark.slow
+def test_a_notebook_sees_score_par_and_its_best_so_far(no_scores, tmp_path, monkeypatch):
+    file = tmp_path / ".labkit" / "progress.json"
+    monkeypatch.setenv("LABKIT_PROGRESS", str(file))
+    first = labkit.puzzle("one launch", _softmax)
+    assert first.solved and first.score == first.best == 1
+    assert repr(first).splitlines() == [
+        "one launch Right. Your launches: 1. That is par.",
+        "score on a virtual H200  1  original 201",
+        "budget                   5",
+        "par                      1",
+        "your best so far         1",
+    ]
+    assert "original 201" in first.figure.title
+    monkeypatch.setattr(scores, "_best", {})  # another kernel
+    second = labkit.puzzle("one launch", _softmax_by_hand)
+    assert second.score == 5 and second.best == 1
+    assert second.verdict.message == "Right. Your launches: 5. Par is 1."
+    assert json.loads((file.parent / "scores.json").read_text()) == {"one launch": 1}
+
+
+@pytest.mark.slow
+def test_errors_of_the_function_are_the_message(no_scores):
+    def ends_its_process(rows):
+        import os
+
+        os._exit(3)
+
+    def fails(rows):
+        return rows.no_such_method()
+
+    def prints(rows):
+        print("hello")
+        return rows * 2
+
+    assert "ended with exit status 3" in repr(labkit.puzzle("one launch", ends_its_process))
+    failed = labkit.puzzle("one launch", fails)
+    assert "your function raised AttributeError" in repr(failed)
+    assert failed.figure is None and not failed.solved
+    wrong = labkit.puzzle("one launch", prints)
+    assert "the result differs in 40,000 of 40,000 elements" in repr(wrong)
+    assert wrong.figure is not None and wrong.score is None and wrong.best is None
+
+
+def test_an_unknown_name_is_an_error_that_lists_all_names():
+    with pytest.raises(ValueError, match="There is no puzzle 'none'. Choose one of these: free"):
+        labkit.puzzle("none", print)
+    with pytest.raises(TypeError, match="Give labkit.puzzle a function. You gave 3."):
+        labkit.puzzle("one launch", 3)
+
+
+def test_the_best_score_is_the_lowest_and_an_unreadable_file_has_none(
+    no_scores, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "progress.json"))
+    assert scores.best("x") is None
+    assert [scores.note("x", score) for score in (5, 7, 3)] == [5, 5, 3]
+    monkeypatch.setattr(scores, "_best", {})
+    assert scores.best("x") == 3
+    (tmp_path / "scores.json").write_text("[")
+    assert scores.best("x") is None
+
+
+def test_all_puzzles_are_found_by_their_names():
+    assert list(puzzles().values()) == PUZZLES
+
+
+def test_functions_that_a_program_replaces_are_found_and_an_optimizers_own_wrapper_is_not(
+    monkeypatch,
+):
+    before = Replaced()
+    torch.optim.SGD([torch.zeros(1)])  # PyTorch wraps the method `step`
+    assert before.sentence() == ""
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: tensor)
+    assert "torch.Tensor.cpu" in before.sentence()
+
+
+def test_a_comparison_draws_both_timelines_on_one_axis():
+    with machines.use(1, like=MODEL):
+        x = torch.ones(1000, device="cuda")
+        traces = []
+        for count in (1, 20):
+            with record(timeline=True) as trace:
+                for _ in range(count):
+                    x + 1
+            traces.append(trace)
+        figure = timeline_compared(*traces, "A title", budget=1e-4)
+    assert "Yours: " in figure.alt and "The original: " in figure.alt
+    original, own = [axes for axes in figure._canvas.axes][::-1]
+    assert original.get_xlim() == own.get_xlim()
