@@ -62,7 +62,7 @@ def notebook(monkeypatch):
 )
 def test_an_answer_that_its_cell_no_longer_shows_is_not_judged(notebook, cell, said, capsys):
     notebook(WRONG)
-    assert "Not yet: your tensor is on cpu" in notebook(CHECK, "check")
+    assert "expected a tensor on a GPU, got one on cpu" in notebook(CHECK, "check")
     notebook(cell)
     assert said in notebook(CHECK, "check")
     notebook(RIGHT)
@@ -123,7 +123,7 @@ def test_an_answer_whose_cell_has_not_run_since_is_told(notebook):
         "The cell of `on_gpu` has not run since the last check, so this verdict is about the same "
         "version."
     )
-    for answer, told in ((WRONG, "Not yet: your tensor is on cpu"), (RIGHT, "Right.")):
+    for answer, told in ((WRONG, "expected a tensor on a GPU, got one on cpu"), (RIGHT, "Right.")):
         notebook(answer)
         assert same not in notebook(CHECK, "check")
         assert (

@@ -1,5 +1,4 @@
 """Lesson 11: Sharding.
 
-ZeRO, FSDP, tensor and sequence parallelism, HSDP, pipelines, experts, long contexts, sharded
-checkpoints.
+ZeRO, FSDP, tensor and sequence parallelism, HSDP, experts, long contexts, sharded checkpoints.
 """

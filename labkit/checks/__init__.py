@@ -93,7 +93,9 @@ def find(number: str) -> Check:
 
     Raises ValueError if there is no such exercise. The message names the exercises.
     """
-    known = with_variants(number[:2])
+    known = exercises(number[:2])
+    if number not in known:
+        known = with_variants(number[:2])
     if number not in known:
         choices = ", ".join(exercises())
         raise ValueError(f"There is no exercise {number!r}. Choose one of these: {choices}.")

@@ -32,7 +32,8 @@ def test_each_failed_try_helps_more(monkeypatch):
     monkeypatch.setattr(checks, "find", lambda number: check)
     said = [labkit.check("00.1", wrong).message for _ in range(4)]
     assert [message.count("\n") for message in said] == [0, 1, 2, 3]
-    assert all(message.startswith("Not yet: your tensor is on cpu.") for message in said)
+    refusal = "Not yet: expected a tensor on a GPU, got one on cpu."
+    assert all(message.startswith(refusal) for message in said)
     assert "Your answer was tried with [" in said[1]
     assert "in its section “Your GPU”" in said[2] and "the solution is folded away" in said[3]
     labkit.check("00.1", right)

@@ -61,7 +61,7 @@ LABS = all_labs()
             lambda: LeakLab(leaks=("foo",)),
             r"'foo' is not available\. Choose one of .*'kept losses'",
         ),
-        (lambda: CopySpeedLab(sizes=[]), "sizes: give at least one"),
+        (lambda: CopySpeedLab(sizes=[]), "expected at least one size in bytes"),
     ],
 )
 def test_what_a_lab_is_made_with_is_checked(make, said):

@@ -24,7 +24,7 @@ SHARED = Path("/dev/shm")
 STARTING = {
     "08_sharing_memory": ("held", "child", "handle", "free", "stay", "model"),
     "10_ddp_from_the_inside": ("hello", "buckets", "overlap"),
-    "11_sharding": ("pipeline",),
+    "11_sharding": ("two",),
     "12_several_machines": ("hello", "dies"),
     "13_articles_on_trial": ("all",),
 }

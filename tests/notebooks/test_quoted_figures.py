@@ -12,7 +12,6 @@ import labkit
 import virtualgpu
 from gpulessons import lesson_04
 from gpulessons.lesson_04.labs.pipeline import waiting_share
-from gpulessons.lesson_04.schedules import GPIPE, ONE_F_ONE_B, orders
 from labkit.labs import Result, recorded_result
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -627,10 +626,3 @@ def test_the_rank_of_lesson_12_continues_after_the_last_complete_checkpoint():
     told = printed(SEVERAL_MACHINES, "dies")
     assert re.findall(r"step (\d)", told) == list("01212345")
     assert "same as without interruption: True" in told
-
-
-def test_the_stages_of_lesson_11_keep_to_the_schedules_of_lesson_4():
-    """PyTorch's pipelines and `gpulessons.lesson_04.schedules` agree on the order of the work."""
-    for schedule, name in ((GPIPE, "ScheduleGPipe"), (ONE_F_ONE_B, "Schedule1F1B")):
-        shown = re.findall(rf"{name} +([FB]+), at most", printed("11_sharding.ipynb", "pipeline"))
-        assert shown == ["".join(work[0] for work in stage) for stage in orders(schedule, 4, 8)]

@@ -211,7 +211,10 @@ def test_points_and_written_questions_come_from_the_course_file(tmp_path):
     [
         ('[labs."99"]', "no such lesson"),
         ("", "no labs"),
-        ('[labs."03"]\npoint = 3', "unknown key 'point'. Expected one of due, points, written"),
+        (
+            '[labs."03"]\npoint = 3',
+            "unknown key 'point'. Expected one of due, points, variant, written",
+        ),
         ('[labs."03"]\npoints = { "04.1" = 2 }', "no exercise 04.1"),
         ('tries = "two"\n[labs."03"]', "tries = 'two': expected int"),
         ('late_penalty = 2\n[labs."03"]', "late_penalty from 0 to 1"),

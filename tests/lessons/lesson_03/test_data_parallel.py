@@ -51,7 +51,7 @@ def test_bad_arguments_are_refused():
             data_parallel_step([1], {"wide": 4096})
         with pytest.raises(ValueError, match="from 1 to 65536"):
             data_parallel_step([1], {"empty": (0, 5)})
-        with pytest.raises(ValueError, match="models={}: give at least one"):
+        with pytest.raises(ValueError, match="expected at least one model as name"):
             data_parallel_step([1], {})
 
 
