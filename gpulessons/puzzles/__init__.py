@@ -7,4 +7,8 @@ PUZZLES = [
     memory.NO_TEMPORARY,
     time.ONE_LAUNCH,
     time.HIDDEN_WAIT,
+    memory.MANY_CLASSES,
+    time.ONE_BACKWARD,
+    memory.GROWING_CACHE,
+    memory.NO_SPIKE,
 ]

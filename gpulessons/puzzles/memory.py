@@ -111,7 +111,7 @@ GROWING_CACHE = Puzzle(
     function=cached_keys,
     inputs=_keys,
     score=RESERVED,
-    budget=100 * MIB,
+    budget=110 * MIB,
     par=64 * MIB,
 )
 NO_SPIKE = Puzzle(
