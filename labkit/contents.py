@@ -73,7 +73,7 @@ def read(path: Path) -> Lesson:
     made = r"\b(?:labs\.(?=\w+(?:Lab|Panel)\()|labs import (?=\w+Lab\b)|labkit\.Lab\(\s*)(\w+)"
     labs = dict.fromkeys(re.findall(made, text))
     exercises = re.findall(r'^labkit\.check\("(.+?)"', text, re.MULTILINE)
-    learnt = _learnt(path.name[:2])
+    learnt = _learnt(path.stem)
     return Lesson(path.name, title, learnt, tuple(minutes), tuple(exercises), tuple(labs))
 
 
@@ -82,14 +82,18 @@ def _rounded(minutes: float) -> int:
     return max(5, 5 * round(minutes / 5))
 
 
-def _learnt(number: str) -> str:
-    """Return what a lesson teaches: the docstring of its package, without its first line.
+def _learnt(name: str) -> str:
+    """Return what a notebook teaches: the docstring of its package, without its first line.
 
-    Return "" if there is no such package, or if its docstring has one line.
+    The package of `03_data_parallel` is the course's `lesson_03`. Other notebooks have a package of
+    their own name. Return "" if there is no such package, or if its docstring has one line.
     """
-    _, folder = courses.lessons().get(number, ("", None))
-    file = None if folder is None else folder / "__init__.py"
-    if file is None or not file.exists():
+    folders = {number: folder for number, (_, folder) in courses.lessons().items()}
+    if not folders:
+        return ""
+    folder = folders.get(name[:2]) or next(iter(folders.values())).parent / name
+    file = folder / "__init__.py"
+    if not file.exists():
         return ""
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return " ".join(docstring.partition("\n")[2].split())

@@ -1,4 +1,7 @@
-"""The puzzles of `notebooks/puzzles.ipynb`, in the notebook's order."""
+"""The puzzles of `notebooks/puzzles.ipynb`, in the notebook's order.
+
+Rewrite wasteful functions until they meet a budget; the score is the same on every computer.
+"""
 
 from gpulessons.puzzles import memory, time
 
