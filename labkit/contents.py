@@ -121,11 +121,14 @@ class Lessons:
         predictions = "no lab asks"
         if lesson.labs:
             predictions = str(sum(len(tries.get(lab, [])) for lab in lesson.labs))
+        exercises = "none"
+        if lesson.exercises:
+            exercises = f"{len(right)} of {len(lesson.exercises)}"
         return (
             lesson.title + f" {CONTINUE}" * (lesson is self.next),
             lesson.learnt,
             " + ".join(map(str, lesson.minutes)),
-            f"{len(right)} of {len(lesson.exercises)}",
+            exercises,
             ", ".join(not_yet),
             predictions,
         )

@@ -174,7 +174,7 @@ def test_the_contents_show_what_is_done_before_anything_runs(shipped, tmp_path, 
         ({"00.1": [False]}, "00_start_here.ipynb"),
         ({"00.1": [False, True]}, "01_device_basics.ipynb"),
         ({"02.4": [False], "00.1": [True]}, "02_streams.ipynb"),
-        ({f"13.{number}": [True] for number in range(1, 6)}, None),
+        ({f"13.{number}": [True] for number in range(1, 6)}, "puzzles.ipynb"),
     ],
 )
 def test_one_continues_in_the_last_lesson_begun_or_after_it(tries, file):
@@ -195,9 +195,10 @@ WITHOUT_A_LAB = ("11", "12", "13")  # 13 has a panel, which takes no prediction
 
 
 def test_lessons_but_the_first_have_five_exercises_and_all_but_the_last_ones_a_lab():
-    first, *others = lesson_copies.lessons().lessons
+    first, *others, puzzles = lesson_copies.lessons().lessons
     assert (first.exercises, first.labs) == (("00.1",), ())
     assert [lesson.file for lesson in others if len(lesson.exercises) < 5] == []
+    assert (puzzles.file, puzzles.exercises, puzzles.labs) == ("puzzles.ipynb", (), ())
     for lesson in others:
         assert len(lesson.labs) == (0 if lesson.file[:2] in WITHOUT_A_LAB else 1)
 

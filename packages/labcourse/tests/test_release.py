@@ -12,7 +12,7 @@ from labcourse.sandbox import Sandbox
 
 from .handed_in import NOTEBOOKS
 
-LESSONS = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+LESSONS = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
 SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 WITH_QUESTION = f"""
