@@ -2,9 +2,7 @@
 
 import torch
 
-from labkit.puzzles.definitions import LAUNCHES, TIME, WAITS, Puzzle
-
-BATCHES = 8
+from labkit.puzzles.definitions import LAUNCHES, WAITS, Puzzle
 
 
 def softmax_of_rows(scores):
@@ -26,26 +24,6 @@ def clipped(gradients):
     return results
 
 
-def doubled(batches):
-    results = []
-    for batch in batches:
-        x = batch.cuda(non_blocking=True)
-        y = 2 * x
-        results.append(y.cpu())
-    return results
-
-
-def products(batches, matrix):
-    side, results = torch.cuda.Stream(), []
-    for batch in batches:
-        with torch.cuda.stream(side):
-            x = batch.cuda(non_blocking=True)
-        side.synchronize()
-        results.append(x @ matrix)
-        torch.cuda.synchronize()
-    return results
-
-
 def summed_gradients(rows, weights):
     losses = []
     for index, weight in enumerate(weights):
@@ -64,21 +42,12 @@ def _scores(generator: torch.Generator) -> tuple[torch.Tensor]:
 
 
 def _gradients(generator: torch.Generator) -> tuple[list[torch.Tensor]]:
-    # Half of the gradients are too long, in an order that nobody knows.
-    scales = torch.tensor([0.01, 0.1]).repeat(10)[torch.randperm(20, generator=generator)]
+    # Half of the gradients are too long, in an order that nobody knows. The first one is always
+    # too long and the last one never, so that the host's time does not depend on the order.
+    between = torch.tensor([0.01, 0.1]).repeat(9)[torch.randperm(18, generator=generator)]
+    scales = torch.cat([torch.tensor([0.1]), between, torch.tensor([0.01])])
     gradients = torch.randn(20, 1000, generator=generator) * scales[:, None]
     return (list(gradients.cuda()),)
-
-
-def _pinned(generator: torch.Generator) -> tuple[list[torch.Tensor]]:
-    batches = torch.randn(BATCHES, 1 << 20, generator=generator)
-    return ([batch.pin_memory() for batch in batches],)
-
-
-def _pinned_and_matrix(generator: torch.Generator) -> tuple[list[torch.Tensor], torch.Tensor]:
-    batches = torch.randn(BATCHES, 1024, 1024, generator=generator)
-    matrix = torch.randn(1024, 1024, generator=generator).cuda()
-    return [batch.pin_memory() for batch in batches], matrix
 
 
 def _layers(generator: torch.Generator) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -107,27 +76,6 @@ HIDDEN_WAIT = Puzzle(
     budget=0,
     par=0,
     limits={},
-)
-BOTH_WAYS = Puzzle(
-    name="both ways",
-    task="Return the same batches on the host in less time.",
-    lesson="02",
-    function=doubled,
-    inputs=_pinned,
-    score=TIME,
-    budget=1e-3,
-    par=1e-3,
-    limits={},
-)
-WAIT_ON_THE_GPU = Puzzle(
-    name="wait on the GPU",
-    task="Return the same products in less time, and without a race.",
-    lesson="02",
-    function=products,
-    inputs=_pinned_and_matrix,
-    score=TIME,
-    budget=0.85e-3,
-    par=0.76e-3,
 )
 ONE_BACKWARD = Puzzle(
     name="one backward pass",

@@ -36,10 +36,6 @@ def _mebibytes(nbytes: float) -> str:
     return f"{nbytes / 2**20:,.2f} MiB"
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms"
-
-
 def _whole(number: float) -> str:
     return f"{number:.0f}"
 
@@ -61,7 +57,6 @@ RESERVED = Measure(
     _mebibytes,
     "reserved",
 )
-TIME = Measure("time", lambda trace: round(trace.end, 9), _milliseconds)
 LAUNCHES = Measure("launches", _of_host(LAUNCH), _whole)
 WAITS = Measure("waits of the host", _of_host(WAIT), _whole)
 COPIES_TO_HOST = Measure("copies to the host", _copies(D2H), _whole)
