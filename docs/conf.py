@@ -154,7 +154,7 @@ def _add_words(app: Any, docname: str, source: list[str]) -> None:
     words = words_of(docname)
     if not words:
         return
-    entries = "\n\n".join(f"```{{index}} single: ! {word}\n```" for word in words)
+    entries = "\n\n".join(f"```{{index}} ! single: {word}\n```" for word in words)
     if docname in CONTENTS["Lessons"]:
         content = json.loads(source[0])
         first = content["cells"][0]

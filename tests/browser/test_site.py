@@ -151,7 +151,7 @@ def test_figures_are_dark_where_the_page_is(page, scheme, chosen):
     page.emulate_media(color_scheme=scheme)
     page.goto((SITE / "index.html").as_uri())
     page.evaluate(f"document.body.dataset.theme = '{chosen}'")
-    drawn = page.locator("main img").first.evaluate("image => getComputedStyle(image).filter")
+    drawn = page.locator("article img").first.evaluate("image => getComputedStyle(image).filter")
     dark = scheme == "dark" if chosen == "auto" else chosen == "dark"
     assert drawn.startswith("invert") is dark
 

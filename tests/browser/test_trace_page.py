@@ -22,8 +22,8 @@ options = {"activation": "gelu", "batch_first": True, "dropout": 0.0}
 layer = nn.TransformerEncoderLayer(64, 4, dim_feedforward=256, **options)
 model = DistributedDataParallel(nn.Sequential(layer, nn.Linear(64, 100)).cuda())
 optimizer = torch.optim.AdamW(model.parameters())
-y = model(torch.randn(8, 32, 64).cuda())
-loss = y.square().mean()  # </script><img src=x onerror=document.title='broken'>
+y = model(torch.randn(8, 32, 64).cuda())  # </script><img src=x onerror=document.title='broken'>
+loss = y.square().mean()
 loss.backward()
 optimizer.step()
 dist.destroy_process_group()
@@ -87,7 +87,7 @@ def test_the_keyboard_reaches_one_kernel_and_what_is_known_of_it(opened_page):
         and "cuda:0 default" in chosen.inner_text()
     )
     assert (
-        "step.py:12" in chosen.inner_text() and "<img src=x onerror=" in chosen.inner_text()
+        "step.py:13" in chosen.inner_text() and "<img src=x onerror=" in chosen.inner_text()
     )  # a line of the script, as text
     start, end = looked_at(opened_page)
     assert end - start < (whole[1] - whole[0]) / 20
