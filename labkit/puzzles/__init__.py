@@ -132,8 +132,7 @@ def _figure(known: Puzzle, own: Trace, original: Trace) -> Figure:
     title = f"{known.name}: {measure.name} {text(measure.read(own))}"
     title += f", original {text(measure.read(original))}"
     if measure.picture == "timeline":
-        budget = known.budget if measure.name == "time" else None
-        return timeline_compared(own, original, title, budget)
+        return timeline_compared(own, original, title)
     return memory_compared(own, original, title, known.budget, measure.picture == "reserved")
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ SMALLEST = 1e-9  # seconds. Smaller changes are rounding.
 # A line is the same in both traces if its file, function and text are. Of several lines with the
 # same text, the last number says which it is.
 LineKey = tuple[str, str, str, int]
+Key = TypeVar("Key", int, str)
 
 
 class Comparison:
@@ -154,22 +155,22 @@ class _Keys:
         return dict(sums)
 
 
+def _seconds_by(trace: "TraceData", key_of: Callable[[int], Key]) -> dict[Key, float]:
+    """Return the devices' seconds by a key of each span. `key_of` takes the span's index."""
+    seconds: dict[Key, float] = defaultdict(float)
+    for index in np.flatnonzero(trace.spans.device != HOST).tolist():
+        seconds[key_of(index)] += float(trace.spans.duration[index])
+    return dict(seconds)
+
+
 def _seconds_by_stack(trace: "TraceData") -> dict[int, float]:
     """Return the devices' seconds by the stack that launched the work."""
-    spans = trace.spans
-    seconds: dict[int, float] = defaultdict(float)
-    for index in np.flatnonzero(spans.device != HOST).tolist():
-        seconds[int(spans.stack[index])] += float(spans.duration[index])
-    return dict(seconds)
+    return _seconds_by(trace, lambda index: int(trace.spans.stack[index]))
 
 
 def _seconds_by_kernel(trace: "TraceData") -> dict[str, float]:
     """Return the devices' seconds by the name of the kernel or copy."""
-    spans = trace.spans
-    seconds: dict[str, float] = defaultdict(float)
-    for index in np.flatnonzero(spans.device != HOST).tolist():
-        seconds[spans.names[spans.name[index]]] += float(spans.duration[index])
-    return dict(seconds)
+    return _seconds_by(trace, lambda index: trace.spans.names[trace.spans.name[index]])
 
 
 def signed_time(seconds: float) -> str:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gputrace.events import ALLOC
 from gputrace.leaks import Birth, Leak, find_leaks
+from gputrace.peak import alive_at
 from gputrace.trace import Trace
 from virtualgpu.source_lines import SourceLine, caller
 
@@ -158,10 +158,7 @@ def _lines_at_peak(
     if first < last:
         at = first + int(timeline.allocated[first:last].argmax())
         event = np.flatnonzero(events.device == device)[at - 1]
-        born = np.flatnonzero((events.action == ALLOC) & (events.device == device))
-        born = born[born <= event]
-        alive = born[(events.deaths[born] < 0) | (events.deaths[born] > event)]
-        for index in alive.tolist():
+        for index in alive_at(events, device, event).tolist():
             found[trace.line(int(events.stack[index]))] += int(events.size[index])
     return found
 
