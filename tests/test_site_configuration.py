@@ -75,12 +75,12 @@ def test_words_of_the_glossary_and_of_the_search_lead_to_their_page(conf):
     source = [(ROOT / "notebooks/05_caching_allocator.ipynb").read_text(encoding="utf-8")]
     conf["_add_words"](None, "notebooks/05_caching_allocator", source)
     first = json.loads(source[0])["cells"][0]["source"]
-    assert "```{index} single: ! out of memory\n```" in first
+    assert "```{index} ! single: out of memory\n```" in first
 
 
 def test_figures_on_the_dark_site_are_as_in_dark_notebooks():
     style = (ROOT / "docs" / "static" / "dark.css").read_text(encoding="utf-8")
-    assert style.count(f"main img {IN_THE_DARK.replace(' }', '; }')}") == 2
+    assert style.count(f"article img {IN_THE_DARK.replace(' }', '; }')}") == 2
 
 
 def commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
