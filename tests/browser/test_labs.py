@@ -124,5 +124,5 @@ def test_the_lab_of_leaks(open_cells, look):
     lab.run.click()
     lab.says("you predicted 3, 0.5 too low. The largest tensor that leaked is held by")
     lab.says("the autograd graph of global losses[")
-    lab.shows("Memory grows by 3.5 MiB per step.*Predicted: 3 MiB a step")
+    lab.shows("Memory grows by 3.5 MiB per step.*Predicted: 3 MiB per step")
     look(page, "leaks_finished", lab.picture)
