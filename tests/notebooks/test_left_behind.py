@@ -148,7 +148,7 @@ def soon(condition: Callable[[], object]) -> bool:
     while time.monotonic() < end:
         if condition():
             return True
-        time.sleep(0.02)
+        time.sleep(0.002)  # some children live for some milliseconds only
     return False
 
 

@@ -56,7 +56,7 @@ def test_errors_of_the_function_are_the_message(no_scores):
 
     def prints(rows):
         print("hello")
-        return rows * 2
+        return rows + 100  # no probability is as large
 
     assert "ended with exit status 3" in repr(labkit.puzzle("one launch", ends_its_process))
     failed = labkit.puzzle("one launch", fails)

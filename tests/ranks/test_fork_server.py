@@ -155,7 +155,7 @@ def test_the_job_after_one_that_crashed(script, who):
     crash = {"rank": "os.kill(os.getpid(), 11)", "server": "os.kill(os.getppid(), 9)"}[who]
     results(script(RANK + "result = 1"))
     with pytest.raises(
-        labkit.TorchrunError, match={"rank": "SIGSEGV", "server": "SIGKILL|it was killed"}[who]
+        labkit.TorchrunError, match={"rank": "SIGSEGV", "server": "SIGKILL|It was killed"}[who]
     ):
         results(script(RANK + crash + "\nimport time; time.sleep(100)"))
     assert results(script(RANK + "result = rank")) == ["0", "1"]
