@@ -9,12 +9,12 @@ its bounds.
 
 import os
 import sys
-import time
 from pathlib import Path
 from statistics import median
 
 import nbformat
 
+from benchmarks.lesson_runs import lessons, run
 from labkit.reading_time import (
     FURTHER_BREAK,
     exercises,
@@ -29,7 +29,6 @@ from labkit.reading_time import (
 
 Cells = list[nbformat.NotebookNode]
 
-FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 INTRODUCTION = "00"  # it is shorter, and has one exercise
 
 BOUNDS = {
@@ -49,11 +48,6 @@ MEMORY_LIMIT = (
 )  # bytes of a kernel and its processes; with a server this is well within Binder
 SECONDS_LIMIT = 180  # of all lessons, one after the other
 MORE = {"cells": 5, "predictions": 8, "exercises": 2}  # what a third sitting may add to a lesson
-
-
-def lessons() -> list[Path]:
-    """Return the notebooks of the lessons, in order."""
-    return sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
 
 
 def cells(path: Path) -> Cells:
@@ -97,26 +91,6 @@ def bounds(path: Path) -> dict[str, tuple[int, int]]:
         name: (BOUNDS[name][0], BOUNDS[name][1] + number * further) for name, number in MORE.items()
     }
     return BOUNDS | more
-
-
-def run(path: Path, folder: Path = FOLDER, kernel: str = "python3") -> tuple[float, int]:
-    """Run a lesson in `folder`. Return its seconds and its processes' peak memory in bytes.
-
-    The seconds include the kernel's start. Raises nbclient's CellExecutionError if a cell fails.
-    """
-    from nbclient import NotebookClient
-
-    from benchmarks.process_memory import watched
-
-    resources = {"metadata": {"path": str(folder)}}
-    notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, kernel_name=kernel, resources=resources)
-    start = time.perf_counter()
-    with client.setup_kernel(), watched(client.km.provisioner.pid) as memory:
-        for index, cell in enumerate(client.nb.cells):
-            client.execute_cell(cell, index)
-        seconds = time.perf_counter() - start
-    return seconds, memory.peak
 
 
 def main(arguments: list[str]) -> int:

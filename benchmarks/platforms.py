@@ -158,12 +158,12 @@ def main(arguments: list[str]) -> int:
         print(f"{' '.join(arguments)}: choose --run, or nothing", file=sys.stderr)
         return 2
     if arguments:
-        from benchmarks import notebooks
+        from benchmarks import lesson_runs
 
         os.environ |= {"LABKIT_VIRTUAL": "1", "LABKIT_FIGURES": "1"}
         figures = Figures.of_this_machine("JupyterLab")
-        for path in notebooks.lessons():
-            figures.lessons[path.stem] = notebooks.run(path)
+        for path in lesson_runs.lessons():
+            figures.lessons[path.stem] = lesson_runs.run(path)
         figures.store_if_asked("here")
     PAGE.write_text(written(PAGE.read_text(), stored()))
     return 0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import notebooks, platforms
+from benchmarks import lesson_runs, platforms
 from benchmarks.platforms import Figures
 
 TIMES = {"00_start": (61.4, 300 << 20), "01_next": (2.6, 1 << 30)}
@@ -78,7 +78,7 @@ NEWER = {
 
 
 def test_every_lesson_was_measured_on_each_platform_of_the_table():
-    lessons = {path.stem for path in notebooks.lessons()} - NEWER
+    lessons = {path.stem for path in lesson_runs.lessons()} - NEWER
     told = {figures.platform: lessons - set(figures.lessons) for figures in platforms.stored()}
     assert {"Binder stand-in", "Colab stand-in"} <= set(told) and not any(told.values()), told
 

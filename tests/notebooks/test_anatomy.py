@@ -10,12 +10,13 @@ import re
 import pytest
 
 from benchmarks import notebooks as figures
+from benchmarks.lesson_runs import lessons
 from benchmarks.notebooks import cells
 from gpulessons.lesson_13 import articles
 from labkit import reading_time
 from labkit.reading_time import prose, tags, teaching_cells
 
-LESSONS = figures.lessons()
+LESSONS = lessons()
 PUZZLE, BUILD, REMEMBER, REFERENCES = "A puzzle", "Build it", "What to remember", "References"
 FOLD = "<details><summary>After you have run it</summary>\n\n"
 LESSON_ABOUT_THE_ARTICLES = "13"

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from benchmarks.notebooks import FOLDER, cells
+from benchmarks.lesson_runs import FOLDER
+from benchmarks.notebooks import cells
 from gpulessons.puzzles import PUZZLES
 
 NOTEBOOK = cells(FOLDER / "puzzles.ipynb")

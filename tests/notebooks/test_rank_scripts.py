@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from benchmarks.notebooks import cells, lessons
+from benchmarks.lesson_runs import lessons
+from benchmarks.notebooks import cells
 from labkit.reading_time import tags
 
 MAGIC, FILE = "%%torchrun", "%%writefile"

@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 
 from benchmarks import notebooks as figures
+from benchmarks.lesson_runs import lessons
 from benchmarks.notebooks import cells
 from labkit.reading_time import prose, tags, teaching_cells
 
-LESSONS = figures.lessons()
+LESSONS = lessons()
 LONGEST_NAME = (
     28  # characters, with its ending, that JupyterLab's file browser shows at its usual width
 )

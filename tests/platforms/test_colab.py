@@ -18,7 +18,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from benchmarks import notebooks
+from benchmarks import lesson_runs
 from benchmarks.platforms import PAGE, Figures
 from tools.binder_image import copy_tree
 
@@ -30,7 +30,7 @@ ADDRESS = "https://github.com/OWNER/NAME"  # of the repository, in the documenta
 INSTALL = re.search(rf"^%pip install .*{ADDRESS}$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)[
     0
 ]
-LESSONS = [path.name for path in notebooks.lessons()]
+LESSONS = [path.name for path in lesson_runs.lessons()]
 KEPT = (
     "torch",
     "numpy",
@@ -162,7 +162,7 @@ def test_the_first_cell_sets_up_the_runtime(colab, content, figures):
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_lesson_runs_whole(tree, colab, content, figures, name):
-    figures.lessons[Path(name).stem] = notebooks.run(tree / "notebooks" / name, content, "colab")
+    figures.lessons[Path(name).stem] = lesson_runs.run(tree / "notebooks" / name, content, "colab")
 
 
 def test_in_the_end_the_kit_alone_was_installed(colab):
