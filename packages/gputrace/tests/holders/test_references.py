@@ -1,10 +1,11 @@
 """References between objects: who holds whom, the paths from names, and cycles."""
 
+import _asyncio
 import gc
 
 import pytest
 
-from gputrace.holders.references import Ancestors, References, Snapshot, without
+from gputrace.holders.references import Ancestors, References, Snapshot, referents, without
 
 pytestmark = pytest.mark.usefixtures("small_heap")
 
@@ -71,3 +72,14 @@ def test_a_snapshot_leaves_nothing_behind(no_collection):
 def test_without_compares_by_identity():
     one, same = [1], [1]
     assert without([one], [one, same]) == [same]
+
+
+def test_freed_iterators_of_asyncio_are_not_brought_back(monkeypatch):
+    """Before Python 3.12.6, `gc.get_referents(_asyncio)` makes the next collection endless."""
+    asked = []
+    real = gc.get_referents
+    monkeypatch.setattr(gc, "get_referents", lambda *things: asked.extend(things) or real(*things))
+    References(Snapshot([_asyncio, [1]], [1, 1]), [])
+    assert not any(thing is _asyncio for thing in asked)
+    assert [1] in asked
+    assert referents(_asyncio) == [vars(_asyncio)]

@@ -50,6 +50,18 @@ def without(known: Iterable[Any], things: Iterable[Any]) -> list[Any]:
     return [thing for thing in things if id(thing) not in ids]
 
 
+def referents(thing: Any) -> list[Any]:
+    """Return the objects that a thing refers to, as `gc.get_referents` does.
+
+    Of Python's module `_asyncio`, only its dict is returned. Before Python 3.12.6,
+    `gc.get_referents` also returns freed iterators of this module. After that, the next garbage
+    collection never ends (github.com/python/cpython/issues/122695).
+    """
+    if thing is sys.modules.get("_asyncio"):
+        return [vars(thing)]
+    return gc.get_referents(thing)
+
+
 class References:
     """The references between the objects of a snapshot, and those in C++ (`links`)."""
 
@@ -58,7 +70,7 @@ class References:
         known = set(map(id, snapshot.objects))
         flat, ends = array("Q"), array("Q", [0])
         for thing in snapshot.objects:
-            flat.extend(known.intersection(map(id, gc.get_referents(thing))))
+            flat.extend(known.intersection(map(id, referents(thing))))
             ends.append(len(flat))
         held = np.array(flat, np.uint64)
         order = np.argsort(held, kind="stable")
@@ -100,7 +112,7 @@ class References:
             holders = {id(holder): holder for holder, how in self.holders(thing) if not how}
             seen = 0
             for holder in holders.values():
-                seen += sum(held is thing for held in gc.get_referents(holder))
+                seen += sum(held is thing for held in referents(holder))
             if counts.get(id(thing), seen) > seen:
                 return True
         return False
