@@ -123,7 +123,7 @@ def test_the_picture_is_that_of_the_recording(page):
 @pytest.mark.parametrize(
     ("query", "wanted"),
     [
-        ("run on colab", "Where the lessons run, and what they take there"),
+        ("run on colab", "Where the lessons run"),
         ("race warning", "2 Streams and synchronization"),
         ("how accurate", "How accurate the virtual GPUs are"),
         ("grade submissions", "Teaching with the kit"),
