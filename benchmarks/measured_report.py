@@ -241,9 +241,10 @@ def page(
         "",
         "## Their figures: virtual ÷ measured",
         "",
-        "The model's times are those of one host with its GPU. Where launches or the CPU bound the "
-        "time, as with small tensors, the hosts",
-        "are compared: well below 1, this one has the slower processor.",
+        "Ratios of seconds depend on the host, too. If launches or the CPU limit the time, as with "
+        "small tensors,",
+        "the ratio compares two hosts. It is well below 1 if the recorded host was slower than the "
+        "modelled one.",
         "",
         "| experiment | figure | rows | median | least | most |",
         "|---|---|---|---|---|---|",
