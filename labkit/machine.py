@@ -113,7 +113,10 @@ def use(
     quiet: bool = False,
     heeds_environment: bool = False,
 ) -> GPUsInUse | None:
-    """Give this process GPUs, print what they are, and return them.
+    """Give this process GPUs, print which ones, and return them.
+
+    `labkit.use(gpus=2, like="H200")` is an example. Without enough real GPUs it gives two virtual
+    H200s, and `torch.cuda.device_count()` then returns 2.
 
     The returned object is also a context manager, which takes the GPUs away at the end of its
     block. A second call with the same arguments returns the GPUs that are in use, so the first cell

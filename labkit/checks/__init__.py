@@ -17,8 +17,10 @@ __all__ = ["Check", "Progress", "Verdict", "check", "exercises", "find", "progre
 def check(number: str, answer: Any) -> Verdict:
     """Try a learner's answer to an exercise on fresh inputs, and return a verdict with a message.
 
+    `labkit.check("01.2", on_device)` is an example. A notebook shows the verdict below the cell.
+
     The answer may run for 30 s, as in grading. Only a screenful of what it prints is shown. An
-    answer that its cell no longer shows is not judged, for example because the cell now has an
+    answer is not judged if its cell no longer defines it, for example because the cell now has an
     error. The check leaves the random state, the memory of the GPUs, the current device and the
     current streams unchanged.
 

@@ -85,9 +85,14 @@ def not_yet(message: str) -> Verdict:
 
 
 def wrong_type(returned: Any, expected: str, hint: str = "") -> Verdict:
-    """Return the verdict on a function that returned something of another type.
+    """Return the verdict on a function that returned a value of a wrong type.
 
-    `returned` names what the function returned, usually its type.
+    `wrong_type("a list", "a tensor", "Use torch.tensor.")` is an example.
+
+    Args:
+        returned: the value that the function returned, in words, usually its type.
+        expected: the expected value, in words.
+        hint: a sentence that is added to the message.
     """
     return not_yet(f"your function returned {returned}, not {expected}. {hint}".rstrip())
 
@@ -328,9 +333,10 @@ def own_line(error: BaseException, answer: Any) -> list[str]:
 
 
 def describe(value: Any) -> Plain:
-    """Return a tensor as plain data: its device, dtype, shape, and values in one flat list.
+    """Return a tensor as plain data, or only the name of the type for any other value.
 
-    Return only the name of the type for other values.
+    `describe(torch.ones(2))` returns `{"type": "Tensor", "device": "cpu", "dtype": "torch.float32",
+    "shape": [2], "values": [1.0, 1.0]}`. `values` is always one flat list.
     """
     name = type(value).__name__
     if not _is_trusted_tensor(value):
@@ -358,14 +364,14 @@ def plural(count: int, noun: str) -> str:
 
 
 def one_number(value: Any) -> int | float | None:
-    """Return what `number` does, and also the number in a tensor without dimensions."""
+    """Return the number like `number`, also if the value is a tensor without dimensions."""
     if not _is_trusted_tensor(value):
         return number(value)
     return number(value.item()) if value.dim() == 0 else None
 
 
 def number_or_type(value: Any) -> int | float | str:
-    """Return what `number` does, or else the name of the value's type."""
+    """Return the number like `number`, or the name of the value's type if it is not a number."""
     found = number(value)
     return type(value).__name__ if found is None else found
 

@@ -9,10 +9,11 @@ MIB = 1 << 20
 
 
 def sizes_alike(*sizes: float) -> list[str]:
-    """Return sizes in bytes as texts that can be compared.
+    """Return sizes in bytes as texts that a reader can compare.
 
-    All texts have the same unit and every digit, so different sizes never look equal. The unit is
-    MiB if each size is a whole number of MiB, and bytes otherwise.
+    `sizes_alike(1 << 20, 3 << 20)` returns `["1 MiB", "3 MiB"]`. All texts have the same unit and
+    every digit, so different sizes never look equal. The unit is MiB if each size is a whole number
+    of MiB, and bytes otherwise.
     """
     if all(size >= 0 and size % MIB == 0 for size in sizes):
         return [f"{size / MIB:,.0f} MiB" for size in sizes]
@@ -42,10 +43,13 @@ def near(found: Any, expected: Any, relative: float = 1e-4, absolute: float = 1e
 
 
 def apart(found: list[float], expected: list[float], whose: str) -> str:
-    """Return a text with three elements, from the first wrong one on, and the expected ones.
+    """Return a text about the first element that is not `near` the expected one.
 
-    `whose` stands before the expected elements, such as "PyTorch has". Elements are wrong if they
-    are not `near`.
+    The text has at most three elements from there on, and the expected ones after `whose`. For
+    example, `apart([1.0, 5.0], [1.0, 2.0], "PyTorch has")` returns "[5] from element 1 on, where
+    PyTorch has [2]".
+
+    Raises StopIteration if all elements are near.
     """
     places = range(len(expected))
     first = next(i for i in places if not near(found[i : i + 1], expected[i : i + 1]))

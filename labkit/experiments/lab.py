@@ -113,7 +113,7 @@ class Lab(panel.ExperimentPanel):
         super().__init__(*([[*self.lists.values()]] if self.lists else []))
 
     def chosen_grid(self) -> dict[str, Any]:
-        """Return the grid with the values that are chosen in the lists."""
+        """Return the grid, with the value chosen in each list instead of all its values."""
         chosen: dict[str, Any] = dict(self.grid.values)
         for name, widget in self.lists.items():
             texts = [str(label(value)) for value in self.grid.values[name]]
@@ -121,7 +121,7 @@ class Lab(panel.ExperimentPanel):
         return chosen
 
     def experiment(self) -> Measurement:
-        """Return the measurement of what is chosen, not yet begun."""
+        """Return a measurement of the chosen grid, which has not started yet."""
         return Measurement(
             self.function,
             self.chosen_grid(),
@@ -130,7 +130,7 @@ class Lab(panel.ExperimentPanel):
         )
 
     def point(self, row: dict[str, Any]) -> str:
-        """Return one row as text."""
+        """Return one measured row as a line of text with units."""
         units = {name: unit_of(name) for name in row} | self._units
         arguments = in_words({name: row[name] for name in row if name in self.grid.values})
         numbers = [
@@ -148,7 +148,7 @@ class Lab(panel.ExperimentPanel):
         return result.plot(self.x, self.predicted_quantity, prediction=point)
 
     def verdict(self, result: Result, prediction: float) -> str:
-        """Say how far the prediction is off."""
+        """Return a sentence that says how far the prediction is off."""
         typed = f" {self.unit}".rstrip()
         measured = self._measured(result)
         if measured is None:

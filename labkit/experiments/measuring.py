@@ -52,14 +52,23 @@ def _only_this_thread() -> Iterator[None]:
 
 
 def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> float:
-    """Return the median seconds of `step()` on the clock of the GPUs in use.
+    """Call `step()` several times, and return the median time of a call, in seconds.
 
-    Each time starts when all GPUs are idle and ends when all work of the step is done. The first
-    calls, `warm_up` of them, do not count.
+    The clock is that of the GPUs in use. Each time starts when all GPUs are idle and ends when all
+    work of the call is done::
 
-    Raises TypeError if `step` is not a function, or returns a generator or a coroutine. Raises
-    ValueError for a wrong number of calls, and RuntimeError if no GPU is in use or if another
-    thread is measuring.
+        x = torch.ones(1024, 1024, device="cuda")
+        labkit.seconds(lambda: x @ x)
+
+    Args:
+        step: a function without arguments. What it returns is ignored.
+        repeats: the number of calls that are timed.
+        warm_up: the number of calls before these, which are not timed.
+
+    Raises:
+        TypeError: `step` is not a function, or it returns a generator or a coroutine.
+        ValueError: `repeats` is less than 1, or `warm_up` is less than 0.
+        RuntimeError: no GPU is in use, or another thread is measuring.
     """
     used = machine.in_use()
     if not callable(step):
@@ -100,7 +109,16 @@ def measure(
     values: bool = True,
     units: Mapping[str, str] | None = None,
 ) -> Result:
-    """Call `function` for every combination of the grid, and return a table of what it returned.
+    """Call `function` for every combination of the grid, and return a table of its results.
+
+    This example makes six calls, and the table has six rows::
+
+        def step_seconds(gpus, width):
+            ...
+            return labkit.seconds(step)
+
+        times = labkit.measure(step_seconds, {"gpus": [1, 2, 4], "width": [1024, 4096]})
+        times.plot("gpus", "speed-up", by="width")
 
     Args:
         function: returns one number, or a dictionary of numbers with the same names each time.
@@ -115,9 +133,9 @@ def measure(
             and the figure name units of your own beside the column.
 
     Each call starts with its own peak of memory: `torch.cuda.max_memory_allocated` does not count
-    what calls before it used. The memory that PyTorch keeps reserved stays reserved. Each call
+    what earlier calls used. The memory that PyTorch keeps reserved stays reserved. Each call
     also starts with the same random numbers and the same settings of PyTorch, such as the current
-    GPU, the default dtype, TF32 and `cudnn.benchmark`. After the call they are again as before.
+    GPU, the default dtype, TF32 and `cudnn.benchmark`. After the call they have their old values.
 
     A combination that fails is reported, and the others are kept. An interrupt keeps what was
     measured so far.

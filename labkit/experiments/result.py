@@ -65,10 +65,10 @@ class Result(ResultData):
         return plotted(self, other, x, y, by, title=title, prediction=prediction)
 
     def recorded(self, gpu: str | None = None) -> "Result | None":
-        """Return what a real GPU gave for the same function and the same arguments, or None.
+        """Return the recording of a real GPU for the same function and arguments, or None.
 
-        `gpu` is a model, such as "H200". Without it, an H200 comes first. A recording of another
-        version of the function does not count.
+        `gpu` is a model, such as "H200". Without it, a recording of an H200 is preferred. A
+        recording of another version of the function is not used.
         """
         for recording in recordings(self.name, gpu):
             rows = recording.rows_as_in(self)
@@ -77,7 +77,7 @@ class Result(ResultData):
         return None
 
     def rows_as_in(self, other: "Result") -> list[Row]:
-        """Return the rows of this recording that `other` asked for, none if the code differs."""
+        """Return this recording's rows with the arguments of `other`, or [] if the code differs."""
         if self.code != other.code or self.code == "":
             return []
         if self.code is not None:

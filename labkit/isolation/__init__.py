@@ -50,6 +50,9 @@ def isolated(
 ) -> Isolated:
     """Run `function(*args, **keywords)` in a new process and return its result and output.
 
+    Use it for code that may crash or exhaust the GPU's memory: `labkit.isolated(train, 8).value` is
+    what `train(8)` returned.
+
     The process has the same GPUs, working directory, environment and import path. It gets copies of
     the arguments and of the variables and classes of a notebook's cell that the function uses.
     When the function ends, the process and all processes that it started are killed.

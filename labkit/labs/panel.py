@@ -86,9 +86,10 @@ def interrupted_by(action: Callable[..., Any]) -> Iterator[None]:
 
 
 class Panel(widgets.VBox):
-    """A box of widgets.
+    """Base class of the widgets in lessons: a box of controls with a question.
 
-    Its text in a stored notebook is always the same: the question, and how to show the panel.
+    Outside a notebook, and in a stored one, the panel is a text with the question and how to show
+    the panel.
 
     The actions of its buttons run on the kernel's event loop, in the main thread. JupyterLab hands
     clicks to another thread, and Colab drops what other threads draw.
@@ -291,7 +292,7 @@ class ExperimentPanel(Panel):
         raise NotImplementedError
 
     def point(self, row: dict[str, Any]) -> str:
-        """Return the point that was just measured, in a few words."""
+        """Return a few words about a point that was just measured, which the progress message quotes."""
         raise NotImplementedError
 
     def draw(self, result: Result, prediction: float | None) -> Figure:

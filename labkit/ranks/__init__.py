@@ -51,6 +51,8 @@ def torchrun(
 ) -> Ranks:
     """Run a script in several processes, the ranks, with PyTorch's own `torchrun`.
 
+    `labkit.torchrun("train.py", "--epochs", 2, ranks=4).outputs[0]` is what rank 0 printed.
+
     Each rank runs the script as `torchrun` would, with RANK, WORLD_SIZE and LOCAL_RANK in the
     environment. If the script leaves plain data in its variable `result`, the data is returned.
     Tensors in it become lists.

@@ -45,7 +45,10 @@ class TorchrunError(Exception):
     A note shows the traceback, or the last lines, of the rank that failed first.
 
     Attributes:
-        kind: "exception", "exit", "signal", "crash", "result", "timeout" or "start".
+        kind: how the first rank failed. "exception", "exit" and "signal" say what ended it.
+            "crash" is a signal of its own, such as SIGSEGV. "result" is a `result` that is not
+            plain data. "timeout" means that the ranks took too long, and "start" that they could
+            not be started.
         rank: the rank that failed first, or None.
         outputs: the output of each rank as in `Ranks`, with the traceback that ended the rank. It
             is "" for a rank that never reached its script.

@@ -35,6 +35,12 @@ def record(
 ) -> AbstractContextManager[Trace]:
     """Record the memory of all GPUs in this process, and what runs on them, in a `with` block.
 
+    The block gets a `Trace`::
+
+        with gputrace.record() as trace:
+            model(batch).sum().backward()
+        print(trace.peak, trace.peak_line)
+
     The trace gets its numbers when the block ends, also if an exception ends it. Recordings may be
     nested or overlap. They do not change the peaks that `torch.cuda` keeps, nor a memory history
     that is already on. A process that is forked in the block records nothing.

@@ -21,7 +21,13 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text with a header and a caption, which print as plain text and as HTML."""
+    """Rows of text with a header and a caption, which print as plain text and as HTML.
+
+    Attributes:
+        header: the title of each column.
+        rows: the texts of each row, one per column.
+        caption: a sentence about the table.
+    """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

@@ -81,11 +81,11 @@ DARKEN_PICTURES = (
 
 
 class Figure:
-    """Finished picture. A notebook shows it, and below it the words, folded.
+    """Picture with a description in words. A notebook shows the picture and the folded description.
 
     Attributes:
-        title: the finding of the figure.
-        alt: the words of the figure, which say what it shows.
+        title: the finding of the figure, which is its first line.
+        alt: a description of what the figure shows, which is also its alternative text.
         width: the width in CSS pixels.
     """
 
