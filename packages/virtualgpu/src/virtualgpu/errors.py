@@ -184,7 +184,9 @@ _Unimplemented = _class_of_unimplemented()
 
 def not_implemented(kernel: str, dtype: torch.dtype) -> RuntimeError:
     """Return the error of a CUDA kernel that does not support this dtype."""
-    return _Unimplemented(f"\"{kernel}\" not implemented for '{scalar_name(dtype)}'")
+    error = _Unimplemented(f"\"{kernel}\" not implemented for '{scalar_name(dtype)}'")
+    error.of_cuda = True  # type: ignore[attr-defined]  # unlike an error of a CPU kernel
+    return error
 
 
 def scalar_name(dtype: torch.dtype) -> str:

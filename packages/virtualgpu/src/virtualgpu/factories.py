@@ -14,7 +14,13 @@ import torch.utils._device
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware, legacy_types
-from virtualgpu.errors import is_wrapped, outermost, refuse_legacy_conversion, unsupported
+from virtualgpu.errors import (
+    argument_differs,
+    is_wrapped,
+    outermost,
+    refuse_legacy_conversion,
+    unsupported,
+)
 from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.pinned import pinned
 from virtualgpu.tensor import VirtualTensor, empty, tensors
@@ -376,6 +382,11 @@ def made_of_parts(
         if len(parts) < len(names):  # only a size is given
             return _placed(factory(*args, device="cpu", dtype=dtype, **kwargs), device)
         kwargs = {name: value for name, value in kwargs.items() if name not in names}
+        if device is None:
+            given = [(name, x) for name, x in parts.items() if isinstance(x, torch.Tensor)]
+            if len(given) > 1 and len({x.device for _, x in given}) > 1:
+                method = "wrapper_SparseCUDA___sparse_coo_tensor_with_dims_and_tensors"
+                raise RuntimeError(argument_differs(given, method))
         if device is None and isinstance(parts["values"], torch.Tensor):
             device = parts["values"].device
         values = as_tensor(parts.pop("values"), dtype, device)

@@ -36,7 +36,7 @@ from virtualgpu.hardware import Machine
 from virtualgpu.host import benchmark, data_loading, python_costs, threading_module, time_module
 from virtualgpu.host.cpu_operators import HostOperators
 from virtualgpu.late_modules import LateModules
-from virtualgpu.ops import call, dispatch, fourier
+from virtualgpu.ops import call, dispatch, fft_plans, fourier
 from virtualgpu.ops.nn import attention_backends, convolution, recurrent, synchronized_norm
 from virtualgpu.processes import usage_table
 from virtualgpu.streams import backward, cuda_streams
@@ -48,6 +48,7 @@ _PARTS = (
     generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing,
     autocast, backward, gradient_devices, comm, torchscript, python_costs, time_module,
     data_loading, eager, profiler, attention_backends, convolution, synchronized_norm, fourier,
+    fft_plans,
 )  # fmt: skip
 _ABSENT = object()
 

@@ -117,6 +117,15 @@ def test_cuda_has_no_expm1_for_complex_halves_either(machine):
         torch.expm1(torch.ones(2, dtype=torch.complex32, device="cuda"))
 
 
+def test_histc_refuses_half_precision(machine):
+    for dtype, words in (
+        (torch.float16, "HalfTensor is not supported"),
+        (torch.bfloat16, "\"histc\" not implemented for 'BFloat16'"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            torch.histc(torch.ones(4, device="cuda", dtype=dtype), 4)
+
+
 def test_integers_are_counted_by_histc(machine):
     assert torch.histc(torch.tensor([1, 2, 2, 7], device="cuda"), 4, 0, 8).tolist() == [1, 2, 0, 1]
 
@@ -220,7 +229,7 @@ def test_a_grid_is_sampled_in_float32_and_rounded_once(machine, dtype):
     [
         ("igamma_cuda", lambda x: torch.igamma(x, x)),
         ("igammac_cuda", lambda x: x.igammac_(x)),
-        ("histc", lambda x: torch.histc(x, 4)),
+        ("angle_cuda", torch.angle),
     ],
 )
 def test_what_cuda_has_no_half_precision_for_is_refused_though_the_cpu_computes_it(

@@ -1,5 +1,6 @@
 """Streams and events of torch.cuda on a virtual machine."""
 
+import copy
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -263,3 +264,10 @@ def test_a_node_of_a_backward_finds_its_forwards_stream_before_it_does_anything(
         y.sum().backward()
         assert torch.cuda.current_stream() == around
     assert found == {"node": forward, "own choice": other, "leaf": forward}
+
+
+def test_streams_and_events_cannot_be_pickled(machine):
+    with pytest.raises(TypeError, match="cannot pickle 'Stream' object"):
+        copy.deepcopy(torch.cuda.Stream())
+    with pytest.raises(TypeError, match="cannot pickle 'Event' object"):
+        copy.deepcopy(torch.cuda.Event())

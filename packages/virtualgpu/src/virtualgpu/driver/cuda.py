@@ -234,6 +234,10 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         chosen = selected.device if index is None else checked(index)
         machine.gpus[chosen].synchronize()
 
+    def collect_exported() -> None:
+        """Free memory that no process uses any more (`torch.cuda.ipc_collect`)."""
+        machine.pending_frees.collect()
+
     def sleep(cycles: int) -> None:
         """Launch a kernel that waits for so many cycles (`torch.cuda._sleep`)."""
         machine.take_turn()
@@ -257,7 +261,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_set_sync_debug_mode": machine.sync_debug.set,
         "_cuda_hasPrimaryContext": lambda index: machine.initialised and checked(index) == index,
         "_cuda_isCurrentStreamCapturing": lambda: machine.current.stream.capture is not None,
-        "_cuda_ipc_collect": machine.pending_frees.collect,
+        "_cuda_ipc_collect": collect_exported,
         "_accelerator_getDefaultGenerator": lambda index: machine.gpus[checked(index)].generator,
     }
 
@@ -290,7 +294,11 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
 
     def current(index: int) -> tuple[int, int, int]:
         """Return the stream, GPU and kind of device that are current."""
-        gpu = one_gpu(machine, index)
+        if not 0 <= index < len(machine.gpus):
+            raise RuntimeError(
+                f"Device index value {index} is out of index range [0, {len(machine.gpus)})"
+            )
+        gpu = machine.gpus[index]
         if machine.several_streams:
             node = torch._C._current_autograd_node()
             if node is not None:

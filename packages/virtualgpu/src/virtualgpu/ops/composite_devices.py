@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from virtualgpu.errors import at_least_two
+from virtualgpu.errors import argument_differs, at_least_two
 from virtualgpu.ops.call import checks
 
 Tensor = torch.Tensor
@@ -36,6 +36,19 @@ def tensor_split(args: tuple, kwargs: dict) -> None:
         raise RuntimeError(
             "tensor_split expected tensor_indices_or_sections to be on cpu, "
             f"but it's on {where.device}"
+        )
+
+
+@checks("_sparse_mm")
+def sparse_product(args: tuple, kwargs: dict) -> None:
+    """Check as generated code does for `_sparse_addmm`, whose summand is beside the dense matrix.
+
+    Source: native/sparse/SparseTensorMath.cpp.
+    """
+    first, second = args[:2]
+    if first.device != second.device and first.layout is torch.sparse_coo:
+        raise RuntimeError(
+            argument_differs([("self", second), ("mat1", first)], "wrapper_SparseCUDA__addmm")
         )
 
 

@@ -81,6 +81,8 @@ def _prepare(op: Operator) -> Handler:
     op.model_only = handler is operators.like
     op.touches_values = handler not in TOUCHES_NO_VALUES and op.func.namespace not in RANKS
     op.marks_written = bool(op.written) and op.touches_values and op.name != "copy_"
+    if faults.copies_to_outputs(op.func):
+        handler = faults.checks_outputs(handler)
     handler = determinism.watched(op.name, handler)
     if op.written and op.name.startswith("_foreach_"):
         handler = _counting(handler)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from virtualgpu.clock.costs import clocks_beyond_memory
+from virtualgpu.errors import not_implemented
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import (
     Call,
@@ -27,7 +28,7 @@ from virtualgpu.ops.call import (
     refuses_half,
     temporaries,
 )
-from virtualgpu.ops.half import lacks
+from virtualgpu.ops.half import HALF, lacks
 from virtualgpu.ops.reductions import staging, sum_bytes
 from virtualgpu.ops.sequence import OUT, perform
 
@@ -50,6 +51,13 @@ for _name in ("igamma", "igamma_", "igammac", "igammac_"):
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64)
 for _name in ("mul", "mul_", "abs", "abs_"):
     lacks(f"{_name.removesuffix('_')}_cuda", getattr(aten, _name), _STORED)
+for _name in ("addcmul", "addcmul_"):
+    lacks("addcmul_cuda", getattr(aten, _name), (torch.complex32,))
+for _name in ("and", "or", "xor"):
+    for _end in ("", "_"):
+        lacks(f"bitwise_{_name}_cuda", getattr(aten, f"bitwise_{_name}{_end}"), _STORED)
+for _name, _kernel in (("any", "or_cuda"), ("all", "and_cuda")):
+    lacks(_kernel, getattr(aten, _name), (torch.complex32,))
 cuda_kernel("ufunc_add_CUDA", "add", "add_", "sub", "sub_")
 cuda_kernel("div_true_cuda", "div", "div_")
 cuda_kernel("compare_cuda", "lt", "le", "gt", "ge")
@@ -60,6 +68,16 @@ cuda_kernel("exp_cuda", "exp", "exp_")
 cuda_kernel("sum_cuda", "sum")
 cuda_kernel("max_all_cuda", "max")
 cuda_kernel("min_all_cuda", "min")
+cuda_kernel("mean_cuda", "mean")
+cuda_kernel("std_cuda", "std", "var", "std_mean", "var_mean")
+cuda_kernel("cumsum_cuda", "cumsum", "cumsum_")
+cuda_kernel("cumprod_cuda", "cumprod", "cumprod_")
+cuda_kernel("logcumsumexp_cuda", "_logcumsumexp", "logcumsumexp")
+cuda_kernel("sigmoid_cuda", "sigmoid", "sigmoid_")
+cuda_kernel("log_sigmoid_forward_cuda", "log_sigmoid_forward")
+cuda_kernel("addcmul_cuda", "addcmul", "addcmul_")
+cuda_kernel("addcdiv_cuda", "addcdiv", "addcdiv_")
+cuda_kernel("lerp_cuda", "lerp", "lerp_")
 cuda_kernel("GeluCUDAKernelImpl", "gelu", "gelu_")
 
 
@@ -88,9 +106,12 @@ def of_complex(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 def angle(call: Call) -> torch.Tensor:
     """Compute angles. For complex numbers a complex temporary is allocated before the result.
 
-    Source: aten/src/ATen/native/UnaryOps.cpp.
+    Raises RuntimeError for half precision. Sources: aten/src/ATen/native/UnaryOps.cpp and
+    aten/src/ATen/native/cuda/UnaryComplexKernels.cu.
     """
     x = call.args[0]
+    if x.dtype in HALF:
+        raise not_implemented("angle_cuda", x.dtype)
     if call.op.outs or not x.dtype.is_complex:
         return operators.compute_or_into_given(call)
     size = bytes_of(x)

@@ -37,17 +37,18 @@ from virtualgpu.ops.call import (
     DEVICE_ERRORS,
     REFUSE_HALF,
     Call,
+    Handler,
     asserts,
     cuda_operator,
 )
-from virtualgpu.ops.half import FOR_COMPLEX_HALF, HALF, in_float32
+from virtualgpu.ops.half import FOR_COMPLEX_HALF, HALF, UNIMPLEMENTED, in_float32
 from virtualgpu.ops.without_values import on_meta
-from virtualgpu.tensor import VirtualTensor, wrap_all
+from virtualgpu.tensor import VirtualTensor, tensors, wrap_all
 
 asserts("", "_assert_async", cpu="^Expected Tensor with single nonzero")
 cuda_operator("stack", "cat")
 
-_UNIMPLEMENTED = re.compile(r'^"(\w+)" not implemented for')
+_CPU = re.compile("(_vml)?_cpu")  # in the names of most kernels, CUDA's have "_cuda" there
 _WITHOUT_HALF = re.compile(r'" not implemented for \'(Half|BFloat16|ComplexHalf)\'')
 _WITHOUT_KERNEL = re.compile(
     r"^Could not run 'aten::([\w.]+)' with arguments from the '(\w*)CPU' backend"
@@ -94,6 +95,8 @@ def _lacks_half(call: Call, error: Exception) -> tuple[torch.dtype, ...]:
 
     Returns () unless the error says so. The operator has done nothing then.
     """
+    if hasattr(error, "of_cuda"):
+        return ()
     found = _WITHOUT_HALF.search(str(error))
     has_own_kernel = call.op.kernel is call.op.own_kernel
     if not found or not has_own_kernel or call.op.name.startswith(tuple(REFUSE_HALF)):
@@ -142,10 +145,13 @@ def _result_without_values(call: Call, error: Exception) -> Any:
 
 def as_on_cuda(call: Call, error: Exception) -> Exception:
     """Return the error of a CPU kernel in the words of CUDA's kernel."""
+    if hasattr(error, "of_cuda"):
+        return error
     name, words = call.op.name, str(error)
-    found = _UNIMPLEMENTED.match(words)
-    if found and name in CUDA_KERNELS:
-        return type(error)(words.replace(found[1], CUDA_KERNELS[name], 1))
+    found = UNIMPLEMENTED.match(words)
+    if found:
+        kernel = CUDA_KERNELS.get(name) or _CPU.sub("_cuda", found[1])
+        return type(error)(words.replace(found[1], kernel, 1))
     found = _WITHOUT_KERNEL.match(words)
     if found:
         if found[1] in native_functions().for_cuda_alone:
@@ -174,6 +180,7 @@ class NativeFunctions(NamedTuple):
     iterators: frozenset[str] = frozenset()  # structured kernels that use TensorIterator
     structured: frozenset[str] = frozenset()
     without_cuda: frozenset[str] = frozenset()
+    copied: frozenset[str] = frozenset()  # copy their results to the given outputs
     for_cuda_alone: frozenset[str] = frozenset()
 
 
@@ -186,10 +193,13 @@ def native_functions() -> NativeFunctions:
     file = Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml"
     text = file.read_text()
     by_themselves, with_cuda, iterators, structured = set(), set(), set(), set()
-    without_cuda, for_cuda_alone = set(), set()
+    without_cuda, for_cuda_alone, copied = set(), set(), {"unbind_copy.int_out"}
     delegates = {}  # by operator, the structured operator whose kernel it shares
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
         name = entry[: entry.index("(")]
+        generated = re.search(r"^  autogen: (.*)$", entry, flags=re.MULTILINE)
+        if generated:
+            copied.update(generated[1].split(", "))
         if "device_check: NoCheck" in entry:
             by_themselves.add(name)
         if re.search(r"^  structured(_delegate)?: ", entry, flags=re.MULTILINE):
@@ -217,6 +227,7 @@ def native_functions() -> NativeFunctions:
         iterators=frozenset(iterators),
         structured=frozenset(structured),
         without_cuda=frozenset(without_cuda),
+        copied=frozenset(copied),
         for_cuda_alone=frozenset(for_cuda_alone),
     )
 
@@ -254,6 +265,52 @@ def device_rules(func: Any) -> tuple[bool, bool, bool]:
     name = _whole(on_cuda, schema.overload_name)
     reads_numbers = name.partition(".")[0] in READS_NUMBERS
     return name in natives.by_argument, name in natives.iterators, reads_numbers
+
+
+def copies_to_outputs(func: Any) -> bool:
+    """Return whether PyTorch generates the operator, which copies results to the given outputs."""
+    schema = func._schema
+    if not any(x.is_out for x in schema.arguments):
+        return False
+    name = _whole(schema.name.removeprefix("aten::"), schema.overload_name)
+    return name in native_functions().copied
+
+
+def checks_outputs(handler: Handler) -> Handler:
+    """Return the handler of a generated operator, which checks the given outputs before it runs.
+
+    The operator computes its results where its inputs are, and copies them. A factory such as
+    `zeros_like` fills its output instead, wherever that is (torchgen's `gen_composite_out_kernel`).
+    """
+
+    def check(call: Call) -> Any:
+        outs = {name: x for name, x in call.kwargs.items() if name in call.op.outs}
+        given = [x for name, x in _named_tensors(call) if name not in outs]
+        devices = {x.device for x in given}
+        results = list(tensors(outs))
+        if len(devices) == 1 and any(x.device not in devices for x in results):
+            functional = _functional(call)
+            if "device" in {x.name for x in functional._schema.arguments}:
+                (out,) = results
+                inputs = {name: x for name, x in call.kwargs.items() if name not in outs}
+                made = functional(*call.args, **inputs, dtype=out.dtype, device=out.device)
+                return out.resize_(made.shape).copy_(made)
+            raise RuntimeError(_refused_output(given[0].device, results))
+        return handler(call)
+
+    return check
+
+
+def _functional(call: Call) -> Any:
+    """Return the overload of an operator without outputs."""
+    overload = call.func._schema.overload_name.removesuffix("out").removesuffix("_") or "default"
+    return getattr(call.func.overloadpacket, overload)
+
+
+def _refused_output(device: torch.device, outs: list[torch.Tensor]) -> str:
+    """Return CUDA's words for the first output that is not on the device of the inputs."""
+    elsewhere = next(x for x in outs if x.device != device)
+    return f"Expected out tensor to have device {device}, but got {elsewhere.device} instead"
 
 
 def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:

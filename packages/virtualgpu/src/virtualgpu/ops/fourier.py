@@ -5,7 +5,7 @@ H200 (torch 2.11) for PyTorch's operator database. Half precision, which only CU
 follows the same file and CuFFTPlanCache.h.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from virtualgpu.hardware import Machine
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, bytes_of, handles
+from virtualgpu.ops.fft_plans import plans_of
 from virtualgpu.ops.half import OF_TWO_BYTES, sums_in_float32
 from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.tensor import VirtualTensor
@@ -68,6 +69,19 @@ def _require_powers_of_two(sizes: list[int], *rounds: slice) -> None:
             )
 
 
+def _use_plans(call: Call, dims: Sequence[int], several: bool) -> None:
+    """Note the plans of a transform: one of all dimensions, or one of each.
+
+    A plan is for one shape, layout, dtype and kind of transform, in both directions
+    (aten/src/ATen/native/cuda/CuFFTPlanCache.h).
+    """
+    x = call.args[0]
+    plans = plans_of(call.common_gpu())
+    last = call.argument("last_dim_size")
+    for part in [(d,) for d in dims] if several else [tuple(dims)]:
+        plans.use((call.op.name, x.dtype, tuple(x.shape), x.stride(), part, last))
+
+
 @handles("_fft_r2c", "_fft_c2c")
 def transform(call: Call) -> Any:
     """Transform to complex numbers."""
@@ -81,6 +95,8 @@ def transform(call: Call) -> Any:
             _require_powers_of_two(sizes, slice(-1, None), slice(-1))
         else:
             _require_powers_of_two(sizes, slice(None))
+    if x.numel() and dims:
+        _use_plans(call, dims, several)
     if call.op.outs or not x.numel() or not dims:
         return operators.compute_or_into_given(call)
     copy = _gathered(x, dims[-1:] if several else dims)
@@ -98,6 +114,8 @@ def complex_to_real(call: Call) -> Any:
     x, dims, _, last = call.args
     if x.dtype in OF_TWO_BYTES:
         _require_powers_of_two([*(x.shape[d] for d in dims[:-1]), last], slice(None))
+    if x.numel():
+        _use_plans(call, dims, several=False)
     if call.op.outs:
         return operators.into_given(call)
     size = bytes_of(x)

@@ -99,6 +99,11 @@ def indices_elsewhere(given: Devices) -> str | None:
 def mask_elsewhere(given: Devices) -> str | None:
     """Return CUDA's words for a mask on another device than the tensor; None if it is there."""
     own, mask = given[0][1].device, given[1][1].device
+    if len(given) == 3 and given[2][1].dim():
+        return (
+            "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with "
+            f"{given[2][1].dim()} dimension(s)."
+        )
     if len(given) == 3 and not given[0][1].is_cuda:  # the value is a tensor
         return "masked_fill_: Expected inputs to be on same device"
     if own == mask:

@@ -203,3 +203,36 @@ def _converting(func: Any) -> Callable[..., Tensor]:
 for _func in _divisions():
     CPU_KERNELS[_func] = _dividing(_func)
 CPU_KERNELS[aten._to_copy.default] = _converting(aten._to_copy.default)
+
+
+# Operators that CUDA computes for these formats, and the CPU does not.
+
+_SIGNED = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.bool: torch.uint8,
+    torch.complex32: torch.int32,
+}
+
+
+def _of_signed(func: Any, formats: tuple[torch.dtype, ...]) -> Callable[..., Any]:
+    """Return a kernel that reads these formats as integers with the same bits."""
+
+    def kernel(x: torch.Tensor, *args: Any) -> Any:
+        if x.dtype not in formats:
+            return func(x, *args)
+        result = func(x.view(_SIGNED[x.dtype]), *args)
+        if isinstance(result, torch.Tensor):
+            return result.view(x.dtype)
+        values, indices = result
+        return values.view(x.dtype), indices
+
+    return kernel
+
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+CPU_KERNELS[aten.index_select.default] = _of_signed(aten.index_select.default, _UNSIGNED)
+CPU_KERNELS[aten.flip.default] = _of_signed(aten.flip.default, (*_UNSIGNED, torch.complex32))
+for _func in (aten.median.default, aten.median.dim):
+    CPU_KERNELS[_func] = _of_signed(_func, (torch.bool,))

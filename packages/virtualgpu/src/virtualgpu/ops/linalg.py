@@ -5,14 +5,21 @@ native/cuda/linalg/BatchLinearAlgebra*.cpp. The workspaces of cuSOLVER are estim
 an H200 (CUDA 13.0) for matrices of 1 to 1024 rows; so are those of batches.
 """
 
-from math import prod
+from math import nan, prod
 from typing import Any
 
 import torch
 
 from virtualgpu.errors import at_least_two
 from virtualgpu.ops import blas, operators
-from virtualgpu.ops.call import Call, cuda_kernel, device_error, handles, refuses_half
+from virtualgpu.ops.call import (
+    CPU_KERNELS,
+    Call,
+    cuda_kernel,
+    device_error,
+    handles,
+    refuses_half,
+)
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 from virtualgpu.tf32_guard import without_tf32
 
@@ -354,6 +361,37 @@ def _check(x: Tensor) -> Plan:
     if x.dim() > 2:
         return 1, -1
     return 1, 1, -1, -1
+
+
+_svd, _eigh = torch.ops.aten._linalg_svd.default, torch.ops.aten._linalg_eigh.default
+
+
+def _svd_values(x: Tensor, full_matrices: bool = False, vectors: bool = True, **kwargs: Any) -> Any:
+    """Compute singular values. Without vectors, cuSOLVER returns NaN for NaN, and LAPACK raises."""
+    if vectors or x.isfinite().all():
+        return _svd(x, full_matrices, vectors, **kwargs)
+    u, values, v = _svd(torch.zeros_like(x), full_matrices, vectors, **kwargs)
+    return u, values.fill_(nan), v
+
+
+def _eigh_values(x: Tensor, triangle: str = "L", vectors: bool = True) -> Any:
+    """Compute eigenvalues. cuSOLVER does not converge if there is a NaN, and LAPACK returns NaN."""
+    finite = x.isfinite().flatten(-2).all(-1)
+    if not finite.all():
+        where = ""
+        if x.dim() > 2:
+            first = int(finite.flatten().logical_not().nonzero()[0])
+            where = f"(Batch element {first}): "
+        raise torch.linalg.LinAlgError(
+            f"linalg.eigh: {where}The algorithm failed to converge because the input matrix is "
+            "ill-conditioned or has too many repeated eigenvalues "
+            f"(error code: {x.shape[-1] - 1})."
+        )
+    return _eigh(x, triangle, vectors)
+
+
+CPU_KERNELS[_svd] = _svd_values
+CPU_KERNELS[_eigh] = _eigh_values
 
 
 @_matrices("_linalg_svd")

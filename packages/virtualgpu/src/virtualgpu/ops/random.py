@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
+from virtualgpu.errors import not_implemented, scalar_name
 from virtualgpu.generators import chosen
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import cub, operators
@@ -95,6 +96,8 @@ def native_dropout(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """
     gpu = call.common_gpu()
     x, p, train = call.args
+    if train is not False and p != 1:
+        _require_real("fused_dropout", x.dtype)
     if loses_values(call):
         mask = infer(Call(operator(aten.ne.Scalar), (x, 0), {}))
         output = infer(Call(operator(aten.neg.default), (x,), {}))
@@ -110,6 +113,22 @@ def native_dropout(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         mask, output = wrap_all((mask, output), gpu)
     gpu.launch(*work(call, (output, mask)), name="native_dropout")
     return output, mask
+
+
+def _require_real(kernel: str, dtype: torch.dtype) -> None:
+    """Raise CUDA's error for integers and complex numbers, which the CPU accepts."""
+    if not dtype.is_floating_point or dtype.itemsize == 1:
+        raise not_implemented(kernel, dtype)
+
+
+@handles("native_dropout_backward")
+def native_dropout_backward(call: Call) -> Any:
+    """Compute the gradient of dropout (aten/src/ATen/native/cuda/Dropout.cu)."""
+    gradient, mask = call.args[:2]
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(f"Mask should be Bool Scalar Type{scalar_name(mask.dtype)}")
+    _require_real("masked_scale", gradient.dtype)
+    return operators.compute_or_into_given(call)
 
 
 # Drawing
@@ -176,6 +195,24 @@ def normal(call: Call) -> Any:
     if type(mean) is VirtualTensor and not call.op.outs and type(deviation) is not VirtualTensor:
         call.gpu.scratch((bytes_of(mean),))
     return result
+
+
+@handles("bernoulli", "bernoulli_")
+def draw_bernoulli(call: Call) -> Any:
+    """Draw zeros and ones. Raises RuntimeError for integers as probabilities.
+
+    Source: aten/src/ATen/native/cuda/Bernoulli.cu.
+    """
+    chances = None
+    if "p" not in call.op.arguments:
+        chances = call.args[0]
+    elif isinstance(call.argument("p"), torch.Tensor):
+        chances = call.argument("p")
+    if chances is not None and not chances.dtype.is_floating_point:
+        raise RuntimeError(
+            f"expected probabilities tensor to have floating type, got {scalar_name(chances.dtype)}"
+        )
+    return operators.draw(call)
 
 
 @temporaries("bernoulli")

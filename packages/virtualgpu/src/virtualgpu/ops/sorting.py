@@ -13,7 +13,16 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import cub, operators
-from virtualgpu.ops.call import CPU_KERNELS, Call, Work, bytes_of, device_time, handles, temporaries
+from virtualgpu.ops.call import (
+    CPU_KERNELS,
+    Call,
+    Work,
+    bytes_of,
+    cuda_kernel,
+    device_time,
+    handles,
+    temporaries,
+)
 from virtualgpu.ops.half import lacks
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Out, Plan, every_output, perform
@@ -31,6 +40,15 @@ SELECTION, SELECTED_ELEMENT, DIVIDED = 12_000, 7, 1 << 14
 SCANNED = 0.5  # clocks an element (ATen/native/cuda/ScanUtils.cuh)
 STEP = 700  # clocks of a step that waits for memory, and that the next one waits for
 FULL_SORT_BELOW = 128  # slices; from there on each slice is a segment of one segmented sort
+
+
+# Formats that the CPU sorts and CUDA does not (ATen/native/cuda/Sort.cpp).
+_UNSORTED = (torch.uint16, torch.uint32, torch.uint64)
+lacks("sortKeyValueInplace", aten.sort, _UNSORTED)
+cuda_kernel("sortKeyValueInplace", "sort")
+cuda_kernel("topk_out_cuda", "topk")
+cuda_kernel("cuda_mode", "mode")
+cuda_kernel("nonzero_cuda", "nonzero")
 
 
 def slices(x: torch.Tensor, dim: int) -> tuple[int, int]:
@@ -235,14 +253,19 @@ def bincount(call: Call) -> Any:
 
 
 def _counting(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Compute `histc` on the CPU, of integers too: CUDA counts them, the CPU has no such kernel."""
+    """Compute `histc` on the CPU, of integers too: CUDA counts them, the CPU has no such kernel.
+
+    Raises RuntimeError for float16 (aten/src/ATen/native/cuda/SummaryOps.cu).
+    """
+    if x.dtype is torch.float16:
+        raise RuntimeError("HalfTensor is not supported")
     counted = x if x.dtype.is_floating_point else x.double()
     made = aten.histc.default(counted, *args, **kwargs)
     return made.to(x.dtype)
 
 
 CPU_KERNELS[aten.histc.default] = _counting
-lacks("histc", aten.histc)
+lacks("histc", aten.histc, (torch.bfloat16,))
 
 
 @handles("histc")

@@ -1,7 +1,7 @@
 """`torch.cuda.Stream` and `torch.cuda.Event` of a virtual machine."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -50,6 +50,10 @@ class Stream:
         self.device_index = gpu.index
         self.device_type = CUDA
         self.device = gpu.device
+
+    def __reduce__(self) -> NoReturn:
+        """Raise TypeError: streams cannot be pickled."""
+        raise TypeError("cannot pickle 'Stream' object")
 
     def synchronize(self) -> None:
         """Wait until all work queued on the stream is done."""
@@ -145,6 +149,10 @@ class Event:
         return id(self)
 
     cuda_event = event_id
+
+    def __reduce__(self) -> NoReturn:
+        """Raise TypeError: events cannot be pickled."""
+        raise TypeError("cannot pickle 'Event' object")
 
     def record(self, stream: Stream | None = None) -> None:
         """Put the event behind the work that is queued on the stream, by default the current one.

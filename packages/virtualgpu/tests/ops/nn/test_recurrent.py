@@ -156,3 +156,12 @@ def test_lengths_on_a_gpu_are_refused(options, device, machine):
         pack_padded_sequence(
             torch.randn(3, 5, 4, device=device), lengths, batch_first=True, **options
         )
+
+
+def test_a_state_of_another_dtype_is_refused(machine):
+    x = torch.ones(1, 2, 3, device="cuda", dtype=torch.float16)
+    state = torch.zeros(1, 2, 4, device="cuda")
+    layer = torch.nn.GRU(3, 4).cuda().half()
+    message = "found input tensor with Half and hidden tensor with Float"
+    with pytest.raises(RuntimeError, match=message):
+        layer(x, state)

@@ -204,11 +204,13 @@ def nll_loss(call: Call) -> Any:
     Raises RuntimeError for others (aten/src/ATen/native/cuda/Loss.cu).
     """
     x, target = call.args[:2]
+    kernel = f"nll_loss_forward_reduce_cuda_kernel_{x.dim()}d"
+    if call.argument("reduction") == NONE and x.dim() == 2:
+        kernel = "nll_loss_forward_no_reduce_cuda_kernel"
+    if not x.dtype.is_floating_point:
+        raise not_implemented(kernel, x.dtype)
     if target.dtype not in (torch.int64, torch.uint8):
-        kernel = f"reduce_cuda_kernel_{x.dim()}d_index"
-        if call.argument("reduction") == NONE and x.dim() == 2:
-            kernel = "no_reduce_cuda_kernel_index"
-        raise not_implemented(f"nll_loss_forward_{kernel}", target.dtype)
+        raise not_implemented(f"{kernel}_index", target.dtype)
     return operators.compute_or_into_given(call)
 
 

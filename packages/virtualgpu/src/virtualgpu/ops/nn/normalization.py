@@ -81,18 +81,36 @@ def _last_power_of_two(n: int) -> int:
 def layer_norm(call: Call) -> Any:
     """Compute a layer norm. If the input is not contiguous, CUDA copies it first.
 
-    Raises RuntimeError if input and weight have different dtypes.
+    Raises RuntimeError if a parameter has another dtype than the input.
     """
-    x, _, weight = call.args[:3]
-    if weight is not None and weight.dtype is not x.dtype:
-        raise RuntimeError(
-            f"expected scalar type {scalar_name(x.dtype)} but found {scalar_name(weight.dtype)}"
-        )
+    x, _, weight, bias = call.args[:4]
+    _require_dtype_of_input(x, weight, bias)
     copies = [x._gpu.allocate(size) for size in contiguous_copies(x)]
     try:
         return _layer_norm(call)
     finally:
         _free(x._gpu, copies)
+
+
+def _require_dtype_of_input(x: torch.Tensor, *parameters: torch.Tensor | None) -> None:
+    """Raise CUDA's RuntimeError for a parameter of another dtype, which the CPU would accept."""
+    for parameter in parameters:
+        if parameter is not None and parameter.dtype is not x.dtype:
+            raise RuntimeError(
+                f"expected scalar type {scalar_name(x.dtype)} but found "
+                f"{scalar_name(parameter.dtype)}"
+            )
+
+
+@handles("native_group_norm")
+def group_norm(call: Call) -> Any:
+    """Compute a group norm.
+
+    Raises RuntimeError if the input is in half precision and a parameter is not.
+    """
+    if call.args[0].dtype in _LOW:  # the CPU refuses the reverse in CUDA's words
+        _require_dtype_of_input(*call.args[:3])
+    return operators.compute_or_into_given(call)
 
 
 def _free(gpu: Gpu, blocks: list[Any]) -> None:
@@ -202,7 +220,9 @@ def rms_norm(
     not fit.
     """
     _require_shapes(x, list(shape), weight)
-    epsilon = torch.finfo(x.dtype).eps if eps is None else eps
+    epsilon = eps
+    if epsilon is None:
+        epsilon = torch.finfo(torch.float32 if x.dtype in _LOW else x.dtype).eps
     if weight is not None and weight.dtype is not x.dtype:
         return _rms_norm(x, shape, weight, epsilon)
     return _RmsNorm.apply(x, shape, weight, epsilon)
@@ -241,7 +261,7 @@ def _rms_norm(
     normalized = wide * torch.rsqrt(mean + epsilon)
     if weight is None:
         return normalized.to(x.dtype)
-    return (normalized * weight).to(torch.result_type(x, weight))
+    return (normalized * weight).to(x.dtype)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -353,7 +373,7 @@ def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor
 
 
 @temporaries("native_group_norm")
-def group_norm(call: Call, result: Any) -> tuple[int, ...]:
+def factors_and_summands(call: Call, result: Any) -> tuple[int, ...]:
     """Return the bytes of a factor and of a summand for every channel of every sample."""
     x, weight, bias, samples, channels, positions = call.args[:6]
     if positions == 1 or (weight is None and bias is None):

@@ -592,7 +592,22 @@ def _run(
         if cx is not None:
             cx = cx.to(dtype)
         x = x.to(dtype)
+    _require_dtype_of_input(x, (hx, cx), params)
     return Recurrent.apply(setup, x, hx, cx, *params)
+
+
+def _require_dtype_of_input(x: Tensor, hidden: tuple[Tensor | None, ...], weights: Any) -> None:
+    """Raise cuDNN's RuntimeError for a state or a weight of another dtype than the input.
+
+    Source: `check_attributes`, which aten/src/ATen/native/cudnn/RNN.cpp calls.
+    """
+    named = [("hidden", y) for y in hidden] + [("parameter", y) for y in weights]
+    for name, y in named:
+        if y is not None and y.dtype is not x.dtype:
+            raise RuntimeError(
+                f"Input and {name} tensors are not the same dtype, found input tensor with "
+                f"{scalar_name(x.dtype)} and {name} tensor with {scalar_name(y.dtype)}"
+            )
 
 
 def _require_beside_input(x: Tensor, hidden: Any, weights: Any) -> None:
