@@ -56,22 +56,20 @@ def judge_nodes(told: Plain, per_node: Plain) -> Verdict:
             found["calls"] for found, (other, _) in zip(told, places, strict=True) if other == node
         ]
         if sum(calls) != 1:
-            did = (
-                f"its ranks called it {', '.join(map(str, calls))} times"
-                if any(calls)
-                else "nobody did the work"
-            )
+            did = "nobody did the work"
+            if any(calls):
+                did = f"its ranks called `work` {', '.join(map(str, calls))} times"
             return not_yet(
                 f"node {node} has {count} rank{'s' * (count > 1)}, and {did}. "
-                "Once was asked for on each node."
+                "Expected one call on each node."
             )
     for rank, found in enumerate(told):
         if not found["done"]:
             return not_yet(
                 f"rank {rank} came back before the work of its node was done. "
-                "What do ranks wait at?"
+                "Which call makes a rank wait for the others?"
             )
-    return right("Once on each node, and nobody goes on too early.")
+    return right("Each node did the work once, and no rank went on too early.")
 
 
 def _places(per_node: Plain) -> list[tuple[int, int]]:
@@ -119,7 +117,7 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
                 f"between nodes may get {allowed} from this rank. It got {gave}. "
                 "First sum inside the node, in the group `near`."
             )
-    return right("Each rank takes its share from node to node.")
+    return right("Between nodes, each rank sends only its share.")
 
 
 # 12.3: the tokens from which computing hides sending
@@ -155,9 +153,7 @@ def draw_trainings(generator: random.Random) -> Plain:
 
 def _threshold(case: Plain) -> float:
     """Return the tokens per GPU at which computing takes as long as sending."""
-    gathers = 1 if case["keep"] else 2
-    sent = gathers * case["gather_bytes"] + case["reduce_bytes"]
-    return sent * case["flops"] / (6 * case["bandwidth"])
+    return _sent_by(case)
 
 
 def observe_trainings(tokens_to_hide: Any, cases: Plain) -> Plain:
@@ -186,15 +182,43 @@ def judge_trainings(answers: Plain, cases: Plain) -> Verdict:
 
 def _hint(answer: float, case: Plain) -> str:
     """Name the mistake that explains a wrong number of tokens, if one does."""
-    if abs(answer - _threshold(case)) < 1:
+    expected = _threshold(case)
+    if abs(answer - expected) < 1:
         return "Below the threshold, sending takes longer."
-    if answer == _threshold(case) + 1:
+    if answer == expected + 1:
         return "Computing may also take exactly as long as sending."
-    if abs(answer - _threshold(case | {"keep": not case["keep"]})) <= 1:
+    if abs(answer - expected) <= 2:
+        return "Round up to the next whole number."
+    as_here = _sent_by(case | {"gather_bytes": 2, "reduce_bytes": 4})  # the lesson's own bytes
+    if abs(answer - as_here) <= 1:
+        return "Use the bytes that the function is given."
+    if any(abs(answer - _sent_by(case, gathers=count)) <= 1 for count in (1, 2, 3)):
         return "How often are the parameters gathered?"
-    if abs(answer - 3 * _threshold(case)) <= 3:
-        return "The backward pass computes, too."
-    return ""
+    if any(abs(answer - _sent_by(case, **none)) <= 1 for none in ({"gathers": 0}, {"reduces": 0})):
+        return "Parameters are gathered, and gradients are reduced. Count the bytes of both."
+    if abs(answer - _sent_by(case, reduces=2)) <= 1:
+        return "How often are the gradients reduced?"
+    factor = answer / expected
+    for wrong, hint in (
+        (3, "The backward pass computes, too."),
+        (6 / 4, "The forward pass computes, too."),
+        (6 / 8, "Nothing is computed twice here."),
+        (8, "The bandwidth is given in bytes per second, not in bits."),
+        (case["parameters"], "Which numbers depend on the number of parameters?"),
+    ):
+        if abs(factor / wrong - 1) < 0.001:
+            return hint
+    if factor < 0.01 or factor > 100:
+        return "Check the units: which numbers multiply the bytes, and which divide them?"
+    return "How long does a token compute, and how long do all bytes take to send?"
+
+
+def _sent_by(case: Plain, gathers: int | None = None, reduces: int = 1) -> float:
+    """Return the threshold if parameters and gradients are sent this often."""
+    if gathers is None:
+        gathers = 1 if case["keep"] else 2
+    sent = gathers * case["gather_bytes"] + reduces * case["reduce_bytes"]
+    return sent * case["flops"] / (6 * case["bandwidth"])
 
 
 # 12.4: the rank for which the others wait
@@ -214,6 +238,12 @@ def draw_entries(generator: random.Random) -> Plain:
         _latest_in_the_last,
         _latest_on_average,
         _behind_the_first,
+        _longest_on_average,
+        _behind_the_mean,
+        _all_waits_together,
+        _without_the_first,
+        _last_wait,
+        _sum_of_squares,
     ):
         case = _entries(generator, generator.randint(3, 4))
         while misled(case) == _late_rank(case):
@@ -279,6 +309,39 @@ def _behind_the_first(case: Plain) -> int:
     return _largest([sum(waits) for waits in _waits(_common(case), behind=0)])
 
 
+def _longest_on_average(case: Plain) -> int:
+    return _largest([sum(waits) / max(len(waits), 1) for waits in _waits(_common(case))])
+
+
+def _behind_the_mean(case: Plain) -> int:
+    """Return the late rank if it is measured against the mean of the other ranks."""
+    sums = [0.0] * len(case)
+    for times in _common(case):
+        last = max(times)
+        sums[times.index(last)] += last - (sum(times) - last) / (len(times) - 1)
+    return _largest(sums)
+
+
+def _all_waits_together(case: Plain) -> int:
+    """Return the late rank if the waits of all other ranks are added up."""
+    sums = [0.0] * len(case)
+    for times in _common(case):
+        sums[times.index(max(times))] += sum(max(times) - time for time in times)
+    return _largest(sums)
+
+
+def _without_the_first(case: Plain) -> int:
+    return _largest([sum(waits) for waits in _waits(_common(case)[1:])])
+
+
+def _last_wait(case: Plain) -> int:
+    return _largest([waits[-1] if waits else 0.0 for waits in _waits(_common(case))])
+
+
+def _sum_of_squares(case: Plain) -> int:
+    return _largest([sum(wait**2 for wait in waits) for waits in _waits(_common(case))])
+
+
 def _latest_in_the_first(case: Plain) -> int:
     return _largest(_common(case)[0])
 
@@ -317,10 +380,12 @@ def judge_entries(answers: Plain, cases: Plain) -> Verdict:
             return wrong_type(answer, "the number of a rank")
         expected = _late_rank(case)
         if answer != expected:
-            sums = ", ".join(f"{sum(waits):.3f} s" for waits in _waits(_common(case)))
-            listed = f"Of {len(case)} ranks, the others waited {sums}"
+            sums = ", ".join(
+                f"{sum(waits):.3f} s for rank {rank}"
+                for rank, waits in enumerate(_waits(_common(case)))
+            )
             return not_yet(
-                f"{listed}, in the collectives that every rank has. "
+                f"in the collectives that every rank has, the other ranks waited {sums}. "
                 f"So rank {expected} is late. You return {answer}."
             )
     return right("The rank is found.")
@@ -374,11 +439,13 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
         for rank, answers in enumerate(told):
             found, changed = answers[number_of_case]
             if isinstance(found, str):
-                return not_yet(f"your function returned {found}; a step or None is due.")
+                return not_yet(
+                    f"your function returned {found}. Expected the number of a step, or None."
+                )
             if found != due:
                 lists = "; ".join(f"rank {other}: {steps}" for other, steps in enumerate(case))
                 return not_yet(
-                    f"{lists}. The newest that all have found is {due}; on rank {rank} you "
+                    f"{lists}. The newest step that all ranks find is {due}. On rank {rank} you "
                     f"return {found}."
                 )
             if changed:
@@ -392,7 +459,10 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
 
 
 def draw_shares(generator: random.Random) -> Plain:
-    """Draw a linear layer and each rank's rows, for two and for three ranks. One rank has none."""
+    """Draw a linear layer and each rank's rows, for two and for three ranks. One rank has none.
+
+    In the second case, the layer is a part of a network. So its parameters have other names.
+    """
     cases = []
     for shares in ([1, generator.randint(3, 5)], [generator.randint(3, 4), 0, 2]):
         generator.shuffle(shares)
@@ -407,6 +477,7 @@ def draw_shares(generator: random.Random) -> Plain:
             {
                 "weight": [generator.choice((-2, -1, 1, 2)) for _ in range(2)],
                 "bias": generator.randint(1, 3),
+                "inside": bool(cases),
                 "rows": rows,
             }
         )
@@ -420,24 +491,11 @@ def observe_shares(batch_gradient: Any, cases: Plain) -> Plain:
 def judge_shares(observations: Plain, cases: Plain) -> Verdict:
     for told, case in zip(observations, cases, strict=True):
         weight, bias = [float(value) for value in case["weight"]], float(case["bias"])
-        every = [row for rows in case["rows"] for row in rows]
-        errors = [
-            2
-            * (sum(a * b for a, b in zip(weight, row["x"], strict=True)) + bias - row["y"])
-            / len(every)
-            for row in every
-        ]
-        due = [
-            [
-                sum(e * row["x"][place] for e, row in zip(errors, every, strict=True))
-                for place in range(2)
-            ],
-            [sum(errors)],
-        ]
+        due = _mean_gradient(case, [row for rows in case["rows"] for row in rows])
         for rank, found in enumerate(told):
             if found["parameters"] != [weight, [bias]]:
                 return not_yet(
-                    f"rank {rank} has changed the parameters; leave the step to the optimizer."
+                    f"rank {rank} has changed the parameters. Leave the step to the optimizer."
                 )
             for name, gradient, wanted in zip(
                 ("weight", "bias"), found["gradients"], due, strict=True
@@ -446,10 +504,54 @@ def judge_shares(observations: Plain, cases: Plain) -> Verdict:
                     counts = ", ".join(str(len(rows)) for rows in case["rows"])
                     return not_yet(
                         f"the ranks have {counts} rows. The gradient of the {name} over all of "
-                        f"them is {shown(wanted)}; rank {rank} has "
-                        f"{shown(gradient)}. By how many rows is it divided?"
+                        f"these rows is {shown(wanted)}. Rank {rank} has {shown(gradient)}. "
+                        f"{_gradient_hint(found['gradients'], due, case, rank)}"
                     )
-    return right("The same gradient, however many ranks share the batch.")
+    return right("The gradient is the same, however the ranks share the batch.")
+
+
+def _mean_gradient(case: Plain, rows: Plain) -> list[list[float]]:
+    """Return the gradients of weight and bias of the mean squared error over these rows."""
+    errors = [
+        2
+        * (sum(a * b for a, b in zip(case["weight"], row["x"], strict=True)) + case["bias"])
+        / len(rows)
+        - 2 * row["y"] / len(rows)
+        for row in rows
+    ]
+    of_weight = [
+        float(sum(error * row["x"][place] for error, row in zip(errors, rows, strict=True)))
+        for place in range(len(case["weight"]))
+    ]
+    return [of_weight, [float(sum(errors))]]
+
+
+def _gradient_hint(found: Plain, due: Plain, case: Plain, rank: int) -> str:
+    """Name the mistake that explains the wrong gradients of a rank, if one does."""
+    if any(gradient is None for gradient in found):
+        return "Leave each gradient in the parameter's `grad`."
+    values, expected = [*found[0], *found[1]], [*due[0], *due[1]]
+    means = []  # of each rank's own rows
+    for rows in case["rows"]:
+        of_weight, of_bias = _mean_gradient(case, rows) if rows else ([0.0, 0.0], [0.0])
+        means.append([*of_weight, *of_bias])
+    own_rows = len(case["rows"][rank])
+    own = [value * own_rows for value in means[rank]]
+    if near(values, means[rank]) or near(values, own):
+        return "This is the gradient of its own rows. Which collective adds up all gradients?"
+    added = [sum(column) for column in zip(*means, strict=True)]
+    if _times(values, added):
+        return "A rank with more rows must count more. By how many rows is each gradient divided?"
+    if _times(values, expected):
+        return "The direction is right. By how many rows is it divided?"
+    return "Which error is it the gradient of, and over which rows?"
+
+
+def _times(values: list[float], others: list[float]) -> bool:
+    """Return whether the values are the others times one positive number."""
+    scale = sum(a * b for a, b in zip(values, others, strict=True))
+    scale /= sum(b * b for b in others) or 1.0
+    return scale > 0 and near(values, [scale * other for other in others])
 
 
 CHECKS = [

@@ -92,7 +92,7 @@ def uneven_gradient(batch_gradient: Any, case: Plain) -> Plain:
         len(rows), len(case["weight"])
     )
     y = torch.tensor([row["y"] for row in rows], dtype=torch.float32).reshape(len(rows), 1)
-    batch_gradient(layer, x, y)
+    batch_gradient(nn.Sequential(layer) if case["inside"] else layer, x, y)
     gradients = [None if p.grad is None else p.grad.flatten().tolist() for p in layer.parameters()]
     return {
         "gradients": gradients,

@@ -17,8 +17,8 @@ def test_a_node_has_one_rank_another_two_whatever_the_draw():
     ("answer", "hint"),
     [
         ([4, False], None),
-        ([None, False], "The newest that all have found is 4; on rank 1 you return None."),
-        (["list", False], "returned list; a step or None is due"),
+        ([None, False], "The newest step that all ranks find is 4. On rank 1 you return None."),
+        (["list", False], "returned list. Expected the number of a step, or None"),
         ([4, True], "your function changed the list that it was given"),
     ],
 )
