@@ -130,8 +130,9 @@ def draw_trainings(generator: random.Random) -> Plain:
     whole number. Its numbers are few powers of two, so no rounding can miss it.
     """
     cases = []
-    unlike = generator.sample(((2, 4), (1, 2), (4, 4), (2, 8)), 4)
-    for keep, (gather_bytes, reduce_bytes) in zip((False, True, False, True), unlike, strict=True):
+    # With the first two pairs of bytes, no two plausible mistakes give the same number.
+    pairs = [(1, 4), (4, 2), *generator.sample(((2, 4), (1, 2), (4, 4), (2, 8)), 2)]
+    for keep, (gather_bytes, reduce_bytes) in zip((False, True, False, True), pairs, strict=True):
         while True:
             case = {
                 "parameters": generator.randint(10**8, 10**10),
@@ -198,17 +199,16 @@ def _hint(answer: float, case: Plain) -> str:
         return "Parameters are gathered, and gradients are reduced. Count the bytes of both."
     if abs(answer - _sent_by(case, reduces=2)) <= 1:
         return "How often are the gradients reduced?"
-    factor = answer / expected
-    for wrong, hint in (
+    for factor, hint in (
         (3, "The backward pass computes, too."),
         (6 / 4, "The forward pass computes, too."),
         (6 / 8, "Nothing is computed twice here."),
         (8, "The bandwidth is given in bytes per second, not in bits."),
         (case["parameters"], "Which numbers depend on the number of parameters?"),
     ):
-        if abs(factor / wrong - 1) < 0.001:
+        if abs(answer - factor * expected) <= max(factor, 1):
             return hint
-    if factor < 0.01 or factor > 100:
+    if answer < expected / 100 or answer > 100 * expected:
         return "Check the units: which numbers multiply the bytes, and which divide them?"
     return "How long does a token compute, and how long do all bytes take to send?"
 
