@@ -171,6 +171,11 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
                     "A step of Adam leaves them alone."
                 )
     for rank, found in enumerate(told):
+        if found["drew"]:
+            return not_yet(
+                f"the steps are right, but your functions changed the random state of "
+                f"{', '.join(found['drew'])} on rank {rank}. Adam needs no random numbers."
+            )
         if not found["kept"] < KEPT * found["whole"]:
             kept, whole = units.byte_text(found["kept"]), units.byte_text(found["whole"])
             return not_yet(
@@ -238,10 +243,10 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
             return not_yet(
                 f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} "
                 f"bytes a GPU: {enough}; "
-                f"you say {answer}. What does a rank hold, and what while a layer's backward "
-                "computes?"
+                f"you say {answer}. What does a rank always hold, and what else does it hold "
+                "while a layer's backward pass runs?"
             )
-    return right("Sixteen bytes a parameter, shared, and one layer whole.")
+    return right("The ranks share 16 bytes per parameter, and one layer is whole.")
 
 
 # 11.4: the backward of a layer under FSDP
@@ -397,7 +402,7 @@ def judge_meshes(told: Plain, meshes: Plain) -> Verdict:
         verdict = _judge_mesh(found, rows, columns)
         if verdict is not None:
             return verdict
-    return right("Each rank in one row and one column.")
+    return right("Each rank is in one row and in one column.")
 
 
 def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
@@ -406,8 +411,8 @@ def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
     for rank, found in enumerate(told):
         if isinstance(found["groups"], str):
             return not_yet(
-                f"your function returned {found['groups']}; a pair of groups is due: that of the "
-                "row, that of the column."
+                f"your function returned {found['groups']}. Expected a pair of groups: the group "
+                "of the row, and the group of the column."
             )
         for name, group, due in zip(
             ("row", "column"), found["groups"], due_groups(rank, rows, columns), strict=True
@@ -419,7 +424,8 @@ def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
                 )
             if group != due:
                 return not_yet(
-                    f"of {mesh}, the {name} of rank {rank} is {due}; your group has {group}."
+                    f"in a mesh of {mesh}, the {name} of rank {rank} has the ranks {due}. "
+                    f"Your group has {group}."
                 )
     for rank, found in enumerate(told):
         if found["reached"] != due_groups(rank, rows, columns):

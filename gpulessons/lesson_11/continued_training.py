@@ -1,5 +1,6 @@
 """Save a checkpoint in each rank, continue with the learner's function, and compare."""
 
+import functools
 import itertools
 import logging
 import warnings
@@ -134,13 +135,31 @@ def _training_of(case: Plain) -> str:
         "those of a training that clips each parameter by itself": {"clip": clip_one_by_one},
         "those of a training that scales gradients below the limit, too": {"clip": scale_always},
         "those of a training whose loss is a sum": {"reduction": "sum"},
+        "those of a training whose Adam starts anew, with its own learning rate": {
+            "state": False,
+            "lr": 1e-3,
+        },
+        "those of a training whose norm is that of each rank's own rows": {
+            "clip": functools.partial(clip_by_own_rows, case["ranks"])
+        },
+        "those of a training that clips each value by itself": {"clip": nn.utils.clip_grad_value_},
+        "those of a training whose loss is divided by the number of ranks": {
+            "factor": 1 / case["ranks"]
+        },
+        "those of a training on each batch twice": {"times": 2},
     }
+    for steps in range(1, len(case["scales"])):
+        whole = f"those of a training on {steps} of {len(case['scales'])} batches"
+        trainings[whole] = {"steps": steps}
+    for limit in OTHER_LIMITS:
+        trainings[f"those of a training that clips to {limit:g}"] = {"limit": limit}
     for name, options in trainings.items():
         if _near(answer, _trained(case, **options)):
             return name
     return "those of another training"
 
 
+OTHER_LIMITS = (0.1, 0.5, 2.0, 5.0, 10.0)  # of the norm. The exercise asks for 1.
 Clipping = Callable[[Iterable[nn.Parameter], float], Any]
 
 
@@ -148,6 +167,14 @@ def clip_one_by_one(parameters: Iterable[nn.Parameter], limit: float) -> None:
     """Clip the gradient of each parameter by its own norm, which is a mistake."""
     for parameter in parameters:
         nn.utils.clip_grad_norm_(parameter, limit)
+
+
+def clip_by_own_rows(ranks: int, parameters: Iterable[nn.Parameter], limit: float) -> None:
+    """Clip each rank's rows of the gradients by the norm of these rows, which is a mistake."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    for rows in zip(*(gradient.chunk(ranks) for gradient in gradients), strict=True):
+        norm = nn.utils.get_total_norm(rows)
+        torch._foreach_mul_(list(rows), (limit / (norm + 1e-6)).clamp(max=1.0))
 
 
 def scale_always(parameters: Iterable[nn.Parameter], limit: float) -> None:
@@ -167,6 +194,8 @@ def _trained(
     steps: int | None = None,
     clip: Clipping = nn.utils.clip_grad_norm_,
     reduction: str = "mean",
+    factor: float = 1.0,
+    times: int = 1,
 ) -> list[torch.Tensor]:
     model, optimizer = _loaded(case, FIRST)
     if not state:
@@ -176,10 +205,10 @@ def _trained(
     whole = batches(case, 0, 1, "cpu")
     if part is not None:
         whole = batches(case, part, case["ranks"], "cpu")
-    for x, y in whole[:steps]:
+    for x, y in whole[:steps] * times:
         if clear:
             optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y, reduction=reduction).backward()
+        (factor * nn.functional.mse_loss(model(x), y, reduction=reduction)).backward()
         clip(model.parameters(), limit)
         optimizer.step()
     return _weights_and_averages(model, optimizer)

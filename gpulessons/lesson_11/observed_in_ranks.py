@@ -5,8 +5,10 @@ Ranks import no other file of the lesson.
 
 import gc
 import itertools
+import random
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -157,8 +159,9 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
     """Run steps of the answer's Adam in a rank with a GPU. Return the counts of each step.
 
     The counts are: parameters with other values than after Adam, parameters that did not move, and
-    gradients that changed. `kept` are the bytes that stay, and `whole` the bytes of Adam's whole
-    state. The parameter number `idle` has no gradient.
+    gradients that changed. `drew` names the random generators whose state changed. `kept` are the
+    bytes that stay, and `whole` the bytes of Adam's whole state. The parameter number `idle` has no
+    gradient.
     """
     generator = torch.Generator().manual_seed(case["seed"])
     base = torch.cuda.memory_allocated()
@@ -170,6 +173,7 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
         return [torch.randn(shape, generator=generator).cuda() for shape in shapes]
 
     model = nn.ParameterList(drawn())
+    random_before = _random_states()
     step = sharded_adam(model, case["lr"])
     if not callable(step):
         return {"returned": type(step).__name__}
@@ -189,6 +193,7 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
         altered.append(
             sum(not same[number] for number in trained) + (model[case["idle"]].grad is not None)
         )
+    drew = [name for name, state in _random_states().items() if state != random_before[name]]
     held = sum(tensor.nbytes for p in model for tensor in (p, p.grad) if tensor is not None)
     own = sum(
         tensor.nbytes for tensor in itertools.chain(start, *after, *gradients)
@@ -209,8 +214,19 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
         "wrong": wrong,
         "still": still,
         "altered": altered,
+        "drew": drew,
         "kept": kept,
         "whole": 2 * sum(model[number].nbytes for number in trained),
+    }
+
+
+def _random_states() -> dict[str, str]:
+    """Return the state of the random generators that programs share, as text."""
+    of_numpy = numpy.random.get_state(legacy=False)["state"]
+    return {
+        "torch": repr(torch.get_rng_state().tolist()),
+        "random": repr(random.getstate()),
+        "NumPy": repr((of_numpy["key"].tolist(), of_numpy["pos"])),
     }
 
 

@@ -72,9 +72,8 @@ def observe_zeros(zeros_beside: Any, cases: Plain) -> Plain:
                 "kept": torch.allclose(t, before, rtol=0, atol=0, equal_nan=True),
             }
             if observed["made"]["type"] == "Tensor":
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # several elements that are one number in memory
+                # Elements that share memory raise an error.
+                with contextlib.suppress(RuntimeError), torch.no_grad():
                     made += 1
                 observed["written"], observed["next"] = (
                     describe(made)["values"],
@@ -118,15 +117,15 @@ def judge_zeros(observations: Plain, cases: Plain) -> Verdict:
             )
         if not all(observed["written"]):
             return not_yet(
-                "nobody can add 1 to what you made. Has each of its elements a place of its own "
-                "in memory?"
+                "adding 1 to the tensor that you made fails, because its elements share memory. "
+                "Give each element its own memory."
             )
         if any(observed["next"]):
             return not_yet(
-                "what your function makes at its next call is no longer 0 when the first tensor "
-                "was written to. Make a new one."
+                "after a write to your first tensor, the tensor of the next call is not 0 any "
+                "more. Make a new tensor in each call."
             )
-    return right("A tensor tells its own device, type and shape.")
+    return right("A tensor knows its device, type and shape.")
 
 
 # 13.2: memory, by today's names
@@ -221,7 +220,8 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
             return wrong_type(said, "a dict")
         if observed["warned"]:
             return not_yet(
-                f"PyTorch warns, though you may have silenced it: {observed['warned'][0]}."
+                f"your function uses a deprecated name, for which PyTorch has a warning: "
+                f"{observed['warned'][0]}."
             )
         numbers = [name for name in FIGURES if said.get(name) is not None]
         if len(numbers) < len(FIGURES):
@@ -239,7 +239,7 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
                 f"asking has changed the figures of cuda:{device}. "
                 "What empties the cache, resets the peaks, or takes memory?"
             )
-    return right("Of the device that was asked for, and without a warning.")
+    return right("The figures are those of the given device, and no name is deprecated.")
 
 
 # 13.3: the article's training, mended
@@ -363,10 +363,10 @@ def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
         return not_yet(f"the mean loss is {due['loss']:.5g}; you said {observed['loss']:.5g}.")
     if observed["kept"] > 1:  # that of the step before goes with the next loss
         return not_yet(
-            f"when a forward began, the graphs of {observed['kept']} earlier steps were still "
-            "there. What keeps them?"
+            f"when a forward pass began, the graphs of {observed['kept']} earlier steps were "
+            "still there. What keeps them?"
         )
-    return right("The model first, then its optimizer; and a number for a loss.")
+    return right("The model moves first, and each loss is a number without a graph.")
 
 
 def _furthest(found: list[float], expected: list[float]) -> float:
@@ -381,6 +381,8 @@ ANSWERS_BY_PYTORCH = (
     "memory_allocated",
     "memory_stats",
     "memory_stats_as_nested_dict",
+    "memory.memory_snapshot",
+    "memory_snapshot",
 )
 
 

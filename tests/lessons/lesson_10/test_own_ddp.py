@@ -15,6 +15,7 @@ RIGHT = {
     "start": 0.0,
     "gradients": [[0.0, 1e-7]] * 2,
     "events": [EVENTS] * 2,
+    "types": ["torch.float32"],
     "overlapped": 1e-4,
     "waited": 0.0,
     "races": [],

@@ -121,6 +121,7 @@ def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hin
             "after step 1, 1 of 4 parameters on rank 1 are not those of Adam with lr=0.5",
         ),
         ({"altered": [0, 4]}, "step 2 has changed the gradient of 4 of 4 parameters on rank 1"),
+        ({"drew": ["NumPy"]}, "changed the random state of NumPy on rank 1"),
         ({"kept": 7 << 10}, "rank 1 keeps 7 KiB; Adam's whole state is 10 KiB"),
         (
             {"others": 1},
@@ -131,6 +132,7 @@ def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hin
 )
 def test_sharded_adam_is_judged_by_its_steps_and_by_what_each_rank_keeps(answer, hint):
     good = {"still": [0, 0], "wrong": [0, 0], "altered": [0, 0], "kept": 5 << 10, "whole": 10 << 10}
+    good["drew"] = []
     others = answer.pop("others", 0)
     verdict = judge_adam(
         [good, good | answer, *[good] * others], {"layers": 2, "steps": 2, "lr": 0.5}
@@ -143,11 +145,12 @@ def test_sharded_adam_is_judged_by_its_steps_and_by_what_each_rank_keeps(answer,
     ("answer", "hint"),
     [
         ({}, None),
-        ({"groups": "DeviceMesh"}, "returned DeviceMesh; a pair of groups is due"),
+        ({"groups": "DeviceMesh"}, "returned DeviceMesh. Expected a pair of groups"),
         ({"groups": [[0, 1, 2], "int"]}, "for the column of rank 1 you returned int"),
         (
             {"groups": [[1, 4], [0, 1, 2]]},
-            "of 2 × 3 ranks, the row of rank 1 is [0, 1, 2]; your group has [1, 4]",
+            "in a mesh of 2 × 3 ranks, the row of rank 1 has the ranks [0, 1, 2]. "
+            "Your group has [1, 4]",
         ),
         (
             {"reached": [[0, 1, 2], [1]]},
