@@ -602,7 +602,8 @@ def _faster(gain: float) -> str:
 
 def _name(column: str) -> str:
     """Return a column's name for readers."""
-    return column.replace("_", " ").replace("gpus", "GPUs")
+    words = ["GPU" + word[3:] if word in ("gpu", "gpus") else word for word in column.split("_")]
+    return " ".join(words)
 
 
 def _at(x: str, unit: str, place: Any) -> str:

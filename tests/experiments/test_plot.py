@@ -65,6 +65,15 @@ def texts(canvas):
     return [text.get_text() for text in canvas.axes[0].texts]
 
 
+def test_the_word_gpu_is_written_in_capitals(drawn):
+    rows = [{"tokens_per_gpu": tokens, "loss": 0.5} for tokens in (1, 2)]
+    columns = {"tokens_per_gpu": "", "loss": ""}
+    result(parameters={"tokens_per_gpu": [1, 2]}, columns=columns, rows=rows).plot(
+        "tokens_per_gpu", "loss"
+    )
+    assert drawn[0].axes[0].get_xlabel() == "tokens per GPU"
+
+
 def test_a_line_for_each_value_with_its_name_at_the_end(drawn):
     result().plot("gpus", "step_seconds", by="width")
     found = lines(drawn[0])
