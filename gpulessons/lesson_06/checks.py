@@ -330,7 +330,7 @@ def _short(value: Plain) -> str:
     return repr(value)
 
 
-def _fix(exercise: str, script: Callable[..., Any], hint: str, section: str, bad: int = 0) -> Check:
+def fix(exercise: str, script: Callable[..., Any], hint: str, section: str, bad: int = 0) -> Check:
     """Return the check of an exercise that hands out `script`."""
     return Check(
         exercise,
@@ -353,9 +353,9 @@ SEVERAL = (
 )
 
 CHECKS = [
-    _fix("06.1", scripts.train_and_validate, GRAPHS, "Find it"),
-    _fix("06.2", scripts.train_and_collect, TENSORS, "What to keep"),
-    _fix("06.3", scripts.train_smoothed, AVERAGE, "Six loops"),
-    _fix("06.4", scripts.train_watched, HOOKS, "A hook"),
-    _fix("06.5", scripts.train_robustly, SEVERAL, "Build it: three leaks at once", bad=3),
+    fix("06.1", scripts.train_and_validate, GRAPHS, "Find it"),
+    fix("06.2", scripts.train_and_collect, TENSORS, "What to keep"),
+    fix("06.3", scripts.train_smoothed, AVERAGE, "Six loops"),
+    fix("06.4", scripts.train_watched, HOOKS, "A hook"),
+    fix("06.5", scripts.train_robustly, SEVERAL, "Build it: three leaks at once", bad=3),
 ]

@@ -68,6 +68,27 @@ def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
     return {"gradients": found, "parameters": [parameter.flatten().tolist() for parameter in model]}
 
 
+def buffers_after(equal_buffers: Any, given: Plain) -> Plain:
+    """Let the answer change the buffers of a BatchNorm layer in a rank.
+
+    Return the running mean, the counter, and whether parameters and gradients are unchanged.
+    """
+    layer = nn.BatchNorm1d(len(given["mean"]))
+    layer.running_mean = torch.tensor([float(value) for value in given["mean"]])
+    layer.num_batches_tracked = torch.tensor(given["counter"])
+    layer.weight.grad = torch.full_like(layer.weight, 1.0 + dist.get_rank())
+    kept = [layer.weight.detach().clone() + dist.get_rank(), layer.weight.grad.clone()]
+    layer.weight.data += dist.get_rank()
+    with _LateCollective(LATE if dist.get_rank() else 0.0):
+        equal_buffers(nn.Sequential(layer))
+    now = [layer.weight.detach(), layer.weight.grad]
+    return {
+        "mean": layer.running_mean.tolist(),
+        "counter": layer.num_batches_tracked.item(),
+        "unchanged": all(map(torch.equal, now, kept)),
+    }
+
+
 def rows_of(my_rows: Any, case: Plain) -> Plain:
     """Return a rank's rows in each epoch, and what each global generator draws afterwards.
 

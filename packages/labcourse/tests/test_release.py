@@ -268,7 +268,7 @@ def test_a_variant_takes_the_place_of_its_exercise_and_has_its_points(tmp_path):
     ("text", "said"),
     [
         ('[labs."01"]\nvariant = 1', "expected true or false"),
-        ('[labs."00"]\nvariant = true', "no exercise of this lesson has a variant"),
+        ('[labs."08"]\nvariant = true', "no exercise of this lesson has a variant"),
     ],
 )
 def test_a_wrong_variant_is_refused(tmp_path, text, said):
