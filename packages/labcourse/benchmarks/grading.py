@@ -1,8 +1,12 @@
-"""How long grading takes a submission, and whether its memory stays flat: a class of mixed submissions, honest and not, with two workers.
+"""How long grading takes per submission, and whether the grader's memory stays flat.
 
     python benchmarks/grading.py [--count 200] [--workers 2] [--nbgrader PATH]
+    python benchmarks/grading.py --lessons 10 11 12
 
-With nbgrader's program it grades the honest ones with that too, and prints the ratio of the times.
+The first command grades a class of mixed submissions, honest and not. With nbgrader's program it
+grades the honest ones with that too, and prints the ratio of the times. The second command grades
+one submission of each lesson, which has the lesson's solutions. It prints the seconds of all
+processes in the sandbox, once it has started, and those that pass.
 """
 
 import argparse
@@ -15,14 +19,16 @@ import threading
 import time
 from pathlib import Path
 
+import nbformat
 import psutil
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "tests" / "labcourse"))
+sys.path.insert(0, str(ROOT / "packages" / "labcourse"))
 
-from handed_in import NOTEBOOKS, notebook, solution  # noqa: E402
+from tests.handed_in import NOTEBOOKS, notebook, solution  # noqa: E402
 
-from labcourse import assignment, collect, grading, release, results  # noqa: E402
+from labcourse import assignment, backends, collect, examination, grading, release, results  # noqa: E402
+from labcourse.sandbox import Sandbox  # noqa: E402
 
 LAB, NUMBERS = "01_device_basics", ("01.1", "01.2", "01.3", "01.4", "01.5")
 ODD = {  # every tenth submission does one of these
@@ -118,12 +124,53 @@ def with_nbgrader(
     return (time.monotonic() - began) / count
 
 
+def solved(course: assignment.Course, lab: assignment.Assignment) -> bytes:
+    """The notebook of a lab as it is handed out, with the lesson's solutions as answers."""
+    handed_out = release.student_copy(course, lab)
+    numbers = iter(lab.exercises)
+    for cell in handed_out.cells:
+        if "exercise" in cell.metadata.get("tags", []):
+            cell.source = solution(next(numbers).number)
+    return nbformat.writes(handed_out).encode()
+
+
+def one_of_each(folder: Path, lessons: list[str]) -> None:
+    """Grade one submission of each lesson, and print its seconds."""
+    path = folder / "course.toml"
+    labs = "".join(f'[labs."{lesson}"]\n' for lesson in lessons)
+    path.write_text(f'seed = "{"5" * 32}"\nnotebooks = "{NOTEBOOKS}"\n{labs}')
+    course = assignment.read(path)
+    backend = backends.best(course.limits.scratch, "bubblewrap")
+    with Sandbox(backend, course.limits) as sandbox:
+        sandbox.reader.call(len, "", about="nothing")  # so that it has started
+        sandbox.start()
+        for lab in course.labs:
+            data, given = solved(course, lab), release.handed_out(course, lab)
+            used, began = processor_seconds(sandbox), time.monotonic()
+            examined = examination.examine(data, "ada", lab, course, given, sandbox)
+            passed, used = time.monotonic() - began, processor_seconds(sandbox) - used
+            print(
+                f"{lab.name}: {examined.points:g} points, {used:.1f} s of processors, {passed:.1f} s"
+            )
+
+
+def processor_seconds(sandbox: Sandbox) -> float:
+    """Seconds of processors that the sandbox's processes have used, also those that have ended."""
+    [server] = psutil.Process(sandbox._server.pid).children()
+    return sum(server.cpu_times()[:4])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--nbgrader", metavar="PATH")
+    parser.add_argument("--lessons", nargs="+", metavar="NN")
     options = parser.parse_args()
+    if options.lessons:
+        with tempfile.TemporaryDirectory() as temporary:
+            one_of_each(Path(temporary), options.lessons)
+        return
     answers = [solution(number) for number in NUMBERS]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

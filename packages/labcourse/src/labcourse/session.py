@@ -33,7 +33,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
 from labcourse import system_calls
-from labkit import checks, courses, labs, machine
+from labkit import checks, courses, labs, machine, processes
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
 from labkit.processes import messages
@@ -89,12 +89,16 @@ class Prepared:
 
 
 def prepare() -> Prepared:
-    """Import the modules that lessons use, and do some GPU work, which imports more modules."""
+    """Import the modules that lessons use, and do some GPU work, which imports more modules.
+
+    The children that answers start are copies of this process, so it imports what they need, too.
+    """
     import matplotlib.font_manager
     import matplotlib.pyplot  # noqa: F401
 
     from gputrace import record  # noqa: F401
 
+    processes.load_for_children()
     for name in dir(labs):
         getattr(labs, name)
     for package, folder in courses.lessons().values():
@@ -213,6 +217,8 @@ class _Session:
         self._shell, self._names = prepared.shell, prepared.shell.user_ns
         self._alarm = Alarm(os._exit, request["late_status"])
         self._own_processes = request["own_processes"]
+        # Before the cells run, so that a child has nothing of what they change.
+        self._server = processes.fork_server(closing=[connection.fileno()])
 
     def run(self) -> None:
         """Run the cells, and answer questions until the grader closes the connection."""
@@ -226,15 +232,24 @@ class _Session:
             send(self._connection, packed({"nonce": question["nonce"], **self._answer(question)}))
 
     def _end_programs(self) -> None:
-        """End the programs that the cells left running, because they would slow down answers."""
+        """End the programs that the cells left running, because they would slow down answers.
+
+        The server that forks the children of answers goes on.
+        """
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's loaders would raise an error
         if self._own_processes:  # -1 means all processes except this one and the first one
             with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
-            return
-        with contextlib.suppress(psutil.Error):
-            for process in psutil.Process().children(recursive=True):
-                process.kill()
+                os.kill(-1, signal.SIGSTOP)  # at once, so that none can fork in the meantime
+            others = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        else:
+            others = []
+            with contextlib.suppress(psutil.Error):
+                others = [child.pid for child in psutil.Process().children(recursive=True)]
+        for pid in set(others) - {1, os.getpid(), self._server}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._server, signal.SIGCONT)
 
     def _run_cells(self, message: dict[str, Any]) -> dict[str, Any]:
         """Run the cells in order, and continue after errors.
