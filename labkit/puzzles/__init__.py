@@ -4,7 +4,9 @@ A puzzle has a correct but wasteful function. A learner rewrites it until its va
 it meets a budget on a virtual H200. The score is the same on every computer.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +17,13 @@ from labkit import machine
 from labkit.checks import checking
 from labkit.checks.limits import a_screenful
 from labkit.isolation import IsolatedError, isolated_on
+from labkit.processes import by_value
 from labkit.puzzles import scores
-from labkit.puzzles.attempt import Attempt, attempts
+from labkit.puzzles.attempt import Attempt, attempts, guarded_attempt
 from labkit.puzzles.definitions import MODEL, Measure, Puzzle, find
-from labkit.puzzles.outcome import Outcome, Row
+from labkit.puzzles.outcome import NOT_RUN, OVER_BUDGET, RIGHT, WRONG, Judgement, Outcome, Row
+from labkit.puzzles.replaced import Replaced
+from virtualgpu.allocator import VARIABLES
 from virtualgpu.machines import Request, VirtualGPUs
 
 SECONDS = 120.0  # for the original and the learner's function, each of which runs twice
@@ -39,11 +44,11 @@ def puzzle(name: str, function: Callable[..., Any]) -> Outcome:
 
     Raises:
         ValueError: there is no such puzzle. The message names the puzzles.
-        TypeError: the function is not a function.
+        TypeError: the function is not a function, or uses something that cannot be copied to
+            another process, such as an open file.
     """
     known = find(name)
-    if not callable(function):
-        raise TypeError(f"Give labkit.puzzle a function. You gave {function!r}.")
+    copied(function)
     request = Request(gpus=known.gpus, like=MODEL, memory=None, values=True)
     original, own = _run(known, function, (request, VirtualGPUs), _originals.get(name))
     if original is None or original.trace is None or own.trace is None:
@@ -51,24 +56,69 @@ def puzzle(name: str, function: Callable[..., Any]) -> Outcome:
     _originals[name] = original
     rows = [_row("score on a virtual H200", known.score, own.trace, original.trace)]
     rows += _measured(known, function)
-    score = known.score.read(own.trace)
-    over = _over_limits(known, own.trace)
-    solved = not own.trouble and not over and score <= known.budget
-    best = scores.note(name, score) if solved else scores.best(name)
+    judgement = judged(known, own)
+    score, solved = judgement.score, judgement.status == RIGHT
+    best = scores.best(name)
+    if solved and score is not None:
+        best = scores.note(name, score)
     text = known.score.text
     rows += [
         Row("budget", text(known.budget)),
         Row("par", text(known.par)),
         Row("your best so far", "none" if best is None else text(best)),
     ]
-    if own.trouble:
-        told = f"Not yet: {own.trouble}"
-    elif over:
-        told = f"Not yet: the values are right, but {over}"
-    else:
-        told = _told(known, score)
+    verdict = _verdict(name, solved, judgement.message)
     figure = _figure(known, own.trace, original.trace)
-    return Outcome(_verdict(name, solved, told), rows, figure, score if solved else None, best)
+    return Outcome(verdict, rows, figure, score if solved else None, best)
+
+
+def copied(function: Callable[..., Any]) -> bytes:
+    """Pickle a learner's function, with the variables of the notebook that it uses.
+
+    Raises TypeError if it is not a function, or uses something that cannot be copied.
+    """
+    if not callable(function):
+        raise TypeError(f"Give labkit.puzzle a function. You gave {function!r}.")
+    try:
+        return by_value.dumps(function)
+    except Exception as error:
+        raise TypeError(
+            "your function uses something that cannot be copied to another process "
+            f"({checking.quote(error)}). Leave it out."
+        ) from None
+
+
+def judged(known: Puzzle, own: Attempt) -> Judgement:
+    """Judge what a function did in its attempt."""
+    if own.trace is None:
+        return Judgement(NOT_RUN, f"Not yet: {own.trouble}")
+    score = known.score.read(own.trace)
+    if own.trouble:
+        return Judgement(WRONG, f"Not yet: {own.trouble}", score)
+    over = _over_limits(known, own.trace)
+    if over:
+        return Judgement(OVER_BUDGET, f"Not yet: the values are right, but {over}", score)
+    status = RIGHT if score <= known.budget else OVER_BUDGET
+    return Judgement(status, _told(known, score), score)
+
+
+def judged_here(
+    name: str, load: Callable[[], Callable[..., Any]], draw: Callable[[int], int]
+) -> Judgement:
+    """Judge a function in this process, which is the function's own. Virtual H200s are in use.
+
+    Args:
+        name: the name of the puzzle.
+        load: a function that returns the learner's function. It may run code of the learner.
+        draw: a function that draws the seed of the inputs. It gets the number of bits.
+    """
+    known = find(name)
+    replaced = Replaced()
+    try:
+        function = load()
+    except Exception as error:
+        return judged(known, Attempt(None, f"your function raised {checking.quote(error)}"))
+    return judged(known, guarded_attempt(known, function, replaced, draw))
 
 
 def _run(
@@ -83,13 +133,27 @@ def _run(
     """
     arguments = known.name, function, original is None
     try:
-        ran = isolated_on(gpus, SECONDS, attempts, arguments)
+        with _default_allocator():
+            ran = isolated_on(gpus, SECONDS, attempts, arguments)
     except IsolatedError as error:
         return original, Attempt(None, str(error))
     with a_screenful():
         print(ran.output, end="")
     first, own = ran.value
     return original or first, own
+
+
+@contextmanager
+def _default_allocator() -> Iterator[None]:
+    """Let processes that start in the block use the allocator with PyTorch's default settings.
+
+    So the settings of a notebook change no score.
+    """
+    kept = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
 
 
 def _verdict(name: str, solved: bool, told: str) -> checking.Verdict:

@@ -59,28 +59,46 @@ def attempts(
 
     Return what each of them did.
     """
-    warnings.simplefilter("ignore")  # a race is reported as the trouble of an attempt
     puzzle = find(name)
     original = None
     if with_original:
         original = attempt(puzzle, puzzle.function)
-    replaced = Replaced()
-    own = attempt(puzzle, function)
-    return original, replace(own, trouble=replaced.sentence() or own.trouble)
+    return original, guarded_attempt(puzzle, function, Replaced())
 
 
-def attempt(puzzle: Puzzle, function: Callable[..., Any]) -> Attempt:
+def guarded_attempt(
+    puzzle: Puzzle,
+    function: Callable[..., Any],
+    replaced: Replaced,
+    draw: Callable[[int], int] = secrets.randbits,
+) -> Attempt:
+    """Run a function, and return what it did. Trouble is also that it replaced known functions.
+
+    Args:
+        puzzle: the puzzle that the function solves.
+        function: the learner's function.
+        replaced: the functions of PyTorch and of the kit, from before the learner's code ran.
+        draw: a function that draws the seed of the inputs. It gets the number of bits.
+    """
+    own = attempt(puzzle, function, draw)
+    return replace(own, trouble=replaced.sentence() or own.trouble)
+
+
+def attempt(
+    puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int], int] = secrets.randbits
+) -> Attempt:
     """Run a function, and return what it did. It leaves no memory allocated."""
-    with machine.in_use().new_workspaces_freed():
-        return _attempt(puzzle, function)
+    with warnings.catch_warnings(), machine.in_use().new_workspaces_freed():
+        warnings.simplefilter("ignore")  # a race is reported as the trouble of an attempt
+        return _attempt(puzzle, function, draw)
 
 
-def _attempt(puzzle: Puzzle, function: Callable[..., Any]) -> Attempt:
+def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int], int]) -> Attempt:
     races = _races()
     left: list[str] = []
     try:
-        _call(Followed(function), drawn(puzzle, secrets.randbits(48)), left)
-        seed = secrets.randbits(48)
+        _call(Followed(function), drawn(puzzle, draw(48)), left)
+        seed = draw(48)
         given = drawn(puzzle, seed)
         trace, results = _recorded_call(function, given, left)
     except Exception as error:

@@ -8,6 +8,24 @@ from gputrace.figures.figure import Figure
 from gputrace.tables import aligned
 from labkit.checks.checking import Verdict
 
+RIGHT, OVER_BUDGET, WRONG = "right", "over budget", "wrong"
+NOT_RUN = "could not be run"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judgement on one attempt.
+
+    Attributes:
+        status: `RIGHT`, `OVER_BUDGET`, `WRONG` or `NOT_RUN`.
+        message: what the function did, for the learner.
+        score: what was measured, None if the function raised an error.
+    """
+
+    status: str
+    message: str
+    score: float | None = None
+
 
 class Row(NamedTuple):
     """A row of the table: what the number is, the number, and what to compare it with."""

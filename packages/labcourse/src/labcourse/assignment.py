@@ -20,6 +20,7 @@ import nbformat
 from labcourse import platforms, reading
 from labcourse.sandbox import Limits
 from labkit import checks, lesson_copies
+from labkit.puzzles import definitions
 from virtualgpu.machines import parse_bytes
 
 __all__ = ["Assignment", "Course", "Exercise", "Written", "read"]
@@ -55,11 +56,19 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Exercise:
-    """Exercise that the grader marks: its number, the name of the answer's function, its points."""
+    """Exercise or puzzle that the grader marks.
+
+    Attributes:
+        number: the number of the exercise, such as "02.3", or the name of the puzzle.
+        name: the name of the answer's function.
+        points: what a right answer earns. A puzzle earns nothing unless the course file says so.
+        is_puzzle: whether this is a puzzle.
+    """
 
     number: str
     name: str
     points: float = 1.0
+    is_puzzle: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,9 +84,12 @@ class Written:
 class Assignment:
     """Assignment ("lab") of a course: the exercises of one lesson, and written questions.
 
+    A lab whose notebook has puzzles is a contest.
+
     Attributes:
         name: the name of the lesson's notebook without its suffix, such as "02_streams".
         title: the heading of the notebook.
+        exercises: the exercises and the puzzles.
         due: when students must have handed in, or None.
         variant: whether variants for exams take the place of exercises that have one.
     """
@@ -94,6 +106,11 @@ class Assignment:
         """Return the points of all exercises and questions."""
         tasks: tuple[Exercise | Written, ...] = (*self.exercises, *self.written)
         return sum(task.points for task in tasks)
+
+    @property
+    def puzzles(self) -> tuple[Exercise, ...]:
+        """Return the puzzles among the exercises."""
+        return tuple(exercise for exercise in self.exercises if exercise.is_puzzle)
 
 
 @dataclass(frozen=True)
@@ -343,7 +360,7 @@ def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
                 f"{where}.points: put the number of the exercise in quotes, such as {example}"
             )
     points = {key: _points(value, f"{where}.points.{key}") for key, value in worth.items()}
-    exercises = tuple(_exercises(notebook, path, points))
+    exercises = (*_exercises(notebook, path, points), *_puzzles(notebook, path, points))
     lesson_numbers = {exercise.number for exercise in exercises}
     variant = table.get("variant", False)
     if not isinstance(variant, bool):
@@ -352,7 +369,9 @@ def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
         exercises = _replaced(exercises, points, where)
     unknown = set(worth) - {exercise.number for exercise in exercises} - lesson_numbers
     if unknown:
-        raise ValueError(f"{where}.points: the lesson has no exercise {', '.join(sorted(unknown))}")
+        listed = ", ".join(sorted(unknown))
+        kind = "puzzle" if exercises and all(item.is_puzzle for item in exercises) else "exercise"
+        raise ValueError(f"{where}.points: the lesson has no {kind} {listed}")
     questions = table.get("written", [])
     if not isinstance(questions, list):
         expected = f"expected a list of tables. Begin each with [[{where}.written]]"
@@ -364,7 +383,8 @@ def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
         raise ValueError(f"{where}.written: the id {twice} is taken. Give each question its own id")
     if not taken:
         raise ValueError(
-            f"{path.name}: the notebook has no exercise, and the lab has no written question"
+            f"{path.name}: the notebook has no exercise and no puzzle, and the lab has no written "
+            "question"
         )
     due = None
     if "due" in table:
@@ -483,6 +503,28 @@ def _exercises(
             raise ValueError(f"{path.name}: two cells check {number}. Keep one")
         seen.add(number)
         yield Exercise(number, answer, worth.get(number, 1.0))
+
+
+def _puzzles(
+    notebook: nbformat.NotebookNode, path: Path, worth: dict[str, float]
+) -> Iterable[Exercise]:
+    """Yield the puzzles of a notebook, which are the cells that call `labkit.puzzle`.
+
+    Raise ValueError if there is no such puzzle, or if two cells have the same one.
+    """
+    seen: set[str] = set()
+    for cell in notebook.cells:
+        name = reading.puzzle_name(cell.source) if cell.cell_type == "code" else None
+        if name is None:
+            continue
+        if name in seen:
+            raise ValueError(f"{path.name}: two cells have the puzzle {name!r}. Keep one")
+        seen.add(name)
+        try:
+            known = definitions.find(name)
+        except ValueError as error:
+            raise ValueError(f"{path.name}: {error}") from None
+        yield Exercise(name, known.function.__name__, worth.get(name, 0.0), is_puzzle=True)
 
 
 def _points(value: Any, where: str) -> float:

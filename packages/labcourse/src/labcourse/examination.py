@@ -21,9 +21,10 @@ from typing import Any
 from labcourse import judging, reading, written
 from labcourse.assignment import Assignment, Course, Exercise
 from labcourse.controls import control
-from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
+from labcourse.sandbox import ENDING, EndedError, Sandbox, SubmissionProcess
 from labkit import checks
 from labkit.processes.time_limits import TimeLimit
+from labkit.puzzles.outcome import NOT_RUN, OVER_BUDGET, RIGHT, WRONG
 
 # The ways in which a submission or an exercise can end without a verdict, in words.
 KINDS = {
@@ -134,16 +135,29 @@ def examine(
         examined.beside[name] = text(answer.beside, LONGEST_ANSWER)
     for number, place in notebook.places.items():
         examined.sources[number] = text(notebook.code[place - 1], LONGEST_ANSWER)
+    untouched = set()  # the puzzles whose cell is as it was handed out, or is gone
+    for puzzle in lab.puzzles:
+        place = notebook.places.get(puzzle.number)
+        if place is None or notebook.code[place - 1] in handed_out:
+            untouched.add(puzzle.number)
+            examined.sources.pop(puzzle.number, None)
     cells = [{"source": source, "figures": source not in handed_out} for source in notebook.code]
     results: dict[str, dict[str, Any]] = {}
     examination = _Examination(cells, student, lab, course, sandbox, examined)
     examination.run(results)
+    examination.score([item for item in lab.puzzles if item.number not in untouched], results)
+    if examined.status not in VOID:
+        for item in lab.puzzles:
+            if item.number in untouched:
+                results[item.number] = outcome(item, "not attempted", "")
     for exercise in lab.exercises:
         if examined.status in VOID or exercise.number not in results:
             words = KINDS.get(examined.status, "")
             results[exercise.number] = outcome(exercise, examined.status, words)
         place = notebook.places.get(exercise.number)
-        result = _explained(results[exercise.number], place, examined.cell_errors)
+        result = results[exercise.number]
+        if exercise.number not in untouched:
+            result = _explained(result, exercise, place, examined.cell_errors)
         if result["status"] in ("wrong", "not attempted"):
             missing = _missing(result["message"], examined.cell_errors)
             if missing:
@@ -151,26 +165,31 @@ def examine(
                 examined.note("missing", f"{exercise.number} imports {missing}")
         examined.exercises.append(result)
         untried = results[exercise.number]["status"] == "not attempted"
-        if untried and exercise.number not in notebook.tagged | notebook.checked:
+        there = notebook.tagged | notebook.checked | notebook.puzzles
+        if untried and exercise.number not in there:
             detail = f"neither the cell of {exercise.number} nor its check is there"
             examined.note("altered", detail)
-    if examined.cell_errors and not any(result["points"] for result in examined.exercises):
+    if examined.cell_errors and not any(
+        result["status"] == "right" for result in examined.exercises
+    ):
         examined.note("errors", f"the first in code cell {examined.cell_errors[0][0]}")
     return examined
 
 
 def _explained(
-    result: dict[str, Any], place: int | None, errors: list[list[Any]]
+    result: dict[str, Any], exercise: Exercise, place: int | None, errors: list[list[Any]]
 ) -> dict[str, Any]:
     """Say in the result of an exercise that its cell raised an error, if it did.
 
     Without this, the result would say that nobody tried the exercise.
     """
     error = next((error for error in errors if error[0] == place), None)
-    if result["status"] != "not attempted" or error is None:
+    expected = NOT_RUN if exercise.is_puzzle else "not attempted"
+    if result["status"] != expected or error is None:
         return result
     said = re.sub(r"\(<ipython-input[^>]*>, ", "(", error[2]) or error[1]
-    return result | {"status": "wrong", "message": text(f"Not yet: your cell did not run: {said}")}
+    status = NOT_RUN if exercise.is_puzzle else "wrong"
+    return result | {"status": status, "message": text(f"Not yet: your cell did not run: {said}")}
 
 
 def _missing(message: str, errors: list[list[Any]]) -> str:
@@ -208,30 +227,106 @@ class _Examination:
         self._cells, self._student, self._lab, self._course = cells, student, lab, course
         self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
         self._limit: TimeLimit | None = None
+        self._first = True  # no run has begun yet
 
     def run(self, results: dict[str, dict[str, Any]]) -> None:
         """Try all exercises, and put their results into `results` by the exercises' numbers."""
-        remaining = list(self._lab.exercises)
-        first = True
+        remaining = [exercise for exercise in self._lab.exercises if not exercise.is_puzzle]
         while remaining and self._examined.status not in VOID:
             with self._sandbox.run() as process:
-                if self._limit is None:  # the time begins when the sandbox has started
-                    self._limit = self._sandbox.time_limit(self._limits.seconds)
+                self._begin()
                 try:
-                    self._run_cells(process, first)
+                    self._run_cells(process)
                     self._try_exercises(process, remaining, results)
                 except EndedError as error:
-                    detail = str(error)
-                    if detail == error.kind:
-                        detail = "while its cells ran"
-                    self._examined.note(error.kind, text(detail))
+                    self._note_end(error)
                     remaining.clear()
-            self._examined.memory = max(self._examined.memory, process.memory)
-            if process.changed:
-                changed = text(", ".join(process.changed), 200)
-                detail = f"it changed the process that runs all submissions: {changed}"
-                self._examined.note("tampered", detail)
-            first = False
+            self._note_use(process)
+
+    def score(self, puzzles: list[Exercise], results: dict[str, dict[str, Any]]) -> None:
+        """Score the functions of puzzles, and put their results into `results` by their names.
+
+        The notebook's cells run in one process, which only tells the functions. Each function then
+        runs in a new process, so that neither a cell nor another function can change its score.
+        """
+        if not puzzles or self._examined.status in VOID:
+            return
+        functions: dict[str, dict[str, Any]] = {}
+        with self._sandbox.run() as process:
+            self._begin()
+            try:
+                self._run_cells(process)
+                for puzzle in puzzles:
+                    question = {"called": puzzle.number}
+                    functions[puzzle.number] = process.ask(question, self._limits.trial_seconds)
+            except EndedError as error:
+                self._note_end(error)
+        self._note_use(process)
+        for puzzle in puzzles:
+            if puzzle.number in functions and self._examined.status not in VOID:
+                result = self._scored(puzzle, functions[puzzle.number])
+                results[puzzle.number] = result
+                if result["status"] in KINDS:
+                    self._examined.note(result["status"], f"{puzzle.number}: {result['message']}")
+
+    def _scored(self, puzzle: Exercise, told: dict[str, Any]) -> dict[str, Any]:
+        """Score one function in a new process, and return its result."""
+        if not told:  # an error of its cell is explained later
+            return outcome(puzzle, NOT_RUN, "Not yet: your cell does not call labkit.puzzle")
+        if type(told.get("raised")) is str:
+            return outcome(puzzle, NOT_RUN, text(f"Not yet: {told['raised']}"))
+        seconds = self._seconds(self._limits.trial_seconds)
+        if not seconds:
+            return outcome(puzzle, "time", f"the submission used up its {self._limits.seconds:g} s")
+        sent = {"function": told.get("function"), "file": told.get("file")}
+        lines = told.get("lines")
+        if [type(part) for part in sent.values()] != [str, str] or type(lines) is not list:
+            return outcome(puzzle, "disturbed", "your function cannot be read")
+        question = {
+            "puzzle": puzzle.number,
+            **sent,
+            "lines": [str(line) for line in lines],
+            "random": self._number(puzzle.number),
+            "seconds": seconds,
+        }
+        with self._sandbox.run() as process:
+            try:
+                process.ask({"cells": [], "random": 0, "seconds": 1.0}, ENDING)
+                reply = process.ask(question, seconds)
+            except EndedError as error:
+                return outcome(puzzle, error.kind, KINDS[error.kind])
+        self._note_use(process)
+        if reply.get("late") is True:
+            return outcome(puzzle, "time", f"your function took longer than {seconds:.3g} s")
+        judgement: Any = reply.get("judgement")
+        if not is_judgement(judgement):
+            return outcome(puzzle, "disturbed", "what your function did cannot be judged")
+        result = outcome(puzzle, judgement["status"], text(judgement["message"]))
+        if judgement["status"] in (RIGHT, OVER_BUDGET):
+            result["score"] = judgement["score"]
+        if judgement["status"] == RIGHT:
+            result["points"] = puzzle.points
+        return result
+
+    def _begin(self) -> None:
+        """Begin the time of the submission, when the sandbox has started."""
+        if self._limit is None:
+            self._limit = self._sandbox.time_limit(self._limits.seconds)
+
+    def _note_end(self, error: EndedError) -> None:
+        """Note that the process of the cells had to be ended."""
+        detail = str(error)
+        if detail == error.kind:
+            detail = "while its cells ran"
+        self._examined.note(error.kind, text(detail))
+
+    def _note_use(self, process: SubmissionProcess) -> None:
+        """Note the memory of a process that has ended, and what it changed in the fork server."""
+        self._examined.memory = max(self._examined.memory, process.memory)
+        if process.changed:
+            changed = text(", ".join(process.changed), 200)
+            detail = f"it changed the process that runs all submissions: {changed}"
+            self._examined.note("tampered", detail)
 
     def _seconds(self, most: float) -> float:
         """Return the remaining seconds of the submission, but at most `most`."""
@@ -239,8 +334,9 @@ class _Examination:
             return max(0.0, most)
         return max(0.0, min(most, self._limit.remaining()))
 
-    def _run_cells(self, process: SubmissionProcess, first: bool) -> None:
+    def _run_cells(self, process: SubmissionProcess) -> None:
         """Run all cells. In the first run, keep their errors and figures."""
+        first, self._first = self._first, False
         message = {
             "cells": self._cells,
             "random": self._number("cells"),
@@ -369,7 +465,8 @@ class _Examination:
 def outcome(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
     """Return the result of an exercise with 0 points.
 
-    `status` is "right", "wrong", "not attempted" or a key of `KINDS`.
+    `status` is "right", "wrong", "not attempted" or a key of `KINDS`. A puzzle may also be
+    "over budget" or "could not be run".
     """
     return {
         "number": exercise.number,
@@ -379,6 +476,18 @@ def outcome(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
         "message": message,
         "observed": [],
     }
+
+
+def is_judgement(value: Any) -> bool:
+    """Return whether a value is the judgement on a puzzle, as plain data."""
+    if type(value) is not dict or list(value) != ["status", "message", "score"]:
+        return False
+    status, message, score = value.values()
+    if type(message) is not str or status not in (RIGHT, OVER_BUDGET, WRONG, NOT_RUN):
+        return False
+    if score is None:
+        return status == NOT_RUN
+    return type(score) in (int, float) and math.isfinite(score) and score >= 0
 
 
 def is_observation(value: Any) -> bool:

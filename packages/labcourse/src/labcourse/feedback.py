@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from labcourse import platforms
+from labcourse import contest, platforms
 from labcourse.assignment import Course
 from labcourse.collect import Submission
 from labcourse.examination import KINDS
@@ -35,7 +35,7 @@ __all__ = [
 RETURN = "return"  # the folder with what goes back to students
 LONG_AGO = (1980, 1, 1, 0, 0, 0)  # so that the same pages make the same bytes
 MAIL = ("Email address", "Email", "email", "mail")  # columns of the table of students
-VERDICTS = ("right", "wrong", "not attempted")
+VERDICTS = ("right", "wrong", "over budget", "could not be run", "not attempted")
 # How an answer can end that its student should know about. The instructor decides about all other
 # endings.
 ENDINGS = {
@@ -123,6 +123,9 @@ def write_page(
     lab, student = course.lab(record["lab"]), record["student"]
     images = [path.read_bytes() for path in store.figures(lab.name, student)]
     figures = [base64.b64encode(image).decode() for image in images]
+    sections = {}
+    for item in lab.exercises:
+        sections[item.number] = "" if item.is_puzzle else checks.find(item.number).section
     page = pages.get_template("feedback.html").render(
         course=course,
         lab=lab,
@@ -130,7 +133,8 @@ def write_page(
         figures=figures,
         questions={task.id: task.question for task in lab.written},
         asked=asked,
-        sections={item.number: checks.find(item.number).section for item in lab.exercises},
+        sections=sections,
+        pseudonym=contest.pseudonym(course, student) if lab.puzzles else "",
         due=course.due(student, lab),
     )
     write_file(page_path(store, lab.name, student), page.encode())

@@ -47,7 +47,9 @@ class Notebook:
         cells: all cells, in order.
         lab: the lab that the notebook's metadata names, or "".
         places: the number of the code cell, from 1, that answers each exercise. It is the tagged
-            cell, or the one before the check.
+            cell, or the one before the check. The cell of a puzzle is the last one that calls
+            `labkit.puzzle` with its name.
+        puzzles: the names of the puzzles that the notebook calls `labkit.puzzle` with.
     """
 
     code: tuple[str, ...]
@@ -56,6 +58,7 @@ class Notebook:
     cells: tuple[Cell, ...] = ()
     lab: str = ""
     places: dict[str, int] = field(default_factory=dict)
+    puzzles: frozenset[str] = frozenset()
 
 
 def file_bytes(path: Path) -> bytes:
@@ -98,6 +101,11 @@ def parse(data: bytes) -> Notebook:
     following: list[dict[str, Any] | None] = [*code[1:], None]
     exercises = [_exercise(cell, after) for cell, after in zip(code, following, strict=True)]
     checked = [checked_number(cell["source"]) for cell in code]
+    puzzles = {}
+    for place, cell in enumerate(code, 1):
+        name = puzzle_name(cell["source"])
+        if name is not None:
+            puzzles[name] = place
     return Notebook(
         code=tuple(cell["source"] for cell in code),
         tagged=frozenset(number for number in exercises if number),
@@ -106,7 +114,8 @@ def parse(data: bytes) -> Notebook:
             Cell(str(cell["type"]), cell["source"], _written(cell["own"])) for cell in cells
         ),
         lab=_lab(content.get("metadata")),
-        places=_places(exercises, checked),
+        places=_places(exercises, checked) | puzzles,
+        puzzles=frozenset(puzzles),
     )
 
 
@@ -194,6 +203,14 @@ def checked_number(source: str) -> str | None:
     if found is None:
         return None
     return found[1]
+
+
+def puzzle_name(source: str) -> str | None:
+    """Return the puzzle that a cell answers, such as "x" for `labkit.puzzle("x", function)`."""
+    found = re.search(r"\bpuzzle\(\s*([\"'])(.{1,60}?)\1", source)
+    if found is None:
+        return None
+    return found[2]
 
 
 def checked_name(source: str) -> str | None:

@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from labcourse.assignment import Assignment, Course
-from labcourse.reading import PLACEHOLDER, checked_name, checked_number
+from labcourse.reading import PLACEHOLDER, checked_name, checked_number, puzzle_name
 from labkit import checks
+from labkit.puzzles import definitions
 
 __all__ = ["drifted", "files", "write"]
 
@@ -32,6 +34,10 @@ HOW = (
     "Fill in the cells below and run the check after each. It tries your answer on fresh inputs "
     "and says what it saw. Before you hand in, restart the kernel and run all cells from the top. "
     "Marks are given on other inputs."
+)
+CONTEST = (
+    "The puzzles are a contest. After you have handed in, your functions are scored again, and the "
+    "class sees all scores under pseudonyms. Your feedback page shows yours."
 )
 CONFIG = "nbgrader_config.py"
 # Students' notebooks keep each stub. nbgrader would append `raise NotImplementedError()` to it.
@@ -55,6 +61,11 @@ def files(course: Course, labs: list[Assignment], kind: str) -> dict[str, str | 
     found: dict[str, str | bytes] = {}
     for lab in labs:
         if kind == "nbgrader":
+            if lab.puzzles:
+                raise ValueError(
+                    f"{lab.name}: nbgrader cannot score puzzles. Release them in another format, "
+                    "and score them with `labkit course grade`"
+                )
             if lab.variant:
                 raise ValueError(
                     f"{lab.name}: variants have no solution, which nbgrader's source version "
@@ -128,7 +139,7 @@ def questions(course: Course, lab: Assignment) -> dict[str, str]:
     """Return the task of each exercise, as the lesson words it, in Markdown."""
     cells = student_copy(course, lab).cells
     texts = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    found = {}
+    found = {item.number: definitions.find(item.number).task for item in lab.puzzles}
     for item in lab.exercises:
         # From the bold number to the next exercise, the next heading or the end.
         start = rf"\*\*{re.escape(item.number)}\*\*"
@@ -248,9 +259,11 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     """Return the lab's cells, with the solutions.
 
     They are the whole lesson, or its exercises after a cell that sets up what the exercises need.
+    A notebook with puzzles is handed out whole, because its text has the rules and the hints.
 
     Raises:
-        ValueError: the cell of an exercise is not a stub.
+        ValueError: the cell of an exercise is not a stub, or the cell of a puzzle does not have
+            the wasteful function.
     """
     lesson = nbformat.read(course.notebooks / f"{lab.name}.ipynb", as_version=4)
     source = [_clean(cell) for cell in lesson.cells]
@@ -261,6 +274,9 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
             number, name = checked_number(following.source), checked_name(following.source)
             _require_stub(number or "", name or "", cell.source, f"{lab.name}.ipynb")
             cell.metadata["labkit"] = {"exercise": number}
+        puzzle = puzzle_name(cell.source) if cell.cell_type == "code" else None
+        if puzzle is not None:
+            _require_original(definitions.find(puzzle), cell.source, f"{lab.name}.ipynb")
     written: list[NotebookNode] = []
     for question in lab.written:
         written += _question(question.id, question.question)
@@ -269,7 +285,7 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     first = end = len(source)
     if tasks:
         first, end = tasks[0], tasks[-1] + 1
-    if course.contents == "lesson":
+    if course.contents == "lesson" or lab.puzzles:
         return [*source[:first], worth, *source[first:end], *written, *source[end:]]
     teaching = [cell for index, cell in enumerate(source) if index not in tasks]
     exercises = [source[index] for index in tasks]
@@ -313,6 +329,8 @@ def _task_indices(cells: list[NotebookNode]) -> list[int]:
     """
     found = []
     for index, cell in enumerate(cells):
+        if cell.cell_type == "code" and puzzle_name(cell.source) is not None:
+            found += [index - 1, index]
         if "exercise" not in cell.metadata.get("tags", []):
             continue
         if (
@@ -347,12 +365,19 @@ def moment(time: datetime) -> str:
 
 def _worth(lab: Assignment) -> str:
     """Say when the lab is due, and how many points its exercises and questions earn."""
-    tasks = [(task.number, task.points) for task in lab.exercises]
+    tasks = [(task.number, task.points) for task in lab.exercises if not task.is_puzzle]
+    tasks += [(task.number, task.points) for task in lab.puzzles if task.points]
     tasks += [(task.id, task.points) for task in lab.written]
-    due = f"Due {moment(lab.due)}. " if lab.due else ""
-    listed = ", ".join(f"{name}: {points:g}" for name, points in tasks)
-    plural = "" if lab.points == 1 else "s"
-    return f"{due}{lab.points:g} point{plural} in total: {listed}."
+    said = [f"Due {moment(lab.due)}."] if lab.due else []
+    if tasks:
+        listed = ", ".join(f"{name}: {points:g}" for name, points in tasks)
+        plural = "" if lab.points == 1 else "s"
+        said.append(f"{lab.points:g} point{plural} in total: {listed}.")
+    if lab.puzzles:
+        said.append(CONTEST)
+        if not any(task.points for task in lab.puzzles):
+            said.append("The puzzles do not count toward your mark.")
+    return " ".join(said)
 
 
 def _install(course: Course) -> str:
@@ -439,6 +464,27 @@ def _require_stub(number: str, name: str, source: str, notebook: str) -> None:
             f"exercise {number}: its cell in {notebook} is not the stub that the check expects, so "
             f"it may hold an answer. Nothing was written. Restore the function {name} as the kit "
             "hands it out, or release the kit's own lessons (no `notebooks` in the course file)"
+        )
+
+
+def _require_original(puzzle: definitions.Puzzle, source: str, notebook: str) -> None:
+    """Raise ValueError, unless the cell has only the wasteful function and the puzzle's call.
+
+    A comment could hold an answer, so the cell has none.
+    """
+    expected: Any = ast.parse(inspect.getsource(puzzle.function)).body[0]
+    is_original = False
+    with contextlib.suppress(SyntaxError, ValueError, tokenize.TokenError):
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        commented = any(token.type == tokenize.COMMENT for token in tokens)
+        [function, call] = ast.parse(source).body
+        if isinstance(function, ast.FunctionDef) and isinstance(call, ast.Expr) and not commented:
+            is_original = _content(function) == _content(expected)
+    if not is_original:
+        raise ValueError(
+            f"puzzle {puzzle.name!r}: its cell in {notebook} is not the one of the kit, so it may "
+            "hold an answer. Nothing was written. Restore the wasteful function, or release the "
+            "kit's own notebook (no `notebooks` in the course file)"
         )
 
 

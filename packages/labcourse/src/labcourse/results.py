@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 
-from labcourse import backends, comparison, feedback, marks, release, tables
+from labcourse import backends, comparison, contest, feedback, marks, release, tables
 from labcourse.assignment import Assignment, Course
 from labcourse.collect import Problem, Submission
 from labcourse.comparison import Compared, Normal
@@ -42,6 +42,7 @@ GRADES = (
 )
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 MOODLE = ("Identifier", "Full name", "ID number", "Email address")
+CONTEST = "contest.html"
 BINS = 10  # bars of the distribution of points
 NO_MARK, DECIDE, KNOW = range(3)  # indices of LEVELS
 LEVELS = ("No mark", "For you to decide", "For you to know")
@@ -145,12 +146,20 @@ def _write_index(
     """Write the instructor's page."""
     essences = [_essence(record, course) for record in _records(store, keys)]
     summaries = []
+    contests = []
     for lab in course.labs:
         of_lab = [essence for essence in essences if essence["lab"] == lab.name]
         summaries.append(_summary(lab, of_lab))
+        if lab.puzzles and of_lab:
+            contests.append((lab, contest.tables(course, lab, of_lab)))
+    (store.folder / CONTEST).unlink(missing_ok=True)
+    if contests:
+        scores = pages.get_template(CONTEST).render(course=course, contests=contests)
+        write_file(store.folder / CONTEST, scores.encode())
     page = pages.get_template("instructor.html").render(
         course=course,
         labs=[summary for summary in summaries if summary["count"]],
+        contests=contests,
         absent=_absent(course, essences, problems),
         returned=(store.folder / "return").exists(),
         looks=_sorted_looks(
@@ -255,6 +264,7 @@ def _wide(
     If a mark is missing or incomplete, its cell is empty. Canvas and Moodle leave such marks
     unchanged.
     """
+    labs = [lab for lab in course.labs if lab.points]  # a contest without points has no column
     students = {student for _, student in keys} | set(people)
     students |= {problem.student for problem in problems if problem.student}
     points = {}
@@ -263,7 +273,7 @@ def _wide(
             points[item["lab"], item["student"]] = item["marks"]["points"]
     rows = []
     if columns is CANVAS:
-        worth = {lab.name: f"{lab.points:g}" for lab in course.labs}
+        worth = {lab.name: f"{lab.points:g}" for lab in labs}
         rows.append({"Student": "    Points Possible", **worth})
     for student in sorted(students):
         known = {
@@ -274,9 +284,9 @@ def _wide(
         }
         known |= {key: value for key, value in people.get(student, {}).items() if value}
         row = {name: known.get(name, "") for name in columns}
-        row |= {lab.name: _cell(points.get((lab.name, student))) for lab in course.labs}
+        row |= {lab.name: _cell(points.get((lab.name, student))) for lab in labs}
         rows.append(row)
-    return tables.written((*columns, *(lab.name for lab in course.labs)), rows)
+    return tables.written((*columns, *(lab.name for lab in labs)), rows)
 
 
 def _summary(lab: Assignment, records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -292,7 +302,8 @@ def _summary(lab: Assignment, records: list[dict[str, Any]]) -> dict[str, Any]:
     for number in range(BINS):
         interval = f"{number * width:g} to {(number + 1) * width:g}"
         distribution.append((interval, bins[number]))
-    exercises = [_tally(exercise.number, records) for exercise in lab.exercises]
+    marked = [exercise for exercise in lab.exercises if not exercise.is_puzzle]
+    exercises = [_tally(exercise.number, records) for exercise in marked]
     return {
         "lab": lab,
         "count": len(records),
@@ -306,8 +317,10 @@ def _summary(lab: Assignment, records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _essence(record: dict[str, Any], course: Course) -> dict[str, Any]:
     """Return what the instructor's page needs from a record, without the observations."""
-    shown = ("number", "status", "message")
-    exercises = [{key: result[key] for key in shown} for result in record["exercises"]]
+    exercises = []
+    for result in record["exercises"]:
+        shown = {key: result[key] for key in ("number", "status", "message")}
+        exercises.append(shown | {"score": result.get("score")})
     kept = ("student", "lab", "marks", "received", "sandbox", "status", "out_of")
     known = {key: record[key] for key in kept}
     written = []
@@ -340,7 +353,9 @@ def _looks(record: dict[str, Any], course: Course) -> Iterator[dict[str, Any]]:
     about = {"students": [record["student"]], "lab": record["lab"], "text": ""}
     if record["status"] != "graded":
         level = DECIDE
-        if record["marks"]["points"] is None:
+        if not record["out_of"]:  # a contest without points
+            level = KNOW
+        elif record["marks"]["points"] is None:
             level = NO_MARK
         elif record["status"] in ("altered", "errors"):
             level = KNOW
@@ -447,7 +462,7 @@ def _compared(
 ) -> dict[str, Compared]:
     """Compare the answers to each exercise and each question of a lab."""
     solutions, stubs = release.solutions(course, lab), release.stubs(course, lab)
-    names = {exercise.number: exercise.name for exercise in lab.exercises}
+    names = {item.number: item.name for item in lab.exercises if not item.is_puzzle}
     answers: dict[str, dict[str, Normal]] = {number: {} for number in names}
     answers |= {_question(lab, task.id): {} for task in lab.written}
     for record in records:
@@ -455,7 +470,7 @@ def _compared(
         for item in record["exercises"]:
             number = item["number"]
             source = record["sources"].get(number, "")
-            if source and item["status"] != "not attempted":
+            if number in names and source and item["status"] != "not attempted":
                 about = f"comparing {number} of {student}"
                 answers[number][student] = _normal(process, source, names[number], about)
         for item in record["written"]:

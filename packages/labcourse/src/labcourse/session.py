@@ -11,7 +11,9 @@ import base64
 import contextlib
 import ctypes
 import io
+import linecache
 import os
+import pickle
 import random
 import resource
 import signal
@@ -20,7 +22,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
@@ -33,11 +35,12 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
 from labcourse import system_calls
-from labkit import checks, courses, labs, machine, processes
+from labkit import checks, courses, labs, machine, processes, puzzles
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
 from labkit.processes import messages
 from labkit.processes.time_limits import TimeLimit
+from labkit.puzzles import definitions, outcome
 
 FIGURES, FIGURE_BYTES = 12, 400_000  # how many figures a submission may show, and bytes of each
 DUMPABLE = 4  # the option of prctl that lets other processes read this one's memory
@@ -106,7 +109,9 @@ def prepare() -> Prepared:
             import_module(f"{package}.labs")
     torch.set_num_threads(1)
     known = checks.with_variants()
+    definitions.puzzles()  # imports the modules of all puzzles
     checks.check = _checked_later
+    puzzles.puzzle = _scored_later
     with labkit.use(gpus=2, virtual=True, quiet=True):
         layer = torch.nn.Linear(8, 8).cuda()
         layer(torch.ones(8, 8, device="cuda")).sum().backward()
@@ -118,6 +123,30 @@ def prepare() -> Prepared:
 def _checked_later(number: str, answer: Any) -> Verdict:
     """Replace `labkit.check` while cells run. Only the grader judges answers."""
     return Verdict(False, "is checked when this notebook is graded", exercise=number)
+
+
+# The pickled function that `labkit.puzzle` last got for each puzzle, or why it cannot be pickled.
+_functions: dict[str, dict[str, Any]] = {}
+
+
+def _scored_later(name: str, function: Callable[..., Any]) -> outcome.Outcome:
+    """Replace `labkit.puzzle` while cells run. Keep the function, which is scored later."""
+    try:
+        data = puzzles.copied(function)
+        if len(data) > LARGEST // 2:
+            most = f"{LARGEST >> 21} MiB"
+            raise ValueError(f"your function uses more than {most} of the notebook's variables")
+        code = getattr(function, "__code__", None)
+        file = code.co_filename if code else ""
+        _functions[str(name)] = {
+            "function": base64.b64encode(data).decode(),
+            "file": file,
+            "lines": linecache.getlines(file),  # messages about errors quote a line
+        }
+    except Exception as error:
+        _functions[str(name)] = {"raised": str(error)}
+    verdict = Verdict(False, "is scored when this notebook is graded", exercise=str(name))
+    return outcome.Outcome(verdict)
 
 
 def _shell() -> InteractiveShell:
@@ -285,6 +314,37 @@ class _Session:
             pyplot.close("all")
 
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer a question about an exercise or a puzzle."""
+        if "called" in question:
+            return _functions.get(question["called"], {})
+        if "puzzle" in question:
+            return self._scored(question)
+        return self._observed(question)
+
+    def _scored(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Score the function of a puzzle. In this process no cell has run.
+
+        The function has the variables of its notebook, but not what the notebook did to PyTorch.
+        """
+        name, data = question["puzzle"], base64.b64decode(question["function"])
+        draw = random.Random(question["random"]).getrandbits
+        file, lines = question["file"], question["lines"]
+        linecache.cache[file] = sum(map(len, lines)), None, lines, file
+        _seed(question["random"])
+        try:
+            with self._alarm.after(question["seconds"]):
+                labkit.use(None)
+                gpus = definitions.find(name).gpus
+                labkit.use(gpus, definitions.MODEL, virtual=True, quiet=True)
+                judgement = puzzles.judged_here(name, lambda: pickle.loads(data), draw)
+        except OutOfTime:
+            return {"late": True}
+        except BaseException as error:
+            raised = f"Not yet: your function raised {checking.quote(error)}"
+            judgement = outcome.Judgement(outcome.NOT_RUN, raised)
+        return {"judgement": asdict(judgement)}
+
+    def _observed(self, question: dict[str, Any]) -> dict[str, Any]:
         """Observe the submission's answer to an exercise, or the control that the grader sends."""
         check = self._prepared.checks[question["exercise"]]
         _seed(question["random"])

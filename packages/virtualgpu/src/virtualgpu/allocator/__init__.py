@@ -14,6 +14,7 @@ from virtualgpu.allocator.settings import (
     SMALL_SEGMENT,
     SMALL_SIZE,
     UNLIMITED,
+    VARIABLES,
     MiB,
     Settings,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "SMALL_SEGMENT",
     "SMALL_SIZE",
     "UNLIMITED",
+    "VARIABLES",
     "Block",
     "CachingAllocator",
     "EventSource",
