@@ -20,18 +20,21 @@ _PLAIN = frozenset({torch.Tensor, VirtualTensor, torch.nn.Parameter})
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield (owner, replaced names) for what this module replaces in PyTorch."""
-    yield Function, {"apply": classmethod(noting_devices(vars(Function)["apply"].__func__))}
+    yield Function, {"apply": classmethod(noting_devices(vars(Function)["apply"]))}
     names = [name for name in ("apply", "apply_boxed") if name in vars(BackwardCFunction)]
     checked = {name: checking_devices(vars(BackwardCFunction)[name]) for name in names}
     yield BackwardCFunction, checked
     yield torch.Tensor, {"register_hook": with_checked_hook(torch.Tensor.register_hook)}
 
 
-def noting_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Function.apply`, which also notes the inputs' devices at the node."""
+def noting_devices(apply: Any) -> Callable[..., Any]:
+    """Return the function of `Function.apply`, which also notes the inputs' devices at the node.
+
+    `apply` is the class method of PyTorch. Python defines it up to version 2.13, and C++ later.
+    """
 
     def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        result = apply(cls, *args, **kwargs)
+        result = apply.__get__(None, cls)(*args, **kwargs)
         output = result
         if type(result) is tuple:
             output = next((x for x in result if type(x) in _PLAIN and x.requires_grad), None)
