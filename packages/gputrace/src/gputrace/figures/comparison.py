@@ -196,9 +196,10 @@ def _proof(own: "TraceData", original: "TraceData") -> list[str]:
     texts = []
     for name, trace in (("Yours", own), ("The original", original)):
         launched = int((trace.spans.device != HOST).sum())
+        work = "1 kernel or copy" if launched == 1 else f"{launched} kernels and copies"
         waited = units.time_text(trace.host_waited)
         texts.append(
-            f"{name}: {units.time_text(trace.end)}, {launched} kernels and copies, "
+            f"{name}: {units.time_text(trace.end)}, {work}, "
             f"the host waited {waited}"
         )
     return texts
