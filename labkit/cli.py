@@ -1,7 +1,7 @@
 """The command line `python -m labkit`.
 
-Its commands are `doctor`, `run`, `trace`, `fit`, `torchrun` and `lessons`, and `course` if the
-package `labcourse` is installed.
+Its commands are `doctor`, `run`, `trace`, `fit`, `torchrun`, `top` and `lessons`, and `course` if
+the package `labcourse` is installed.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from gputrace.options import MAX_EVENTS
 from labkit import torchrun_options
 from labkit.version import __version__
 from virtualgpu.commands import REFUSED, RUN, add_run, checked_host, run_command
+from virtualgpu.driver import running
 from virtualgpu.machines import DEFAULT_MODEL
 from virtualgpu.options import CommandParser
 from virtualgpu.script import check_script
@@ -63,6 +64,23 @@ def _parser() -> CommandParser:
         "--ranks 4 --like H200 train.py": "Give each rank a virtual H200.",
         "--simulate 1024 --nodes 128 --like H100 train.py": "Run rank 0 of 1,024 ranks alone.",
     }
+    top = command(
+        "top",
+        _top,
+        "Show the GPUs of the scripts and notebooks that run now, real and virtual ones: their "
+        "memory, the streams that are busy, and the line that runs. q ends the view.",
+    )
+    top.add_argument("pid", nargs="?", type=int, metavar="PID", help="show only this process")
+    top.add_argument("--once", action="store_true", help="print the state once, as plain text")
+    top.epilog = (
+        "top shows your own processes: scripts that were started with labkit run, trace and "
+        "torchrun, and scripts and notebooks that called labkit.use. Without a terminal, it prints "
+        "the state once. Busy streams are known only of virtual GPUs."
+    )
+    top.examples = {
+        "": "Show all scripts, and look again every second.",
+        "--once 4711": "Print what process 4711 does now.",
+    }
     lessons = command(
         "lessons",
         _lessons,
@@ -107,10 +125,18 @@ def _add_trace(parser: CommandParser) -> None:
 
     def trace(options: argparse.Namespace) -> int:
         if options.ranks is None or options.compare is not None:
+            if options.compare is None:
+                running.answer()  # for real GPUs. Virtual ones have an answer of their own
             return trace_alone(options)
         return _trace_ranks(options)
 
     parser.set_defaults(command=trace)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from labkit import top
+
+    return top.main(options.pid, options.once)
 
 
 def _start_attempt(command: Sequence[str], output: int) -> Any:

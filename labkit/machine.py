@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, overload
 import virtualgpu
 from labkit import nvidia
 from virtualgpu import front_end, machines
+from virtualgpu.driver import running
 from virtualgpu.machines import GPUsInUse as GPUsInUse
 from virtualgpu.machines import Request, VirtualGPUs, check_memory, checked_request, gibibytes
 from virtualgpu.machines import host_time as host_time
@@ -32,6 +33,7 @@ class RealGPUs(GPUsInUse):
         import torch
 
         super().__init__(request)
+        self._server = running.answer()
         self.name = torch.cuda.get_device_name(0)
         self.memory = torch.cuda.get_device_properties(0).total_memory
         self._fractions: list[float] = []
@@ -79,6 +81,8 @@ class RealGPUs(GPUsInUse):
                 torch._C._cuda_clearCublasWorkspaces()
 
     def _remove(self) -> None:
+        if self._server is not None:
+            self._server.close()
         for index, fraction in enumerate(self._fractions):
             import torch
 

@@ -2,7 +2,11 @@
 
 import contextlib
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Found = TypeVar("Found")
 
 # Explanations of the NVML errors that learners meet, by the name of the error's class.
 _TROUBLES = {
@@ -32,11 +36,37 @@ class Answer:
     trouble: str = ""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What NVML measures on one GPU. None stands for what this GPU does not report.
+
+    Attributes:
+        total, used: bytes. `used` counts all processes.
+        busy: the percentage of NVML's last sample in which a kernel ran.
+    """
+
+    name: str
+    total: int | None
+    used: int | None
+    busy: int | None
+
+
 def ask_nvml() -> Answer:
     """Return what NVML reports about all GPUs, also those that CUDA_VISIBLE_DEVICES hides.
 
     If NVML fails, the answer's `trouble` says why. This function raises no exception.
     """
+    return _asked(_names)
+
+
+def readings() -> list[Reading]:
+    """Return what NVML measures on all GPUs at this moment. Without a driver, the list is empty."""
+    found = _asked(_measure)
+    return [] if isinstance(found, Answer) else found
+
+
+def _asked(read: Callable[[Any], Found]) -> Found | Answer:
+    """Return what `read` reads with the module `pynvml`, or an answer with NVML's trouble."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:
@@ -46,11 +76,31 @@ def ask_nvml() -> Answer:
     except nvml.NVMLError as error:
         return Answer(trouble=_TROUBLES.get(type(error).__name__, f"NVML failed: {error}"))
     try:
-        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-        gpus = tuple(map(nvml.nvmlDeviceGetName, handles))
-        return Answer(gpus, nvml.nvmlSystemGetDriverVersion())
+        return read(nvml)
     except nvml.NVMLError as error:
         return Answer(trouble=f"NVML failed: {error}")
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
+
+
+def _names(nvml: Any) -> Answer:
+    """Return the names of all GPUs and the driver's version."""
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    gpus = tuple(map(nvml.nvmlDeviceGetName, handles))
+    return Answer(gpus, nvml.nvmlSystemGetDriverVersion())
+
+
+def _measure(nvml: Any) -> list[Reading]:
+    """Return the reading of each GPU."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        total = used = busy = None
+        with contextlib.suppress(nvml.NVMLError):  # a GPU that shares the host's memory
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            total, used = memory.total, memory.used
+        with contextlib.suppress(nvml.NVMLError):  # a GPU that is divided into instances
+            busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+        found.append(Reading(nvml.nvmlDeviceGetName(handle), total, used, busy))
+    return found

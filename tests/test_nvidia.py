@@ -90,3 +90,20 @@ def test_a_real_gpu_has_the_name_that_pytorch_says():
 def test_nvml_tells_of_virtual_gpus_too():
     with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
         assert nvidia.ask_nvml().gpus == ("NVIDIA H200",) * 2
+
+
+def test_readings_leave_out_what_a_gpu_does_not_report(nvml, monkeypatch):
+    fake = nvml()
+
+    def refuse(handle):
+        raise fake.NVMLError
+
+    memory = types.SimpleNamespace(total=100, used=30)
+    monkeypatch.setattr(fake, "nvmlDeviceGetMemoryInfo", lambda handle: memory, raising=False)
+    monkeypatch.setattr(fake, "nvmlDeviceGetUtilizationRates", refuse, raising=False)
+    assert nvidia.readings() == [nvidia.Reading("NVIDIA H200", 100, 30, None)]
+
+
+def test_without_a_driver_there_are_no_readings(nvml):
+    nvml({"nvmlInit": "NVMLError_LibraryNotFound"})
+    assert nvidia.readings() == []

@@ -258,7 +258,7 @@ def _run(
         warnings.simplefilter("ignore")  # each rank gives the same warnings
         compile(source, request["name"], "exec", dont_inherit=True)
     with tempfile.TemporaryDirectory(
-        prefix="labkit-", dir=_short_folder(), ignore_cleanup_errors=True
+        prefix="labkit-", dir=short_folder(), ignore_cleanup_errors=True
     ) as folder:
         if request["script"] is None:
             cell = Path(folder, request["name"])
@@ -277,7 +277,7 @@ def _run(
         return result(job, timeout)
 
 
-def _short_folder() -> str | None:
+def short_folder() -> str | None:
     """Return a folder for temporary files whose name leaves enough bytes for that of a socket.
 
     None means Python's own choice.

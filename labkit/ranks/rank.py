@@ -26,6 +26,7 @@ from labkit.processes import messages
 from labkit.processes.supervision import end_before_others, leave
 from virtualgpu.cluster import Cluster
 from virtualgpu.commands import set_up_for_times
+from virtualgpu.driver import running, smi
 from virtualgpu.machines import use
 from virtualgpu.script import run_script
 
@@ -71,13 +72,16 @@ def main(folder: str) -> None:
 
 
 def _set_up_gpu(folder: str, request: dict[str, Any]) -> None:
-    """Put the virtual GPU in use that the request asks for, if any."""
+    """Put the virtual GPU in use that the request asks for, if any. Let `labkit top` ask."""
     virtual, world = request["virtual"], request["simulated"]
+    os.environ.pop(smi.ADDRESS, None)  # the nvidia-smi of a notebook shows the notebook's machine
+    before = tempfile.tempdir
+    tempfile.tempdir = folder  # the socket is deleted with the job, even if this process is killed
     if virtual is None:
+        running.answer()
+        tempfile.tempdir = before
         return
     like, memory = virtual["like"], virtual["memory"]
-    before = tempfile.tempdir
-    tempfile.tempdir = folder  # nvidia-smi is deleted with the job, even if this process is killed
     if world is not None:
         from virtualgpu import simulated_world
 

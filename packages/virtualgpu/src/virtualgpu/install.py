@@ -29,7 +29,7 @@ from virtualgpu import (
     torchscript,
 )  # fmt: skip
 from virtualgpu.collectives import namespaces, profiled, reducer, wrappers
-from virtualgpu.driver import cuda, nvml, profiler, smi
+from virtualgpu.driver import cuda, nvml, profiler, running, smi
 from virtualgpu.errors import DifferentDevicesError
 from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
@@ -119,7 +119,7 @@ class Installation:
     def _replacements(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
         """Yield (owner, replacements): items of a mapping, or attributes of another object."""
         if hasattr(socket, "AF_UNIX") and not (self._joins and smi.ADDRESS in os.environ):
-            self._smi = smi.Server(lambda: nvml.report(self.machine).plain())
+            self._smi = smi.Server(lambda: running.report(self.machine))
             yield os.environ, self._smi.environment()
         yield os.environ, {usage_table.ADDRESS: self.machine.usage.address}
         for part in _PARTS:

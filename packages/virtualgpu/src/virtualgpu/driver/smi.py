@@ -3,6 +3,8 @@
 It prints as NVIDIA's does (driver 580). This file is both sides. A process with a machine runs a
 `Server`: it listens on a local socket, and puts a folder with a program named nvidia-smi first on
 the PATH. That program is this file, run alone: so it imports nothing but Python's standard library.
+
+`labkit top` asks the same servers. A process with real GPUs has one for it, without the program.
 """
 
 import contextlib
@@ -30,20 +32,16 @@ class Server:
     """
 
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
-        """Write the program, and listen until `close` or the end of the process."""
+        """Listen until `close` or the end of the process."""
         import atexit
         import tempfile
         import threading
-        import zlib
 
         self._report = report
         self._process = os.getpid()
         atexit.register(self.close)
-        # Computers of a cluster may share the folder, and none can tell whether another one's
-        # socket still answers.
-        prefix = f"labkit-smi-{zlib.crc32(socket.gethostname().encode()):08x}-"
-        _remove_abandoned(prefix)
-        self.folder = tempfile.mkdtemp(prefix=prefix)
+        remove_abandoned()
+        self.folder = tempfile.mkdtemp(prefix=folder_prefix())
         self.address = os.path.join(self.folder, "socket")
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(f"{self.address}~")
@@ -52,11 +50,6 @@ class Server:
         os.rename(f"{self.address}~", self.address)
         self._thread = threading.Thread(target=self._serve, name="nvidia-smi", daemon=True)
         self._thread.start()
-        program = os.path.join(self.folder, "nvidia-smi")
-        with open(program, "w") as file:
-            command = f'"{sys.executable}" -I -S "{os.path.abspath(__file__)}"'
-            file.write(f'#!/bin/sh\nexec {command} "$@"\n')
-        os.chmod(program, 0o700)
 
     def _serve(self) -> None:
         """Send the report to each program that connects, until the socket is closed."""
@@ -72,7 +65,12 @@ class Server:
                     continue  # the program did not wait
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that let this process, and its children, find the program."""
+        """Write the program. Return the variables with which this process's children find it."""
+        program = os.path.join(self.folder, "nvidia-smi")
+        with open(program, "w") as file:
+            command = f'"{sys.executable}" -I -S "{os.path.abspath(__file__)}"'
+            file.write(f'#!/bin/sh\nexec {command} "$@"\n')
+        os.chmod(program, 0o700)
         path = os.pathsep.join((self.folder, os.environ.get("PATH", os.defpath)))
         return {"PATH": path, ADDRESS: self.address}
 
@@ -94,7 +92,38 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _remove_abandoned(prefix: str) -> None:
+def folder_prefix() -> str:
+    """Return how the names of the servers' folders begin on this computer.
+
+    Computers of a cluster may share the folder of temporary files, and none can tell whether
+    another one's socket still answers.
+    """
+    import zlib
+
+    return f"labkit-smi-{zlib.crc32(socket.gethostname().encode()):08x}-"
+
+
+def addresses(*jobs: str) -> list[str]:
+    """Return the addresses of this user's servers on this computer, also of those that have ended.
+
+    The ranks of `labkit torchrun` have theirs in the folder of their job, which is in one of the
+    folders `jobs`.
+    """
+    import glob
+    import tempfile
+
+    patterns = [glob.escape(tempfile.gettempdir())]
+    patterns += [os.path.join(glob.escape(folder), "labkit-*") for folder in jobs]
+    found = []
+    for pattern in patterns:
+        for address in glob.glob(os.path.join(pattern, f"{folder_prefix()}*", "socket")):
+            with contextlib.suppress(FileNotFoundError):  # the process has just ended
+                if os.lstat(address).st_uid == os.getuid():
+                    found.append(address)
+    return found
+
+
+def remove_abandoned() -> None:
     """Remove this user's folders of processes that were killed.
 
     Their sockets refuse connections.
@@ -102,6 +131,7 @@ def _remove_abandoned(prefix: str) -> None:
     import shutil
     import tempfile
 
+    prefix = folder_prefix()
     with os.scandir(tempfile.gettempdir()) as entries:
         found = [entry for entry in entries if entry.name.startswith(prefix)]
     found = [entry for entry in found if entry.is_dir(follow_symlinks=False)]
@@ -138,25 +168,29 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def ask(address: str) -> dict[str, Any]:
+def ask(address: str, timeout: float | None = None) -> dict[str, Any]:
     """Return the report of the machine behind the socket.
 
     Raises:
         MistakeError: There is no such machine any more.
+        TimeoutError: The process has not answered after `timeout` seconds.
     """
     text = b""
     try:
         with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(timeout)
             line.connect(address)
             part = line.recv(1 << 16)
             while part:
                 text += part
                 part = line.recv(1 << 16)
-    except OSError:
+        return json.loads(text)
+    except TimeoutError:
+        raise
+    except (OSError, ValueError):  # it has ended, perhaps while it sent the report
         raise MistakeError(
             "NVIDIA-SMI has failed: the process with the virtual GPUs does not answer any more.", 9
         ) from None
-    return json.loads(text)
 
 
 def answer(arguments: list[str], report: dict[str, Any]) -> str:

@@ -1,0 +1,96 @@
+"""What a process with GPUs does at this moment, for `labkit top`.
+
+Nothing is kept for it. The figures are read when somebody asks, by the thread of the server for
+nvidia-smi (`smi.Server`). Importing this module does not import torch.
+"""
+
+import os
+import shlex
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from virtualgpu import front_end
+from virtualgpu.driver import smi
+from virtualgpu.source_lines import SourceLine, is_users
+from virtualgpu.stream_numbers import stream_name
+
+if TYPE_CHECKING:
+    from virtualgpu.hardware import Gpu, Machine
+
+
+def report(machine: "Machine") -> dict[str, Any]:
+    """Return the report for nvidia-smi, with this process's own memory, streams and line."""
+    from virtualgpu.driver import nvml
+
+    found = nvml.report(machine).plain()
+    for gpu, row in zip(machine.gpus, found["gpus"], strict=True):
+        row["allocated"] = gpu.allocator.allocated
+        row["reserved"] = gpu.allocator.reserved
+        row["streams"] = _busy_streams(gpu)
+    return found | {"process": process(), "virtual": True}
+
+
+def _busy_streams(gpu: "Gpu") -> list[str]:
+    """Return the names of the streams that have work, at this moment of the machine's clock."""
+    now, names = gpu.machine.clock.host, []
+    for stream_id, stream in sorted(gpu.streams.copy().items()):
+        if stream.ready > now:
+            default = f"stream {stream_id:#x}" if stream_id else "default stream"
+            names.append(stream_name(stream_id) or default)
+    return names
+
+
+def process() -> dict[str, Any]:
+    """Return this process's id, its program, its rank and the user's line that runs.
+
+    The line is that of the main thread: (location, text), or None if no line of the user's runs.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    line = None
+    if frame is not None:
+        found = SourceLine.read(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        line = found.location, found.text
+    rank = None
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        rank = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    return {"pid": os.getpid(), "program": _program(), "rank": rank, "line": line}
+
+
+def _program() -> str:
+    """Return the command of this process, or its notebook."""
+    if front_end.ipython_shell() is not None:
+        name = os.environ.get("JPY_SESSION_NAME")  # set by Jupyter's server
+        return f"notebook {os.path.basename(name)}" if name else "IPython"
+    command = [str(argument) for argument in sys.argv] or [sys.executable]
+    return shlex.join([os.path.basename(command[0]), *command[1:]])
+
+
+def answer() -> smi.Server | None:
+    """Start a server that reports real GPUs, or return None where the system has no local sockets.
+
+    It ends with the process. nvidia-smi stays the driver's own.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        return None
+    return smi.Server(report_of_real_gpus)
+
+
+def report_of_real_gpus() -> dict[str, Any]:
+    """Return the bytes that PyTorch holds on each real GPU that this process uses.
+
+    CUDA reports neither streams nor work to another thread without disturbing a graph's capture.
+    """
+    gpus: list[dict[str, Any]] = []
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            row = {"index": index, "name": properties.name, "total": properties.total_memory}
+            row["allocated"] = torch.cuda.memory_allocated(index)
+            row["reserved"] = torch.cuda.memory_reserved(index)
+            gpus.append(row)
+    return {"gpus": gpus, "process": process(), "virtual": False}
