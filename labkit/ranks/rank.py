@@ -102,10 +102,10 @@ def _traced(folder: str, asked: bool) -> Iterator[None]:
     if not asked:
         yield
         return
-    from gputrace import record
+    from gputrace.recording import record_and_measure
 
     try:
-        with record() as trace:
+        with record_and_measure() as trace:
             yield
     finally:
         trace.save(os.path.join(folder, f"trace-{os.getpid()}.npz"))

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from gputrace import record
 from gputrace.events import ALLOC
 from gputrace.ranks import together
+from gputrace.sources.this_computer import ComputerTime
 from gputrace.spans import HOST, RacingSpan, RecordedRace
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -41,6 +42,14 @@ def test_each_rank_keeps_its_memory_and_its_work(two):
         assert whole.timeline(rank).allocated.tolist() == trace.timeline(rank).allocated.tolist()
         assert list(whole.lines(rank)) == list(trace.lines(rank))
     assert whole.badge == f"2 ranks: {two[0].badge}"
+
+
+def test_the_time_of_each_process_has_its_rank(two):
+    for trace in two:
+        trace.computers = [ComputerTime(1.0, [], [])]
+    whole = together({0: two[0], 3: two[1]}, per_node=2)
+    assert [computer.rank for computer in whole.computers] == [0, 3]
+    assert whole.is_virtual
 
 
 def test_frees_find_the_block_that_they_free(two):

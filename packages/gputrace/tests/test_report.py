@@ -10,9 +10,13 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+import gputrace
 import virtualgpu
 from gputrace import report
+from gputrace.sources.this_computer import ComputerTime
+from virtualgpu.source_lines import SourceLine
 
 MiB = 1 << 20
 _VOID = {"meta", "img"}
@@ -109,6 +113,38 @@ def test_a_page_holds_all_that_it_shows(card, target, capsys):
     assert len(wide) >= 3 and all(
         part["tabindex"] == "0" and part["role"] == "group" and part["aria-label"] for part in wide
     )
+
+
+def test_the_page_says_how_long_loading_a_batch_took(card, target):
+    def run():
+        for batch in DataLoader(torch.ones(6, 4), batch_size=2):
+            batch.cuda().sum()
+
+    page, _ = written(target, run)
+    said = page.text.partition("Loading a batch")[2]
+    assert re.match(
+        r".* on this computer, measured \(median of 3 calls of the DataLoader's __next__ at "
+        r"test_report\.py:\d+\)\. The rest of a step takes .* on the model's clock",
+        said,
+    )
+
+
+def test_the_page_shows_the_time_outside_torch(card, target, trace_of):
+    line = SourceLine("/home/me/data.py", 9, "parse", "words = line.split()")
+    trace = trace_of([], computers=[ComputerTime(10.0, [(line, 4.0)], [])])
+    text = report.page(trace, "train.py", "at its last line", datetime.date.today())
+    shown = Page(text).text
+    assert "Slowest linedata.py:9 words = line.split() took 4 s outside torch" in shown
+    assert "if a line calls torch directly and waits for no GPU" in shown
+    assert "linetimesharesourcedata.py:94 s40%words = line.split()" in shown
+
+
+def test_a_recording_in_a_notebook_measures_nothing_of_this_computer(card):
+    with gputrace.record() as trace:
+        torch.zeros(1, device="cuda")
+    assert trace.computers == []
+    text = report.page(trace, "train.py", "at its last line", datetime.date.today())
+    assert "Time outside torch" not in text and "Loading a batch" not in text
 
 
 def test_every_device_has_its_part(card, target):
@@ -268,7 +304,7 @@ def test_a_recording_that_cannot_begin_says_why(target, monkeypatch):
     def refuse(max_events, timeline):
         raise RuntimeError("the driver does not answer")
 
-    monkeypatch.setattr(report, "record", refuse)
+    monkeypatch.setattr(report, "record_and_measure", refuse)
     with pytest.raises(RuntimeError, match="the driver does not answer"):
         report.run_and_report(lambda: None, "train.py", {"--output": target})
     assert not target.exists()

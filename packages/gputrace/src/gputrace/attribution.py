@@ -11,7 +11,7 @@ import numpy as np
 
 from gputrace.events import ALLOC, Events, MemoryEvent, Stack
 from gputrace.phases import NotedMark, NotedPhase, Phase, broken_off, phase_of, with_forwards
-from gputrace.spans import HOST, Execution, Mark, Spans
+from gputrace.spans import HOST, Execution, Mark, launch_times
 from virtualgpu.source_lines import is_users
 
 
@@ -105,7 +105,7 @@ def with_lines(
     spans, waits = execution.spans, execution.waits
     if not len(spans) and not len(waits):
         return execution
-    launched = _launched(spans)
+    launched = launch_times(spans)
     known = np.flatnonzero(events.stack)
     users = np.array(
         [any(is_users(line.filename) for line in stack) for stack in stacks], dtype=bool
@@ -141,7 +141,7 @@ def with_marks(
     nothing was launched in it.
     """
     spans = execution.spans
-    launched = _launched(spans)
+    launched = launch_times(spans)
     in_backward = np.array([False, *(phase.name == "backward" for phase in phases)])
     marks = []
     for one in list(noted):  # a copy, because another thread may add a mark
@@ -153,8 +153,3 @@ def with_marks(
             marks.append(Mark(one.name, device, start, ended))
     spans = replace(spans, backward=in_backward[phase_of(phases, launched) + 1])
     return replace(execution, spans=spans, marks=marks)
-
-
-def _launched(spans: Spans) -> np.ndarray:
-    """Return when each span was launched, or when it started if the launch is not known."""
-    return np.where(spans.launch >= 0, spans.start[spans.launch], spans.start)

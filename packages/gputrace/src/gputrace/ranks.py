@@ -69,6 +69,11 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
             [mark for part in parts for mark in part.marks()],
             [part.host() for part in parts],
         ),
+        computers=[
+            replace(computer, rank=rank)
+            for rank, trace in by_rank.items()
+            for computer in trace.computers
+        ],
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 
+import numpy as np
 import torch
 
 import virtualgpu
@@ -20,7 +21,8 @@ from gputrace.replay import complete, complete_without_start
 from gputrace.sources.clock import ClockSource
 from gputrace.sources.kineto import KinetoSource
 from gputrace.sources.memory import CudaSource, VirtualSource
-from gputrace.spans import Execution
+from gputrace.sources.this_computer import ComputerClock, ComputerTime
+from gputrace.spans import HOST, Execution
 from gputrace.trace import Trace
 from virtualgpu import front_end
 from virtualgpu.machines import badge
@@ -62,13 +64,23 @@ def record(
     """
     if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
         raise ValueError(f"max_events={max_events!r}: expected a whole number from 1")
-    return _recorded(max_events, timeline)
+    return _recorded(max_events, timeline, measures=False)
+
+
+def record_and_measure(
+    max_events: int = MAX_EVENTS, *, timeline: bool | None = None
+) -> AbstractContextManager[Trace]:
+    """Record as `record` does, and measure this computer's time, which no run repeats exactly.
+
+    `trace.computers` has the measurement.
+    """
+    return _recorded(max_events, timeline, measures=True)
 
 
 @contextmanager
-def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
+def _recorded(max_events: int, timeline: bool | None, measures: bool) -> Iterator[Trace]:
     """Record a block, and fill its trace when it ends."""
-    recording = _Recorder(max_events, timeline)
+    recording = _Recorder(max_events, timeline, measures)
     trace = Trace.__new__(Trace)  # it has no attributes until the block has ended
     error, process = "", os.getpid()
     with ExitStack() as undo:
@@ -88,7 +100,7 @@ def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
 class _Recorder:
     """Recording that is going on."""
 
-    def __init__(self, max_events: int, timeline: bool | None) -> None:
+    def __init__(self, max_events: int, timeline: bool | None, measures: bool) -> None:
         virtual = virtualgpu.current() is not None
         if not virtual and not torch.cuda.is_available():
             cure = f"{front_end.name()}.use(gpus=1) gives you one, real or virtual"
@@ -106,6 +118,7 @@ class _Recorder:
             self._source = CudaSource(self._table, max_events, frees=not timeline)
             if timeline:
                 self._clock = KinetoSource()
+        self._computer = ComputerClock(self._source.now) if measures else None
         self._phases: list[NotedPhase] = []
         self._marks: list[NotedMark] = []
         # These are looked up now, because the block may remove the machine.
@@ -119,9 +132,13 @@ class _Recorder:
         if self._clock is not None:
             self._clock.start()  # this may take long, so it comes before the recording's own clock
         self._source.start()
+        if self._computer is not None:
+            self._computer.start()
 
     def stop(self) -> None:
         """Switch off everything, even if `start` was interrupted."""
+        if self._computer is not None:
+            self._computer.stop()
         self._source.stop()
         if self._clock is not None:
             self._clock.stop()
@@ -153,6 +170,7 @@ class _Recorder:
         execution = _NO_TIMELINE
         if self._clock is not None:
             execution = self._clock.finish(self._source.origin)
+        computers = self._measured(execution)
         self.stop()
         objects = relevant_objects()
         living = alive(objects)
@@ -189,7 +207,19 @@ class _Recorder:
             origin=self._origin,
             census=census,
             execution=execution,
+            computers=computers,
         )
+
+    def _measured(self, execution: Execution) -> list[ComputerTime]:
+        """Return the measurement of this computer's time, if there is one."""
+        if self._computer is None:
+            return []
+        spans = execution.spans
+        on_host = spans.device == HOST
+        if not isinstance(self._clock, KinetoSource):
+            on_host[:] = False  # the waits of virtual GPUs take no time here
+        waits = np.stack([spans.start[on_host], spans.end[on_host]], axis=1)
+        return [self._computer.finish(waits)]
 
 
 def _out_of_memory(error: BaseException) -> str:

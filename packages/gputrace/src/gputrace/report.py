@@ -13,8 +13,9 @@ from gputrace.collectives import collectives_of, hosts_table, waits_for_ranks
 from gputrace.events import OOM
 from gputrace.explorer import element as explorer
 from gputrace.lines import times_of
+from gputrace.loading import lines_table, loading_sentence
 from gputrace.pages import templates
-from gputrace.recording import MAX_EVENTS, record
+from gputrace.recording import MAX_EVENTS, record_and_measure
 from gputrace.tables import Table
 from gputrace.trace import Trace
 
@@ -82,7 +83,7 @@ def run_and_report(
     today = datetime.date.today()
     events = MAX_EVENTS if max_events is None else max_events
     try:
-        with record(events, timeline=timeline) as trace:
+        with record_and_measure(events, timeline=timeline) as trace:
             run()
     except BaseException as raised:
         ended = _ending(raised)
@@ -178,6 +179,8 @@ def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
         if trace.hosts:
             waits = waits_for_ranks(trace, collectives_of(trace))
             ranks = [table for table in (waits, hosts_table(trace)) if table is not None]
+    loading = [loading_sentence(trace, computer) for computer in trace.computers]
+    lines_outside = [lines_table(computer) for computer in trace.computers]
     all_devices = None
     if len(devices) > 1:
         all_devices = trace.plot_devices()
@@ -196,6 +199,8 @@ def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
             devices=[(device, *_moment(trace, device)) for device in devices],
             times=times,
             ranks=ranks,
+            loading=[said for said in loading if said is not None],
+            lines_outside=[table for table in lines_outside if table is not None],
             all_devices=all_devices,
             most=replace(kept, rows=most, caption=f"What takes most, {trace.badge}"),
             others=replace(kept, rows=others, caption=f"The others, {trace.badge}"),

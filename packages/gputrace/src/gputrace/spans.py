@@ -269,6 +269,11 @@ def chosen(spans: Spans, device: int, kinds: tuple[int, ...]) -> np.ndarray:
     return (spans.device == device) & np.isin(spans.kind, kinds)
 
 
+def launch_times(spans: Spans) -> np.ndarray:
+    """Return when each span was launched, or when it started if the launch is not known."""
+    return np.where(spans.launch >= 0, spans.start[spans.launch], spans.start)
+
+
 def is_collective(spans: Spans) -> np.ndarray:
     """Return which of the spans are collectives of NCCL, real or virtual, as a mask."""
     if not len(spans):

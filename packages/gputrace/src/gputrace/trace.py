@@ -37,6 +37,8 @@ class Trace(TraceData):
         error: the text of the out-of-memory error that ended the block, or "".
         badge, origin: where the numbers come from.
         census: the storages that were alive at the end. None if another process recorded them.
+        computers: the time of this computer, for each process. Only `labkit trace` measures it. It
+            differs from run to run, also with virtual GPUs.
         spans: the kernels and copies of the GPUs, and the launches and waits of the host, as
             `gputrace.spans.Spans`.
         waits: the waits of streams for other streams, as `gputrace.spans.Waits`.

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from gputrace.holders.tensors import Census
+    from gputrace.sources.this_computer import ComputerTime
 
 Device: TypeAlias = "int | str | torch.device"  # 1, "cuda:1" or torch.device("cuda", 1)
 UNFINISHED = "the recording is not finished. Its numbers exist when the `with` block has ended"
@@ -84,6 +85,7 @@ class TraceData:
     origin: dict[str, str]
     census: "Census | None"
     execution: Execution
+    computers: "list[ComputerTime]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
         work = self.execution
@@ -100,6 +102,11 @@ class TraceData:
             if "events" not in self.__dict__ and not name.startswith("_"):
                 raise RuntimeError(UNFINISHED)
             raise AttributeError(f"a Trace has no attribute {name!r}")
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether the GPUs are virtual, so that the clock is the model's."""
+        return "virtual GPU" in self.badge
 
     # Memory
 

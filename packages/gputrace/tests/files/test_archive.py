@@ -1,5 +1,6 @@
 """Traces in files: what comes back, and what is refused."""
 
+import json
 import pickle
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 
 import gputrace
 from gputrace import Trace
+from gputrace.sources.this_computer import ComputerTime, Loading
+from virtualgpu.source_lines import SourceLine
 
 
 @pytest.fixture
@@ -40,6 +43,22 @@ def test_a_loaded_trace_is_the_same(trace, tmp_path):
     assert loaded.segments("peak") == trace.segments("peak")
     assert (repr(loaded), repr(loaded.lines())) == (repr(trace), repr(trace.lines()))
     assert loaded.plot_memory().alt == trace.plot_memory().alt
+
+
+def test_the_time_of_this_computer_comes_back_and_older_files_have_none(trace, tmp_path):
+    line = SourceLine("train.py", 3, "main", "for batch in loader:")
+    loading = Loading(line, [0.5], [0.0], [0.1])
+    trace.computers = [ComputerTime(2.0, [(line, 1.5)], [loading], rank=1)]
+    trace.save(tmp_path / "a.trace")
+    assert Trace.load(tmp_path / "a.trace").computers == trace.computers
+    with np.load(tmp_path / "a.trace") as stored:
+        columns = dict(stored)
+    header = json.loads(columns["header"].tobytes())
+    del header["computers"]
+    columns["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    with open(tmp_path / "older.trace", "wb") as file:
+        np.savez(file, **columns)
+    assert Trace.load(tmp_path / "older.trace").computers == []
 
 
 def stores(content):

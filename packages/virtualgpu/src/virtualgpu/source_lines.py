@@ -16,6 +16,13 @@ from virtualgpu import front_end
 _STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 # The commands that packages install, such as `labkit` or `torchrun`.
 _COMMANDS = os.path.realpath(sysconfig.get_path("scripts")) + os.sep
+# In this package: what runs operators of the host, and what waits as Python's own functions do.
+_HOST_OPERATORS = (
+    os.path.join("host", "cpu_operators.py"),
+    os.path.join("host", "python_costs.py"),
+)
+_WAITS = (os.path.join("host", ""), os.path.join("threads", ""))
+_LOADERS = (os.path.join("utils", "data", ""), os.path.join("multiprocessing", ""))  # of torch
 _CELL = ("<ipython-input", "<python-input", "<stdin>", "<string>")  # code without a file
 
 
@@ -90,6 +97,37 @@ def _is_users(filename: str, tools: tuple[str, ...]) -> bool:
         *(os.path.realpath(folder) + os.sep for folder in folders),
     ]
     return not path.startswith(tuple(roots))
+
+
+def role(filename: str) -> str:
+    """Return what code of this file does for the script, for measurements of the host's time.
+
+    "loading" is a DataLoader, "torch" the rest of PyTorch, and "kit" a virtual GPU or a tool.
+    "host" runs operators on CPU tensors for the kit. "" is everything else. The kit's sleep, its
+    locks and its queues are part of this, because they wait as Python's own do.
+    """
+    return _role(filename, front_end.folders())
+
+
+@lru_cache(maxsize=4096)
+def _role(filename: str, tools: tuple[str, ...]) -> str:
+    """Return the role of a file. `tools` are the kit's folders."""
+    path = os.path.realpath(filename)
+    if path.startswith(tuple(os.path.realpath(folder) + os.sep for folder in tools)):
+        part = path.removeprefix(os.path.realpath(front_end.HERE) + os.sep)
+        if part in _HOST_OPERATORS:
+            return "host"
+        return "" if part.startswith(_WAITS) else "kit"
+    torch = importlib.util.find_spec("torch")
+    if torch is None:
+        return ""
+    for folder in torch.submodule_search_locations or ():
+        root = os.path.realpath(folder) + os.sep
+        if path.startswith(tuple(root + part for part in _LOADERS)):
+            return "loading"
+        if path.startswith(root):
+            return "torch"
+    return ""
 
 
 def caller() -> SourceLine | None:

@@ -19,6 +19,7 @@ import numpy as np
 from gputrace.events import Events, SourceLine
 from gputrace.phases import Phase
 from gputrace.replay import RecordedBlock, RecordedSegment
+from gputrace.sources.this_computer import ComputerTime, Loading
 from gputrace.spans import (
     SPAN_COLUMNS,
     WAIT_COLUMNS,
@@ -61,6 +62,7 @@ def write(trace: "TraceData", path: str | Path) -> None:
             "lost": execution.lost,
             "missing": execution.missing,
         },
+        "computers": [asdict(computer) for computer in trace.computers],
     }
     columns: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     columns |= {f"event_{name}": getattr(trace.events, name) for name in _EVENT_COLUMNS}
@@ -102,7 +104,17 @@ def read(path: str | Path) -> dict[str, Any]:
         "start": start,
         "settings": Settings(**{**header["settings"], "divisions": divisions}),
         "phases": [Phase(**phase) for phase in header["phases"]],
+        "computers": [_computer(computer) for computer in header.get("computers", [])],
     }
+
+
+def _computer(stored: dict[str, Any]) -> ComputerTime:
+    """Return the time of a computer in a file."""
+    lines = [(SourceLine(**line), seconds) for line, seconds in stored["lines"]]
+    loading = []
+    for one in stored["loading"]:
+        loading.append(Loading(**{**one, "line": SourceLine(**one["line"])}))
+    return ComputerTime(**{**stored, "lines": lines, "loading": loading})
 
 
 def _execution(header: dict[str, Any], stored: Any) -> Execution:

@@ -47,17 +47,29 @@ def process() -> dict[str, Any]:
 
     The line is that of the main thread: (location, text), or None if no line of the user's runs.
     """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
     line = None
-    if frame is not None:
-        found = SourceLine.read(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        line = found.location, found.text
+    for filename, number, function in _main_calls():
+        if is_users(filename):
+            found = SourceLine.read(filename, number, function)
+            line = found.location, found.text
+            break
     rank = None
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         rank = os.environ["RANK"], os.environ["WORLD_SIZE"]
     return {"pid": os.getpid(), "program": _program(), "rank": rank, "line": line}
+
+
+def _main_calls() -> list[tuple[str, int, str]]:
+    """Return the calls of the main thread as (file, line, function), the innermost first.
+
+    No frame is kept, because a frame keeps the tensors of its function alive.
+    """
+    calls = []
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return calls
 
 
 def _program() -> str:
