@@ -13,6 +13,7 @@ import sys
 import tempfile
 import termios
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ import torch
 
 import labkit
 from labkit import cli, nvidia, top
+from virtualgpu import front_end
 from virtualgpu.driver import running, smi
 
 GIB = 1 << 30
@@ -285,3 +287,30 @@ def own_terminal() -> None:
     """Make standard input the terminal that controls this process, so that Ctrl-C reaches it."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_the_report_of_real_gpus_is_the_allocator_s(monkeypatch):
+    assert running.report_of_real_gpus()["gpus"] == []  # CUDA has not started
+    properties = types.SimpleNamespace(name="NVIDIA H200", total_memory=16 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 2 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 3 * GIB)
+    server = running.answer()
+    try:
+        shown = top.picture(os.getpid())
+    finally:
+        server.close()
+    assert shown[-2:] == [
+        "  cuda:0 NVIDIA H200 (measured)",
+        "    tensors 2 GiB, reserved 3 GiB",
+    ]
+
+
+def test_a_notebook_is_named(monkeypatch):
+    monkeypatch.setattr(front_end, "ipython_shell", lambda: object())
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/03_memory.ipynb")
+    assert running._program() == "notebook 03_memory.ipynb"
+    monkeypatch.delenv("JPY_SESSION_NAME")
+    assert running._program() == "IPython"

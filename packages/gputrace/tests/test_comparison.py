@@ -8,6 +8,8 @@ import torch
 import gputrace
 from gputrace import Trace, commands
 from gputrace.peak import held_at_peak
+from gputrace.sources.this_computer import ComputerTime, Loading
+from virtualgpu.source_lines import SourceLine
 
 MIB = 1 << 20
 
@@ -123,3 +125,13 @@ def test_mistakes_are_refused(two, tmp_path, capsys, monkeypatch):
     told = capsys.readouterr().err
     assert "train.py holds no trace" in told and "none.trace" in told
     assert "leave out train.py" in told and "name the script to run" in told
+
+
+def test_the_page_says_how_long_loading_took(trace_of):
+    def measured(seconds: float) -> Trace:
+        line = SourceLine("/home/me/train.py", 3, "main", "for batch in loader:")
+        loading = [Loading(line, [seconds], [0.0], [0.0])]
+        return trace_of([], computers=[ComputerTime(10.0, [], loading)])
+
+    page = measured(0.5).compare(measured(0.25)).page()
+    assert page.index("Loading a batch: 500 ms") < page.index("Loading a batch: 250 ms")

@@ -12,6 +12,7 @@ import numpy as np
 from gputrace import units
 from gputrace.events import SourceLine
 from gputrace.lines import NO_LINE, NONE_OF_YOURS, signed
+from gputrace.loading import loading_sentences
 from gputrace.pages import templates
 from gputrace.peak import held_at_peak
 from gputrace.spans import HOST
@@ -80,10 +81,11 @@ class Comparison:
         from gputrace.figures.memory import trace_memory
 
         figures = [trace_memory(trace, trace.device) for trace in self._both]
+        loading = map(loading_sentences, self._both)
         return (
             templates()
             .get_template("comparison.html")
-            .render(comparison=self, parts=list(zip(names, self._both, figures, strict=True)))
+            .render(comparison=self, parts=list(zip(names, loading, figures, strict=True)))
         )
 
     def save(self, path: str | Path) -> None:

@@ -18,6 +18,12 @@ MOST_STEPS = 100  # steps whose work on the GPUs is summed, because each takes m
 LEAST = 0.02  # seconds of a line that are worth a sentence: a few looks of 5 ms
 
 
+def loading_sentences(trace: "TraceData") -> list[tuple[str, str]]:
+    """Return what the page says about loading a batch in each process, as (title, sentence)."""
+    found = [loading_sentence(trace, computer) for computer in trace.computers]
+    return [said for said in found if said is not None]
+
+
 def loading_sentence(trace: "TraceData", computer: "ComputerTime") -> tuple[str, str] | None:
     """Return what the page says about loading a batch, as (title, sentence).
 

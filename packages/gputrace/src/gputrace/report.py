@@ -13,7 +13,7 @@ from gputrace.collectives import collectives_of, hosts_table, waits_for_ranks
 from gputrace.events import OOM
 from gputrace.explorer import element as explorer
 from gputrace.lines import times_of
-from gputrace.loading import lines_table, loading_sentence
+from gputrace.loading import lines_table, loading_sentences
 from gputrace.pages import templates
 from gputrace.recording import MAX_EVENTS, record_and_measure
 from gputrace.tables import Table
@@ -179,7 +179,6 @@ def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
         if trace.hosts:
             waits = waits_for_ranks(trace, collectives_of(trace))
             ranks = [table for table in (waits, hosts_table(trace)) if table is not None]
-    loading = [loading_sentence(trace, computer) for computer in trace.computers]
     lines_outside = [lines_table(computer) for computer in trace.computers]
     all_devices = None
     if len(devices) > 1:
@@ -199,7 +198,7 @@ def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
             devices=[(device, *_moment(trace, device)) for device in devices],
             times=times,
             ranks=ranks,
-            loading=[said for said in loading if said is not None],
+            loading=loading_sentences(trace),
             lines_outside=[table for table in lines_outside if table is not None],
             all_devices=all_devices,
             most=replace(kept, rows=most, caption=f"What takes most, {trace.badge}"),
