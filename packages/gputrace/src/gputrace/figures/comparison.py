@@ -198,8 +198,5 @@ def _proof(own: "TraceData", original: "TraceData") -> list[str]:
         launched = int((trace.spans.device != HOST).sum())
         work = "1 kernel or copy" if launched == 1 else f"{launched} kernels and copies"
         waited = units.time_text(trace.host_waited)
-        texts.append(
-            f"{name}: {units.time_text(trace.end)}, {work}, "
-            f"the host waited {waited}"
-        )
+        texts.append(f"{name}: {units.time_text(trace.end)}, {work}, the host waited {waited}")
     return texts
