@@ -190,10 +190,11 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     try:
         with used.kept(_KEPT), used.with_values(), undisturbed(), defaults():
             try:
-                followed = Followed(answer, check.alters) if callable(answer) else answer
+                if not callable(answer):
+                    return {"observed": check.observe(answer, inputs), "left": ""}
+                followed = Followed(answer, check.alters)
                 observed = check.observe(followed, inputs)
-                left = getattr(followed, "left", [])
-                return {"observed": observed, "left": left[0] if left else ""}
+                return {"observed": observed, "left": next(iter(followed.left), "")}
             except (Exception, SystemExit) as error:
                 return {"raised": quote(error, answer)}
     except RuntimeError as error:  # the GPUs cannot be restored, because they no longer work
@@ -203,8 +204,10 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
 def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:
     """Return the verdict on what `observe` returned. None of the learner's code runs."""
     if "observed" in observation:
-        expected = [check.expect(inputs)] if check.expect else []
-        verdict = check.judge(observation["observed"], inputs, *expected)
+        arguments = [observation["observed"], inputs]
+        if check.expect:
+            arguments.append(check.expect(inputs))
+        verdict = check.judge(*arguments)
         if verdict.passed and observation["left"]:
             verdict = not_yet(observation["left"])
     elif "raised" in observation:
@@ -217,7 +220,9 @@ def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:
 def _require_gpus(check: Check) -> None:
     """Raise RuntimeError if there are fewer GPUs in use than the check needs."""
     used = machine.current()
-    available = 0 if used is None else used.count
+    available = 0
+    if used is not None:
+        available = used.count
     if used is None or available < check.gpus:
         raise RuntimeError(
             f"the check of {check.number} needs {check.gpus} GPU(s), and {available} are in use. "
@@ -266,7 +271,9 @@ def _code(code: types.CodeType) -> tuple:
     """Return all of a code object except its file, its name and its lines."""
     constants: list[Any] = []
     for constant in code.co_consts:
-        constants.append(_code(constant) if isinstance(constant, types.CodeType) else constant)
+        if isinstance(constant, types.CodeType):
+            constant = _code(constant)
+        constants.append(constant)
     return (
         code.co_code,
         code.co_exceptiontable,
@@ -299,9 +306,10 @@ def quote(error: BaseException, answer: Any = None) -> str:
     """
     text = ": ".join(part for part in (type(error).__name__, _gist(str(error))) if part)
     notes = getattr(error, "__notes__", [])
-    given = [f"given {notes[-1]}"] if notes else []
-    aside = "; ".join(given + own_line(error, answer))
-    return f"{text} ({aside})" if aside else text
+    asides = [f"given {note}" for note in notes[-1:]] + own_line(error, answer)
+    if not asides:
+        return text
+    return f"{text} ({'; '.join(asides)})"
 
 
 def _gist(message: str) -> str:
@@ -317,12 +325,16 @@ def _gist(message: str) -> str:
     elif len(lines) > 1 and lines[0].endswith(":"):
         told.append(lines[1])
     gist = " ".join(told)
-    return gist if len(gist) <= LONGEST_MESSAGE else gist[: LONGEST_MESSAGE - 1] + "…"
+    if len(gist) > LONGEST_MESSAGE:
+        gist = gist[: LONGEST_MESSAGE - 1] + "…"
+    return gist
 
 
 def own_line(error: BaseException, answer: Any) -> list[str]:
     """Return a list with the line of `answer` that raised the error. It is empty if unknown."""
-    code = getattr(inspect.unwrap(answer), "__code__", None) if callable(answer) else None
+    if not callable(answer):
+        return []
+    code = getattr(inspect.unwrap(answer), "__code__", None)
     if code is None:
         return []
     frames = traceback.extract_tb(error.__traceback__)
@@ -340,7 +352,9 @@ def describe(value: Any) -> Plain:
     """
     name = type(value).__name__
     if not _is_trusted_tensor(value):
-        return {"type": f"a {name} of its own" if name == "Tensor" else name}
+        if name == "Tensor":
+            name = "a Tensor of its own"
+        return {"type": name}
     return {
         "type": "Tensor",
         "device": str(value.device),
@@ -360,7 +374,9 @@ def _is_trusted_tensor(value: Any) -> bool:
 
 def plural(count: int, noun: str) -> str:
     """Return the count and the noun, such as "1 row" or "3 rows"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"
 
 
 def one_number(value: Any) -> int | float | None:
@@ -373,7 +389,9 @@ def one_number(value: Any) -> int | float | None:
 def number_or_type(value: Any) -> int | float | str:
     """Return the number like `number`, or the name of the value's type if it is not a number."""
     found = number(value)
-    return type(value).__name__ if found is None else found
+    if found is None:
+        return type(value).__name__
+    return found
 
 
 def number(value: Any) -> int | float | None:
@@ -383,4 +401,6 @@ def number(value: Any) -> int | float | None:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
         return None
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value)

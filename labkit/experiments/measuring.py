@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from labkit import machine
+from labkit.checks.checking import plural
 from labkit.checks.settings import settings_kept
 from labkit.checks.undisturbed import random_state_kept
 from labkit.experiments.definitions import fingerprint
@@ -158,10 +159,9 @@ def measure(
         except KeyboardInterrupt:
             if not measurement.done:
                 raise
-            rows = "1 row" if len(measurement.rows) == 1 else f"{len(measurement.rows)} rows"
             bar.print(
                 f"Interrupted after {measurement.done} of {measurement.total} combinations. "
-                f"The result has {rows}."
+                f"The result has {plural(len(measurement.rows), 'row')}."
             )
     return measurement.result()
 
@@ -296,7 +296,9 @@ class Measurement(Run):
             )
         for name, value in numbers.items():
             if not _is_finite(value):
-                why = "" if self._values else " With values=False, virtual GPUs compute no numbers."
+                why = ""
+                if not self._values:
+                    why = " With values=False, virtual GPUs compute no numbers."
                 raise ValueError(
                     f"{self.name} returned {_number_text(value)} as {name}. "
                     f"Only finite numbers can be measured.{why}"
@@ -348,21 +350,19 @@ def _number(value: Any, function: str, key: str | None) -> float:
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    where = "" if key is None else f" as {key!r}"
-    if isinstance(value, torch.Tensor | np.ndarray):
-        kind = "a tensor" if isinstance(value, torch.Tensor) else "an array"
-        raise TypeError(
-            f"{function} returned {kind}{where}. Return a number, for example with `.item()`."
-        )
-    if value is None:
-        hint = " Does it end with `return`?" if key is None else ""
-        raise TypeError(
-            f"{function} returned None{where}. Return a number or a dictionary of numbers.{hint}"
-        )
-    raise TypeError(
-        f"{function} returned a {type(value).__name__}{where}. "
-        "Return a number or a dictionary of numbers."
-    )
+    returned = f"a {type(value).__name__}"
+    advice = "Return a number or a dictionary of numbers."
+    if isinstance(value, torch.Tensor):
+        returned, advice = "a tensor", "Return a number, for example with `.item()`."
+    elif isinstance(value, np.ndarray):
+        returned, advice = "an array", "Return a number, for example with `.item()`."
+    elif value is None:
+        returned = "None"
+        if key is None:
+            advice += " Does it end with `return`?"
+    if key is not None:
+        returned += f" as {key!r}"
+    raise TypeError(f"{function} returned {returned}. {advice}")
 
 
 def _is_finite(value: float) -> bool:
@@ -385,9 +385,9 @@ def _error_text(error: Exception) -> str:
         message = str(error)
     except Exception as another:
         message = f"(its message cannot be read: {type(another).__name__})"
-    return (
-        f"{type(error).__name__}: {message}" if message else f"{type(error).__name__} (no message)"
-    )
+    if not message:
+        return f"{type(error).__name__} (no message)"
+    return f"{type(error).__name__}: {message}"
 
 
 def _free_locals(error: BaseException) -> None:

@@ -34,6 +34,7 @@ from gputrace.figures.figure import (
     text_width,
     words,
 )
+from labkit.checks.checking import plural
 from labkit.experiments.result_data import ResultData, Row
 
 SPEED_UP = "speed-up"
@@ -116,8 +117,9 @@ def plotted(
     """Draw the result, and the recording as dashed lines. `Result.plot` describes the arguments."""
     if not result.rows:
         raise ValueError(f"{result.name} has no rows to draw")
-    for column in (x, *([] if by is None else [by])):
-        result.column(column)
+    result.column(x)
+    if by is not None:
+        result.column(by)
     quantity = quantity_of(result, y)
     if by is None:
         by = _only_other(result, x)
@@ -151,8 +153,9 @@ def plotted(
         notes.append(f"dashed: {recorded.badge}")
         sentences.append(f"{recorded.badge}: {_in_words(dashed, x, unit, quantity)}")
     with matplotlib.rc_context(STYLE):
-        finding = title if title is not None else _finding(lines, x, unit, quantity, places)
-        canvas, axes = new_canvas(finding)
+        if title is None:
+            title = _finding(lines, x, unit, quantity, places)
+        canvas, axes = new_canvas(title)
         _draw(axes, result, lines, dashed, x, quantity, predicted, places, first)
         add_badge(canvas, "  ·  ".join([result.badge, *notes]))
         return Figure(canvas, words(canvas, *sentences, result.badge))
@@ -171,7 +174,9 @@ def quantity_of(result: ResultData, y: str) -> Quantity:
             column = y.removesuffix(kind).rstrip()
             return _derived(result, kind, column)
     near = get_close_matches(y, [*result.columns, SPEED_UP, PER_GPU], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = ""
+    if near:
+        hint = f" Did you mean {near[0]!r}?"
     raise KeyError(
         f"{result.name} has no column {y!r}; it has {', '.join(result.columns)}. "
         f"{SPEED_UP!r} and {PER_GPU!r} are made of a column.{hint}"
@@ -253,7 +258,7 @@ def _check_one_row_per_point(result: ResultData, x: str, by: str | None) -> None
     """Raise ValueError if two rows have the same `x` on one line."""
     seen = set()
     for row in result.rows:
-        point = (repr(row[x]), repr(row[by]) if by is not None else "")
+        point = (repr(row[x]), repr(_line_of(row, by)))
         if point in seen:
             others = [
                 name
@@ -274,7 +279,9 @@ def _check_one_row_per_point(result: ResultData, x: str, by: str | None) -> None
 
 def _places(result: ResultData, recorded: ResultData | None, x: str) -> list[Any]:
     """Return the values of `x` that rows have, in the order of the grid."""
-    rows = [*result.rows, *([] if recorded is None else recorded.rows)]
+    rows = list(result.rows)
+    if recorded is not None:
+        rows += recorded.rows
     there = list(dict.fromkeys(row[x] for row in rows))
     grid = result.parameters.get(x)
     if not isinstance(grid, list):
@@ -298,21 +305,27 @@ def lines_of(
     """
     groups: dict[Any, list[Row]] = {}
     for row in sorted(result.rows, key=lambda row: places.index(row[x])):
-        groups.setdefault(None if by is None else row[by], []).append(row)
+        groups.setdefault(_line_of(row, by), []).append(row)
     lines = []
-    for value in dict.fromkeys(None if by is None else row[by] for row in result.rows):
+    for value in dict.fromkeys(_line_of(row, by) for row in result.rows):
         rows = groups[value]
         compared = [row for row in rows if row[x] == first]
         if quantity.unit == SPEED_UP and not compared:
             continue
         points = [(row[x], quantity.value(row, (compared or rows)[0])) for row in rows]
         points = [(place, value) for place, value in points if math.isfinite(value)]
-        name = "" if by is None else _line_name(result, by, value)
-        lines.append(Line(value, name, points))
+        lines.append(Line(value, _line_name(result, by, value), points))
     return lines
 
 
-def _line_name(result: ResultData, by: str, value: Any) -> str:
+def _line_of(row: Row, by: str | None) -> Any:
+    """Return the value that decides on which line the row is, or None if there is one line."""
+    return row[by] if by is not None else None
+
+
+def _line_name(result: ResultData, by: str | None, value: Any) -> str:
+    if by is None:
+        return ""
     return f"{_name(by)} {units.text_with_unit(value, result.columns[by])}"
 
 
@@ -323,8 +336,8 @@ def _left_out(
     drawn = {line.value: [place for place, _ in line.points] for line in lines}
     whole_lines, points = [], []
     for row in result.rows:
-        value = None if by is None else row[by]
-        name = "" if by is None else _line_name(result, by, value)
+        value = _line_of(row, by)
+        name = _line_name(result, by, value)
         if value not in drawn:
             whole_lines.append(name)
         elif row[x] not in drawn[value]:
@@ -463,7 +476,9 @@ def _write_ticks(axes: Axes, texts: list[str], numeric: bool) -> None:
     if not numeric and len(ticks) > 1 and max(widths) + GAP > places[1] - places[0]:
         widths = [LINE_HEIGHT] * len(ticks)
         look = {"rotation": 90}
-    every = math.ceil(len(ticks) / MOST_TICKS) if numeric else 1
+    every = 1
+    if numeric:
+        every = math.ceil(len(ticks) / MOST_TICKS)
     chosen: list[int] = []
     for index in range(0, len(ticks), every):
         before = chosen[-1] if chosen else index
@@ -562,7 +577,10 @@ def _finding(lines: list[Line], x: str, unit: str, quantity: Quantity, places: l
         change = f"{line.name} {_change(line, quantity)}".strip()
         start, end = (units.text(place, unit) for place, _ in (line.points[0], line.points[-1]))
         if (start, end) != (first, last):
-            change += f" ({start} → {end})" if start != end else f" (only {start})"
+            if start == end:
+                change += f" (only {start})"
+            else:
+                change += f" ({start} → {end})"
         changes.append(change)
     told = "; ".join(changes)
     if len(ends) == 1:
@@ -609,7 +627,7 @@ def _name(column: str) -> str:
 def _at(x: str, unit: str, place: Any) -> str:
     """Return a value of the x axis with its name, such as "4 GPUs" or "width 1024"."""
     if x == "gpus":
-        return "1 GPU" if place == 1 else f"{place} GPUs"
+        return plural(place, "GPU")
     return f"{_name(x)} {units.text_with_unit(place, unit)}"
 
 
@@ -620,5 +638,7 @@ def _in_words(lines: list[Line], x: str, unit: str, quantity: Quantity) -> str:
         points = ", ".join(
             f"{quantity.text(value)} at {_at(x, unit, place)}" for place, value in line.points
         )
-        parts.append(f"{line.name}: {points}" if line.name else points)
+        if line.name:
+            points = f"{line.name}: {points}"
+        parts.append(points)
     return "; ".join(parts)

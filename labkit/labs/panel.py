@@ -292,7 +292,7 @@ class ExperimentPanel(Panel):
         raise NotImplementedError
 
     def point(self, row: dict[str, Any]) -> str:
-        """Return a few words about a point just measured. The progress message quotes them."""
+        """Return a few words about a point that was just measured, for the progress message."""
         raise NotImplementedError
 
     def draw(self, result: Result, prediction: float | None) -> Figure:

@@ -76,8 +76,12 @@ class TorchrunError(Exception):
             last = {process.rank: process for process in job.attempts()[-1]}
             for rank_of_output in range(job.expected):
                 process = last.get(rank_of_output)
-                self.outputs.append("" if process is None else process.text)
-                self.exit_codes.append(None if process is None else _exit_code(process))
+                if process is None:
+                    self.outputs.append("")
+                    self.exit_codes.append(None)
+                else:
+                    self.outputs.append(process.text)
+                    self.exit_codes.append(_exit_code(process))
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows: the error without the traceback of the kit's own code."""
@@ -85,7 +89,9 @@ class TorchrunError(Exception):
 
 
 def _exit_code(process: RankProcess) -> int | None:
-    return 0 if process.succeeded else process.exit_code
+    if process.succeeded:
+        return 0
+    return process.exit_code
 
 
 def trace_of(job: TorchrunJob) -> "Trace | None":
@@ -111,7 +117,10 @@ def _restarts(job: TorchrunJob) -> list[str]:
     sentences = []
     for attempt in range(len(job.attempts()) - 1):
         process = job.first_failed(attempt)
-        sentences.append("a rank failed." if process is None else process.failure()[1])
+        if process is None:
+            sentences.append("a rank failed.")
+        else:
+            sentences.append(process.failure()[1])
     return sentences
 
 
@@ -191,4 +200,6 @@ def _last_line(job: TorchrunJob, process: RankProcess) -> str:
 def _listed(ranks: list[int]) -> str:
     """Return ranks in words, such as "rank 2" or "ranks 0, 1 and 3"."""
     *first, last = map(str, sorted(ranks))
-    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+    if not first:
+        return f"rank {last}"
+    return f"ranks {', '.join(first)} and {last}"

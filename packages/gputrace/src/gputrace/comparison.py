@@ -106,9 +106,13 @@ def _change(
     """Say how a quantity changed."""
     if abs(after - before) <= least:
         return f"{what} is the same ({text(after)})"
-    verb = "rose" if after > before else "fell"
-    share = f" ({abs(after - before) / before:.0%})" if before else ""
-    return f"{what} {verb} by {text(abs(after - before))}{share} to {text(after)}"
+    verb = "fell"
+    if after > before:
+        verb = "rose"
+    change = text(abs(after - before))
+    if before:
+        change += f" ({abs(after - before) / before:.0%})"
+    return f"{what} {verb} by {change} to {text(after)}"
 
 
 def _totals(before: "TraceData", after: "TraceData") -> Table:
@@ -188,8 +192,10 @@ _TIME_TEXTS = units.time_text, signed_time
 
 def _diff(before: float, after: float, text: Callable[[float], str]) -> str:
     """Write a change with its sign and its share of the value before."""
-    share = f" ({(after - before) / before:+.0%})" if before and after != before else ""
-    return f"{text(after - before)}{share}"
+    change = text(after - before)
+    if before and after != before:
+        change += f" ({(after - before) / before:+.0%})"
+    return change
 
 
 def _table(
@@ -222,10 +228,11 @@ def _table(
         else:
             was, now = (each.found.get(key) for each in keys)
             rows.append((_place(was, now), *cells, key[2]))
-    header = ("kernel or copy",) if keys is None else ("line",)
-    source = () if keys is None else ("source",)
+    header: tuple[str, ...] = ("kernel or copy", "before", "after", "change")
+    if keys is not None:
+        header = ("line", "before", "after", "change", "source")
     caption += f": {len(changed)} changed, {len(changes) - len(changed)} did not"
-    return Table((*header, "before", "after", "change", *source), tuple(rows), caption)
+    return Table(header, tuple(rows), caption)
 
 
 def _place(was: SourceLine | None, now: SourceLine | None) -> str:
@@ -233,7 +240,7 @@ def _place(was: SourceLine | None, now: SourceLine | None) -> str:
     if NO_LINE in (was, now):
         return NONE_OF_YOURS
     if now is None:
-        return f"{was.location}, before" if was is not None else ""
+        return "" if was is None else f"{was.location}, before"
     if was is None:
         return f"{now.location}, new"
     if was.location != now.location:

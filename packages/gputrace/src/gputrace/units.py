@@ -16,6 +16,13 @@ def number_text(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number of things, such as "1 block" or "2 blocks"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
+
+
 def byte_unit(nbytes: float) -> tuple[int, str]:
     """Return the binary unit that suits a number of bytes, as (bytes per unit, name)."""
     power = 0

@@ -63,7 +63,11 @@ def trace_memory(trace: "TraceData", device: "Device | None" = None) -> Figure:
     with matplotlib.rc_context(STYLE):
         canvas = Canvas(figsize=SIZE, facecolor="white")
         add_title(canvas, _finding(seen))
-        bottom, top = 0.25 if trace.phases else 0.2, 0.81 if seen.ooms else 0.85
+        bottom, top = 0.2, 0.85
+        if trace.phases:
+            bottom = 0.25
+        if seen.ooms:
+            top = 0.81
         axes = canvas.add_axes((LEFT, bottom, RIGHT - LEFT, top - bottom))
         areas = _draw_layers(axes, seen)
         entries = _draw_lines(axes, seen) + areas
@@ -203,7 +207,9 @@ def _finding(seen: _Seen) -> str:
         total = units.byte_text(trace.totals[device])
         held = f"{units.byte_text(_allocated_at(seen, last))} of {total} allocated"
         title = f"Out of memory{where}: {requested} asked for with {held}"
-        return f"{title}, {grows}" if grows else title
+        if grows:
+            title += f", {grows}"
+        return title
     if not len(trace.events):
         return f"Nothing happened in this recording: {peak} allocated{where} throughout"
     if not seen.peak:
@@ -220,10 +226,14 @@ def _finding(seen: _Seen) -> str:
         return _with_shares(title, seen, largest, ", ")
     if largest[0] == "other":
         end, reserved = units.byte_text(line.allocated[-1]), units.byte_text(line.reserved[-1])
-        kept = "kept to the end" if end == peak else f"{end} at the end"
+        kept = f"{end} at the end"
+        if end == peak:
+            kept = "kept to the end"
         return f"Peak {peak}{where}, {kept}; {reserved} reserved"
     phase = int(phase_of(trace.phases, np.array([seen.peak_time]))[0])
-    within = WITHIN[trace.phases[phase].name] if phase >= 0 else ""
+    within = ""
+    if phase >= 0:
+        within = WITHIN[trace.phases[phase].name]
     return _with_shares(f"Peak {peak}{where}{within}", seen, largest, ": ")
 
 
@@ -261,7 +271,9 @@ def _proof(seen: _Seen) -> list[str]:
     trace, line = seen.trace, seen.trace.timeline(seen.device)
     sentences = []
     if seen.peak:
-        made = "" if seen.line is None else f", made by {_source(seen.line)}"
+        made = ""
+        if seen.line is not None:
+            made = f", made by {_source(seen.line)}"
         parts = [(nbytes, name) for name, nbytes in seen.at_peak.items() if nbytes > 0]
         parts.sort(reverse=True)
         listed = ", ".join(f"{units.byte_text(nbytes)} {name}" for nbytes, name in parts)
@@ -269,7 +281,9 @@ def _proof(seen: _Seen) -> list[str]:
     for event in seen.ooms[-1:]:
         free = units.byte_text(int(trace.events.address[event]))
         requested = units.byte_text(int(trace.events.requested[event]))
-        times = f", the last of {len(seen.ooms)} times" if len(seen.ooms) > 1 else ""
+        times = ""
+        if len(seen.ooms) > 1:
+            times = f", the last of {len(seen.ooms)} times"
         sentences.append(f"Out of memory{times}: {requested} asked for, {free} free on the device")
     start, end = units.byte_text(line.allocated[0]), units.byte_text(line.allocated[-1])
     kept = f"Allocated {start} at the start, {end} at the end"
@@ -282,10 +296,10 @@ def _proof(seen: _Seen) -> list[str]:
         count = sum(phase.name == name for phase in trace.phases)
         if count:
             passes.append(f"{count} × {name}")
-    counted = f"{', '.join(passes)} in " if passes else ""
-    plural = "" if len(trace.events) == 1 else "s"
-    recorded = f"{units.time_text(trace.seconds)}, {len(trace.events)} event{plural}"
-    sentences.append(counted + recorded)
+    recorded = f"{units.time_text(trace.seconds)}, {units.counted(len(trace.events), 'event')}"
+    if passes:
+        recorded = f"{', '.join(passes)} in {recorded}"
+    sentences.append(recorded)
     if trace.lost:
         lost = f"The oldest {trace.lost} events were lost"
         sentences.append(f"{lost}, so the peak may have been higher")
@@ -313,7 +327,9 @@ def _draw_layers(axes: Axes, seen: _Seen, shares: bool = True) -> list:
             "linewidth": 0,
         }
         axes.stairs(top, seen.edges, fill=True, **look, zorder=2)
-        label = f"{_percent(seen, name)} {name}" if shares else name
+        label = name
+        if shares:
+            label = f"{_percent(seen, name)} {name}"
         entries.append(Patch(**look, label=label))
         top = top - seen.layers[name]
     return entries
@@ -356,8 +372,10 @@ def _mark_peak(axes: Axes, seen: _Seen) -> None:
     look: dict[str, Any] = {"color": BLACK, "clip_on": False}
     axes.plot([seen.peak_time] * 2, heights, **look, linewidth=0.8, zorder=4)
     axes.plot([seen.peak_time], [seen.peak], "o", **look, markersize=4, zorder=5)
-    source = "" if seen.line is None else f"  {_source(seen.line)}"
-    _above(axes, seen, seen.peak_time, f"peak {units.byte_text(seen.peak)}{source}", 0, BLACK)
+    text = f"peak {units.byte_text(seen.peak)}"
+    if seen.line is not None:
+        text += f"  {_source(seen.line)}"
+    _above(axes, seen, seen.peak_time, text, 0, BLACK)
 
 
 def _mark_out_of_memory(axes: Axes, seen: _Seen) -> None:
@@ -371,8 +389,10 @@ def _mark_out_of_memory(axes: Axes, seen: _Seen) -> None:
     look: dict[str, Any] = {"color": VERMILLION, "markersize": 7, "clip_on": False}
     axes.plot(times, [top] * len(times), "X", **look, zorder=6)
     line = _line(seen.trace, seen.ooms[-1])
-    source = "" if line is None else f"  {_source(line)}"
-    _above(axes, seen, float(times[-1]), f"out of memory{source}", 1, darker(VERMILLION))
+    text = "out of memory"
+    if line is not None:
+        text += f"  {_source(line)}"
+    _above(axes, seen, float(times[-1]), text, 1, darker(VERMILLION))
 
 
 def _above(axes: Axes, seen: _Seen, moment: float, text: str, row: int, colour: object) -> None:

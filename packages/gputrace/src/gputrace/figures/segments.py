@@ -128,7 +128,7 @@ def _moment(at: str | float | int) -> str:
         return f"At the {at}"
     if isinstance(at, float):
         return f"After {units.time_text(at)}"
-    return "After 1 event" if at == 1 else f"After {at} events"
+    return f"After {units.counted(at, 'event')}"
 
 
 def _just_refused(trace: "TraceData", count: int, device: int) -> int:
@@ -156,11 +156,13 @@ def _proof(trace: "TraceData", device: int, segments: list[RecordedSegment]) -> 
     for name, group in groups[:MOST_LISTED]:
         held = units.byte_text(sum(segment.size for segment in group))
         free = units.byte_text(sum(_sizes(group, "free")))
-        sentences.append(f"{name}: {_counted(group)}, {held}, of which {free} free")
+        sentences.append(
+            f"{name}: {units.counted(len(group), 'segment')}, {held}, of which {free} free"
+        )
     rest = [segment for _, group in groups[MOST_LISTED:] for segment in group]
     if rest:
         held = units.byte_text(sum(segment.size for segment in rest))
-        sentences.append(f"on other streams {_counted(rest)}, {held}")
+        sentences.append(f"on other streams {units.counted(len(rest), 'segment')}, {held}")
     bytes_of: dict[str, int] = defaultdict(int)
     for segment in segments:
         for block in segment.blocks:
@@ -173,11 +175,6 @@ def _proof(trace: "TraceData", device: int, segments: list[RecordedSegment]) -> 
     if bytes_of[PENDING]:
         in_use += f"; {units.byte_text(bytes_of[PENDING])} {PENDING}"
     return [*sentences, in_use]
-
-
-def _counted(segments: list[RecordedSegment]) -> str:
-    """Write the number of segments."""
-    return "1 segment" if len(segments) == 1 else f"{len(segments)} segments"
 
 
 # The drawing
@@ -236,7 +233,7 @@ def _draw_pool(axes: Axes, groups: list[Group], page: Page, thickness: float) ->
         two = 2.6 * TEXT_POINTS / 72 / thickness  # the lines that a text of two lines needs
         text, high = name, 1.0
         if len(lines) >= two:
-            text, high = f"{name}\n{_counted(group)}, {held}", two
+            text, high = f"{name}\n{units.counted(len(group), 'segment')}, {held}", two
         middle = y + min(high, FILLED * len(lines)) / 2
         axes.annotate(text, (0, middle), (-8, 0), **BESIDE, ha="right", fontsize=TEXT_POINTS)
         for line in lines:

@@ -111,9 +111,13 @@ def trace_timeline(
         top_of_races = TITLE
         if entries:
             top_of_races += rows * LINE + 0.06
-        brackets = LINE if marks else 0.0  # the row of marks, right above the lanes
+        brackets = 0.0
+        if marks:
+            brackets = LINE  # the row of marks, right above the lanes
         top = top_of_races + min(len(races), MOST_RACES) * LINE + brackets
-        under = 0.94 if phases else 0.72  # the phases, the axis and the badge
+        under = 0.72  # the axis and the badge
+        if phases:
+            under = 0.94
         room = SIZE[1] - top - under
         if memory:
             room -= MEMORY + GAP
@@ -160,8 +164,10 @@ class _Page:
     @property
     def height(self) -> float:
         """The height of the figure."""
-        memory_and_gap = self.memory + GAP if self.memory else 0
-        return self.top + memory_and_gap + self.lanes + self.under
+        height = self.top + self.lanes + self.under
+        if self.memory:
+            height += self.memory + GAP
+        return height
 
     def box(self, bottom: float, height: float) -> tuple[float, float, float, float]:
         """Return the place of axes as (left, bottom, width, height), in shares of the figure."""
@@ -175,7 +181,9 @@ class _Page:
 def _window(trace: "TraceData", start: float, end: float | None) -> tuple[float, float]:
     """Return the part of the recording to draw, as (start, end) in seconds."""
     last = max(trace.end, 1e-6)
-    until = last if end is None else end
+    until = last
+    if end is not None:
+        until = end
     if not 0 <= start < until:
         raise ValueError(
             f"start={start!r}, end={end!r}: give seconds from 0 to {last:.3g}, "
@@ -287,8 +295,12 @@ def _share_text(trace: "TraceData", lane: Lane, collectives: np.ndarray, inches:
 
 def _percent(part: float, whole: float) -> str:
     """Return a share in percent, such as "12%". A share that would round to 0% is "<1%"."""
-    share = part / whole if whole else 0.0
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+    if not whole:
+        return "0%"
+    share = part / whole
+    if 0 < share < 0.005:
+        return "<1%"
+    return f"{share:.0%}"
 
 
 def _entries(trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: list) -> list:
@@ -386,7 +398,9 @@ def _finding(
     """
     if races:
         first, second = races[0].first, races[0].second
-        count = "A race" if len(races) == 1 else f"{len(races)} races"
+        count = "A race"
+        if len(races) > 1:
+            count = f"{len(races)} races"
         earlier, later = first.line or first.name, second.line or second.name
         return f"{count}: nothing orders {earlier} before {later}"
     if not any(trace.busy(device) for device in devices):
@@ -419,7 +433,9 @@ def _finding_about_busy_devices(trace: "TraceData", devices: list[int]) -> str:
         worked = f"cuda:{first} worked {shares[first]}, cuda:{second} {shares[second]} of {end}"
         return f"{worked}, both at once {both}"
     (device,) = devices
-    name = f"cuda:{device}" if len(trace.devices) > 1 else "The GPU"
+    name = "The GPU"
+    if len(trace.devices) > 1:
+        name = f"cuda:{device}"
     worked = f"{name} worked {shares[device]} of {end}"
     copied = trace.busy(device, "copy")
     if not copied:

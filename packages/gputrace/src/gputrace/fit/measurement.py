@@ -123,8 +123,9 @@ class Measurement:
             self.raised = ended
             if ended.code not in (None, 0):
                 line = where(traceback.extract_tb(ended.__traceback__))
-                outcome.failed = f"{line}: " if line else ""
-                outcome.failed += f"it ended by sys.exit({ended.code!r})"
+                outcome.failed = f"it ended by sys.exit({ended.code!r})"
+                if line:
+                    outcome.failed = f"{line}: {outcome.failed}"
         except BaseException as error:  # any error of the script is reported and not raised
             self.raised = error
             outcome.fits = not trace.error
@@ -197,7 +198,10 @@ class Measurement:
             outcome.asked, outcome.failed = line, ""
             outcome.made_up = [other for other in made_up.lines if other != line]
             return
-        advice = IN_VAIN if made_up.is_in_vain else advice_for(self.raised, line, made_up.last)
+        if made_up.is_in_vain:
+            advice = IN_VAIN
+        else:
+            advice = advice_for(self.raised, line, made_up.last)
         outcome.failed = f"{line} {why}. {advice}"
         if self.raised is not None and not asks:
             outcome.failed += f" The script ended with {one_line(self.raised)}"
@@ -345,8 +349,11 @@ def _measure(trace: Trace, spans: Spans, counted: list[float], outcome: Outcome)
     outcome.parts = {name: int(layer[at]) for name, layer in layers if layer[at] > 0}
     outcome.parts["reserved, not in use"] = outcome.reserved - outcome.allocated
     event = trace.peak_event(device)
-    line = None if event < 0 else trace.line(int(trace.events.stack[event]))
-    outcome.line = "" if line is None else f"{line.location} {line.text}"
+    outcome.line = ""
+    if event >= 0:
+        line = trace.line(int(trace.events.stack[event]))
+        if line is not None:
+            outcome.line = f"{line.location} {line.text}"
     ends = _ends(spans, counted)
     if len(ends) == 1:
         # In this step, the optimizer makes its state and takes its memory from the driver.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gputrace.oom.situation import Cause, FreeSpace, Situation, situation_of
 from gputrace.tables import Table
-from gputrace.units import byte_text
+from gputrace.units import byte_text, counted
 from virtualgpu.allocator import LARGE_SEGMENT, MIN_LARGE_ALLOC, UNLIMITED, MiB, size_text
 from virtualgpu.source_lines import SourceLine
 
@@ -100,7 +100,7 @@ def _reason(s: Situation) -> str:
             return f"{live} are live{more}, and {short} of what the request needs is not there."
         case Cause.FRAGMENTATION:
             free = byte_text(sum(space.nbytes for space in s.within_reach))
-            pieces = _count(sum(space.count for space in s.within_reach), "piece")
+            pieces = counted(sum(space.count for space in s.within_reach), "piece")
             return (
                 f"{free} are free inside the allocator's segments of {_stream(s, s.stream)}, "
                 f"but in {pieces} of at most {byte_text(_largest(s))}: "
@@ -119,7 +119,9 @@ def _reason(s: Situation) -> str:
                 f"{live} that are live here and this request would fit."
             )
         case Cause.LIMIT:
-            limit = "A limit" if s.limit is None else f"A limit of {byte_text(s.limit)}"
+            limit = "A limit"
+            if s.limit is not None:
+                limit += f" of {byte_text(s.limit)}"
             free = ""
             if s.free is not None:
                 free = f", though {byte_text(s.free)} of the GPU are free"
@@ -138,7 +140,7 @@ def _largest(s: Situation) -> int:
 
 def _space_text(s: Situation, space: FreeSpace) -> str:
     """Describe free blocks: their bytes, their number, and where they are."""
-    count = _count(space.count, "piece")
+    count = counted(space.count, "piece")
     pieces = f"{byte_text(space.nbytes)} in {count} of at most {byte_text(space.largest)}"
     stream = _stream(s, space.stream)
     if space.waiting:
@@ -152,11 +154,6 @@ def _stream(s: Situation, stream: int) -> str:
     if not stream:
         return "the default stream"
     return s.streams[stream]
-
-
-def _count(number: int, name: str) -> str:
-    """Write a number of things, such as "2 blocks"."""
-    return f"1 {name}" if number == 1 else f"{number} {name}s"
 
 
 # What would help
@@ -291,7 +288,7 @@ def _pinning(s: Situation, streams: set[int]) -> list[str]:
     """Name the lines whose live blocks keep the segments of these streams."""
     named = []
     for pin in [pin for pin in s.pins if pin.stream in streams][:_NAMED]:
-        blocks = f"{_count(pin.count, 'block')}, {byte_text(pin.nbytes)}"
+        blocks = f"{counted(pin.count, 'block')}, {byte_text(pin.nbytes)}"
         named.append(f"{_place(pin.line)} ({blocks}, beside {byte_text(pin.free)} free)")
     if not named:
         return []
@@ -360,11 +357,13 @@ def _live_text(s: Situation) -> str:
     sizes: dict[str, int] = defaultdict(int)
     for holding in s.holdings:
         sizes[holding.category] += holding.nbytes
-    blocks = _count(sum(holding.count for holding in s.holdings), "live block")
+    blocks = counted(sum(holding.count for holding in s.holdings), "live block")
     kinds = []
     for name, nbytes in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
         kinds.append(f"{byte_text(nbytes)} {name}")
-    return f"{blocks}: {', '.join(kinds)}" if kinds else blocks
+    if not kinds:
+        return blocks
+    return f"{blocks}: {', '.join(kinds)}"
 
 
 def _unallocated_text(s: Situation) -> str:
@@ -379,7 +378,7 @@ def _holders(s: Situation) -> Table:
     """Return a table of the largest holders of live memory."""
     rows = []
     for holding in s.holdings[:_LISTED]:
-        size, count = byte_text(holding.nbytes), _count(holding.count, "block")
+        size, count = byte_text(holding.nbytes), counted(holding.count, "block")
         row = (size, holding.category, count, _place(holding.line), _text(holding.line))
         rows.append(row)
     header = ("size", "category", "blocks", "line", "source")
@@ -388,9 +387,13 @@ def _holders(s: Situation) -> Table:
 
 def _place(line: SourceLine | None) -> str:
     """Return the location of a line in words."""
-    return "before the recording" if line is None else line.location
+    if line is None:
+        return "before the recording"
+    return line.location
 
 
 def _text(line: SourceLine | None) -> str:
     """Return the source of a line, or ""."""
-    return "" if line is None else line.text
+    if line is None:
+        return ""
+    return line.text

@@ -311,7 +311,9 @@ def own_host(store: Any) -> str:
     that, it is an address on the network over which this machine reaches the store's machine.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    address = _interface_address(interface) if interface else None
+    address = None
+    if interface:
+        address = _interface_address(interface)
     if address:
         return address
     host = getattr(store, "host", None)

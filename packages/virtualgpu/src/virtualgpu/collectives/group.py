@@ -156,7 +156,9 @@ class ProcessGroupNCCL(_Gloo):
         """Return the group's own stream on a GPU, from the pool that `torch.cuda.Stream` uses."""
         if gpu.index not in self._streams:
             several = gpu.machine.several_streams
-            priority = -1 if self._options.is_high_priority_stream else 0
+            priority = 0
+            if self._options.is_high_priority_stream:
+                priority = -1
             self._streams[gpu.index] = gpu.pool_stream(priority)
             # The group orders its own work there, so the program still counts as using one stream.
             gpu.machine.several_streams = several

@@ -60,7 +60,9 @@ def check_tensors(operator: str, call: Any) -> None:
     """
     for name in _CONTIGUOUS.get(operator, ()):
         given = call.argument(name)
-        tensors = [given] if isinstance(given, Tensor) else given
+        tensors = given
+        if isinstance(given, Tensor):
+            tensors = [given]
         for x in tensors:
             if not _is_contiguous(x):
                 raise ValueError("Tensors must be contiguous")
@@ -73,7 +75,9 @@ def check_tensors(operator: str, call: Any) -> None:
             raise RuntimeError("Unsupported Float8 type for NCCL reduction")
         if x.dtype in _NOT_IN_NCCL and operator in _THROUGH_CUDA_NCCL:
             raise RuntimeError(f"Unconvertible NCCL type {_NOT_IN_NCCL[x.dtype]}")
-        unknown = _NOT_IN_NCCL | _COMPLEX if operator in _REDUCE_SCATTER else _NOT_IN_NCCL
+        unknown = _NOT_IN_NCCL
+        if operator in _REDUCE_SCATTER:
+            unknown = _NOT_IN_NCCL | _COMPLEX
         if x.dtype in unknown:
             raise TypeError(
                 "Input tensor data type is not supported for NCCL process group: "

@@ -67,7 +67,9 @@ def functional(call: Call) -> Any:
     PyTorch's own C++ (Functional.cpp) runs it and calls the operators above.
     """
     given = call.args[0]
-    tensors = len(given) if isinstance(given, list) else 1
+    tensors = 1
+    if isinstance(given, list):
+        tensors = len(given)
     with made_on(call.gpu), call.gpu.machine.host_operators, read_by(tensors):
         return call.func.redispatch(
             torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call.args, **call.kwargs
@@ -80,7 +82,9 @@ def _group(call: Call) -> tuple[ProcessGroup, Any]:
     Raises NotImplementedError for another backend.
     """
     found = call.argument("process_group")
-    group = ProcessGroup.unbox(found) if isinstance(found, torch.ScriptObject) else found
+    group = found
+    if isinstance(found, torch.ScriptObject):
+        group = ProcessGroup.unbox(found)
     backend = group._get_backend(torch.device("cuda"))
     # With TORCH_DISTRIBUTED_DEBUG=DETAIL, PyTorch wraps the backend to compare the ranks' calls.
     # `Rendezvous` compares them anyway.
@@ -107,12 +111,16 @@ def private(tensors: Sequence[Tensor], group: Any, raw: bool = False) -> list[Te
     return only the shapes: meta tensors for NCCL, and uninitialized CPU tensors for gloo, which
     starts at once and sends whatever they hold.
     """
-    device = "meta" if isinstance(group, ProcessGroupNCCL) else "cpu"
+    device = "cpu"
+    if isinstance(group, ProcessGroupNCCL):
+        device = "meta"
     copies = []
     with _DisableTorchDispatch():
         for x in tensors:
             if all_known(x):
-                source = _memory(x, group) if raw else x
+                source = x
+                if raw:
+                    source = _memory(x, group)
                 copy = source.clone(memory_format=torch.contiguous_format)
                 copies.append(copy.view(x.shape))
             else:
@@ -169,8 +177,12 @@ def _same_sizes(tensors: Iterable[Tensor]) -> bool:
 def _reduction(call: Call, group: Any) -> tuple[Any, str, Change, Change]:
     """Return (gloo's reduction, its name, the change of each summand, the change of the result)."""
     given: Any = call.argument("reduce_op")
-    op = given.op() if hasattr(given, "op") else given
-    kind = ReduceOp.RedOpType(op) if isinstance(op, int) else op
+    op = given
+    if hasattr(given, "op"):
+        op = given.op()
+    kind = op
+    if isinstance(op, int):
+        kind = ReduceOp.RedOpType(op)
     name = getattr(kind, "name", str(kind)).rpartition(".")[2]
     dtype = call.tensors()[0].dtype
     if isinstance(group, ProcessGroupNCCL):
@@ -180,7 +192,9 @@ def _reduction(call: Call, group: Any) -> tuple[Any, str, Change, Change]:
     known, after = ReduceOp(kind), _unchanged
     if name == "AVG":
         known, ranks = ReduceOp(ReduceOp.SUM), group.size()
-        rounding = None if dtype.is_floating_point or dtype.is_complex else "trunc"
+        rounding = None
+        if not (dtype.is_floating_point or dtype.is_complex):
+            rounding = "trunc"
 
         def after(x: Tensor) -> Tensor:
             return x.div_(ranks, rounding_mode=rounding)
@@ -233,7 +247,9 @@ def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
     (given,), root = call.argument("tensors"), call.argument("root_rank")
     op, name, before, after = _reduction(call, group)
     values = list(map(before, private([given], group)))
-    outputs = [given] if group.rank() == root else []
+    outputs = []
+    if group.rank() == root:
+        outputs = [given]
 
     def start() -> list[Any]:
         options = _options(c10d.ReduceOptions, reduceOp=op, rootRank=root, rootTensor=0)
@@ -256,10 +272,14 @@ def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, root = call.argument("tensors"), call.argument("root_rank")
     values = private(given, group)
     options = _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)
-    written = given if group.rank() != root else []
+    written = []
+    if group.rank() != root:
+        written = given
 
     def finish() -> Values:
-        return list(zip(given, values, strict=True)) if written else []
+        if written:
+            return list(zip(given, values, strict=True))
+        return []
 
     return Transfer(
         "broadcast",
@@ -309,7 +329,9 @@ def _gathering(
 
     outputs = [x for row in parts for x in row]
     # The ranks can compare their inputs only if the parts are equal.
-    compared = sources if not parts or _same_sizes(parts[0]) else []
+    compared = []
+    if not parts or _same_sizes(parts[0]):
+        compared = sources
     return Transfer(
         "all_gather",
         _title("all_gather", compared),
@@ -406,7 +428,9 @@ def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     values = [list(map(before, private(parts, group))) for parts in sources]
     mine = group.rank()
     flat = [x for parts in sources for x in parts]
-    compared = outputs if _same_sizes(flat) else []
+    compared = []
+    if _same_sizes(flat):
+        compared = outputs
     return Transfer(
         "reduce_scatter",
         _title("reduce_scatter", compared, name),
@@ -433,7 +457,9 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Describe a scatter of the root's tensors, one to each rank."""
     outputs, root = call.argument("output_tensors"), call.argument("root_rank")
     is_root = group.rank() == root
-    sources = [x for row in call.argument("input_tensors") for x in row] if is_root else []
+    sources = []
+    if is_root:
+        sources = [x for row in call.argument("input_tensors") for x in row]
     _check_length("scatter", "input", sources, is_root, group)
     values, received = private(sources, group, raw=True), private(outputs, group)
     # PyTorch copies the root's own part, and heeds its strides.
@@ -441,7 +467,9 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     options = _options(c10d.ScatterOptions, rootRank=root)
 
     def start() -> list[Any]:
-        sent = [_as_bytes(values)] if sources else []
+        sent = []
+        if sources:
+            sent = [_as_bytes(values)]
         return [group.scatter(_as_bytes(received), sent, options)]
 
     def finish() -> Values:
@@ -465,20 +493,26 @@ def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Describe a gathering of one tensor of each rank at the root."""
     sources, root = call.argument("input_tensors"), call.argument("root_rank")
     is_root = group.rank() == root
-    outputs = [x for row in call.argument("output_tensors") for x in row] if is_root else []
+    outputs = []
+    if is_root:
+        outputs = [x for row in call.argument("output_tensors") for x in row]
     _check_length("gather", "output", outputs, is_root, group)
     values, received = private(sources, group), private(outputs, group)
     options = _options(c10d.GatherOptions, rootRank=root)
 
     def start() -> list[Any]:
-        targets = [_as_bytes(received)] if outputs else []
+        targets = []
+        if outputs:
+            targets = [_as_bytes(received)]
         return [group.gather(targets, _as_bytes(values), options)]
 
     def finish() -> Values:
         results = []
         for rank, (x, value) in enumerate(zip(outputs, received, strict=True)):
             # PyTorch copies the root's own part, and heeds its strides.
-            target = x if rank == root else _memory(x, group)
+            target = x
+            if rank != root:
+                target = _memory(x, group)
             results.append((target, value))
         return results
 
@@ -553,7 +587,9 @@ def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
         group.to_itself.append(values)
 
     def start() -> list[Any]:
-        return [] if to_itself else [group.send(_as_bytes(values), target, tag)]
+        if to_itself:
+            return []
+        return [group.send(_as_bytes(values), target, tag)]
 
     return Transfer(
         "send",
@@ -575,7 +611,9 @@ def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
     from_itself = source == group.rank()
 
     def start() -> list[Any]:
-        return [] if from_itself else [group.recv(_as_bytes(values), source, tag)]
+        if from_itself:
+            return []
+        return [group.recv(_as_bytes(values), source, tag)]
 
     def finish() -> Values:
         received = values

@@ -284,9 +284,13 @@ class Rendezvous:
 
     def _last(self, rank: int) -> str:
         """Return a clause that says where the rank was last, in any group, or ""."""
-        places = {} if self._endpoint is None else self._endpoint.places
+        places = {}
+        if self._endpoint is not None:
+            places = self._endpoint.places
         number = self._ranks_of_all[rank]
-        return f", and was last in {places[number]}" if number in places else ""
+        if number in places:
+            return f", and was last in {places[number]}"
+        return ""
 
     def end(self) -> None:
         """Destroy this rank's part of the group."""
@@ -333,7 +337,9 @@ def made_by_all(make: Callable[..., Any]) -> Callable[..., Any]:
         is_ours = "nccl" in backends or "gloo" in backends
         if rank is None or size < 2 or not named.get("timeout") or not is_ours:
             return make(size, rank, ranks, backend, store, group_name, *args, **named)
-        title = f"new_group({ranks})" if ranks else "init_process_group()"
+        title = "init_process_group()"
+        if ranks:
+            title = f"new_group({ranks})"
         rendezvous = Rendezvous(rank, ranks or list(range(size)), named["timeout"])
         times = rendezvous.open(PrefixStore(f"virtual nccl {group_name}", store), title)
         if times > 1:

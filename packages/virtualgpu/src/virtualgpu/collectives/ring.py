@@ -89,7 +89,9 @@ def collective_seconds(
     if nodes == 1:
         return latency + sent / rate
     rate = min(rate, max(by_node.values()) * cluster.network)
-    passes = 2 if kind == "all_reduce" else 1
+    passes = 1
+    if kind == "all_reduce":
+        passes = 2
     ring = latency + passes * (nodes - 1) * _NETWORK_RING_SECONDS + sent / rate
     if kind != "all_reduce":
         return ring

@@ -102,7 +102,9 @@ class SimulatedNCCL(ProcessGroupNCCL):
 
         Raises NotImplementedError if the results would be the values of another rank.
         """
-        received = [] if transfer.sent else transfer.received
+        received = []
+        if not transfer.sent:
+            received = transfer.received
         for x in received:
             if not gpu.machine.may_fill(bytes_of(x), x.dtype):
                 forget(x)

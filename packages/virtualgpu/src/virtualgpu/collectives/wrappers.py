@@ -54,7 +54,9 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 def _cuda_device(given: Any) -> torch.device | None:
     """Return `given` as a CUDA device with an index, or None if it is not a CUDA device."""
-    device = None if given is None else torch.device(given)
+    device = None
+    if given is not None:
+        device = torch.device(given)
     if device is None or device.type != "cuda":
         return None
     if device.index is None:
@@ -68,7 +70,9 @@ def _make_fake(make: Any) -> Any:
     def make_fake(
         cls: type, mode: Any = None, elem: Any = None, device: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        wanted = None if device is None else torch.device(device)
+        wanted = None
+        if device is not None:
+            wanted = torch.device(device)
         if wanted is None or wanted.type != "cuda":
             return make(cls, mode, elem, device, *args, **kwargs)
         if not torch.distributed.is_initialized():
@@ -101,7 +105,9 @@ def _device_for_cpp(handler: Any) -> Any:
 
     def device_for_cpp(args: tuple) -> torch.device:
         device = handler(args)
-        return torch.device("cpu") if device.type == "cuda" else device
+        if device.type == "cuda":
+            return torch.device("cpu")
+        return device
 
     return device_for_cpp
 

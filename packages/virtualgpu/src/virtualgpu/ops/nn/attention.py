@@ -193,7 +193,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -
 def _plain(x: Tensor) -> Tensor:
     """Return the values of a device tensor as a CPU tensor, in float32 for half precision."""
     x = aten.alias.default(x)
-    return x.float() if x.dtype in HALF else x
+    if x.dtype in HALF:
+        return x.float()
+    return x
 
 
 def _operands(
@@ -304,7 +306,9 @@ class Attention(torch.autograd.Function):
         gpu.machine.selected.gpu = gpu
         held = [scratch_tensor(gpu, size) for size in _copies(grad, out, chosen)]
         grads = [_output(gpu, x, x.shape, chosen != "efficient") for x in (q, k, v)]
-        bias = _bias_gradient(gpu, q, k) if bias_needs_gradient else None
+        bias = None
+        if bias_needs_gradient:
+            bias = _bias_gradient(gpu, q, k)
         play(gpu, _backward_workspace(q, k, v, grad, chosen))
         del held
         if all(memory_of(x).kept is not None for x in (grad, q, k, v, *grads)):
@@ -371,7 +375,9 @@ def _gradients(
     `kept` holds the factors of dropout, or None without dropout.
     """
     p = probabilities(q, keys, mask, causal, scale)
-    dropped = p if kept is None else p * kept
+    dropped = p
+    if kept is not None:
+        dropped = p * kept
     of_values = dropped.mT @ grad
     of_p = grad @ values.mT
     if kept is not None:
@@ -399,7 +405,9 @@ def _forward_workspace(q: Tensor, v: Tensor, dropout: float, chosen: str) -> Pla
     if chosen == "cudnn":
         return (256, -256) if q.shape[2] > 1 else ()  # an estimate
     if chosen == "flash":
-        return (16, -16) if dropout > 0 else ()
+        if dropout > 0:
+            return (16, -16)
+        return ()
     if q.dtype in HALF and v.shape[3] > 128:
         size = 4 * prod(q.shape[:3]) * v.shape[3]  # the output is accumulated in float32
         return size, -size
@@ -412,7 +420,9 @@ def _copies(grad: Tensor, out: Tensor, chosen: str) -> list[int]:
     It may copy the output's gradient and the output.
     """
     if chosen == "cudnn":
-        return [] if grad.stride() == out.stride() else [bytes_of(grad)]
+        if grad.stride() == out.stride():
+            return []
+        return [bytes_of(grad)]
     copies = []
     if not grad.transpose(1, 2).is_contiguous():
         copies.append(bytes_of(grad))

@@ -236,7 +236,9 @@ def _dense(attention: Attention, capability: Capability) -> str | None:
     q, k, v, mask = attention[:4]
     if all(x is None or x.stride(-1) == 1 for x in (q, k, v, mask)):
         return None
-    of_mask = "" if mask is None else f", Attn_mask.stride(-1): {mask.stride(-1)}"
+    of_mask = ""
+    if mask is not None:
+        of_mask = f", Attn_mask.stride(-1): {mask.stride(-1)}"
     return (
         "All fused kernels require the last dimension of the input to have stride 1. "
         f"Got Query.stride(-1): {q.stride(-1)}, Key.stride(-1): {k.stride(-1)}, "
@@ -304,7 +306,9 @@ def _cudnn_mask(attention: Attention, capability: Capability) -> str | None:
 def _cudnn_widths(attention: Attention, capability: Capability) -> str | None:
     """Refuse widths that are no multiples of 8 or are too large for cuDNN."""
     widths = attention.query.shape[3], attention.value.shape[3]
-    limit = 256 if capability >= (9, 0) else 128
+    limit = 128
+    if capability >= (9, 0):
+        limit = 256
     if max(widths) > limit:
         return f"head_dim should be no more than {limit}"
     if any(width % 8 for width in widths):
@@ -372,7 +376,9 @@ def _efficient_heads(attention: Attention, capability: Capability) -> str | None
     q, k, v = (x.shape for x in attention[:3])
     if not attention.gqa and q[:2] == k[:2] == v[:2]:
         return None
-    what = "batch_size" if not q[0] == k[0] == v[0] else "num_heads"
+    what = "num_heads"
+    if not q[0] == k[0] == v[0]:
+        what = "batch_size"
     return (
         "For dense inputs, both fused kernels require query, key and value to have the same "
         f"{what}. Query.sizes(): {list(q)}, Key.sizes(): {list(k)}, Value.sizes(): {list(v)} "

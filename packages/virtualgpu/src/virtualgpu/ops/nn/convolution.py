@@ -81,7 +81,9 @@ def figures(
     name = str(x.dtype).removeprefix("torch.")
     if name not in DTYPES:
         # These are float64 and others. cuDNN's kernels for images of float64 allocate nothing.
-        copies = 0 if dims == 2 else bytes_of(x) + bytes_of(result) + bytes_of(weight)
+        copies = 0
+        if dims != 2:
+            copies = bytes_of(x) + bytes_of(result) + bytes_of(weight)
         return copies, copies, copies
     last = dims == 2 and (lies_channels_last(x, dims) or lies_channels_last(weight, dims))
     into, out = _channels(weight, transposed, groups)
@@ -121,7 +123,9 @@ def _triple(numbers: Sequence[int], dims: int, fill: int = 1) -> tuple[int, ...]
 def _channels(weight: Tensor, transposed: bool, groups: int) -> tuple[int, int]:
     """Return the numbers of input and output channels."""
     first, second = weight.shape[0], weight.shape[1] * groups
-    return (first, second) if transposed else (second, first)
+    if transposed:
+        return (first, second)
+    return (second, first)
 
 
 def few_channels(
@@ -150,7 +154,9 @@ def few_channels(
             return filled, 0, 0
         return 0, 0, filled
     if x.dim() == 5:
-        forward = filled if transposed or x.dtype is torch.bfloat16 else plain
+        forward = plain
+        if transposed or x.dtype is torch.bfloat16:
+            forward = filled
         return forward, filled, filled
     if not half:
         return 0, 0, 0
@@ -183,7 +189,9 @@ def convolution_format(x: Tensor, weight: Tensor, transposed: bool, groups: int)
     Depthwise kernels do not use tensor cores.
     """
     # Without cuDNN, PyTorch's own kernels multiply with cuBLAS.
-    operation = "conv" if _cudnn_is_enabled() else "matmul"
+    operation = "matmul"
+    if _cudnn_is_enabled():
+        operation = "conv"
     format = product_format(x.dtype, x._gpu, operation)  # type: ignore[attr-defined]
     if format == "tf32" and is_depthwise(x, weight, transposed, groups):
         return "float32"
@@ -369,7 +377,9 @@ def select_backend(
     if is_depthwise(input, weight, transposed, groups) and own_depthwise:
         name = f"CudaDepthwise{dims}d"
     elif cudnn:
-        name = "CudnnTranspose" if transposed else "Cudnn"
+        name = "Cudnn"
+        if transposed:
+            name = "CudnnTranspose"
     elif transposed:
         name = f"SlowTranspose{dims}d"
     elif dims == 3 or max(given["dilation"]) > 1:
@@ -407,7 +417,9 @@ def convolution_backward(call: Call) -> Any:
         return operators.compute(call)
     spaces = figures(x, grad, weight, stride, padding, dilation, transposed, groups)
     is_dense = grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last)
-    copy = 0 if is_dense else bytes_of(grad)
+    copy = 0
+    if not is_dense:
+        copy = bytes_of(grad)
     both, each = (copy, 0) if transposed else (0, copy)
     of_input: Plan = ()
     if mask[0]:
@@ -444,7 +456,9 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
         return Work(moved)
     cudnn = _cudnn_calls(x, weight, transposed, groups)
     launches = int(bias is not None and cudnn > 0)
-    clocks = 0.0 if bias is None else UNVECTORIZED * out.numel()
+    clocks = 0.0
+    if bias is not None:
+        clocks = UNVECTORIZED * out.numel()
     if is_depthwise(x, weight, transposed, groups):
         clocks += _depthwise_clocks(x, weight, cudnn)[OUTPUT] * out.numel()
         clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
@@ -520,7 +534,9 @@ def _depthwise_clocks(x: Tensor, weight: Tensor, cudnn: int) -> tuple[float, flo
     """
     taps, sides = prod(weight.shape[2:]), set(weight.shape[2:])
     if cudnn:
-        per_output = 0.05 if x.itemsize == 2 else 0.09
+        per_output = 0.09
+        if x.itemsize == 2:
+            per_output = 0.05
         is_slow = max(sides) >= WIDE_WINDOW and x.itemsize == 4
         return per_output * taps, 0.1 * taps, 1.25 if is_slow else 0.065
     if weight.dim() == 4 and sides in ({1}, {3}, {5}):

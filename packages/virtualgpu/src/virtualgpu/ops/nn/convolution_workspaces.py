@@ -316,8 +316,12 @@ def on_line(lines: list[int], batch: int) -> int:
 def layer_key(convolution: Convolution) -> str:
     """Return the name of the layer in the table."""
     c = convolution
-    order = "last" if c.channels_last else "first"
-    kind = "T" if c.transposed else "F"
+    order = "first"
+    if c.channels_last:
+        order = "last"
+    kind = "F"
+    if c.transposed:
+        kind = "T"
     settings = (c.kernel, c.stride, c.padding, c.dilation)
     joined = " ".join(",".join(map(str, numbers[: c.dims])) for numbers in settings)
     return f"{DTYPES[c.dtype]} {order} {kind} {c.into} {c.out} {joined} {c.groups}"

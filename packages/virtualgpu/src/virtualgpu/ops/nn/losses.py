@@ -261,7 +261,9 @@ def ctc_loss(
     `log_probs` has the shape (time, batch, classes), or (time, classes) for a single sequence.
     """
     single = log_probs.dim() == 2
-    batch = log_probs.unsqueeze(1) if single else log_probs
+    batch = log_probs
+    if single:
+        batch = log_probs.unsqueeze(1)
     lengths = _integers(target_lengths)
     targets = targets.to(log_probs.device, torch.int64)
     loss = aten._ctc_loss.default(
@@ -276,7 +278,9 @@ def ctc_loss(
         return (loss / divisors).mean()
     if reduction == 2:
         return loss.sum()
-    return loss.squeeze(0) if single else loss
+    if single:
+        return loss.squeeze(0)
+    return loss
 
 
 @handles("_ctc_loss")

@@ -61,12 +61,16 @@ cuda_operator("_native_batch_norm_legit", "native_batch_norm")
 
 def _widened(x: torch.Tensor | None) -> torch.Tensor | None:
     """Return the tensor in float32, or None for None."""
-    return None if x is None else x.float()
+    if x is None:
+        return None
+    return x.float()
 
 
 def _accumulated(x: torch.Tensor) -> torch.Tensor:
     """Return the tensor in the dtype in which CUDA accumulates it."""
-    return x.float() if x.dtype in _LOW else x
+    if x.dtype in _LOW:
+        return x.float()
+    return x
 
 
 def _last_power_of_two(n: int) -> int:
@@ -220,12 +224,12 @@ def rms_norm(
     not fit.
     """
     _require_shapes(x, list(shape), weight)
-    epsilon = eps
-    if epsilon is None:
-        epsilon = torch.finfo(torch.float32 if x.dtype in _LOW else x.dtype).eps
+    if eps is None:
+        dtype = torch.float32 if x.dtype in _LOW else x.dtype
+        eps = torch.finfo(dtype).eps
     if weight is not None and weight.dtype is not x.dtype:
-        return _rms_norm(x, shape, weight, epsilon)
-    return _RmsNorm.apply(x, shape, weight, epsilon)
+        return _rms_norm(x, shape, weight, eps)
+    return _RmsNorm.apply(x, shape, weight, eps)
 
 
 def _require_shapes(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None) -> None:
@@ -312,7 +316,9 @@ class _RmsNorm(torch.autograd.Function):
             normalized = wide * rstd
             into_x = into_weight = None
             if wants_x:
-                scaled = given if weight is None else given * weight
+                scaled = given
+                if weight is not None:
+                    scaled = given * weight
                 mean = (scaled * normalized).mean(_normalized_dims(ctx.shape), True)
                 into_x = (rstd * (scaled - normalized * mean)).to(x.dtype).contiguous()
             if wants_weight:
@@ -340,7 +346,9 @@ class _RmsNorm(torch.autograd.Function):
         inputs = [v for v in (x, weight) if v is not None and v.requires_grad]
         output = _rms_norm(x, ctx.shape, weight, ctx.epsilon)
         gradients = iter(torch.autograd.grad(output, inputs, gradient, create_graph=True))
-        into_x = next(gradients) if x.requires_grad else None
+        into_x = None
+        if x.requires_grad:
+            into_x = next(gradients)
         return into_x, None, next(gradients, None), None
 
 
@@ -460,7 +468,7 @@ def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor 
 
     Without parameters, the running statistics count. The CPU's kernels do not take all of these.
     """
-    given = weight if weight is not None else mean
+    given = mean if weight is None else weight
     return x.dtype in _LOW and given is not None and given.dtype is x.dtype
 
 
@@ -586,11 +594,15 @@ def batch_norm_backward_time(call: Call, results: list[torch.Tensor], moved: int
     x, weight, mean = (call.argument(name) for name in ("input", "weight", "running_mean"))
     training = "train" not in call.op.arguments or call.argument("train")
     cudnn = int(training and uses_cudnn(x, weight, weight, mean, training))
-    launches = LAUNCHES_BACK if training else LAUNCHES_BACK_IN_EVALUATION
+    launches = LAUNCHES_BACK_IN_EVALUATION
+    if training:
+        launches = LAUNCHES_BACK
     serial = _elements_per_channel(x) / CHANNEL_BACKWARD
     return Work(moved, serial=serial, cudnn=cudnn, launches=launches)
 
 
 def _elements_per_channel(x: torch.Tensor) -> float:
     """Return the number of elements of a channel in all samples."""
-    return x.numel() / x.shape[1] if x.numel() else 0.0
+    if x.numel():
+        return x.numel() / x.shape[1]
+    return 0.0

@@ -126,7 +126,9 @@ def positions(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     The source is aten/src/ATen/native/UnfoldBackward.h.
     """
     sizes, dim = call.argument("input_sizes"), call.argument("dim")
-    return (8 * sizes[dim],) if sizes else ()
+    if sizes:
+        return (8 * sizes[dim],)
+    return ()
 
 
 @device_time("max_pool2d_with_indices", "max_pool3d_with_indices")

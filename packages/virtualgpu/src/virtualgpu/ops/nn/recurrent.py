@@ -143,7 +143,9 @@ def _shares(
     if layers == 1:
         return shares
     more = BETWEEN.get(key, _NOTHING)
-    both = BETWEEN_BOTH.get(key, _NOTHING) if directions == 2 else _NOTHING
+    both = _NOTHING
+    if directions == 2:
+        both = BETWEEN_BOTH.get(key, _NOTHING)
     return Shares(*(a + directions * b + c for a, b, c in zip(shares, more, both, strict=True)))
 
 
@@ -184,7 +186,9 @@ def reserve(setup: Setup, rows: int, hidden: int, item: int) -> int:
     between = (setup.layers - 1) * _directions(setup)
     numbers = {"lstm": (4, 1), "gru": (6,), "rnn_tanh": (1,), "rnn_relu": (1,)}[setup.kind]
     parts = [*(n * _units(setup) * size for n in numbers), between * size]
-    dropout_bytes = between * rows * hidden // 8 if setup.dropout > 0 else 0
+    dropout_bytes = 0
+    if setup.dropout > 0:
+        dropout_bytes = between * rows * hidden // 8
     return sum(map(_aligned, parts)) + dropout_bytes + 256
 
 
@@ -227,7 +231,9 @@ class Recurrent(torch.autograd.Function):
         )  # fmt: skip
         if drops and setup.kind == "lstm":
             space += (setup.layers - 1) * directions * rows * hidden * item
-        reserved = reserve(setup, rows, hidden, item) if setup.train else 0
+        reserved = 0
+        if setup.train:
+            reserved = reserve(setup, rows, hidden, item)
         kept = _with_workspace(gpu, space, reserved)
         del time_first_copy
         keeps_graph = needs_gradient and setup.train
@@ -334,7 +340,9 @@ class CastWeights(torch.autograd.Function):
 
 
 def _directions(setup: Setup) -> int:
-    return 2 if setup.bidirectional else 1
+    if setup.bidirectional:
+        return 2
+    return 1
 
 
 def _units(setup: Setup) -> int:
@@ -398,7 +406,9 @@ def _with_workspace(gpu: Gpu, space: int, reserved: int) -> Tensor | None:
     Return the reserve space, or None for 0 bytes.
     """
     work = scratch_tensor(gpu, space)
-    result = scratch_tensor(gpu, reserved) if reserved else None
+    result = None
+    if reserved:
+        result = scratch_tensor(gpu, reserved)
     del work
     return result
 
@@ -425,7 +435,9 @@ def _batch(x: Tensor, setup: Setup) -> int:
     """Return the number of sequences. For packed ones, it is that of the first step."""
     if setup.batch_sizes is not None:
         return int(setup.batch_sizes[0])
-    return x.shape[0] if setup.batch_first else x.shape[1]
+    if setup.batch_first:
+        return x.shape[0]
+    return x.shape[1]
 
 
 def _time_first_copy(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
@@ -433,7 +445,9 @@ def _time_first_copy(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
 
     Return None if they do so in `x`. cuDNN reads sequences step by step.
     """
-    ordered = x.transpose(0, 1) if setup.batch_first else x
+    ordered = x
+    if setup.batch_first:
+        ordered = x.transpose(0, 1)
     if ordered.is_contiguous():
         return None
     return scratch_tensor(gpu, x.numel() * x.itemsize)
@@ -528,7 +542,9 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, keeps_graph:
             if state is not None:
                 plain[index] = state.detach().clone().requires_grad_(keeps_graph)
         x, hx, cx, *weights = plain
-        hidden = (hx, cx) if setup.kind == "lstm" else hx
+        hidden = hx
+        if setup.kind == "lstm":
+            hidden = (hx, cx)
         settings = (
             setup.has_biases,
             setup.layers,

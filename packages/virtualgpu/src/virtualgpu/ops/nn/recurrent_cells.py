@@ -22,7 +22,9 @@ def plain_values(x: Tensor | None) -> Tensor | None:
     if x is None:
         return None
     x = aten.alias.default(x)
-    return x.float() if x.dtype in HALF else x
+    if x.dtype in HALF:
+        return x.float()
+    return x
 
 
 class LstmCell(torch.autograd.Function):
@@ -58,7 +60,9 @@ class LstmCell(torch.autograd.Function):
         gates, of_cell = torch.empty_like(of_input), torch.empty_like(cx)
         targets = gates, None, of_cell, None, None
         run_gradients(lstm_step, inputs, (grad_hy, grad_cy), targets)
-        bias = gates.sum(0) if b_ih is not None else None
+        bias = None
+        if b_ih is not None:
+            bias = gates.sum(0)
         return gates, gates, of_cell if ctx.needs_input_grad[2] else None, bias, bias
 
 
@@ -97,7 +101,9 @@ class GruCell(torch.autograd.Function):
         into_b_ih = into_b_hh = None
         if b_ih is not None:
             into_b_ih, into_b_hh = into_input.sum(0), into_hidden.sum(0)
-        needed_hx = into_hx if ctx.needs_input_grad[2] else None
+        needed_hx = None
+        if ctx.needs_input_grad[2]:
+            needed_hx = into_hx
         return into_input, into_hidden, needed_hx, into_b_ih, into_b_hh
 
 

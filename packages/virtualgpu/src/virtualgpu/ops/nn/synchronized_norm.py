@@ -22,7 +22,9 @@ Tensor = torch.Tensor
 def _by_channel(x: Tensor) -> Tensor:
     """Return the tensor with the shape (channels, all other elements), in float32 at least."""
     x = x.transpose(0, 1).reshape(x.shape[1], -1)
-    return x.float() if x.itemsize < 4 else x
+    if x.itemsize < 4:
+        return x.float()
+    return x
 
 
 def _like_image(channels: Tensor, x: Tensor) -> Tensor:
@@ -45,7 +47,9 @@ def _normalized(
     epsilon: float,
 ) -> tuple[Tensor, ...]:
     """Return the normalized input, scaled with the weight and shifted by the bias."""
-    scale = inverse_deviation if weight is None else inverse_deviation * weight
+    scale = inverse_deviation
+    if weight is not None:
+        scale = inverse_deviation * weight
     y = (x - _like_image(mean, x)) * _like_image(scale, x)
     if bias is not None:
         y = y + _like_image(bias, x)
@@ -124,7 +128,9 @@ def _gradient(
     total = counts.sum()
     slope = _like_image(inverse_deviation**2 * products / total, x)
     common = _like_image(sums / total, x) + (x - _like_image(mean, x)) * slope
-    scale = inverse_deviation if weight is None else inverse_deviation * weight
+    scale = inverse_deviation
+    if weight is not None:
+        scale = inverse_deviation * weight
     return (((grad - common) * _like_image(scale, x)).to(x.dtype),)
 
 
@@ -151,7 +157,9 @@ def synchronized(call: Call) -> Any:
             for x in kernel(*map(_on_meta, call.args))
         )
         gpu.launch(call.moved, name=call.op.name)
-    return results[0] if len(results) == 1 else results
+    if len(results) == 1:
+        return results[0]
+    return results
 
 
 def _on_meta(argument: Any) -> Any:
