@@ -134,7 +134,7 @@ def the_same_main() -> Iterator[None]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
-    """matplotlib's own figures of the figures that were finished in the test."""
+    """Figures of matplotlib for the figures that were finished in the test."""
     from gputrace.figures import Figure
 
     canvases = []

@@ -139,7 +139,9 @@ class Report:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        kept = {}
+        if file.exists():
+            kept = json.loads(file.read_text(encoding="utf-8"))
         self.origin: dict[str, Any] = kept.get("origin", {})
         self.failures: dict[str, str] = kept.get("failures", {})
         self.outcomes = [Outcome(**outcome) for outcome in kept.get("lessons", [])]
@@ -158,9 +160,9 @@ class Report:
         if file.exists():
             return Result.from_json(file.read_text(encoding="utf-8"))
         shipped = recorded_result(experiment, model)
-        return (
-            shipped if shipped is not None and kind(shipped.origin) == kind(self.origin) else None
-        )
+        if shipped is not None and kind(shipped.origin) == kind(self.origin):
+            return shipped
+        return None
 
     def _measured(self, experiment: str, gpus: int) -> Result | str:
         """The recording of one that needs so many GPUs, or why there is none."""
@@ -290,7 +292,9 @@ def _conclusions(pair: Pair) -> Iterator[str]:
 
 
 def _said(true: bool) -> str:
-    return "yes" if true else "no"
+    if true:
+        return "yes"
+    return "no"
 
 
 def _figures(pair: Pair) -> Iterator[str]:

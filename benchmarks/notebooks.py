@@ -58,7 +58,9 @@ def cells(path: Path) -> Cells:
 def before_first_exercise(some_cells: Cells) -> Cells:
     """Return the cells before the statement of the first exercise."""
     stubs = [index for index, cell in enumerate(some_cells) if "exercise" in tags(cell)]
-    return some_cells[: stubs[0] - 1] if stubs else some_cells
+    if stubs:
+        return some_cells[: stubs[0] - 1]
+    return some_cells
 
 
 def style(path: Path) -> dict[str, float]:

@@ -133,13 +133,15 @@ def table(all_figures: list[Figures]) -> str:
 
 
 def _cells(figures: tuple[float, int] | None) -> tuple[str, str]:
-    return (
-        ("", "") if figures is None else (_seconds(figures[0]), f"{figures[1] / (1 << 20):.0f} MiB")
-    )
+    if figures is None:
+        return ("", "")
+    return (_seconds(figures[0]), f"{figures[1] / (1 << 20):.0f} MiB")
 
 
 def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.0f} s"
+    if seconds is None:
+        return ""
+    return f"{seconds:.0f} s"
 
 
 def written(page: str, all_figures: list[Figures]) -> str:

@@ -196,7 +196,9 @@ def main(arguments: list[str]) -> int:
     if options.check:
         found = outdated()
         print("\n".join(found) or "every recording belongs to its cell")
-        return 1 if found else 0
+        if found:
+            return 1
+        return 0
     if not options.notebooks:
         parser.error("name at least one notebook, or use --check")
     failed = False
@@ -207,7 +209,9 @@ def main(arguments: list[str]) -> int:
         except (RuntimeError, ValueError) as error:
             print(error, file=sys.stderr)
             failed = True
-    return 2 if failed else 0
+    if failed:
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

@@ -92,7 +92,9 @@ def peak_of(setting: Setting) -> int:
     before = torch.cuda.memory_allocated(0)
     network, dtype, rows = setting.network, PRECISIONS[setting.precision], setting.micro_rows
     model = network.build(setting.checkpointing, "cuda:0")
-    run = nn.DataParallel(model, list(range(setting.gpus))) if setting.gpus > 1 else model
+    run = model
+    if setting.gpus > 1:
+        run = nn.DataParallel(model, list(range(setting.gpus)))
     optimizer = OPTIMIZERS[setting.optimizer](model.parameters())
     inputs, targets = network.batch(setting.batch, "cuda:0")
     for _ in range(STEPS):

@@ -34,8 +34,10 @@ def may_be_mine(segment: str) -> bool:
 def what_stays(left: Callable[[], Collection[object]]) -> Collection[object]:
     """Return what is left after a while. On a busy machine, processes take long to end."""
     deadline = time.monotonic() + 30
-    while (found := left()) and time.monotonic() < deadline:
+    found = left()
+    while found and time.monotonic() < deadline:
         time.sleep(0.01)
+        found = left()
     return found
 
 

@@ -69,9 +69,9 @@ def methods(cls: type) -> Iterator[tuple[str, Callable]]:
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] in PACKAGES:
             for name, member in vars(base).items():
-                if (function := function_of(member)) is not None and (
-                    not name.startswith("_") or name in ("__init__", "__post_init__")
-                ):
+                function = function_of(member)
+                is_public = not name.startswith("_") or name in ("__init__", "__post_init__")
+                if function is not None and is_public:
                     yield name, function
 
 

@@ -58,7 +58,9 @@ def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
     """Join neighbouring outputs of the same stream. How a stream is cut depends on timing."""
     together: list[nbformat.NotebookNode] = []
     for output in outputs:
-        last = together[-1] if together else None
+        last = None
+        if together:
+            last = together[-1]
         if (
             last is not None
             and output.output_type == last.output_type == "stream"

@@ -116,11 +116,9 @@ def chosen(wanted: list[str]) -> list[Fault]:
 
 
 def meant(text: str, fault: Fault) -> bool:
-    return (
-        int(text) == fault.number
-        if text.isdecimal()
-        else text == fault.room or text.lower() in fault.name.lower()
-    )
+    if text.isdecimal():
+        return int(text) == fault.number
+    return text == fault.room or text.lower() in fault.name.lower()
 
 
 def copy_tree(folder: Path) -> None:
@@ -155,7 +153,9 @@ def run(
     ]
     status = forked(tree, [*how, *options, *tests], seconds)
     last = told / "v" / "cache" / "lastfailed"
-    failed = list(json.loads(last.read_text())) if last.exists() else []
+    failed = []
+    if last.exists():
+        failed = list(json.loads(last.read_text()))
     if status is None:
         return [], f"the tests took longer than {seconds:g} s"
     if unread := [test for test in failed if "::" not in test]:
@@ -181,7 +181,9 @@ def forked(tree: Path, arguments: list[str], seconds: float) -> int | None:
     try:
         while status is None and time.monotonic() < until:
             ended, how = os.waitpid(pid, os.WNOHANG)
-            status = os.waitstatus_to_exitcode(how) if ended else None
+            status = None
+            if ended:
+                status = os.waitstatus_to_exitcode(how)
             time.sleep(0.05)
     finally:
         with contextlib.suppress(ProcessLookupError):

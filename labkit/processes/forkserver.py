@@ -150,7 +150,7 @@ def popen(
 
 
 class _Server:
-    """This process's connection to a server.
+    """Connection of this process to a server.
 
     Attributes:
         line: the connection.

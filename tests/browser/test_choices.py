@@ -59,13 +59,10 @@ def test_what_a_choice_needs_can_be_chosen(page, lab):
     fields = panel.locator(f":is({FIELDS}):not(.labkit-answer *)")
     every = names(fields)
     assert every and all(every), "each field has a name"
-    sometimes = {
-        field
-        for (of, _), needs in NEEDS.items()
-        if of == lab
-        for needed in needs.values()
-        for field in needed
-    }
+    sometimes = set()
+    for (of, _), needs in NEEDS.items():
+        if of == lab:
+            sometimes.update(*needs.values())
     selects = panel.locator(
         "select:not([size])"
     )  # one with a size is a list of lines, not a choice

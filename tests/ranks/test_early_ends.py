@@ -1,5 +1,7 @@
-"""Ranks that end before the others: these go on, however the ranks were started, and whoever keeps
-the program's store."""
+"""If a rank ends before the others, the others go on.
+
+The way in which the ranks were started and the keeper of the program's store do not matter.
+"""
 
 import os
 import socket

@@ -468,7 +468,10 @@ def shown(live, *steps):
     show.start(0)
     for rank, data in steps:
         printed.append([])
-        show.end(rank) if data is None else show.add(rank, data)
+        if data is None:
+            show.end(rank)
+        else:
+            show.add(rank, data)
     return printed[1:]
 
 

@@ -115,9 +115,9 @@ def kind_of(text: str) -> str:
         for line in text.splitlines()
         if re.match(r"\w[\w.]*(Error|Exception|Warning|Interrupt|Exit)\b|crash|hang", line)
     ]
-    return NUMBER.sub(
-        "#", lines[-1] if lines else text.strip().splitlines()[-1] if text.strip() else "no words"
-    )[:160]
+    if not lines:
+        lines = text.strip().splitlines() or ["no words"]
+    return NUMBER.sub("#", lines[-1])[:160]
 
 
 # Files of tests

@@ -85,11 +85,12 @@ def _times(report: dict, inside: str = "") -> Iterator[tuple[str, float]]:
         if isinstance(value, dict):
             yield from _times(value, f"{whole}, ")
         else:
-            yield (
-                whole,
-                value
-                * (1e3 if name.startswith("pin_memory_s") else 1e-3 if "_us" in name else 1.0),
-            )
+            milliseconds = 1.0
+            if name.startswith("pin_memory_s"):
+                milliseconds = 1e3
+            elif "_us" in name:
+                milliseconds = 1e-3
+            yield whole, value * milliseconds
 
 
 def compare(program: str, model: Figures, recorded: Figures) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import nn
 
 import virtualgpu
 from virtualgpu import VirtualGPUs, errors

@@ -147,13 +147,11 @@ def test_tensors_moved_together():
 
 def reserved_for(nbytes):
     block = -(-nbytes // 512) * 512
-    return (
-        2 * MIB
-        if block <= MIB
-        else 20 * MIB
-        if block < 10 * MIB
-        else -(-block // (2 * MIB)) * 2 * MIB
-    )
+    if block <= MIB:
+        return 2 * MIB
+    if block < 10 * MIB:
+        return 20 * MIB
+    return -(-block // (2 * MIB)) * 2 * MIB
 
 
 def compact(tensors):

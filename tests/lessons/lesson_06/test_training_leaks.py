@@ -74,7 +74,8 @@ def test_it_leaves_nothing_behind_however_it_ends():
         before = torch.cuda.memory_allocated()
         collect(leaky_training(tuple(LEAKS), steps=2, together=True))
         run = leaky_training(["hook"], together=True)
-        next(run), next(run)
+        next(run)
+        next(run)
         assert torch.cuda.memory_allocated() > before
         run.close()
         assert torch.cuda.memory_allocated() == before

@@ -90,7 +90,8 @@ def test_who_holds_what_in_each_way():
 def test_one_that_is_stopped_half_way_leaves_nothing_behind():
     before = used()
     run = shared_model(["shared weights"])
-    next(run), next(run)
+    next(run)
+    next(run)
     assert used() > before and len(workers()) == 3
     run.close()
     end = time.monotonic() + 60

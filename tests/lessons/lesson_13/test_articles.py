@@ -106,12 +106,10 @@ SNIPPETS = {
         "8. torch.multiprocessing": ["p = mp.Process(target=train, args=(model,))"],
     },
 }
-LISTED = [
-    (article, section, line)
-    for article, sections in SNIPPETS.items()
-    for section, lines in sections.items()
-    for line in lines
-]
+LISTED = []
+for article, sections in SNIPPETS.items():
+    for section, lines_of_code in sections.items():
+        LISTED += [(article, section, line) for line in lines_of_code]
 WORDS = 50  # of a claim: a sentence at most
 
 each_claim = pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)

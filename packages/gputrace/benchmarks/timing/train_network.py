@@ -1,4 +1,4 @@
-"""Trains a network of torchvision or transformers on made-up data, as a user's script would:
+"""Train a network of torchvision or transformers on made-up data, as a user's script would.
 
 python train_network.py NETWORK sgd|adamw|bf16 BATCH [LENGTH]    random weights; bf16 is AdamW under autocast to bfloat16
 """

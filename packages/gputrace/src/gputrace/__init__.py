@@ -1,4 +1,6 @@
-"""Recorder for real and virtual GPUs: memory, what ran when, leaks, and why memory ran out::
+"""Recorder for real and virtual GPUs: memory, what ran when, leaks, and why memory ran out.
+
+This records a block and draws its memory::
 
     import gputrace
 

@@ -105,9 +105,12 @@ class SlowAllocator:
         self.process_events(wait=False)
         size = self.round(nbytes)
         small = size <= MiB
-        wanted = (
-            2 * MiB if small else self.large if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
-        )
+        if small:
+            wanted = 2 * MiB
+        elif size < 10 * MiB:
+            wanted = self.large
+        else:
+            wanted = -(-size // (2 * MiB)) * 2 * MiB
         found = self.search(small, size, stream) or self.grow(small, size, wanted, stream)
         if not found and self.release_oversize(small, size, stream):
             found = self.grow(small, size, wanted, stream)

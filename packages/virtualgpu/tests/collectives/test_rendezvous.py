@@ -91,7 +91,8 @@ def test_what_a_rank_said_before_it_ended_counts(pair):
 def test_a_rank_that_has_ended_is_told_at_once(pair):
     one, other = pair(dist.HashStore())
     entries = one.enter(BARRIER, 0.0, True), other.enter(BARRIER, 0.0, True)
-    one.meet(entries[0]), other.meet(entries[1])
+    one.meet(entries[0])
+    other.meet(entries[1])
     other.end()
     entry = one.enter(BARRIER, 0.0, True)
     with pytest.raises(
@@ -107,11 +108,10 @@ def test_a_rank_that_has_ended_is_told_at_once(pair):
 def test_a_group_that_is_made_again_hears_nothing_of_the_destroyed_one(pair):
     store = dist.HashStore()
     one, other = pair(store)
-    (
-        one.enter(BARRIER, 0.0, True),
-        other.enter(Transfer("broadcast", "broadcast(old)", 4, [], [], list), 0.0, True),
-    )
-    one.end(), other.end()
+    one.enter(BARRIER, 0.0, True)
+    other.enter(Transfer("broadcast", "broadcast(old)", 4, [], [], list), 0.0, True)
+    one.end()
+    other.end()
     one, other = pair(store)
     entry, _ = one.enter(BARRIER, 0.0, True), other.enter(BARRIER, 0.0, True)
     assert [said["call"] for said in one.meet(entry)] == ["barrier()"] * 2

@@ -18,9 +18,11 @@ WIDE = 2**32 - 1
     ],
 )
 def test_division_by_zero(dtype, quotients, remainders):
-    values = (
-        [1, -7, 2**40] if dtype is torch.int64 else [1, -7, 9] if dtype.is_signed else [1, 7, 9]
-    )
+    values = [1, 7, 9]
+    if dtype is torch.int64:
+        values = [1, -7, 2**40]
+    elif dtype.is_signed:
+        values = [1, -7, 9]
     x = torch.tensor(values, dtype=dtype, device="cuda")
     zeros = torch.zeros(3, dtype=dtype, device="cuda")
     for y in (0, zeros):

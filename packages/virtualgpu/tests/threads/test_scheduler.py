@@ -31,7 +31,8 @@ def work_of(index: int) -> Callable[[], list]:
             seen.append((x.data_ptr(), hardware.machine().clock.host))
             event = torch.cuda.Event()
             event.record()
-            event.synchronize() if step % 5 == 0 else None
+            if step % 5 == 0:
+                event.synchronize()
             del x, y
         return seen
 

@@ -38,7 +38,7 @@ Message = dict[str, Any]
 
 
 class Endpoint:
-    """This process's end of the connections to its peers.
+    """End of the connections to the peers of this process.
 
     Attributes:
         address: host, port and name, which peers need to connect.

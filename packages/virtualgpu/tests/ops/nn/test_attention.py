@@ -116,7 +116,7 @@ def test_a_backend_without_float32_says_why_it_cannot_run(chosen, machine):
     ]
     dtypes = "Got Query dtype: float, Key dtype: float, and Value dtype: float instead."
     assert any("to all be of dtype: {Half, BFloat16}" in line and dtypes in line for line in said)
-    assert all(warning.filename == F.__file__ or warning.filename == __file__ for warning in given)
+    assert all(warning.filename in (F.__file__, __file__) for warning in given)
 
 
 def test_no_backend_at_all(machine):
