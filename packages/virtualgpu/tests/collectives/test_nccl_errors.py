@@ -160,3 +160,10 @@ def test_a_list_of_another_length_than_the_group():
         ),
     ):
         dist.gather(ones(2), [ones(2), ones(2)], 0)
+
+
+def test_all_gather_needs_a_fitting_tensor_for_each_rank():
+    with pytest.raises(RuntimeError, match="needs a list of 1 tensors, one for each rank, but got"):
+        dist.all_gather([ones(2), ones(2)], ones(2))
+    with pytest.raises(RuntimeError, match="got tensors of 3 elements for a source of 2"):
+        dist.all_gather([ones(3)], ones(2))

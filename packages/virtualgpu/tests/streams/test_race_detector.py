@@ -417,3 +417,31 @@ def test_who_watches_hears_of_races_that_were_found_before(side):
         race()
     race()
     assert len(found) == 1 and len(virtualgpu.races()) == before
+
+
+@pytest.fixture
+def tf32():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@RACES
+@pytest.mark.parametrize("layer", [torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(8, 4)])
+def test_a_layer_that_reads_memory_reused_too_early_is_computed_again_in_tf32(layer, tf32):
+    layer = layer.cuda().requires_grad_(False)
+    stream = torch.cuda.Stream()
+    batches = [torch.rand(1, 3, 8, 8).pin_memory() for _ in range(2)]
+    with torch.cuda.stream(stream):
+        first = batches[0].to("cuda", non_blocking=True)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda._sleep(10**8)
+    found = layer(first)
+    address = first.data_ptr()
+    del first
+    with torch.cuda.stream(stream):
+        second = batches[1].to("cuda", non_blocking=True)
+    assert second.data_ptr() == address and kinds() == [OVERWRITTEN]
+    torch.cuda.synchronize()
+    assert torch.equal(found, layer(second))

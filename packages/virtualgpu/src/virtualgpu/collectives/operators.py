@@ -304,7 +304,28 @@ def _one_or_more(call: Call, kind: str) -> list[Tensor]:
 def _gathering(
     group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[Tensor]]
 ) -> Transfer:
-    """Describe an all-gather of each source. `parts[i][r]` gets rank r's source number i."""
+    """Describe an all-gather of each source. `parts[i][r]` gets rank r's source number i.
+
+    Raises RuntimeError unless there is a tensor for each rank, and each can hold the source. NCCL
+    does not check this, and would write outside of the tensors. Raises ValueError as
+    ProcessGroupNCCL.cpp does if tensors of several sizes do not fit.
+    """
+    for source, row in zip(sources, parts, strict=True):
+        if len(row) != group.size():
+            raise RuntimeError(
+                f"all_gather needs a list of {group.size()} tensors, one for each rank, "
+                f"but got {len(row)}. A real GPU would read or write other memory."
+            )
+        if row[group.rank()].numel() == source.numel():
+            continue
+        if len({x.numel() for x in row}) > 1:
+            raise ValueError(
+                "Tensor input and output of _broadcast_oop must have the same number of elements "
+            )
+        raise RuntimeError(
+            f"all_gather got tensors of {row[0].numel()} elements for a source of "
+            f"{source.numel()}. A real GPU would read or write other memory."
+        )
     values = private(sources, group)
     received = [[torch.empty(x.shape, dtype=x.dtype) for x in row] for row in parts]
 

@@ -382,8 +382,12 @@ def product_format(dtype: torch.dtype, gpu: Gpu, operation: str = "matmul") -> s
 
 
 def multiplies_in_tf32(*args: Any, **kwargs: Any) -> bool:
-    """Return whether a matrix product of these arguments uses TF32. cuSPARSE does not."""
-    gpu = next((x._gpu for x in args if type(x) is VirtualTensor), None)
+    """Return whether a matrix product of these arguments uses TF32. cuSPARSE does not.
+
+    If a race changes what a product has read, it is computed again with plain tensors.
+    """
+    gpus = (getattr(x, "_gpu", None) for x in args)
+    gpu = next((gpu for gpu in gpus if gpu is not None), None)
     if gpu is None or product_format(args[0].dtype, gpu) != "tf32":
         return False
     return all(x.layout is torch.strided for x in tensors(args, kwargs))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
+from virtualgpu import hardware
 from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.ops.call import Call
 from virtualgpu.source_lines import is_users
@@ -121,6 +122,7 @@ class Launch:
         """
         if self.call is None or torch.Tag.nondeterministic_seeded in self.call.func.tags:
             return []
+        gpu = hardware.machine().gpus[self.device]
 
         def argument(x: torch.Tensor) -> torch.Tensor:
             content = None
@@ -128,7 +130,9 @@ class Launch:
                 content = changed.get(self.logs[id(x)])
             if content is None:
                 content = whole(x)
-            return at(content.clone(), Region.of(x))
+            plain: Any = at(content.clone(), Region.of(x))
+            plain._gpu = gpu  # kernels ask whether it computes in TF32
+            return plain
 
         with _DisableTorchDispatch():
             args = mapped(self.call.args, argument)
