@@ -8,9 +8,11 @@ import argparse
 import datetime
 import importlib.util
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from gputrace.commands import FIT, TRACE, add_fit, add_trace, checked_files, command_line
@@ -260,10 +262,24 @@ def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
     return 0
 
 
+def _how_to_open(index: Path) -> str:
+    """Return the commands that open the table of lessons in JupyterLab.
+
+    Without a browser, JupyterLab prints the address of its launcher, unless it is told which page
+    to begin with.
+    """
+    if importlib.util.find_spec("jupyterlab") is None:
+        return "To open them, install JupyterLab: pip install jupyterlab"
+    folder, page = shlex.quote(str(index.parent)), f"/lab/tree/{index.name}"
+    return (
+        f"Open them: jupyter lab {shlex.quote(str(index))}\n"
+        "Open them without a browser on this machine: jupyter lab --no-browser "
+        f"--ServerApp.root_dir={folder} --LabApp.default_url={page}"
+    )
+
+
 def _lessons(options: argparse.Namespace) -> int:
     """Copy the lessons, or restore one of them."""
-    from pathlib import Path
-
     from labkit import contents, lesson_copies
 
     folder = Path(options.to)
@@ -280,6 +296,8 @@ def _lessons(options: argparse.Namespace) -> int:
             f"The lessons are in {folder}. They are your own copies, and a lesson that you have "
             f"changed is never overwritten. {folder / contents.INDEX} lists all lessons."
         )
+        if "MAKELEVEL" not in os.environ:  # `make lab` opens the lessons itself
+            print(_how_to_open(folder / contents.INDEX))
     except ValueError as error:
         return _refuse(str(error), "lessons")
     except OSError as error:

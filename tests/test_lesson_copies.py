@@ -349,3 +349,20 @@ def test_a_folder_that_cannot_be_written_is_named(shipped, tmp_path, capsys):
 
 def test_the_kit_ships_its_lessons():
     assert (lesson_copies.shipped() / FIRST).is_file()
+
+
+def test_the_command_says_how_to_open_the_lessons_with_and_without_a_browser(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.delenv("MAKELEVEL", raising=False)
+    assert cli.main(["lessons", "--to", str(tmp_path / "my work")]) == 0
+    told = capsys.readouterr().out
+    assert f"jupyter lab '{tmp_path}/my work/index.ipynb'\n" in told
+    assert f"--no-browser --ServerApp.root_dir='{tmp_path}/my work'" in told
+    assert "--LabApp.default_url=/lab/tree/index.ipynb" in told
+
+
+def test_make_lab_opens_the_lessons_itself(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MAKELEVEL", "1")
+    assert cli.main(["lessons", "--to", str(tmp_path)]) == 0
+    assert "jupyter lab" not in capsys.readouterr().out
