@@ -49,8 +49,7 @@ def puzzle(name: str, function: Callable[..., Any]) -> Outcome:
     """
     known = find(name)
     copied(function)
-    request = Request(gpus=known.gpus, like=MODEL, memory=None, values=True)
-    original, own = _run(known, function, (request, VirtualGPUs), _originals.get(name))
+    original, own = _run(known, function, (request(known), VirtualGPUs), _originals.get(name))
     if original is None or original.trace is None or own.trace is None:
         return Outcome(_verdict(name, False, f"Not yet: {own.trouble}"))
     _originals[name] = original
@@ -70,6 +69,11 @@ def puzzle(name: str, function: Callable[..., Any]) -> Outcome:
     verdict = _verdict(name, solved, judgement.message)
     figure = _figure(known, own.trace, original.trace)
     return Outcome(verdict, rows, figure, score if solved else None, best)
+
+
+def request(known: Puzzle) -> Request:
+    """Return the request for the virtual GPUs on which a puzzle is scored."""
+    return Request(gpus=known.gpus, like=MODEL, memory=None, values=True)
 
 
 def copied(function: Callable[..., Any]) -> bytes:
@@ -105,7 +109,9 @@ def judged(known: Puzzle, own: Attempt) -> Judgement:
 def judged_here(
     name: str, load: Callable[[], Callable[..., Any]], draw: Callable[[int], int]
 ) -> Judgement:
-    """Judge a function in this process, which is the function's own. Virtual H200s are in use.
+    """Judge a function in this process, which is the function's own.
+
+    The GPUs of `request` are in use.
 
     Args:
         name: the name of the puzzle.

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit.puzzles import request
 from labkit.puzzles.attempt import attempt
-from labkit.puzzles.definitions import MODEL, puzzles
+from labkit.puzzles.definitions import puzzles
 from virtualgpu import machines
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "puzzles.ipynb"
@@ -43,6 +44,6 @@ def test_the_notebook_shows_a_score_for_each_puzzle(stored):
 @pytest.mark.parametrize("name", list(puzzles()))
 def test_the_original_has_the_score_that_the_notebook_shows(name, stored):
     puzzle = puzzles()[name]
-    with machines.use(gpus=puzzle.gpus, like=MODEL):
+    with machines.put_in_use(request(puzzle), machines.VirtualGPUs):
         found = attempt(puzzle, puzzle.function)
     assert puzzle.score.text(puzzle.score.read(found.trace)) == stored[name]

@@ -2,10 +2,11 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
-from labcourse import assignment, collect, contest, grading, release, results
+from labcourse import assignment, collect, contest, examination, grading, release, results
 from labcourse.grading import Store
 from labcourse.sandbox import Limits
 from labkit.puzzles.definitions import puzzles
@@ -150,6 +151,36 @@ def test_a_table_sorts_results_and_says_of_no_function_more_than_that_it_could_n
     assert [row["score"] for row in first["rows"][:3]] == ["48.00 MiB", "64.00 MiB", "80.00 MiB"]
     assert (first["best"], first["par"], first["untried"]) == ("48.00 MiB", "49.00 MiB", 1)
     assert all(not table["rows"] and table["untried"] == 7 for table in others)
+
+
+def test_a_contest_without_points_changes_no_mark_and_its_page_is_for_the_class(course, tmp_path):
+    [lab] = course.labs
+    exercises = [examination.outcome(item, "not attempted", "") for item in lab.exercises]
+    exercises[0] |= {"status": "time", "message": "your function took longer than 20 s"}
+    examined = examination.Examined(exercises=exercises)
+    examined.note("time", "free first: your function took longer than 20 s")
+    record = {
+        **{"student": "ada", "lab": LAB, "status": examined.status, "detail": examined.detail},
+        **{"points": examined.points, "out_of": lab.points, "exercises": exercises, "written": []},
+        **{"sources": {}, "cell_errors": [], "remarks": examined.remarks, "figures": []},
+        **{"seed": "", "versions": {}, "sandbox": "bubblewrap", "submission": ""},
+        **{"received": "", "known_from": "", "fingerprint": ""},
+    }
+    store = Store(tmp_path / "out")
+    store.write_record(record)
+    results.write(course, [collect.Submission("ada", LAB, "", "ada", None)], [], store)
+    folder = store.folder
+    assert (folder / "canvas.csv").read_text().splitlines()[0].endswith("Section")
+    index = (folder / "index.html").read_text()
+    assert "For you to know" in index and "No mark" not in index and "no points" in index
+    page = (folder / "feedback" / LAB / "ada.html").read_text()
+    assert "the scores do not count toward your mark" in page and "not marked yet" not in page
+    assert "ran out of time" in page and "Your function took longer than 20 s." in page
+    scores = (folder / "contest.html").read_text()
+    assert "could not be run" in scores and "ran out of time" not in scores
+    without = [lab for lab in course.labs if not lab.puzzles]
+    results.write(replace(course, labs=tuple(without)), [], [], store)
+    assert not (folder / "contest.html").exists()
 
 
 LOOP = """    rows = []

@@ -41,6 +41,7 @@ from labkit.checks.checking import Verdict
 from labkit.processes import messages
 from labkit.processes.time_limits import TimeLimit
 from labkit.puzzles import definitions, outcome
+from virtualgpu import machines
 
 FIGURES, FIGURE_BYTES = 12, 400_000  # how many figures a submission may show, and bytes of each
 DUMPABLE = 4  # the option of prctl that lets other processes read this one's memory
@@ -334,8 +335,7 @@ class _Session:
         try:
             with self._alarm.after(question["seconds"]):
                 labkit.use(None)
-                gpus = definitions.find(name).gpus
-                labkit.use(gpus, definitions.MODEL, virtual=True, quiet=True)
+                machines.put_in_use(puzzles.request(definitions.find(name)), machines.VirtualGPUs)
                 judgement = puzzles.judged_here(name, lambda: pickle.loads(data), draw)
         except OutOfTime:
             return {"late": True}
