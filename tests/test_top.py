@@ -308,6 +308,13 @@ def test_the_report_of_real_gpus_is_the_allocator_s(monkeypatch):
     ]
 
 
+def test_a_process_that_still_imports_torch_answers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.cuda", types.ModuleType("torch.cuda"))
+    assert running.report_of_real_gpus()["gpus"] == []
+    monkeypatch.delitem(sys.modules, "torch.cuda")
+    assert running.report_of_real_gpus()["gpus"] == []
+
+
 def test_a_notebook_is_named(monkeypatch):
     monkeypatch.setattr(front_end, "ipython_shell", lambda: object())
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/03_memory.ipynb")

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -208,3 +209,11 @@ def test_folders_of_killed_processes_are_removed_and_no_others(monkeypatch):
     smi.Server(dict).close()
     assert not second.exists()
     assert smi.ask(os.environ[smi.ADDRESS])["gpus"]  # of this process, which listens
+
+
+def test_nothing_is_reported_to_who_only_looks_whether_anybody_listens():
+    ours, theirs = socket.socketpair()
+    with ours:
+        assert not smi._has_gone(ours)
+        theirs.close()
+        assert smi._has_gone(ours)

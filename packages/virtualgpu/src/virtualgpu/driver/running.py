@@ -97,12 +97,13 @@ def report_of_real_gpus() -> dict[str, Any]:
     CUDA reports neither streams nor work to another thread without disturbing a graph's capture.
     """
     gpus: list[dict[str, Any]] = []
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
+    cuda: Any = sys.modules.get("torch.cuda")
+    # While another thread imports torch, the module is there in part.
+    if hasattr(cuda, "is_initialized") and cuda.is_initialized():
+        for index in range(cuda.device_count()):
+            properties = cuda.get_device_properties(index)
             row = {"index": index, "name": properties.name, "total": properties.total_memory}
-            row["allocated"] = torch.cuda.memory_allocated(index)
-            row["reserved"] = torch.cuda.memory_reserved(index)
+            row["allocated"] = cuda.memory_allocated(index)
+            row["reserved"] = cuda.memory_reserved(index)
             gpus.append(row)
     return {"gpus": gpus, "process": process(), "virtual": False}

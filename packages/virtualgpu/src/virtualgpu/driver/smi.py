@@ -59,6 +59,8 @@ class Server:
             except OSError:
                 return  # closed
             with connection:
+                if _has_gone(connection):
+                    continue  # it only looked whether anybody listens (`remove_abandoned`)
                 try:
                     connection.sendall(json.dumps(self._report()).encode())
                 except OSError:
@@ -90,6 +92,16 @@ class Server:
         self._socket.close()
         self._thread.join(timeout=1)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """Return whether the other side has closed the connection."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def folder_prefix() -> str:
