@@ -106,7 +106,8 @@ def _recorded_call(
 
     def recorded(*given: Any) -> Any:
         with record(timeline=True) as trace:
-            returned = function(*given)
+            # A list of the function's own class may compute its elements when they are read.
+            returned = list(flattened(function(*given)))
         trace.census = None  # it refers to the tensors that were alive
         traces.append(trace)
         return returned
