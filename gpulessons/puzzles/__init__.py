@@ -3,7 +3,7 @@
 Rewrite wasteful functions until they meet a budget; the score is the same on every computer.
 """
 
-from gpulessons.puzzles import memory, time
+from gpulessons.puzzles import memory, several_gpus, time
 
 PUZZLES = [
     memory.FREE_FIRST,
@@ -14,4 +14,10 @@ PUZZLES = [
     time.ONE_BACKWARD,
     memory.GROWING_CACHE,
     memory.NO_SPIKE,
+    several_gpus.NO_GATHERED_OUTPUTS,
+    several_gpus.COPIES_AT_ONCE,
+    several_gpus.EVEN_LOAD,
+    several_gpus.FEWER_BYTES,
+    several_gpus.ONE_BUBBLE,
+    several_gpus.SMALL_BUCKETS,
 ]

@@ -9,11 +9,13 @@ import torch
 import labkit.puzzles
 from gputrace.trace import Trace
 from labkit.puzzles.attempt import attempts, flattened
-from labkit.puzzles.definitions import MODEL, find, puzzles
+from labkit.puzzles.definitions import find, puzzles
 from virtualgpu import machines
 
+from . import several_gpus_answers
 from .answers import RIGHT, SAME_SCORE
 
+RIGHT = RIGHT | several_gpus_answers.RIGHT
 NAMES = list(puzzles())
 each_puzzle = pytest.mark.parametrize("name", NAMES)
 
@@ -21,8 +23,8 @@ each_puzzle = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture(autouse=True)
 def virtual_gpus(request):
     """Put the GPUs of the puzzle in use."""
-    name = request.node.callspec.params["name"]
-    with machines.use(gpus=find(name).gpus, like=MODEL):
+    puzzle = find(request.node.callspec.params["name"])
+    with machines.use(gpus=puzzle.gpus, like=puzzle.like):
         yield
 
 
@@ -125,7 +127,7 @@ def arguments_changed(name):
     def answer(*given):
         result = _answer(name)(*given)
         for value in flattened(list(given)):
-            if value.is_floating_point():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
                 value.data.mul_(0.5)
         return result
 
@@ -146,13 +148,13 @@ def left_on_the_cpu(name):
 
 
 def in_another_stream(name):
-    def answer(*given):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+    def on_its_own_stream(result):
+        side = torch.cuda.Stream(result.device)
+        side.wait_stream(torch.cuda.current_stream(result.device))
         with torch.cuda.stream(side):
-            return changed(_answer(name)(*given), lambda result: result * 1)
+            return result * 1
 
-    return answer
+    return lambda *given: changed(_answer(name)(*given), on_its_own_stream)
 
 
 def in_a_thread(name):
@@ -166,6 +168,21 @@ def in_a_thread(name):
         return result
 
     return answer
+
+
+def in_a_lazy_list(name):
+    """Return a list that computes its elements only when somebody reads them."""
+
+    class Lazy(list):
+        def __init__(self, given):
+            super().__init__()
+            self.given = given
+
+        def __iter__(self):
+            result = find(name).function(*self.given)
+            return iter(result if isinstance(result, list | tuple) else [result])
+
+    return lambda *given: Lazy(given)
 
 
 def of_a_class_of_its_own(name):
@@ -209,6 +226,7 @@ WRONG = [
     left_on_the_cpu,
     in_another_stream,
     in_a_thread,
+    in_a_lazy_list,
     of_a_class_of_its_own,
     with_the_comparison_replaced,
     with_the_recorder_replaced,
@@ -230,4 +248,13 @@ def nothing_stays_replaced():
 @pytest.mark.parametrize("cheat", WRONG, ids=lambda cheat: cheat.__name__)
 def test_wrong_answers_are_refused(name, cheat, nothing_stays_replaced):
     score = score_of(name, cheat(name))
+    assert isinstance(score, str) or score > find(name).budget
+
+
+@pytest.mark.parametrize(
+    "name, answer",
+    [(name, answer) for name, answers in several_gpus_answers.WRONG.items() for answer in answers],
+)
+def test_wrong_answers_to_one_puzzle_are_refused(name, answer):
+    score = score_of(name, answer)
     assert isinstance(score, str) or score > find(name).budget
