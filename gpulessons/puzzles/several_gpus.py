@@ -145,7 +145,7 @@ EVEN_LOAD = Puzzle(
 )
 FEWER_BYTES = Puzzle(
     name="fewer bytes",
-    task="Return the same sums, one on each GPU, and let no GPU send much.",
+    task="Return the same sums, one on each GPU, and let the busiest GPU send fewer bytes.",
     lesson="10",
     function=all_reduced,
     inputs=_tensors,

@@ -74,7 +74,7 @@ LAUNCHES = Measure("launches", _of_host(LAUNCH), _whole)
 WAITS = Measure("waits of the host", _of_host(WAIT), _whole)
 # Digits below a nanosecond are rounding: they depend on what the clock showed at the start.
 TIME = Measure("time", lambda trace: round(trace.end, 9), _milliseconds)
-SENT = Measure("bytes sent by one GPU", _sent, _mebibytes)
+SENT = Measure("bytes sent", _sent, _mebibytes)
 COPIES_TO_HOST = Measure("copies to the host", _copies(D2H), _whole)
 
 
