@@ -10,6 +10,7 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.ops.call import composes
 from virtualgpu.ops.half import HALF
+from virtualgpu.ops.passes import compared
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import tensors
 
@@ -33,6 +34,7 @@ class LstmCell(torch.autograd.Function):
     """
 
     @staticmethod
+    @compared
     def forward(
         ctx: Any,
         of_input: Tensor,
@@ -49,6 +51,7 @@ class LstmCell(torch.autograd.Function):
         return hy, cy
 
     @staticmethod
+    @compared
     def backward(ctx: Any, grad_hy: Tensor, grad_cy: Tensor) -> Any:
         """Return the gradients of the forward pass's arguments."""
         of_hidden, b_hh, of_input, b_ih, cx, _, _ = ctx.saved_tensors
@@ -70,6 +73,7 @@ class GruCell(torch.autograd.Function):
     """
 
     @staticmethod
+    @compared
     def forward(
         ctx: Any,
         of_input: Tensor,
@@ -85,6 +89,7 @@ class GruCell(torch.autograd.Function):
         return hy
 
     @staticmethod
+    @compared
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Return the gradients of the forward pass's arguments."""
         of_hidden, b_hh, of_input, b_ih, hx, _ = ctx.saved_tensors
