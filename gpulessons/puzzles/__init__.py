@@ -3,15 +3,21 @@
 Rewrite wasteful functions until they meet a budget; the score is the same on every computer.
 """
 
-from gpulessons.puzzles import memory, time
+from gpulessons.puzzles import memory, streams, time
 
 PUZZLES = [
     memory.FREE_FIRST,
-    memory.NO_TEMPORARY,
     time.ONE_LAUNCH,
-    time.HIDDEN_WAIT,
-    memory.MANY_CLASSES,
-    time.ONE_BACKWARD,
     memory.GROWING_CACHE,
     memory.NO_SPIKE,
+    time.HIDDEN_WAIT,
+    time.ONE_BACKWARD,
+    memory.NO_TEMPORARY,
+    memory.MANY_CLASSES,
+    streams.HIDDEN_COPIES,
+    memory.ONE_CHECKPOINT,
+    streams.EXACT_WAITS,
+    streams.ONE_GRAPH,
+    streams.TWO_STREAMS,
+    streams.NEXT_LAYER,
 ]

@@ -17,7 +17,7 @@ from labkit.checks.limits import a_screenful
 from labkit.isolation import IsolatedError, isolated_on
 from labkit.puzzles import scores
 from labkit.puzzles.attempt import Attempt, attempts
-from labkit.puzzles.definitions import MODEL, Measure, Puzzle, find
+from labkit.puzzles.definitions import MODEL, TIME, Measure, Puzzle, find
 from labkit.puzzles.outcome import Outcome, Row
 from virtualgpu.machines import Request, VirtualGPUs
 
@@ -132,7 +132,8 @@ def _figure(known: Puzzle, own: Trace, original: Trace) -> Figure:
     title = f"{known.name}: {measure.name} {text(measure.read(own))}"
     title += f", original {text(measure.read(original))}"
     if measure.picture == "timeline":
-        return timeline_compared(own, original, title)
+        budget = known.budget if measure is TIME else None
+        return timeline_compared(own, original, title, budget)
     return memory_compared(own, original, title, known.budget, measure.picture == "reserved")
 
 

@@ -36,6 +36,11 @@ def _mebibytes(nbytes: float) -> str:
     return f"{nbytes / 2**20:,.2f} MiB"
 
 
+def _milliseconds(seconds: float) -> str:
+    """Write seconds in ms. Three digits after the point show what one small kernel changes."""
+    return f"{seconds * 1e3:,.3f} ms"
+
+
 def _whole(number: float) -> str:
     return f"{number:.0f}"
 
@@ -57,6 +62,7 @@ RESERVED = Measure(
     _mebibytes,
     "reserved",
 )
+TIME = Measure("time", lambda trace: trace.end, _milliseconds)
 LAUNCHES = Measure("launches", _of_host(LAUNCH), _whole)
 WAITS = Measure("waits of the host", _of_host(WAIT), _whole)
 COPIES_TO_HOST = Measure("copies to the host", _copies(D2H), _whole)
