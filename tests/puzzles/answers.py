@@ -1,7 +1,8 @@
 """Right answers to the puzzles: three for each, with different scores, the best one last."""
 
 import torch
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, gelu, mse_loss
+from torch.utils.checkpoint import checkpoint
 
 
 def _contrast_with_del(image):
@@ -178,3 +179,335 @@ RIGHT |= {
     "no spike": [_mean_added_up, _mean_of_new_sums, _mean_in_the_product],
     "one backward pass": [_gradients_of_all_losses, _gradients_of_the_sum, _gradients_of_norms],
 }
+
+
+def _copied_beside(batches, weight):
+    """Copy each batch on a second stream while the product before it runs."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    results = []
+    for batch in batches:
+        with torch.cuda.stream(side):
+            x = batch.cuda(non_blocking=True)
+        here.wait_stream(side)
+        x.record_stream(here)
+        results.append(x @ weight)
+    return results
+
+
+def _copied_beside_in_parts(batches, weight):
+    """Copy the last batch in parts, so that less is left to do after its copy."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    results = _copied_beside(batches[:-1], weight)
+    last = torch.empty(batches[-1].shape[0], weight.shape[1], device="cuda")
+    for part, result in zip(batches[-1].split(128), last.split(128), strict=True):
+        with torch.cuda.stream(side):
+            x = part.cuda(non_blocking=True)
+        here.wait_stream(side)
+        x.record_stream(here)
+        torch.mm(x, weight, out=result)
+    return [*results, last]
+
+
+def _copied_into_one_tensor(batches, weight):
+    """Copy all batches into one tensor, which no other work uses."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    copies = torch.empty(len(batches), *batches[0].shape, device="cuda")
+    side.wait_stream(here)
+    results = []
+    for batch, x in zip(batches, copies, strict=True):
+        with torch.cuda.stream(side):
+            x.copy_(batch, non_blocking=True)
+        here.wait_stream(side)
+        results.append(x @ weight)
+    return results
+
+
+def copied_with_events(batches, weight):
+    """Launch all copies first. An event after each tells its product to start."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    copies, results = [], []
+    with torch.cuda.stream(side):
+        for batch in batches:
+            copies.append((batch.cuda(non_blocking=True), side.record_event()))
+    for x, ready in copies:
+        here.wait_event(ready)
+        results.append(x @ weight)
+    side.wait_stream(here)
+    return results
+
+
+def ring(batches, shape, work, count=2):
+    """Return work(buffer, batch) for each batch, which is copied into one of `count` buffers."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    buffers = [torch.empty(shape, device="cuda") for _ in range(count)]
+    used = [None] * count
+    side.wait_stream(here)
+    results = []
+    for index, batch in enumerate(batches):
+        number = index % count
+        if used[number] is not None:
+            side.wait_event(used[number])
+        with torch.cuda.stream(side):
+            buffers[number].copy_(batch, non_blocking=True)
+        here.wait_stream(side)
+        results.append(work(buffers[number]))
+        used[number] = here.record_event()
+    return results
+
+
+def _two_buffers(batches, weight):
+    return ring(batches, batches[0].shape, lambda x: x @ weight)
+
+
+def _three_buffers(batches, weight):
+    return ring(batches, batches[0].shape, lambda x: x @ weight, count=3)
+
+
+def checkpointed(tokens, blocks, block, which=0):
+    """Return the gradients. `block` computes block number `which`."""
+    for number, (up, down) in enumerate(blocks):
+        if number == which:
+            tokens = block(tokens, up, down)
+        else:
+            tokens = _block(tokens, up, down)
+    weights = [weight for both in blocks for weight in both]
+    return torch.autograd.grad(tokens.square().mean(), weights)
+
+
+def _block(tokens, up, down):
+    return tokens + gelu(tokens @ up) @ down
+
+
+def _with_checkpoint(tokens, up, down):
+    return checkpoint(_block, tokens, up, down, use_reentrant=False)
+
+
+def _first_block(tokens, blocks):
+    return checkpointed(tokens, blocks, _with_checkpoint)
+
+
+def _first_block_in_halves(tokens, blocks):
+    def halves(tokens, up, down):
+        return torch.cat([_with_checkpoint(half, up, down) for half in tokens.chunk(2)])
+
+    return checkpointed(tokens, blocks, halves)
+
+
+def _first_block_by_hand(tokens, blocks):
+    """Compute the first block again without `checkpoint`."""
+    (up, down), *others = blocks
+    with torch.no_grad():
+        first = _block(tokens, up, down)
+    first.requires_grad_()
+    result = first
+    for block in others:
+        result = _block(result, *block)
+    weights = [weight for block in others for weight in block]
+    gradient, *later = torch.autograd.grad(result.square().mean(), [first, *weights])
+    del result
+    again = _block(tokens, up, down)
+    return (*torch.autograd.grad(again, (up, down), gradient), *later)
+
+
+def _sums(weight):
+    return lambda x: (x @ weight).sum(dim=1)
+
+
+def _sums_with_two_buffers(batches, weight):
+    return ring(batches, batches[0].shape, _sums(weight))
+
+
+def _sums_with_three_buffers(batches, weight):
+    return ring(batches, batches[0].shape, _sums(weight), count=3)
+
+
+def _sums_of_parts(batches, weight):
+    """Copy quarters of the batches into two small buffers."""
+    parts = [part for batch in batches for part in batch.chunk(4)]
+    sums = ring(parts, parts[0].shape, _sums(weight))
+    return [torch.cat(sums[index : index + 4]) for index in range(0, len(sums), 4)]
+
+
+def copies_freed_in_order(batches, work):
+    """Let the second stream wait for the work that used a copy, and free the copy then."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    old, results = [], []
+    for batch in batches:
+        if len(old) == 2:
+            used, x = old.pop(0)
+            side.wait_event(used)
+            del x
+        with torch.cuda.stream(side):
+            x = batch.cuda(non_blocking=True)
+        here.wait_stream(side)
+        results.append(work(x))
+        old.append((here.record_event(), x))
+        del x
+    side.wait_stream(here)
+    return results
+
+
+def sums_in_order(batches, weight):
+    return copies_freed_in_order(batches, _sums(weight))
+
+
+def sums_with_waits_of_the_host(batches, weight):
+    """Call `record_stream`, and let the host wait until the product before the last is done."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    done, results = [], []
+    for batch in batches:
+        if len(done) > 1:
+            done[-2].synchronize()
+        with torch.cuda.stream(side):
+            x = batch.cuda(non_blocking=True)
+        here.wait_stream(side)
+        x.record_stream(here)
+        results.append((x @ weight).sum(dim=1))
+        done.append(here.record_event())
+    return results
+
+
+class _Layers:
+    """Apply layers to rows, one after the other."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __call__(self, weight):
+        self.rows = (self.rows @ weight).tanh()
+
+
+def _layers_with_two_buffers(rows, weights):
+    layers = _Layers(rows)
+    ring(weights, weights[0].shape, layers)
+    return layers.rows
+
+
+def _layers_with_three_buffers(rows, weights):
+    layers = _Layers(rows)
+    ring(weights, weights[0].shape, layers, count=3)
+    return layers.rows
+
+
+def _layers_freed_in_order(rows, weights):
+    layers = _Layers(rows)
+    copies_freed_in_order(weights, layers)
+    return layers.rows
+
+
+def _step(weights, batch):
+    """Change the weights in place by one step of training."""
+    rows = batch
+    for weight in weights:
+        rows = (rows @ weight).tanh()
+    gradients = torch.autograd.grad(mse_loss(rows, batch), weights)
+    with torch.no_grad():
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight -= gradient
+
+
+def _trained_with_a_graph(weights, batches, warm_up=0):
+    """Train with a graph of one step, after some steps before the capture."""
+    weights = [weight.clone().requires_grad_() for weight in weights]
+    batch = batches[0].clone()
+    if warm_up:
+        before = [weight.detach().clone() for weight in weights]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warm_up):
+                _step(weights, batch)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.no_grad():
+            for weight, value in zip(weights, before, strict=True):
+                weight.copy_(value)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _step(weights, batch)
+    for each in batches:
+        batch.copy_(each)
+        graph.replay()
+    return [weight.detach() for weight in weights]
+
+
+def _trained_after_a_warm_up(weights, batches):
+    return _trained_with_a_graph(weights, batches, warm_up=3)
+
+
+def trained_two_steps_per_graph(weights, batches):
+    weights = [weight.clone().requires_grad_() for weight in weights]
+    both = [batch.clone() for batch in batches[:2]]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for batch in both:
+            _step(weights, batch)
+    for index in range(0, len(batches), 2):
+        torch._foreach_copy_(both, batches[index : index + 2])
+        graph.replay()
+    return [weight.detach() for weight in weights]
+
+
+def _trained_with_sgd(weights, batches):
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    batch = batches[0].clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows = batch
+        for weight in parameters:
+            rows = (rows @ weight).tanh()
+        optimizer.zero_grad()
+        mse_loss(rows, batch).backward()
+        optimizer.step()
+    for each in batches:
+        batch.copy_(each)
+        graph.replay()
+    return [weight.detach() for weight in parameters]
+
+
+_graphs = {}
+
+
+def trained_with_a_graph_that_is_kept(weights, batches):
+    """Capture the graph in the first call only. Every call trains its own weights."""
+    if not _graphs:
+        own = [weight.clone().requires_grad_() for weight in weights]
+        batch, graph = batches[0].clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            _step(own, batch)
+        _graphs["kept"] = own, batch, graph
+    own, batch, graph = _graphs["kept"]
+    with torch.no_grad():
+        for mine, weight in zip(own, weights, strict=True):
+            mine.copy_(weight)
+    for each in batches:
+        batch.copy_(each)
+        graph.replay()
+    return [weight.detach().clone() for weight in own]
+
+
+RIGHT |= {
+    "hidden copies": [_copied_beside_in_parts, _copied_beside, _copied_into_one_tensor],
+    "exact waits": [_copied_beside, _three_buffers, _two_buffers],
+    "one checkpoint": [_first_block_by_hand, _first_block, _first_block_in_halves],
+    "two streams, one allocator": [
+        _sums_with_three_buffers,
+        _sums_with_two_buffers,
+        _sums_of_parts,
+    ],
+    "next layer": [
+        _layers_freed_in_order,
+        _layers_with_three_buffers,
+        _layers_with_two_buffers,
+    ],
+    "one graph": [_trained_after_a_warm_up, _trained_with_sgd, _trained_with_a_graph],
+}
+# Other ways in which an expert may write an answer. Their scores are those of answers above.
+ALSO_RIGHT = [
+    ("hidden copies", copied_with_events),
+    ("exact waits", copied_with_events),
+    ("two streams, one allocator", sums_in_order),
+    ("two streams, one allocator", sums_with_waits_of_the_host),
+    ("one graph", trained_two_steps_per_graph),
+    ("one graph", trained_with_a_graph_that_is_kept),
+]

@@ -79,6 +79,25 @@ def test_a_launch_lies_on_the_host_before_its_kernel(machine):
     assert spans.duration[launch] == pytest.approx(hardware.machine().profile.launch_seconds)
 
 
+def test_a_replay_of_a_graph_is_one_launch_of_all_its_kernels(machine):
+    x = torch.ones(64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.exp().sin()
+    torch.cuda.synchronize()
+    with gputrace.record() as trace:
+        for _ in range(2):
+            graph.replay()
+    assert [name for *_, name, _ in rows(trace, LAUNCH)] == ["cudaGraphLaunch"] * 2
+    assert [name for *_, name, _ in rows(trace, KERNEL)] == ["exp", "sin"] * 2
+    spans = trace.spans
+    launches = spans.launch[spans.kind == KERNEL].tolist()
+    assert launches[0] == launches[1] != launches[2] == launches[3]
+    seconds = hardware.machine().profile.launch_seconds
+    assert spans.duration[launches] == pytest.approx(seconds)
+    assert spans.end[launches[0]] == pytest.approx(spans.start[spans.kind == KERNEL][0])
+
+
 def test_a_backward_belongs_to_the_line_that_called_it(machine):
     x = torch.ones(64, device="cuda", requires_grad=True)
     torch.cuda.synchronize()

@@ -26,6 +26,7 @@ from virtualgpu import instruments
 
 ROUNDING = 1e-12  # seconds. Times closer than this are equal.
 EARLIER = "launched before the recording"
+GRAPH = "cudaGraphLaunch"  # the name that CUDA gives to the launch of a graph
 
 
 class ClockSource:
@@ -76,14 +77,18 @@ class ClockSource:
         moved: dict[int, Moved] = {}
         waits: list[tuple] = []
         threads: dict[int, int] = {}
+        graphs: dict[int, int] = {}  # rows of the host's launches of CUDA graphs
         for what, stack, identity in records:
             thread = threads.setdefault(identity, len(threads))
             if type(what) is self._span:
                 launched = what.launched - what.overhead - origin
-                host = HOST, thread, LAUNCH, what.name
-                rows.append((launched, what.overhead, *host, stack, -1))
+                launch = graphs.get(what.graph, len(rows))
+                if launch == len(rows):
+                    host = HOST, thread, LAUNCH, GRAPH if what.graph else what.name
+                    rows.append((launched, what.overhead, *host, stack, -1))
+                if what.graph:
+                    graphs[what.graph] = launch
                 where = what.device, what.stream, KIND_OF[what.kind], what.name
-                launch = len(rows) - 1
                 if what.nbytes or what.meeting:
                     since = None if what.ready is None else what.ready - origin
                     moved[len(rows)] = Moved(what.nbytes, since, what.meeting)

@@ -94,6 +94,8 @@ class Span:
     nbytes: the bytes that a copy or a collective moves
     ready: when a rank's own part of a collective could have started, or None
     meeting: a number that the ranks' spans of one collective share, or 0
+    graph: a number that the spans of one replay of a CUDA graph share, or 0. The replay is one
+        launch of the host, and each span has its times.
     """
 
     device: int
@@ -107,6 +109,7 @@ class Span:
     nbytes: int = 0
     ready: float | None = None
     meeting: int = 0
+    graph: int = 0
 
     @property
     def end(self) -> float:
@@ -206,8 +209,8 @@ class Clock:
     """
 
     __slots__ = (
-        "_devices", "_engines", "_learner", "_listeners", "_lock", "_occupancies", "_streams",
-        "_version", "_watcher", "captures", "host", "known",
+        "_devices", "_engines", "_graphs", "_learner", "_listeners", "_lock", "_occupancies",
+        "_streams", "_version", "_watcher", "captures", "host", "known",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -219,6 +222,7 @@ class Clock:
         self._streams: dict[int, list[StreamTime]] = {}  # a device's streams that have had work
         self.known: Known = {}
         self._version = 0
+        self._graphs = 0  # the replays of CUDA graphs so far
         self._learner: Callable[[], None] | None = None
         self._watcher: Callable[[], None] | None = None
         self._listeners: tuple[WorkListener, ...] = ()
@@ -402,17 +406,34 @@ class Clock:
         return event
 
     @contextmanager
-    def one_launch(self, stream: StreamTime) -> Iterator[None]:
-        """Count all work that a `with` block queues on the stream as one launch, as for a graph."""
+    def one_launch(self, stream: StreamTime, overhead: float) -> Iterator[None]:
+        """Count all work that a `with` block queues on the stream as one launch, as for a graph.
+
+        The host continues after `overhead` seconds.
+        """
         with self._lock:
+            self.host += overhead
             full = self._wait_for_place(stream)
+            launched, listeners = self.host, self._listeners
+            self._graphs = number = self._graphs + 1
+
+        def of_graph(what: Span | Wait) -> None:
+            """Say of a span that it belongs to this launch."""
+            if isinstance(what, Span):
+                what.graph, what.launched, what.overhead = number, launched, overhead
+            for listener in listeners:
+                listener(what)
+
         if full is not None:
             self._notify(full)
         ends = stream.ends
         stream.ends = deque(maxlen=1)
+        if listeners:
+            self._listeners = (of_graph,)
         try:
             yield
         finally:
+            self._listeners = listeners
             stream.ends = ends
             ends.append(stream.ready)
 

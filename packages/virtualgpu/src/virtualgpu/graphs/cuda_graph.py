@@ -186,8 +186,7 @@ class CUDAGraph:
     def _take_time(self, capture: Capture, stream: StreamTime) -> None:
         """Queue the graph's work as one launch of the host. `stream` is the graph's first one."""
         clock = capture.gpu.machine.clock
-        clock.advance_host(capture.gpu.profile.launch_seconds)
-        with clock.one_launch(stream):
+        with clock.one_launch(stream, capture.gpu.profile.launch_seconds):
             self._queue_work(capture, stream)
 
     def _queue_work(self, capture: Capture, stream: StreamTime) -> None:
