@@ -6,12 +6,14 @@ not an operator, so the detector of races is told about it here.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from virtualgpu.tensor import VirtualTensor, tensors
 
+Pass = TypeVar("Pass", bound=Callable[..., Any])
 
-def compared(run: Callable[..., Any]) -> Callable[..., Any]:
+
+def compared(run: Pass) -> Pass:
     """Return a `forward` or `backward` of an autograd function that also reports its races.
 
     The pass reads its arguments and writes what it returns. What a forward pass saved is not
@@ -27,4 +29,4 @@ def compared(run: Callable[..., Any]) -> Callable[..., Any]:
         name = run.__qualname__.partition(".")[0].strip("_").lower()
         return gpu.machine.races.compare_pass(name, given, gpu.stream, lambda: run(ctx, *args))
 
-    return reporting
+    return cast(Pass, reporting)
