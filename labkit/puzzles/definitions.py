@@ -62,7 +62,8 @@ RESERVED = Measure(
     _mebibytes,
     "reserved",
 )
-TIME = Measure("time", lambda trace: trace.end, _milliseconds)
+# In whole nanoseconds, because a difference of two clock times has a rounding error.
+TIME = Measure("time", lambda trace: round(trace.end, 9), _milliseconds)
 LAUNCHES = Measure("launches", _of_host(LAUNCH), _whole)
 WAITS = Measure("waits of the host", _of_host(WAIT), _whole)
 COPIES_TO_HOST = Measure("copies to the host", _copies(D2H), _whole)
