@@ -70,7 +70,7 @@ RESERVED = Measure(
     _mebibytes,
     "reserved",
 )
-# Digits below a nanosecond are rounding: they depend on what the clock showed at the start.
+# In whole nanoseconds, because a difference of two clock times has a rounding error.
 TIME = Measure("time", lambda trace: round(trace.end, 9), _milliseconds)
 LAUNCHES = Measure("launches", _of_host(LAUNCH), _whole)
 WAITS = Measure("waits of the host", _of_host(WAIT), _whole)

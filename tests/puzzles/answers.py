@@ -1,4 +1,7 @@
-"""Right answers to the puzzles: three for each, with different scores, the best one last."""
+"""Answers to the puzzles: three right ones for each, with different scores, the best one last.
+
+There are also other right answers, and wrong ones.
+"""
 
 import torch
 from torch.nn.functional import cross_entropy, gelu, mse_loss
@@ -510,4 +513,218 @@ ALSO_RIGHT = [
     ("two streams, one allocator", sums_with_waits_of_the_host),
     ("one graph", trained_two_steps_per_graph),
     ("one graph", trained_with_a_graph_that_is_kept),
+]
+
+
+def copied_without_a_wait(batches, weight):
+    side, copies = torch.cuda.Stream(), []
+    with torch.cuda.stream(side):
+        for batch in batches:
+            copies.append(batch.cuda(non_blocking=True))
+    return [x @ weight for x in copies]
+
+
+def copied_without_record_stream(batches, weight):
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    results = []
+    for batch in batches:
+        with torch.cuda.stream(side):
+            x = batch.cuda(non_blocking=True)
+        here.wait_stream(side)
+        results.append(x @ weight)
+    return results
+
+
+def copied_on_one_stream(batches, weight):
+    return [batch.cuda(non_blocking=True) @ weight for batch in batches]
+
+
+def products_in_half_precision(batches, weight):
+    half = weight.half()
+    return [result.float() for result in _copied_beside(batches, _Half(half))]
+
+
+class _Half:
+    """A matrix that rounds what it is multiplied by."""
+
+    def __init__(self, matrix):
+        self.matrix = matrix
+
+    def __rmatmul__(self, rows):
+        return rows.half() @ self.matrix
+
+
+def products_with_tf32(batches, weight):
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return _copied_beside(batches, weight)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def buffers_without_events(batches, weight):
+    """Overwrite a buffer that a product may still read."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    buffers = [torch.empty_like(batches[0], device="cuda") for _ in range(2)]
+    side.wait_stream(here)
+    results = []
+    for index, batch in enumerate(batches):
+        with torch.cuda.stream(side):
+            buffers[index % 2].copy_(batch, non_blocking=True)
+        here.wait_stream(side)
+        results.append(buffers[index % 2] @ weight)
+    return results
+
+
+def buffers_with_one_wait_of_the_host(batches, weight):
+    side, results = torch.cuda.Stream(), []
+    buffers = [torch.empty_like(batches[0], device="cuda") for _ in range(2)]
+    for index, batch in enumerate(batches):
+        with torch.cuda.stream(side):
+            buffers[index % 2].copy_(batch, non_blocking=True)
+        torch.cuda.synchronize()
+        results.append(buffers[index % 2] @ weight)
+    return results
+
+
+def buffers_with_waits_for_whole_streams(batches, weight):
+    """Let each copy wait for the product before it, so that nothing runs at the same time."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    buffers = [torch.empty_like(batches[0], device="cuda") for _ in range(2)]
+    results = []
+    for index, batch in enumerate(batches):
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            buffers[index % 2].copy_(batch, non_blocking=True)
+        here.wait_stream(side)
+        results.append(buffers[index % 2] @ weight)
+    return results
+
+
+def last_block(tokens, blocks):
+    return checkpointed(tokens, blocks, _with_checkpoint, which=7)
+
+
+def narrow_block(tokens, blocks):
+    return checkpointed(tokens, blocks, _with_checkpoint, which=1)
+
+
+def all_blocks(tokens, blocks):
+    for up, down in blocks:
+        tokens = _with_checkpoint(tokens, up, down)
+    weights = [weight for both in blocks for weight in both]
+    return torch.autograd.grad(tokens.square().mean(), weights)
+
+
+def activations_on_the_host(tokens, blocks):
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        return checkpointed(tokens, blocks, _block)
+
+
+def sums_with_record_stream_alone(batches, weight):
+    return [product.sum(dim=1) for product in _copied_beside(batches, weight)]
+
+
+def sums_on_one_stream(batches, weight):
+    return [(batch.cuda(non_blocking=True) @ weight).sum(dim=1) for batch in batches]
+
+
+def sums_of_freed_copies(batches, weight):
+    return [product.sum(dim=1) for product in copied_without_record_stream(batches, weight)]
+
+
+def layers_with_record_stream_alone(rows, weights):
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    for weight in weights:
+        with torch.cuda.stream(side):
+            copy = weight.cuda(non_blocking=True)
+        here.wait_stream(side)
+        copy.record_stream(here)
+        rows = (rows @ copy).tanh()
+    return rows
+
+
+def layers_all_at_once(rows, weights):
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        copies = [(weight.cuda(non_blocking=True), side.record_event()) for weight in weights]
+    for copy, ready in copies:
+        here.wait_event(ready)
+        rows = (rows @ copy).tanh()
+    side.wait_stream(here)
+    return rows
+
+
+def layers_in_a_buffer_without_events(rows, weights):
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    buffers = [torch.empty_like(weights[0], device="cuda") for _ in range(2)]
+    side.wait_stream(here)
+    for index, weight in enumerate(weights):
+        with torch.cuda.stream(side):
+            buffers[index % 2].copy_(weight, non_blocking=True)
+        here.wait_stream(side)
+        rows = (rows @ buffers[index % 2]).tanh()
+    return rows
+
+
+def trained_in_one_large_graph(weights, batches):
+    """Capture all steps. A capture takes as long as the launches, and it is replayed once."""
+    weights, graph = [weight.clone().requires_grad_() for weight in weights], torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for batch in batches:
+            _step(weights, batch)
+    graph.replay()
+    return [weight.detach() for weight in weights]
+
+
+def trained_on_one_batch(weights, batches):
+    """Replay the graph without copying the batches."""
+    return _trained_with_a_graph(weights, [batches[0]] * len(batches))
+
+
+def trained_after_a_warm_up_that_counts(weights, batches):
+    weights = [weight.clone().requires_grad_() for weight in weights]
+    _step(weights, batches[0])
+    return _trained_with_a_graph([weight.detach() for weight in weights], batches)
+
+
+def trained_in_place(weights, batches):
+    """Change the weights that are given."""
+    graph, batch = torch.cuda.CUDAGraph(), batches[0].clone()
+    given = [weight.requires_grad_() for weight in weights]
+    with torch.cuda.graph(graph):
+        _step(given, batch)
+    for each in batches:
+        batch.copy_(each)
+        graph.replay()
+    return [weight.requires_grad_(False).clone() for weight in weights]
+
+
+# Wrong answers to single puzzles, and a part of the reason. Wrong answers to any puzzle are in
+# `test_answers.py`.
+WRONG_OF = [
+    ("hidden copies", copied_without_a_wait, "race"),
+    ("hidden copies", copied_without_record_stream, "race"),
+    ("hidden copies", copied_on_one_stream, "budget"),
+    ("hidden copies", products_in_half_precision, "differs"),
+    ("hidden copies", products_with_tf32, "differs"),
+    ("exact waits", buffers_without_events, "race"),
+    ("exact waits", buffers_with_one_wait_of_the_host, "waits of the host"),
+    ("exact waits", buffers_with_waits_for_whole_streams, "budget"),
+    ("exact waits", copied_without_a_wait, "race"),
+    ("one checkpoint", last_block, "budget"),
+    ("one checkpoint", narrow_block, "budget"),
+    ("one checkpoint", all_blocks, "time"),
+    ("one checkpoint", activations_on_the_host, "time"),
+    ("one graph", trained_in_one_large_graph, "budget"),
+    ("one graph", trained_on_one_batch, "differs"),
+    ("one graph", trained_after_a_warm_up_that_counts, "differs"),
+    ("one graph", trained_in_place, "changed a tensor"),
+    ("two streams, one allocator", sums_with_record_stream_alone, "budget"),
+    ("two streams, one allocator", sums_on_one_stream, "time"),
+    ("two streams, one allocator", sums_of_freed_copies, "race"),
+    ("next layer", layers_with_record_stream_alone, "reserved memory"),
+    ("next layer", layers_all_at_once, "reserved memory"),
+    ("next layer", layers_in_a_buffer_without_events, "race"),
 ]

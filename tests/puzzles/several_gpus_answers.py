@@ -1,7 +1,7 @@
 """Right and wrong answers to the puzzles about several GPUs.
 
-`RIGHT` has three or more right answers for each puzzle, the best one last. `WRONG` has answers that
-only this puzzle's reader would think of. Answers that are wrong in every puzzle are in the tests.
+`RIGHT` has three or more right answers for each puzzle, the best one last. `WRONG_OF` has answers
+that are wrong in one puzzle, each with a word of the reason why it is refused.
 """
 
 import copy
@@ -449,8 +449,8 @@ def _pipeline_in_half(layers, x):
     return _pipeline(layers, x.half(), 256, _to).float()
 
 
-def _pipeline_without_the_third_layer(layers, x):
-    return _pipeline(layers[:2] + layers[3:], x, 256, lambda part, gpu: part.to(f"cuda:{gpu}"))
+def _pipeline_without_the_last_layer(layers, x):
+    return _pipeline(layers[:3], x, 256, _to).to("cuda:3")
 
 
 def _every_second_step(layers, x):
@@ -614,61 +614,49 @@ RIGHT = {
         _in_one_tensor,
     ],
 }
-WRONG = {
-    "no gathered outputs": [
-        _mean_of_means,
-        _sum_of_means,
-        _loss_of_one_gpu_after_another,
-        _loss_gathered_in_half,
-        _loss_of_every_second_row,
-        _loss_of_the_host,
-        _loss_on_the_last_gpu,
-    ],
-    "copies at once": [
-        _nobody_waits,
-        _not_passed_on,
-        _passed_back,
-        _through_the_host,
-        _passed_on_in_half,
-        _first_half_passed_on,
-    ],
-    "even load": [
-        _scores_in_turn,
-        _scores_of_one_gpu,
-        _scores_in_float32,
-        _scores_of_every_second_row,
-        _scores_left_on_their_gpus,
-        _scores_gathered_too_early,
-        _scores_of_the_host,
-    ],
-    "fewer bytes": [
-        _sums_in_half,
-        _the_same_sum,
-        _sums_of_the_host,
-        _sums_in_the_arguments,
-        _everybody_sends_everything,
-        _means,
-        _neighbours_alone,
-    ],
-    "one bubble": [
-        _pipeline_that_does_not_wait,
-        _pipeline_of_four_parts,
-        _pipeline_of_short_parts,
-        _pipeline_without_states,
-        _pipeline_in_half,
-        _pipeline_without_the_third_layer,
-        _every_second_step,
-        _outputs_on_the_first_gpu,
-    ],
-    "small buckets": [
-        _one_by_one,
-        _sent_before_it_is_computed,
-        _freed_before_it_is_sent,
-        _all_in_one_bucket,
-        _gradients_in_half,
-        _computed_on_the_other_gpu,
-        _from_the_first_layer_on,
-        _of_half_of_the_rows,
-        _gradients_stay,
-    ],
-}
+WRONG_OF = [
+    ("no gathered outputs", _mean_of_means, "differs"),
+    ("no gathered outputs", _sum_of_means, "differs"),
+    ("no gathered outputs", _loss_of_one_gpu_after_another, "budget"),
+    ("no gathered outputs", _loss_gathered_in_half, "budget"),
+    ("no gathered outputs", _loss_of_every_second_row, "differs"),
+    ("no gathered outputs", _loss_of_the_host, "copies to the host"),
+    ("no gathered outputs", _loss_on_the_last_gpu, "on cuda:3"),
+    ("copies at once", _nobody_waits, "race"),
+    ("copies at once", _not_passed_on, "on cuda:0"),
+    ("copies at once", _passed_back, "on cuda:3"),
+    ("copies at once", _through_the_host, "copies to the host"),
+    ("copies at once", _passed_on_in_half, "differs"),
+    ("copies at once", _first_half_passed_on, "differs"),
+    ("even load", _scores_in_turn, "budget"),
+    ("even load", _scores_of_one_gpu, "budget"),
+    ("even load", _scores_in_float32, "differs"),
+    ("even load", _scores_of_every_second_row, "differs"),
+    ("even load", _scores_left_on_their_gpus, "on cuda:1"),
+    ("even load", _scores_gathered_too_early, "budget"),
+    ("even load", _scores_of_the_host, "copies to the host"),
+    ("fewer bytes", _sums_in_half, "differs"),
+    ("fewer bytes", _the_same_sum, "on cuda:0"),
+    ("fewer bytes", _sums_of_the_host, "copies to the host"),
+    ("fewer bytes", _sums_in_the_arguments, "changed a tensor"),
+    ("fewer bytes", _everybody_sends_everything, "budget"),
+    ("fewer bytes", _means, "differs"),
+    ("fewer bytes", _neighbours_alone, "differs"),
+    ("one bubble", _pipeline_that_does_not_wait, "race"),
+    ("one bubble", _pipeline_of_four_parts, "budget"),
+    ("one bubble", _pipeline_of_short_parts, "budget"),
+    ("one bubble", _pipeline_without_states, "differs"),
+    ("one bubble", _pipeline_in_half, "differs"),
+    ("one bubble", _pipeline_without_the_last_layer, "differs"),
+    ("one bubble", _every_second_step, "differs"),
+    ("one bubble", _outputs_on_the_first_gpu, "on cuda:0"),
+    ("small buckets", _one_by_one, "budget"),
+    ("small buckets", _sent_before_it_is_computed, "race"),
+    ("small buckets", _freed_before_it_is_sent, "race"),
+    ("small buckets", _all_in_one_bucket, "budget"),
+    ("small buckets", _gradients_in_half, "differs"),
+    ("small buckets", _computed_on_the_other_gpu, "budget"),
+    ("small buckets", _from_the_first_layer_on, "differs"),
+    ("small buckets", _of_half_of_the_rows, "differs"),
+    ("small buckets", _gradients_stay, "on cuda:0"),
+]
