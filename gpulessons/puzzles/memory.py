@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from labkit.puzzles.definitions import PEAK, RESERVED, Puzzle
+from labkit.puzzles.definitions import COPIES_TO_HOST, PEAK, RESERVED, TIME, Puzzle
 
 MIB = 1 << 20
 PIXELS = 4 << 20  # of an image, which has 16 MiB
@@ -11,6 +11,8 @@ POINTS, CENTRES, COORDINATES = 2048, 512, 16
 ROWS, WIDTH, CLASSES = 512, 64, 50_000
 STEPS, HEADS = 32, 1024
 SAMPLES, OUTPUTS = 12, 1024
+TOKENS, CHANNELS = 512, 64
+HIDDEN = (8192, 64, 64, 64, 64, 64, 64, 8192)  # the channels inside each block
 
 
 def contrast(image):
@@ -49,6 +51,15 @@ def accumulated(inputs, errors):
     return torch.stack(gradients).mean(dim=0)
 
 
+def gradients_of_blocks(tokens, blocks):
+    for up, down in blocks:
+        hidden = F.gelu(tokens @ up)
+        tokens = tokens + hidden @ down
+    loss = tokens.square().mean()
+    weights = [weight for block in blocks for weight in block]
+    return torch.autograd.grad(loss, weights)
+
+
 def _image(generator: torch.Generator) -> tuple[torch.Tensor]:
     return (torch.rand(PIXELS, generator=generator).cuda(),)
 
@@ -72,6 +83,18 @@ def _keys(generator: torch.Generator) -> tuple[list[torch.Tensor]]:
 def _samples(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     inputs = torch.randn(SAMPLES, 64, OUTPUTS, generator=generator).cuda()
     return inputs, torch.randn(SAMPLES, 64, OUTPUTS, generator=generator).cuda()
+
+
+def _blocks(
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    tokens = torch.randn(TOKENS, CHANNELS, generator=generator).cuda()
+    blocks = []
+    for hidden in HIDDEN:
+        up = torch.randn(CHANNELS, hidden, generator=generator).cuda() / CHANNELS**0.5
+        down = torch.randn(hidden, CHANNELS, generator=generator).cuda() / hidden**0.5
+        blocks.append((up.requires_grad_(), down.requires_grad_()))
+    return tokens, blocks
 
 
 FREE_FIRST = Puzzle(
@@ -123,4 +146,15 @@ NO_SPIKE = Puzzle(
     score=PEAK,
     budget=52 * MIB,
     par=43 * MIB,
+)
+ONE_CHECKPOINT = Puzzle(
+    name="one checkpoint",
+    task="Return the same gradients with a lower peak of memory, in at most 2 ms.",
+    lesson="09",
+    function=gradients_of_blocks,
+    inputs=_blocks,
+    score=PEAK,
+    budget=130 * MIB,
+    par=127 * MIB,
+    limits={TIME: 2e-3, COPIES_TO_HOST: 0},
 )

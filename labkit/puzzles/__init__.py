@@ -1,7 +1,7 @@
 """Puzzles with a score: `labkit.puzzle("name", function)`.
 
 A puzzle has a correct but wasteful function. A learner rewrites it until its values are right and
-it meets a budget on a virtual H200. The score is the same on every computer.
+it meets a budget on virtual GPUs. The score is the same on every computer.
 """
 
 import os
@@ -20,7 +20,7 @@ from labkit.isolation import IsolatedError, isolated_on
 from labkit.processes import by_value
 from labkit.puzzles import scores
 from labkit.puzzles.attempt import Attempt, attempts, guarded_attempt
-from labkit.puzzles.definitions import MODEL, Measure, Puzzle, find
+from labkit.puzzles.definitions import TIME, Measure, Puzzle, find
 from labkit.puzzles.outcome import NOT_RUN, OVER_BUDGET, RIGHT, WRONG, Judgement, Outcome, Row
 from labkit.puzzles.replaced import Replaced
 from virtualgpu.allocator import VARIABLES
@@ -35,8 +35,9 @@ _originals: dict[str, Attempt] = {}
 def puzzle(name: str, function: Callable[..., Any]) -> Outcome:
     """Run a learner's answer to a puzzle, and return its score and a figure of what it did.
 
-    The function runs in a process of its own, on virtual H200s, with fresh inputs. If real GPUs
-    are in use, it also runs there, and the table shows what was measured.
+    The function runs in a process of its own, on as many virtual GPUs as the puzzle needs, with
+    fresh inputs. If real GPUs are in use and there are enough, it also runs there, and the table
+    shows what was measured.
 
     Args:
         name: the name of the puzzle, such as "free first".
@@ -53,7 +54,7 @@ def puzzle(name: str, function: Callable[..., Any]) -> Outcome:
     if original is None or original.trace is None or own.trace is None:
         return Outcome(_verdict(name, False, f"Not yet: {own.trouble}"))
     _originals[name] = original
-    rows = [_row("score on a virtual H200", known.score, own.trace, original.trace)]
+    rows = [_row(f"score on {_gpus(known)}", known.score, own.trace, original.trace)]
     rows += _measured(known, function)
     judgement = judged(known, own)
     score, solved = judgement.score, judgement.status == RIGHT
@@ -73,7 +74,7 @@ def puzzle(name: str, function: Callable[..., Any]) -> Outcome:
 
 def request(known: Puzzle) -> Request:
     """Return the request for the virtual GPUs on which a puzzle is scored."""
-    return Request(gpus=known.gpus, like=MODEL, memory=None, values=True)
+    return Request(gpus=known.gpus, like=known.like, memory=None, values=True)
 
 
 def copied(function: Callable[..., Any]) -> bytes:
@@ -168,6 +169,13 @@ def _verdict(name: str, solved: bool, told: str) -> checking.Verdict:
     return replace(checking.Verdict(solved, told), points=float(solved), exercise=name)
 
 
+def _gpus(known: Puzzle) -> str:
+    """Return the virtual GPUs of a puzzle in words."""
+    if known.gpus == 1:
+        return f"a virtual {known.like}"
+    return f"{known.gpus} virtual {known.like}s"
+
+
 def _row(label: str, measure: Measure, own: Trace, original: Trace) -> Row:
     text = measure.text
     return Row(label, text(measure.read(own)), f"original {text(measure.read(original))}")
@@ -204,19 +212,21 @@ def _figure(known: Puzzle, own: Trace, original: Trace) -> Figure:
     title = f"{known.name}: {measure.name} {text(measure.read(own))}"
     title += f", original {text(measure.read(original))}"
     if measure.picture == "timeline":
-        return timeline_compared(own, original, title)
+        budget = known.budget if measure is TIME else None
+        return timeline_compared(own, original, title, budget)
     return memory_compared(own, original, title, known.budget, measure.picture == "reserved")
 
 
 def _measured(known: Puzzle, function: Callable[..., Any]) -> list[Row]:
-    """Run both functions on the real GPUs in use, and return what was measured.
+    """Run both functions on real GPUs, and return what was measured.
 
-    The list is empty if no real GPUs are in use, or too few.
+    The list is empty if no real GPUs are in use, or if this computer has too few.
     """
     used = machine.current()
-    if used is None or used.virtual or used.count < known.gpus:
+    if used is None or used.virtual or machine.real_gpus() < known.gpus:
         return []
-    original, own = _run(known, function, (used.request, type(used)), None)
+    there = replace(used.request, gpus=known.gpus)
+    original, own = _run(known, function, (there, type(used)), None)
     if original is None or original.trace is None or own.trace is None:
         return [Row(used.badge, own.trouble)]
     return [_row(used.badge, known.score, own.trace, original.trace)]

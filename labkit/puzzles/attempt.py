@@ -97,9 +97,9 @@ def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int],
     races = _races()
     left: list[str] = []
     try:
-        _call(Followed(function), drawn(puzzle, draw(48)), left)
+        _call(Followed(function), _given(puzzle, draw(48)), left)
         seed = draw(48)
-        given = drawn(puzzle, seed)
+        given = _given(puzzle, seed)
         trace, results = _recorded_call(function, given, left)
     except Exception as error:
         return Attempt(None, f"your function raised {quote(error, function)}")
@@ -114,6 +114,16 @@ def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int],
 def drawn(puzzle: Puzzle, seed: int) -> tuple[Any, ...]:
     """Return the inputs of one call. The same seed gives the same values."""
     return puzzle.inputs(torch.Generator().manual_seed(seed))
+
+
+def _given(puzzle: Puzzle, seed: int) -> tuple[Any, ...]:
+    """Return the inputs of one call, in memory that is reserved for them.
+
+    In a larger block of earlier work, they would keep the whole block reserved.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    return drawn(puzzle, seed)
 
 
 def _recorded_call(
@@ -160,9 +170,13 @@ def flattened(value: Any) -> Iterator[Any]:
     if isinstance(value, nn.Module):
         value = value.state_dict()
     if isinstance(value, dict):
+        value = dict(dict.items(value))
         value = [part for key in sorted(value) for part in (key, value[key])]
-    if isinstance(value, list | tuple):
-        for part in value:
+    # The methods of the built-in types, because a class of the learner's own could compute late.
+    if isinstance(value, list):
+        value = tuple(list.__iter__(value))
+    if isinstance(value, tuple):
+        for part in tuple.__iter__(value):
             yield from flattened(part)
     else:
         yield value
@@ -173,7 +187,8 @@ def _result(value: Any) -> Result:
     kind = type(value)
     if isinstance(value, torch.Tensor) and kind.__module__.partition(".")[0] in _TRUSTED:
         text = f"a tensor of shape {list(value.shape)}, {value.dtype}, on {value.device}"
-        return Result(text, value.detach().cpu().clone())
+        # Not `value.detach()`, because a tensor may have an attribute of this name.
+        return Result(text, torch.Tensor.detach(value).cpu().clone())
     if kind in (bool, int, float, str, type(None)):
         return Result(f"a value of type {kind.__name__}", value)
     return Result(f"an object of the class {kind.__name__}", None, is_known=False)

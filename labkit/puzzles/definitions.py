@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from gputrace import Trace
-from gputrace.spans import D2H, HOST, LAUNCH, WAIT
+from gputrace.spans import D2H, HOST, LAUNCH, P2P, WAIT
 from labkit import courses
 
-MODEL = "H200"  # the virtual GPU on which every puzzle is scored
+MODEL = "H200"  # the virtual GPU on which a puzzle is scored if it names no other
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,20 @@ def _mebibytes(nbytes: float) -> str:
     return f"{nbytes / 2**20:,.2f} MiB"
 
 
+def _milliseconds(seconds: float) -> str:
+    """Write seconds in ms. Three digits after the point show what one small kernel changes."""
+    return f"{seconds * 1e3:,.3f} ms"
+
+
 def _whole(number: float) -> str:
     return f"{number:.0f}"
+
+
+def _sent(trace: Trace) -> float:
+    """Return the bytes that the GPU that sends most has sent to other GPUs."""
+    spans = trace.spans
+    sent = np.bincount(spans.device[spans.kind == P2P], spans.nbytes[spans.kind == P2P])
+    return int(sent.max(initial=0))
 
 
 def _of_host(kind: int) -> Callable[[Trace], float]:
@@ -57,8 +70,11 @@ RESERVED = Measure(
     _mebibytes,
     "reserved",
 )
+# In whole nanoseconds, because a difference of two clock times has a rounding error.
+TIME = Measure("time", lambda trace: round(trace.end, 9), _milliseconds)
 LAUNCHES = Measure("launches", _of_host(LAUNCH), _whole)
 WAITS = Measure("waits of the host", _of_host(WAIT), _whole)
+SENT = Measure("bytes sent", _sent, _mebibytes)
 COPIES_TO_HOST = Measure("copies to the host", _copies(D2H), _whole)
 
 
@@ -78,6 +94,7 @@ class Puzzle:
         par: the score of a good answer of the puzzle's author.
         limits: the highest values of other measures.
         gpus: how many virtual GPUs the puzzle uses.
+        like: the model of the virtual GPUs.
         tolerance: how far the values may differ, relative to the largest value.
     """
 
@@ -91,6 +108,7 @@ class Puzzle:
     par: float
     limits: Mapping[Measure, float] = field(default_factory=lambda: {COPIES_TO_HOST: 0})
     gpus: int = 1
+    like: str = MODEL
     tolerance: float = 1e-4
 
 

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.lesson_runs import FOLDER
 from benchmarks.notebooks import cells
 from gpulessons.puzzles import PUZZLES
+from labkit.puzzles.definitions import COPIES_TO_HOST
 
 NOTEBOOK = cells(FOLDER / "puzzles.ipynb")
 LONGEST = 15  # lines of a function below its `def`
@@ -52,6 +53,9 @@ def test_the_text_has_the_task_the_budget_and_the_lesson(puzzle):
     assert text.startswith(f"## {number}. {puzzle.name[0].upper()}{puzzle.name[1:]}\n")
     assert puzzle.task in text
     assert f"{puzzle.score.name}, at most {puzzle.score.text(puzzle.budget)}" in text
+    for measure, most in puzzle.limits.items():
+        if measure is not COPIES_TO_HOST:  # the rules have this limit
+            assert f"{measure.name}, at most {measure.text(most)}" in text
     [link] = re.findall(r"\*\*Lesson:\*\* \[\d+\]\((.+?)\)", text)
     assert link.startswith(f"{puzzle.lesson}_") and (FOLDER / link).is_file()
 

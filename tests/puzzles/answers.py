@@ -1,7 +1,11 @@
-"""Right answers to the puzzles: three for each, with different scores, the best one last."""
+"""Answers to the puzzles: three right ones for each, with different scores, the best one last.
+
+There are also other right answers, and wrong ones.
+"""
 
 import torch
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, gelu, mse_loss
+from torch.utils.checkpoint import checkpoint
 
 
 def _contrast_with_del(image):
@@ -178,3 +182,549 @@ RIGHT |= {
     "no spike": [_mean_added_up, _mean_of_new_sums, _mean_in_the_product],
     "one backward pass": [_gradients_of_all_losses, _gradients_of_the_sum, _gradients_of_norms],
 }
+
+
+def _copied_beside(batches, weight):
+    """Copy each batch on a second stream while the product before it runs."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    results = []
+    for batch in batches:
+        with torch.cuda.stream(side):
+            x = batch.cuda(non_blocking=True)
+        here.wait_stream(side)
+        x.record_stream(here)
+        results.append(x @ weight)
+    return results
+
+
+def _copied_beside_in_parts(batches, weight):
+    """Copy the last batch in parts, so that less is left to do after its copy."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    results = _copied_beside(batches[:-1], weight)
+    last = torch.empty(batches[-1].shape[0], weight.shape[1], device="cuda")
+    for part, result in zip(batches[-1].split(128), last.split(128), strict=True):
+        with torch.cuda.stream(side):
+            x = part.cuda(non_blocking=True)
+        here.wait_stream(side)
+        x.record_stream(here)
+        torch.mm(x, weight, out=result)
+    return [*results, last]
+
+
+def _copied_into_one_tensor(batches, weight):
+    """Copy all batches into one tensor, which no other work uses."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    copies = torch.empty(len(batches), *batches[0].shape, device="cuda")
+    side.wait_stream(here)
+    results = []
+    for batch, x in zip(batches, copies, strict=True):
+        with torch.cuda.stream(side):
+            x.copy_(batch, non_blocking=True)
+        here.wait_stream(side)
+        results.append(x @ weight)
+    return results
+
+
+def copied_with_events(batches, weight):
+    """Launch all copies first. An event after each tells its product to start."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    copies, results = [], []
+    with torch.cuda.stream(side):
+        for batch in batches:
+            copies.append((batch.cuda(non_blocking=True), side.record_event()))
+    for x, ready in copies:
+        here.wait_event(ready)
+        results.append(x @ weight)
+    side.wait_stream(here)
+    return results
+
+
+def ring(batches, shape, work, count=2):
+    """Return work(buffer, batch) for each batch, which is copied into one of `count` buffers."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    buffers = [torch.empty(shape, device="cuda") for _ in range(count)]
+    used = [None] * count
+    side.wait_stream(here)
+    results = []
+    for index, batch in enumerate(batches):
+        number = index % count
+        if used[number] is not None:
+            side.wait_event(used[number])
+        with torch.cuda.stream(side):
+            buffers[number].copy_(batch, non_blocking=True)
+        here.wait_stream(side)
+        results.append(work(buffers[number]))
+        used[number] = here.record_event()
+    return results
+
+
+def _two_buffers(batches, weight):
+    return ring(batches, batches[0].shape, lambda x: x @ weight)
+
+
+def _three_buffers(batches, weight):
+    return ring(batches, batches[0].shape, lambda x: x @ weight, count=3)
+
+
+def checkpointed(tokens, blocks, block, which=0):
+    """Return the gradients. `block` computes block number `which`."""
+    for number, (up, down) in enumerate(blocks):
+        if number == which:
+            tokens = block(tokens, up, down)
+        else:
+            tokens = _block(tokens, up, down)
+    weights = [weight for both in blocks for weight in both]
+    return torch.autograd.grad(tokens.square().mean(), weights)
+
+
+def _block(tokens, up, down):
+    return tokens + gelu(tokens @ up) @ down
+
+
+def _with_checkpoint(tokens, up, down):
+    return checkpoint(_block, tokens, up, down, use_reentrant=False)
+
+
+def _first_block(tokens, blocks):
+    return checkpointed(tokens, blocks, _with_checkpoint)
+
+
+def _first_block_in_halves(tokens, blocks):
+    def halves(tokens, up, down):
+        return torch.cat([_with_checkpoint(half, up, down) for half in tokens.chunk(2)])
+
+    return checkpointed(tokens, blocks, halves)
+
+
+def _first_block_by_hand(tokens, blocks):
+    """Compute the first block again without `checkpoint`."""
+    (up, down), *others = blocks
+    with torch.no_grad():
+        first = _block(tokens, up, down)
+    first.requires_grad_()
+    result = first
+    for block in others:
+        result = _block(result, *block)
+    weights = [weight for block in others for weight in block]
+    gradient, *later = torch.autograd.grad(result.square().mean(), [first, *weights])
+    del result
+    again = _block(tokens, up, down)
+    return (*torch.autograd.grad(again, (up, down), gradient), *later)
+
+
+def _sums(weight):
+    return lambda x: (x @ weight).sum(dim=1)
+
+
+def _sums_with_two_buffers(batches, weight):
+    return ring(batches, batches[0].shape, _sums(weight))
+
+
+def _sums_with_three_buffers(batches, weight):
+    return ring(batches, batches[0].shape, _sums(weight), count=3)
+
+
+def _sums_of_parts(batches, weight):
+    """Copy quarters of the batches into two small buffers."""
+    parts = [part for batch in batches for part in batch.chunk(4)]
+    sums = ring(parts, parts[0].shape, _sums(weight))
+    return [torch.cat(sums[index : index + 4]) for index in range(0, len(sums), 4)]
+
+
+def copies_freed_in_order(batches, work):
+    """Let the second stream wait for the work that used a copy, and free the copy then."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    old, results = [], []
+    for batch in batches:
+        if len(old) == 2:
+            used, x = old.pop(0)
+            side.wait_event(used)
+            del x
+        with torch.cuda.stream(side):
+            x = batch.cuda(non_blocking=True)
+        here.wait_stream(side)
+        results.append(work(x))
+        old.append((here.record_event(), x))
+        del x
+    side.wait_stream(here)
+    return results
+
+
+def sums_in_order(batches, weight):
+    return copies_freed_in_order(batches, _sums(weight))
+
+
+def sums_with_waits_of_the_host(batches, weight):
+    """Call `record_stream`, and let the host wait until the product before the last is done."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    done, results = [], []
+    for batch in batches:
+        if len(done) > 1:
+            done[-2].synchronize()
+        with torch.cuda.stream(side):
+            x = batch.cuda(non_blocking=True)
+        here.wait_stream(side)
+        x.record_stream(here)
+        results.append((x @ weight).sum(dim=1))
+        done.append(here.record_event())
+    return results
+
+
+class _Layers:
+    """Apply layers to rows, one after the other."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __call__(self, weight):
+        self.rows = (self.rows @ weight).tanh()
+
+
+def _layers_with_two_buffers(rows, weights):
+    layers = _Layers(rows)
+    ring(weights, weights[0].shape, layers)
+    return layers.rows
+
+
+def _layers_with_three_buffers(rows, weights):
+    layers = _Layers(rows)
+    ring(weights, weights[0].shape, layers, count=3)
+    return layers.rows
+
+
+def _layers_freed_in_order(rows, weights):
+    layers = _Layers(rows)
+    copies_freed_in_order(weights, layers)
+    return layers.rows
+
+
+def _step(weights, batch):
+    """Change the weights in place by one step of training."""
+    rows = batch
+    for weight in weights:
+        rows = (rows @ weight).tanh()
+    gradients = torch.autograd.grad(mse_loss(rows, batch), weights)
+    with torch.no_grad():
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight -= gradient
+
+
+def _trained_with_a_graph(weights, batches, warm_up=0):
+    """Train with a graph of one step, after some steps before the capture."""
+    weights = [weight.clone().requires_grad_() for weight in weights]
+    batch = batches[0].clone()
+    if warm_up:
+        before = [weight.detach().clone() for weight in weights]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warm_up):
+                _step(weights, batch)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.no_grad():
+            for weight, value in zip(weights, before, strict=True):
+                weight.copy_(value)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _step(weights, batch)
+    for each in batches:
+        batch.copy_(each)
+        graph.replay()
+    return [weight.detach() for weight in weights]
+
+
+def _trained_after_a_warm_up(weights, batches):
+    return _trained_with_a_graph(weights, batches, warm_up=3)
+
+
+def trained_two_steps_per_graph(weights, batches):
+    weights = [weight.clone().requires_grad_() for weight in weights]
+    both = [batch.clone() for batch in batches[:2]]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for batch in both:
+            _step(weights, batch)
+    for index in range(0, len(batches), 2):
+        torch._foreach_copy_(both, batches[index : index + 2])
+        graph.replay()
+    return [weight.detach() for weight in weights]
+
+
+def _trained_with_sgd(weights, batches):
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    batch = batches[0].clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows = batch
+        for weight in parameters:
+            rows = (rows @ weight).tanh()
+        optimizer.zero_grad()
+        mse_loss(rows, batch).backward()
+        optimizer.step()
+    for each in batches:
+        batch.copy_(each)
+        graph.replay()
+    return [weight.detach() for weight in parameters]
+
+
+_graphs = {}
+
+
+def trained_with_a_graph_that_is_kept(weights, batches):
+    """Capture the graph in the first call only. Every call trains its own weights."""
+    if not _graphs:
+        own = [weight.clone().requires_grad_() for weight in weights]
+        batch, graph = batches[0].clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            _step(own, batch)
+        _graphs["kept"] = own, batch, graph
+    own, batch, graph = _graphs["kept"]
+    with torch.no_grad():
+        for mine, weight in zip(own, weights, strict=True):
+            mine.copy_(weight)
+    for each in batches:
+        batch.copy_(each)
+        graph.replay()
+    return [weight.detach().clone() for weight in own]
+
+
+RIGHT |= {
+    "hidden copies": [_copied_beside_in_parts, _copied_beside, _copied_into_one_tensor],
+    "exact waits": [_copied_beside, _three_buffers, _two_buffers],
+    "one checkpoint": [_first_block_by_hand, _first_block, _first_block_in_halves],
+    "two streams, one allocator": [
+        _sums_with_three_buffers,
+        _sums_with_two_buffers,
+        _sums_of_parts,
+    ],
+    "next layer": [
+        _layers_freed_in_order,
+        _layers_with_three_buffers,
+        _layers_with_two_buffers,
+    ],
+    "one graph": [_trained_after_a_warm_up, _trained_with_sgd, _trained_with_a_graph],
+}
+# Other ways in which an expert may write an answer. Their scores are those of answers above.
+ALSO_RIGHT = [
+    ("hidden copies", copied_with_events),
+    ("exact waits", copied_with_events),
+    ("two streams, one allocator", sums_in_order),
+    ("two streams, one allocator", sums_with_waits_of_the_host),
+    ("one graph", trained_two_steps_per_graph),
+    ("one graph", trained_with_a_graph_that_is_kept),
+]
+
+
+def copied_without_a_wait(batches, weight):
+    side, copies = torch.cuda.Stream(), []
+    with torch.cuda.stream(side):
+        for batch in batches:
+            copies.append(batch.cuda(non_blocking=True))
+    return [x @ weight for x in copies]
+
+
+def copied_without_record_stream(batches, weight):
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    results = []
+    for batch in batches:
+        with torch.cuda.stream(side):
+            x = batch.cuda(non_blocking=True)
+        here.wait_stream(side)
+        results.append(x @ weight)
+    return results
+
+
+def copied_on_one_stream(batches, weight):
+    return [batch.cuda(non_blocking=True) @ weight for batch in batches]
+
+
+def products_in_half_precision(batches, weight):
+    half = weight.half()
+    return [result.float() for result in _copied_beside(batches, _Half(half))]
+
+
+class _Half:
+    """A matrix that rounds what it is multiplied by."""
+
+    def __init__(self, matrix):
+        self.matrix = matrix
+
+    def __rmatmul__(self, rows):
+        return rows.half() @ self.matrix
+
+
+def products_with_tf32(batches, weight):
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return _copied_beside(batches, weight)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def buffers_without_events(batches, weight):
+    """Overwrite a buffer that a product may still read."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    buffers = [torch.empty_like(batches[0], device="cuda") for _ in range(2)]
+    side.wait_stream(here)
+    results = []
+    for index, batch in enumerate(batches):
+        with torch.cuda.stream(side):
+            buffers[index % 2].copy_(batch, non_blocking=True)
+        here.wait_stream(side)
+        results.append(buffers[index % 2] @ weight)
+    return results
+
+
+def buffers_with_one_wait_of_the_host(batches, weight):
+    side, results = torch.cuda.Stream(), []
+    buffers = [torch.empty_like(batches[0], device="cuda") for _ in range(2)]
+    for index, batch in enumerate(batches):
+        with torch.cuda.stream(side):
+            buffers[index % 2].copy_(batch, non_blocking=True)
+        torch.cuda.synchronize()
+        results.append(buffers[index % 2] @ weight)
+    return results
+
+
+def buffers_with_waits_for_whole_streams(batches, weight):
+    """Let each copy wait for the product before it, so that nothing runs at the same time."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    buffers = [torch.empty_like(batches[0], device="cuda") for _ in range(2)]
+    results = []
+    for index, batch in enumerate(batches):
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            buffers[index % 2].copy_(batch, non_blocking=True)
+        here.wait_stream(side)
+        results.append(buffers[index % 2] @ weight)
+    return results
+
+
+def last_block(tokens, blocks):
+    return checkpointed(tokens, blocks, _with_checkpoint, which=7)
+
+
+def narrow_block(tokens, blocks):
+    return checkpointed(tokens, blocks, _with_checkpoint, which=1)
+
+
+def all_blocks(tokens, blocks):
+    for up, down in blocks:
+        tokens = _with_checkpoint(tokens, up, down)
+    weights = [weight for both in blocks for weight in both]
+    return torch.autograd.grad(tokens.square().mean(), weights)
+
+
+def activations_on_the_host(tokens, blocks):
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        return checkpointed(tokens, blocks, _block)
+
+
+def sums_with_record_stream_alone(batches, weight):
+    return [product.sum(dim=1) for product in _copied_beside(batches, weight)]
+
+
+def sums_on_one_stream(batches, weight):
+    return [(batch.cuda(non_blocking=True) @ weight).sum(dim=1) for batch in batches]
+
+
+def sums_of_freed_copies(batches, weight):
+    return [product.sum(dim=1) for product in copied_without_record_stream(batches, weight)]
+
+
+def layers_with_record_stream_alone(rows, weights):
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    for weight in weights:
+        with torch.cuda.stream(side):
+            copy = weight.cuda(non_blocking=True)
+        here.wait_stream(side)
+        copy.record_stream(here)
+        rows = (rows @ copy).tanh()
+    return rows
+
+
+def layers_all_at_once(rows, weights):
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        copies = [(weight.cuda(non_blocking=True), side.record_event()) for weight in weights]
+    for copy, ready in copies:
+        here.wait_event(ready)
+        rows = (rows @ copy).tanh()
+    side.wait_stream(here)
+    return rows
+
+
+def layers_in_a_buffer_without_events(rows, weights):
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    buffers = [torch.empty_like(weights[0], device="cuda") for _ in range(2)]
+    side.wait_stream(here)
+    for index, weight in enumerate(weights):
+        with torch.cuda.stream(side):
+            buffers[index % 2].copy_(weight, non_blocking=True)
+        here.wait_stream(side)
+        rows = (rows @ buffers[index % 2]).tanh()
+    return rows
+
+
+def trained_in_one_large_graph(weights, batches):
+    """Capture all steps. A capture takes as long as the launches, and it is replayed once."""
+    weights, graph = [weight.clone().requires_grad_() for weight in weights], torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for batch in batches:
+            _step(weights, batch)
+    graph.replay()
+    return [weight.detach() for weight in weights]
+
+
+def trained_on_one_batch(weights, batches):
+    """Replay the graph without copying the batches."""
+    return _trained_with_a_graph(weights, [batches[0]] * len(batches))
+
+
+def trained_after_a_warm_up_that_counts(weights, batches):
+    weights = [weight.clone().requires_grad_() for weight in weights]
+    _step(weights, batches[0])
+    return _trained_with_a_graph([weight.detach() for weight in weights], batches)
+
+
+def trained_in_place(weights, batches):
+    """Change the weights that are given."""
+    graph, batch = torch.cuda.CUDAGraph(), batches[0].clone()
+    given = [weight.requires_grad_() for weight in weights]
+    with torch.cuda.graph(graph):
+        _step(given, batch)
+    for each in batches:
+        batch.copy_(each)
+        graph.replay()
+    return [weight.requires_grad_(False).clone() for weight in weights]
+
+
+# Wrong answers to single puzzles, and a part of the reason. Wrong answers to any puzzle are in
+# `test_answers.py`.
+WRONG_OF = [
+    ("hidden copies", copied_without_a_wait, "race"),
+    ("hidden copies", copied_without_record_stream, "race"),
+    ("hidden copies", copied_on_one_stream, "budget"),
+    ("hidden copies", products_in_half_precision, "differs"),
+    ("hidden copies", products_with_tf32, "differs"),
+    ("exact waits", buffers_without_events, "race"),
+    ("exact waits", buffers_with_one_wait_of_the_host, "waits of the host"),
+    ("exact waits", buffers_with_waits_for_whole_streams, "budget"),
+    ("exact waits", copied_without_a_wait, "race"),
+    ("one checkpoint", last_block, "budget"),
+    ("one checkpoint", narrow_block, "budget"),
+    ("one checkpoint", all_blocks, "time"),
+    ("one checkpoint", activations_on_the_host, "time"),
+    ("one graph", trained_in_one_large_graph, "budget"),
+    ("one graph", trained_on_one_batch, "differs"),
+    ("one graph", trained_after_a_warm_up_that_counts, "differs"),
+    ("one graph", trained_in_place, "changed a tensor"),
+    ("two streams, one allocator", sums_with_record_stream_alone, "budget"),
+    ("two streams, one allocator", sums_on_one_stream, "time"),
+    ("two streams, one allocator", sums_of_freed_copies, "race"),
+    ("next layer", layers_with_record_stream_alone, "reserved memory"),
+    ("next layer", layers_all_at_once, "reserved memory"),
+    ("next layer", layers_in_a_buffer_without_events, "race"),
+]

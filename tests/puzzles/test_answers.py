@@ -9,11 +9,14 @@ import torch
 import labkit.puzzles
 from gputrace.trace import Trace
 from labkit.puzzles.attempt import attempts, flattened
-from labkit.puzzles.definitions import MODEL, find, puzzles
+from labkit.puzzles.definitions import find, puzzles
 from virtualgpu import machines
 
-from .answers import RIGHT, SAME_SCORE
+from . import answers, several_gpus_answers
+from .answers import ALSO_RIGHT, RIGHT, SAME_SCORE, WRONG_OF
 
+RIGHT = RIGHT | several_gpus_answers.RIGHT
+WRONG_OF = WRONG_OF + several_gpus_answers.WRONG_OF
 NAMES = list(puzzles())
 each_puzzle = pytest.mark.parametrize("name", NAMES)
 
@@ -21,8 +24,8 @@ each_puzzle = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture(autouse=True)
 def virtual_gpus(request):
     """Put the GPUs of the puzzle in use."""
-    name = request.node.callspec.params["name"]
-    with machines.use(gpus=find(name).gpus, like=MODEL):
+    puzzle = find(request.node.callspec.params["name"])
+    with machines.use(gpus=puzzle.gpus, like=puzzle.like):
         yield
 
 
@@ -54,6 +57,25 @@ def test_the_original_is_right_but_over_the_budget(name):
     # What ran before in the process changes nothing.
     assert puzzle.score.read(again.trace) == puzzle.score.read(original.trace)
     assert len(inspect.getsource(puzzle.function).strip().splitlines()) <= 16
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name, answer", ALSO_RIGHT)
+def test_other_right_answers_are_accepted(name, answer):
+    try:
+        score = score_of(name, answer)
+    finally:
+        answers._graphs.clear()
+    assert not isinstance(score, str) and score <= find(name).budget
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name, answer, reason", WRONG_OF)
+def test_wrong_answers_to_one_puzzle_are_refused_for_a_reason(name, answer, reason):
+    score = score_of(name, answer)
+    if not isinstance(score, str):
+        score = "over the budget" if score > find(name).budget else "accepted"
+    assert reason in score
 
 
 def _answer(name):
@@ -125,7 +147,7 @@ def arguments_changed(name):
     def answer(*given):
         result = _answer(name)(*given)
         for value in flattened(list(given)):
-            if value.is_floating_point():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
                 value.data.mul_(0.5)
         return result
 
@@ -146,13 +168,13 @@ def left_on_the_cpu(name):
 
 
 def in_another_stream(name):
-    def answer(*given):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+    def on_its_own_stream(result):
+        side = torch.cuda.Stream(result.device)
+        side.wait_stream(torch.cuda.current_stream(result.device))
         with torch.cuda.stream(side):
-            return changed(_answer(name)(*given), lambda result: result * 1)
+            return result * 1
 
-    return answer
+    return lambda *given: changed(_answer(name)(*given), on_its_own_stream)
 
 
 def in_a_thread(name):
@@ -177,6 +199,53 @@ def of_a_class_of_its_own(name):
             self.detach = self.cpu = self.clone = lambda: result
 
     return lambda *given: changed(_answer(name)(*given), Lazy)
+
+
+def late_through_an_attribute(name):
+    """Return zeros that look right to whoever calls their method `detach`."""
+
+    def late(result):
+        zeros = torch.zeros_like(result)
+        zeros.detach = lambda: result
+        return zeros
+
+    return lambda *given: changed(_answer(name)(*given), late)
+
+
+def late_through_a_list(name):
+    """Return a list that computes its elements when somebody reads them."""
+
+    def answer(*given):
+        class Late(list):
+            def __iter__(self):
+                return iter([_answer(name)(*given)])
+
+        return Late()
+
+    return answer
+
+
+def in_lower_precision(name):
+    def answer(*given):
+        def rounded(value):
+            return value.bfloat16() if value.is_floating_point() else value
+
+        result = find(name).function(*changed(list(given), rounded))
+        return changed(result, lambda value: value.float())
+
+    return answer
+
+
+def first_half_only(name):
+    def answer(*given):
+        def half(value):
+            value = value.detach().clone()
+            value.view(-1)[value.numel() // 2 :] = 0
+            return value
+
+        return changed(_answer(name)(*given), half)
+
+    return answer
 
 
 def with_the_comparison_replaced(name):
@@ -210,6 +279,10 @@ WRONG = [
     in_another_stream,
     in_a_thread,
     of_a_class_of_its_own,
+    late_through_an_attribute,
+    late_through_a_list,
+    in_lower_precision,
+    first_half_only,
     with_the_comparison_replaced,
     with_the_recorder_replaced,
 ]

@@ -6,13 +6,17 @@ import pytest
 import torch
 
 import labkit
+import labkit.puzzles
 from gpulessons.puzzles import PUZZLES
 from gputrace import record
 from gputrace.figures.comparison import timeline_compared
+from labkit import machine
 from labkit.puzzles import scores
-from labkit.puzzles.definitions import MODEL, puzzles
+from labkit.puzzles.attempt import Attempt
+from labkit.puzzles.definitions import MODEL, SENT, puzzles
 from labkit.puzzles.replaced import Replaced
 from virtualgpu import machines
+from virtualgpu.machines import Request
 
 from .answers import _softmax, _softmax_by_hand
 
@@ -98,6 +102,44 @@ def test_functions_that_a_program_replaces_are_found_and_an_optimizers_own_wrapp
     assert before.sentence() == ""
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: tensor)
     assert "Tensor.cpu" in before.sentence()
+
+
+@pytest.mark.parametrize("available, ran_on", [(0, []), (2, []), (4, [4]), (8, [4])])
+def test_a_puzzle_runs_on_as_many_real_gpus_as_it_has_if_there_are_enough(
+    available, ran_on, monkeypatch
+):
+    """The notebook uses one GPU, and the computer may have more."""
+
+    class OneRealGPU:
+        virtual, badge = False, "NVIDIA H200"
+        request = Request(gpus=1, like=None, memory=None, values=True)
+
+    counts = []
+
+    def run(known, function, gpus, original):
+        counts.append(gpus[0].gpus)
+        return None, Attempt(None, "nothing was run")
+
+    monkeypatch.setattr(machine, "current", OneRealGPU)
+    monkeypatch.setattr(machine, "real_gpus", lambda: available)
+    monkeypatch.setattr(labkit.puzzles, "_run", run)
+    known = puzzles()["even load"]
+    rows = labkit.puzzles._measured(known, known.function)
+    assert counts == ran_on and len(rows) == len(ran_on)
+
+
+def test_bytes_sent_are_those_of_the_gpu_that_sends_most():
+    with machines.use(3, like="T4"):
+        x = torch.zeros(1 << 18, device="cuda:0")
+        with record(timeline=True) as nothing:
+            x + 1
+        with record(timeline=True) as sent:
+            x.to("cuda:1").to("cuda:2").to("cuda:1")
+            x.to("cuda:2")
+            x.to("cpu")
+        assert SENT.read(nothing) == 0
+        assert SENT.read(sent) == 2 << 20
+        assert SENT.text(2 << 20) == "2.00 MiB"
 
 
 def test_a_comparison_draws_both_timelines_on_one_axis():

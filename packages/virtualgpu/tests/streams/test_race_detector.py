@@ -445,3 +445,57 @@ def test_a_layer_that_reads_memory_reused_too_early_is_computed_again_in_tf32(la
     assert second.data_ptr() == address and kinds() == [OVERWRITTEN]
     torch.cuda.synchronize()
     assert torch.equal(found, layer(second))
+
+
+# Functions that compute values themselves.
+
+FUSED = {
+    "RNN": (lambda: torch.nn.RNN(8, 8), lambda layer, x: layer(x)[0]),
+    "LSTMCell": (lambda: torch.nn.LSTMCell(8, 8), lambda layer, x: layer(x[:, 0])[0]),
+    "GRUCell": (lambda: torch.nn.GRUCell(8, 8), lambda layer, x: layer(x[:, 0])),
+    "RMSNorm": (lambda: torch.nn.RMSNorm(8), lambda layer, x: layer(x)),
+    "attention": (
+        lambda: torch.nn.Identity(),
+        lambda layer, x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    ),
+}
+
+
+@RACES
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_functions_race_with_other_streams(side, name):
+    make, run = FUSED[name]
+    layer = make().cuda()
+    x = torch.zeros(4, 2, 8, device="cuda")
+    side.wait_stream(here())
+    with torch.cuda.stream(side):
+        x.fill_(1.0)
+    run(layer, x)  # reads too early
+    of_input = kinds()
+    torch.cuda.synchronize()
+    y = run(layer, x.requires_grad_())
+    with torch.cuda.stream(side):
+        y.detach().add(1)  # reads too early
+    of_output = kinds()[len(of_input) :]
+    torch.cuda.synchronize()
+    gradient = torch.zeros_like(y)
+    side.wait_stream(here())
+    with torch.cuda.stream(side):
+        gradient.fill_(1.0)
+    y.backward(gradient)
+    of_gradient = kinds()[len(of_input + of_output) :]
+    assert set(of_input) == set(of_output) == set(of_gradient) == {STALE}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_functions_in_order_do_not_race(side, name):
+    make, run = FUSED[name]
+    layer = make().cuda()
+    x = torch.zeros(4, 2, 8, device="cuda", requires_grad=True)
+    side.wait_stream(here())
+    with torch.cuda.stream(side):
+        y = run(layer, x)
+        y.sum().backward()
+    here().wait_stream(side)
+    run(layer, x).add(y.detach()).sum().backward()
+    assert kinds() == []

@@ -182,6 +182,36 @@ class RaceDetector:
             self._note(launch, use, old)
         return raced
 
+    def compare_pass(
+        self,
+        name: str,
+        arguments: list[torch.Tensor],
+        stream: StreamTime,
+        do: Callable[[], Any],
+    ) -> Any:
+        """Run `do`, which reads the arguments and writes its results, and report its races.
+
+        The values stay those of the program's order. Returns what `do` returns.
+        """
+        clock = self.machine.clock
+        if stream.capture is not None:
+            return do()
+        self.lone.has_work(stream)
+        launch = Launch(stream, name, clock.host, user_line())
+        before = clock.before(stream)
+        read = [use for x in arguments if (use := self._use(x, True, False)) is not None]
+        for use in read:
+            self.compare(launch, use.log, use.region, True, False, before)
+        result = do()
+        launch.count, launch.end = stream.count, stream.ready
+        before = clock.before(stream)  # the pass is ordered after operators that it has called
+        made = [use for x in tensors(result) if (use := self._use(x, False, True)) is not None]
+        for use in made:
+            self.compare(launch, use.log, use.region, False, True, before)
+        for use in (*read, *made):
+            self._note(launch, use, None)
+        return result
+
     def _ordered(
         self,
         call: Call,

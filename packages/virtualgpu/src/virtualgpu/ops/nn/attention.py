@@ -34,6 +34,7 @@ from virtualgpu.ops.call import (
 )
 from virtualgpu.ops.half import HALF, sums_in_float32
 from virtualgpu.ops.nn.attention_backends import backend, require_mask_beside_query
+from virtualgpu.ops.passes import compared
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 from virtualgpu.tensor import VirtualTensor, empty, empty_without_values, memory_of
 
@@ -243,6 +244,7 @@ class Attention(torch.autograd.Function):
     """A fused attention kernel of one of CUDA's backends."""
 
     @staticmethod
+    @compared
     def forward(
         ctx: Any,
         q: Tensor,
@@ -298,6 +300,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @compared
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Return the gradients of query, key, value and mask, and None for the other arguments."""
         mask, k, q, v, _, out, *_ = ctx.saved_tensors

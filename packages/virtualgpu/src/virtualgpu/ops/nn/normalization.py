@@ -27,6 +27,7 @@ from virtualgpu.ops.call import (
     temporaries,
 )
 from virtualgpu.ops.elementwise import contiguous_copies
+from virtualgpu.ops.passes import compared
 from virtualgpu.ops.reductions import sum_bytes
 from virtualgpu.ops.without_values import all_known, loses_values
 from virtualgpu.tensor import empty_without_values, tensors, wrap_all
@@ -275,6 +276,7 @@ class _RmsNorm(torch.autograd.Function):
     """
 
     @staticmethod
+    @compared
     def forward(
         ctx: Any, x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float
     ) -> torch.Tensor:
@@ -303,6 +305,7 @@ class _RmsNorm(torch.autograd.Function):
         return output
 
     @staticmethod
+    @compared
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
         """Return the gradients of input and weight, and None for the other arguments."""
         x, weight, rstd = ctx.saved_tensors

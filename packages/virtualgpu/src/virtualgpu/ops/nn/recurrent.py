@@ -34,6 +34,7 @@ from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, compos
 from virtualgpu.ops.half import HALF
 from virtualgpu.ops.nn.attention import scratch_tensor
 from virtualgpu.ops.nn.recurrent_cells import plain_values
+from virtualgpu.ops.passes import compared
 from virtualgpu.ops.sequence import play
 from virtualgpu.ops.tf32 import round_to_tf32
 from virtualgpu.ops.without_values import all_known
@@ -196,6 +197,7 @@ class Recurrent(torch.autograd.Function):
     """All layers, directions and steps in one operator."""
 
     @staticmethod
+    @compared
     def forward(
         ctx: Any, setup: Setup, x: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor
     ) -> Any:
@@ -261,6 +263,7 @@ class Recurrent(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @compared
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Return the gradients of the input, of the states and of the weights.
 

@@ -10,6 +10,7 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.ops.call import composes
 from virtualgpu.ops.half import HALF
+from virtualgpu.ops.passes import compared
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import tensors
 
@@ -35,6 +36,7 @@ class LstmCell(torch.autograd.Function):
     """
 
     @staticmethod
+    @compared
     def forward(
         ctx: Any,
         of_input: Tensor,
@@ -51,6 +53,7 @@ class LstmCell(torch.autograd.Function):
         return hy, cy
 
     @staticmethod
+    @compared
     def backward(ctx: Any, grad_hy: Tensor, grad_cy: Tensor) -> Any:
         """Return the gradients of the forward pass's arguments."""
         of_hidden, b_hh, of_input, b_ih, cx, _, _ = ctx.saved_tensors
@@ -74,6 +77,7 @@ class GruCell(torch.autograd.Function):
     """
 
     @staticmethod
+    @compared
     def forward(
         ctx: Any,
         of_input: Tensor,
@@ -89,6 +93,7 @@ class GruCell(torch.autograd.Function):
         return hy
 
     @staticmethod
+    @compared
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Return the gradients of the forward pass's arguments."""
         of_hidden, b_hh, of_input, b_ih, hx, _ = ctx.saved_tensors
