@@ -463,7 +463,7 @@ def draw_shares(generator: random.Random) -> Plain:
 
     In the second case, the layer is a part of a network. So its parameters have other names.
     """
-    cases = []
+    cases: list[Plain] = []
     for shares in ([1, generator.randint(3, 5)], [generator.randint(3, 4), 0, 2]):
         generator.shuffle(shares)
         rows = [

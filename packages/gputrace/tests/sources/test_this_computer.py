@@ -1,4 +1,4 @@
-"""This computer's time: which line gets it, what does not count, and how long batches take."""
+"""Tests of this computer's time: which line gets it, what does not count, and how long batches take."""
 
 import _thread
 import os
