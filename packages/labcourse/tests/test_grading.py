@@ -306,7 +306,12 @@ def test_an_interrupted_grading_leaves_no_process(graded, one_lab, tmp_path):
     running = grading.grade_all
     sandboxes, others = [], _servers()
 
+    lines = []
+
     def interrupt(*said):
+        lines.append(said[0])
+        if len(lines) == 1:  # the sandbox has not started
+            return
         sandboxes.extend(pid for pid in _servers() if pid not in others)
         raise KeyboardInterrupt
 
@@ -319,6 +324,7 @@ def test_an_interrupted_grading_leaves_no_process(graded, one_lab, tmp_path):
             sandbox="bubblewrap",
             progress=interrupt,
         )
+    assert "starting the sandbox" in lines[0]
     assert sandboxes
     deadline = time.monotonic() + 60
     while any(_alive(pid) for pid in sandboxes) and time.monotonic() < deadline:

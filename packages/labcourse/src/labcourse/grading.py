@@ -340,6 +340,7 @@ def _here(
         boxes = [Sandbox(backend, course.limits, progress) for _ in range(count)]
         for box in boxes:
             free.put(stack.enter_context(box))
+        progress("starting the sandbox, which imports PyTorch")
         boxes[0].start()  # if it fails, grading stops, because no submission is the cause
         pool = stack.enter_context(ThreadPoolExecutor(workers))
         stack.callback(pool.shutdown, cancel_futures=True)
