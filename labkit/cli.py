@@ -35,6 +35,12 @@ def _parser() -> CommandParser:
     """Return the parser of all commands."""
     parser = CommandParser(prog="python -m labkit", description="The GPU teaching kit's commands.")
     parser.add_argument("--version", action="version", version=f"labkit {__version__}")
+    parser.examples = {
+        "doctor": "Check this machine.",
+        "lessons --to work": "Copy the lessons into the folder work.",
+        "run --like H200 train.py": "Run a script on a virtual H200.",
+        "run --help": "Say what `run` can do. Each command has --help.",
+    }
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def command(name: str, does: Callable[[argparse.Namespace], int], text: str) -> CommandParser:
