@@ -33,12 +33,15 @@ COLLECTIVES = """
     def mine(n=4):
         return torch.arange(float(n), device=device) + 10 * rank
     def given(n, parts=None):
-        return torch.zeros(n, device=device) if parts is None else [torch.zeros(n, device=device) for _ in range(parts)]
+        if parts is None:
+            return torch.zeros(n, device=device)
+        return [torch.zeros(n, device=device) for _ in range(parts)]
     result = []
     def check(x):
         result.append(x)
     for op in ("SUM", "MAX", "PRODUCT"):
-        x = mine().long() if op == "PRODUCT" else mine().bfloat16(); dist.all_reduce(x, op=getattr(dist.ReduceOp, op)); check(x.double())
+        x = mine().long() if op == "PRODUCT" else mine().bfloat16()
+        dist.all_reduce(x, op=getattr(dist.ReduceOp, op)); check(x.double())
     x = mine(); work = dist.all_reduce(x, async_op=True); work.wait(); check(x)
     y = given(4 * size); dist.all_gather_into_tensor(y, mine()); check(y)
     y = given(4, size); dist.all_gather(y, mine()); check(y)
@@ -46,12 +49,15 @@ COLLECTIVES = """
     y = given(4); dist.reduce_scatter(y, list(mine(4 * size).chunk(size))); check(y)
     x = mine(); dist.broadcast(x, 1); check(x)
     x = mine(); dist.reduce(x, 1); check(x if rank == 1 else [])
-    y = given(4); dist.scatter(y, [mine() + k for k in range(size)] if rank == 0 else None, src=0); check(y)
+    y = given(4); parts = [mine() + k for k in range(size)] if rank == 0 else None
+    dist.scatter(y, parts, src=0); check(y)
     y = given(4, size) if rank == 0 else None; dist.gather(mine(), y, dst=0); check(y)
     y = given(4 * size); dist.all_to_all_single(y, mine(4 * size)); check(y)
     y, parts = given(2, size), list(mine(2 * size).chunk(size))
-    if device == "cuda": dist.all_to_all(y, parts)
-    else: dist.all_to_all_single(y := given(2 * size), torch.cat(parts)); y = list(y.chunk(size))  # torch 2.11's gloo takes no lists
+    if device == "cuda":
+        dist.all_to_all(y, parts)
+    else:  # gloo of torch 2.11 takes no lists
+        y = given(2 * size); dist.all_to_all_single(y, torch.cat(parts)); y = list(y.chunk(size))
     check(y)
     sent, got = [rank + k + 1 for k in range(size)], sum(rank + k + 1 for k in range(size))
     y = given(got); dist.all_to_all_single(y, mine(got), sent, sent); check(y)
@@ -59,7 +65,8 @@ COLLECTIVES = """
     for work in [dist.isend(x, (rank + 1) % size), dist.irecv(y, (rank - 1) % size)]: work.wait()
     check(y)
     y = given(4)
-    batch = [dist.P2POp(dist.isend, x, (rank + 1) % size), dist.P2POp(dist.irecv, y, (rank - 1) % size)]
+    sends, receives = (rank + 1) % size, (rank - 1) % size
+    batch = [dist.P2POp(dist.isend, x, sends), dist.P2POp(dist.irecv, y, receives)]
     for work in dist.batch_isend_irecv(batch): work.wait()
     check(y)
     objects = [None] * size; dist.all_gather_object(objects, {"rank": rank}); check(objects)
@@ -70,12 +77,15 @@ COLLECTIVES = """
     for work in (works if rank else reversed(works)): work.wait()
     check([x, y])
     import torch.distributed._functional_collectives as F
-    check([F.wait_tensor(y) for y in (F.all_reduce(mine(), "sum", groups[0]), F.broadcast(mine(), 1, groups[0]))])
+    ys = F.all_reduce(mine(), "sum", groups[0]), F.broadcast(mine(), 1, groups[0])
+    check([F.wait_tensor(y) for y in ys])
     x = mine(40 * size).sin()  # its sums are rounded, in an order
     check(F.wait_tensor(F.reduce_scatter_tensor(x, "avg", 0, groups[0])))
     check([F.wait_tensor(y) for y in F.all_reduce_coalesced([x, x.cos()], "sum", groups[0])])
     def plain(x):
-        return x.tolist() if isinstance(x, torch.Tensor) else [plain(y) for y in x] if isinstance(x, list) else x
+        if isinstance(x, torch.Tensor):
+            return x.tolist()
+        return [plain(y) for y in x] if isinstance(x, list) else x
     result = plain(result)
     if device == "cuda":
         xs = [mine(), mine()]
@@ -89,7 +99,9 @@ COLLECTIVES = """
 TRAINING = """
     result = {}
     for name, options in {
-        "plain": {}, "view": dict(gradient_as_bucket_view=True), "unused": dict(find_unused_parameters=True),
+        "plain": {},
+        "view": dict(gradient_as_bucket_view=True),
+        "unused": dict(find_unused_parameters=True),
         "static": dict(static_graph=True),
         "small": dict(bucket_cap_mb=0.0001),
     }.items():
@@ -109,13 +121,17 @@ SHARDED = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+    from torch.distributed.tensor.parallel import parallelize_module
     mesh, result = init_device_mesh(device, (2,)), {}
     def train(net, forward):
         optimizer = torch.optim.AdamW(net.parameters(), 0.1)
         for step in range(3):
             optimizer.zero_grad(); forward(step + 1.0); optimizer.step()
-        return [p.full_tensor().tolist() if hasattr(p, "full_tensor") else p.tolist() for p in net.parameters()]
+        whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in net.parameters()]
+        return [p.tolist() for p in whole]
+    def filled(x):
+        return torch.full((4, 8), x, device=device)
     def net():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).to(device)
@@ -123,18 +139,24 @@ SHARDED = """
         model = net()
         for part in (model[0], model[2], model):
             fully_shard(part, mesh=mesh, reshard_after_forward=not keep)
-        result[f"fsdp {keep}"] = train(model, lambda x: model(torch.full((4, 8), x + rank, device=device)).square().mean().backward())
-    model = FullyShardedDataParallel(net(), device_id=torch.device(device, rank if device == "cuda" else None))
-    train(model, lambda x: model(torch.full((4, 8), x + rank, device=device)).square().mean().backward())
-    result["FullyShardedDataParallel"] = {name: value.tolist() for name, value in model.state_dict().items()}
+        name = f"fsdp {keep}"
+        result[name] = train(model, lambda x: model(filled(x + rank)).square().mean().backward())
+    own = torch.device(device, rank if device == "cuda" else None)
+    model = FullyShardedDataParallel(net(), device_id=own)
+    train(model, lambda x: model(filled(x + rank)).square().mean().backward())
+    state = model.state_dict()
+    result["FullyShardedDataParallel"] = {name: state[name].tolist() for name in state}
     model = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    result["tensor parallel"] = train(model, lambda x: model(torch.full((4, 8), x, device=device)).square().mean().backward())
+    result["tensor parallel"] = train(model, lambda x: model(filled(x)).square().mean().backward())
     for kind in (ScheduleGPipe, Schedule1F1B):
         part = net()[2 * rank]
-        stage = PipelineStage(part, rank, 2, torch.device(device, rank) if device == "cuda" else torch.device(device))
+        stage = PipelineStage(part, rank, 2, own)
         schedule = kind(stage, 4, loss_fn=lambda y, t: (y - t).square().mean())
         def forward(x):
-            schedule.step(target=torch.zeros(8, 8, device=device)) if rank else schedule.step(torch.full((8, 8), x, device=device))
+            if rank:
+                schedule.step(target=torch.zeros(8, 8, device=device))
+            else:
+                schedule.step(torch.full((8, 8), x, device=device))
         result[kind.__name__] = train(part, forward)
     dist.destroy_process_group()
 """
@@ -151,7 +173,8 @@ def test_gloo_sends_round_a_ring_before_anybody_receives(script):
     """The ring all-reduce of PyTorch's tutorial "Writing distributed applications" does this."""
     ring = """
     group = dist.new_group(backend="gloo")
-    sent, received = torch.full((4,), rank, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    sent = torch.full((4,), rank, device=device)
+    received = torch.zeros(4, dtype=torch.int64, device=device)
     works = [dist.isend(sent + tag, (rank + 1) % size, group, tag) for tag in (1, 2)]
     result = []
     for tag in (2, 1):  # gloo finds a message by its tag
@@ -172,7 +195,8 @@ def test_a_result_that_is_read_before_anybody_waits_is_a_race(script):
     read = x + 0
     work.wait()
     import labkit
-    result = [read.tolist(), (x + 0).tolist(), [(race.kind, race.first.name, race.second.name) for race in labkit.races()]]
+    races = [(race.kind, race.first.name, race.second.name) for race in labkit.races()]
+    result = [read.tolist(), (x + 0).tolist(), races]
     dist.destroy_process_group()
     """
     found = labkit.torchrun(script(START + early), like="H200", quiet=True).results
@@ -184,7 +208,8 @@ def test_a_result_that_is_read_before_anybody_waits_is_a_race(script):
 MEASURED = """
     def figures():
         torch.cuda.synchronize()
-        return [torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()]
+        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        return [allocated, reserved, torch.cuda.max_memory_allocated()]
     dist.barrier()
     net = nn.Sequential(*[m for _ in range(8) for m in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
     result = {"model": figures()}
@@ -282,7 +307,8 @@ def test_memory_of_fsdp_is_an_h200s(script):
 
 
 NORMALIZED = """
-    net = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())).cuda())
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    net = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(net).cuda())
     result = []
     for step in range(2):
         net(torch.randn(4, 3, 16, 16, device="cuda")).square().mean().backward()

@@ -1,12 +1,15 @@
-"""What `labkit fit` answers of training scripts, held against real GPUs on which they ran.
+"""Compare the predictions of `labkit fit` for training scripts with runs on real GPUs.
 
-    python benchmarks/fit_measured.py record FOLDER FILE     on the GPU; needs torchvision and transformers
-    python benchmarks/fit_measured.py compare FOLDER FILE    on any machine with the same
+    python benchmarks/fit_measured.py record FOLDER FILE     on a machine with a GPU
+    python benchmarks/fit_measured.py compare FOLDER FILE    on any machine
 
-FOLDER has pytorch/examples, minGPT and nanoGPT, with files of random content for data sets; the networks train in timing/train_network.py.
-A step's time on the GPU is the median of those from the end of one step's work to that of the next, by CUDA events. The first batches of a
-loader are given out again and again, for loading data counts nothing in `fit` either. Peaks are those of the first four steps. The host's
-speed is measured after each script's steps, as `--host here` does: it changes within minutes.
+Both commands need torchvision and transformers. FOLDER has pytorch/examples, minGPT and nanoGPT,
+with files of random content for data sets. The networks train in timing/train_network.py.
+
+A step's time on the GPU is the median time from the end of one step's work to that of the next, by
+CUDA events. A loader repeats its first batches, because `fit` does not count loading data either.
+Peaks are those of the first four steps. The host's speed is measured after each script's steps, as
+`--host here` does, because it changes within minutes.
 """
 
 import datetime
@@ -183,7 +186,7 @@ def _before_each_backward_but_the_first(count: Any) -> None:
 
 
 def record(folder: Path, file: Path) -> None:
-    """Each script in a process forked from this one, which has loaded the libraries and has not touched the GPU."""
+    """Run each script in a fork of this process, which has loaded the libraries but no GPU."""
     import torchvision
     import transformers
 
@@ -241,10 +244,12 @@ def compare(folder: Path, file: Path) -> None:
     recorded = json.loads(file.read_text(encoding="utf-8"))
     like = "H200" if "H200" in recorded["gpu"] else "H100"
     print(
-        f"{recorded['gpu']}, driver {recorded['driver']}, torch {recorded['torch']}; here torch {torch.__version__}"
+        f"{recorded['gpu']}, driver {recorded['driver']}, torch {recorded['torch']}; here "
+        f"torch {torch.__version__}"
     )
     print(
-        f"{'':34}{'allocated':>13}{'by fit':>9}{'reserved':>14}{'by fit':>9}{'a step':>12}{'by fit':>9}{'host':>6}{'waits for it':>14}"
+        f"{'':34}{'allocated':>13}{'by fit':>9}{'reserved':>14}{'by fit':>9}"
+        f"{'a step':>12}{'by fit':>9}{'host':>6}{'waits for it':>14}"
     )
     with ProcessPoolExecutor(
         os.cpu_count(), mp_context=multiprocessing.get_context("spawn")
@@ -264,7 +269,8 @@ def compare(folder: Path, file: Path) -> None:
         real = recorded["scripts"][name]
         if real.get("failed") or fit.failed or not real["milliseconds"] or not fit.step:
             print(
-                f"{name:34} on the GPU: {real.get('failed') or 'ran'}; by fit: {fit.failed or 'ran'}"
+                f"{name:34} on the GPU: {real.get('failed') or 'ran'}; by fit: "
+                f"{fit.failed or 'ran'}"
             )
             continue
         took = median(real["milliseconds"]) / 1e3
@@ -286,7 +292,8 @@ def compare(folder: Path, file: Path) -> None:
         )
     for what in sorted(errors):
         print(
-            f"{what}: {len(errors[what])}, median error {median(errors[what]):.2%}, worst {max(errors[what]):.1%}"
+            f"{what}: {len(errors[what])}, median error {median(errors[what]):.2%}, worst "
+            f"{max(errors[what]):.1%}"
         )
 
 

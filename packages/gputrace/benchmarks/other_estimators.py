@@ -1,10 +1,10 @@
 """Compare the peak memory that several estimators predict with what a real H200 measured.
 
 usage: python other_estimators.py          all networks and estimators, each pair in a new process
-       python other_estimators.py NETWORK OPTIMIZER BATCH LENGTH ESTIMATOR      one of them, in bytes
+       python other_estimators.py NETWORK OPTIMIZER BATCH LENGTH ESTIMATOR    one of them, in bytes
 
-The networks are those of torchvision and transformers, which must be installed. So must torch-kitsune
-and FakeGPU, in any folder of PYTHONPATH. LENGTH is 0 for pictures.
+It needs torchvision and transformers, and torch-kitsune and FakeGPU in any folder of PYTHONPATH.
+LENGTH is 0 for pictures.
 """
 
 import importlib.metadata

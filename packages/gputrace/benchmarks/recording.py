@@ -1,12 +1,17 @@
-"""What it costs on a real GPU to record: `gputrace.record()` beside PyTorch's own history and profiler, on two training steps.
+"""Measure on a real GPU what recording costs, with gputrace and with PyTorch's own tools.
 
     python benchmarks/recording.py [ROUNDS]
 
-One step is bound by its launches, the other keeps the GPU busy. All sides take turns in one process, round by round, shuffled anew for each
-round, for what one side leaves behind slows the next; a ratio is the median over the rounds of both sides' times in the same round.
-Launches take a third more or less from one round to the next, so there are many, and the middle half of the rounds' ratios is printed too.
-Not in a stretch are the looks at the device's memory in use, twice a second, each of which takes Python's lock from the program.
-Exits 1 when a ratio is above its limit, 2 where there is no CUDA GPU.
+There are two training steps. One waits for its launches, and the other keeps the GPU busy. The
+sides are `gputrace.record()`, PyTorch's memory history and PyTorch's profiler. They take turns in
+one process, in another order in each round, because each side slows the one after it. A ratio is
+the median over the rounds of the ratio of two sides in the same round. The time of a launch varies
+by a third between rounds, so there are many rounds, and the middle half of their ratios is printed
+too.
+
+Twice a second, gputrace reads the device's memory in use, for which it takes Python's lock. These
+reads are not in the measured time. The exit status is 1 if a ratio is above its limit, and 2 if
+there is no CUDA GPU.
 """
 
 import random
@@ -87,7 +92,7 @@ def seconds_of(step: Callable[[], None], count: int) -> float:
 def measure(
     width: int, batch: int, count: int, sides: list[str], rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of one step on each side, round by round. Starting and ending a recording is not part of a step."""
+    """Return the seconds of a step on each side, by round, without starting a recording."""
     step, order = training_step(width, batch), random.Random(0)
     times: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds + 1):
@@ -115,13 +120,15 @@ def main() -> int:
         measure(*BUSY, [BARE, MEMORY], max(3, rounds // 24)),
     )
     print(
-        f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}; {LAYERS} layers of {LAUNCH_BOUND[0]} and of {BUSY[0]}"
+        f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}; {LAYERS} layers of "
+        f"{LAUNCH_BOUND[0]} and of {BUSY[0]}"
     )
     for name, times in (("is bound by launches", launch_bound), ("keeps the GPU busy", busy)):
         print(f"a training step that {name}, {len(times[BARE])} rounds")
         for side, found in times.items():
             print(
-                f"    {side:24}{statistics.median(found) * 1e3:>10.3f} ms, fastest {min(found) * 1e3:.3f} ms"
+                f"    {side:24}{statistics.median(found) * 1e3:>10.3f} ms, fastest "
+                f"{min(found) * 1e3:.3f} ms"
             )
     checks = (
         (
@@ -138,7 +145,8 @@ def main() -> int:
     )
     for name, (low, found, high), limit in checks:
         print(
-            f"{name}: {found:.3f} ({low:.3f} to {high:.3f}), at most {limit} {'kept' if found <= limit else 'EXCEEDED'}"
+            f"{name}: {found:.3f} ({low:.3f} to {high:.3f}), at most {limit} "
+            f"{'kept' if found <= limit else 'EXCEEDED'}"
         )
     return int(any(found > limit for _, (_, found, _), limit in checks))
 

@@ -1,12 +1,15 @@
-"""How long the pictures of a long trace take, and how much memory.
+"""Measure the time and the memory that the figures of a long trace take.
 
 usage: python benchmarks/trace_plots.py [--events N ...] [--check]
 
-The traces are as training makes them: parameters stay, activations are allocated on the way forward and freed on the way back, every
-operator takes and frees a temporary. Each size runs in a process of its own. "memory" is the most that the process held beyond what
-it held when the trace was made. Beside N events the trace holds N kernels and copies, which the host has launched, on four devices with
-two streams each. With --check the exit status is 1 if the memory plot takes more than 2 s for 100,000 events, 10 s for more, or 1 GiB; or
-the timeline more than 3 s for 100,000 kernels and copies, or 1 GiB.
+The traces look like training: parameters stay, activations are allocated in the forward pass and
+freed in the backward pass, and every operator allocates and frees a temporary tensor. A trace has N
+memory events, and N kernels and copies on four devices with two streams each. Each size runs in a
+process of its own. "memory" is the peak of the process above its memory before the figure.
+
+With --check the exit status is 1 if a figure exceeds its limit. The memory plot may take 2 s for
+100,000 events, 10 s for more, and 1 GiB. The timeline may take 3 s for 100,000 kernels and copies,
+and 1 GiB.
 """
 
 import argparse
@@ -50,7 +53,11 @@ EVENT = 1e-5  # seconds between two events
 
 
 def step_of_training() -> tuple[np.ndarray, list[Phase]]:
-    """One step's rows of (action, segment, offset, size, stack, category), and its phases in numbers of events."""
+    """Return the events and the phases of one step.
+
+    An event is a row (action, segment, offset, size, stack, category). Phases begin and end at
+    numbers of events.
+    """
     rows: list[tuple[int, ...]] = []
 
     def alloc(segment: int, offset: int, size: int, stack: int, category: int) -> None:
@@ -73,7 +80,7 @@ def step_of_training() -> tuple[np.ndarray, list[Phase]]:
 
 
 def make_work(count: int) -> Execution:
-    """So many kernels and copies, launched one after the other: on each device kernels on one stream wait for copies on another."""
+    """Return `count` kernels and copies. Kernels wait for copies on another stream."""
     number = np.arange(count)
     device, copies = (number // 2) % DEVICES, number % 2 == 1
     launched = number * EVENT
@@ -110,7 +117,7 @@ def make_work(count: int) -> Execution:
 
 
 def make_trace(count: int) -> Trace:
-    """A trace of about so many events: the segments' own, then whole steps, the last one cut off."""
+    """Return a trace of about `count` events: those of the segments, then whole steps."""
     rows, phases = step_of_training()
     steps = max(1, (count - SEGMENTS) // len(rows))
     first = np.array([(SEGMENT_ALLOC, segment, 0, LARGE, 1, OTHER) for segment in range(SEGMENTS)])
@@ -177,7 +184,7 @@ def chrome_trace(trace: Trace) -> None:
 
 
 def measured(call: Callable[[], object]) -> tuple[float, int]:
-    """Seconds that a call takes, and the most bytes that the process held while it ran beyond those before."""
+    """Return the seconds of a call, and the bytes of peak memory above those before it."""
     process, done = psutil.Process(), threading.Event()
     before = most = process.memory_info().rss
 
@@ -230,7 +237,8 @@ def report(count: int) -> bool:
         if name == "plot_timeline":
             good &= (seconds < 3 or count > 100_000) and nbytes < GIB
     print(
-        f"{len(trace.events):>9,} events  the process held at most {peak_of_process() / MIB:.0f} MiB, imports and trace included"
+        f"{len(trace.events):>9,} events  the process held at most "
+        f"{peak_of_process() / MIB:.0f} MiB, imports and trace included"
     )
     return good
 

@@ -53,7 +53,10 @@ def no_collection():
 
 @pytest.fixture(scope="module")
 def small_heap():
-    """Two virtual GPUs. What pytest and torch made is left out of searches, which makes them quick; the modules' globals are in them."""
+    """Two virtual GPUs. Searches leave out the objects of pytest and torch, which makes them quick.
+
+    The globals of modules are still searched.
+    """
     with virtualgpu.use(gpus=2, like="H200"):
         gc.collect()
         gc.freeze()
@@ -68,7 +71,11 @@ def machine():
 
 
 def make_trace(rows, *, stacks=LINES, **more) -> Trace:
-    """A trace of rows (seconds, action, address in MiB, size in MiB, and device 0, stack 0, category OTHER, stream 0)."""
+    """Return a trace of rows.
+
+    A row is (seconds, action, address in MiB, size in MiB). Device 0, stack 0, category OTHER and
+    stream 0 may follow.
+    """
     told = [(*row, *(0, 0, OTHER, 0)[len(row) - 4 :]) for row in rows]
     events = Events.of(
         MemoryEvent(
@@ -131,7 +138,10 @@ def freed(seconds: float, address: float, size: float, *more: int) -> list[tuple
 
 @pytest.fixture
 def training(trace_of):
-    """Two parameters, a step of activations and gradients: 10 + 60 + 20 MiB at the peak, which the backward makes."""
+    """A trace with parameters (10 MiB), activations (60 MiB) and gradients (20 MiB) at the peak.
+
+    The backward pass makes the peak.
+    """
     rows = [
         (0.0, "segment_alloc", 100, 200),
         (0.001, "alloc", 100, 10, 0, 1, PARAMETERS),

@@ -43,7 +43,7 @@ def allocated():
 
 
 class Births:
-    """The blocks that are born in a `with` block and not freed when it ends, as a recording tells them."""
+    """Return the blocks that are allocated in a `with` block and alive when it ends."""
 
     def __enter__(self):
         self._before = set(allocated())

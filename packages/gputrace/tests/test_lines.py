@@ -19,7 +19,10 @@ ALLOC, FREE = ("alloc",), ("free_requested", "free_completed")
 
 @pytest.fixture
 def lines_of(trace_of):
-    """The lines of a trace of rows (actions, bytes, stack): stack 1 is the user's line below one of torch's, 2 torch's alone."""
+    """Return the lines of a trace of rows (actions, bytes, stack).
+
+    Stack 1 is the user's line below one of torch's. Stack 2 has only torch's line.
+    """
 
     def make(*rows):
         told = [
@@ -129,7 +132,10 @@ def test_an_empty_block_has_no_lines():
     with virtualgpu.use(gpus=1), gputrace.record() as trace:
         pass
     assert trace.lines() == [] and trace.peak_line is None and trace.peak == 0
-    said = "no line of yours allocated or freed memory (cuda:0, virtual GPU, modelled on NVIDIA Tesla T4)"
+    said = (
+        "no line of yours allocated or freed memory (cuda:0, virtual GPU, modelled on "
+        "NVIDIA Tesla T4)"
+    )
     assert (
         repr(trace.lines()) == said
         and said in trace.lines()._repr_html_()

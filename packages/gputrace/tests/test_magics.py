@@ -1,4 +1,4 @@
-"""`%%gpu_memory` and `%%gpu_timeline` in a shell of this process: it runs a cell as IPython does, and shows what it did to memory."""
+"""`%%gpu_memory` and `%%gpu_timeline` in a shell of this process, as IPython runs them."""
 
 import textwrap
 import traceback
@@ -95,7 +95,8 @@ def test_ipythons_own_syntax_works_inside(shell, monkeypatch):
 def test_future_statements_and_later_cells(shell):
     run(
         shell,
-        "%%gpu_memory\nfrom __future__ import annotations\ndef f(x: undefined): return x\nclass A: y = [f(i) for i in range(3)]",
+        "%%gpu_memory\nfrom __future__ import annotations\ndef f(x: undefined): return x\n"
+        "class A: y = [f(i) for i in range(3)]",
     )
     assert run(shell, "f(A.y)")[0].result == [0, 1, 2]
 
@@ -123,7 +124,8 @@ def test_running_out_of_memory_is_explained(shell):
     result, shown, printed = run(shell, "%%gpu_memory\nx = torch.zeros(1 << 30, device='cuda')")
     assert type(result.error_in_exec) is torch.OutOfMemoryError and "OutOfMemoryError" in printed
     assert shown[-1].startswith(
-        "Out of memory on cuda:0: larger than the GPU.\nline 2 asked for 4 GiB: x = torch.zeros(1 << 30"
+        "Out of memory on cuda:0: larger than the GPU.\n"
+        "line 2 asked for 4 GiB: x = torch.zeros(1 << 30"
     )
 
 

@@ -19,9 +19,9 @@ PYTEST = importlib.util.find_spec("pytest.__main__").origin
 
 @pytest.fixture
 def suite(pytester, warm_processes, monkeypatch):
-    """A function that runs a suite of this text. With virtual GPUs, its process need not import torch.
+    """Function that runs a suite with a text, in a process that has imported torch already.
 
-    No other plugin is loaded. To load them takes longer than a suite.
+    No other plugin is loaded, because loading them takes longer than a suite.
     """
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
@@ -68,7 +68,8 @@ def test_without_its_options_it_changes_nothing(suite):
 
 OPTIONS_OF_A_SUITE = """
     def pytest_addoption(parser):
-        for name in ("gpus", "like", "memory", "gpu", "device", "no-values", "values", "virtual-time", "seconds"):
+        names = "gpus like memory gpu device no-values values virtual-time seconds"
+        for name in names.split():
             parser.addoption(f"--{name}", help="the suite's own")
         parser.addini("gpus", "the suite's own")
 """
@@ -79,7 +80,8 @@ def test_a_suite_may_have_options_of_any_other_name(suite, pytester, options):
     pytester.makeconftest(OPTIONS_OF_A_SUITE)
     text = """
         def test_own(pytestconfig):
-            assert pytestconfig.getoption("gpus") == "3" and pytestconfig.getoption("--like") == "mine"
+            assert pytestconfig.getoption("gpus") == "3"
+            assert pytestconfig.getoption("--like") == "mine"
     """
     suite(text, "--gpus", "3", "--like", "mine", *options).assert_outcomes(passed=1)
 

@@ -137,7 +137,11 @@ def test_categories(machine):
 def test_gradients_are_those_of_parameters_and_what_a_backward_frees_again_is_in_flight(
     machine, checkpointed
 ):
-    """By hand: at most the gradients of a layer's output and of its input; or the three results between layers, made again, and one."""
+    """Without checkpointing, at most the gradients of a layer's output and input are alive.
+
+    With checkpointing, the three results between layers are computed again, and one gradient is
+    alive.
+    """
     rows, width = 4096, 256
     net = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(4)]).cuda()
     x = torch.randn(rows, width, device="cuda", requires_grad=True)
@@ -156,7 +160,7 @@ def test_gradients_are_those_of_parameters_and_what_a_backward_frees_again_is_in
 
 
 def test_a_model_that_ends_with_its_backward_had_parameters(machine):
-    """On a virtual GPU nothing takes time between the end of the backward and that of the function."""
+    """On a virtual GPU no time passes between the end of the backward pass and the return."""
 
     def train_once():
         net = nn.Linear(512, 512, device="cuda")

@@ -1,4 +1,4 @@
-"""The replay against the allocator itself: blocks found from requests alone, under random programs."""
+"""The replay finds the blocks of random programs from requests alone, like the allocator."""
 
 import pytest
 from hypothesis import given
@@ -90,7 +90,7 @@ def test_a_replay_of_requests_finds_every_block(configuration, before, steps):
 
 @given(steps=st.lists(STEP, max_size=60))
 def test_the_sizes_of_blocks_in_expandable_segments(steps):
-    """Which addresses are mapped is told by other events than blocks; the sizes of the blocks in use must be found all the same."""
+    """Other events report the mapped addresses. The sizes of blocks in use must still be found."""
     allocator = CachingAllocator(0, 200 * MiB, settings=Settings.parse("expandable_segments:True"))
     count, taken = 0, {}
 
@@ -135,7 +135,7 @@ def test_the_birth_of_each_block_is_known():
     allocator.free(old)
     allocator.free(block)
     events = complete(Events.of(heard), start, allocator.settings)
-    # segment_alloc, alloc, then both frees of the old block, born before the recording, and both of the new one
+    # segment_alloc, alloc, both frees of the block from before the recording, and of the new one
     assert events.birth.tolist() == [-1, 1, -1, -1, 1, 1]
     assert events.size.tolist()[1] == 5 * MiB
 

@@ -1,4 +1,4 @@
-"""The page about a script's memory: it holds all that it shows, is well formed, and is written however the script ends."""
+"""The page about a script is complete and well formed, however the script ends."""
 
 import datetime
 import json
@@ -194,7 +194,10 @@ def test_the_page_is_written_however_the_script_ends(card, target, error, said):
 
 def test_running_out_of_memory_is_explained(card, target, capsys):
     page, raised = written(target, lambda: torch.zeros(1 << 30, device="cuda"))
-    told = f"gputrace trace: wrote {target.as_uri()}\ngputrace trace: Out of memory on cuda:0: larger than the GPU\n"
+    told = (
+        f"gputrace trace: wrote {target.as_uri()}\ngputrace trace: Out of memory on cuda:0: "
+        f"larger than the GPU\n"
+    )
     assert capsys.readouterr().err == told
     assert type(raised) is torch.OutOfMemoryError
     assert (
@@ -241,7 +244,7 @@ def test_survivors_that_are_alike_have_one_row(card, target):
 
 
 def without_addresses(path):
-    """The page without the file for PyTorch's viewer, which has the addresses that a run happened to get."""
+    """Return the page without the file for PyTorch's viewer, whose addresses differ by run."""
     text, found = re.subn(r'(id="file-pickle">)[^<]+', r"\1", path.read_text("utf-8"))
     assert found == 1
     return text

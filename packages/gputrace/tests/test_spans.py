@@ -1,4 +1,4 @@
-"""Spans of a virtual GPU in the trace: what ran where and when, by which line, who waited, and the numbers that follow."""
+"""Spans of a virtual GPU: what ran where and when, by which line, and which stream waited."""
 
 from itertools import pairwise
 from types import SimpleNamespace

@@ -1,7 +1,7 @@
 """Start Python scripts as copies of a process that has imported torch.
 
-To import torch takes seconds, and many tests start several scripts each. The copies are for tests of
-what a script does. A test of how a script is started starts a process of its own.
+Importing torch takes seconds, and many tests start several scripts each. The copies are for tests
+of what a script does. A test of how a script is started starts a process of its own.
 
     python warm_processes.py        (the server; `WarmProcesses` starts it)
 """
@@ -37,7 +37,7 @@ class WarmProcesses:
         self._server: subprocess.Popen[str] | None = None
 
     def start(self, command: Sequence[str], output: int) -> "WarmProcess":
-        """Start a script with its arguments, in a session of its own. It writes to the file `output`.
+        """Start a script with its arguments, in a session of its own. Its output goes to `output`.
 
         It starts with this process's environment and working folder of this moment.
         """

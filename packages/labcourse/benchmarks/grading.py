@@ -1,4 +1,4 @@
-"""How long grading takes per submission, and whether the grader's memory stays flat.
+"""Measure how long grading takes per submission, and whether the grader's memory stays flat.
 
     python benchmarks/grading.py [--count 200] [--workers 2] [--nbgrader PATH]
     python benchmarks/grading.py --lessons 10 11 12
@@ -38,7 +38,8 @@ ODD = {  # every tenth submission does one of these
     "ends": "import os; os._exit(0)",
     "reaches for its parent": "import resource; resource.prlimit(1, resource.RLIMIT_FSIZE, (0, 0))",
     "replaces a measurement": "torch.cuda.memory_allocated = lambda *a: 0",
-    "draws": "import matplotlib.pyplot as plt\nfor i in range(5):\n    plt.figure(); plt.plot(range(i + 2)); plt.show()",
+    "draws": "import matplotlib.pyplot as plt\nfor i in range(5):\n"
+    "    plt.figure(); plt.plot(range(i + 2)); plt.show()",
     "leaves errors": "1 / 0",
     "starts processes": "import subprocess\nfor _ in range(5): subprocess.Popen(['sleep', '100'])",
     "is odd": "print('\\ud800')",
@@ -88,7 +89,7 @@ def graded(
 def with_nbgrader(
     program: str, course: assignment.Course, folder: Path, answers: list[str], count: int
 ) -> float:
-    """Seconds a submission that nbgrader's autograde takes for honest notebooks, one after the other, as it does."""
+    """Return the seconds per submission that nbgrader's autograde takes for honest notebooks."""
     release.write(release.files(course, list(course.labs), "nbgrader"), folder)
     kernel = folder / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
@@ -184,11 +185,13 @@ def main() -> None:
         marked = sum(",5,5," in line for line in table)
         each = f"{seconds / options.count:.2f} s each"
         print(
-            f"{options.count} submissions, {options.workers} workers: {seconds:.0f} s, {each}; {marked} full marks"
+            f"{options.count} submissions, {options.workers} workers: {seconds:.0f} s, {each}; "
+            f"{marked} full marks"
         )
         quarter = len(used) // 4
         print(
-            f"the grader's memory: {max(used[:quarter]) >> 20} MiB in the first quarter, {max(used[-quarter:]) >> 20} MiB in the last"
+            f"the grader's memory: {max(used[:quarter]) >> 20} MiB in the first quarter, "
+            f"{max(used[-quarter:]) >> 20} MiB in the last"
         )
         if options.nbgrader:
             honest, few = folder / "honest", 8
@@ -199,7 +202,8 @@ def main() -> None:
             ours = graded(course, honest, folder / "honest_out", 1)[0] / few
             theirs = with_nbgrader(options.nbgrader, course, folder / "nbgrader", answers, few)
             print(
-                f"an honest submission, one worker: {ours:.2f} s; with nbgrader {theirs:.2f} s; ratio {ours / theirs:.2f}"
+                f"an honest submission, one worker: {ours:.2f} s; with nbgrader {theirs:.2f} "
+                f"s; ratio {ours / theirs:.2f}"
             )
 
 

@@ -35,7 +35,10 @@ def solution(number: str) -> str:
 
 
 def notebook(*cells: str, number: str = "00.1", name: str = "on_gpu") -> bytes:
-    """A notebook file with the set-up, these cells, of which the last is tagged as the exercise's, and its check."""
+    """Return a notebook file with the set-up, these cells and the check.
+
+    The last cell has the exercise's tag.
+    """
     built = [
         {
             "cell_type": "code",

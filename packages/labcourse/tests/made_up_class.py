@@ -1,4 +1,4 @@
-"""A made-up class: students who found answers of their own, and students who copied one and tried to hide it."""
+"""A made-up class: some students found their own answers, others copied and disguised one."""
 
 import ast
 import random
@@ -8,16 +8,23 @@ from collections.abc import Callable
 # Answers that are right in another way. CHAIN is what each student calls on the way.
 ANSWERS = {
     "on_gpu": [
-        "def on_gpu(numbers):\n    side = 'cuda'\n    host = torch.tensor(numbers)CHAIN\n    return host.to(side)\n",
+        "def on_gpu(numbers):\n    side = 'cuda'\n    host = torch.tensor(numbers)CHAIN\n"
+        "    return host.to(side)\n",
         "def on_gpu(numbers):\n    found = torch.empty(len(numbers), device='cuda')\n"
-        "    for place, number in enumerate(numbers):\n        found[place] = number\n    return foundCHAIN\n",
-        "def on_gpu(numbers):\n    side = 'cuda'\n    values = [float(number) for number in numbers if number == number]\n"
+        "    for place, number in enumerate(numbers):\n        found[place] = number\n"
+        "    return foundCHAIN\n",
+        "def on_gpu(numbers):\n    side = 'cuda'\n    values = [float(number) for number in "
+        "numbers if number == number]\n"
         "    return torch.tensor(values, device=side)CHAIN\n",
     ],
     "fit": [
-        "def fit(model, batches):\n    ready = [torch.nn.functional.normalize(batch.to('cuda')CHAIN, dim=1) for batch in batches]\n"
-        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n    total = 0\n    for batch in ready:\n"
-        "        optimizer.zero_grad()\n        loss = model(batch)ODD.square().mean() * 2 + batch.abs().mean() * 3\n"
+        "def fit(model, batches):\n"
+        "    ready = [torch.nn.functional.normalize(batch.to('cuda')CHAIN, dim=1) for batch in "
+        "batches]\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n    total = 0\n"
+        "    for batch in ready:\n"
+        "        optimizer.zero_grad()\n        loss = model(batch)ODD.square().mean() * 2 + "
+        "batch.abs().mean() * 3\n"
         "        loss.backward()\n        optimizer.step()\n        total += loss.item()\n"
         "    if total > 100:\n        return 100\n    else:\n        return total\n",
     ],
@@ -99,7 +106,8 @@ def looped(source: str) -> str:
     return re.sub(
         r"    (\w+) = \[(.*) (for \w+ in \w+)( if .*)?\]\n",
         lambda m: (
-            f"    {m[1]} = []\n    {m[3]}:\n        {f'if{m[4][3:]}: ' if m[4] else ''}{m[1]}.append({m[2]})\n"
+            f"    {m[1]} = []\n    {m[3]}:\n"
+            f"        {f'if{m[4][3:]}: ' if m[4] else ''}{m[1]}.append({m[2]})\n"
         ),
         source,
     )
@@ -132,7 +140,10 @@ class _Named(ast.NodeTransformer):
 def with_dead_code(source: str) -> str:
     """With lines that do nothing, above and below."""
     first, _, rest = source.rstrip().partition("\n")
-    dead = "    spare = 3 * 7\n    spare2 = spare\n    if False:\n        print('never')\n    assert 1 == 1\n"
+    dead = (
+        "    spare = 3 * 7\n    spare2 = spare\n    if False:\n        print('never')\n"
+        "    assert 1 == 1\n"
+    )
     return f"import math\n{first}\n{dead}{rest}\n    after = 1\n    return after\n"
 
 
@@ -176,7 +187,10 @@ def made_up_class(
     seed: int = 1,
     name: str = "on_gpu",
 ) -> tuple[dict[str, str], list[set[str]]]:
-    """The answers of `count` students, and who has copied from whom: groups of these sizes, each copy disguised."""
+    """Return the answers of `count` students, and the groups of students who copied.
+
+    The groups have the given sizes. Each copy is disguised.
+    """
     draw = random.Random(seed)
     students = [f"s{number:03d}" for number in range(count)]
     answers = {student: own_answer(number, name) for number, student in enumerate(students)}

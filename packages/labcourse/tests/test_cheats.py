@@ -1,4 +1,4 @@
-"""Cells and answers that end badly: each loses only its own points and harms no other submission."""
+"""Cells and answers that end badly lose only their own points and harm no other submission."""
 
 import dataclasses
 import json
@@ -38,13 +38,15 @@ ENDINGS = {
         "processes",
     ),
     "processes that leave their session": (
-        "import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(1000)",
+        "import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n"
+        "        os.setsid(); time.sleep(1000)",
         "processes",
     ),
     "20 GB of memory": ("big = bytearray(20 << 30)", "memory"),
     "memory bit by bit": ("held = []\nwhile True: held.append(b'x' * (400 << 20))", "memory"),
     "memory of several processes": (
-        "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = b'x' * (600 << 20); time.sleep(1000)\ntime.sleep(1000)",
+        "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n"
+        "        x = b'x' * (600 << 20); time.sleep(1000)\ntime.sleep(1000)",
         "memory",
     ),
     "10 GB of output": ("while True: print('x' * 1000000)", "output"),
@@ -55,7 +57,8 @@ ENDINGS = {
     ),
     "shared memory": ("open('/dev/shm/big', 'wb').write(bytearray(512 << 20))", "errors"),
     "nonsense in every descriptor": (
-        "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\xff' * 1000)\n    except OSError: pass",
+        "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\xff' * 1000)\n"
+        "    except OSError: pass",
         "tampered",
     ),
     "the line closed": (
@@ -138,7 +141,8 @@ def test_a_right_answer_beside_a_hanging_one_keeps_its_point(course, examine):
 WORTHLESS = {
     "what is expected, printed": "print('00.1 Right.', {'observed': 1, 'points': 1})\n" + WRONG,
     "a chain of names without end": "x" + ".y" * 1500 + " = 0\n" + WRONG,
-    "an exception that lies": "class E(Exception):\n    def __str__(self): raise SystemExit\ndef on_gpu(numbers): raise E()",
+    "an exception that lies": "class E(Exception):\n    def __str__(self): raise SystemExit\n"
+    "def on_gpu(numbers): raise E()",
     "SystemExit": "def on_gpu(numbers): raise SystemExit(0)",
     "no answer any more": RIGHT + "\ndel on_gpu",
 }
@@ -155,7 +159,8 @@ def test_a_worthless_answer(name, examine):
 def test_nothing_is_left_between_submissions(examine):
     first = examine(
         notebook(
-            "open('mine', 'w').write('1'); open('/dev/shm/mine', 'w').write('1')\nimport torch; torch.mark = 1",
+            "open('mine', 'w').write('1'); open('/dev/shm/mine', 'w').write('1')\n"
+            "import torch; torch.mark = 1",
             RIGHT,
         )
     )
@@ -249,7 +254,8 @@ def test_the_lesser_backends_warn_and_still_keep_their_limits(lesser, course):
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass": "time",
         "held = []\nwhile True: held.append(b'x' * (256 << 20))": "memory",
         "while True: print('x' * 1000000)": "output",
-        "import os, time\nfor _ in range(80):\n    if os.fork() == 0:\n        time.sleep(1000)\ntime.sleep(3)": "processes",
+        "import os, time\nfor _ in range(80):\n    if os.fork() == 0:\n"
+        "        time.sleep(1000)\ntime.sleep(3)": "processes",
     }.items():
         lesser.limits = limits_for(status)
         examined = examination.examine(

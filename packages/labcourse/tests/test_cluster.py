@@ -34,7 +34,7 @@ def ip(*words):
 
 @pytest.fixture
 def two_machines():
-    """Two network namespaces with a cable between them; without the right to make them, the test is skipped."""
+    """Two network namespaces with a cable between them. Skipped if they may not be made."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("two network namespaces need root and iproute2")
     try:
@@ -182,7 +182,10 @@ def test_no_scheduler_is_said_in_one_line(course_file, tmp_path):
         "--scheduler",
         f"tcp://127.0.0.1:{port}",
     ]
-    impatient = f"import sys; from labkit import cli; from labcourse import grading; grading.PATIENCE = 1; sys.exit(cli.main({arguments}))"
+    impatient = (
+        f"import sys; from labkit import cli; from labcourse import grading; "
+        f"grading.PATIENCE = 1; sys.exit(cli.main({arguments}))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", impatient], cwd=tmp_path, capture_output=True, text=True
     )

@@ -1,4 +1,7 @@
-"""What is handed in, however it comes: who handed in what, and what is wrong with it. Nothing leads out or fills the memory."""
+"""Submissions from every platform: who handed in what, and what is wrong with it.
+
+No file leads out of the folder or fills the memory.
+"""
 
 import io
 import json
@@ -101,7 +104,8 @@ def test_a_name_that_can_be_read_in_two_ways_is_refused_by_name(name, course, tm
     [
         "Eve_22222_assignsubmission_file_+00_start_here+2020-01-01 10:00:00 UTC+x.ipynb",
         "Eve_22222_assignsubmission_file_/Ada_11111_assignsubmission_file_00_start_here.ipynb",
-        "Eve_22222_assignsubmission_file_/11111+00_start_here+2020-01-01 10:00:00 UTC+x/00_start_here.ipynb",
+        "Eve_22222_assignsubmission_file_/11111+00_start_here+2020-01-01 10:00:00 "
+        "UTC+x/00_start_here.ipynb",
         "eve_22222_345_11111_678_LATE_00_start_here.ipynb",
     ],
 )
@@ -356,7 +360,7 @@ def test_hostile_members_of_a_zip_file(course, tmp_path):
 
 
 def test_a_zip_file_that_lies_about_sizes(course, tmp_path):
-    """Its directory says 100 bytes, its data are a gigabyte: no more than is allowed is unpacked."""
+    """The archive claims 100 bytes and has a gigabyte. Only the allowed size is unpacked."""
     packer = zlib.compressobj(wbits=-15)
     data = b"".join([*(packer.compress(b" " * (1 << 20)) for _ in range(64)), packer.flush()])
     plain = io.BytesIO()

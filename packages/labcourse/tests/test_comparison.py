@@ -1,4 +1,4 @@
-"""The comparison of answers finds copies, however they are disguised, and tells them from answers that anybody would give."""
+"""The comparison finds disguised copies and tells them from answers that are often found."""
 
 from functools import cache
 from itertools import combinations
@@ -42,7 +42,8 @@ def test_a_disguise_changes_an_answer(disguise):
         "def on_gpu(numbers):\n    return torch.tensor(numbers).to('cuda')",
         "def on_gpu(numbers):\n    return torch.tensor(list(numbers), device='cuda')",
         "def on_gpu(numbers):\n    return torch.Tensor(numbers, device='cuda')",
-        "def on_gpu(numbers):\n    if numbers:\n        return torch.tensor(numbers, device='cuda')",
+        "def on_gpu(numbers):\n    if numbers:\n"
+        "        return torch.tensor(numbers, device='cuda')",
     ],
 )
 def test_another_answer_is_another(other):
@@ -70,7 +71,10 @@ def test_what_is_no_python_is_compared_by_its_words():
 
 def test_helpers_of_an_answer_belong_to_it_and_experiments_do_not():
     helped = "def helper(n=1):\n    return n * 2\n\ndef on_gpu(numbers):\n    return helper(n=3)\n"
-    other = "x = on_gpu([1])\ndef double(value=1):\n    return value * 2\ndef on_gpu(a):\n    return double(value=3)\nfor i in x: print(i)"
+    other = (
+        "x = on_gpu([1])\ndef double(value=1):\n    return value * 2\ndef on_gpu(a):\n"
+        "    return double(value=3)\nfor i in x: print(i)"
+    )
     assert normalized(helped, "on_gpu") == normalized(other, "on_gpu")
     assert normalized(helped.replace("* 2", "* 3"), "on_gpu") != normalized(helped, "on_gpu")
 

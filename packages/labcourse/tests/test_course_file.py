@@ -1,4 +1,4 @@
-"""Whatever stands in a course file or in a notebook of the instructor's own, one sentence says what is wrong with it."""
+"""One sentence says what is wrong in a course file or in an instructor's notebook."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A grade rests on what the grader itself has judged. The submission's process is played here: no sandbox starts."""
+"""A grade depends only on what the grader judges. The submission's process is made up here."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ class Here:
 
 
 class Played:
-    """A sandbox and its process, which answers each question as `reply` does. `asked` keeps the questions."""
+    """A made-up sandbox, whose process answers with `reply`. `asked` keeps the questions."""
 
     limits = LIMITS
     memory = 0

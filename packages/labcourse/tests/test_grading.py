@@ -275,7 +275,10 @@ def test_one_submission_that_cannot_be_graded_stops_no_other(one_lab, tmp_path, 
 
 
 def test_killed_half_way_it_goes_on(graded, tmp_path):
-    """The command itself, killed once its first result is written; nothing of it is left, and what it finds is not graded again."""
+    """The command is killed after its first result.
+
+    No process is left, and the next run does not grade the result again.
+    """
     course = tmp_path / "course.toml"
     course.write_text(COURSE.replace('[labs."01"]\n[labs."06"]\n', ""))
     options = ["course", "grade", str(graded / "in"), "--out", "out", "--course", str(course)]

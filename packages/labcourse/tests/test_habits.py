@@ -19,7 +19,10 @@ def test_an_honest_habit_costs_nothing(name, tried):
 
 
 def test_what_follows_a_magic_in_its_cell_runs(tried):
-    cell = "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nwhere = 'cuda'"
+    cell = (
+        "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"
+        "where = 'cuda'"
+    )
     examined = tried(
         "00.1", cell, "def on_gpu(numbers): return torch.tensor(numbers, device=where)"
     )
@@ -34,7 +37,10 @@ def test_what_follows_a_magic_in_its_cell_runs(tried):
 
 @pytest.mark.parametrize("number", ["01.3", "06.1", "07.5", "09.3"])
 def test_settings_change_no_verdict(number, tried):
-    honest = "torch.set_default_device('cuda')\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)"
+    honest = (
+        "torch.set_default_device('cuda')\ntorch.set_grad_enabled(False)\n"
+        "torch.set_default_dtype(torch.float64)"
+    )
     examined = tried(number, honest, solution(number))
     assert (examined.status, examined.points, examined.remarks) == ("graded", 1, [])
 
@@ -43,10 +49,12 @@ def test_settings_change_no_verdict(number, tried):
     "cells",
     [
         (
-            "def on_gpu(numbers):\n    import unheard_of.part\n    return torch.tensor(numbers, device='cuda')",
+            "def on_gpu(numbers):\n    import unheard_of.part\n"
+            "    return torch.tensor(numbers, device='cuda')",
         ),
         (
-            "from unheard_of import part\ndef on_gpu(numbers): return torch.tensor(numbers, device='cuda')",
+            "from unheard_of import part\ndef on_gpu(numbers): return torch.tensor(numbers, "
+            "device='cuda')",
         ),
         ("import unheard_of as kit", "def on_gpu(numbers): return kit.tensor(numbers)"),
     ],

@@ -1,4 +1,7 @@
-"""nbgrader's own commands accept what is released for it, and grade it. Needs nbgrader: `make test-nbgrader`, or its path in NBGRADER."""
+"""Commands of nbgrader accept and grade what is released for it.
+
+The tests need nbgrader: `make test-nbgrader`, or its path in NBGRADER.
+"""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Answers that the checks try in ranks are graded in the sandbox too, those on virtual GPUs as those on the CPU."""
+"""Answers that checks try in ranks are graded in the sandbox, with virtual GPUs and without."""
 
 import pytest
 

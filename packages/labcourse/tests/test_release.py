@@ -1,4 +1,7 @@
-"""What is handed out: complete, without solutions, the same bytes each time; and solutions put back earn all points."""
+"""Released notebooks are complete, have no solutions, and are the same bytes each time.
+
+Solutions that are put back earn all points.
+"""
 
 import json
 import re
@@ -148,7 +151,7 @@ def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, 
 
 
 def test_exercises_are_taken_out_of_the_sections_of_a_lesson(tmp_path):
-    """An exercise may follow its section. The lab has its task, stub and check, and no other cell."""
+    """An exercise may follow its section. The lab has its task, stub and check, and no more."""
     cells = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", as_version=4).cells
     [stub] = [
         index for index, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])

@@ -1,4 +1,4 @@
-"""The pages and tables of a grading: what students see, what needs a look, and which answers are alike. No sandbox starts."""
+"""The pages and tables of a grading, without a sandbox."""
 
 import csv
 import hashlib

@@ -1,4 +1,4 @@
-"""How the grader's end of a sandbox words the end of a submission. The fork server is played here: no sandbox starts."""
+"""Messages about the end of a submission's process. The fork server is made up here."""
 
 import socket
 

@@ -102,7 +102,8 @@ def test_the_kits_own_lessons_are_hidden_where_a_package_holds_them(tmp_path, mo
 
 LOOK = (
     "import os, json\n"
-    "found = [os.path.join(place, name) for place, _, names in os.walk({folder!r}) for name in names]\n"
+    "found = [os.path.join(place, name) for place, _, names in os.walk({folder!r}) for name in "
+    "names]\n"
     "print(json.dumps([name for name in found if not name.endswith(('.py', '.pyc'))]))\n"
 )
 

@@ -28,7 +28,10 @@ def asked(tmp_path_factory):
 
 
 def found(course, change, contents="exercises"):
-    """The answers in a student's copy after a change of its cells. `change` gets them by their ids, too."""
+    """Return the answers in a student's copy after a change of its cells.
+
+    `change` also gets the cells by their ids.
+    """
     lab = course.lab("00")
     notebook = release.student_copy(course, lab)
     change(notebook.cells, {cell.id: cell for cell in notebook.cells})

@@ -4,11 +4,12 @@ python benchmarks/timing/network_phases.py record OUT.json [names…]    on a ma
 python benchmarks/timing/network_phases.py compare [names…]            on any machine
 
 Both commands need torchvision, timm and transformers. network_phases.json has the recordings of two
-machines. Each part of a step has two times in milliseconds. The first ends when the call returns to
-the host, and the second when the GPU is done. If both are alike, the GPU waited for the host. "busy"
-is the time of all kernels of one step, as PyTorch's profiler measured it. "kernels" is the number of
-these kernels. "host step" is the time of a reference step, measured right before the network.
-`labkit fit --host here` uses the same reference step. `compare` sets the host's speed from it.
+machines. Each part of a step has two times in milliseconds. The first ends when the call returns
+to the host, and the second when the GPU is done. If both are alike, the GPU waited for the host.
+"busy" is the time of all kernels of one step, as PyTorch's profiler measured it. "kernels" is the
+number of these kernels. "host step" is the time of a reference step, measured right before the
+network. `labkit fit --host here` uses the same reference step. `compare` sets the host's speed from
+it.
 """
 
 import gc

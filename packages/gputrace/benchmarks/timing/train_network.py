@@ -1,6 +1,8 @@
 """Train a network of torchvision or transformers on made-up data, as a user's script would.
 
-python train_network.py NETWORK sgd|adamw|bf16 BATCH [LENGTH]    random weights; bf16 is AdamW under autocast to bfloat16
+python train_network.py NETWORK sgd|adamw|bf16 BATCH [LENGTH]
+
+The weights are random. bf16 is AdamW under autocast to bfloat16.
 """
 
 import sys

@@ -1,4 +1,8 @@
-"""The explorer's element: a trace's names never become HTML, the same trace gives the same bytes, and the files to download are whole."""
+"""The explorer's HTML element.
+
+Names of a trace never become HTML. The same trace gives the same bytes. Files to download are
+whole.
+"""
 
 import base64
 import gzip

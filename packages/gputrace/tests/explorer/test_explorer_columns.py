@@ -1,4 +1,4 @@
-"""The explorer's columns: every span and block with its times, its line and its place, by which the drawing finds it."""
+"""The explorer's columns: every span and block with its times, its line and its place."""
 
 import numpy as np
 import torch

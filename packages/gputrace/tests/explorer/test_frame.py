@@ -26,8 +26,8 @@ def test_the_output_has_the_page_and_the_picture(training):
         "allow-same-origin" not in frames[0]["sandbox"]
     )  # nothing of the notebook can be reached from it
     assert (
-        f'<details open class="labkit-explored"><summary>The same as a picture</summary>{shown.picture.html}'
-        in data["text/html"]
+        f'<details open class="labkit-explored"><summary>The same as a '
+        f"picture</summary>{shown.picture.html}" in data["text/html"]
     )
 
 

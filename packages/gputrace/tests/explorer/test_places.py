@@ -1,4 +1,4 @@
-"""Places: the same for the same program, whatever addresses a run got, and no two blocks at once in one place."""
+"""Places of blocks are the same in every run, and no two blocks have one place at the same time."""
 
 from gputrace.explorer.places import Places
 

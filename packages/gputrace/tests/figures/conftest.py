@@ -18,7 +18,7 @@ def texts():
 
 @pytest.fixture
 def legible():
-    """Checks that a picture is no larger than a page's column, and its texts lie inside of it and are large enough."""
+    """Check that a figure fits a page's column, and that its texts are inside and large enough."""
 
     def check(canvas):
         assert tuple(canvas.get_size_inches()) <= SIZE

@@ -61,7 +61,8 @@ def test_every_span_is_covered_and_the_area_of_what_does_not_overlap_is_its_time
     ("name", "short"),
     [
         (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, char* >(int)",
+            "void at::native::vectorized_elementwise_kernel<4, "
+            "at::native::CUDAFunctor_add<float>, char* >(int)",
             "vectorized_elementwise_kernel",
         ),
         ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),

@@ -1,4 +1,4 @@
-"""Segments laid out in lines: nothing is lost, nothing overlaps, and as much as possible is seen."""
+"""Layout of segments in lines: no block is lost, none overlap, and most can be seen."""
 
 from hypothesis import given
 from hypothesis import strategies as st

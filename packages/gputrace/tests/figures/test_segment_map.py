@@ -11,7 +11,7 @@ SIDE = 0x7F3A5C00  # a stream's handle, which is an address
 
 @pytest.fixture
 def fragmented(trace_of):
-    """Free pieces of 6 and 4 MiB between blocks, a block that waits for a stream, a small segment, and a stream of its own."""
+    """Free blocks of 6 and 4 MiB, one that waits for a stream, a small segment, and a stream."""
     return trace_of(
         [
             (0.0, "segment_alloc", 100, 20),

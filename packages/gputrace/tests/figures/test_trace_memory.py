@@ -30,7 +30,8 @@ def test_the_title_says_the_peak_its_phase_and_what_it_was_made_of(training):
     assert figure.title == "Peak 90 MiB in the backward pass: 67% activations, 22% gradients"
     assert figure.alt == (
         "Peak 90 MiB in the backward pass: 67% activations, 22% gradients. "
-        "At the peak of 90 MiB, made by train.py:12  loss.backward(): 60 MiB activations, 20 MiB gradients, 10 MiB parameters. "
+        "At the peak of 90 MiB, made by train.py:12  loss.backward(): 60 MiB activations, 20 "
+        "MiB gradients, 10 MiB parameters. "
         "Allocated 0 B at the start, 30 MiB at the end; reserved at most 200 MiB. "
         "All processes together use at most 320 MiB of the device. "
         "1 × forward, 1 × backward, 1 × step in 10 ms, 6 events. "
@@ -111,7 +112,10 @@ def test_a_share_of_what_is_not_known_is_no_finding(trace_of, category, size, ti
 
 
 def looping(trace_of, count, kept, stacks=None, **more):
-    """A trace of steps that allocate 1, 4 and 2 MiB, of which the 4 MiB stay in as many steps as are kept; the first allocates more."""
+    """Return a trace of steps that allocate 1, 4 and 2 MiB. The first step allocates more.
+
+    In `kept` steps, the 4 MiB are not freed.
+    """
     rows, address = [(0.0, "segment_alloc", 1, 600), (0.0, "alloc", 1, 8, 0, 1, WORKSPACE)], 9
     for step in range(count):
         rows += [

@@ -79,7 +79,8 @@ def test_title_and_words_say_how_busy_and_how_much_overlapped(timeline):
     assert figure.alt == (
         "The GPU worked 70% of 10 s; kernels overlap 50% of its copying. "
         "Cuda:0: kernels 5 s; copies 4 s, of which 2 s while kernels ran; idle 3 s of 10 s. "
-        "The host waited 7.6 s; 0 waits of a stream for another. 4 kernels and copies. Measured on paper."
+        "The host waited 7.6 s; 0 waits of a stream for another. 4 kernels and copies. "
+        "Measured on paper."
     )
 
 
@@ -405,7 +406,7 @@ def test_a_part_of_the_recording(timeline, drawn, texts):
 
 
 def test_the_shares_beside_the_lanes_are_of_the_part_that_is_drawn(timeline, drawn, texts):
-    """In the second half all of the collective is hidden, in the first half nothing; the host waits in the first half only."""
+    """The collective is hidden in the second half only. The host waits in the first half only."""
     rows = [
         (0.0, 5.0, HOST, 0, WAIT, "synchronize device", 1, -1),
         (0.0, 2.0, 0, 0, KERNEL, "mm", 1, -1),

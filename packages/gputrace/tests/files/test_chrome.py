@@ -1,4 +1,4 @@
-"""The Chrome trace keeps the rules of the format, as Chrome and Perfetto document them, and says what the trace says."""
+"""The Chrome trace follows the format that Chrome and Perfetto document, and is complete."""
 
 import json
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""Some steps of a script on one virtual GPU: what it takes, how long a step is, who waits for whom, and how it may fail."""
+"""Some steps of a script on one virtual GPU: its memory, its times, who waits, and how it fails."""
 
 import textwrap
 
@@ -193,7 +193,7 @@ def test_a_line_that_cannot_do_without_a_value_is_named(run, wish, line, why, in
 
 @pytest.mark.slow
 def test_a_long_inference_is_measured_so_far(run, wish):
-    """It may read a number for each of very many samples: nobody can tell that from a loop that waits."""
+    """It may read a number of each of many samples, which looks like a loop that waits."""
     infer = """
         import torch
         model, right = torch.nn.Linear(64, 64).cuda(), 0
@@ -268,7 +268,7 @@ def test_of_several_optimizers_the_first_ones_steps_count(run, wish):
 
 @pytest.mark.slow
 def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(run, wish):
-    """Nobody waits for the end of such a training; and its step takes what one by an optimizer does, but for the update."""
+    """`fit` stops such a training run after some steps. A step lacks only the update."""
     stepped = TRAIN.replace(", momentum=0.9", "").replace(
         "zero_grad()", "zero_grad(set_to_none=False)"
     )

@@ -20,7 +20,10 @@ def kinds(model: nn.Module) -> list[str]:
 
 
 def test_blocks_of_every_stage_count():
-    """A ResNet has them in four sequences, of which the last holds the most parameters and the first makes the most activations."""
+    """A ResNet has blocks in four sequences.
+
+    The last one has the most parameters, and the first one makes the most activations.
+    """
     stages = nn.Sequential(*(nn.Sequential(*(Block(width) for _ in range(2))) for width in (8, 16)))
     assert repeated(nn.Sequential(nn.Linear(8, 8), stages)) == [
         block for stage in stages for block in stage

@@ -1,4 +1,7 @@
-"""Each change makes a script take what it would take with that change written into it, to the byte; and says when it met nothing."""
+"""A change from outside takes the same memory as one that is written into the script.
+
+A change that finds nothing to change says so.
+"""
 
 import textwrap
 from dataclasses import replace
@@ -156,10 +159,16 @@ def test_a_model_that_can_checkpoint_by_itself_does_so(tried, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_switch_that_is_on_or_refuses_or_is_inside(tried, wrapped):
-    """On already, there is nothing to change; where it refuses, the blocks are checkpointed; a model in a wrapper has it too."""
+    """A model that has checkpointing switched on needs no change.
+
+    If the model refuses, its blocks are checkpointed. A model in a wrapper is found, too.
+    """
 
     def script(enable: str, on: bool) -> str:
-        able = f"class Net(nn.Module):\n    gradient_checkpointing = {on}\n    def gradient_checkpointing_enable(self):\n        {enable}"
+        able = (
+            f"class Net(nn.Module):\n    gradient_checkpointing = {on}\n"
+            f"    def gradient_checkpointing_enable(self):\n        {enable}"
+        )
         block = (
             "checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)"
         )

@@ -1,4 +1,7 @@
-"""Attempts side by side: as many as there are processors and memory for, and what fails beside others is tried again alone."""
+"""As many attempts run at once as there are processors and memory.
+
+An attempt that fails beside others runs again alone.
+"""
 
 import json
 from collections.abc import Sequence
@@ -29,7 +32,10 @@ def test_there_are_as_many_at_once_as_have_processors_and_memory(
 
 
 class MadeUp:
-    """Starts processes that are none: each ends at the third look at it. `running` has what is under way when one starts."""
+    """Starts made-up processes, which end at the third poll.
+
+    `running` has the processes that run when another one starts.
+    """
 
     def __init__(self, running: list[list[str]], resident: int = 0) -> None:
         self.running, self.resident, self.under_way = running, resident, []

@@ -1,4 +1,7 @@
-"""A script sharded from outside takes what it would take with `fully_shard` written into it, to the byte; what cannot be is named."""
+"""A script sharded from outside takes the same memory as one that calls `fully_shard`.
+
+A script that cannot be sharded is refused by name.
+"""
 
 import textwrap
 
@@ -48,7 +51,10 @@ for block in model.blocks:
 fully_shard(model)
 ends = []
 """
-TOLD = "\nresult = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), (ends[-1] - ends[0]) / 3\n"
+TOLD = (
+    "\nresult = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), "
+    "(ends[-1] - ends[0]) / 3\n"
+)
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 BIASES = [
     "biases = [p for p in model.parameters() if p.ndim == 1]",
@@ -173,7 +179,8 @@ def test_a_variable_that_a_loop_over_the_parameters_left_behind_is_no_hindrance(
         ),
         (
             {
-                "before": "torch.distributed.init_process_group('nccl', rank=0, world_size=1, store=torch.distributed.HashStore())",
+                "before": "torch.distributed.init_process_group('nccl', rank=0, world_size=1, "
+                "store=torch.distributed.HashStore())",
             },
             "the script starts ranks itself",
         ),
@@ -200,7 +207,10 @@ def test_two_models_with_an_optimizer_each_are_both_sharded(sharded):
 
 
 AVERAGE = "average = copy.deepcopy(model).requires_grad_(False)"
-UPDATE = "torch._foreach_lerp_(list(average.parameters()), [p.detach() for p in model.parameters()], 0.1)"
+UPDATE = (
+    "torch._foreach_lerp_(list(average.parameters()), [p.detach() for p in "
+    "model.parameters()], 0.1)"
+)
 
 
 @pytest.mark.slow
@@ -212,7 +222,10 @@ def test_copies_of_the_model_are_sharded_as_it_is_whenever_they_are_made(sharded
     after = sharded(
         4, SCRIPT, between=f"import copy\n    {AVERAGE} if number == 0 else average\n    {UPDATE}"
     )
-    averaged = "average = globals().get('average') or torch.optim.swa_utils.AveragedModel(model); average.update_parameters(model)"
+    averaged = (
+        "average = globals().get('average') or "
+        "torch.optim.swa_utils.AveragedModel(model); average.update_parameters(model)"
+    )
     torchs = sharded(4, SCRIPT, between=averaged)
     for outcome in (before, after, torchs):
         assert outcome.failed == ""
@@ -223,6 +236,7 @@ def test_copies_of_the_model_are_sharded_as_it_is_whenever_they_are_made(sharded
 def test_without_an_optimizer_there_is_nothing_to_shard(sharded):
     outcome = sharded(
         2,
-        "import torch\ntorch.nn.Linear(8, 8).cuda()(torch.ones(8, 8, device='cuda')).sum().backward()",
+        "import torch\ntorch.nn.Linear(8, 8).cuda()(torch.ones(8, 8, "
+        "device='cuda')).sum().backward()",
     )
     assert (outcome.failed, outcome.changed) == ("", False)

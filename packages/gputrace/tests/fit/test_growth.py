@@ -1,4 +1,4 @@
-"""Memory that grows from step to step is told from memory that varies, and from a first step that is unlike the others."""
+"""Memory that grows per step differs from memory that varies, and from a large first step."""
 
 import textwrap
 
@@ -65,7 +65,8 @@ def test_steps_until_a_gpu_is_full():
 TRAIN = """
     import sys, torch
     def main():
-        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512)).cuda()
+        first, last = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
+        model = torch.nn.Sequential(first, torch.nn.ReLU(), last).cuda()
         optimizer = torch.optim.Adam(model.parameters())
         losses, cache = [], {{}}
         for step in range({steps}):

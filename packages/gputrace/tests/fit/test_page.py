@@ -1,4 +1,7 @@
-"""The page: which GPUs a script fits, what the peak consists of, and which change helps. What an attempt finds is made up here."""
+"""The page says which GPUs a script fits, what the peak consists of, and which change helps.
+
+The results of attempts are made up.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +25,10 @@ def run_by(monkeypatch: pytest.MonkeyPatch, run: Callable[[Wish], Outcome]) -> N
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The wishes that were run. The script takes 20 GiB, and with any change half of that in twice the time."""
+    """The attempts that were run.
+
+    The script takes 20 GiB. With any change it takes half of that and twice the time.
+    """
     asked: list[Wish] = []
 
     def run(wish: Wish) -> Outcome:
@@ -66,7 +72,8 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     )
     assert (
         parts.caption
-        == "At the peak on the T4, made by train.py:3 x: 20 GiB, of them in tensors and workspaces 20 GiB"
+        == "At the peak on the T4, made by train.py:3 x: 20 GiB, of them in tensors and "
+        "workspaces 20 GiB"
     )
     assert "assumed to do the same" in notes and "It is assumed to be" in notes
     *tried, lacks = sorted(changes.rows, key=lambda row: row[1] == "")
@@ -135,7 +142,8 @@ def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):
     page = answer(WISH, ["T4", "H200"], lines.append)
     next(page)
     assert lines == [
-        "train.py runs for at least 4 steps on each GPU model. Then each change is tried on the model that is closest to its limit.",
+        "train.py runs for at least 4 steps on each GPU model. Then each change is tried on "
+        "the model that is closest to its limit.",
         "T4: memory runs out",
         "H200: needs 20 GiB, a step takes 1 s",
         "T4, if it had the memory: needs 20 GiB, a step takes 1 s",
@@ -217,8 +225,8 @@ def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
     first, second, *_ = gpus.caption.splitlines()
     assert first == "train.py: 1 step on virtual GPUs, without values."
     assert (
-        second
-        == "Then train.py:9 int(x) needs a value that nothing computes. What follows is not counted."
+        second == "Then train.py:9 int(x) needs a value that nothing computes. What follows is not "
+        "counted."
     )
     tried = {row[1:] for row in changes.rows if row[1]}
     assert tried == {("at least 1 GiB", "", "so far")}  # a first step says little about others
@@ -358,7 +366,8 @@ def test_growth_that_is_faster_and_faster_and_a_gpu_that_was_full_already(page):
         ("at least 16 GiB", "for about 9 steps"),
     ]
     assert remarks.startswith(
-        "Memory grows faster and faster: by 8 GiB in the last step, 2.0 times as much as in the step before (steps 2 to 6 on the T4).\n"
+        "Memory grows faster and faster: by 8 GiB in the last step, 2.0 times as much as in "
+        "the step before (steps 2 to 6 on the T4).\n"
     )
 
 

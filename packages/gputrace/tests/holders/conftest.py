@@ -9,7 +9,7 @@ from gputrace.holders.tensors import alive
 
 @pytest.fixture
 def holders_at():
-    """Lists who holds the tensor at an address of the first GPU."""
+    """Function that lists the holders of the tensor at an address of the first GPU."""
 
     def find(address):
         snapshot = Snapshot.take()
@@ -21,5 +21,8 @@ def holders_at():
 
 @pytest.fixture
 def planted(holders_at):
-    """Lists who holds the tensor that a function plants, which returns its address; its own variables are gone by then."""
+    """Function that lists the holders of the tensor whose address `plant` returns.
+
+    The variables of `plant` no longer exist then.
+    """
     return lambda plant, *arguments: holders_at(plant(*arguments))

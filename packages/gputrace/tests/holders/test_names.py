@@ -132,7 +132,8 @@ def weight():
         ),
         (
             in_generator,
-            f"local `batch` of the suspended generator `batches` (test_names.py:{in_generator.__code__.co_firstlineno + 2}), "
+            f"local `batch` of the suspended generator `batches` "
+            f"(test_names.py:{in_generator.__code__.co_firstlineno + 2}), "
             "held by global `kept` of {}",
         ),
         (
@@ -266,7 +267,8 @@ def test_a_hook_on_a_tensor(leaf, planted):
     found = planted(plant)
     assert found[0].name == "scale"
     assert found[0].text.startswith(
-        "closure variable `scale` of tensor hook `test_a_hook_on_a_tensor.<locals>.plant.<locals>.<lambda>` of"
+        "closure variable `scale` of tensor hook "
+        "`test_a_hook_on_a_tensor.<locals>.plant.<locals>.<lambda>` of"
     )
     assert found[0].text.endswith(f"global `kept` of {MODULE}")
 

@@ -128,7 +128,10 @@ def test_the_traceback_of_the_last_error(monkeypatch, holders_at, planted):
 
     found = planted(plant)
     line = train.__code__.co_firstlineno + 2
-    ending = f"of `train` (test_search.py:{line}), kept by the traceback of the last exception, `sys.last_value`"
+    ending = (
+        f"of `train` (test_search.py:{line}), kept by the traceback of the last "
+        f"exception, `sys.last_value`"
+    )
     assert f"local `x` {ending}" in [holder.text for holder in found]
     assert all(holder.kind == "local" and holder.name == "x" for holder in found)
     normed = sys.last_value.__traceback__.tb_next.tb_frame.f_locals["normed"].data_ptr()

@@ -1,4 +1,4 @@
-"""An out-of-memory error is explained: one planted situation for each verdict, and what hides some of the numbers."""
+"""Explanations of out-of-memory errors: one for each verdict, and some with missing numbers."""
 
 import contextlib
 import gc
@@ -378,7 +378,10 @@ def test_as_html(card):
 
 @pytest.fixture
 def small_share():
-    """2 GiB of a real GPU, with nothing of an earlier test on it: an error and the frames in its traceback hold each other."""
+    """A real GPU with a limit of 2 GiB, without memory of earlier tests.
+
+    An error and the frames in its traceback hold each other, so they must be collected.
+    """
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.get_per_process_memory_fraction()

@@ -38,11 +38,14 @@ def test_every_number_is_read(version):
 
 
 def test_a_message_of_a_container_with_graphs():
-    """As published: the driver knows the process by a number that the container does not, and the text is long."""
+    """A published error: the driver's number of the process differs from the container's."""
     message = Message.read(
-        "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 47.53 GiB of which 896.00 KiB is free. "
-        "Process 1686436 has 47.51 GiB memory in use. Of the allocated memory 47.00 GiB is allocated by PyTorch, with 46.22 GiB "
-        "allocated in private pools (e.g., CUDA Graphs), and 149.10 MiB is reserved by PyTorch but unallocated."
+        "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 47.53 "
+        "GiB of which 896.00 KiB is free. "
+        "Process 1686436 has 47.51 GiB memory in use. Of the allocated memory 47.00 GiB is "
+        "allocated by PyTorch, with 46.22 GiB "
+        "allocated in private pools (e.g., CUDA Graphs), and 149.10 MiB is reserved by PyTorch "
+        "but unallocated."
     )
     assert (message.own, message.processes) == (None, ((1686436, round(47.51 * GiB)),))
     assert (message.private, message.unallocated) == (round(46.22 * GiB), round(149.1 * MiB))
@@ -51,7 +54,8 @@ def test_a_message_of_a_container_with_graphs():
 def test_messages_with_few_numbers():
     assert Message.read(TOO_LARGE).requested is None
     rejected = Message.read(
-        "CUDA out of memory. Allocation was preemptively rejected because it would exceed per_process_memory_fraction limit. "
+        "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
+        "per_process_memory_fraction limit. "
         "Requested size: 2.00 GiB."
     )
     assert (rejected.rejected, rejected.requested, rejected.total) == (True, 2 * GiB, None)

@@ -1,4 +1,4 @@
-"""What Kineto's file tells, as spans and waits. The files here are written as libkineto/src/output_json.cpp writes them."""
+"""Spans and waits from a file of Kineto, written as libkineto/src/output_json.cpp writes it."""
 
 import json
 import time
@@ -183,7 +183,7 @@ def test_what_ran_before_the_recording_and_what_is_no_cuda_are_left_out(file):
 
 
 def test_times_of_a_file_of_this_versions_profiler(tmp_path):
-    """The times of the file, which are counted from a moment that it names, are those of the system's clock."""
+    """The file counts times from a moment that it names, by the system's clock."""
     before = time.time_ns()
     with profiler.profile(use_cpu=True, use_kineto=True) as profile:
         torch.ones(10).exp()

@@ -1,4 +1,7 @@
-"""Recordings share the one session of PyTorch's profiler, give way to the program's own, and say why they know nothing."""
+"""Recordings share one session of PyTorch's profiler, and the program's own session comes first.
+
+A recording without a timeline says why.
+"""
 
 import json
 import os
@@ -19,7 +22,10 @@ from gputrace.sources.kineto import KinetoSource
 
 
 class FakeProfile:
-    """PyTorch's profiler as the session uses it: it hears one kernel, and may be ended only in the thread that began it."""
+    """Replacement of PyTorch's profiler, which hears one kernel.
+
+    Only the thread that started it may end it.
+    """
 
     running: ClassVar[list["FakeProfile"]] = []
     made: ClassVar[int] = 0
@@ -181,8 +187,8 @@ def test_a_session_that_cannot_be_read_is_said_to_all_and_leaves_nothing_behind(
     assert not profiler._is_profiler_enabled
 
 
-# In a process of its own: what the real profiler does with a second session may be fatal. It hears the CPU here; on CUDA only the
-# activities differ.
+# The program runs in a process of its own, because a second session may crash the real profiler. It
+# records the CPU here. With CUDA only the activities differ.
 _ON_CPU = """
 import torch
 from torch.autograd import profiler
@@ -213,7 +219,8 @@ assert not profiler._is_profiler_enabled
 
 @pytest.mark.slow
 def test_pytorchs_own_profiler_runs_in_the_sessions_thread_and_gives_way():
-    said_by_torch = "ignore:Warning"  # "Warning: Profiler clears events at the end of each cycle", in torch 2.11
+    # torch 2.11 says "Warning: Profiler clears events at the end of each cycle".
+    said_by_torch = "ignore:Warning"
     done = subprocess.run(
         [sys.executable, "-W", said_by_torch, "-c", _ON_CPU],
         capture_output=True,

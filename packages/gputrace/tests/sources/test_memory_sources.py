@@ -1,4 +1,4 @@
-"""Recordings that cannot begin or end as they should: nothing stays switched on, and no thread's events go astray."""
+"""Recordings that fail to begin or to end switch everything off and lose no other events."""
 
 import sys
 import threading
@@ -32,7 +32,7 @@ def test_a_start_that_fails_leaves_nothing_listening(machine, monkeypatch):
 
 @pytest.fixture
 def switched(machine, monkeypatch) -> list[bool]:
-    """Whether CUDA's memory history is on, as it was switched; what is read of it are the virtual GPUs'."""
+    """Whether CUDA's memory history is switched on. Its content is that of the virtual GPUs."""
     states = [False]
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: states[-1])
     monkeypatch.setattr(
@@ -160,7 +160,10 @@ def test_a_history_without_stacks_of_frees_tells_of_none(contexts, frees, contex
 
 
 class FakeDriver:
-    """`gpus` H200s, whose answers take the place of NVML's. `broken` gives, by function or by (function, index), the code of its error."""
+    """Replace NVML's answers by those of `gpus` H200s.
+
+    `broken` has the code of an error by function, or by (function, index).
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
         monkeypatch.delenv(
