@@ -167,3 +167,20 @@ def test_all_gather_needs_a_fitting_tensor_for_each_rank():
         dist.all_gather([ones(2), ones(2)], ones(2))
     with pytest.raises(RuntimeError, match="got tensors of 3 elements for a source of 2"):
         dist.all_gather([ones(3)], ones(2))
+
+
+def test_splits_of_all_to_all_single_that_do_not_fit():
+    with pytest.raises(RuntimeError, match="Split sizes doesn't match total dim 0 size"):
+        dist.all_to_all_single(ones(4), ones(4), [4], [3])
+    with pytest.raises(RuntimeError, match="Number of tensor splits not equal to group size"):
+        dist.all_to_all_single(ones(4), ones(4), [2, 2], [4])
+
+
+def test_a_collective_that_fails_at_its_start_does_not_block_the_next_one():
+    with pytest.raises(RuntimeError, match="invalid root rank: 5"):
+        dist.broadcast(ones(1), src=5)
+        torch.cuda.synchronize()
+    x = ones(2)
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    assert x.tolist() == [1, 1]

@@ -289,14 +289,14 @@ class Underway:
             gpus = [report["gpu"] for report in self.reports]
             try:
                 self.group.connect(self.gpu, self.transfer.peers, gpus)
+                works = []
+                if self._all_keep_values():
+                    with _DisableTorchDispatch():
+                        works = self.transfer.start()
             except Exception:
                 self.gpu.machine.under_way.remove(self)  # it never begins
                 raise
-            if self._all_keep_values():
-                with _DisableTorchDispatch():
-                    self.works = self.transfer.start()
-            else:
-                self.works = []
+            self.works = works
 
     def _all_keep_values(self) -> bool:
         """Return whether the values of all ranks are kept."""

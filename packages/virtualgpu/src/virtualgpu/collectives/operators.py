@@ -550,9 +550,19 @@ def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("alltoall_base_")
 def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe an all-to-all of one tensor, whose rows are split among the ranks."""
+    """Describe an all-to-all of one tensor, whose rows are split among the ranks.
+
+    Raises RuntimeError for sizes that do not fit (`checkSplitSizes` of c10d's Utils.hpp).
+    """
     output, source = call.argument("output"), call.argument("input")
     splits = list(call.argument("output_split_sizes")), list(call.argument("input_split_sizes"))
+    for sizes, x in zip((splits[1], splits[0]), (source, output), strict=True):
+        if not sizes and x.shape[0] % group.size():
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        if sizes and len(sizes) != group.size():
+            raise RuntimeError("Number of tensor splits not equal to group size")
+        if sizes and sum(sizes) != x.shape[0]:
+            raise RuntimeError("Split sizes doesn't match total dim 0 size")
     (value,), (received,) = private([source], group), private([output], group)
     compared = [] if splits[0] or splits[1] else [source]
 
