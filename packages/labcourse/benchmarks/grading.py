@@ -150,9 +150,8 @@ def one_of_each(folder: Path, lessons: list[str]) -> None:
             used, began = processor_seconds(sandbox), time.monotonic()
             examined = examination.examine(data, "ada", lab, course, given, sandbox)
             passed, used = time.monotonic() - began, processor_seconds(sandbox) - used
-            print(
-                f"{lab.name}: {examined.points:g} points, {used:.1f} s of processors, {passed:.1f} s"
-            )
+            times = f"{used:.1f} s of processors, {passed:.1f} s"
+            print(f"{lab.name}: {examined.points:g} points, {times}")
 
 
 def processor_seconds(sandbox: Sandbox) -> float:

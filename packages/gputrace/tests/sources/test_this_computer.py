@@ -1,4 +1,4 @@
-"""Tests of this computer's time: which line gets it, what does not count, and how long batches take."""
+"""Tests of this computer's time: which line gets it, what does not count, how long batches take."""
 
 import _thread
 import os
