@@ -405,6 +405,7 @@ def _on_four_streams_of_one_gpu(layers, x):
         for number, (layer, stream) in enumerate(zip(layers, streams, strict=True)):
             if number:
                 stream.wait_stream(streams[number - 1])
+            part.record_stream(stream)
             with torch.cuda.stream(stream):
                 part, states[number] = layer(part, states[number])
         outputs.append(part)
