@@ -386,8 +386,9 @@ def multiplies_in_tf32(*args: Any, **kwargs: Any) -> bool:
 
     If a race changes what a product has read, it is computed again with plain tensors.
     """
-    gpus = (getattr(x, "_gpu", None) for x in args)
-    gpu = next((gpu for gpu in gpus if gpu is not None), None)
+    gpu = getattr(args[0], "_gpu", None)
+    if gpu is None:
+        gpu = next((x._gpu for x in args if type(x) is VirtualTensor), None)
     if gpu is None or product_format(args[0].dtype, gpu) != "tf32":
         return False
     return all(x.layout is torch.strided for x in tensors(args, kwargs))
