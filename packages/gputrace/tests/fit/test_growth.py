@@ -63,10 +63,9 @@ def test_steps_until_a_gpu_is_full():
 
 
 TRAIN = """
-    import sys, torch
+    import sys, torch; from torch import nn
     def main():
-        first, last = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
-        model = torch.nn.Sequential(first, torch.nn.ReLU(), last).cuda()
+        model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).cuda()
         optimizer = torch.optim.Adam(model.parameters())
         losses, cache = [], {{}}
         for step in range({steps}):
