@@ -19,11 +19,11 @@ from labkit.checks.comparing import near, shown
 from labkit.checks.variants import Variant
 
 LOSS_TASK = """Each GPU has computed the loss of its own rows. Write
-`loss_of_all(losses, rows, gpu)`. `losses` is a list of tensors without dimensions, and
+`mean_of_losses(losses, rows, gpu)`. `losses` is a list of tensors without dimensions, and
 `losses[i]` is the *mean* loss of `rows[i]` rows. A loss may be on any GPU. Return the mean loss of
 all rows together, as a tensor without dimensions on GPU number `gpu`. The gradients of the result
 come back to all losses."""
-LOSS_STUB = '''def loss_of_all(losses, rows, gpu):
+LOSS_STUB = '''def mean_of_losses(losses, rows, gpu):
     """Return the mean loss of all rows on one GPU, as part of the same graph."""
     ...'''
 
@@ -44,7 +44,7 @@ def draw_losses(generator: random.Random) -> Plain:
     return cases
 
 
-def observe_losses(loss_of_all: Any, cases: Plain) -> Plain:
+def observe_losses(mean_of_losses: Any, cases: Plain) -> Plain:
     """Return the result for each case, and the gradients that come back to the losses."""
     found = []
     for case in cases:
@@ -53,7 +53,7 @@ def observe_losses(loss_of_all: Any, cases: Plain) -> Plain:
             for loss, device in zip(case["losses"], case["devices"], strict=True)
         ]
         with torch.cuda.device(1 - case["gpu"]), during(_given(case)):
-            result = loss_of_all(list(losses), list(case["rows"]), case["gpu"])
+            result = mean_of_losses(list(losses), list(case["rows"]), case["gpu"])
         if isinstance(result, torch.Tensor) and result.requires_grad and not result.dim():
             result.backward()
         gradients = [None if loss.grad is None else loss.grad.item() for loss in losses]

@@ -37,7 +37,7 @@ def share_of_second(first, second):
     return middle.elapsed_time(end) / start.elapsed_time(end)
 """,
     "03.103": """
-def loss_of_all(losses, rows, gpu):
+def mean_of_losses(losses, rows, gpu):
     sums = [loss.to(f"cuda:{gpu}") * count for loss, count in zip(losses, rows)]
     return sum(sums) / sum(rows)
 """,
