@@ -329,13 +329,15 @@ def test_a_sparse_tensor_lies_where_it_is_asked_for_or_where_its_values_lie():
         row([0, 1], values.to("cuda:1")),
         torch.sparse_coo_tensor(indices, values, (2, 2), device="cuda:1", check_invariants=True),
         torch.sparse_coo_tensor(
-            indices, values=values.to("cuda:1"), size=(2, 2), check_invariants=True
+            indices.to("cuda:1"), values=values.to("cuda:1"), size=(2, 2), check_invariants=True
         ),
     ):
         assert made.device == torch.device("cuda:1") == made.cpu().to("cuda:1").device
         values.grad = None
         made.to_dense().sum().backward()
         assert values.grad.tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        torch.sparse_coo_tensor(indices, values.to("cuda:1"), (2, 2))
 
 
 @pytest.mark.parametrize("here", ["cpu", "cuda:0", "cuda:1"])
