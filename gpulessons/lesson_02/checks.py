@@ -226,7 +226,7 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
             mode = "training" if observed["training"] else "evaluation"
             return not_yet(
                 f"the model was in {mode} mode, and your function ran it in another mode. "
-                "Do not change the mode. With dropout, for example, the loss would be another one."
+                "Do not change the mode. With dropout, for example, the loss would differ."
             )
         if observed["graph"]:
             return not_yet(
@@ -343,7 +343,7 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
         if observed["before"]:
             return not_yet(
                 "the tensor that was fetched first changed when the next one was fetched. "
-                "Each needs its own memory."
+                "Each result needs its own memory."
             )
     return right("The host waited for the copy, and for nothing after it.")
 
@@ -592,13 +592,13 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     if count < len(expected):
         return not_yet(
             f"there are {len(expected)} batches, and your loader gave {count}. "
-            "Do the first and the last one come?"
+            "Does your loader yield the first and the last batch?"
         )
     if any(not device.startswith("cuda") for device in observed["devices"]):
         return not_yet(f"expected batches on the GPU, got one on {min(observed['devices'])}.")
     if observed["moved"]:
         return not_yet(
-            "when your loader yielded a batch, another stream than the loop's was the current one. "
+            "when your loader yielded a batch, the current stream was not the stream of the loop. "
             "The loop would launch its work there. Yield outside of `with torch.cuda.stream(…)`."
         )
     wrong = _wrong(observed["means"], expected) or observed["reused"]

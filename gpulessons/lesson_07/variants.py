@@ -69,12 +69,12 @@ def judge_gradients(found: Plain, cases: Plain) -> Verdict:
         known = f"the smallest gradient except 0 has the size {least:.9g}"
         if least * scale <= ROUNDED_TO_ZERO:
             return not_yet(
-                f"{known}. Times {scale:g} it is {least * scale:.4g}, which becomes 0 in float16. "
-                "Look at all tensors and both signs."
+                f"{known}. Times {scale:g}, this is {least * scale:.4g}, which becomes 0 "
+                "in float16. Look at all tensors and both signs."
             )
         if least * scale / 2 > ROUNDED_TO_ZERO:
             return not_yet(
-                f"{known}, and {scale:g} is not the smallest scale. Times {scale / 2:g} it is "
+                f"{known}. {scale:g} is not the smallest scale. Times {scale / 2:g}, this is "
                 f"{least * scale / 2:.4g}, which does not become 0 in float16."
             )
     return right("No gradient is lost.")

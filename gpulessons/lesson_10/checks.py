@@ -52,7 +52,7 @@ def judge_gradients(observations: Plain, cases: Plain) -> Verdict:
             of = f"rank {rank} of {len(case)}"
             if any(value != 1 for values in observed["parameters"] for value in values):
                 return not_yet(
-                    f"{of} has changed its parameters. Only the gradients were to change."
+                    f"{of} has changed its parameters. Only the gradients should change."
                 )
             for found, *everywhere in zip(
                 observed["gradients"], *([*of_rank, None] for of_rank in case), strict=True
@@ -61,7 +61,7 @@ def judge_gradients(observations: Plain, cases: Plain) -> Verdict:
                     if found is not None:
                         return not_yet(
                             f"a parameter without a gradient has {shown(found)} on {of} now. "
-                            "An optimizer would not skip it."
+                            "An optimizer would then not skip this parameter."
                         )
                     continue
                 mean = [sum(values) / len(case) for values in zip(*everywhere, strict=True)]
@@ -150,29 +150,29 @@ def _judge_epochs(told: Plain, case: Plain) -> Verdict:
             )
         if max(lengths) - min(lengths) > 1:
             return not_yet(
-                f"the ranks have {lengths} rows: the one with fewer would wait for the others."
+                f"the ranks have {lengths} rows. A rank with fewer rows would wait for the others."
             )
         steps = [later > row for rows in shares for row, later in itertools.pairwise(rows)]
         if not 0.2 < sum(steps) / len(steps) < 0.8:
-            return not_yet(f"in epoch {epoch} the rows come in their own order: shuffle them.")
+            return not_yet(f"in epoch {epoch} the rows come in their original order. Shuffle them.")
     for (one, first), (other, second) in itertools.combinations(
         zip(epochs[:-1], by_epoch[:-1], strict=True), 2
     ):
         neighbours, again = _neighbours(first), _neighbours(second)
         if 2 * len(neighbours & again) > len(neighbours):
             return not_yet(
-                f"in epochs {one} and {other} most rows follow the same row: give each epoch an "
-                "order of its own."
+                f"in epochs {one} and {other} most rows follow the same row. Give each epoch its "
+                "own order."
             )
         if {frozenset(rows) for rows in first} == {frozenset(rows) for rows in second}:
             return not_yet(
                 f"in epochs {one} and {other} the same rows are together on a rank. "
-                "Shuffle first, and deal out then."
+                "Shuffle first, then divide the rows among the ranks."
             )
     if by_epoch[0] != by_epoch[-1]:
         return not_yet(
-            f"asked again for epoch {epochs[0]}, the ranks have other rows: a run that starts "
-            "again would miss some."
+            f"asked again for epoch {epochs[0]}, the ranks get other rows than before. A run "
+            "that resumes would miss some rows."
         )
     for name, *drawn in zip(
         ("torch", "random", "NumPy"), *(of_rank["drawn"] for of_rank in told), strict=True
@@ -227,31 +227,31 @@ def judge_accumulation(told: Plain, parts: Plain) -> Verdict:
     for rank, observed in enumerate(told):
         found = observed["gradient"]
         if observed["weight"] != [0.5, 0.5]:
-            return not_yet("the weights have changed: only the gradients were asked for.")
+            return not_yet("the weights have changed. Only the gradients should change.")
         if observed["messages"] == 0:
             return not_yet(
                 "nothing was sent, so every rank has the gradient of its own rows alone. "
-                f"Which of the {count} backwards sends?"
+                f"Which of the {count} backward passes should send?"
             )
         if found is None or not near(found, due):
             return not_yet(
-                f"rank {rank} has the gradient {shown(found)}; that of all ranks' rows in one "
-                f"batch is {shown(due)}."
+                f"rank {rank} has the gradient {shown(found)}. The gradient of all ranks' rows in "
+                f"one batch is {shown(due)}."
             )
         if observed["messages"] != 1:
             return not_yet(
-                f"the gradient is right, but sent {observed['messages']} times; once is enough "
-                f"for {count} micro-batches."
+                f"the gradient is right, but it was sent {observed['messages']} times. Once is "
+                f"enough for {count} micro-batches."
             )
         if set(observed["rows"]) != {size} or sum(observed["rows"]) < count * size:
             return not_yet(
-                f"the model met {observed['rows']} rows; it was to meet {count} parts of {size}, "
-                "one at a time."
+                f"the model got batches of {observed['rows']} rows. Expected {count} micro-batches "
+                f"of {size}, one at a time."
             )
         if observed["waiting"] > 1:
             return not_yet(
-                f"when a forward began, the outputs of {observed['waiting']} others were there "
-                "still. When does a graph go?"
+                f"when a forward pass began, the outputs of {observed['waiting']} others were "
+                "still there. When is a graph freed?"
             )
     return right("One message, whatever the number of micro-batches.")
 
@@ -297,14 +297,14 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
     for rank, told in enumerate(first):
         if told["begun"] != list(range(dies + 1)):
             return not_yet(
-                f"with nothing saved before, rank {rank} was to do the steps 0 to {dies}, where "
-                f"it died; it did {told['begun']}."
+                f"without a checkpoint, rank {rank} should do the steps 0 to {dies}, in which it "
+                f"dies. It did the steps {told['begun']}."
             )
     savers = sum(told["saved"] + told["placed"] > 0 for told in first)
     if savers > 1:
         return not_yet(
-            f"{savers} ranks saved the checkpoint: two processes that write one file at once can "
-            "spoil it."
+            f"{savers} ranks saved the checkpoint. Two processes that write one file at the same "
+            "time can corrupt it."
         )
     for step, (before, after) in enumerate(itertools.pairwise(first[0]["files"])):
         if after in (None, before):
@@ -316,8 +316,8 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
         if told["begun"] != list(range(dies, steps)):
             hint = " Did you save before `work(step)`?" if first[0]["files"][0] is not None else ""
             return not_yet(
-                f"{dies} steps were done when the ranks died; started again, rank {rank} did "
-                f"{told['begun']} of {steps}.{hint}"
+                f"{dies} steps were done when the ranks died. After the restart, rank {rank} did "
+                f"the steps {told['begun']} of {steps}.{hint}"
             )
         if not near([told["weight"]], [weight]):
             cause = (
@@ -326,33 +326,34 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
                 else "weight"
             )
             return not_yet(
-                f"rank {rank} ends with the weight {told['weight']:g}; without a death it is "
-                f"{weight:g}. The {cause} was not restored."
+                f"rank {rank} ends with the weight {told['weight']:g}. Without the restart it "
+                f"would be {weight:g}. The {cause} was not restored."
             )
     if any(told["removed"] for told in first + second):
         return not_yet(
-            "the file was removed: a rank that dies before another one is there leaves none."
+            "the file was removed. A rank that dies before the new file is there leaves no "
+            "checkpoint."
         )
     again = third[0]["begun"]
     if again:
         hint = "Save after the last step, too."
         if first[0]["files"][0] is not None:  # there before the first step
-            hint = "You save before `work(step)`: save when the step is done."
+            hint = "You save before `work(step)`. Save when the step is done."
         return not_yet(
-            f"all {steps} steps were done; started once more, the ranks did {again}. {hint}"
+            f"all {steps} steps were done. After another start, the ranks did {again}. {hint}"
         )
     if any(told["moved"] for told in first):
         return not_yet(
             "the new file was written in another folder, and moved. "
             "That folder may be on another file system, where moving means "
-            "copying: a rank that dies meanwhile leaves half of a file. "
+            "copying. A rank that dies meanwhile leaves half a file. "
             "Write it next to the checkpoint."
         )
     written = any(told["overwritten"] for told in first)
     if written or sum(told["placed"] for told in first) < len(set(first[0]["files"]) - {None}):
         return not_yet(
-            "the file was written in its place: a rank that dies meanwhile leaves half of it. "
-            "What puts a whole one there?"
+            "the checkpoint was written in place. A rank that dies meanwhile leaves half a file. "
+            "Which call puts a whole file there?"
         )
     return right("As if nobody had died.")
 

@@ -133,7 +133,7 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
             model.zero_grad()
         x = _rows(inputs, rank, step).cuda()
         torch.cuda.synchronize()
-        part = "backward"
+        part = "backward pass"
         try:
             with record() as trace, _Collectives(events, types):
                 began = host_time()
@@ -242,8 +242,7 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
     for observed in told:
         if "returned" in observed:
             return not_yet(
-                f"your function returned {observed['returned']}; it is to return `finish`, "
-                "a function."
+                f"your function returned {observed['returned']}. Expected the function `finish`."
             )
     for rank, observed in enumerate(told):
         if not observed["start"] <= CLOSE:
@@ -261,20 +260,19 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
         if stopped:
             return not_yet(
                 f"in the {stopped[1]} of step {stopped[0]}, rank {rank} read a gradient that was "
-                "None. When is a hook called: before its "
-                "parameter's gradient is accumulated, or after? "
-                "What is in the bucket when a step begins, and who is used on no rank?"
+                "None. Is a hook called before its parameter's gradient is accumulated, or after? "
+                "What is in the bucket when a step begins? Which parameter is used on no rank?"
             )
         if not observed["overlapped"] > 0:
             return not_yet(
-                "no kernel ran while a message was under way: whoever starts one waits for it "
-                "at once. What is `async_op`?"
+                "no kernel ran while a message was being sent, because your code waits right after "
+                "it starts a message. What is `async_op`?"
             )
         if observed["waited"] > LONGEST_WAIT:
             return not_yet(
                 f"on rank {rank} the backward pass stood still for "
                 f"{units.time_text(observed['waited'])}, until a message had arrived. "
-                "Nothing in it needs the means: who may wait for them, and when?"
+                "Nothing in the backward pass needs the means. Where is the right place to wait?"
             )
         if observed["races"]:
             first, second = observed["races"][0]
@@ -288,15 +286,14 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
         most = f"{units.byte_text(int(held))} where PyTorch's DDP holds "
         most += units.byte_text(int(theirs_held))
         return not_yet(
-            f"after some steps a rank holds {most}. What is kept of the steps before? "
+            f"after some steps a rank holds {most}. What is kept of earlier steps? "
             "A message keeps its bucket for a while if nobody calls its `wait()`, even after "
             "`torch.cuda.synchronize()`."
         )
     return right(
-        f"On {RANKS} virtual {LIKE}s your forward and backward take {units.time_text(own)}, at "
-        f"most {units.byte_text(int(held))} are held; "
-        f"with PyTorch's DDP it is {units.time_text(theirs)} and "
-        f"{units.byte_text(int(theirs_held))}."
+        f"On {RANKS} virtual {LIKE}s, your forward and backward passes take "
+        f"{units.time_text(own)} and hold at most {units.byte_text(int(held))}. With PyTorch's DDP "
+        f"they take {units.time_text(theirs)} and hold {units.byte_text(int(theirs_held))}."
     )
 
 
@@ -308,12 +305,13 @@ def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
     ):
         if "one" in gradients:
             return not_yet(
-                f"in step {step}, a parameter that no forward uses has a gradient on rank "
-                f"{rank}. It was to keep none."
+                f"in step {step}, rank {rank} has a gradient for a parameter that the forward pass "
+                "did not use. The gradient should be None."
             )
         if "none" in gradients:
             return not_yet(
-                f"in step {step}, a parameter is without the gradient that it had on rank {rank}."
+                f"in step {step}, rank {rank} has lost the gradient of a parameter. "
+                "Expected the mean over all ranks."
             )
         wrong = [number for number, far in enumerate(gradients) if not far <= CLOSE]
         sent = sum(nbytes for kind, nbytes in events if kind == MESSAGE)
@@ -326,11 +324,11 @@ def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
             of = f"in step {step}, {sent:,} of {size:,} bytes of gradients were sent on rank {rank}"
             if sent:
                 return not_yet(
-                    f"{of}: what sends a bucket that is not full when the backward is over?"
+                    f"{of}. What sends a bucket that is not full when the backward pass is over?"
                 )
             return not_yet(
                 f"{of}. Is a gradient there when its hook is called? Is a bucket ever full? "
-                "Who sends the last one?"
+                "What sends the last bucket?"
             )
         if wrong:
             of = (
@@ -339,9 +337,9 @@ def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
                 else f"the gradients of {len(wrong)} of {len(gradients)} parameters are"
             )
             return not_yet(
-                f"after `finish()` in step {step}, {of} not the mean of all ranks' on rank "
-                f"{rank}. Is each sent in each step, once it is "
-                "complete, divided, and waited for before it is read?"
+                f"after `finish()` in step {step}, {of} not the mean of all ranks' "
+                f"gradients on rank {rank}. In each step, is every gradient complete when it is "
+                "sent? Is it divided, and does your code wait for it before it reads it?"
             )
     return None
 
@@ -353,14 +351,14 @@ def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
         sizes = [size for kind, size in events if kind == MESSAGE and size >= layer // 4]
         if max(sizes, default=0) > (full + 1) * layer:
             return not_yet(
-                f"in step {step}, one message took {max(sizes):,} bytes; a bucket is full with "
-                f"{inputs['bucket_bytes']:,}."
+                f"in step {step}, one message took {max(sizes):,} bytes. A bucket is full at "
+                f"{inputs['bucket_bytes']:,} bytes."
             )
         if len(sizes) > inputs["layers"] // full + 1:
             return not_yet(
                 f"in step {step}, {len(sizes)} messages took {layer * inputs['layers']:,} bytes "
-                "of gradients; "
-                f"a bucket is full with {inputs['bucket_bytes']:,}."
+                f"of gradients. A bucket is full at {inputs['bucket_bytes']:,} bytes, so fewer "
+                "messages are enough."
             )
         waiting = 0
         for kind, size in events:
@@ -368,9 +366,9 @@ def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
             if kind == GRADIENT and waiting > inputs["bucket_bytes"]:
                 return not_yet(
                     f"in step {step}, {waiting:,} bytes of complete gradients had not been sent "
-                    "when another came; "
-                    f"a bucket is full with {inputs['bucket_bytes']:,}. "
-                    "It need not wait for others."
+                    "when another gradient was complete. "
+                    f"A bucket is full at {inputs['bucket_bytes']:,} bytes. "
+                    "Send a full bucket at once."
                 )
             waiting += size if kind == GRADIENT else -size
     return None

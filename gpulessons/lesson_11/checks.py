@@ -101,7 +101,7 @@ def _judge_mean(found: Plain, who: str, shape: list[int], expected: list[float])
     if scattered > most:
         return not_yet(
             f"the mean is right, but {who} gave {scattered} bytes to a reduce_scatter, and x has "
-            f"{4 * count}. "
+            f"only {4 * count} bytes. "
             "Each rank needs to add only its own part."
         )
     if scattered < 4 * count:
@@ -148,7 +148,7 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
     for found in told:
         if "returned" in found:
             return not_yet(
-                f"your function returned {found['returned']}; it is to return `step`, a function."
+                f"your function returned {found['returned']}. Expected the function `step`."
             )
     for step in range(case["steps"]):
         for rank, found in enumerate(told):
@@ -157,7 +157,7 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
             if still:
                 return not_yet(
                     f"in step {step + 1}, {still} of {count - 1} parameters with a gradient did "
-                    f"not move on rank {rank}. Who sends them?"
+                    f"not move on rank {rank}. Which rank sends them?"
                 )
             if wrong:
                 return not_yet(
@@ -179,14 +179,14 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
         if not found["kept"] < KEPT * found["whole"]:
             kept, whole = units.byte_text(found["kept"]), units.byte_text(found["whole"])
             return not_yet(
-                f"the steps are right, but rank {rank} keeps {kept}; Adam's whole state is "
+                f"the steps are right, but rank {rank} keeps {kept}. Adam's whole state is "
                 f"{whole}, which {SHARERS} ranks share."
             )
     together, whole = sum(found["kept"] for found in told), told[0]["whole"]
     if not together < TOGETHER * whole:
         return not_yet(
             f"the steps are right, but all {SHARERS} ranks together keep "
-            f"{units.byte_text(together)}; Adam's whole state is "
+            f"{units.byte_text(together)}. Adam's whole state is "
             f"{units.byte_text(whole)}. What does more than one rank keep?"
         )
     return right(
@@ -241,9 +241,9 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
         if answer != due:
             enough = "1 GPU is enough" if due == 1 else f"{due} GPUs are enough and fewer are not"
             return not_yet(
-                f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} "
-                f"bytes a GPU: {enough}; "
-                f"you say {answer}. What does a rank always hold, and what else does it hold "
+                f"with {parameters:,} parameters, {layer:,} of them in the largest layer, and "
+                f"{memory:,} bytes per GPU, {enough}. "
+                f"You say {answer}. What does a rank always hold, and what else does it hold "
                 "while a layer's backward pass runs?"
             )
     return right("The ranks share 16 bytes per parameter, and one layer is whole.")
@@ -268,7 +268,7 @@ def judge_backward(told: Plain, case: Plain) -> Verdict:
     for rank, found in enumerate(told):
         if "returned" in found:
             return not_yet(
-                f"rank {rank} returned {found['returned']}; two tensors are due: the gradients "
+                f"rank {rank} returned {found['returned']}. Expected two tensors: the gradients "
                 "of x and of this rank's rows."
             )
         for name, of in (("x", "x"), ("part", "this rank's rows of the weight")):
@@ -276,20 +276,19 @@ def judge_backward(told: Plain, case: Plain) -> Verdict:
                 return not_yet(f"on rank {rank}, the gradient of {of} is {found[name]}.")
         if found["changed"]:
             return not_yet(
-                f"rank {rank} has changed {', '.join(found['changed'])}, which others may still "
-                "need."
+                f"rank {rank} has changed {', '.join(found['changed'])}. Other code may still "
+                "need the old values."
             )
         if found["to_all"]:
             return not_yet(
                 f"the gradients are right, but rank {rank} sent every rank more than its rows of "
                 "the weight. "
-                "Which collective leaves a rank its part alone?"
+                "Which collective gives each rank only its own part?"
             )
         if not found["peak"] < MOST:
             return not_yet(
                 f"the gradients are right, but rank {rank} held {found['peak']:.1f} times the "
-                "weight's bytes at its peak. What need not be "
-                "whole at the same time?"
+                "weight's bytes at its peak. What does not have to be whole at the same time?"
             )
     return right("Never more than one matrix whole.")
 
@@ -353,8 +352,8 @@ def judge_layers(observations: Plain, cases: Plain) -> Verdict:
                 return not_yet(f"{of} returned {answer['type']}, not a tensor.")
             if answer["shape"] != [len(case["x"]), len(case["second"])]:
                 return not_yet(
-                    f"{of} returned a tensor of {answer['shape']}; "
-                    f"{[len(case['x']), len(case['second'])]} was due, whole on each rank."
+                    f"{of} returned a tensor of {answer['shape']}. Expected "
+                    f"{[len(case['x']), len(case['second'])]}, the whole output on each rank."
                 )
             if not near(answer["values"], [float(value) for value in due]):
                 return not_yet(
@@ -363,7 +362,7 @@ def judge_layers(observations: Plain, cases: Plain) -> Verdict:
                 )
             if answer["changed"]:
                 return not_yet(
-                    f"{of} has changed {', '.join(answer['changed'])}: the next call would "
+                    f"{of} has changed {', '.join(answer['changed'])}. The next call would "
                     "compute with other numbers."
                 )
             output = 4 * len(due)
@@ -371,7 +370,7 @@ def judge_layers(observations: Plain, cases: Plain) -> Verdict:
                 return not_yet(
                     f"the outputs are right, but {of} sent {units.byte_text(answer['sent'])}, "
                     "and the whole output has "
-                    f"{units.byte_text(output)}. Leave the weights where they are: what has to "
+                    f"{units.byte_text(output)}. Leave the weights where they are. What has to "
                     "be sent?"
                 )
     return right("Two layers, cut among the ranks, give every rank the whole output.")

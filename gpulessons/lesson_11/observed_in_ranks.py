@@ -151,7 +151,7 @@ def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
     return (
         "other numbers"
         if found.shape == right.shape
-        else f"a tensor of {list(found.shape)} where {list(right.shape)} was due"
+        else f"a tensor of {list(found.shape)} instead of {list(right.shape)}"
     )
 
 

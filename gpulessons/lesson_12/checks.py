@@ -102,7 +102,7 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
     for rank, found in enumerate(told):
         if not near(found["values"], due):
             return not_yet(
-                f"rank {rank} has, in `x`, "
+                f"on rank {rank}, `x` has "
                 f"{apart(found['values'], due, 'the sum over all ranks is')}."
             )
     for rank, found in enumerate(told):

@@ -104,12 +104,14 @@ def judge_zeros(observations: Plain, cases: Plain) -> Verdict:
         if made["type"] != "Tensor":
             return wrong_type(made["type"], "a tensor")
         if not observed["kept"]:
-            return not_yet("the tensor that you were given has changed. Make a new one beside it.")
+            return not_yet(
+                "the tensor that you were given has changed. Return a new tensor instead."
+            )
         for what in ("device", "dtype", "shape"):
             if made[what] != case[what]:
                 return not_yet(
-                    f"beside a tensor with {what} {case[what]} you made one with {what} "
-                    f"{made[what]}."
+                    f"expected a tensor with the {what} of the given one, {case[what]}. "
+                    f"Yours has the {what} {made[what]}."
                 )
         if any(made["values"]):
             return not_yet(

@@ -72,7 +72,7 @@ def defend(
 def observe(given: Mapping[str, Any]) -> Any:
     """Run a learner's experiment several times, and return what happened as plain data.
 
-    If the kit knows the sentence, the experiment also runs on the kit's own stand-ins.
+    If `stand_ins` has functions for the quoted sentence, the experiment also runs on these.
     """
     observed: dict[str, Any] = {
         "missing": [part for part in PARTS if part not in given],

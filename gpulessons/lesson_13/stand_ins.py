@@ -21,8 +21,8 @@ class StandIns:
     """Functions that an experiment on one sentence must tell apart.
 
     Attributes:
-        holds: what each function does of which the sentence holds, and the function.
-        fails: the same for the functions of which it does not hold.
+        holds: functions for which the sentence is true, by a text that says what they do.
+        fails: functions for which the sentence is false, by a text that says what they do.
     """
 
     holds: dict[str, Function]

@@ -25,7 +25,7 @@ class Progress:
     """
 
     def __init__(self, numbers: list[str]) -> None:
-        """Read the tries at these exercises."""
+        """Read the stored tries, and note which of these exercises were right at least once."""
         progress_file.read()
         self.right = [number for number in numbers if any(tries.get(number, []))]
         self.numbers = numbers

@@ -619,7 +619,7 @@ def _faster(gain: float) -> str:
 
 
 def _name(column: str) -> str:
-    """Return a column's name for readers."""
+    """Return a column's name as words, such as "GPU memory" for "gpu_memory"."""
     words = ["GPU" + word[3:] if word in ("gpu", "gpus") else word for word in column.split("_")]
     return " ".join(words)
 

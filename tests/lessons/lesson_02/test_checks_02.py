@@ -110,7 +110,7 @@ FETCHED |= {"dtype": "torch.float32", "shape": [2, SIZE], "values": [3.0, 4.0]}
         ({"values": [-2.0, 4.0]}, "does it wait for the caller's stream"),
         ({"device": "cuda:0"}, "got a tensor on cuda:0"),
         ({"dtype": "torch.int32"}, "of torch.int32"),
-        ({"before": True}, "Each needs its own memory"),
+        ({"before": True}, "Each result needs its own memory"),
     ],
 )
 def test_a_fetched_tensor_is_judged_by_values_and_waits(change, hint):

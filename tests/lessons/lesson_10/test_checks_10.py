@@ -68,7 +68,7 @@ DRAWN = ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
         (
             ([[0, 2, 4, 6, 8], [1, 3, 5, 7]],) * 3,
             DRAWN,
-            "in epoch 3 the rows come in their own order",
+            "in epoch 3 the rows come in their original order",
         ),
         ((THIRD, EIGHTH, EIGHTH), DRAWN, "asked again for epoch 3"),
         (
@@ -117,12 +117,16 @@ SENT_ONCE = {
         ({"messages": 0}, "nothing was sent"),
         (
             {"gradient": [2.5, 2.0]},
-            "rank 0 has the gradient [2.5, 2]; that of all ranks' rows in one batch is [1.25, 1]",
+            "rank 0 has the gradient [2.5, 2]. The gradient of all ranks' rows in one batch is "
+            "[1.25, 1]",
         ),
         ({"gradient": None}, "has the gradient none"),
-        ({"messages": 2}, "but sent 2 times; once is enough for 2 micro-batches"),
-        ({"rows": [2]}, "the model met [2] rows; it was to meet 2 parts of 1, one at a time"),
-        ({"waiting": 2}, "the outputs of 2 others were there still"),
+        ({"messages": 2}, "but it was sent 2 times. Once is enough for 2 micro-batches"),
+        (
+            {"rows": [2]},
+            "the model got batches of [2] rows. Expected 2 micro-batches of 1, one at a time",
+        ),
+        ({"waiting": 2}, "the outputs of 2 others were still there"),
     ],
 )
 def test_accumulation_is_judged_by_gradient_and_messages(change, hint):
@@ -149,7 +153,7 @@ def lives(first=FIRST | SAVED, other=FIRST | NOTHING, second=SECOND, third=()):
         (lives(), None),
         (
             lives(FIRST | SAVED | {"begun": [0, 1, 2]}),
-            "was to do the steps 0 to 1, where it died; it did [0, 1, 2]",
+            "should do the steps 0 to 1, in which it dies. It did the steps [0, 1, 2]",
         ),
         (
             lives(FIRST | SAVED | {"files": [None, None]}),
@@ -157,13 +161,14 @@ def lives(first=FIRST | SAVED, other=FIRST | NOTHING, second=SECOND, third=()):
         ),
         (lives(FIRST | SAVED | {"files": [7, 7]}), "after step 0, the file was as before"),
         (lives(other=FIRST | SAVED), "2 ranks saved the checkpoint"),
-        (lives(FIRST | SAVED | {"placed": 0}), "was written in its place"),
-        (lives(FIRST | SAVED | {"overwritten": 1}), "was written in its place"),
+        (lives(FIRST | SAVED | {"placed": 0}), "was written in place"),
+        (lives(FIRST | SAVED | {"overwritten": 1}), "was written in place"),
         (lives(FIRST | SAVED | {"moved": 1}), "was written in another folder, and moved"),
         (lives(FIRST | SAVED | {"removed": 1}), "the file was removed"),
         (
             lives(second=SECOND | {"begun": [0, 1, 2]}),
-            "1 steps were done when the ranks died; started again, rank 1 did [0, 1, 2] of 3",
+            "1 steps were done when the ranks died. After the restart, rank 1 did the steps "
+            "[0, 1, 2] of 3",
         ),
         (
             lives(second=SECOND | {"weight": -2.0, "momentum": 12.0}),
@@ -171,9 +176,9 @@ def lives(first=FIRST | SAVED, other=FIRST | NOTHING, second=SECOND, third=()):
         ),
         (
             lives(second=SECOND | {"weight": -2.0}),
-            "rank 1 ends with the weight -2; without a death it is -3.25. The weight",
+            "rank 1 ends with the weight -2. Without the restart it would be -3.25. The weight",
         ),
-        (lives(third=[2]), "all 3 steps were done; started once more, the ranks did [2]"),
+        (lives(third=[2]), "all 3 steps were done. After another start, the ranks did [2]"),
     ],
 )
 def test_lives_are_judged_by_their_steps_and_their_end(told, hint):

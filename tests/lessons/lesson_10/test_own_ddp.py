@@ -37,24 +37,24 @@ RIGHT = {
             {"gradients": [[0.0, 0.0], [0.0, 0.5]]},
             "after `finish()` in step 2, the gradients of 1 of 2 parameters are not the mean",
         ),
-        ({"gradients": [["none", 0.0]] * 2}, "in step 1, a parameter is without the gradient"),
+        ({"gradients": [["none", 0.0]] * 2}, "in step 1, rank 1 has lost the gradient"),
         (
             {"gradients": [["one", 0.0]] * 2},
-            "in step 1, a parameter that no forward uses has a gradient on rank 1",
+            "in step 1, rank 1 has a gradient for a parameter that the forward pass",
         ),
         ({"gradients": [[float("nan"), 0.0]] * 2}, "not the mean of all ranks'"),
         (
             {"events": [EVENTS, [READY, [MESSAGE, 4 * LAYER]]]},
-            "in step 2, one message took 1,024 bytes; a bucket is full with 512",
+            "in step 2, one message took 1,024 bytes. A bucket is full at 512",
         ),
         (
             {"events": [[*EVENTS, [MESSAGE, LAYER]]] * 2},
-            "in step 1, 3 messages took 768 bytes of gradients; a bucket is full with 512",
+            "in step 1, 3 messages took 768 bytes of gradients. A bucket is full at 512",
         ),
         (
             {"events": [LATE] * 2},
-            "in step 1, 768 bytes of complete gradients had not been sent when another came; a "
-            "bucket is full with 512",
+            "in step 1, 768 bytes of complete gradients had not been sent when another gradient "
+            "was complete. A bucket is full at 512 bytes",
         ),
         (
             {"events": [[*EVENTS[:3], *LATE[:-1]]] * 2},
@@ -71,13 +71,13 @@ RIGHT = {
             "on rank 1 nothing orders `all_reduce` after `cat`, which touched the same memory",
         ),
         (
-            {"gradients": [[0.0, 0.5]], "events": [EVENTS[:4]], "stopped": [2, "backward"]},
-            "in step 1, 512 of 768 bytes of gradients were sent on rank 1: what sends a bucket "
-            "that is not full when the backward is over?",
+            {"gradients": [[0.0, 0.5]], "events": [EVENTS[:4]], "stopped": [2, "backward pass"]},
+            "in step 1, 512 of 768 bytes of gradients were sent on rank 1. What sends a bucket "
+            "that is not full when the backward pass is over?",
         ),
         (
-            {"gradients": [], "events": [], "stopped": [1, "backward"]},
-            "in the backward of step 1, rank 1 read a gradient that was None. When",
+            {"gradients": [], "events": [], "stopped": [1, "backward pass"]},
+            "in the backward pass of step 1, rank 1 read a gradient that was None. Is",
         ),
         (
             {"gradients": [], "events": [], "stopped": [1, "`finish()`"]},
@@ -93,7 +93,9 @@ def test_each_rank_is_judged_by_values_messages_and_time(change, hint):
 
 def test_a_right_answer_is_told_its_time_and_memory_beside_pytorch_s():
     told = judge([RIGHT] * 2, INPUTS).message
-    assert "take 2 ms, at most 3 MiB are held; with PyTorch's DDP it is 1 ms and 2 MiB" in told
+    assert (
+        "take 2 ms and hold at most 3 MiB. With PyTorch's DDP they take 1 ms and hold 2 MiB" in told
+    )
     kept = judge([RIGHT | {"own": [2e-3, 4.0 * (1 << 20)]}, RIGHT], INPUTS)
     assert not kept.passed and "a rank holds 4 MiB where PyTorch's DDP holds 2 MiB" in kept.message
 

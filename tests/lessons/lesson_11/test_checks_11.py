@@ -46,7 +46,7 @@ def test_what_an_answer_changes_of_its_layers_is_told():
         ({"type": "tuple"}, "rank 1 of 2 returned tuple"),
         (
             {"type": "Tensor", "shape": [1, 2], "values": [11.0, 11.0]},
-            "a tensor of [1, 2]; [1, 1] was due",
+            "a tensor of [1, 2]. Expected [1, 1], the whole output",
         ),
         (
             {"type": "Tensor", "shape": [1, 1], "values": [14.0]},
@@ -67,8 +67,8 @@ def test_budgets_are_judged_by_the_fewest_gpus_that_are_enough():
     case = [100, 10, 480]  # 1,600 bytes in rooms of 400
     assert judge_budgets([4], [case]).passed
     for answer, hint in (
-        (5, "4 GPUs are enough and fewer are not; you say 5"),
-        (3, "you say 3"),
+        (5, "4 GPUs are enough and fewer are not. You say 5"),
+        (3, "You say 3"),
         ("float", "returned float"),
     ):
         assert hint in judge_budgets([answer], [case]).message
@@ -88,7 +88,7 @@ def test_the_whole_layer_matters_in_some_drawn_budget():
     ("answer", "hint"),
     [
         ({}, None),
-        ({"returned": "Tensor"}, "rank 1 returned Tensor; two tensors are due"),
+        ({"returned": "Tensor"}, "rank 1 returned Tensor. Expected two tensors"),
         (
             {"x": "the sum over the ranks"},
             "on rank 1, the gradient of x is the sum over the ranks.",
@@ -98,9 +98,9 @@ def test_the_whole_layer_matters_in_some_drawn_budget():
             "on rank 1, the gradient of this rank's rows of the weight is other numbers.",
         ),
         ({"changed": ["upstream"]}, "rank 1 has changed upstream"),
-        ({"to_all": True}, "Which collective leaves a rank its part alone?"),
+        ({"to_all": True}, "Which collective gives each rank only its own part?"),
         ({"peak": 2.5}, "rank 1 held 2.5 times the weight's bytes"),
-        ({"peak": float("nan")}, "What need not be whole at the same time?"),
+        ({"peak": float("nan")}, "What does not have to be whole at the same time?"),
     ],
 )
 def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hint):
@@ -114,7 +114,7 @@ def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hin
     ("answer", "hint"),
     [
         ({}, None),
-        ({"returned": "Adam"}, "returned Adam; it is to return `step`"),
+        ({"returned": "Adam"}, "returned Adam. Expected the function `step`"),
         ({"still": [0, 2]}, "in step 2, 2 of 3 parameters with a gradient did not move on rank 1"),
         (
             {"wrong": [1, 0]},
@@ -122,10 +122,10 @@ def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hin
         ),
         ({"altered": [0, 4]}, "step 2 has changed the gradient of 4 of 4 parameters on rank 1"),
         ({"drew": ["NumPy"]}, "changed the random state of NumPy on rank 1"),
-        ({"kept": 7 << 10}, "rank 1 keeps 7 KiB; Adam's whole state is 10 KiB"),
+        ({"kept": 7 << 10}, "rank 1 keeps 7 KiB. Adam's whole state is 10 KiB"),
         (
             {"others": 1},
-            "all 3 ranks together keep 15 KiB; Adam's whole state is 10 KiB. "
+            "all 3 ranks together keep 15 KiB. Adam's whole state is 10 KiB. "
             "What does more than one rank keep?",
         ),
     ],
@@ -196,7 +196,7 @@ TWO_HALVES = [["c10d::_reduce_scatter_base_", 12], ["c10d::_allgather_base_", 4]
         ({"calls": [["c10d::allreduce_", 8]]}, "called another collective, allreduce"),
         (
             {"calls": [["c10d::_reduce_scatter_base_", 28], TWO_HALVES[1]]},
-            "gave 28 bytes to a reduce_scatter, and x has 8",
+            "gave 28 bytes to a reduce_scatter, and x has only 8",
         ),
         ({"calls": [["c10d::_allgather_base_", 8]]}, "gave only 0 bytes of x to a reduce_scatter"),
         (

@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def _both(self) -> "tuple[TraceData, TraceData]":
-        """Both traces."""
+        """The trace before and the trace after."""
         return self._before, self._after
 
     @property

@@ -56,9 +56,10 @@ def steps_of(trace: "TraceData", device: int) -> Steps | None:
 
 
 def _in_users_loop(trace: "TraceData", stacks: np.ndarray) -> bool:
-    """Return whether the user's own function has the loop. PyTorch's functions loop over layers.
+    """Return whether the repeated allocations come from a loop in a function of the user.
 
-    The function with the loop is the innermost one that all stacks have in common.
+    Loops over layers in PyTorch's functions do not count. The function with the loop is the
+    innermost one that all stacks have in common.
     """
     calls = []
     for stack in set(stacks.tolist()):

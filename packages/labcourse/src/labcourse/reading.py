@@ -129,11 +129,13 @@ def described(data: bytes) -> tuple[str, list[str]]:
 
 
 def _places(exercises: list[str | None], checked: list[str | None]) -> dict[str, int]:
-    """Return the number, from 1, of the code cell that answers each exercise.
+    """Return for each exercise the number of the code cell with the answer, counted from 1.
+
+    This is the cell with the exercise's tag. Without a tag, it is the cell before the check.
 
     Args:
-        exercises: the exercise that each code cell is tagged for.
-        checked: the exercise that each code cell checks.
+        exercises: for each code cell, the exercise in its tag, or None.
+        checked: for each code cell, the exercise that it checks, or None.
     """
     places = {}
     for index, number in enumerate(checked):

@@ -236,7 +236,7 @@ def reduce(
 
 
 def _take_time(tensors: int) -> None:
-    """Take the host time of Python's own work around one of these calls."""
+    """Advance the clock by the host time of the Python code around one of these calls."""
     machine = hardware.machine()
     profile = machine.profile
     machine.clock.advance_host(profile.function_seconds + tensors * profile.attribute_seconds)

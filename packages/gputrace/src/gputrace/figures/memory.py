@@ -194,7 +194,7 @@ def _source(line: SourceLine) -> str:
 
 
 def _finding(seen: _Seen) -> str:
-    """Return the title."""
+    """Return the title, which says what the figure shows."""
     trace, device = seen.trace, seen.device
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
     peak, line = units.byte_text(seen.peak), trace.timeline(device)

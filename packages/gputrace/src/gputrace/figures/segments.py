@@ -121,7 +121,7 @@ def _finding(trace: "TraceData", at: Any, device: int, segments: list[RecordedSe
 
 
 def _moment(at: str | float | int) -> str:
-    """Name a moment at the beginning of a sentence."""
+    """Return the moment as the first words of a title, such as "At the peak"."""
     if at == "oom":
         return "When memory ran out"
     if isinstance(at, str):

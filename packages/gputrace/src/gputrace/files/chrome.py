@@ -127,7 +127,7 @@ class _Lanes:
         )
 
     def slices(self) -> Iterator[Entry]:
-        """Yield the spans."""
+        """Yield the entries of the spans."""
         spans = self.trace.spans
         args: list[dict[str, str]] = []
         for stack in range(len(self.trace.stacks)):

@@ -95,7 +95,7 @@ def walk(
 
 
 def _what_holds(kind: type) -> Callable[[Any], Iterator[tuple[Any, str]]]:
-    """Return the function that yields what objects of a class hold."""
+    """Return a function that yields the objects that an object of this class holds."""
     if torch.Tensor in ancestry(kind):
         return _held_by_tensor
     if is_node(kind):
@@ -104,7 +104,7 @@ def _what_holds(kind: type) -> Callable[[Any], Iterator[tuple[Any, str]]]:
 
 
 def _held_by_tensor(tensor: torch.Tensor) -> Iterator[tuple[Any, str]]:
-    """Yield the gradient and the node of a tensor."""
+    """Yield the gradient and the autograd node of a tensor, if it has them."""
     try:
         if _is_leaf(tensor) or _retains_grad(tensor):  # reading `grad` of other tensors warns
             gradient = _grad(tensor)
@@ -118,7 +118,7 @@ def _held_by_tensor(tensor: torch.Tensor) -> Iterator[tuple[Any, str]]:
 
 
 class _Nodes:
-    """Function that yields what the nodes of one class hold."""
+    """Callable that yields the objects that an autograd node of one class holds."""
 
     def __init__(self, kind: type) -> None:
         self._saved = [name for name in dir(kind) if name.startswith("_raw_saved_")]

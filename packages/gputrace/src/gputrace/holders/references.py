@@ -155,11 +155,13 @@ class Path:
 
 
 class Ancestors:
-    """All objects that keep some targets alive, up to the objects at which the search ends.
+    """All objects that keep the targets alive, directly or through other objects.
+
+    The search does not continue to the holders of an object for which `ends` is true.
 
     Attributes:
-        objects: these objects by their ids, with the targets.
-        complete: whether the search has followed all of them.
+        objects: the targets and their holders, by id.
+        complete: whether the search followed all of these objects. It stops at MOST_ANCESTORS.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ def _stream(s: Situation, stream: int) -> str:
 
 
 def _remedies(s: Situation) -> list[str]:
-    """List what would help."""
+    """Return sentences about what would help against this cause."""
     match s.verdict:
         case Cause.TOO_LARGE:
             most = byte_text(s.total - s.context)

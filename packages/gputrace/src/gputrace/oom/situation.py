@@ -254,7 +254,7 @@ class Situation:
 
     @property
     def within_reach(self) -> list[FreeSpace]:
-        """The other free blocks."""
+        """The free blocks of the request's stream that wait for no other stream."""
         return [space for space in self.spaces if space not in self.barred]
 
     @cached_property
@@ -419,9 +419,11 @@ def _for_parameter(trace: "TraceData", event: MemoryEvent, live: _Live) -> bool:
 def _context(
     message: Message, outside: int, reserved: int | None
 ) -> tuple[int, bool, tuple[tuple[int, int], ...]]:
-    """Return the bytes that this process holds outside its segments, and the other processes.
+    """Return (bytes, known, others) for the memory outside this process's segments.
 
-    The second value says whether the bytes are known. They are assumed otherwise.
+    bytes: what this process holds outside its segments, such as its CUDA context
+    known: whether these bytes follow from the message. If not, they are an assumption.
+    others: (process id, bytes) of the other processes
     """
     listed, own = message.processes, message.own
     if own is None and reserved is not None and listed:

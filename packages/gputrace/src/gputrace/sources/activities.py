@@ -135,12 +135,12 @@ def _kind(activity: Activity) -> int:
 
 
 def _waits(activities: list[Activity], origin: float) -> list[tuple]:
-    """Return the waits of streams for streams, as rows for `Waits.of`.
+    """Return the waits of streams for events of other streams, as rows for `Waits.of`.
 
-    CUPTI reports who waits and when the wait was issued, but not when the event happened. This is
-    assumed to be the end of the last work that was launched on the event's stream before. With CUDA
-    13, CUPTI does not report either on which stream the event was recorded. This is assumed to be
-    the other stream that had received work last when an event was recorded last.
+    CUPTI reports which stream waits and when the wait was issued, but not when the event happened.
+    We assume the end of the last work that was launched on the event's stream before the wait. With
+    CUDA 13, CUPTI also does not report the stream on which the event was recorded. We assume the
+    other stream that had received work last when the last event was recorded.
     """
     called = {
         activity.correlation: activity.start for activity in activities if activity.kind in CALLS

@@ -106,7 +106,7 @@ class ClockSource:
         )
 
     def _counted(self) -> None:
-        """Count a span or a wait."""
+        """Count one more span or wait, which may push the oldest one out of the records."""
         self._count += 1
 
     def _races(self, origin: float, spans: Spans) -> list[RecordedRace]:

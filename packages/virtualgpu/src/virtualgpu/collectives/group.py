@@ -62,7 +62,7 @@ class Transfer:
 
 
 class Options:
-    """`ProcessGroupNCCL.Options`."""
+    """Options of a process group, as `torch.distributed.ProcessGroupNCCL.Options`."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         self.is_high_priority_stream = is_high_priority_stream

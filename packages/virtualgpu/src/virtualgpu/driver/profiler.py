@@ -1,11 +1,12 @@
-"""`torch.profiler` on virtual GPUs: PyTorch's own, with the GPUs' work and virtual times.
+"""`torch.profiler` on virtual GPUs: PyTorch's profiler, with the GPUs' work and virtual times.
 
-PyTorch's profiler (Kineto) sees the operators, at the times that this computer takes. Each step of
-the virtual clock leaves a mark among its events. So the host's time at every event is known: it is
-that of the last mark before. The same mark says which operator launched a kernel. What Kineto saw
-within an operator's own Python is how a virtual GPU computes the values, and is left out.
+PyTorch's profiler (Kineto) records the operators with real times of this computer. Each step of
+the virtual clock also adds an event, its *mark*, to the recording. The virtual time of a Kineto
+event is the host's time at the last mark before it. The mark also shows which operator launched a
+kernel. Kineto also records what an operator's Python does to compute the values. These events are
+left out.
 
-Of CUDA's own calls only those that wait are among the events; a launch is part of its operator.
+Of CUDA's calls, only those that wait are among the events. A launch is part of its operator.
 `profile_memory`, the trees of events that PyTorch's memory timeline reads, and the choice of single
 kinds of activity are not supported, and raise an error that names them.
 """
@@ -61,9 +62,9 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _by_kineto(prepare: Callable[..., None]) -> Callable[..., None]:
-    """Return `prepare`, the `__init__` of the older profiler, made to measure as today's does.
+    """Return the `__init__` of the older profiler with Kineto as its source on GPUs.
 
-    The older profiler measures each operator with two events of CUDA's. The table is the same.
+    The original, `prepare`, measures each operator with two CUDA events. The table is the same.
     """
 
     @wraps(prepare)
@@ -74,7 +75,7 @@ def _by_kineto(prepare: Callable[..., None]) -> Callable[..., None]:
         use_device: str | None = None,
         **options: Any,
     ) -> None:
-        """Set the profiler up by Kineto where it measures a GPU."""
+        """Set up the profiler. It uses Kineto if it measures a GPU."""
         if use_cuda or use_device == "cuda":
             if options.get("profile_memory"):
                 raise unsupported(
@@ -88,9 +89,9 @@ def _by_kineto(prepare: Callable[..., None]) -> Callable[..., None]:
 
 
 def _begin_ranges(self: Any) -> Any:
-    """Begin `emit_nvtx`: wait for the GPU, as a real one does.
+    """Begin `emit_nvtx`, which waits for the GPU.
 
-    Its ranges, one for each operator, are for Nsight, which sees no virtual GPU.
+    No ranges are recorded, because they are for Nsight, which cannot see virtual GPUs.
     """
     if not self.enabled:
         return None
@@ -102,7 +103,7 @@ def _begin_ranges(self: Any) -> Any:
 
 
 def _end_ranges(self: Any, *error: object) -> bool:
-    """End `emit_nvtx`: wait for the GPU, and let an error pass."""
+    """End `emit_nvtx`, which waits for the GPU. Return False, so that an error is raised again."""
     if self.enabled:
         torch.cuda.synchronize()
     return False
@@ -120,7 +121,7 @@ class _Session:
         """Return `_prepare_profiler`, which asks the real profiler for the host's activities."""
 
         def prepare_profiler(config: Any, activities: set, *args: Any, **options: Any) -> None:
-            """Prepare the real profiler; refuse a choice among a GPU's activities."""
+            """Prepare the real profiler. Raises NotImplementedError for a filter of activities."""
             if CUDA in (options.get("activity_filter") or {}):
                 raise unsupported("a choice among the activities of ProfilerActivity.CUDA")
             original(config, _of_host(activities), *args, **options)
@@ -131,7 +132,7 @@ class _Session:
         """Return `_enable_profiler`, which also starts a recording of the virtual clock."""
 
         def enable_profiler(config: Any, activities: set, *args: Any) -> None:
-            """Start the real profiler, and a recording where GPUs are asked for."""
+            """Start the real profiler, and a recording if CUDA is among the activities."""
             original(config, _of_host(activities), *args)
             if CUDA in activities:
                 self._recording = _Recording(self._machine, CPU in activities)
@@ -142,7 +143,7 @@ class _Session:
         """Return `_disable_profiler`, which also stops the recording."""
 
         def disable_profiler() -> Any:
-            """Stop both, and return the result of both."""
+            """Stop the recording and the real profiler. Return their joined result."""
             recording, self._recording = self._recording, None
             if recording is not None:
                 recording.stop()
@@ -155,7 +156,7 @@ class _Session:
 
 
 def _of_host(activities: set) -> set:
-    """Return the activities to ask of the real profiler, which sees no GPU."""
+    """Return the activities for the real profiler, with CPU in place of CUDA."""
     return {CPU if activity is CUDA else activity for activity in activities}
 
 
@@ -163,7 +164,7 @@ class _Recording:
     """The steps of the clock while the profiler is on, each with the host's time after it."""
 
     def __init__(self, machine: Machine, with_host: bool) -> None:
-        """Listen to the clock, and let moves of tensors be events of the real profiler."""
+        """Listen to the clock, and show moves of tensors as operators in the real profiler."""
         self.with_host = with_host
         self.begin = machine.clock.host
         self.steps: list[tuple[Any, float]] = []
@@ -175,14 +176,14 @@ class _Recording:
             setattr(torch.Tensor, name, _as_operator("aten::to", move))
 
     def stop(self) -> None:
-        """Listen no more, and undo what the recording changed."""
+        """Stop listening, and undo what the recording changed."""
         for name, move in self._moves.items():
             setattr(torch.Tensor, name, move)
         self._clock.call_when_host_works(None)
         self._clock.unlisten(self._step)
 
     def _step(self, what: Any = None) -> None:
-        """Keep a step of the clock, and leave its mark among the real profiler's events."""
+        """Store a step of the clock, and add its mark to the real profiler's events."""
         number = len(self.steps)
         self.steps.append((what, self._clock.host))
         with _profiler._RecordFunctionFast(f"{_MARK} {number}", [], {}):
@@ -190,14 +191,14 @@ class _Recording:
 
 
 def _as_operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the kit's that the profiler shows as an operator of PyTorch's.
+    """Return `function`, which the profiler then shows as the PyTorch operator `name`.
 
-    It is one event, without what it calls.
+    The profile has one event for a call, and leaves out what the function calls.
     """
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the function within the two events."""
+        """Call the function inside an event for the operator and an event that hides its calls."""
         operator = _profiler._RecordFunctionFast(name, [], {})
         with operator, _profiler._RecordFunctionFast(_WITHIN[-1], [], {}):
             return function(*args, **kwargs)
@@ -206,9 +207,12 @@ def _as_operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Mark(NamedTuple):
-    """A step of the clock among Kineto's events.
+    """Mark of a clock step among Kineto's events.
 
-    It holds its time there, its number, its event, and the event of the operator that it fell into.
+    real: Kineto's time of the mark, in nanoseconds
+    number: the index of the step in the recording
+    event: Kineto's event
+    operator: the innermost operator's event around the mark, or None
     """
 
     real: int
@@ -221,7 +225,7 @@ class _HostTimes:
     """The virtual host's times, in nanoseconds from the start of the recording."""
 
     def __init__(self, recording: _Recording, marks: list[tuple[int, int]]) -> None:
-        """Take the marks' times of Kineto's and the numbers of their steps."""
+        """Take the (Kineto time, number of the step) of each mark."""
         marks = sorted(marks)
         self._real = [real for real, _ in marks]
         self._virtual = [0]
@@ -229,7 +233,7 @@ class _HostTimes:
             self._virtual.append(_nanoseconds(recording.steps[number][1] - recording.begin))
 
     def at(self, real: int) -> int:
-        """Return the virtual time at a time of Kineto's."""
+        """Return the virtual time that belongs to a Kineto time."""
         return self._virtual[bisect_right(self._real, real)]
 
 
@@ -239,14 +243,14 @@ def _nanoseconds(seconds: float) -> int:
 
 
 class _Event:
-    """An event of Kineto's with other times."""
+    """Kineto event with other start and end times."""
 
     def __init__(self, event: Any, start: int, end: int) -> None:
-        """Take the event's place, from `start` to `end` in nanoseconds."""
+        """Wrap a Kineto event. `start` and `end` are in nanoseconds."""
         self._event, self._start, self._end = event, start, end
 
     def __getattr__(self, name: str) -> Any:
-        """Let the event answer everything but its times."""
+        """Return an attribute of Kineto's event."""
         return getattr(self._event, name)
 
     def start_ns(self) -> int:
@@ -263,13 +267,13 @@ class _Event:
 
 
 class _Step(_Event):
-    """A step of the clock as an event: work of a GPU, or a call of CUDA's that waits.
+    """Event for a step of the clock: work of a GPU, or a CUDA call that waits.
 
-    The event of its mark answers what is not defined here.
+    All other attributes are those of the mark's event.
     """
 
     def __init__(self, mark: _Mark, what: Any, name: str, start: int, end: int) -> None:
-        """Take the place of the mark's event."""
+        """Wrap the event of a mark. `what` is the step of the clock."""
         super().__init__(mark.event, start, end)
         self.what, self._name = what, name
         self._operator = 0 if mark.operator is None else mark.operator.correlation_id()
@@ -280,11 +284,11 @@ class _Step(_Event):
         return self._name
 
     def linked_correlation_id(self) -> int:
-        """Return the number of the operator that launched it; 0 for none."""
+        """Return the correlation id of the operator that launched this work, 0 if there is none."""
         return self._operator
 
     def device_type(self) -> DeviceType:
-        """Return CUDA for work of a GPU, CPU for a call that waits."""
+        """Return CUDA for work of a GPU, and CPU for a call that waits."""
         return DeviceType.CUDA if self.on_device else DeviceType.CPU
 
     def device_index(self) -> int:
@@ -300,7 +304,7 @@ class _Step(_Event):
         return self._event.device_resource_id()
 
     def activity_type(self) -> str:
-        """Return Kineto's word for this kind of event."""
+        """Return Kineto's name for this kind of event."""
         if not self.on_device:
             return "cuda_runtime"
         return "kernel" if self.what.kind == "kernel" else "gpu_memcpy"
@@ -315,7 +319,7 @@ class _Result:
         self._events: list[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse what a result of the virtual GPU does not have."""
+        """Raise NotImplementedError for attributes that this result does not have."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise unsupported(f"{name} of torch.profiler's results")
@@ -343,7 +347,7 @@ class _Result:
         return self._events
 
     def _step(self, mark: _Mark, origin: int) -> _Step | None:
-        """Return the event of a step; None if neither a GPU works nor CUDA waits in it."""
+        """Return the event of a step, None if it is neither work of a GPU nor a CUDA call."""
         what = self._recording.steps[mark.number][0]
         if isinstance(what, Span):
             name, start, end = _COPIES.get(what.kind, what.name), what.start, what.end
@@ -368,7 +372,7 @@ class _Result:
     def _entries(self, entries: list[dict[str, Any]], base: int) -> Iterator[dict[str, Any]]:
         """Yield the entries of the file.
 
-        `ts` and `dur` are µs; `ts` counts from `base`, which is in nanoseconds.
+        `ts` and `dur` are in microseconds. `ts` counts from `base`, which is in nanoseconds.
         """
         marks: dict[int, dict[str, Any]] = {}
         for entry in entries:
@@ -397,7 +401,7 @@ class _Result:
 
 
 def _number(name: str) -> str | None:
-    """Return the number of the step that a mark of this name stands for; None for no mark."""
+    """Return the number of the step of a mark with this name, None for other events."""
     number = name.removeprefix(_MARK).strip()
     if name.startswith(_MARK) and number.isdigit():
         return number
@@ -407,7 +411,7 @@ def _number(name: str) -> str | None:
 def _of_steps(
     steps: list[_Step], marks: dict[int, dict[str, Any]], base: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entries of steps: a slice, and an arrow from the operator to what it launched."""
+    """Yield a slice for each step, and an arrow from the operator to the work that it launched."""
     for device in sorted({step.device_index() for step in steps if step.on_device}):
         process = {"ph": "M", "pid": device, "tid": 0}
         yield process | {"name": "process_name", "args": {"name": "python"}}
@@ -431,9 +435,9 @@ def _of_steps(
 
 
 def _sorted_out(events: list[Any]) -> tuple[list[Any], list[_Mark]]:
-    """Return the events outside of operators' own Python, and the marks.
+    """Return the events that are not inside an operator's Python, and the marks.
 
-    Each mark comes with the innermost of these events around it.
+    Each mark has the innermost of these events around it as its operator.
     """
     host: list[Any] = []
     marks: list[_Mark] = []

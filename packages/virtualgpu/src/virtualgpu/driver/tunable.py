@@ -1,7 +1,8 @@
 """`torch.cuda.tunable`, which times cuBLAS's kernels and takes the fastest.
 
-It is off, as on every GPU; switching it on is refused. What a program sets while it is off has no
-effect on a GPU either, and can be read back (PyTorch's cuda/tunable/Tunable.cpp).
+TunableOp is off, which is PyTorch's default, and cannot be switched on. A program can change the
+settings and read them back, but they have no effect while TunableOp is off, as on a real GPU
+(PyTorch's cuda/tunable/Tunable.cpp).
 """
 
 import os
@@ -24,34 +25,34 @@ def answers(machine: Machine) -> dict[str, Any]:
     }
 
     def enable(on: bool) -> None:
-        """Refuse to switch it on; switching it off changes nothing."""
+        """Raise NotImplementedError if `on` is true. Switching TunableOp off changes nothing."""
         if on:
             raise unsupported(
                 "torch.cuda.tunable, which times cuBLAS's kernels one against another,"
             )
 
     def is_enabled() -> bool:
-        """Return False; refuse if the environment switches it on."""
+        """Return False. Raise NotImplementedError if the environment switches TunableOp on."""
         enable(os.environ.get(f"{_PREFIX}ENABLED") == "1")
         return False
 
     def limit(variable: str, name: str) -> int:
-        """Return a limit: the variable of the environment goes before what the program sets."""
+        """Return a limit of tuning. The environment variable overrides the program's setting."""
         return max(int(os.environ.get(f"{_PREFIX}MAX_TUNING_{variable}", kept[name])), 0)
 
     def tunes() -> bool:
-        """Return whether it would tune, if it were on."""
+        """Return whether tuning is enabled in the settings."""
         return kept["tuning"] and os.environ.get(f"{_PREFIX}TUNING") != "0"
 
     def records() -> bool:
-        """Return whether it would record what is not tuned yet."""
+        """Return whether the recording of untuned operators is enabled in the settings."""
         return kept["untuned"] or os.environ.get(f"{_PREFIX}RECORD_UNTUNED") == "1"
 
     def set_filename(name: str, insert_device_ordinal: bool = False) -> None:
         """Set the name of the file of results.
 
-        With `insert_device_ordinal`, the number of the current GPU takes the place of %d, or is
-        put before the last dot, or at the end.
+        With `insert_device_ordinal`, the number of the current GPU replaces %d. Without a %d, the
+        number is put before the last dot, or at the end of a name without a dot.
         """
         if name and insert_device_ordinal:
             number = str(machine.selected.device)

@@ -118,7 +118,7 @@ class Handles:
     """
 
     def __init__(self, gpu: Gpu) -> None:
-        """Start without handles; the sizes of workspaces come from the environment."""
+        """Start without handles, and read the sizes of the workspaces from the environment."""
         self.free: list[int] = []  # given back by threads that ended: the last is taken first
         self.held: weakref.WeakSet[Held] = weakref.WeakSet()  # by threads, at present
         self._gpu = gpu
@@ -137,7 +137,7 @@ class Handles:
     def use(self, lt: bool = False) -> None:
         """Allocate the workspaces of the calling thread's handle for its current stream.
 
-        With `lt`, allocate that of cuBLASLt too. Workspaces that are there stay.
+        With `lt`, allocate the workspace of cuBLASLt too. Existing workspaces are kept.
         """
         if _current_graph_task() != -1:
             held = self._autograd = self._autograd or Held(self)

@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def _argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:
-    """Return the argument at a position or of a name, or None."""
+    """Return an argument that is given by position or by name, None if it is not given."""
     if position < len(args):
         return args[position]
     return kwargs.get(name)
@@ -23,14 +23,14 @@ def _argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:
 
 @checks("meshgrid", "meshgrid.indexing")
 def meshgrid(args: tuple, kwargs: dict) -> None:
-    """Check as native/TensorShape.cpp does."""
+    """Check the devices of `meshgrid`, as native/TensorShape.cpp does."""
     if len({x.device for x in args[0]}) > 1:
         raise RuntimeError("meshgrid expects all tensors to have the same device")
 
 
 @checks("tensor_split.tensor_indices_or_sections")
 def tensor_split(args: tuple, kwargs: dict) -> None:
-    """Check as native/TensorShape.cpp does."""
+    """Check the device of `tensor_split`'s indices, as native/TensorShape.cpp does."""
     where = args[1]
     if where.device.type != "cpu":
         raise RuntimeError(
@@ -41,7 +41,9 @@ def tensor_split(args: tuple, kwargs: dict) -> None:
 
 @checks("_sparse_mm")
 def sparse_product(args: tuple, kwargs: dict) -> None:
-    """Check as generated code does for `_sparse_addmm`, whose summand is beside the dense matrix.
+    """Check the devices of a sparse product, as the generated code of `_sparse_addmm` does.
+
+    The summand of `_sparse_addmm` is on the device of the dense matrix.
 
     Source: native/sparse/SparseTensorMath.cpp.
     """
@@ -54,7 +56,7 @@ def sparse_product(args: tuple, kwargs: dict) -> None:
 
 @checks("inner", "inner.out")
 def inner(args: tuple, kwargs: dict) -> None:
-    """Check as native/LinearAlgebra.cpp does."""
+    """Check the device types of `inner`, as native/LinearAlgebra.cpp does."""
     first = args[0]
     for x in (kwargs.get("out"), args[1]):
         if x is not None and x.device.type != first.device.type:
@@ -66,7 +68,7 @@ def inner(args: tuple, kwargs: dict) -> None:
 
 @checks("take_along_dim", "take_along_dim.out")
 def take_along_dim(args: tuple, kwargs: dict) -> None:
-    """Check as native/TensorAdvancedIndexing.cpp does."""
+    """Check the devices of `take_along_dim`, as native/TensorAdvancedIndexing.cpp does."""
     first = args[0]
     for x in (kwargs.get("out"), args[1]):
         if x is not None and x.device != first.device:
@@ -78,7 +80,7 @@ def take_along_dim(args: tuple, kwargs: dict) -> None:
 
 @checks("linalg_multi_dot", "linalg_multi_dot.out")
 def multi_dot(args: tuple, kwargs: dict) -> None:
-    """Check as native/LinearAlgebra.cpp does."""
+    """Check the devices of `multi_dot`, as native/LinearAlgebra.cpp does."""
     first, *others = args[0]
     for number, x in enumerate(others, start=1):
         if x.device != first.device:
@@ -102,7 +104,7 @@ def multi_dot(args: tuple, kwargs: dict) -> None:
     "nanquantile.scalar_out",
 )
 def quantile(args: tuple, kwargs: dict) -> None:
-    """Check as native/Sorting.cpp does."""
+    """Check the devices of `quantile` and `nanquantile`, as native/Sorting.cpp does."""
     x, q, out = args[0], args[1], kwargs.get("out")
     if isinstance(q, Tensor) and x.device != q.device:
         raise RuntimeError("quantile() q tensor must be on the same device as the input tensor")
@@ -112,7 +114,7 @@ def quantile(args: tuple, kwargs: dict) -> None:
 
 @checks("tensordot.out")
 def tensordot(args: tuple, kwargs: dict) -> None:
-    """Check as native/Linear.cpp does."""
+    """Check the devices of `tensordot` and its `out`, as native/Linear.cpp does."""
     (first, second), out = args[:2], kwargs["out"]
     if not first.device == second.device == out.device:
         raise RuntimeError(
@@ -124,17 +126,20 @@ def tensordot(args: tuple, kwargs: dict) -> None:
 
 @checks("special_ndtr.out")
 def ndtr(args: tuple, kwargs: dict) -> None:
-    """Check as native/UnaryOps.cpp does."""
+    """Check the device of the `out` of `ndtr`, as native/UnaryOps.cpp does."""
     x, out = args[0], kwargs["out"]
     if x.device != out.device:
         raise RuntimeError(at_least_two([("self", x), ("result", out)]))
 
 
 def _result_on_device(function: str, of_result: bool = True) -> Callable[[tuple, dict], None]:
-    """Return the check of an `out`. Some functions exchange the arguments of `checkSameDevice`."""
+    """Return the check that `out` is on the device of the input.
+
+    `of_result` is False for functions that call `checkSameDevice` with exchanged arguments.
+    """
 
     def check(args: tuple, kwargs: dict) -> None:
-        """Check as native/LinearAlgebraUtils.h does."""
+        """Check the device of `out`, as native/LinearAlgebraUtils.h does."""
         x, out = args[0].device, kwargs["out"].device
         result, given = (out, x) if of_result else (x, out)
         if x != out:
@@ -159,7 +164,7 @@ def _windowed(name: str, position: int) -> Callable[[tuple, dict], None]:
     """Return the check of a window, which is the argument at this position."""
 
     def check(args: tuple, kwargs: dict) -> None:
-        """Check as native/SpectralOps.cpp does."""
+        """Check the device of the window, as native/SpectralOps.cpp does."""
         x, window = args[0], _argument(args, kwargs, position, "window")
         if isinstance(window, Tensor) and window.device != x.device:
             raise RuntimeError(
@@ -176,7 +181,7 @@ checks("istft")(_windowed("istft", 4))
 
 @checks("linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.tol_tensor")
 def matrix_rank(args: tuple, kwargs: dict) -> None:
-    """Check as native/LinearAlgebra.cpp does."""
+    """Check the devices of the tolerances, as native/LinearAlgebra.cpp does."""
     x = args[0]
     tolerances = {"tol": args[1]} if len(args) > 1 else kwargs
     for name in ("tol", "atol", "rtol"):

@@ -219,7 +219,7 @@ def _only_on_cpu(can_use: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _shapes(attention: Attention, capability: Capability) -> str | None:
-    """Refuse tensors that do not have four dimensions, and empty ones."""
+    """Return an error text unless the tensors have four dimensions and are not empty."""
     q, k, v = attention[:3]
     if not q.dim() == k.dim() == v.dim() == 4:
         return (
@@ -232,7 +232,7 @@ def _shapes(attention: Attention, capability: Capability) -> str | None:
 
 
 def _dense(attention: Attention, capability: Capability) -> str | None:
-    """Refuse tensors, and a mask, whose last dimension is not contiguous."""
+    """Return an error text unless the tensors and the mask have a contiguous last dimension."""
     q, k, v, mask = attention[:4]
     if all(x is None or x.stride(-1) == 1 for x in (q, k, v, mask)):
         return None
@@ -265,12 +265,12 @@ def _wrong_dtype(given: tuple[torch.dtype, ...], allowed: tuple[torch.dtype, ...
 
 
 def _half_precision(attention: Attention, capability: Capability) -> str | None:
-    """Refuse dtypes other than float16 and, from Ampere on, bfloat16."""
+    """Return an error text unless the dtype is float16 or, from Ampere on, bfloat16."""
     return _dtype(attention, HALF if capability >= (8, 0) else (torch.float16,))
 
 
 def _half_or_float32(attention: Attention, capability: Capability) -> str | None:
-    """Refuse dtypes other than float16, float32 and, from Ampere on, bfloat16."""
+    """Return an error text unless the dtype is float16, float32 or, from Ampere on, bfloat16."""
     if capability < (8, 0):
         return _dtype(attention, (torch.float16, torch.float32))
     return _dtype(attention, (torch.float16, torch.float32, torch.bfloat16))
@@ -297,14 +297,14 @@ def _widths(attention: Attention) -> str:
 
 
 def _cudnn_mask(attention: Attention, capability: Capability) -> str | None:
-    """Refuse a mask that requires a gradient, which cuDNN does not compute."""
+    """Return an error text if the mask requires a gradient, which cuDNN does not compute."""
     if attention.mask is not None and attention.mask.requires_grad:
         return "cuDNN attention does not compute the gradient of attn_mask."
     return None
 
 
 def _cudnn_widths(attention: Attention, capability: Capability) -> str | None:
-    """Refuse widths that are no multiples of 8 or are too large for cuDNN."""
+    """Return an error text for widths that are too large for cuDNN or no multiples of 8."""
     widths = attention.query.shape[3], attention.value.shape[3]
     limit = 128
     if capability >= (9, 0):
@@ -317,7 +317,7 @@ def _cudnn_widths(attention: Attention, capability: Capability) -> str | None:
 
 
 def _cudnn_lengths(attention: Attention, capability: Capability) -> str | None:
-    """Refuse a sequence of one query and one key, and one query with dropout."""
+    """Return an error text for one query with one key, or one query with dropout."""
     queries, keys = attention.query.shape[2], attention.key.shape[2]
     if queries == 1 and keys == 1:
         return "cudnn SDPA does not support key/value sequence length 1."
@@ -327,14 +327,14 @@ def _cudnn_lengths(attention: Attention, capability: Capability) -> str | None:
 
 
 def _flash_mask(attention: Attention, capability: Capability) -> str | None:
-    """Refuse a mask."""
+    """Return an error text if there is a mask."""
     if attention.mask is None:
         return None
     return "Flash Attention does not support non-null attn_mask."
 
 
 def _flash_widths(attention: Attention, capability: Capability) -> str | None:
-    """Refuse widths that differ or are larger than 256."""
+    """Return an error text for widths that differ or are larger than 256."""
     q, k, v = (x.shape[3] for x in attention[:3])
     if q == k == v and q <= 256:
         return None
@@ -345,7 +345,7 @@ def _flash_widths(attention: Attention, capability: Capability) -> str | None:
 
 
 def _flash_causal(attention: Attention, capability: Capability) -> str | None:
-    """Refuse a causal attention whose numbers of queries and keys differ."""
+    """Return an error text for causal attention if the numbers of queries and keys differ."""
     queries, keys = attention.query.shape[2], attention.key.shape[2]
     if not attention.causal or queries == keys:
         return None
@@ -357,7 +357,7 @@ def _flash_causal(attention: Attention, capability: Capability) -> str | None:
 
 
 def _efficient_widths(attention: Attention, capability: Capability) -> str | None:
-    """Refuse widths that are no multiples of the alignment, which depends on the dtype."""
+    """Return an error text unless the widths are multiples of the dtype's alignment."""
     alignment = 1
     if attention.query.dtype in HALF:
         alignment = 8
@@ -372,7 +372,7 @@ def _efficient_widths(attention: Attention, capability: Capability) -> str | Non
 
 
 def _efficient_heads(attention: Attention, capability: Capability) -> str | None:
-    """Refuse batches or numbers of heads that differ."""
+    """Return an error text if the batches or the numbers of heads differ."""
     q, k, v = (x.shape for x in attention[:3])
     if not attention.gqa and q[:2] == k[:2] == v[:2]:
         return None

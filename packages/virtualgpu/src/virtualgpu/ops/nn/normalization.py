@@ -478,7 +478,7 @@ def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor 
 def _narrow_weight_error(kind: torch.dtype, narrow: torch.dtype, cudnn: bool) -> Exception:
     """Return the RuntimeError for a weight in half precision.
 
-    cuDNN's text is for float16, and that of PyTorch's own kernels for the others.
+    float16 has cuDNN's text. The other dtypes have the text of PyTorch's own kernels.
     """
     if cudnn and narrow is torch.float16:
         return RuntimeError(

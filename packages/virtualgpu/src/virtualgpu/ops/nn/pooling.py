@@ -79,9 +79,9 @@ RESAMPLED = [
     "avg_pool2d_backward", "max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward"
 )
 def in_the_images_order(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of a copy of the gradient, unless it is in the image's order in memory.
+    """Return the bytes of a copy of the gradient, unless the gradient is laid out like the image.
 
-    The channels are last in both or in neither.
+    There is no copy if both are contiguous, or if both have their channels last.
     """
     gradient, image = call.args[:2]
     if image.dim() == 4 and not image.is_contiguous():
