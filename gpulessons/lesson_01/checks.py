@@ -389,7 +389,7 @@ def _seconds(work: Any, device: torch.device) -> float:
 
 
 def _keep_busy(seconds: float) -> float:
-    """Keep the CPU busy for at least `seconds`; return the seconds that it really took."""
+    """Keep the CPU busy for at least `seconds`. Return the seconds that this really took."""
     numbers = torch.ones(1 << 15)  # PyTorch would share the work on a larger tensor among threads.
     start = machine.host_time()
     while machine.host_time() - start < seconds:

@@ -29,7 +29,7 @@ def gpu_seconds(work: Callable[[], Any]) -> float:
 
 
 def turn_streams() -> None:
-    """Make the next new streams those that an answer used before, so that it takes no new memory.
+    """Make PyTorch hand out the streams that an answer used before, so it takes no new memory.
 
     PyTorch hands out the same 32 streams in turn, and the current stream must be one of them. On a
     real GPU, taking new memory takes the host longer than a copy.

@@ -518,7 +518,7 @@ def _not_halved(sizes: list[int], case: Plain) -> int:
 
 
 def _wrong_result(result: Plain, rows: int) -> str:
-    """Say how the joined result differs from the expected rows. Empty if it does not."""
+    """Return how the joined result differs from the expected rows, "" if it does not."""
     if "shape" not in result:
         return f"You returned {result['type']}, not a tensor."
     if result["shape"] != [rows, RESULT_COLUMNS]:

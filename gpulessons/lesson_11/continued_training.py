@@ -33,7 +33,7 @@ class Layer(nn.Linear):
         self.undivided = undivided
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
-        """Change the parameters as `to_empty` and `to` ask, and note those that are whole then."""
+        """Convert the parameters, as `to_empty` and `to` do, and note the undivided ones."""
         applied = super()._apply(fn, recurse)
         for parameter in self.parameters():
             if not isinstance(parameter, DTensor) and parameter.device.type != "meta":

@@ -116,14 +116,14 @@ def _label(axes: Axes, rows: Sequence[str]) -> None:
 
 
 def _agreement(outcomes: Mapping[Claim, ClaimOutcome]) -> str:
-    """Say how many claims came to what their verdict says, and on which GPU."""
+    """Return how many claims had the outcome of their verdict, and on which GPU, as text."""
     virtual = machine.in_use().virtual
     other = sum(not outcome.fits(claim.expected(virtual)) for claim, outcome in outcomes.items())
     return f"{len(outcomes)} tried, {other} unlike their verdict: {badge()}"
 
 
 def _recorded(outcomes: Mapping[Claim, ClaimOutcome]) -> str:
-    """Say how many of the claims were tried on real GPUs before, or return "" if none was."""
+    """Return how many of the claims have a recording on real GPUs, "" if none has."""
     recorded = recorded_result("articles_on_trial")
     if recorded is None:
         return ""

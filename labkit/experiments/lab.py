@@ -218,7 +218,7 @@ class Lab(panel.ExperimentPanel):
             )
 
     def _fail(self, error: Exception) -> None:
-        """Say why there is no result. The sentences of the kit need no name of an error."""
+        """Show the error. A UnitsError is shown without its name, because its text is enough."""
         super()._fail(error)
         if isinstance(error, UnitsError):
             self._say(str(error), alert=True)

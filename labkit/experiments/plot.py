@@ -97,7 +97,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Line:
-    """The points of one line. `value` is that of the column `by`, and `name` says it."""
+    """The points of one line. `value` is its value in the column `by`, and `name` is its label."""
 
     value: Any
     name: str

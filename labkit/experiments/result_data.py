@@ -65,7 +65,7 @@ class ResultData:
         return [row[name] for row in self._matching(where)]
 
     def by(self, key: str, value: str, **where: Any) -> dict[Any, Any]:
-        """Return the values of column `value` by those of column `key`. Raises as `column`."""
+        """Return {value in column `key`: value in column `value`}. Raises as `column` does."""
         return dict(zip(self.column(key, **where), self.column(value, **where), strict=True))
 
     def where(self, **chosen: Any) -> Self:

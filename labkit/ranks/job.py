@@ -261,7 +261,7 @@ class TorchrunJob:
         return process.attempt == len(self._attempts) - 1
 
     def _hear_rank(self, process: RankProcess, report: dict[str, Any] | None) -> None:
-        """Take the report of a rank, or None when the rank has disconnected."""
+        """Store the report of a rank. `report` is None when the rank has disconnected."""
         if report is None:
             process.disconnected = True
             if process.report is None:
@@ -302,14 +302,14 @@ class TorchrunJob:
         self._attempts.append(attempt)
 
     def _restart_note(self, attempt: int) -> str:
-        """Say why torchrun starts all ranks again after this attempt."""
+        """Return a text that says why torchrun starts all ranks again after this attempt."""
         first = self.first_failed(attempt)
         why = "a rank failed" if first is None else first.failure()[1].rstrip(".")
         restart = f"restart {attempt + 1} of {self.request['max_restarts']}"
         return f"[torchrun] {why}. All ranks start again: {restart}."
 
     def _hear_agent(self, message: dict[str, Any] | None) -> None:
-        """Take a message of an agent: its port, a refusal, or exit codes of its ranks."""
+        """Handle a message of an agent: its port, a refusal, or exit codes of its ranks."""
         if message is None:
             return
         if "port" in message and not self.devices:  # the first agent, for which the others wait
@@ -328,7 +328,7 @@ class TorchrunJob:
                     self._note_failures([process] if code else [])
 
     def _banner(self) -> str:
-        """Say how many ranks there are, and on which devices."""
+        """Return a text that says how many ranks there are, and on which devices."""
         virtual, world = self.request["virtual"], self.request["simulated"]
         if world is not None:
             from virtualgpu import simulated_world  # loaded when the request was made
@@ -348,7 +348,7 @@ class TorchrunJob:
         return f"labkit: {ranks}: {on}."
 
     def _note_failures(self, processes: list[RankProcess]) -> None:
-        """Add those of the processes that failed to `failed`."""
+        """Add the processes that failed to `failed`."""
         for process in processes:
             if process in self.failed or process.succeeded:
                 continue

@@ -40,7 +40,7 @@ class RankPrinter:
         self._print_ready()
 
     def add(self, rank: int, data: bytes) -> None:
-        """Take output of this rank."""
+        """Add output of this rank, and print its finished lines."""
         *lines, self._unfinished[rank] = (self._unfinished[rank] + data).split(b"\n")
         for line in lines:
             self._add_line(rank, line)

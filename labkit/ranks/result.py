@@ -185,7 +185,7 @@ def _too_late(job: TorchrunJob, timeout: float | None) -> TorchrunError:
 
 
 def _last_line(job: TorchrunJob, process: RankProcess) -> str:
-    """Say in words which line of the script a rank ran when it was stopped."""
+    """Return in words which line of the script a rank ran when it was stopped."""
     if process.rank not in job.stacks:
         return "had ended"
     script = job.request["script"]

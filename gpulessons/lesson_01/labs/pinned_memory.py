@@ -116,7 +116,7 @@ def plot_copy_speed(
 
 
 def _finding(gain: dict[int, float], largest: int) -> str:
-    """Say from which size on pinned memory is faster, and by which factor at least.
+    """Return a sentence: from which size on pinned memory is faster, and how much at least.
 
     `largest` is the largest size of the experiment. A run that was stopped did not reach it.
     """

@@ -198,7 +198,7 @@ def value_text(value: float) -> str:
 
 
 def error_text(row: Row) -> str:
-    """Say how far a value is from the result in float64."""
+    """Return a text that says how far a value is from the result in float64."""
     value, exact = row["value"], row["exact"]
     if math.isnan(exact):
         return "" if math.isnan(value) else "a number"

@@ -35,7 +35,7 @@ def with_phases(
 
 
 def _with_stacks(events: Iterable[MemoryEvent], phases: list[Phase]) -> list[MemoryEvent]:
-    """Give events without a stack that of the backward pass during which they happened.
+    """Give events without a stack the stack of the backward pass during which they happened.
 
     On CUDA, C++ threads run the backward pass.
     """

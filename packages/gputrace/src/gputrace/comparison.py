@@ -103,7 +103,7 @@ def _finding(before: "TraceData", after: "TraceData") -> str:
 def _change(
     what: str, before: float, after: float, text: Callable[[float], str], least: float = SMALLEST
 ) -> str:
-    """Say how a quantity changed."""
+    """Return a text that says how a quantity changed."""
     if abs(after - before) <= least:
         return f"{what} is the same ({text(after)})"
     verb = "fell"

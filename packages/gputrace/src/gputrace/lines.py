@@ -148,7 +148,7 @@ def _times(
 
 
 def _stacks(events: Events) -> np.ndarray:
-    """Return the stack of each event. A free without a stack has that of the allocation."""
+    """Return the stack of each event. A free without a stack has its allocation's stack."""
     is_unknown = (events.stack == 0) & (events.birth >= 0)
     return np.where(is_unknown, events.stack[events.birth], events.stack)
 

@@ -142,7 +142,7 @@ def write(make: Callable[[Path], object], target: Path, name: str) -> bool:
 
 
 def _ending(raised: BaseException) -> str:
-    """Say in a few words how an exception ended the script."""
+    """Return in a few words how an exception ended the script."""
     if isinstance(raised, SystemExit):
         if raised.code is None:
             return "at its last line"

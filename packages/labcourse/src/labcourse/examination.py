@@ -179,7 +179,7 @@ def examine(
 def _explained(
     result: dict[str, Any], exercise: Exercise, place: int | None, errors: list[list[Any]]
 ) -> dict[str, Any]:
-    """Say in the result of an exercise that its cell raised an error, if it did.
+    """Return the result of an exercise, with the error that the exercise's cell raised, if any.
 
     Without this, the result would say that nobody tried the exercise.
     """

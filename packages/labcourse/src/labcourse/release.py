@@ -364,7 +364,7 @@ def moment(time: datetime) -> str:
 
 
 def _worth(lab: Assignment) -> str:
-    """Say when the lab is due, and how many points its exercises and questions earn."""
+    """Return a text with the due date of the lab and the points of its exercises and questions."""
     tasks = [(task.number, task.points) for task in lab.exercises if not task.is_puzzle]
     tasks += [(task.number, task.points) for task in lab.puzzles if task.points]
     tasks += [(task.id, task.points) for task in lab.written]
@@ -381,7 +381,7 @@ def _worth(lab: Assignment) -> str:
 
 
 def _install(course: Course) -> str:
-    """Say what the notebook needs, and how to install it."""
+    """Return a text that says what the notebook needs, and how to install it."""
     if course.install:
         cure = f"run `%pip install -q {course.install}` in a new cell, and restart the kernel"
     else:

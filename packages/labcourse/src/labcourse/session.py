@@ -315,7 +315,7 @@ class _Session:
             pyplot.close("all")
 
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Answer a question about an exercise or a puzzle."""
+        """Return the answer to the grader's question about an exercise or a puzzle."""
         if "called" in question:
             return _functions.get(question["called"], {})
         if "puzzle" in question:

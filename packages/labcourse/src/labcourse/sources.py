@@ -198,7 +198,7 @@ def member_bytes(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo)
 
 
 def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
-    """Say why a member of a zip file cannot be read, or return ""."""
+    """Return a text that says why a member of a zip file cannot be read, or return ""."""
     if name.is_absolute() or ".." in name.parts or re.match(r"[A-Za-z]:", member.filename):
         return "its name leads out of the folder"
     if stat.S_ISLNK(member.external_attr >> 16):

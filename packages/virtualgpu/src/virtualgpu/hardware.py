@@ -199,7 +199,7 @@ class Gpu:
             self.machine.usage.hold(self.number, held)
 
     def _driver_call(self, action: str, stream: int) -> None:
-        """Take the host time of the allocator's driver call. Freeing also waits for the device."""
+        """Advance the host by the time of a driver call. Freeing also waits for the device."""
         self._hold()
         clock = self.machine.clock
         if action in ("segment_alloc", "segment_map"):

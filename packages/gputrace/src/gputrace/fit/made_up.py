@@ -112,7 +112,7 @@ OTHERWISE = (
 
 
 def advice_for(error: BaseException | None, *lines: str) -> str:
-    """Say how to rewrite lines that need a value."""
+    """Return a text that says how to rewrite lines that need a value."""
     for call, advice in ADVICE.items():
         if any(call in line for line in lines) or call in str(error or ""):
             return advice

@@ -236,7 +236,7 @@ def _make_changes(change: str | None) -> tuple[Met, dict[str, Met]]:
 
 
 def _changes_made(change: str | None) -> tuple[Met, dict[str, Met]]:
-    """Return the list of what the change has met, and without a change those of all changes.
+    """Return what the change was applied to. Without a change, return this for all changes.
 
     The lists are empty at first.
     """

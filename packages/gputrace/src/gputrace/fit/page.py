@@ -160,7 +160,7 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str, g
 
 
 def _how_it_ran(outcomes: list[Outcome], gpus: int) -> str:
-    """Say how many steps ran, and what is not counted or made up."""
+    """Return a text that says how many steps ran, and what is not counted or made up."""
     steps = min(outcome.steps for outcome in outcomes)
     ran = NO_STEPS
     if steps:
@@ -192,7 +192,7 @@ def _how_it_ran(outcomes: list[Outcome], gpus: int) -> str:
 
 
 def _on_steps(name: str, outcome: Outcome) -> str:
-    """Say how the peak changes from step to step, or return "" if it stays the same."""
+    """Return how the peak changes from step to step as text, "" if it stays the same."""
     said = []
     later = outcome.peaks[1:]
     measured = f"steps 2 to {len(outcome.peaks)} on the {name}"
@@ -225,7 +225,7 @@ def _need(outcome: Outcome) -> str:
 
 
 def _fits_text(outcome: Outcome, tried: Outcome) -> str:
-    """Say whether a script fits on a GPU.
+    """Return a text that says whether a script fits on a GPU.
 
     `outcome` is the one with enough memory, and `tried` the one with the GPU's own memory.
     """
@@ -235,7 +235,7 @@ def _fits_text(outcome: Outcome, tried: Outcome) -> str:
 
 
 def _fits(outcome: Outcome, fits: bool, total: int) -> str:
-    """Say whether a script fits, and for how many steps if memory grows."""
+    """Return a text that says whether a script fits, and for how many steps if memory grows."""
     if not fits:
         return NOT
     if _broken_off(outcome):

@@ -86,7 +86,7 @@ class _Attempt:
         return False
 
     def progress(self) -> str:
-        """Say for how long the process has been running, and how far it is."""
+        """Return a text that says for how long the process has been running, and how far it is."""
         self.told = time.monotonic()
         change = f", {self.wish.change}" if self.wish.change else ""
         try:

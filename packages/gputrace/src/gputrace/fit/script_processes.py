@@ -172,7 +172,7 @@ def _lives(number: int) -> bool:
 
 
 def together(own: Outcome, others: list[Ended], context_bytes: int) -> Outcome:
-    """Join the outcomes of a script's processes. `own` is that of the main process."""
+    """Join the outcomes of a script's processes. `own` is the main process's outcome."""
     if not others:
         return own
     ended = sorted(others, key=lambda each: each.time)

@@ -145,7 +145,7 @@ class Path:
         return Path(self.root, held, before, how, self.length + 1)
 
     def steps(self) -> list[tuple[Any, str]]:
-        """Return the objects from the root on, each with how the one before refers to it."""
+        """Return the objects from the root on, each with how the previous object refers to it."""
         path: Path | None = self
         found = []
         while path is not None:
@@ -221,7 +221,7 @@ class Ancestors:
         return self._references.outside(things)
 
     def cycles(self, among: list[Any]) -> list[Any]:
-        """Return those of the objects that are on a cycle of references, or between two cycles."""
+        """Return the objects that are on a cycle of references, or between two cycles."""
         left = {id(thing): thing for thing in among}
         self._remove_loose(left, lambda key: [id(thing) for thing in self._holders[key]])
         self._remove_loose(left, lambda key: [id(thing) for thing, _ in self._held[key]])

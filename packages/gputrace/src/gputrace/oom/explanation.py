@@ -76,7 +76,7 @@ class OutOfMemoryExplanation:
 
 
 def _request(s: Situation) -> str:
-    """Say who asked for how much."""
+    """Return a text that says who asked for how much."""
     if s.requested is None:
         return "The request was for more than 1 EB."
     if s.line is None:
@@ -86,7 +86,7 @@ def _request(s: Situation) -> str:
 
 
 def _reason(s: Situation) -> str:
-    """Say why the request could not be served, with the numbers of the cause."""
+    """Return why the request could not be served, as text with the numbers of the cause."""
     live = byte_text(s.live)
     match s.verdict:
         case Cause.TOO_LARGE:
@@ -342,7 +342,7 @@ def _numbers(s: Situation, badge: str) -> Table:
 
 
 def _segment_text(s: Situation) -> str:
-    """Say how the size of the segment follows from the request."""
+    """Return a text that says how the size of the segment follows from the request."""
     stream = _stream(s, s.stream)
     if s.requested is None or s.requested == s.segment_size:
         return f"the request, on {stream}"
@@ -351,7 +351,7 @@ def _segment_text(s: Situation) -> str:
 
 
 def _live_text(s: Situation) -> str:
-    """Say how many blocks are live, and what for."""
+    """Return a text that says how many blocks are live, and what for."""
     if s.segments is None:
         return f"live blocks; {s.lost} events were lost, so whose is not known"
     sizes: dict[str, int] = defaultdict(int)
@@ -367,7 +367,7 @@ def _live_text(s: Situation) -> str:
 
 
 def _unallocated_text(s: Situation) -> str:
-    """Say where the free blocks are."""
+    """Return a text that says where the free blocks are."""
     if s.segments is None:
         return f"free blocks inside segments; {s.lost} events were lost, so where is not known"
     spaces = "; ".join(_space_text(s, space) for space in s.spaces)

@@ -168,7 +168,7 @@ class ExpandableSegments:
 
 
 def _growable(block: Block) -> int:
-    """Return the bytes of a block plus those of the unmapped addresses directly after it."""
+    """Return the bytes of a block and of the unmapped addresses directly after it, added up."""
     following = block.next
     if following is not None and following.state == UNMAPPED:
         return block.size + following.size

@@ -418,7 +418,7 @@ class Clock:
             self._graphs = number = self._graphs + 1
 
         def of_graph(what: Span | Wait) -> None:
-            """Say of a span that it belongs to this launch."""
+            """Mark a span as part of this launch of a CUDA graph, and call the listeners."""
             if isinstance(what, Span):
                 what.graph, what.launched, what.overhead = number, launched, overhead
             for listener in listeners:

@@ -520,7 +520,10 @@ class OrderedFuture(torch.futures.Future):
     def __init__(
         self, gpus: list[Gpu], order: Callable[[], Any], waited: Callable[[], Any]
     ) -> None:
-        """Take what lets the current streams of `gpus` wait, for a callback and for `wait()`."""
+        """Make a future of work on `gpus`.
+
+        `order` makes the current streams wait before a callback, and `waited` does so in `wait()`.
+        """
         super().__init__()
         self._gpus, self._order, self._waited = gpus, order, waited
 

@@ -204,7 +204,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         return index
 
     def set_device(index: int) -> None:
-        """Make a GPU the calling thread's current one."""
+        """Make a GPU the current GPU of the calling thread."""
         selected.device = checked(index)
         if machine.initialised:
             machine.current.open_context()
@@ -215,7 +215,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         return len(machine.visible())
 
     def exchange(index: int) -> int:
-        """Make a GPU the current one and return the one before; for -1 change nothing."""
+        """Make a GPU the current one, and return the previous one. -1 changes nothing."""
         before = selected.device
         if index >= 0:
             set_device(index)
@@ -306,7 +306,7 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
         return gpu.stream.stream_id, index, CUDA
 
     def set_stream(stream_id: int, device_index: int, device_type: int = CUDA) -> None:
-        """Make a stream the current one of its GPU, and that GPU the current one."""
+        """Make a stream the current stream of its GPU, and its GPU the current GPU."""
         gpu = machine.gpus[device_index]
         machine.selected.device = device_index
         machine.selected.streams[device_index] = gpu.streams[stream_id]

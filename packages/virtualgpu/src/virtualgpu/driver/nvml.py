@@ -141,10 +141,10 @@ def _unversioned(name: str) -> str:
 
 
 class System:
-    """The functions of NVML for a machine. A handle is the `Gpu`; each call makes a new report."""
+    """The functions of NVML for a machine. Handles are `Gpu` objects. Each call makes a report."""
 
     def __init__(self, pynvml: ModuleType, machine: Machine) -> None:
-        """Answer for `machine`, with the errors and constants of `pynvml`."""
+        """Take the machine, and the module `pynvml` for its errors and constants."""
         self._nvml = pynvml
         self._machine = machine
         self._started = 0
@@ -171,7 +171,7 @@ class System:
         return started | switches | {"nvmlShutdown": self._stop}
 
     def _device_answers(self) -> dict[str, Callable[..., Any]]:
-        """Return the functions that answer from a GPU's report.
+        """Return the functions that get the report of a GPU, by name.
 
         Units are NVML's: bytes, per cent, °C, MHz, milliwatts.
         """
@@ -206,7 +206,7 @@ class System:
         """Return a function of a handle that calls `answer` with the GPU's report."""
 
         def call(handle: Any, *args: Any, **kwargs: Any) -> Any:
-            """Answer, or raise NVML's error for what is no handle."""
+            """Call the function with the GPU's report. Raise NVML's error for an invalid handle."""
             if not isinstance(handle, Gpu):
                 raise self._error("INVALID_ARGUMENT")
             return answer(gpu_report(handle), *args, **kwargs)
@@ -217,7 +217,7 @@ class System:
         """Return `answer`, which raises NVML's error before nvmlInit."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            """Answer, or raise NVML's error before nvmlInit."""
+            """Call the function. Raise NVML's error if nvmlInit was not called before."""
             if not self._started:
                 raise self._error("UNINITIALIZED")
             return answer(*args, **kwargs)

@@ -102,7 +102,7 @@ def external_stream(machine: Machine) -> Any:
     """Return `torch.cuda.ExternalStream` for the streams of this machine."""
 
     def make(stream_ptr: int, device: Any = None, **kwargs: Any) -> Stream:
-        """Return the stream with this handle, or refuse one that CUDA did not make here."""
+        """Return the stream with this handle. Raises an error if no stream of this GPU has it."""
         with torch.cuda.device(device):
             gpu = machine.current
             for stream_id in gpu.streams:

@@ -116,7 +116,7 @@ def folder_prefix() -> str:
 
 
 def addresses(*jobs: str) -> list[str]:
-    """Return the addresses of this user's servers on this computer, also of those that have ended.
+    """Return the addresses of this user's servers on this computer, also of ended servers.
 
     The ranks of `labkit torchrun` have theirs in the folder of their job, which is in one of the
     folders `jobs`.
@@ -165,7 +165,7 @@ class MistakeError(Exception):
     """A message that the program prints before it ends with a status other than 0."""
 
     def __init__(self, words: str, status: int = 1) -> None:
-        """Keep the words and the status."""
+        """Take the text of the message and the exit status."""
         super().__init__(words)
         self.status = status
 

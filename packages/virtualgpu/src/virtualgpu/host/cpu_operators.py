@@ -125,7 +125,7 @@ class HostOperators(TorchDispatchMode):
             raise
 
     def _record(self, selected: Selected) -> None:
-        """Take host time for the nodes that autograd made since this thread's last operator."""
+        """Add the host time of the autograd nodes made since this thread's last operator."""
         made = _sequence()
         before = selected.recorded
         if made > (before or 0) and get_ident() != self._maker:
@@ -135,7 +135,7 @@ class HostOperators(TorchDispatchMode):
         selected.recorded = made
 
     def _run_node(self, selected: Selected, call: tuple) -> None:
-        """Take host time for a node of a backward pass, and for nodes before it without operators.
+        """Add the host time of a backward node, and of the nodes before it that ran no operator.
 
         A backward pass runs its nodes from the last one made to the first. A gap of a few numbers
         means nodes that only hand a gradient on, such as those of additions. A large gap means
@@ -236,7 +236,7 @@ class HostOperators(TorchDispatchMode):
         return None
 
     def _take_time(self, op: Operator, args: tuple, result: Any) -> None:
-        """Take the host time of a CPU operator."""
+        """Add the host time of a CPU operator."""
         if self.machine.selected.untimed:
             return
         moved = 0

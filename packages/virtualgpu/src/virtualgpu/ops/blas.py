@@ -328,10 +328,10 @@ def scaled_product(call: Call) -> Any:
 
 
 def _require_bias_of_half_precision(bias: torch.dtype, out: torch.dtype) -> None:
-    """Refuse a bias that cuBLASLt does not add to an output of dtype `out`.
+    """Check that cuBLASLt can add a bias of dtype `bias` to an output of dtype `out`.
 
     Raises:
-        RuntimeError: The bias has such a dtype.
+        RuntimeError: cuBLASLt does not support these dtypes.
     """
     name = scalar_name(bias)
     if out is torch.float32:
@@ -345,7 +345,7 @@ def _require_bias_of_half_precision(bias: torch.dtype, out: torch.dtype) -> None
 
 
 def _require_one_dtype(call: Call) -> None:
-    """Refuse operands of two dtypes in CUDA's words, where those are not the CPU's.
+    """Check that the operands have one dtype, if CUDA's error text differs from the CPU's.
 
     Source: benchmarks/fidelity/h200/mixed_dtypes.json.
 

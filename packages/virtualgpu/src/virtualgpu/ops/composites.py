@@ -41,7 +41,7 @@ def in_python(call: Call) -> Any:
 
 
 def _advance_fsdp(call: Call) -> None:
-    """Take the host time of FSDP2's hooks around one of its own operators."""
+    """Advance the clock by the host time of FSDP2's hooks around one of its operators."""
     machine = hardware.machine()
     profile = machine.profile
     count = len(list(call.tensors()))

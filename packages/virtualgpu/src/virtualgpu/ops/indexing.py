@@ -181,9 +181,10 @@ def reduced(call: Call) -> Any:
 
 
 def _refuse_products(call: Call) -> None:
-    """Refuse complex numbers and booleans in reductions other than sums, as CUDA does.
+    """Check that CUDA has a kernel for a reduction of this dtype.
 
-    Their kernels are not compiled for these (native/cuda/ScatterGatherKernel.cu).
+    Reductions other than sums have no kernels for complex numbers and booleans
+    (native/cuda/ScatterGatherKernel.cu).
 
     Raises:
         RuntimeError: CUDA has no such kernel.
@@ -220,10 +221,11 @@ def in_place(call: Call) -> Any:
 
 
 def check_indices(x: torch.Tensor, indices: Any) -> None:
-    """Refuse an index on another GPU than the tensor, or on a GPU if the tensor is on the CPU.
+    """Check that each index is on the CPU or on the tensor's GPU.
 
     Raises:
-        RuntimeError: There is such an index; the words are CUDA's.
+        RuntimeError: An index is on a different GPU, or the tensor is on the CPU and an index is
+            on a GPU. The text is CUDA's.
     """
     home = x._gpu if type(x) is VirtualTensor else None
     for index in indices:

@@ -553,7 +553,7 @@ def least_squares(call: Call) -> Any:
 
 
 def _on_gpu(x: Tensor, number: Any) -> Tensor:
-    """Return a tolerance as a tensor on the GPU of `x`. C++ makes that of a number on the CPU."""
+    """Return a tolerance as a tensor on the GPU of `x`. C++ makes a number a CPU tensor."""
     if isinstance(number, Tensor) and number.device == x.device:
         return number
     return torch.full((), float(number), dtype=torch.float64, device=x.device)

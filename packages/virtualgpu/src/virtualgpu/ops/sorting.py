@@ -313,9 +313,9 @@ def repeat_interleave(call: Call) -> Any:
 
 @handles("_unique2")
 def unique(call: Call) -> Any:
-    """Compute `_unique2`: a sort, then a selection of the elements that differ from the one before.
+    """Compute `_unique2`: sort, then select the elements that differ from their predecessor.
 
-    If the inverse is asked for, the positions are sorted along.
+    If the inverse is asked for, the positions are sorted too.
     """
     x = call.args[0]
     inverse, counts = call.argument("return_inverse"), call.argument("return_counts")
@@ -346,7 +346,7 @@ def unique_unordered(call: Call) -> Any:
 
 
 def _compaction(n: int, item: int, counts: bool) -> Plan:
-    """Return the plan of keeping the values that differ from the one before, and their counts.
+    """Return the plan of keeping the values that differ from their predecessor, and the counts.
 
     The output has room for all n values while CUB fills it.
     """

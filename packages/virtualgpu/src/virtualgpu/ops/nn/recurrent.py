@@ -67,7 +67,7 @@ LAUNCHES_OF_A_CALL, LAUNCHES_OF_A_LAYER, LAUNCHES_BACK_OF_A_LAYER = 7, 6, 50
 
 
 class Setup(NamedTuple):
-    """The arguments of a call that are no tensors. `batch_sizes` are those of a packed sequence."""
+    """The arguments of a call that are not tensors. `batch_sizes` are of a packed sequence."""
 
     kind: str
     has_biases: bool
@@ -435,7 +435,7 @@ def _strides(shape: Any) -> tuple[int, ...]:
 
 
 def _batch(x: Tensor, setup: Setup) -> int:
-    """Return the number of sequences. For packed ones, it is that of the first step."""
+    """Return the number of sequences. A packed sequence has the number of its first step."""
     if setup.batch_sizes is not None:
         return int(setup.batch_sizes[0])
     if setup.batch_first:
