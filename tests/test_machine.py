@@ -29,8 +29,8 @@ def none_left(monkeypatch):
         ({"gpus": 2.0}, "gpus=2.0"),
         ({"gpus": True}, "gpus=True"),
         ({"gpus": 17}, "gpus=17"),
-        ({"like": "T5"}, "choose one of T4, L4, A100, H100, H200, RTX 4090"),
-        ({"like": 4}, "choose one of T4"),
+        ({"like": "T5"}, "Choose one of T4, L4, A100, H100, H200, RTX 4090"),
+        ({"like": 4}, "Choose one of T4"),
         (
             {"memory": "banana"},
             "memory='banana': give a positive number of bytes, or a size such as '16GiB'",

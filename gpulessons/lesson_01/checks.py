@@ -80,7 +80,7 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
         if mask["values"] != [position < length for length in lengths for position in range(size)]:
             return not_yet(
                 f"for lengths {lengths} and size {size} some values are wrong. "
-                "Row i starts with lengths[i] values True; the others are False."
+                "Row i starts with lengths[i] times True. The other values are False."
             )
         if mask["lengths"] != lengths:
             return not_yet(
@@ -160,7 +160,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         before, on = case["before"], case["on"]
         if observed["seen"] != [on]:
             ran = _how_work_ran(observed["seen"])
-            return not_yet(f"expected work to run once on device {on}; it {ran}.")
+            return not_yet(f"expected work to run once on device {on}. It {ran}.")
         if case["raises"] and observed["raised"] is None:
             return not_yet(
                 "work raised an exception, and your function did not pass it on. "
@@ -289,12 +289,12 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
             return wrong_type(observed["type"], "a dict from device to bytes")
         if counted.keys() != expected.keys():
             return not_yet(
-                f"the model is on {', '.join(sorted(expected))}; "
+                f"the model is on {', '.join(sorted(expected))}, and "
                 f"your dict has {', '.join(sorted(counted)) or 'nothing'}."
             )
         if observed["keys"] != ["str"]:
             return not_yet(
-                'expected keys that are strings, such as "cuda:0"; the keys of your dict are of '
+                'expected keys that are strings, such as "cuda:0". The keys of your dict are of '
                 f"type {' and '.join(observed['keys'])}. What does str(device) return?"
             )
         wrong = [device for device in sorted(expected) if counted[device] != expected[device]]
@@ -402,8 +402,8 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
         for attempt in observed["tries"]:
             if attempt["calls"] != 1:
                 return not_yet(
-                    "expected work to run once before your function returns; "
-                    f"it ran {plural(attempt['calls'], 'time')}."
+                    "expected work to run once before your function returns. "
+                    f"It ran {plural(attempt['calls'], 'time')}."
                 )
             if "same" not in attempt:
                 return wrong_type(attempt["type"], "the copy")

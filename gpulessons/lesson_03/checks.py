@@ -172,7 +172,7 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
         expected = sorted([f"cuda:{device}", rows] for device, rows in sizes.items())
         if observed["seen"] != expected:
             return not_yet(
-                f"{given} the module should see {_rows_on(expected)}; "
+                f"{given} the module should see {_rows_on(expected)}, and "
                 f"it saw {_rows_on(observed['seen'])}."
             )
         if observed["gradient"] != sum(values):
@@ -195,7 +195,7 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
                 if needed:
                     what = f"{needed >> 10} KiB, for weights and rows"
                 return not_yet(
-                    f"{given} cuda:{device} needs {what}; you put {used >> 10} KiB there."
+                    f"{given} cuda:{device} needs {what}. You put {used >> 10} KiB there."
                 )
     return right("Values, gradients and memory are those of nn.DataParallel.")
 
@@ -262,12 +262,12 @@ def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
     if not isinstance(said, list):
         return wrong_type(said, "a list of bytes")
     if observed["calls"] != 1:
-        return not_yet(f"expected step to run once; it ran {plural(observed['calls'], 'time')}.")
+        return not_yet(f"expected step to run once. It ran {plural(observed['calls'], 'time')}.")
     expected = [max(inputs["gpus"][device]["brief"]) * UNIT for device in inputs["devices"]]
     if len(said) != len(expected) or not all(map(_is_close, said, expected)):
         return not_yet(
             f"at the step's peak the GPUs {inputs['devices']} held {expected} bytes more than "
-            f"before it; you say {said}. "
+            f"before the step. You say {said}. "
             "Since when is a peak counted, and what was there already?"
         )
     if observed["current"] != inputs["current"]:
@@ -531,16 +531,16 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
     sizes = chunks(len(targets), 2)
     if observed["where"] != ["cuda:0", "cuda:1"]:
         return not_yet(
-            "each GPU should compute the loss of its own rows; the criterion ran on "
+            "each GPU should compute the loss of its own rows. The criterion ran on "
             f"{', '.join(observed['where']) or 'none'}."
         )
     parts = [targets[: sizes[0]], targets[sizes[0] :]]
     if observed["rows"] != sizes:
-        return not_yet(f"the two GPUs have {sizes} rows; your module says {observed['rows']}.")
+        return not_yet(f"the two GPUs have {sizes} rows. Your module says {observed['rows']}.")
     sums = [sum((shift - target) ** 2 for target in part) for part in parts]
     if not near(observed["losses"], sums, 1e-3, 1e-3):
         return not_yet(
-            f"the sums of the rows' losses are {sums}; yours are {observed['losses']}. "
+            f"the sums of the rows' losses are {sums}. Yours are {observed['losses']}. "
             "What does the criterion return for several rows?"
         )
     slope = sum(2 * (shift - target) for target in targets) / len(targets)
@@ -551,7 +551,7 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
         )
     if not near(observed["gradient"], slope, 1e-3, 1e-3):
         return not_yet(
-            f"the weights' gradient adds up to {slope:.4g}; yours adds up to "
+            f"the weights' gradient adds up to {slope:.4g}. Yours adds up to "
             f"{observed['gradient']}. Does it come back through your module?"
         )
     return right("Each GPU sends two numbers. The outputs stay where they are.")

@@ -188,7 +188,7 @@ def judge_accumulate(observed: Plain, inputs: Plain, expected: Plain) -> Verdict
     seen, rows = observed["seen"], inputs["rows"]
     if not seen or max(seen) > rows:
         return not_yet(
-            f"the model got {max(seen, default=0)} rows at once; at most {rows} are allowed."
+            f"the model got {max(seen, default=0)} rows at once. At most {rows} are allowed."
         )
     if sum(seen) < inputs["batch"]:
         return not_yet(f"the model got {sum(seen)} of {inputs['batch']} rows.")

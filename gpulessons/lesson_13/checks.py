@@ -228,13 +228,13 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
         numbers = [name for name in FIGURES if said.get(name) is not None]
         if len(numbers) < len(FIGURES):
             return not_yet(
-                f"expected numbers of bytes for {', '.join(FIGURES)}; yours are for "
+                f"expected numbers of bytes for {', '.join(FIGURES)}. Yours are for "
                 f"{', '.join(numbers) or 'nothing'}."
             )
         for name in FIGURES:
             if said[name] != truth[name]:
                 return not_yet(
-                    f"on cuda:{device}, {name} is {truth[name]:,} bytes; you said {said[name]:,}."
+                    f"on cuda:{device}, {name} is {truth[name]:,} bytes. You said {said[name]:,}."
                 )
         if observed["after"] != truth:
             return not_yet(
@@ -347,7 +347,7 @@ def _numbers(model: nn.Module) -> list[float]:
 
 def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     if isinstance(observed["loss"], str):
-        return not_yet(f"expected a number; your function returned {observed['loss']}.")
+        return not_yet(f"expected a number. Your function returned {observed['loss']}.")
     if "cpu" in observed["forwards"]:
         return not_yet("the model computed on the CPU. It should train on the GPU.")
     off = _furthest(observed["parameters"], due["parameters"])
@@ -362,7 +362,7 @@ def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
             hint = "What do gradients do from one step to the next?"
         return not_yet(f"the model's parameters are off by up to {off:.3g}. {hint}")
     if not abs(observed["loss"] - due["loss"]) < 1e-4 * due["loss"]:
-        return not_yet(f"the mean loss is {due['loss']:.5g}; you said {observed['loss']:.5g}.")
+        return not_yet(f"the mean loss is {due['loss']:.5g}. You said {observed['loss']:.5g}.")
     if observed["kept"] > 1:  # that of the step before goes with the next loss
         return not_yet(
             f"when a forward pass began, the graphs of {observed['kept']} earlier steps were "

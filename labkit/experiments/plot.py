@@ -178,7 +178,7 @@ def quantity_of(result: ResultData, y: str) -> Quantity:
     if near:
         hint = f" Did you mean {near[0]!r}?"
     raise KeyError(
-        f"{result.name} has no column {y!r}; it has {', '.join(result.columns)}. "
+        f"{result.name} has no column {y!r}. It has {', '.join(result.columns)}. "
         f"{SPEED_UP!r} and {PER_GPU!r} are made of a column.{hint}"
     )
 

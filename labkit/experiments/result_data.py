@@ -102,7 +102,7 @@ class ResultData:
         for name in names:
             if name not in self.columns:
                 raise KeyError(
-                    f"{self.name} has no column {name!r}; it has {', '.join(self.columns)}"
+                    f"{self.name} has no column {name!r}. It has {', '.join(self.columns)}"
                 )
 
     def table(self) -> Table:

@@ -237,7 +237,7 @@ def test_negative_and_zero_values_are_drawn():
             result,
             ("rows", "step_seconds"),
             KeyError,
-            "no column 'rows'; it has gpus, width, step_seconds",
+            "no column 'rows'. It has gpus, width, step_seconds",
         ),
         (result, ("gpus", "loss"), KeyError, "no column 'loss'.*'speed-up' and 'per GPU'"),
         (result, ("gpus", "step_seconds", "rows"), KeyError, "no column 'rows'"),

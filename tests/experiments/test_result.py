@@ -61,7 +61,7 @@ def test_a_column_can_be_narrowed_to_some_rows():
 
 
 def test_a_column_that_is_not_there_names_those_that_are():
-    with pytest.raises(KeyError, match="no column 'speed'; it has gpus, width, step_seconds, loss"):
+    with pytest.raises(KeyError, match="no column 'speed'. It has gpus, width, step_seconds, loss"):
         result().column("speed")
     with pytest.raises(KeyError, match="no column 'kind'"):
         result().column("gpus", kind="pinned")
@@ -84,7 +84,7 @@ def test_rows_can_be_chosen():
 def test_a_choice_that_no_row_has_is_refused():
     with pytest.raises(ValueError, match="No row has width 2048. The values are 1024, 4096."):
         result().where(width=2048)
-    with pytest.raises(KeyError, match="step has no column 'rows'; it has gpus, width"):
+    with pytest.raises(KeyError, match="step has no column 'rows'. It has gpus, width"):
         result().where(rows=1)
 
 

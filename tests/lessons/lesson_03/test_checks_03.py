@@ -84,7 +84,7 @@ GOOD |= {"gradient": 12, "batch": [2, 2, 2]}
         ({"seen": []}, "it saw nothing"),
         ({"gradient": 7}, "expected 12 as the gradient of the module's weight, got 7"),
         ({"batch": None}, "the gradient of the batch"),
-        ({"held": [4 * ROW_BYTES, 0]}, "needs 512 KiB, for weights and rows; you put 1024 KiB"),
+        ({"held": [4 * ROW_BYTES, 0]}, "needs 512 KiB, for weights and rows. You put 1024 KiB"),
     ],
 )
 def test_a_batch_is_judged_by_values_places_gradient_and_memory(change, hint):
@@ -107,7 +107,7 @@ def test_peaks_are_those_above_what_was_there():
         assert "Since when is a peak counted" in judged(said).message
     right = [5 * UNIT, 7 * UNIT]
     assert "GPU 1 was the current one afterwards" in judged(right, current=1).message
-    assert "it ran 2 times" in judged(right, calls=2).message
+    assert "It ran 2 times" in judged(right, calls=2).message
 
 
 def test_copies_are_judged_by_device_values_and_gradient():
@@ -159,7 +159,7 @@ def test_tensors_on_another_device_are_reported():
         ({"rows": [3, 0]}, "two GPUs have [2, 1] rows"),
         ({"where": ["cuda:0"]}, "ran on cuda:0."),
         ({"gradient": None}, "get no gradient"),
-        ({"gradient": 1.0}, "adds up to 4; yours adds up to 1.0"),
+        ({"gradient": 1.0}, "adds up to 4. Yours adds up to 1.0"),
     ],
 )
 def test_losses_are_judged_by_sums_rows_and_gradient(change, hint):

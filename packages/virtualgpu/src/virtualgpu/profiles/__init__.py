@@ -132,7 +132,7 @@ def load(name: str, host: float = 1.0) -> Profile:
         profile = _read(_ALSO.get(short, short), host)
         if isinstance(name, str) and _plain(name) in (_plain(short), _plain(profile.name)):
             return profile
-    raise ValueError(f"no profile of a GPU named {name!r}; choose one of {', '.join(_FILES)}")
+    raise ValueError(f"no profile of a GPU named {name!r}. Choose one of {', '.join(_FILES)}")
 
 
 def _plain(name: str) -> str:
