@@ -80,6 +80,14 @@ def _tensors(generator: torch.Generator) -> tuple[list[torch.Tensor]]:
     return (_on_all(list(torch.randn(GPUS, MIB, generator=generator))),)
 
 
+def _whole_numbers(generator: torch.Generator) -> tuple[list[torch.Tensor]]:
+    """Return numbers that use all bits of an int32, so that no shorter copy has the same values."""
+    int32 = torch.iinfo(torch.int32)
+    shape = GPUS, MIB
+    numbers = torch.randint(int32.min, int32.max + 1, shape, dtype=torch.int32, generator=generator)
+    return (_on_all(list(numbers)),)
+
+
 def _texts(generator: torch.Generator) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     texts = [torch.randn(length, FEATURES, generator=generator).double() for length in LENGTHS]
     texts = [text.pin_memory() for text in texts]
@@ -148,7 +156,7 @@ FEWER_BYTES = Puzzle(
     task="Return the same sums, one on each GPU, and let the busiest GPU send fewer bytes.",
     lesson="10",
     function=all_reduced,
-    inputs=_tensors,
+    inputs=_whole_numbers,
     score=SENT,
     budget=8 * MIB,
     par=6 * MIB,

@@ -5,6 +5,7 @@ In every exercise, an answer should leave PyTorch's settings, its arguments and 
 
 import copy
 import functools
+import sys
 import threading
 import types
 import warnings
@@ -162,6 +163,11 @@ def _settings() -> dict[str, Any]:
             torch.is_autocast_enabled("cpu"),
         ],
         "what warnings do": general,
+        "sys.getprofile()": sys.getprofile(),
+        "sys.gettrace()": sys.gettrace(),
+        "the number of active modes of PyTorch": (
+            torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+        ),
         "the number of hooks that PyTorch calls for every module": hooks_of(
             torch.nn.modules.module
         ),

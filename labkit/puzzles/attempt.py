@@ -97,7 +97,7 @@ def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int],
     races = _races()
     left: list[str] = []
     try:
-        _call(Followed(function), _given(puzzle, draw(48)), left)
+        kept = _first_call(function, puzzle, draw(48), left)
         seed = draw(48)
         given = _given(puzzle, seed)
         trace, results = _recorded_call(function, given, left)
@@ -108,7 +108,29 @@ def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int],
         trouble = f"there is a race. {_races()[-1]}"
     elif not trouble and left:
         trouble = left[0]
+    elif not trouble and kept > 0:
+        trouble = (
+            f"after the first call, {kept} tensors were still on the GPU, although its results "
+            "were freed. Keep nothing for the next call."
+        )
     return Attempt(trace, trouble)
+
+
+def _first_call(function: Callable[..., Any], puzzle: Puzzle, seed: int, left: list[str]) -> int:
+    """Call the function as `_call` does, and return how many tensors on GPUs it keeps.
+
+    The call that counts could use work that is stored there, such as a captured graph.
+    """
+    before = _tensors_on_gpus()
+    _call(Followed(function), _given(puzzle, seed), left)
+    gc.collect()
+    return _tensors_on_gpus() - before
+
+
+def _tensors_on_gpus() -> int:
+    """Count the tensors on GPUs that Python's objects refer to."""
+    tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
+    return sum(tensor.is_cuda for tensor in tensors)
 
 
 def drawn(puzzle: Puzzle, seed: int) -> tuple[Any, ...]:

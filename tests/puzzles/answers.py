@@ -3,8 +3,11 @@
 There are also other right answers, and wrong ones.
 """
 
+import sys
+
 import torch
 from torch.nn.functional import cross_entropy, gelu, mse_loss
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 
@@ -312,23 +315,23 @@ def _first_block_by_hand(tokens, blocks):
     return (*torch.autograd.grad(again, (up, down), gradient), *later)
 
 
-def _sums(weight):
-    return lambda x: (x @ weight).sum(dim=1)
+def _largest(weight):
+    return lambda x: (x @ weight).amax(dim=1)
 
 
-def _sums_with_two_buffers(batches, weight):
-    return ring(batches, batches[0].shape, _sums(weight))
+def _largest_with_two_buffers(batches, weight):
+    return ring(batches, batches[0].shape, _largest(weight))
 
 
-def _sums_with_three_buffers(batches, weight):
-    return ring(batches, batches[0].shape, _sums(weight), count=3)
+def _largest_with_three_buffers(batches, weight):
+    return ring(batches, batches[0].shape, _largest(weight), count=3)
 
 
-def _sums_of_parts(batches, weight):
+def _largest_of_parts(batches, weight):
     """Copy quarters of the batches into two small buffers."""
     parts = [part for batch in batches for part in batch.chunk(4)]
-    sums = ring(parts, parts[0].shape, _sums(weight))
-    return [torch.cat(sums[index : index + 4]) for index in range(0, len(sums), 4)]
+    largest = ring(parts, parts[0].shape, _largest(weight))
+    return [torch.cat(largest[index : index + 4]) for index in range(0, len(largest), 4)]
 
 
 def copies_freed_in_order(batches, work):
@@ -350,11 +353,11 @@ def copies_freed_in_order(batches, work):
     return results
 
 
-def sums_in_order(batches, weight):
-    return copies_freed_in_order(batches, _sums(weight))
+def largest_in_order(batches, weight):
+    return copies_freed_in_order(batches, _largest(weight))
 
 
-def sums_with_waits_of_the_host(batches, weight):
+def largest_with_waits_of_the_host(batches, weight):
     """Call `record_stream`, and let the host wait until the product before the last is done."""
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     done, results = [], []
@@ -365,7 +368,7 @@ def sums_with_waits_of_the_host(batches, weight):
             x = batch.cuda(non_blocking=True)
         here.wait_stream(side)
         x.record_stream(here)
-        results.append((x @ weight).sum(dim=1))
+        results.append((x @ weight).amax(dim=1))
         done.append(here.record_event())
     return results
 
@@ -494,9 +497,9 @@ RIGHT |= {
     "exact waits": [_copied_beside, _three_buffers, _two_buffers],
     "one checkpoint": [_first_block_by_hand, _first_block, _first_block_in_halves],
     "two streams, one allocator": [
-        _sums_with_three_buffers,
-        _sums_with_two_buffers,
-        _sums_of_parts,
+        _largest_with_three_buffers,
+        _largest_with_two_buffers,
+        _largest_of_parts,
     ],
     "next layer": [
         _layers_freed_in_order,
@@ -509,8 +512,8 @@ RIGHT |= {
 ALSO_RIGHT = [
     ("hidden copies", copied_with_events),
     ("exact waits", copied_with_events),
-    ("two streams, one allocator", sums_in_order),
-    ("two streams, one allocator", sums_with_waits_of_the_host),
+    ("two streams, one allocator", largest_in_order),
+    ("two streams, one allocator", largest_with_waits_of_the_host),
     ("one graph", trained_two_steps_per_graph),
     ("one graph", trained_with_a_graph_that_is_kept),
 ]
@@ -622,16 +625,61 @@ def activations_on_the_host(tokens, blocks):
         return checkpointed(tokens, blocks, _block)
 
 
-def sums_with_record_stream_alone(batches, weight):
-    return [product.sum(dim=1) for product in _copied_beside(batches, weight)]
+def largest_with_record_stream_alone(batches, weight):
+    return [product.amax(dim=1) for product in _copied_beside(batches, weight)]
 
 
-def sums_on_one_stream(batches, weight):
-    return [(batch.cuda(non_blocking=True) @ weight).sum(dim=1) for batch in batches]
+def trained_with_the_graph_of_the_first_call(weights, batches, kept={}):  # noqa: B006
+    if not kept:
+        kept["weights"] = [weight.clone().requires_grad_() for weight in weights]
+        kept["batch"] = batches[0].clone()
+        kept["graph"] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(kept["graph"]):
+            _step(kept["weights"], kept["batch"])
+    with torch.no_grad():
+        torch._foreach_copy_(kept["weights"], weights)
+    for batch in batches:
+        kept["batch"].copy_(batch)
+        kept["graph"].replay()
+    return [weight.detach().clone() for weight in kept["weights"]]
 
 
-def sums_of_freed_copies(batches, weight):
-    return [product.sum(dim=1) for product in copied_without_record_stream(batches, weight)]
+def contrast_when_it_is_read(image):
+    """Let Python's profiler compute the result after the recording."""
+
+    def profile(frame, event, arg):
+        if event == "call" and frame.f_code.co_name == "_result":
+            sys.setprofile(None)
+            centred = image - image.mean()
+            result.copy_(centred.abs().sqrt() * centred.sign())
+
+    result = torch.empty_like(image)
+    sys.setprofile(profile)
+    return result
+
+
+def contrast_in_a_mode(image):
+    """Let a mode of PyTorch compute the result after the recording."""
+
+    class Late(TorchFunctionMode):
+        def __torch_function__(self, function, types, given=(), named=None):
+            if function is torch.Tensor.detach:
+                self.__exit__(None, None, None)
+                centred = image - image.mean()
+                result.copy_(centred.abs().sqrt() * centred.sign())
+            return function(*given, **(named or {}))
+
+    result = torch.empty_like(image)
+    Late().__enter__()
+    return result
+
+
+def largest_on_one_stream(batches, weight):
+    return [(batch.cuda(non_blocking=True) @ weight).amax(dim=1) for batch in batches]
+
+
+def largest_of_freed_copies(batches, weight):
+    return [product.amax(dim=1) for product in copied_without_record_stream(batches, weight)]
 
 
 def layers_with_record_stream_alone(rows, weights):
@@ -721,9 +769,12 @@ WRONG_OF = [
     ("one graph", trained_on_one_batch, "differs"),
     ("one graph", trained_after_a_warm_up_that_counts, "differs"),
     ("one graph", trained_in_place, "changed a tensor"),
-    ("two streams, one allocator", sums_with_record_stream_alone, "budget"),
-    ("two streams, one allocator", sums_on_one_stream, "time"),
-    ("two streams, one allocator", sums_of_freed_copies, "race"),
+    ("two streams, one allocator", largest_with_record_stream_alone, "budget"),
+    ("free first", contrast_when_it_is_read, "sys.getprofile"),
+    ("free first", contrast_in_a_mode, "active modes"),
+    ("two streams, one allocator", largest_on_one_stream, "time"),
+    ("one graph", trained_with_the_graph_of_the_first_call, "still on the GPU"),
+    ("two streams, one allocator", largest_of_freed_copies, "race"),
     ("next layer", layers_with_record_stream_alone, "reserved memory"),
     ("next layer", layers_all_at_once, "reserved memory"),
     ("next layer", layers_in_a_buffer_without_events, "race"),
