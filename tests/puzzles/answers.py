@@ -7,7 +7,6 @@ import sys
 
 import torch
 from torch.nn.functional import cross_entropy, gelu, mse_loss
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 
@@ -658,22 +657,6 @@ def contrast_when_it_is_read(image):
     return result
 
 
-def contrast_in_a_mode(image):
-    """Let a mode of PyTorch compute the result after the recording."""
-
-    class Late(TorchFunctionMode):
-        def __torch_function__(self, function, types, given=(), named=None):
-            if function is torch.Tensor.detach:
-                self.__exit__(None, None, None)
-                centred = image - image.mean()
-                result.copy_(centred.abs().sqrt() * centred.sign())
-            return function(*given, **(named or {}))
-
-    result = torch.empty_like(image)
-    Late().__enter__()
-    return result
-
-
 def largest_on_one_stream(batches, weight):
     return [(batch.cuda(non_blocking=True) @ weight).amax(dim=1) for batch in batches]
 
@@ -771,7 +754,6 @@ WRONG_OF = [
     ("one graph", trained_in_place, "changed a tensor"),
     ("two streams, one allocator", largest_with_record_stream_alone, "budget"),
     ("free first", contrast_when_it_is_read, "sys.getprofile"),
-    ("free first", contrast_in_a_mode, "active modes"),
     ("two streams, one allocator", largest_on_one_stream, "time"),
     ("one graph", trained_with_the_graph_of_the_first_call, "still on the GPU"),
     ("two streams, one allocator", largest_of_freed_copies, "race"),

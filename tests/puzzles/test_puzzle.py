@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 import labkit
 import labkit.puzzles
@@ -11,6 +12,7 @@ from gpulessons.puzzles import PUZZLES
 from gputrace import record
 from gputrace.figures.comparison import timeline_compared
 from labkit import machine
+from labkit.checks.left_behind import Followed
 from labkit.puzzles import scores
 from labkit.puzzles.attempt import Attempt
 from labkit.puzzles.definitions import MODEL, SENT, puzzles
@@ -92,6 +94,14 @@ def test_the_best_score_is_the_lowest_and_an_unreadable_file_has_none(
 
 def test_all_puzzles_are_found_by_their_names():
     assert list(puzzles().values()) == PUZZLES
+
+
+def test_a_mode_that_stays_active_is_reported():
+    mode = BaseTorchFunctionMode()
+    followed = Followed(mode.__enter__)
+    followed()
+    mode.__exit__(None, None, None)
+    assert "the number of active modes of PyTorch is 1" in followed.left[0]
 
 
 def test_functions_that_a_program_replaces_are_found_and_an_optimizers_own_wrapper_is_not(
