@@ -168,5 +168,6 @@ def test_training_goes_on_with_the_learning_rate_of_its_own_number_of_ranks(tmp_
     source = (
         program(WHOLE) + '\nprint(f"trained with {optimizer.param_groups[0][\'lr\']}\\n", end="")'
     )
-    assert torchrun(tmp_path, source, 2, on_cpus=True)[-2:] == ["trained with 0.1"] * 2
+    lines = torchrun(tmp_path, source, 2, on_cpus=True)  # rank 1 may end before rank 0 prints
+    assert [line for line in lines if "trained" in line] == ["trained with 0.1"] * 2
     assert torchrun(tmp_path, source, 4, on_cpus=True) == ["trained with 0.2"] * 4

@@ -81,6 +81,7 @@ def test_ctrl_c_ends_a_grading_that_reads_for_long(bubblewrap, tmp_path):
     handed_in(tmp_path, {"ada": notebook(RIGHT), "bob": notebook(MAGICS, RIGHT)})
     command = grade(tmp_path)
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as grading:
+        assert grading.stderr.readline().startswith("starting the sandbox")
         line = grading.stderr.readline()
         assert line.startswith("1 of 2") and "ada: graded" in line
         grading.send_signal(signal.SIGINT)
