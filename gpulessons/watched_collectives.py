@@ -1,11 +1,11 @@
-"""Record the collectives that a rank starts while an answer runs, and the bytes that it sends."""
+"""Record or hold back the collectives that a rank starts while an answer runs."""
 
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 # DTensors use functional collectives. The last argument of such a collective is the name of its
 # group. An operator of this namespace without that argument sends nothing.
@@ -70,6 +70,63 @@ class MessageNames(TorchDispatchMode):
             if carries_values and function != torch.ops.c10d.barrier.default:
                 self.names.append(function._schema.name)
         return function(*args, **kwargs)
+
+
+class _LateWork(dist.Work):
+    """The work of a collective whose values reach the caller's tensors when somebody waits."""
+
+    def __init__(self, work: dist.Work, late: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self._work = work
+        self._late = late  # pairs of a tensor of the caller and the copy that gloo works on
+
+    def wait(self, *timeout: Any) -> bool:
+        done = self._work.wait(*timeout)
+        while self._late:
+            tensor, copy = self._late.pop()
+            tensor.copy_(copy)
+        return done
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed() and self.wait()
+
+    def get_future(self) -> Any:
+        self.wait()
+        return self._work.get_future()
+
+
+class LateValues(TorchDispatchMode):
+    """Let the values of each collective arrive when somebody waits for it.
+
+    An answer that does not wait then always reads too early, also on a busy machine.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._works: list[_LateWork] = []  # C++ does not keep the Python object of a work
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function.namespace != "c10d":
+            return function(*args, **(kwargs or {}))
+        late: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            late.append((tensor, tensor.clone()))
+            return late[-1][1]
+
+        copies, options = tree_map_only(torch.Tensor, copied, (args, kwargs or {}))
+        result = function(*copies, **options)
+        returns_tensors = isinstance(result, tuple)
+        boxed = result
+        if returns_tensors:
+            boxed = result[-1]
+        self._works.append(_LateWork(dist.Work.unbox(boxed), late))
+        boxed = self._works[-1].boxed()
+        if returns_tensors:
+            return args[0], boxed
+        return boxed
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -8,7 +8,6 @@ import operator
 import os
 import random
 import sys
-import time
 import weakref
 import zlib
 from pathlib import Path
@@ -19,31 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpulessons.watched_collectives import MessageNames
+from gpulessons.watched_collectives import LateValues, MessageNames
 from labkit.checks.checking import Plain
-
-LATE = 0.3  # seconds: long enough for another rank to read a gradient that it did not wait for
-
-
-class _LateCollective(TorchDispatchMode):
-    """Delay the first collective of this rank.
-
-    A rank that does not wait for its own collective then always reads too early.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function.namespace == "c10d":
-            time.sleep(self._seconds)
-            self._seconds = 0.0
-        return function(*args, **(kwargs or {}))
 
 
 def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
@@ -60,7 +37,7 @@ def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
             parameter.data = torch.ones_like(gradient)
             parameter.grad = gradient
     model.append(nn.Parameter(torch.ones(2), requires_grad=False))
-    with _LateCollective(LATE if dist.get_rank() else 0.0):
+    with LateValues():
         average_gradients(model)
     found = [
         None if parameter.grad is None else parameter.grad.flatten().tolist() for parameter in model
@@ -79,7 +56,7 @@ def buffers_after(equal_buffers: Any, given: Plain) -> Plain:
     layer.weight.grad = torch.full_like(layer.weight, 1.0 + dist.get_rank())
     kept = [layer.weight.detach().clone() + dist.get_rank(), layer.weight.grad.clone()]
     layer.weight.data += dist.get_rank()
-    with _LateCollective(LATE if dist.get_rank() else 0.0):
+    with LateValues():
         equal_buffers(nn.Sequential(layer))
     now = [layer.weight.detach(), layer.weight.grad]
     return {

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpulessons.watched_collectives import SentBytes
+from gpulessons.watched_collectives import LateValues, SentBytes
 from labkit.checks.checking import Plain, describe
 
 
@@ -28,7 +28,7 @@ def mean_of_ranks(averaged: Any, cases: Plain) -> Plain:
             case["shape"]
         )
         given = x.clone()
-        with SentBytes() as sent:
+        with LateValues(), SentBytes() as sent:
             answer = averaged(x)
         calls = [[name, nbytes] for name, _, nbytes in sent.calls]
         found.append(
@@ -54,7 +54,7 @@ def cut_layers(two_layers: Any, case: Plain) -> Plain:
         "second": tensors["second"][:, mine],
     }
     given = {name: tensor.clone() for name, tensor in tensors.items()}
-    with torch.no_grad(), SentBytes() as sent:
+    with torch.no_grad(), LateValues(), SentBytes() as sent:
         answer = two_layers(**given)
     changed = [name for name, tensor in tensors.items() if not torch.equal(tensor, given[name])]
     return describe(answer) | {"changed": changed, "sent": sent.total}

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpulessons.watched_collectives import SentBytes
+from gpulessons.watched_collectives import LateValues, SentBytes
 from labkit.checks.checking import Plain, number_or_type
 
 PATIENCE = 1.0  # seconds in which a rank that does not wait for another is back
@@ -73,7 +73,8 @@ def newest_of(newest_common: Any, cases: Plain) -> Plain:
     told: list[Plain] = []
     for case in cases:
         steps = list(case[dist.get_rank()])
-        answer = newest_common(steps)
+        with LateValues():
+            answer = newest_common(steps)
         told.append(
             [None if answer is None else number_or_type(answer), steps != case[dist.get_rank()]]
         )
@@ -92,7 +93,8 @@ def uneven_gradient(batch_gradient: Any, case: Plain) -> Plain:
         len(rows), len(case["weight"])
     )
     y = torch.tensor([row["y"] for row in rows], dtype=torch.float32).reshape(len(rows), 1)
-    batch_gradient(nn.Sequential(layer) if case["inside"] else layer, x, y)
+    with LateValues():
+        batch_gradient(nn.Sequential(layer) if case["inside"] else layer, x, y)
     gradients = [None if p.grad is None else p.grad.flatten().tolist() for p in layer.parameters()]
     return {
         "gradients": gradients,
