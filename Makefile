@@ -122,8 +122,9 @@ test-gpu: $(VENV)/installed
 test-versions: $(VENV)/installed-nox
 	$(NOX) versions
 
+# A test waits for the page more than half of its time, so more of them than there are cores run at once.
 test-browser: $(VENV)/installed-browser docs
-	$(PYTEST) -n 2 --dist loadfile -m browser $(SIZE) tests/browser
+	$(PYTEST) -n 4 --dist loadfile -m browser $(SIZE) tests/browser
 
 test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
 	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) --everything packages/labcourse/tests/test_nbgrader.py
@@ -144,7 +145,7 @@ endif
 test-classic: $(CLASSIC)/installed
 	$(CLASSIC)/bin/python -m pytest --timeout 600 -m platform $(SIZE) tests/platforms
 	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 2 --timeout 300 $(SIZE) $(OLD_PANELS)
-	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 2 --dist loadfile --timeout 300 -m browser $(SIZE) $(OLD_PAGES)
+	PYTHONPATH="$(SOURCES)" $(CLASSIC)/bin/python -m pytest -n 4 --dist loadfile --timeout 300 -m browser $(SIZE) $(OLD_PAGES)
 
 test-binder: $(VENV)/installed-browser $(BINDER)/installed
 	$(BIN)/python -m pytest --everything tests/test_binder.py
