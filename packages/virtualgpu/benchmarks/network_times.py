@@ -9,8 +9,8 @@ pictures of 224² or 8 sequences of 256 tokens (16 of 64 for the LSTM), and the 
 Each time is the median of 7 steps with a wait after each, with SGD, with AdamW, and with AdamW
 under autocast to bfloat16. No constant was fitted to these times.
 
-A step keeps the GPU busy if the GPU works during nine tenths of the modelled step or more. The
-other steps wait for the host, whose speed the model cannot know. Each of them is therefore also
+A step keeps the GPU busy if the GPU works during nine tenths of the modelled step or more (`BUSY`).
+The other steps wait for the host, whose speed the model cannot know. Each of them is therefore also
 compared with a given speed of the host: the median of recorded over modelled time of the others on
 that machine (`virtualgpu.use(host=…)`, `labkit fit --host`). The others are first all other steps,
 and then those of other networks.
@@ -28,11 +28,11 @@ import torch.nn.functional as F
 
 import virtualgpu
 from virtualgpu import hardware
+from virtualgpu.profiles import BUSY
 
 RECORDED = json.loads(
     (Path(__file__).parent / "timing" / "networks.json").read_text(encoding="utf-8")
 )
-BUSY = 0.9
 Loss = Callable[[], torch.Tensor]
 
 
@@ -116,6 +116,11 @@ def row(name: str, recorded: float, took: float, host: float, worked: float) -> 
     return error
 
 
+def nine_of_ten(errors: list[float]) -> str:
+    """Return the least error that nine of ten errors do not exceed, in percent."""
+    return f"nine of ten within {sorted(errors)[ceil(0.9 * len(errors)) - 1]:.1f}%"
+
+
 def compare(like: str) -> None:
     recorded: dict[str, float] = RECORDED[like]["milliseconds"]
     model = {name: milliseconds(like, name, 1.0) for name in recorded}
@@ -127,17 +132,18 @@ def compare(like: str) -> None:
         if name in busy
     ]
     print(f"   {len(errors)} steps, median error {median(errors):.1f}%")
-    all_errors = sorted(abs(took / recorded[name] - 1) for name, (took, _) in model.items())
-    nine = all_errors[ceil(0.9 * len(all_errors)) - 1]
+    print(f"{like}, what keeps the GPU busy: {nine_of_ten(errors)}")
+    all_errors = [100 * abs(took / recorded[name] - 1) for name, (took, _) in model.items()]
     print(
-        f"{like}, all steps, the host's speed not given: {len(all_errors)}, median "
-        f"{median(all_errors):.2f}, nine of ten within {nine:.2f}"
+        f"{like}, all steps, the host's speed not given: {len(all_errors)}, median error "
+        f"{median(all_errors):.1f}%, {nine_of_ten(all_errors)}"
     )
     waiting = [name for name in recorded if name not in busy]
     ratios = {name: recorded[name] / model[name][0] for name in waiting}
+    errors = [100 * abs(1 / ratio - 1) for ratio in ratios.values()]
     print(
         f"{like}, what waits for the host, its speed not given: median error "
-        f"{100 * median(abs(1 / r - 1) for r in ratios.values()):.1f}%"
+        f"{median(errors):.1f}%, {nine_of_ten(errors)}"
     )
     with_the_speed_given(like, recorded, ratios)
 
@@ -152,7 +158,7 @@ def with_the_speed_given(like: str, recorded: dict[str, float], ratios: dict[str
         name: median(ratio for other, ratio in ratios.items() if other != name) for name in ratios
     }
     errors = [row(name, recorded[name], *_at(like, name, host)) for name, host in others.items()]
-    print(f"   {len(errors)} steps, median error {median(errors):.1f}%")
+    print(f"   {len(errors)} steps, median error {median(errors):.1f}%, {nine_of_ten(errors)}")
     errors = []
     for name in ratios:
         host = median(

@@ -142,5 +142,7 @@ def test_a_slower_host_changes_what_the_host_does_and_nothing_of_the_gpu():
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_gpu_s_bar_is_narrower_than_that_of_the_one_with_most_recordings(name):
-    error = profiles.load(name).time_error
-    assert error is None or error >= profiles.load("H200").time_error > 0
+    most = profiles.load("H200")
+    for idle, host_is_given in ((0.0, False), (0.5, False), (0.5, True)):
+        error = profiles.load(name).time_error(idle, host_is_given)
+        assert error is None or error >= most.time_error(idle, host_is_given) > 0

@@ -13,6 +13,7 @@ import torch
 import virtualgpu
 from gputrace.attribution import with_allocators_streams, with_lines, with_marks, with_phases
 from gputrace.categories import categorised, held, workspace_sizes
+from gputrace.certainty import HOST_SPEED
 from gputrace.events import StackTable
 from gputrace.holders.tensors import Census, alive, relevant_objects
 from gputrace.options import MAX_EVENTS
@@ -238,8 +239,14 @@ def _badge() -> str:
 
 
 def _origin() -> dict[str, str]:
-    """Return the versions, and the date if the GPUs are real, for the trace."""
+    """Return the versions, and the date or the host's speed, for the trace.
+
+    The numbers of a virtual GPU do not depend on the date. They depend on the host's speed.
+    """
     origin = {"torch": torch.__version__, "python": platform.python_version()}
-    if virtualgpu.current() is None:  # the numbers of a virtual GPU do not depend on the date
+    used = virtualgpu.current()
+    if used is None:
         origin["date"] = datetime.date.today().isoformat()
+    elif used.request.host != 1:
+        origin[HOST_SPEED] = f"{used.request.host:g}"
     return origin

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gputrace import units
+from gputrace.certainty import certainty
 from gputrace.collectives import collectives_of, hosts_table, waits_for_ranks
 from gputrace.events import OOM
 from gputrace.explorer import element as explorer
@@ -198,6 +199,7 @@ def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
             devices=[(device, *_moment(trace, device)) for device in devices],
             times=times,
             ranks=ranks,
+            certainty=certainty(trace),
             loading=loading_sentences(trace),
             lines_outside=[table for table in lines_outside if table is not None],
             all_devices=all_devices,

@@ -11,6 +11,7 @@ import pytest
 from gputrace.fit import ScriptFailedError, Wish, answer
 from gputrace.fit.changes import CHANGES
 from gputrace.fit.outcome import Outcome
+from virtualgpu import profiles
 
 WISH = Wish("train.py", [], False, "T4", 4)
 
@@ -64,11 +65,34 @@ def test_the_page_says_where_the_hosts_speed_comes_from(runs):
     assert "assumed to be that" not in given
 
 
+@pytest.mark.parametrize(
+    ("idle", "host", "error", "waits"),
+    [
+        (0.05, 1.0, "busy_time_error", "5% of it"),
+        (0.5, 1.0, "waiting_time_error", "50% of it, its speed assumed"),
+        (0.5, 2.0, "given_host_time_error", "50% of it, its speed given"),
+    ],
+)
+def test_a_time_that_depends_on_the_gpu_alone_is_more_certain(
+    monkeypatch, idle, host, error, waits
+):
+    need = 1 << 30
+    parts = need, need, need, {"activations": need}
+    run_by(
+        monkeypatch,
+        lambda wish: Outcome(140 << 30, True, "", "train.py:3 x", 4, *parts, 1.0, idle, True),
+    )
+    gpus = next(answer(replace(WISH, host=host), ["H100"]))
+    assert gpus.rows[0][4:] == (f"1 s ± {getattr(profiles.load('H100'), error):.0%}", waits)
+
+
 def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     gpus, parts, changes, notes = answer(WISH, ["T4", "H200"])
+    t4, h200 = (f"{profiles.load(name).waiting_time_error:.0%}" for name in ("T4", "H200"))
+    waits = "25% of it, its speed assumed"
     assert gpus.rows == (
-        ("T4", "15 GiB", "20 GiB", "no", "1 s ± 32%, if it had the memory", "25% of it"),
-        ("H200", "140 GiB", "20 GiB", "yes", "1 s ± 19%", "25% of it"),
+        ("T4", "15 GiB", "20 GiB", "no", f"1 s ± {t4}, if it had the memory", waits),
+        ("H200", "140 GiB", "20 GiB", "yes", f"1 s ± {h200}", waits),
     )
     assert (
         parts.caption

@@ -40,12 +40,13 @@ NOTES = """How to read it
 needs: the most of the GPU's memory that is in use: CUDA's context and all that PyTorch's
    allocator reserves, as nvidia-smi shows it.
 ±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by
-   less, half of them by 6% and 11%. For other GPUs, single operators and 33 networks were compared.
-   They have at least the error of the H200.
+   less. The error of steps that keep the GPU busy is smaller than that of steps in which it waits
+   for the host for a tenth of the time or more. For other GPUs, single operators and 33 networks
+   were compared. Their errors are at least those of the H200 and the H100.
 a step takes: without loading data, and without the script's other Python code. A step of a few
    milliseconds may take 1 ms more.
-the GPU waits for the host: the share of a step in which the GPU has nothing to do. If that is most
-   of the step, the time depends on the host's speed. {host}
+the GPU waits for the host: the share of a step in which the GPU has nothing to do. The larger it
+   is, the more the time depends on the host's speed. {host}
 sharding: over as few GPUs of one machine as it fits, up to 8. One of them ran, and the others are
    assumed to do the same at the same time. Each takes the script's whole batch, so there are n
    times as many samples per step. Each has the whole model until its optimizer is made."""
@@ -96,7 +97,7 @@ def answer(
     without = [replace(wish, like=name, memory=ROOM) for name in names if not tried[name].fits]
     needed = {name: tried[name] for name in names}
     needed |= _each(runner, without, ", if it had the memory", tell)
-    yield _table(tried, needed, wish.script, wish.gpus)
+    yield _table(tried, needed, wish)
     tightest = max(names, key=lambda name: needed[name].used / tried[name].total)
     remarks = _on_steps(tightest, needed[tightest])
     if remarks:
@@ -140,7 +141,7 @@ def _in_short(outcome: Outcome) -> str:
     return text
 
 
-def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str, gpus: int) -> Table:
+def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) -> Table:
     """Return the table of GPUs.
 
     `tried` are the outcomes with each GPU's own memory, and `needed` those with enough memory.
@@ -148,15 +149,18 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str, g
     header = ("GPU", "memory", "needs", "fits", "a step takes", "the GPU waits for the host")
     rows = []
     for name, most in needed.items():
-        step = _step_text(name, most)
+        step = _step_text(name, most, wish.host)
         if most.step is not None and not tried[name].fits:
             step += ", if it had the memory"
         idle = ""
         if most.idle is not None:
             idle = f"{most.idle:.0%} of it"
+            if most.idle > 1 - profiles.BUSY:
+                idle += ", its speed assumed" if wish.host == 1 else ", its speed given"
         memory, fits = byte_text(tried[name].total), _fits_text(most, tried[name])
         rows.append((name, memory, _need(most), fits, step, idle))
-    return Table(header, tuple(rows), f"{script}: {_how_it_ran(list(needed.values()), gpus)}")
+    ran = _how_it_ran(list(needed.values()), wish.gpus)
+    return Table(header, tuple(rows), f"{wish.script}: {ran}")
 
 
 def _how_it_ran(outcomes: list[Outcome], gpus: int) -> str:
@@ -262,10 +266,11 @@ def _broken_off(outcome: Outcome) -> bool:
     return bool(outcome.asked) and outcome.steps <= 1
 
 
-def _step_text(name: str, outcome: Outcome) -> str:
-    """Write the time of a step, with its error."""
+def _step_text(name: str, outcome: Outcome, host: float) -> str:
+    """Write the time of a step, with its error. `host` is the given speed, 1 if none is given."""
     if outcome.step is not None:
-        error = profiles.load(name).time_error
+        idle = 1.0 if outcome.idle is None else outcome.idle
+        error = profiles.load(name).time_error(idle, host_is_given=host != 1)
         if error is None:
             return f"{time_text(outcome.step)}, never compared"
         return f"{time_text(outcome.step)} ± {error:.0%}"

@@ -21,6 +21,7 @@ _FILES = {
     "A100-80": "a100_80",
 }
 _ALSO = {"A100-40": "A100", "H100-80": "H100"}  # names that cloud providers use
+BUSY = 0.9  # the share of a step during which the GPU works, from which on the host matters little
 FORMATS = ("float32", "tf32", "float16", "bfloat16", "float64", "int8")
 
 
@@ -110,9 +111,21 @@ class Profile:
     cpu_flops: float
     cpu_bytes_per_second: float
 
-    # The error that nine of ten training steps stay below, compared with a real GPU. If only a few
-    # were compared, it is the H100's error. None if none were compared.
-    time_error: float | None = None
+    # The error that nine of ten training steps stay below, compared with a real GPU: of steps that
+    # keep the GPU busy, of steps that wait for the host, and of the latter if the host's speed is
+    # given. If few or none were compared on this GPU, it is at least the larger error of the H200
+    # and the H100. None if no network was compared.
+    busy_time_error: float | None = None
+    waiting_time_error: float | None = None
+    given_host_time_error: float | None = None
+
+    def time_error(self, idle: float, host_is_given: bool) -> float | None:
+        """Return the error of a training step's time, in which the GPU idles for a share `idle`."""
+        if idle <= 1 - BUSY:
+            return self.busy_time_error
+        if host_is_given:
+            return self.given_host_time_error
+        return self.waiting_time_error
 
 
 def names() -> list[str]:
