@@ -27,6 +27,7 @@ from virtualgpu import (
     pinned,
     sharing,
     torchscript,
+    warning_lines,
 )  # fmt: skip
 from virtualgpu.collectives import namespaces, profiled, reducer, wrappers
 from virtualgpu.driver import cuda, nvml, profiler, running, smi
@@ -48,7 +49,7 @@ _PARTS = (
     generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing,
     autocast, backward, gradient_devices, comm, torchscript, python_costs, time_module,
     data_loading, eager, profiler, attention_backends, convolution, synchronized_norm, fourier,
-    fft_plans,
+    fft_plans, warning_lines,
 )  # fmt: skip
 _ABSENT = object()
 

@@ -5,13 +5,13 @@ PyTorch's sources (`alertNotDeterministic` in aten/src/ATen/native/cuda).
 """
 
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from virtualgpu.ops.call import Call, Handler
+from virtualgpu.source_lines import warn_as_cpp
 
 # The names of CUDA's kernels for these operators.
 ALERTS = {
@@ -132,4 +132,4 @@ def _say(words: str) -> None:
     """Raise RuntimeError, or warn if PyTorch is set to warn only."""
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         raise RuntimeError(words)
-    warnings.warn(words, stacklevel=5)
+    warn_as_cpp(words)
