@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from virtualgpu.collectives.group import ProcessGroupNCCL
 from virtualgpu.collectives.nccl_errors import check_own_gpus
 
 pytestmark = [
@@ -176,9 +177,34 @@ def test_splits_of_all_to_all_single_that_do_not_fit():
         dist.all_to_all_single(ones(4), ones(4), [2, 2], [4])
 
 
-def test_a_collective_that_fails_at_its_start_does_not_block_the_next_one():
-    with pytest.raises(RuntimeError, match="invalid root rank: 5"):
-        dist.broadcast(ones(1), src=5)
+@pytest.mark.parametrize("rank", [5, -1])
+def test_ranks_that_the_group_does_not_have(rank):
+    for name, call in (
+        ("Broadcast", lambda: dist.broadcast(ones(1), src=rank)),
+        ("Reduce", lambda: dist.reduce(ones(1), dst=rank)),
+    ):
+        with pytest.raises(dist.DistBackendError) as raised:
+            call()
+        said = str(raised.value)
+        assert "invalid argument (run with NCCL_DEBUG=WARN for details), NCCL version" in said
+        assert f"Last error:\n{name} : invalid root {rank} (root should be in the 0..1" in said
+    with pytest.raises(ValueError, match=f"^ProcessGroupNCCL::gather: invalid root rank: {rank}$"):
+        dist.gather(ones(1), dst=rank)
+    with pytest.raises(ValueError, match=f"^ProcessGroupNCCL::scatter: invalid root rank: {rank}$"):
+        dist.scatter(ones(1), src=rank)
+    with pytest.raises(dist.DistBackendError, match=f"send with rank {rank} in a group of 1 ranks"):
+        dist.send(ones(1), dst=rank)
+    with pytest.raises(dist.DistBackendError, match=f"recv with rank {rank} in a group of 1 ranks"):
+        dist.recv(ones(1), src=rank)
+
+
+def test_a_collective_that_fails_at_its_start_does_not_block_the_next_one(monkeypatch):
+    def fail(*args):
+        raise RuntimeError("no start")
+
+    monkeypatch.setattr(ProcessGroupNCCL, "broadcast", fail, raising=False)
+    with pytest.raises(RuntimeError, match="no start"):
+        dist.broadcast(ones(1), src=0)
         torch.cuda.synchronize()
     x = ones(2)
     dist.all_reduce(x)

@@ -92,6 +92,23 @@ def test_the_generic_stream_serves_too():
         assert torch.accelerator.current_stream() == stream
 
 
+def test_generic_streams_and_events_show_themselves_as_in_cpp():
+    event = torch.Event("cuda:1")
+    assert event.device == torch.device("cuda") and event.event_id == 0
+    assert repr(event).startswith("torch.Event device_type=cuda, device_index=-1, event_flag=0")
+    event.record(torch.cuda.current_stream(1))
+    assert event.device == torch.device("cuda:1") and "device_index=1" in repr(event)
+    assert torch.cuda.Event().device is None
+    stream = torch.Stream("cuda:1")
+    shown = f"torch.Stream device_type=cuda, device_index=1, stream_id={stream.stream_id}"
+    assert repr(stream) == shown
+    assert repr(torch.accelerator.current_stream()).startswith("torch.Stream device_type=cuda")
+
+
+def test_generic_streams_and_events_of_the_cpu_are_pytorchs():
+    assert torch.Event("cpu").device == torch.Stream("cpu").device == torch.device("cpu")
+
+
 def test_each_device_has_32_streams_of_a_priority():
     streams = [torch.cuda.Stream() for _ in range(33)]
     assert len(set(streams)) == 32 and streams[0] == streams[32]

@@ -1,7 +1,7 @@
-"""Errors of NCCL and of ProcessGroupNCCL for tensors, reductions, and ranks that share a GPU.
+"""Errors of NCCL and of ProcessGroupNCCL for ranks, tensors, reductions, and shared GPUs.
 
 The checks and their texts are those of ProcessGroupNCCL.cpp and NCCLUtils.cpp
-(torch/csrc/distributed/c10d), and of NCCL's init.cc.
+(torch/csrc/distributed/c10d), and of NCCL's init.cc and argcheck.cc.
 """
 
 import socket
@@ -50,6 +50,37 @@ _STRIDED_P2P = (
     "Detected non-contiguous tensor in P2P operations. It is user responsibility to guarantee that "
     "source and destination tensors have the same contiguity format."
 )
+
+
+# What NCCL calls the operators whose root rank it checks itself.
+_CHECKED_BY_NCCL = {"broadcast_": "Broadcast", "reduce_": "Reduce"}
+
+
+def check_ranks(operator: str, call: Any, size: int) -> None:
+    """Raise an error if an operator names a rank that a group of `size` ranks does not have.
+
+    The errors of roots are those of ProcessGroupNCCL (ValueError) and NCCL (DistBackendError). A
+    send to such a rank is a DistBackendError, because NCCL would wait for the rank.
+    """
+    root = call.argument("root_rank")
+    if operator in ("gather_", "scatter_") and not 0 <= root < size:
+        raise ValueError(f"ProcessGroupNCCL::{operator.strip('_')}: invalid root rank: {root}")
+    if operator in _CHECKED_BY_NCCL and not 0 <= root < size:
+        raise _error(
+            "invalid argument (run with NCCL_DEBUG=WARN for details)",
+            "ncclInvalidArgument: Invalid value for an argument.",
+            f"{_CHECKED_BY_NCCL[operator]} : invalid root {root} "
+            f"(root should be in the 0..{size} range)",
+            where="ProcessGroupNCCL.cpp:3690",
+        )
+    if operator in _POINT_TO_POINT:
+        peer = call.argument("dst" if operator == "send" else "src")
+        if not 0 <= peer < size:
+            raise torch.distributed.DistBackendError(
+                f"{operator.strip('_')} with rank {peer} in a group of {size} ranks. NCCL would "
+                f"wait until the group's timeout, because rank {peer} never connects. Name a rank "
+                f"from 0 to {size - 1}."
+            )
 
 
 def check_tensors(operator: str, call: Any) -> None:
@@ -157,11 +188,16 @@ def check_own_gpus(rank: int, gpus: Sequence[list[Any] | None]) -> None:
     )
 
 
-def _error(what: str, explained: str, last: str, advice: str = "") -> Exception:
-    """Return NCCL's error. The arguments are its texts, and `advice` is a sentence of our own."""
+def _error(
+    what: str, explained: str, last: str, advice: str = "", where: str = "NCCLUtils.cpp:93"
+) -> Exception:
+    """Return NCCL's error, raised at the line `where` of PyTorch.
+
+    The first arguments are its texts, and `advice` is a sentence of our own.
+    """
     version = ".".join(map(str, torch.cuda.nccl.version()[:3]))
-    where = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93"
-    lines = [f"NCCL error in: {where}, {what}, NCCL version {version}"]
+    source = f"/pytorch/torch/csrc/distributed/c10d/{where}"
+    lines = [f"NCCL error in: {source}, {what}, NCCL version {version}"]
     lines += [explained, "Last error:", last]
     if advice:
         lines.append(advice)

@@ -14,7 +14,12 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
 from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, read_by
-from virtualgpu.collectives.nccl_errors import UNSUPPORTED_FLOAT8, check_reduction, check_tensors
+from virtualgpu.collectives.nccl_errors import (
+    UNSUPPORTED_FLOAT8,
+    check_ranks,
+    check_reduction,
+    check_tensors,
+)
 from virtualgpu.collectives.profiled import record
 from virtualgpu.collectives.through_host import through_host
 from virtualgpu.errors import unsupported
@@ -45,6 +50,7 @@ def run(call: Call) -> Any:
     if not call.is_on_one_gpu():
         raise different_devices(call.args, call.kwargs)
     if isinstance(backend, ProcessGroupNCCL):
+        check_ranks(name, call, backend.size())
         check_tensors(name, call)
     with torch.no_grad():
         transfer = _OPERATORS[name](call, backend)

@@ -30,7 +30,7 @@ from virtualgpu.ops import blas
 from virtualgpu.refusals import refuse
 from virtualgpu.stream_numbers import raw_stream
 from virtualgpu.streams import backward
-from virtualgpu.streams.cuda_streams import CUDA, Stream
+from virtualgpu.streams.cuda_streams import CUDA, AcceleratorStream
 from virtualgpu.tensor import VirtualTensor
 
 # The architectures for which PyTorch's build for CUDA 13.0 holds kernels.
@@ -311,10 +311,10 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
         machine.selected.device = device_index
         machine.selected.streams[device_index] = gpu.streams[stream_id]
 
-    def accelerator_stream(index: int) -> Stream:
+    def accelerator_stream(index: int) -> AcceleratorStream:
         """Return a GPU's current stream as an object."""
         stream_id, device_index, _ = current(index)
-        return Stream(stream_id=stream_id, device_index=device_index)
+        return AcceleratorStream(stream_id=stream_id, device_index=device_index)
 
     return {
         "_cuda_getCurrentStream": current,

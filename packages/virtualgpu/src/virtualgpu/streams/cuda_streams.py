@@ -299,6 +299,32 @@ def _or_current(stream: Stream | None) -> Stream:
     return current()
 
 
+class AcceleratorStream(Stream):
+    """A stream that was made by `torch.Stream`, which shows itself as PyTorch's C++ does."""
+
+    def __repr__(self) -> str:
+        return (
+            f"torch.Stream device_type=cuda, device_index={self.device_index}, "
+            f"stream_id={self.stream_id}"
+        )
+
+
+class AcceleratorEvent(Event):
+    """An event that was made by `torch.Event`, which knows the type of its device at once."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the event. It has no index before the first record."""
+        return super().device or torch.device("cuda")
+
+    def __repr__(self) -> str:
+        index = -1 if self._gpu is None else self._gpu.index
+        return (
+            f"torch.Event device_type=cuda, device_index={index}, "
+            f"event_flag={int(self.enable_timing)}, event_id={self.event_id}"
+        )
+
+
 class _Generic(type):
     """Metaclass for `torch.Stream` and `torch.Event`: instances of torch.cuda's classes count."""
 
@@ -310,16 +336,18 @@ class _Generic(type):
 
 
 class GenericStream(metaclass=_Generic):
-    """Replacement of `torch.Stream`, which creates a CUDA stream."""
+    """Replacement of `torch.Stream`, which creates a CUDA stream unless another type is given."""
 
     original, cuda = torch.Stream, Stream
 
-    def __new__(cls, device: Any = None, *, priority: int = 0, **identity: Any) -> Any:
-        return Stream(device, priority, **identity)
+    def __new__(cls, device: Any = None, *args: Any, **options: Any) -> Any:
+        if _is_elsewhere(device):
+            return cls.original(device, *args, **options)
+        return AcceleratorStream(device, *args, **options)
 
 
 class GenericEvent(metaclass=_Generic):
-    """Replacement of `torch.Event`, which creates a CUDA event."""
+    """Replacement of `torch.Event`, which creates a CUDA event unless another type is given."""
 
     original, cuda = torch.Event, Event
 
@@ -331,7 +359,16 @@ class GenericEvent(metaclass=_Generic):
         blocking: bool = False,
         interprocess: bool = False,
     ) -> Any:
-        return Event(enable_timing, blocking, interprocess)
+        if _is_elsewhere(device):
+            return cls.original(
+                device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+            )
+        return AcceleratorEvent(enable_timing, blocking, interprocess)
+
+
+def _is_elsewhere(device: Any) -> bool:
+    """Return whether a device is given that is not a GPU."""
+    return isinstance(device, (str, torch.device)) and torch.device(device).type != "cuda"
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
