@@ -66,6 +66,7 @@ class Selected(threading.local):
         # The streams, by device, that are current again after the backward pass.
         self.ambient: dict[int, StreamTime] = {}
         self.arrived: tuple | None = None  # the node of a backward pass whose stream is chosen
+        self.read_zeros: tuple | None = None  # the node that read last whether there is a zero
         # An operator is running that the race detector has noted. Nested operators are not noted.
         self.in_operator = False
         self.full_masks = False  # whether masks without values count as true everywhere

@@ -34,6 +34,8 @@ def test_a_capture_computes_nothing() -> None:
     [
         lambda x: x.sum().item(),
         lambda x: x.nonzero(),
+        lambda x: x.requires_grad_().prod().backward(),
+        lambda x: x.requires_grad_().cumprod(0).sum().backward(),
         lambda x: torch.cuda.synchronize(),
         lambda x: torch.cuda.current_stream().synchronize(),
         lambda x: (

@@ -67,6 +67,29 @@ if VERSION >= (2, 14):  # equal values share a gradient: a `where` is masked in 
     OWN_TEMPORARIES["masked_fill"] |= {"FmaxBackward0", "FminBackward0"}
 
 
+# Nodes whose formulas read from the GPU whether the input has a zero. For subclasses of a tensor,
+# PyTorch computes the gradient with scans and reads nothing.
+READS_ZEROS = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
+
+
+def reads_zeros(call: Call) -> None:
+    """Let the host wait for the number that CUDA's formula reads, in a node's first scan.
+
+    Raises CUDA's error if the stream is being captured.
+    """
+    task = _graph_task()
+    if task == -1:
+        return
+    node = _node()
+    if node is None or node.name() not in READS_ZEROS:
+        return
+    gpu = call.common_gpu()
+    selected, here = gpu.machine.selected, (task, node._sequence_nr())
+    if selected.read_zeros != here:
+        selected.read_zeros = here
+        gpu.read(8)
+
+
 @handles("add")
 def add(call: Call) -> Any:
     """Compute a sum, in place where PyTorch does.

@@ -23,6 +23,7 @@ from virtualgpu.ops.call import (
     handles,
     temporaries,
 )
+from virtualgpu.ops.gradients import reads_zeros
 from virtualgpu.ops.half import lacks
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Out, Plan, every_output, perform
@@ -195,6 +196,7 @@ def scan(call: Call) -> Any:
     CUB scans a single slice. PyTorch's own kernels scan several, and need no memory. An input of
     another dtype than the result is cast first.
     """
+    reads_zeros(call)
     if call.op.outs:
         return operators.into_given(call)
     x = call.args[0]
