@@ -500,15 +500,46 @@ def test_a_sparse_gradient_is_refused_by_name():
             bags.sum().backward()
 
 
-@pytest.mark.parametrize("work", [torch.Tensor.coalesce, torch.neg, torch.Tensor.to_dense])
-def test_an_operator_on_a_sparse_tensor_without_values_is_refused(work):
+def sparse_gradient() -> torch.Tensor:
+    table = nn.Embedding(1000, 16, sparse=True, device="cuda")
+    table(torch.tensor([3, 7, 3, 999], device="cuda")).square().mean().backward()
+    assert table.weight.grad is not None and not table.weight.grad.is_coalesced()
+    return table.weight.grad
+
+
+def test_an_operator_on_a_sparse_tensor_without_values_is_refused():
     """The CPU's kernel would abort the process."""
     with virtualgpu.use(gpus=1, values=False):
-        table = nn.Embedding(1000, 16, sparse=True, device="cuda")
-        table(torch.randint(0, 1000, (32,), device="cuda")).square().mean().backward()
-        assert not table.weight.grad.is_coalesced()
+        gradient = sparse_gradient()
         with pytest.raises((NotImplementedError, RuntimeError), match="values"):
-            work(table.weight.grad)
+            torch.neg(gradient)
+
+
+def test_a_sparse_gradient_has_its_indices_without_values():
+    with virtualgpu.use(gpus=1, values=False):
+        gradient = sparse_gradient()
+        summed = gradient.coalesce()
+        assert summed.is_coalesced() and summed.indices().tolist() == [[3, 7, 999]]
+        assert summed.values().shape == (3, 16)
+        chosen = torch.ones(1000, 16, device="cuda").square().sparse_mask(summed)
+        assert chosen._indices().tolist() == [[3, 7, 999]] and chosen._values().shape == (3, 16)
+        assert gradient.to_dense().shape == (1000, 16)
+
+
+def test_sparse_adam_takes_the_same_memory_without_values():
+    def peak() -> int:
+        table = nn.Embedding(1000, 16, sparse=True, device="cuda")
+        optimizer = torch.optim.SparseAdam(table.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            table(torch.tensor([3, 7, 3, 999], device="cuda")).square().mean().backward()
+            optimizer.step()
+        return torch.cuda.max_memory_allocated()
+
+    with virtualgpu.use(1, like="H200"):
+        expected = peak()
+    with virtualgpu.use(1, like="H200", values=False):
+        assert peak() == expected
 
 
 def on_cuda(*size: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from virtualgpu.ops.elementwise import contiguous_copies
 from virtualgpu.ops.integers import saturate
 from virtualgpu.ops.operators import compute, refuse_waiting
 from virtualgpu.ops.sequence import OUT, perform
-from virtualgpu.ops.without_values import forget
+from virtualgpu.ops.without_values import forget, loses_values
 from virtualgpu.ops.work import laid_out
 from virtualgpu.pinned import is_pinned, pinned
 from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, span_bytes, wrap
@@ -350,6 +350,58 @@ def make_sparse(call: Call) -> Any:
     """Create a sparse tensor from the given indices and values, without a copy."""
     gpu = call.common_gpu()
     return wrap(call.on_cpu(), gpu)
+
+
+@handles("_coalesce")
+def coalesce(call: Call) -> Any:
+    """Sum up the values of equal indices, for which the host waits for the number of indices.
+
+    Without values the result still has the right indices. Without indices all count as different.
+    """
+    x = call.args[0]
+    call.common_gpu()
+    if not loses_values(call):
+        return compute(call)
+    indices, values = x._indices(), x._values()
+    if memory_of(indices).kept is not None and x.sparse_dim():
+        indices = torch.unique(indices, dim=1)
+    else:
+        indices = indices.clone()
+    summed = values.new_empty((indices.shape[1], *values.shape[1:]))
+    forget(summed)
+    return _from_parts(x, indices, summed)
+
+
+@handles("sparse_mask")
+def sparse_mask(call: Call) -> Any:
+    """Return the elements of a tensor at the indices of a sparse one."""
+    x, mask = call.args[:2]
+    call.common_gpu()
+    if mask.layout is not torch.sparse_coo or not loses_values(call):
+        return compute(call)
+    chosen = x.new_empty(mask._values().shape)
+    forget(chosen)
+    call.gpu.launch(*laid_out(chosen, [chosen], 2 * bytes_of(chosen)), name=call.op.name)
+    return _from_parts(mask, mask._indices().clone(), chosen)
+
+
+@handles("_to_dense")
+def to_dense(call: Call) -> Any:
+    """Return the dense tensor of a sparse one."""
+    x = call.args[0]
+    call.common_gpu()
+    if x.layout is not torch.sparse_coo or not loses_values(call):
+        return compute(call)
+    dense = x._values().new_zeros(x.size(), dtype=call.argument("dtype"))
+    forget(dense)
+    return dense
+
+
+def _from_parts(like: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return a coalesced sparse tensor of the size of `like`."""
+    return torch.sparse_coo_tensor(
+        indices, values, like.size(), is_coalesced=True, check_invariants=False
+    )
 
 
 def staging(

@@ -19,6 +19,7 @@ INFER_FROM = 1 << 26  # product of input sizes from which on an output's size is
 
 # Operators on sparse tensors that need no values.
 PARTS_OF_SPARSE = {"is_coalesced", "_nnz", "_indices", "_values", "indices", "values"}
+PARTS_OF_SPARSE |= {"sparse_dim", "dense_dim"}
 # With a sparse and a dense argument, these operators return what two dense ones would return.
 DENSE_WITH_SPARSE = {"mm", "addmm", "_sparse_addmm", "mv", "bmm", "add", "sub"}
 
