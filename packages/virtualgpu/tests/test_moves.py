@@ -347,6 +347,27 @@ def test_data_can_not_be_deleted(device):
         del torch.ones(2, device=device).data
 
 
+def test_pinned_memory_is_known_by_its_address():
+    x = torch.ones(8).pin_memory()
+    assert torch.from_numpy(x.numpy()).is_pinned() and torch.from_numpy(x.numpy()[3:]).is_pinned()
+    assert not torch.zeros(3, pin_memory=True).share_memory_().is_pinned()
+    array = x.numpy().copy()
+    del x
+    assert not torch.from_numpy(array).is_pinned()
+    assert not torch.zeros(0, pin_memory=True).is_pinned()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:Sparse CSC tensor support is in beta state")
+def test_the_parts_of_a_sparse_tensor_are_pinned():
+    dense = torch.eye(4)
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()):
+        assert not sparse.is_pinned()
+        pinned = sparse.pin_memory()
+        assert pinned.is_pinned() and pinned.layout is sparse.layout
+        assert torch.equal(pinned.cuda().to_dense().cpu(), dense)
+
+
 def test_pinned_memory():
     x = torch.ones(4).pin_memory()
     assert x.is_pinned() and x[:1].is_pinned() and x.pin_memory() is x

@@ -1,9 +1,10 @@
 """Page-locked memory of the host.
 
-A mark on a storage says that its memory is page-locked, so that views have the mark, too. Copies
-from and to such memory take the time of pinned copies.
+CUDA recognises page-locked memory by its address. So views and arrays of NumPy that share the
+memory are page-locked, too. Copies from and to such memory take the time of pinned copies.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,27 @@ from virtualgpu.clock import costs
 registered: dict[int, int] = {}  # bytes that `cudaHostRegister` has locked, by address
 
 
+_starts: list[int] = []  # the addresses of all page-locked blocks, sorted
+_ends: dict[int, int] = {}  # the end of each block
+
+
+class LockedBlock:
+    """The page-locked memory of a storage, which keeps this object."""
+
+    def __init__(self, start: int, nbytes: int) -> None:
+        self.start = start
+        self.end = start + nbytes
+        if start not in _ends:
+            insort(_starts, start)
+        _ends[start] = self.end
+
+    def __del__(self, starts: list[int] = _starts, ends: dict[int, int] = _ends) -> None:
+        # The defaults are still there when Python ends.
+        if ends.get(self.start) == self.end:
+            del ends[self.start]
+            del starts[bisect_left(starts, self.start)]
+
+
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield (owner, replaced names) for what this module replaces in PyTorch."""
     yield torch.Tensor, {"is_pinned": lambda self, device=None: is_pinned(self)}
@@ -25,6 +47,8 @@ def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     """Return a copy of the tensor in page-locked memory. It replaces `Tensor.pin_memory`."""
     if is_pinned(self):
         return self
+    if self.layout in _PARTS:
+        return _pin_sparse(self)
     machine = hardware.machine()
     if not machine.selected.untimed:
         machine.take_turn()
@@ -33,19 +57,51 @@ def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
         return pinned(self.clone())
 
 
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def _pin_sparse(x: torch.Tensor) -> torch.Tensor:
+    """Return a sparse tensor with its parts in page-locked memory."""
+    parts = [pin_memory(getattr(x, name)()) for name in _PARTS[x.layout]]
+    options: dict[str, Any] = {"check_invariants": False}
+    if x.layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(*parts, x.size(), is_coalesced=x.is_coalesced(), **options)
+    make: Any = torch.sparse_compressed_tensor
+    return make(*parts, x.size(), layout=x.layout, **options)
+
+
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a CPU tensor as page-locked, and return it."""
-    tensor.untyped_storage().pinned = True  # type: ignore[attr-defined]
+    """Note that a CPU tensor is page-locked, and return it."""
+    storage: Any = tensor.untyped_storage()
+    if storage.nbytes():
+        storage.pinned = LockedBlock(storage.data_ptr(), storage.nbytes())
+    else:
+        storage.pinned = None
     return tensor
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Return whether a CPU tensor is in page-locked memory."""
+    if tensor.layout in _PARTS:
+        return is_pinned(getattr(tensor, _PARTS[tensor.layout][-1])())
     if tensor.layout is not torch.strided:
         return False
-    if getattr(tensor.untyped_storage(), "pinned", False):
+    if not _starts and not registered:
+        return False
+    storage: Any = tensor.untyped_storage()
+    if storage.device.type != "cpu" or not storage.nbytes():
+        return False
+    address = storage.data_ptr()
+    position = bisect_right(_starts, address) - 1
+    if position >= 0 and address < _ends[_starts[position]]:
         return True
-    return bool(registered) and _is_registered(tensor.data_ptr())
+    return bool(registered) and _is_registered(address)
 
 
 def _is_registered(address: int) -> bool:

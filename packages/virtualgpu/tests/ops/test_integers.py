@@ -96,3 +96,13 @@ def test_empty_tensors_and_views_are_converted():
     into = torch.zeros(3, 2, dtype=torch.uint16, device="cuda")
     into.t()[:, 1:].copy_(x[:, :1])
     assert into.tolist() == [[0, 0], [65535, 65535], [65535, 65535]]
+
+
+def test_whole_numbers_with_equal_distances():
+    """The numbers are those of a public report (pytorch issue 170168)."""
+    falling = torch.linspace(4.3, -3, 50, dtype=torch.int64, device="cuda")
+    rising = torch.linspace(0, 7, 50, dtype=torch.int64, device="cuda")
+    assert (falling[14].item(), falling[21].item(), rising[28].item()) == (1, 0, 3)
+    out = torch.empty(0, dtype=torch.int32, device="cuda")
+    assert torch.linspace(0, 10, 5, out=out).tolist() == [0, 2, 5, 7, 10]
+    assert torch.linspace(0, 10, 1, dtype=torch.int32, device="cuda").tolist() == [0]

@@ -105,6 +105,20 @@ def test_generic_streams_and_events_show_themselves_as_in_cpp():
     assert repr(torch.accelerator.current_stream()).startswith("torch.Stream device_type=cuda")
 
 
+def test_a_stream_is_entered_again_inside_its_own_block():
+    stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
+    with stream:
+        with stream:
+            assert torch.cuda.current_stream() == stream
+        assert torch.cuda.current_stream() == stream
+    assert torch.cuda.current_stream() == before
+
+
+def test_a_cpu_tensor_records_no_stream():
+    with pytest.raises(NotImplementedError, match="Could not run 'aten::record_stream'"):
+        torch.ones(1).record_stream(torch.cuda.Stream())
+
+
 def test_generic_streams_and_events_of_the_cpu_are_pytorchs():
     assert torch.Event("cpu").device == torch.Stream("cpu").device == torch.device("cpu")
 

@@ -205,6 +205,24 @@ for _func in _divisions():
 CPU_KERNELS[aten._to_copy.default] = _converting(aten._to_copy.default)
 
 
+def _spaced(start: Any, end: Any, steps: int, *, out: Tensor) -> Tensor:
+    """Write integers with equal distances, which CUDA computes as sums in float32.
+
+    The product is not rounded before the sum (native/cuda/RangeFactories.cu).
+    """
+    if out.dtype not in INTEGERS or out.dtype is torch.bool or steps < 2:
+        return aten.linspace.out(start, end, steps, out=out)
+    limits = torch.tensor([int(start), int(end)], dtype=torch.int64, device="cpu").float()
+    step = ((limits[1] - limits[0]) / (steps - 1)).double()
+    first, last = limits.double()
+    index = torch.arange(steps, dtype=torch.float64, device="cpu")
+    up, down = first + step * index, last - step * (steps - 1 - index)
+    exact = torch.where(index < steps // 2, up, down)
+    return out.resize_(steps).copy_(exact.to(torch.float32).to(out.dtype))
+
+
+CPU_KERNELS[aten.linspace.out] = _spaced
+
 # Operators that CUDA computes for these formats, and the CPU does not.
 
 _SIGNED = {

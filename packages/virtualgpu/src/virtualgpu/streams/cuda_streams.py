@@ -1,6 +1,6 @@
 """`torch.cuda.Stream` and `torch.cuda.Event` of a virtual machine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -50,6 +50,7 @@ class Stream:
         self.device_index = gpu.index
         self.device_type = CUDA
         self.device = gpu.device
+        self._contexts: list[Any] = []  # of the `with` blocks that use this object
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: streams cannot be pickled."""
@@ -97,13 +98,13 @@ class Stream:
 
     def __enter__(self) -> "Stream":
         make: Any = torch.cuda.StreamContext  # its annotation names torch's own Stream
-        self._context = make(self)
-        self._context.__enter__()
+        context = make(self)
+        context.__enter__()
+        self._contexts.append(context)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        context, self._context = self._context, None  # the context holds a reference to the stream
-        context.__exit__(*exception)
+        self._contexts.pop().__exit__(*exception)
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, Stream) and self._time is other._time
@@ -376,3 +377,15 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     for module in (torch.cuda, torch.cuda.streams):
         yield module, {"Stream": Stream, "Event": Event}
     yield torch, {"Stream": GenericStream, "Event": GenericEvent}
+    yield torch.Tensor, {"record_stream": _recording(torch.Tensor.record_stream)}
+
+
+def _recording(original: Callable[..., None]) -> Callable[..., None]:
+    """Return `Tensor.record_stream` for CPU tensors, which raises PyTorch's NotImplementedError."""
+
+    def record_stream(self: torch.Tensor, stream: Any) -> None:
+        if isinstance(stream, Stream) and self.device.type == "cpu":
+            stream = GenericStream.original("cpu")  # C++ knows only its own streams
+        original(self, stream)
+
+    return record_stream
