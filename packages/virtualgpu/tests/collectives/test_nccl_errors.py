@@ -177,6 +177,17 @@ def test_splits_of_all_to_all_single_that_do_not_fit():
         dist.all_to_all_single(ones(4), ones(4), [2, 2], [4])
 
 
+def test_sparse_tensors():
+    x = torch.eye(3).to_sparse().cuda()
+    with pytest.raises(RuntimeError, match=r"^NCCL does not support all_reduce with sparse tensors"):
+        dist.all_reduce(x)
+    with pytest.raises(NotImplementedError, match=r"^Could not run 'c10d::broadcast_' with arguments"):
+        dist.broadcast(x, 0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(5, 2, sparse=True).cuda())
+    with pytest.raises(RuntimeError, match=r"NCCL does not support all_reduce with sparse tensors"):
+        model(torch.tensor([1], device="cuda")).square().sum().backward()
+
+
 @pytest.mark.parametrize("rank", [5, -1])
 def test_ranks_that_the_group_does_not_have(rank):
     for name, call in (

@@ -83,6 +83,22 @@ def check_ranks(operator: str, call: Any, size: int) -> None:
             )
 
 
+def refuse_sparse(operator: str, call: Any) -> None:
+    """Raise the error of PyTorch for sparse tensors on a GPU.
+
+    `operator` is the name without `c10d::`.
+    """
+    if all(x.layout is torch.strided for x in call.tensors()):
+        return
+    if operator == "allreduce_":
+        raise RuntimeError(
+            "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+        )
+    raise NotImplementedError(
+        f"Could not run 'c10d::{operator}' with arguments from the 'SparseCUDA' backend."
+    )
+
+
 def check_tensors(operator: str, call: Any) -> None:
     """Raise the error of ProcessGroupNCCL for tensors that this operator refuses.
 

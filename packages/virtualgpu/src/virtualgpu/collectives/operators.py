@@ -19,6 +19,7 @@ from virtualgpu.collectives.nccl_errors import (
     check_ranks,
     check_reduction,
     check_tensors,
+    refuse_sparse,
 )
 from virtualgpu.collectives.profiled import record
 from virtualgpu.collectives.through_host import through_host
@@ -50,6 +51,7 @@ def run(call: Call) -> Any:
     if not call.is_on_one_gpu():
         raise different_devices(call.args, call.kwargs)
     if isinstance(backend, ProcessGroupNCCL):
+        refuse_sparse(name, call)
         check_ranks(name, call, backend.size())
         check_tensors(name, call)
     with torch.no_grad():
