@@ -89,3 +89,27 @@ def test_matrices_without_elements_agree_with_the_cpu(shape, machine):
     square = shape[-1] == shape[-2]
     for work in (torch.linalg.pinv, *((torch.linalg.det, torch.linalg.slogdet) if square else ())):
         torch.testing.assert_close(work(x.cuda()), work(x), check_device=False)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4, 3), (3, 5)])
+def test_factors_without_pivots(machine, shape):
+    """LAPACK cannot factor without pivots, but CUDA's libraries can."""
+    x = torch.randn(shape, dtype=torch.float64, device="cuda")
+    x.diagonal(dim1=-2, dim2=-1).add_(10)
+    p, lower, upper = torch.linalg.lu(x, pivot=False)
+    assert p.numel() == 0 and torch.allclose(lower @ upper, x)
+    packed, pivots, info = torch.linalg.lu_factor_ex(x, pivot=False)
+    k = min(shape[-2:])
+    assert torch.equal(packed[..., :k, :].triu(), upper) and not info.any()
+    assert pivots.dtype is torch.int32 and pivots.shape == (*shape[:-2], k)
+    with pytest.raises(RuntimeError, match=r"U\[1,1\] is zero"):
+        torch.linalg.lu_factor(torch.zeros(2, 2, device="cuda"), pivot=False)
+
+
+@pytest.mark.parametrize("driver", ["gesvd", "gesvdj", "gesvda"])
+def test_drivers_of_singular_values(machine, driver):
+    x = torch.randn(3, 3, device="cuda")
+    assert torch.equal(torch.linalg.svdvals(x, driver=driver), torch.linalg.svdvals(x))
+    assert torch.equal(torch.linalg.svd(x, driver=driver)[1], torch.linalg.svd(x)[1])
+    with pytest.raises(RuntimeError, match="^torch.linalg.svd: unknown svd driver gesdd in svd_cus"):
+        torch.linalg.svd(x, driver="gesdd")

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import virtualgpu
 from virtualgpu.ops import cub
 from virtualgpu.ops.sorting import shares_slices, sort_plan, topk_plan
 
@@ -58,3 +59,20 @@ def test_temporary_storage(size, expected):
 def test_draws_without_replacement_are_distinct(machine):
     drawn = torch.rand(5, 50, device="cuda").multinomial(50).sort(1)[0].cpu()
     assert torch.equal(drawn, torch.arange(50).expand(5, 50))
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (torch.sort, "Sort currently does not support complex dtypes on CUDA."),
+        (torch.argsort, "Sort currently does not support complex dtypes on CUDA."),
+        (lambda x: x.topk(1), "\"topk_out_cuda\" not implemented for 'ComplexFloat'"),
+        (lambda x: (x.real > 0).topk(1), "\"topk_out_cuda\" not implemented for 'Bool'"),
+        (lambda x: x.histc(2), "\"histc\" not implemented for 'ComplexFloat'"),
+        (lambda x: torch.isin(x, x), "Unsupported input type encountered for isin(): ComplexFloat"),
+    ],
+)
+def test_types_that_cuda_does_not_order(work, words):
+    with virtualgpu.use(1), pytest.raises((RuntimeError, TypeError)) as raised:
+        work(torch.ones(3, dtype=torch.complex64, device="cuda"))
+    assert str(raised.value) == words

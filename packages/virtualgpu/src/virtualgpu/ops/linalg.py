@@ -367,7 +367,16 @@ _svd, _eigh = torch.ops.aten._linalg_svd.default, torch.ops.aten._linalg_eigh.de
 
 
 def _svd_values(x: Tensor, full_matrices: bool = False, vectors: bool = True, **kwargs: Any) -> Any:
-    """Compute singular values. Without vectors, cuSOLVER returns NaN for NaN, and LAPACK raises."""
+    """Compute singular values. Without vectors, cuSOLVER returns NaN for NaN, and LAPACK raises.
+
+    cuSOLVER has three drivers, whose values differ by rounding only.
+    """
+    driver = kwargs.pop("driver", None)
+    if driver not in (None, "gesvd", "gesvdj", "gesvda"):
+        raise RuntimeError(
+            f"torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation. Check doc "
+            "at https://pytorch.org/docs/stable/generated/torch.linalg.svd.html"
+        )
     if vectors or x.isfinite().all():
         return _svd(x, full_matrices, vectors, **kwargs)
     u, values, v = _svd(torch.zeros_like(x), full_matrices, vectors, **kwargs)
@@ -390,7 +399,46 @@ def _eigh_values(x: Tensor, triangle: str = "L", vectors: bool = True) -> Any:
     return _eigh(x, triangle, vectors)
 
 
+_lu_factor, _lu = torch.ops.aten.linalg_lu_factor_ex.default, torch.ops.aten.linalg_lu.default
+
+
+def _eliminated(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return L and U of matrices without pivots in one tensor, and the first zero pivot or 0."""
+    lu = x.clone()
+    steps = min(x.shape[-2:])
+    info = torch.zeros(x.shape[:-2], dtype=torch.int32, device="cpu")
+    for k in range(steps):
+        pivot = lu[..., k, k]
+        info = torch.where((info == 0) & (pivot == 0), k + 1, info)
+        lu[..., k + 1 :, k] /= torch.where(pivot == 0, 1, pivot).unsqueeze(-1)
+        lu[..., k + 1 :, k + 1 :] -= lu[..., k + 1 :, k, None] * lu[..., k, None, k + 1 :]
+    return lu.mT.contiguous().mT, info
+
+
+def _lu_factor_values(x: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
+    """Factor matrices. LAPACK always pivots, and CUDA's libraries need not."""
+    if pivot:
+        return _lu_factor(x, check_errors=check_errors)
+    lu, info = _eliminated(x)
+    if check_errors:
+        name = "torch.linalg.lu_factor_ex"
+        torch.ops.aten._linalg_check_errors(info, name, is_matrix=x.dim() == 2)
+    pivots = torch.arange(1, min(x.shape[-2:]) + 1, dtype=torch.int32, device="cpu")
+    return lu, pivots.expand(*x.shape[:-2], -1).contiguous(), info
+
+
+def _lu_values(x: Tensor, *, pivot: bool = True) -> Any:
+    """Return the three factors, the first of which is empty without pivots."""
+    if pivot:
+        return _lu(x)
+    lu, k = _eliminated(x)[0], min(x.shape[-2:])
+    lower = lu[..., :k].tril(-1) + torch.eye(x.shape[-2], k, dtype=x.dtype, device="cpu")
+    return x.new_empty(0), lower, lu[..., :k, :].triu()
+
+
 CPU_KERNELS[_svd] = _svd_values
+CPU_KERNELS[_lu_factor] = _lu_factor_values
+CPU_KERNELS[_lu] = _lu_values
 CPU_KERNELS[_eigh] = _eigh_values
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from virtualgpu.errors import not_implemented
 from virtualgpu.ops import cub, operators
 from virtualgpu.ops.call import (
     CPU_KERNELS,
@@ -275,6 +276,8 @@ def histc(call: Call) -> Any:
     """Compute `histc`: where no range is given, the host reads the extreme values."""
     if call.op.outs:
         return operators.into_given(call)
+    if call.args[0].is_complex():
+        raise not_implemented("histc", call.args[0].dtype)
     plan: Plan = (OUT,)
     if call.argument("min") == call.argument("max") and call.args[0].numel():
         plan = (OUT, *_extreme_values(call.args[0]))
@@ -388,6 +391,8 @@ def isin(call: Call) -> torch.Tensor:
     are_tensors = isinstance(elements, torch.Tensor) and isinstance(tests, torch.Tensor)
     if call.op.outs or not are_tensors or not elements.numel():
         return operators.compute_or_into_given(call)
+    if any(x.is_complex() or x.dtype is torch.bool for x in (elements, tests)):
+        return operators.compute(call)  # PyTorch refuses these types on every device
     result = elements.new_empty(elements.shape, dtype=torch.bool)
     if tests.numel() < int(10 * elements.numel() ** 0.145):
         alike = elements.unsqueeze(-1) == tests.reshape(-1)
