@@ -179,9 +179,9 @@ def test_splits_of_all_to_all_single_that_do_not_fit():
 
 def test_sparse_tensors():
     x = torch.eye(3).to_sparse().cuda()
-    with pytest.raises(RuntimeError, match=r"^NCCL does not support all_reduce with sparse tensors"):
+    with pytest.raises(RuntimeError, match="^NCCL does not support all_reduce with sparse"):
         dist.all_reduce(x)
-    with pytest.raises(NotImplementedError, match=r"^Could not run 'c10d::broadcast_' with arguments"):
+    with pytest.raises(NotImplementedError, match=r"^Could not run 'c10d::broadcast_' with"):
         dist.broadcast(x, 0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(5, 2, sparse=True).cuda())
     with pytest.raises(RuntimeError, match=r"NCCL does not support all_reduce with sparse tensors"):

@@ -111,5 +111,5 @@ def test_drivers_of_singular_values(machine, driver):
     x = torch.randn(3, 3, device="cuda")
     assert torch.equal(torch.linalg.svdvals(x, driver=driver), torch.linalg.svdvals(x))
     assert torch.equal(torch.linalg.svd(x, driver=driver)[1], torch.linalg.svd(x)[1])
-    with pytest.raises(RuntimeError, match="^torch.linalg.svd: unknown svd driver gesdd in svd_cus"):
+    with pytest.raises(RuntimeError, match="^torch.linalg.svd: unknown svd driver gesdd in"):
         torch.linalg.svd(x, driver="gesdd")

@@ -92,7 +92,8 @@ def refuse_sparse(operator: str, call: Any) -> None:
         return
     if operator == "allreduce_":
         raise RuntimeError(
-            "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+            "NCCL does not support all_reduce with sparse tensors. Please use dense tensors "
+            "instead."
         )
     raise NotImplementedError(
         f"Could not run 'c10d::{operator}' with arguments from the 'SparseCUDA' backend."
