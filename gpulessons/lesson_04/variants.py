@@ -15,7 +15,7 @@ from labkit.checks.checking import (
 )
 from labkit.checks.variants import Variant
 
-COPIES_TASK = """Now copies take time, too. Write
+COPIES_TASK = """In this pipeline, the copies take time, too. Write
 `seconds_with_copies(stage_seconds, copy_seconds, micro_batches)`. Stage `i` needs
 `stage_seconds[i]` seconds for each micro-batch. The copy from stage `i` to stage `i + 1` takes
 `copy_seconds[i]` seconds for each micro-batch. Between two stages there is one copy at a time. A

@@ -34,7 +34,7 @@ def copied(tmp_path, monkeypatch):
 def test_the_course_file_works_as_copied(copied, capsys):
     assert cli.main(["course", "release", "--to", "labs"]) == 0
     student = (copied / "labs" / "student" / "02_streams.ipynb").read_text()
-    assert "Due 08 December 2026" in student and "02.5: 3" in student and "02.why: 2" in student
+    assert "Due 8 December 2026" in student and "02.5: 3" in student and "02.why: 2" in student
     seed = (copied / "course.seed").read_text().strip()
     assert (
         re.fullmatch("[0-9a-f]{32}", seed) and assignment.read(copied / "course.toml").seed == seed
@@ -212,7 +212,7 @@ def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_p
     assert (
         "late day" in feedback
         and "return torch.tensor" in feedback
-        and "Due 01 November 2026, 23:59 (UTC)" in feedback
+        and "Due 1 November 2026, 23:59 (UTC)" in feedback
         and "Write <code>on_gpu(numbers)</code>" in feedback
     )
 

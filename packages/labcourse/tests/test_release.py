@@ -69,6 +69,62 @@ def test_students_get_no_solution_and_no_output(whole_course):
         ]
 
 
+def test_a_lab_imports_each_name_once_and_as_its_exercises_mean_it(whole_course):
+    for lab in whole_course.labs:
+        [source] = (
+            cell.source
+            for cell in release.student_copy(whole_course, lab).cells
+            if cell.get("id") == "labkit-set-up"
+        )
+        names = re.findall(r"import (?:\S+ as )?(\w+)$", source, re.MULTILINE)
+        assert sorted(names) == sorted(set(names)), lab.name
+        if lab.name.startswith("11"):
+            assert "from torch.distributed import checkpoint" in source
+        if lab.name.startswith("12"):
+            assert "import time" not in source  # only the text of a task has this word
+
+
+def test_a_task_needs_no_cell_that_only_the_lesson_has(whole_course):
+    """A student of an exam has the exercises alone."""
+    for lab in whole_course.labs:
+        handed_out = release.student_copy(whole_course, lab).cells
+        lesson = nbformat.read(NOTEBOOKS / f"{lab.name}.ipynb", 4).cells
+        source = "".join(cell.source for cell in handed_out if cell.cell_type == "code")
+        known = set(re.findall(r"\w+", source))
+        defined = set()
+        for cell in lesson:
+            if cell.cell_type == "code":
+                defined |= set(re.findall(r"^(?:def|class) (\w+)", cell.source, re.MULTILINE))
+                defined |= set(re.findall(r"^(\w+) = ", cell.source, re.MULTILINE))
+        for number, task in release.questions(whole_course, lab).items():
+            code = "\n".join(re.findall(r"`([^`]+)`", task))
+            named = set(re.findall(r'(?<![.\w"])([A-Za-z_]\w*)', code)) & defined
+            said = set(re.findall(r"lesson's `(\w+)`", task))
+            parameters = set(re.findall(r"\w+", " ".join(re.findall(r"\((.*?)\)", code))))
+            assert not named - known - said - parameters, number
+            elsewhere = re.search(r"\b(above|below|last section|the cell|of the lesson)\b", task)
+            assert not elsewhere, number
+
+
+def test_a_lab_says_what_lateness_costs(tmp_path):
+    path = tmp_path / "course.toml"
+    lab = '[labs."00"]\ndue = 2027-02-01\n'
+    cases = {
+        "": "A late day costs all points.",
+        "late_penalty = 0\n": "Nothing is deducted for lateness.",
+        "late_penalty = 0.125\n": "Each late day costs 12.5% of your points.",
+        "late_days = 1\n": "The first late day costs nothing. A further day costs all points.",
+        "late_days = 2\nlate_penalty = 0.2\n": (
+            "The first 2 late days cost nothing. Each further day costs 20% of your points."
+        ),
+    }
+    for setting, expected in cases.items():
+        path.write_text(setting + lab)
+        course = assignment.read(path)
+        text = release.student_copy(course, course.labs[0]).cells[1].source
+        assert text.startswith(f"Due 1 February 2027, 23:59 (UTC). {expected} 1 point in total")
+
+
 def test_feedback_asks_the_questions_without_marks(whole_course):
     for lab in whole_course.labs:
         asked = release.questions(whole_course, lab)

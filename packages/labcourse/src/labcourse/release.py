@@ -31,9 +31,10 @@ FORMATS = ("labkit", "nbgrader", "gradescope")
 FOLDED = re.compile(r" ?The solution is folded away below[^.]*\.")  # not true without solutions
 SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)
 HOW = (
-    "Fill in the cells below and run the check after each. It tries your answer on fresh inputs "
-    "and says what it saw. Before you hand in, restart the kernel and run all cells from the top. "
-    "Marks are given on other inputs."
+    "These are the exercises of the lesson `{lesson}`, which explains what they need. Fill in the "
+    "cells below and run the check after each. It tries your answer on fresh inputs and says what "
+    "it saw. Before you hand in, restart the kernel and run all cells from the top. Marks are "
+    "given on other inputs."
 )
 CONTEST = (
     "The puzzles are a contest. After you have handed in, your functions are scored again, and the "
@@ -280,22 +281,21 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     written: list[NotebookNode] = []
     for question in lab.written:
         written += _question(question.id, question.question)
-    worth = new_markdown_cell(f"{_worth(lab)}\n\n{_install(course)}", id="labkit-points")
+    worth = new_markdown_cell(f"{_worth(course, lab)}\n\n{_install(course)}", id="labkit-points")
     tasks = _task_indices(source)
     first = end = len(source)
     if tasks:
         first, end = tasks[0], tasks[-1] + 1
     if course.contents == "lesson" or lab.puzzles:
         return [*source[:first], worth, *source[first:end], *written, *source[end:]]
-    teaching = [cell for index, cell in enumerate(source) if index not in tasks]
     exercises = [source[index] for index in tasks]
     for cell in exercises:
         if cell.cell_type == "markdown" and not _is_solution(cell):
             cell.source = _task_text(cell.source)
     opening = [
-        new_markdown_cell(f"# {lab.title}\n\n{HOW}", id="labkit-lab"),
+        new_markdown_cell(f"# {lab.title}\n\n{HOW.format(lesson=lab.name)}", id="labkit-lab"),
         worth,
-        new_code_cell(_set_up(lab, teaching, exercises), id="labkit-set-up"),
+        new_code_cell(_set_up(lab, source, tasks), id="labkit-set-up"),
     ]
     return [*opening, *exercises, *written]
 
@@ -360,15 +360,31 @@ def _task_text(text: str) -> str:
 
 def moment(time: datetime) -> str:
     """Write a time for a person to read, with its time zone."""
-    return f"{time:%d %B %Y, %H:%M} ({time.tzname()})"
+    return f"{time.day} {time:%B %Y, %H:%M} ({time.tzname()})"
 
 
-def _worth(lab: Assignment) -> str:
+def _late(course: Course) -> str:
+    """Return a text that says what a late submission costs."""
+    share = min(1.0, course.late_penalty)
+    said = []
+    if course.late_days == 1:
+        said.append("The first late day costs nothing.")
+    elif course.late_days:
+        said.append(f"The first {course.late_days} late days cost nothing.")
+    day = "further" if course.late_days else "late"
+    if share == 1:
+        said.append(f"A {day} day costs all points.")
+    elif share:
+        said.append(f"Each {day} day costs {100 * share:g}% of your points.")
+    return " ".join(said) or "Nothing is deducted for lateness."
+
+
+def _worth(course: Course, lab: Assignment) -> str:
     """Return a text with the due date of the lab and the points of its exercises and questions."""
     tasks = [(task.number, task.points) for task in lab.exercises if not task.is_puzzle]
     tasks += [(task.number, task.points) for task in lab.puzzles if task.points]
     tasks += [(task.id, task.points) for task in lab.written]
-    said = [f"Due {moment(lab.due)}."] if lab.due else []
+    said = [f"Due {moment(lab.due)}. {_late(course)}"] if lab.due else []
     if tasks:
         listed = ", ".join(f"{name}: {points:g}" for name, points in tasks)
         plural = "" if lab.points == 1 else "s"
@@ -407,15 +423,39 @@ def _question(name: str, question: str) -> list[NotebookNode]:
     return [new_markdown_cell(f"**{name}** {question}", id=f"question-{identity}"), answer]
 
 
-def _set_up(lab: Assignment, teaching: list[NotebookNode], tasks: list[NotebookNode]) -> str:
-    """Write the cell that imports what the exercises use, and takes the GPUs that checks need."""
-    used = set(re.findall(r"\w+", "\n".join(cell.source for cell in tasks)))
-    imports = dict.fromkeys(["import torch", "import labkit", "from torch import nn"])
-    for cell in teaching:
-        imports |= dict.fromkeys(line for name, line in _imports(cell) if name in used)
-    lines = sorted(imports, key=lambda line: (line.startswith("from "), "labkit" in line, line))
+def _set_up(lab: Assignment, cells: list[NotebookNode], tasks: list[int]) -> str:
+    """Write the cell that imports what the exercises use, and takes the GPUs that checks need.
+
+    If the lesson gives a name several meanings, an exercise gets the one that the name has there.
+
+    Args:
+        cells: the cells of the lesson.
+        tasks: the indices of the exercises' cells.
+    """
+    imports = {
+        "torch": "import torch",
+        "labkit": "import labkit",
+        "nn": "from torch import nn",
+    }
+    known: dict[str, str] = {}
+    for index, cell in enumerate(cells):
+        if index in tasks:
+            used = set(re.findall(r"\w+", _code(cell)))
+            imports |= {name: line for name, line in known.items() if name in used}
+        else:
+            known |= _imports(cell)
+    lines = sorted(
+        imports.values(), key=lambda line: (line.startswith("from "), "labkit" in line, line)
+    )
     gpus = max((checks.find(exercise.number).gpus for exercise in lab.exercises), default=1)
     return "\n".join([*lines, "", f"labkit.use(gpus={gpus})"])
+
+
+def _code(cell: NotebookNode) -> str:
+    """Return the code in a cell. In a text, this is what stands between backticks."""
+    if cell.cell_type == "code":
+        return str(cell.source)
+    return "\n".join(re.findall(r"```.*?```|`[^`]+`", cell.source, re.DOTALL))
 
 
 def _imports(cell: NotebookNode) -> Iterator[tuple[str, str]]:
