@@ -23,6 +23,7 @@ PATIENCE = 10.0  # seconds until a message says which line runs
 # Seconds that an answer may run, not counting the time in which it waits for a processor core.
 # Grading has the same limit (labcourse.sandbox).
 LIMIT = 30.0
+NO_EXIT = "exit() and quit() end the kernel. Leave them out."
 # Seconds between two attempts to stop an answer. An answer that catches all exceptions needs
 # several attempts, and an answer that started processes needs time to end them.
 AGAIN = 5.0
@@ -121,7 +122,7 @@ def no_exit() -> Iterator[None]:
         return
 
     def refused() -> None:
-        raise SystemExit("exit() and quit() end the kernel. Leave them out.")
+        raise SystemExit(NO_EXIT)
 
     shell.ask_exit = refused
     try:

@@ -117,7 +117,7 @@ def test_collecting_says_what_it_found(course_file, capsys, tmp_path):
         == 0
     )
     said = capsys.readouterr().out
-    assert "not a notebook: ada" in said and "missing: bob 01_device_basics" in said
+    assert "not a notebook: ada" in said and "missing: 01_device_basics of bob" in said
     assert "06_memory_leaks" not in said  # is not due yet
     assert (tmp_path / "to" / "collected.json").exists()
 

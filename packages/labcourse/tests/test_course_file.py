@@ -82,12 +82,26 @@ def refusal(folder, text) -> str:
             '[labs."00"]\n[[labs."00".written]]\nid = "a"\nquestion = "?"\npoints = -2',
             "labs.00.written.points = -2",
         ),
-        ('[labs."00"]\n[[labs."00".written]]\nid = "00.1"\nquestion = "?"', "the id 00-1 is taken"),
+        ('[labs."00"]\n[[labs."00".written]]\nid = "00.1"\nquestion = "?"', "the id 00.1 is taken"),
         (
             'labs."00".written = [{ id = "a.b", question = "?" }, { id = "a-b", question = "?" }]',
             "the id a-b is taken",
         ),
-        ('tries = true\n[labs."00"]', "tries = True: expected int"),
+        (
+            '[labs."00"]\nlate_days = 2',
+            "unknown key 'late_days'. Write `late_days` at the top of the file",
+        ),
+        ('variant = true\n[labs."00"]', "Write `variant` below the line of a lab"),
+        ('[labs."00"]\ndue = 01.12.2026', "The line is: due = 01.12.2026. A text needs quotes"),
+        ('[labs."00"]\n[extensions]\ns1 = { "01" = 2026-12-01 }', "extensions.s1: there is no"),
+        ('[labs."00"]\n[extensions]\ns1 = 2026-12-01', "extensions.s1 = 2026-12-01: expected"),
+        ('[labs."00"]\npoints = { "00.1" = -1 }', "points.00.1 = -1: expected points from 0"),
+        ('[labs."00"]\npoints = { "00.2" = 1 }', "has no exercise 00.2. It has '00.1'"),
+        (
+            '[labs."00"]\nvariant = true\npoints = { "00.1" = 1, "00.101" = 2 }',
+            "00.101 takes the place of 00.1. Keep the points of one",
+        ),
+        ('tries = true\n[labs."00"]', "tries = true: expected int"),
         ('tries = 0\n[labs."00"]', "tries = 0: expected tries from 1 to 100"),
         ('late_days = -1\n[labs."00"]', "late_days = -1"),
         ('late_days = 1.5\n[labs."00"]', "late_days = 1.5: expected int"),
@@ -97,7 +111,7 @@ def refusal(folder, text) -> str:
         ('course = "a\\nb"\n[labs."00"]', "without control characters"),
         ('course = ""\n[labs."00"]', "the name is empty"),
         ('seed = "short"\n[labs."00"]', "can be guessed"),
-        ('[labs."00"]\n[limits]\nmemory = true', "limits.memory = True: expected a size"),
+        ('[labs."00"]\n[limits]\nmemory = true', "limits.memory = true: expected a size"),
         ('[labs."00"]\n[limits]\nmemory = 4', "limits.memory = 4: expected memory from 1,048,576"),
         ('[labs."00"]\n[limits]\nmemory = "' + "9" * 400 + 'GiB"', "expected a size"),
         ('[labs."00"]\n[limits]\nprocesses = 1.5', "limits.processes = 1.5: expected int"),
@@ -381,3 +395,7 @@ def test_no_course_file_ends_in_a_traceback(content, tmp_path_factory):
         course.due("ada", lab) is None or course.due("ada", lab) > datetime(1999, 1, 1, tzinfo=UTC)
         for lab in course.labs
     )
+
+
+def test_a_lesson_is_found_by_its_number_with_or_without_zero(tmp_path):
+    assert read(tmp_path, COURSE + '[labs."1"]').labs == read(tmp_path, COURSE + '[labs."01"]').labs

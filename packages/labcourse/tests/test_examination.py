@@ -81,6 +81,25 @@ def test_a_right_answer_earns_its_point_beside_a_control(course):
     assert [bool(question["wrong_answer"]) for question in asked].count(False) == course.tries
 
 
+def test_a_function_with_another_name_is_told_its_name(course):
+    def untouched(question):
+        if question["wrong_answer"]:
+            return honest(question)
+        return {"observation": {"attempted": False}}
+
+    played = Played(untouched)
+    lab = course.lab("00")
+    for source, status in {
+        RIGHT.replace("on_gpu", "to_gpu"): "wrong",
+        "def on_gpu(numbers):\n    ...": "not attempted",
+        "on_gpu = None": "not attempted",
+    }.items():
+        found = examine(notebook(source), "ada", lab, course, frozenset(), played)
+        assert found.exercises[0]["status"] == status
+        named = "defines to_gpu. The check needs a function with the name on_gpu"
+        assert (named in found.exercises[0]["message"]) == (status == "wrong")
+
+
 def test_each_exercise_has_one_control_at_a_place_that_differs(course):
     orders = {
         tuple(

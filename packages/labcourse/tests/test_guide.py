@@ -195,7 +195,7 @@ def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_p
     given = graded(tmp_path, names)
     assert [(item["points"], item["deduction"]) for item in given.values()] == [(1, 0), (1, 0)]
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "Nobody says when" in page and ("LATE" in page) == ("_LATE_" in names[1])
+    assert "It is not known when" in page and ("LATE" in page) == ("_LATE_" in names[1])
     looked_at = "_LATE_" in names[1]  # and linked there, too
     assert page.count('href="feedback/00_start_here/') == 2 + looked_at and "bubblewrap" in page
     packed = sorted(path.name for path in (tmp_path / "out" / "return").iterdir())

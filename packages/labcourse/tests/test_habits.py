@@ -66,6 +66,15 @@ def test_a_module_that_the_grader_lacks_is_not_the_students_fault(cells, tried):
     assert examined.exercises[0]["status"] == "missing"
 
 
+@pytest.mark.parametrize("call", ["exit()", "quit()"])
+def test_a_call_that_would_end_a_kernel_is_explained(call, tried):
+    examined = tried("00.1", call, f"def on_gpu(numbers): {call}")
+    said = "exit() and quit() end the kernel. Leave them out."
+    assert (examined.status, examined.points) == ("errors", 0)
+    assert examined.cell_errors[0][1:] == ["SystemExit", f"SystemExit: {said}"]
+    assert f"raised SystemExit: {said}" in examined.exercises[0]["message"]
+
+
 @pytest.mark.parametrize("said", ["json", "torch", "labkit"])
 def test_an_answer_that_names_a_module_that_is_there_is_wrong(said, tried):
     examined = tried(

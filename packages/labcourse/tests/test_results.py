@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import re
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -172,6 +174,17 @@ def part(index, name):
     return found[1] if found else ""
 
 
+def test_an_id_that_only_an_extension_has_gets_no_row(asking, tmp_path):
+    extended = replace(asking, extensions={("adda", LAB): datetime(2026, 12, 1, tzinfo=UTC)})
+    problems = [
+        collect.Problem("adda", LAB, "unlisted", "the course file has an extension for this id"),
+        collect.Problem("bob", LAB, "missing", "nothing was handed in"),
+    ]
+    folder = written(extended, [record(asking, "ada")], tmp_path, problems)
+    for name, column in {"canvas.csv": "SIS User ID", "moodle.csv": "ID number"}.items():
+        assert [row[column] for row in rows(folder / name) if row[column]] == ["ada", "bob"]
+
+
 def test_what_needs_a_look_is_short_and_sorted(asking, tmp_path):
     class_ = [record(asking, f"s{number}", answer=f"Because {number}") for number in range(10)]
     class_ += [
@@ -188,7 +201,7 @@ def test_what_needs_a_look_is_short_and_sorted(asking, tmp_path):
     index = (folder / "index.html").read_text()
     assert "00.why: 11 of 14" in index
     assert index.count("to mark in written.csv") == 0
-    assert part(index, "No mark").count("<tr><td>") == 2 and "duplicate: 2 submissions." in part(
+    assert part(index, "No mark").count("<tr><td>") == 2 and "Duplicate: 2 submissions." in part(
         index, "No mark"
     )
     assert (
@@ -196,7 +209,7 @@ def test_what_needs_a_look_is_short_and_sorted(asking, tmp_path):
         and part(index, "For you to decide").count("<tr><td>") == 1
     )
     known = part(index, "For you to know")
-    assert known.count("<tr><td>") == 2 and "renamed" in known
+    assert known.count("<tr><td>") == 2 and "Renamed" in known
     assert (
         re.search(r"bob.*cyd.*00.why is empty, and counts 0 points", known) and ">eve<" not in known
     )

@@ -9,7 +9,7 @@ import re
 import secrets
 import tomllib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime, time
 from pathlib import Path
@@ -184,10 +184,26 @@ def read(path: Path) -> Course:
         return _course(tomllib.loads(path.read_bytes().decode("utf-8-sig")), path)
     except UnicodeDecodeError:
         raise ValueError(f"{path.name}: expected a text file in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path.name}: {_not_toml(path, error)}") from None
     except RecursionError:
         raise ValueError(f"{path.name}: its tables are nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
+
+
+def _not_toml(path: Path, error: tomllib.TOMLDecodeError) -> str:
+    """Describe a mistake that TOML's grammar finds, with the line that has it."""
+    said = str(error)
+    place = re.search(r"at line (\d+)", said)
+    if place is None:
+        return said
+    lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    line = lines[int(place[1]) - 1].strip()
+    shown = f"{said}. The line is: {line[:80]}"
+    if said.startswith("Cannot"):  # something is there twice
+        return shown
+    return f"{shown}. A text needs quotes at both ends, and a date looks like 2027-01-31"
 
 
 def _course(content: dict[str, Any], path: Path) -> Course:
@@ -227,7 +243,10 @@ def _course(content: dict[str, Any], path: Path) -> Course:
             expected = f'expected a date for each lab, such as {student} = {{ "01" = 2026-12-05 }}'
             raise ValueError(f"extensions.{student} = {_said(extended)}: {expected}")
         for name, moment in extended.items():
-            key = platforms.normal(student), course.lab(name).name
+            try:
+                key = platforms.normal(student), course.lab(name).name
+            except ValueError as error:
+                raise ValueError(f"extensions.{student}: {error}") from None
             if key in course.extensions:
                 raise ValueError(f"extensions.{student}: {key[1]} has two dates. Keep one")
             course.extensions[key] = _moment(moment, f"extensions.{student}.{name}")
@@ -236,7 +255,12 @@ def _course(content: dict[str, Any], path: Path) -> Course:
 
 def _said(value: Any) -> str:
     """Write a value from the file on one line, for a message."""
-    text = repr(value)
+    if isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, date | time):
+        text = str(value)
+    else:
+        text = repr(value)
     if len(text) <= 60:
         return text
     return f"{text[:60]}…"
@@ -247,14 +271,26 @@ def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
     for key in table:
         if key not in keys:
             allowed = ", ".join(sorted(keys))
-            raise ValueError(f"{where}: unknown key {key!r}. Expected one of {allowed}")
+            cure = f"Expected one of {allowed}"
+            if key in KEYS:
+                cure = f"Write `{key}` at the top of the file, above the first line with brackets"
+            elif key in LAB_KEYS:
+                cure = f'Write `{key}` below the line of a lab, such as [labs."02_streams"]'
+            raise ValueError(f"{where}: unknown key {key!r}. {cure}")
 
 
 def _table(content: dict[str, Any], key: str, where: str = "") -> dict[str, Any]:
     """Return the table under a key, or an empty one. Raise ValueError if it is not a table."""
     table = content.get(key, {})
     if not isinstance(table, dict):
-        raise ValueError(f"{where}{key} = {_said(table)}: expected a table")
+        examples = {
+            "labs": '[labs."02_streams"] on a line of its own',
+            "points": '{ "02.5" = 3 }',
+            "extensions": '{ s017 = { "01" = 2026-12-05 } }',
+            "limits": "{ seconds = 240 }",
+        }
+        expected = f"expected a table, such as {examples[key]}"
+        raise ValueError(f"{where}{key} = {_said(table)}: {expected}")
     return table
 
 
@@ -271,14 +307,19 @@ def _text(value: Any, where: str, lines: bool = False) -> str:
     return value
 
 
-def _number(value: Any, where: str, least: float, most: float, whole: bool = False) -> float:
-    """Check that a value is a number from `least` to `most`, and with `whole` an integer."""
+def _number(
+    value: Any, where: str, least: float, most: float, whole: bool = False, name: str = ""
+) -> float:
+    """Check that a value is a number from `least` to `most`, and with `whole` an integer.
+
+    A message calls the value `name`, or by the last part of `where`.
+    """
     number_type = int if whole else int | float
     if not isinstance(value, number_type) or isinstance(value, bool):
         expected = "int, a whole number" if whole else "a number"
         raise ValueError(f"{where} = {_said(value)}: expected {expected}")
     if not least <= value <= most:  # also true for NaN
-        expected = f"expected {where.rpartition('.')[2]} from {least:,.12g} to {most:,.12g}"
+        expected = f"expected {name or where.rpartition('.')[2]} from {least:,.12g} to {most:,.12g}"
         raise ValueError(f"{where} = {_said(value)}: {expected}")
     return value if whole else float(value)
 
@@ -371,14 +412,16 @@ def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
     if unknown:
         listed = ", ".join(sorted(unknown))
         kind = "puzzle" if exercises and all(item.is_puzzle for item in exercises) else "exercise"
-        raise ValueError(f"{where}.points: the lesson has no {kind} {listed}")
+        known = ", ".join(repr(item.number) for item in exercises) or "none"
+        raise ValueError(f"{where}.points: the lesson has no {kind} {listed}. It has {known}")
     questions = table.get("written", [])
     if not isinstance(questions, list):
         expected = f"expected a list of tables. Begin each with [[{where}.written]]"
         raise ValueError(f"{where}.written = {_said(questions)}: {expected}")
     written = tuple(_written(item, f"{where}.written") for item in questions)
     taken = (*(exercise.number for exercise in exercises), *(task.id for task in written))
-    twice = _repeated(re.sub(r"[^\w-]", "-", item) for item in taken)
+    # The ids of cells have hyphens in the place of other characters.
+    twice = _repeated(taken, lambda name: re.sub(r"[^\w-]", "-", name))
     if twice:
         raise ValueError(f"{where}.written: the id {twice} is taken. Give each question its own id")
     if not taken:
@@ -412,6 +455,11 @@ def _replaced(
         variant = variants.get(exercise.number)
         if variant is not None:
             number = variant.check.number
+            if number in points and exercise.number in points:
+                raise ValueError(
+                    f"{where}.points: {number} takes the place of {exercise.number}. Keep the "
+                    "points of one of them"
+                )
             worth = points.get(number, exercise.points)
             exercise = Exercise(number, variant.name, worth)
         found.append(exercise)
@@ -427,21 +475,28 @@ def _title(notebook: nbformat.NotebookNode, default: str) -> str:
     return default
 
 
-def _repeated(names: Iterable[str]) -> str:
-    """Return the first name that occurs for the second time, or ""."""
+def _repeated(names: Iterable[str], changed: Callable[[str], str] = str) -> str:
+    """Return the first name that equals an earlier one, or "".
+
+    Names are compared after `changed`.
+    """
     seen: set[str] = set()
     for name in names:
-        if name in seen:
+        if changed(name) in seen:
             return name
-        seen.add(name)
+        seen.add(changed(name))
     return ""
 
 
 def _lesson(name: str, notebooks: Path, where: str) -> Path:
-    """Return the notebook with this name or this lesson number ("02"), or raise ValueError."""
+    """Return the notebook with this name or this lesson number ("2" or "02").
+
+    Raises:
+        ValueError: no notebook or more than one fits. The message lists the notebooks.
+    """
     paths = sorted(notebooks.glob("*.ipynb"))
     found = [path for path in paths if path.stem == name]
-    found = found or [path for path in paths if path.stem.partition("_")[0] == name]
+    found = found or [path for path in paths if path.stem.partition("_")[0] == name.zfill(2)]
     if len(found) == 1:
         return found[0]
     choices = ", ".join(path.stem for path in found or paths) or "no notebooks"
@@ -529,7 +584,7 @@ def _puzzles(
 
 def _points(value: Any, where: str) -> float:
     """Check the points of an exercise or of a question."""
-    return _number(value, where, 0, MOST_POINTS)
+    return _number(value, where, 0, MOST_POINTS, name="points")
 
 
 def _written(item: Any, where: str) -> Written:

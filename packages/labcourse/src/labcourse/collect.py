@@ -126,8 +126,6 @@ def collect(
     Args:
         students: the ids of those who should have handed in. By default, all who handed in
             anything. A student who is not among them is graded and reported.
-        students: those who should have handed in; without them, all who handed in anything.
-            A student who is not among them is graded too, and named.
         now: a lab that is not due at this time is not missing. By default, the time of the call.
         report: gets a line of text when a file takes long to read. The line names the file.
 
@@ -140,7 +138,6 @@ def collect(
     problems = []
     if not source.is_file():
         problems += _known_problems(source)
-    problems = [] if source.is_file() else _known_problems(source)
     found: dict[tuple[str, str], list[_Found]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         if source.is_file():
@@ -280,7 +277,7 @@ def _identified(
     if unreadable:
         yield Problem(name.student, lab, "unreadable", f"{shown(origin)}: {unreadable}")
     if stem != lab and not stem.endswith(f"_{lab}"):
-        yield Problem(name.student, lab, "renamed", f"{shown(origin)} is graded as {lab}")
+        yield Problem(name.student, lab, "renamed", f"{shown(origin)} belongs to {lab}")
     if file.doubted:
         reason = "because the student may have written it"
         detail = f"the file {STAMP} beside {shown(origin)} is ignored, {reason}"

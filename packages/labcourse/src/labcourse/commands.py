@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 COURSE_FILE = "course.toml"
 BAR = 24  # characters
+LONGEST_LINE = 10_000  # characters
 
 
 def add_to(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -22,6 +23,15 @@ def add_to(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     """
     text = "Hand out, collect and grade the lessons' exercises in a course."
     parser = subparsers.add_parser("course", help=text, description=text)
+    parser.epilog = (
+        "The course is described in a file, course.toml, in the folder from which the commands are "
+        "called. docs/teaching.md explains it. Each command has --help."
+    )
+    parser.examples = {
+        "release --to labs": "Write the notebooks of all labs into the folder labs.",
+        "collect downloads.zip --to submitted": "Sort what the students handed in.",
+        "grade submitted --out results": "Grade it, and write tables and pages into results.",
+    }
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[..., int], text: str) -> "CommandParser":
@@ -69,7 +79,9 @@ def _add_release(parser: "CommandParser") -> None:
     )
     parser.examples = {
         "--to labs": "Write all labs of course.toml into the folder labs.",
+        "02 --to labs --course exam.toml": "Write one lab of another course file.",
         "02 03 --to labs --format nbgrader": "Write two labs for nbgrader.",
+        "--to labs --format gradescope": "Also write an autograder of each lab.",
         "--check --to labs": "Say which notebooks in labs are out of date.",
     }
 
@@ -84,6 +96,7 @@ def _add_collect(parser: "CommandParser") -> None:
     parser.examples = {
         "downloads.zip --to submitted": "Sort a platform's zip file by lab and student.",
         "downloads.zip --to submitted --students students.csv": "Also report who is missing.",
+        "exchange/inbound --to submitted": "Take the newest submissions from nbgrader.",
     }
 
 
@@ -128,6 +141,7 @@ def _add_grade(parser: "CommandParser") -> None:
     _add_students(parser)
     parser.examples = {
         "submitted --out results --workers 4": "Grade four submissions at a time.",
+        "submitted --out results --students students.csv": "Also list who is missing.",
         "submitted --out results --again 02/s017": "Grade one submission again.",
     }
 
@@ -222,12 +236,16 @@ def _collect(options: argparse.Namespace, course: "Course") -> int:
 
 
 def _print(problems: "list[Problem]") -> None:
-    """Print each problem on a line."""
+    """Print the problems. Students with the same problem share a line."""
     from labcourse import sources
 
+    students: dict[tuple[str, str, str], list[str]] = {}
     for problem in problems:
-        about = f"{problem.student} {problem.lab}".strip()
-        print(sources.shown(f"{problem.kind}: {about}: {problem.detail}", 1000))
+        key = (problem.kind, problem.lab, problem.detail)
+        students.setdefault(key, []).append(problem.student)
+    for (kind, lab, detail), names in students.items():
+        about = " of ".join(part for part in (lab, ", ".join(filter(None, names))) if part)
+        print(sources.shown(f"{kind}: {about}: {detail}", LONGEST_LINE))
 
 
 def _grade(options: argparse.Namespace, course: "Course") -> int:

@@ -157,7 +157,8 @@ def examine(
         place = notebook.places.get(exercise.number)
         result = results[exercise.number]
         if exercise.number not in untouched:
-            result = _explained(result, exercise, place, examined.cell_errors)
+            source = examined.sources.get(exercise.number, "")
+            result = _explained(result, exercise, place, source, examined.cell_errors)
         if result["status"] in ("wrong", "not attempted"):
             missing = _missing(result["message"], examined.cell_errors)
             if missing:
@@ -177,17 +178,29 @@ def examine(
 
 
 def _explained(
-    result: dict[str, Any], exercise: Exercise, place: int | None, errors: list[list[Any]]
+    result: dict[str, Any],
+    exercise: Exercise,
+    place: int | None,
+    source: str,
+    errors: list[list[Any]],
 ) -> dict[str, Any]:
-    """Return the result of an exercise, with the error that the exercise's cell raised, if any.
+    """Return the result of an exercise, with the reason why its cell defined no answer, if any.
 
-    Without this, the result would say that nobody tried the exercise.
+    Without this, the result would say that nobody tried the exercise. The reason is an error that
+    the cell raised, or another name of the function in `source`.
     """
     error = next((error for error in errors if error[0] == place), None)
     expected = NOT_RUN if exercise.is_puzzle else "not attempted"
-    if result["status"] != expected or error is None:
+    if result["status"] != expected:
         return result
-    said = re.sub(r"\(<ipython-input[^>]*>, ", "(", error[2]) or error[1]
+    if error is None:
+        names = re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)
+        if exercise.is_puzzle or not names or exercise.name in names:
+            return result
+        other = f"your cell defines {', '.join(names)}"
+        said = text(f"Not yet: {other}. The check needs a function with the name {exercise.name}")
+        return result | {"status": "wrong", "message": said}
+    said = error[2] or error[1]
     status = NOT_RUN if exercise.is_puzzle else "wrong"
     return result | {"status": status, "message": text(f"Not yet: your cell did not run: {said}")}
 
@@ -353,6 +366,7 @@ class _Examination:
             if not (type(error) is list and [type(part) for part in error] == [int, str, str]):
                 raise EndedError("tampered", "its report on the cells has a wrong form")
             number, name, message = error
+            message = re.sub(r"\(<ipython-input[^>]*>, ", "(", message)
             self._examined.cell_errors.append([number, text(name, 100), text(message)])
             if name == "OutOfTime":
                 seconds = f"{self._limits.cell_seconds:g} s"

@@ -95,8 +95,9 @@ def rich(text: str) -> markupsafe.Markup:
 
 
 def sentence(text: str) -> str:
-    """Return a text that ends with a full stop, unless it has another end."""
+    """Return a text that begins with a capital and ends with a full stop or another end."""
     text = text.strip()
+    text = text[:1].upper() + text[1:]
     if not text or text[-1] in ".!?:…":
         return text
     return f"{text}."

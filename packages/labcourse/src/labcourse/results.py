@@ -266,7 +266,11 @@ def _wide(
     """
     labs = [lab for lab in course.labs if lab.points]  # a contest without points has no column
     students = {student for _, student in keys} | set(people)
-    students |= {problem.student for problem in problems if problem.student}
+    extended = {student for student, _ in course.extensions}
+    for problem in problems:
+        # An id that only the course file has belongs to nobody, for example after a typing mistake.
+        if problem.student and (problem.kind != "unlisted" or problem.student not in extended):
+            students.add(problem.student)
     points = {}
     for item in _records(store, keys):
         if not item["marks"]["to_mark"]:

@@ -36,7 +36,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import labkit
 from labcourse import system_calls
 from labkit import checks, courses, labs, machine, processes, puzzles
-from labkit.checks import checking
+from labkit.checks import checking, limits
 from labkit.checks.checking import Verdict
 from labkit.processes import messages
 from labkit.processes.time_limits import TimeLimit
@@ -82,6 +82,10 @@ class Shell(InteractiveShell):
 
     def enable_gui(self, gui: str | None = None) -> None:
         pass
+
+    def ask_exit(self) -> None:
+        """Raise SystemExit where `exit()` or `quit()` would end a kernel."""
+        raise SystemExit(limits.NO_EXIT)
 
 
 @dataclass
