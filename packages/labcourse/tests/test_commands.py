@@ -176,3 +176,10 @@ def test_a_folder_is_not_collected_into_itself(course_file, capsys, tmp_path):
         == 2
     )
     assert "would be collected too" in capsys.readouterr().err
+
+
+def test_a_table_of_dates_that_is_not_there_is_refused(course_file, capsys, tmp_path):
+    (tmp_path / "in").mkdir()
+    dates, given = tmp_path / "dates.csv", ["--out", tmp_path / "out", "--course", course_file]
+    assert run("grade", tmp_path / "in", *given, "--dates", dates) == 2
+    assert f"--dates {dates}: there is no such file" in capsys.readouterr().err

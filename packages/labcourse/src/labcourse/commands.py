@@ -257,6 +257,8 @@ def _grade(options: argparse.Namespace, course: "Course") -> int:
     students = _students(options)
     dates = {}
     if options.dates:
+        if not Path(options.dates).exists():
+            raise ValueError(f"--dates {options.dates}: there is no such file")
         dates = marks.read_dates(Path(options.dates))
     source, target = Path(options.source), Path(options.out)
     submissions, problems = collect.collect(source, course, students, report=_progress)
