@@ -1,8 +1,8 @@
 """Say what to do when a cell needs the kit before the kernel has imported it.
 
-After a restart, `labkit.check(...)` ends in "name 'labkit' is not defined". IPython runs this file
-when it starts, from `etc/ipython/startup` of the environment. The file must not import the kit,
-and leaves no name in the notebook.
+After a restart, `labkit.check(...)` ends in "name 'labkit' is not defined", and other cells in the
+same error about `torch`. IPython runs this file when it starts, from `etc/ipython/startup` of the
+environment. The file must not import the kit, and leaves no name in the notebook.
 """
 
 
@@ -13,19 +13,22 @@ def _load_hint():
         """Print a sentence below the error. IPython calls this function after each cell."""
         error = result.error_in_exec
         kind = type(error).__name__
-        if kind == "NameError" and getattr(error, "name", None) == "labkit":
+        name = getattr(error, "name", None)
+        if kind == "NameError" and name in imported and "labkit" not in shell.user_ns:
             told = (
-                "The kernel does not know labkit. Run the set-up cell first: the first code cell "
-                "of the lesson, which begins with imports."
+                f"The kernel does not know {name}. In a lesson, run the set-up cell first: the "
+                "first code cell, which begins with imports."
             )
         elif kind == "UsageError" and any(f"%%{name}` not found" in str(error) for name in magics):
-            told = "Run `import labkit` and `%load_ext labkit` first. The set-up cell does both."
+            told = "Run `import labkit` and `%load_ext labkit` in another cell first."
         else:
             return
         print(told, file=sys.stderr)
 
     magics = ("gpu_memory", "gpu_timeline", "torchrun")
-    get_ipython().events.register("post_run_cell", hint)  # noqa: F821 (IPython's own)
+    imported = ("labkit", "torch", "nn", "dist")  # by most set-up cells
+    shell = get_ipython()  # noqa: F821 (IPython's own)
+    shell.events.register("post_run_cell", hint)
 
 
 _load_hint()

@@ -113,7 +113,7 @@ def lessons() -> contents.Lessons:
 
 
 def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
-    """Restore one lesson, such as "03".
+    """Restore one lesson, by its number such as "03" or "3", or by the name of its notebook.
 
     Return the path of the lesson, and the path of the copy that keeps the learner's changes. The
     second path is None if no cell was changed.
@@ -122,9 +122,11 @@ def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
     folder cannot be written.
     """
     files = lesson_files()
-    found = [path for path in files if number in (path.name[:2], path.stem)]
+    names = {path.stem.partition("_")[0]: path for path in files}  # "03", "puzzles"
+    found = [path for path in files if path.stem == number]
+    found += [path for name, path in names.items() if name == number.zfill(2)]
     if not found:
-        choices = ", ".join(path.name[:2] for path in files)
+        choices = ", ".join(names)
         raise ValueError(f"There is no lesson {number!r}. Choose one of these: {choices}.")
     source = found[0]
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ from nbclient import NotebookClient
 FILE = Path(__file__).parents[1] / "labkit" / "ipython_startup.py"
 CELLS = {
     "name": "labkit.progress('00')",
+    "torch": "torch.ones(3)",
+    "nn": "nn.Linear(2, 2)",
     "memory": "%%gpu_memory\nx = 1",
     "ranks": "%%torchrun --ranks 2\nprint(1)",
     "another name": "other",
@@ -17,6 +19,7 @@ CELLS = {
     "names": "print([name for name in dir() if 'hint' in name])",
     "set-up": "import labkit\n%load_ext labkit",
     "a wrong option": "%%gpu_memory --no-such-option\nx = 1",
+    "after the set-up": "dist",
 }
 
 
@@ -41,13 +44,14 @@ def outputs(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_name_and_a_magic_that_the_kernel_does_not_know_yet_say_what_to_run(outputs):
-    assert "Run the set-up cell first" in outputs["name"]
+    assert "does not know labkit. In a lesson, run the set-up cell first" in outputs["name"]
+    assert "does not know torch." in outputs["torch"] and "not know nn." in outputs["nn"]
     for magic in ("memory", "ranks"):
         assert "Run `import labkit` and `%load_ext labkit` first" in outputs[magic]
 
 
 @pytest.mark.slow
 def test_other_errors_say_nothing_more(outputs):
-    for other in ("another name", "another magic", "a wrong option"):
+    for other in ("another name", "another magic", "a wrong option", "after the set-up"):
         assert "labkit` first" not in outputs[other] and "set-up" not in outputs[other]
     assert outputs["names"] == "[]\n"

@@ -341,6 +341,17 @@ def test_a_lesson_that_there_is_not_is_refused_by_name(shipped, tmp_path, capsys
     assert "There is no lesson '7'. Choose one of these: 00, 01" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", ["1", "01", "01_device_basics"])
+def test_a_lesson_is_restored_by_its_number_or_name(number, tmp_path):
+    assert lesson_copies.reset(number, tmp_path) == (tmp_path / "01_device_basics.ipynb", None)
+
+
+def test_the_puzzles_are_restored_by_name_and_listed_by_it(tmp_path):
+    assert lesson_copies.reset("puzzles", tmp_path) == (tmp_path / "puzzles.ipynb", None)
+    with pytest.raises(ValueError, match=r"12, 13, puzzles\.$"):
+        lesson_copies.reset("pu", tmp_path)
+
+
 def test_a_folder_that_cannot_be_written_is_named(shipped, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert cli.main(["lessons", "--to", str(tmp_path / "file" / "work")]) == 2

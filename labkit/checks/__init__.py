@@ -29,7 +29,7 @@ def check(number: str, answer: Any) -> Verdict:
         answer: what the exercise asks for, usually a function.
 
     Raises:
-        ValueError: there is no such exercise. The message names the exercises.
+        ValueError: there is no such exercise. The message names exercises.
         RuntimeError: too few GPUs are in use.
     """
     known = find(number)
@@ -72,15 +72,15 @@ def _at(error: BaseException, answer: Any) -> str:
     return f" ({line})" if line else ""
 
 
-def progress(lesson: str | None = None) -> Progress:
-    """Return which exercises of a lesson, such as "01", are right so far.
+def progress(lesson: str | int | None = None) -> Progress:
+    """Return which exercises of a lesson, such as "01" or 1, are right so far.
 
     Without a lesson, return the exercises of all lessons of which at least one was tried. Tries
     are kept in `.labkit/progress.json` beside the notebook, so they outlive the kernel.
 
     Raises ValueError for a lesson without exercises. The message names the lessons with exercises.
     """
-    chosen = sorted(attempts.tried()) if lesson is None else [lesson]
+    chosen = sorted(attempts.tried()) if lesson is None else [str(lesson).zfill(2)]
     numbers = [number for each in chosen for number in exercises(each)]
     if lesson is not None and not numbers:
         choices = ", ".join(sorted({known[:2] for known in exercises()}))
@@ -93,13 +93,16 @@ def progress(lesson: str | None = None) -> Progress:
 def find(number: str) -> Check:
     """Return the check of an exercise, such as "01.2".
 
-    Raises ValueError if there is no such exercise. The message names the exercises.
+    Raises ValueError if there is no such exercise. The message names the exercises of the lesson
+    that the number begins with, or else of all lessons.
     """
+    number = str(number)  # a learner may have written 5.1
     known = exercises(number[:2])
     if number not in known:
         known = with_variants(number[:2])
     if number not in known:
-        choices = ", ".join(exercises())
+        lesson = number.partition(".")[0].zfill(2)
+        choices = ", ".join(exercises(lesson) or exercises())
         raise ValueError(f"There is no exercise {number!r}. Choose one of these: {choices}.")
     return known[number]
 

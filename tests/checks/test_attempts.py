@@ -97,3 +97,8 @@ def test_an_unknown_lesson_is_named():
         ValueError, match="There is no lesson '99' with exercises. Choose one of these: 00, 01"
     ):
         labkit.progress("99")
+
+
+@pytest.mark.parametrize("lesson", ["1", 1])
+def test_a_lesson_may_be_named_without_zero(lesson):
+    assert str(labkit.progress(lesson)) == str(labkit.progress("01"))

@@ -57,6 +57,9 @@ def test_an_unknown_exercise_names_those_there_are():
         ValueError, match=r"no exercise '99\.9'. Choose one of these: 00\.1, 01\.1, .*01\.5"
     ):
         labkit.check("99.9", print)
+    for number in ("1.1", 1.1, "01.9"):
+        with pytest.raises(ValueError, match=r"Choose one of these: 01\.1, .*01\.5\.$"):
+            labkit.check(number, print)
     assert labkit.checks.exercises().keys() == {
         check.number for check in checks.exercises().values()
     }
