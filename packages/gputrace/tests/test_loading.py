@@ -63,6 +63,17 @@ def test_a_rank_s_step_is_that_of_its_gpu(trace_of):
     assert "takes 300 ms on the model's clock" in said
 
 
+@pytest.mark.parametrize(("workers", "its"), [(1, "Its worker"), (2, "Its 2 workers")])
+def test_workers_load_while_this_computer_does_the_work_of_virtual_gpus(trace_of, workers, its):
+    measured = computer((0.5, 0.0, 0.0))
+    loading = [replace(measured.loading[0], workers=workers)]
+    measured = replace(measured, loading=loading)
+    said = loading_sentence(trace_of([], badge="virtual GPU, modelled on paper"), measured)[1]
+    assert f". {its} loaded ahead while this computer did the work of the virtual GPU." in said
+    assert said.endswith("With num_workers=0 you see how long loading takes")
+    assert "ahead" not in loading_sentence(trace_of([]), measured)[1]
+
+
 def test_one_batch_has_no_step(trace_of):
     said = loading_sentence(trace_of([]), computer((0.5, 0.0, 0.0)))[1]
     assert said.endswith("(one call of the DataLoader's __next__ at train.py:3)")

@@ -53,7 +53,18 @@ def loading_sentence(trace: "TraceData", computer: "ComputerTime") -> tuple[str,
         share = typical / (typical + rest or 1.0)
         said += f". The rest of a step takes {units.time_text(rest)}{clock}. "
         said += f"Loading is {share:.0%} of both together"
+    if loading.workers and trace.is_virtual:
+        said += f". {loaded_ahead(loading.workers).removesuffix('.')}"
     return _titled("Loading a batch", computer), said
+
+
+def loaded_ahead(workers: int) -> str:
+    """Return what the time of a DataLoader with workers does not say about a real GPU."""
+    its = "Its worker" if workers == 1 else f"Its {workers} workers"
+    return (
+        f"{its} loaded ahead while this computer did the work of the virtual GPU. Beside a real "
+        "GPU a script may wait longer. With num_workers=0 you see how long loading takes."
+    )
 
 
 def _titled(title: str, computer: "ComputerTime") -> str:

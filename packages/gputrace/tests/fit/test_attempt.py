@@ -49,6 +49,35 @@ def test_it_ends_after_the_steps_and_tells_what_the_peak_consists_of(run, wish):
     assert outcome.line.startswith("train.py:")
 
 
+LOADS = """
+    import sys, torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Pictures(Dataset):
+        def __len__(self):
+            return 100
+        def __getitem__(self, index):
+            picture = torch.ones(16)
+            for _ in range(int(sys.argv[1])):
+                picture = picture + 1
+            return picture
+
+    model = torch.nn.Linear(16, 16).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(Pictures(), batch_size=2):
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_step_s_time_leaves_out_what_a_loader_computes_on_the_cpu(run, wish):
+    quick, slow = run(wish(LOADS, 0)), run(wish(LOADS, 500))
+    assert quick.step == slow.step
+    assert len(quick.loading) == quick.steps == 4
+    assert min(quick.loading) > 0 and quick.workers == 0
+
+
 def test_a_checkpoint_is_not_written_over(run, wish, tmp_path):
     checkpoint = tmp_path / "best.pt"
     checkpoint.write_text("of a real training")

@@ -86,6 +86,21 @@ def test_a_time_that_depends_on_the_gpu_alone_is_more_certain(
     assert gpus.rows[0][4:] == (f"1 s ± {getattr(profiles.load('H100'), error):.0%}", waits)
 
 
+@pytest.mark.parametrize(
+    ("loading", "workers", "told"),
+    [
+        ([0.5], 0, "500 ms on this computer, measured (one batch)."),
+        ([0.1, 0.3, 0.2], 0, "200 ms on this computer, measured (median of 3 batches)."),
+        ([0.5], 2, "Its 2 workers loaded ahead"),
+    ],
+)
+def test_the_page_says_how_long_loading_a_batch_took(monkeypatch, loading, workers, told):
+    outcome = Outcome(15 << 30, steps=4, step=0.1, idle=0.0, loading=loading, workers=workers)
+    run_by(monkeypatch, lambda wish: outcome)
+    _, remark, *_ = answer(WISH, ["T4"])
+    assert told in remark and '"a step takes" leaves it out.' in remark
+
+
 def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     gpus, parts, changes, notes = answer(WISH, ["T4", "H200"])
     t4, h200 = (f"{profiles.load(name).waiting_time_error:.0%}" for name in ("T4", "H200"))

@@ -131,6 +131,17 @@ def test_the_host_s_launches_and_waits_on_real_gpus_do_not_count():
     assert [(line.line, seconds) for line, seconds in found.lines] == [(7, 1.5), (8, 0.5)]
 
 
+def test_a_line_in_two_functions_is_one_line():
+    # In Python 3.11, a list comprehension is a function of its own.
+    codes = [compile(text, "/home/me/train.py", "exec") for text in ("x", "x + 1")]
+    clock = ComputerClock(lambda: 0.0)
+    for number, code in enumerate(codes):
+        clock._places[code, 1] = number + 1
+        clock._looks.extend((0.0, number + 1, 1.0))
+    ((line, seconds),) = clock.finish(NO_WAITS).lines
+    assert (line.location, seconds) == ("train.py:1", 2.0)
+
+
 def test_nothing_was_seen():
     assert ComputerClock(lambda: 0.0).finish(NO_WAITS).lines == []
 
@@ -162,6 +173,7 @@ def test_a_batch_takes_the_time_of_next(monkeypatch):
     assert loading.line.text == "for _ in DataLoader(Slow(now), batch_size=2):"
     assert loading.seconds == [0.5, 0.5]
     assert loading.asked == loading.received == [10.0, 11.0]
+    assert loading.workers == 0
     assert found.seconds == 1.0
     assert this_computer._BaseDataLoaderIter.__next__ is original
 

@@ -5,6 +5,7 @@ import resource
 import sys
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gputrace.events import StackTable
+from gputrace.events import SourceLine, StackTable
 from gputrace.fit.changes import ALL, CHANGES, Met
 from gputrace.fit.growth import StepMemory, growth_of, where_it_grows
 from gputrace.fit.made_up import IN_VAIN, MadeUp, advice_for, one_line, told, where
@@ -32,6 +33,7 @@ from gputrace.leaks import Leak
 from gputrace.phases import noted
 from gputrace.recording import record
 from gputrace.sources.clock import ClockSource
+from gputrace.sources.this_computer import Batch, loading_of, time_loaders
 from gputrace.spans import COPIES, KERNEL, Spans, chosen, seconds_of
 from gputrace.trace import Trace
 from gputrace.units import byte_text
@@ -104,6 +106,8 @@ class Measurement:
         for gpu in machine.gpus:
             gpu.allocator.listen(self._write_progress)
         origin = machine.clock.host
+        batches: dict[SourceLine, list[Batch]] = defaultdict(list)
+        time_loaders(batches, lambda: machine.clock.host, self._untimed)
         trace: Any = None
         try:
             # Memory is recorded from the start, and kernels from the first backward pass, because
@@ -133,7 +137,20 @@ class Measurement:
                 outcome.failed = told(error)
         self._explain(outcome)
         self._fill(outcome, trace, origin)
+        slowest = max(loading_of(batches), key=lambda loading: sum(loading.seconds), default=None)
+        if slowest is not None:
+            outcome.loading, outcome.workers = slowest.seconds, slowest.workers
         return outcome
+
+    @contextmanager
+    def _untimed(self) -> Iterator[None]:
+        """Let this thread's CPU operators take no time of the model, because a batch is loaded."""
+        selected = self._machine.selected
+        before, selected.untimed = selected.untimed, True
+        try:
+            yield
+        finally:
+            selected.untimed = before
 
     def is_over(self) -> None:
         """Ignore `stop` from now on, because the script has ended."""

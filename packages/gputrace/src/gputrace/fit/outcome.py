@@ -54,6 +54,9 @@ class Outcome:
         grows: where memory grows, in words.
         device: the number of the fullest GPU.
         by_device: the most bytes in use on each GPU, by its number.
+        loading: how long this computer took for each batch of the slowest line that takes batches
+            from a DataLoader.
+        workers: the number of this DataLoader's worker processes.
         processes: how many processes the script started, without those that load data.
     """
 
@@ -83,3 +86,5 @@ class Outcome:
     by_device: list[int] = field(default_factory=list)
     processes: int = 0
     others: int = 0
+    loading: list[float] = field(default_factory=list)
+    workers: int = 0

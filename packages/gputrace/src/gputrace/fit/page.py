@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from statistics import median
 
 from gputrace.fit.changes import ALL, CHANGES, SHARDINGS
 from gputrace.fit.growth import FOREVER, growth_of, varies
 from gputrace.fit.outcome import Outcome, Wish
 from gputrace.fit.processes import Runner, Start, afresh
+from gputrace.loading import loaded_ahead
 from gputrace.tables import Table
 from gputrace.units import byte_text, time_text
 from virtualgpu import machines, profiles
@@ -43,8 +45,8 @@ needs: the most of the GPU's memory that is in use: CUDA's context and all that 
    less. The error of steps that keep the GPU busy is smaller than that of steps in which it waits
    for the host for a tenth of the time or more. For other GPUs, single operators and 33 networks
    were compared. Their errors are at least those of the H200 and the H100.
-a step takes: without loading data, and without the script's other Python code. A step of a few
-   milliseconds may take 1 ms more.
+a step takes: without loading the batches of a DataLoader, and without the script's other Python
+   code. A step of a few milliseconds may take 1 ms more.
 the GPU waits for the host: the share of a step in which the GPU has nothing to do. The larger it
    is, the more the time depends on the host's speed. {host}
 sharding: over as few GPUs of one machine as it fits, up to 8. One of them ran, and the others are
@@ -99,9 +101,10 @@ def answer(
     needed |= _each(runner, without, ", if it had the memory", tell)
     yield _table(tried, needed, wish)
     tightest = max(names, key=lambda name: needed[name].used / tried[name].total)
-    remarks = _on_steps(tightest, needed[tightest])
-    if remarks:
-        yield remarks
+    # The first model's attempt ran alone, so nothing else of `fit` slowed down its loading.
+    for remarks in (_on_loading(tried[names[0]]), _on_steps(tightest, needed[tightest])):
+        if remarks:
+            yield remarks
     yield _parts(tightest, needed[tightest])
     steps = max(wish.steps, needed[tightest].steps)  # more than asked for, if memory grows
     wish = replace(wish, like=tightest, memory=ROOM, steps=steps)
@@ -193,6 +196,20 @@ def _how_it_ran(outcomes: list[Outcome], gpus: int) -> str:
         if len(lines) > SHOWN:
             said.append(f"   and {len(lines) - SHOWN} more")
     return "\n".join(said)
+
+
+def _on_loading(outcome: Outcome) -> str:
+    """Return how long loading a batch took as text, "" if no DataLoader loaded one."""
+    if not outcome.loading:
+        return ""
+    count = len(outcome.loading)
+    batches = "one batch" if count == 1 else f"median of {count} batches"
+    typical = time_text(median(outcome.loading))
+    said = f"Loading a batch took {typical} on this computer, measured ({batches}). "
+    said += '"a step takes" leaves it out.'
+    if outcome.workers:
+        said += f"\n{loaded_ahead(outcome.workers)}"
+    return said
 
 
 def _on_steps(name: str, outcome: Outcome) -> str:

@@ -196,6 +196,8 @@ def together(own: Outcome, others: list[Ended], context_bytes: int) -> Outcome:
         idle=stepped.idle,
         first=stepped.first,
         by_hand=stepped.by_hand,
+        loading=stepped.loading,
+        workers=stepped.workers,
         fits=all(each.fits for each in all_of_them),
         changed=any(each.changed for each in all_of_them),
         tries_algorithms=any(each.tries_algorithms for each in all_of_them),

@@ -12,10 +12,11 @@ import threading
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -31,6 +32,15 @@ SIGNAL: Any = getattr(signal, "SIGPROF", None)  # Windows has none
 NOWHERE = SourceLine("", 0, "")
 
 
+class Batch(NamedTuple):
+    """One batch of a DataLoader, with the attributes of `Loading`."""
+
+    seconds: float
+    asked: float
+    received: float
+    workers: int
+
+
 @dataclass(frozen=True, slots=True)
 class Loading:
     """The batches that a line of the user's took from a DataLoader.
@@ -38,12 +48,14 @@ class Loading:
     Attributes:
         seconds: the time of each call of the loader's `__next__`, on this computer's clock.
         asked, received: when each call began and ended, in seconds of the recording.
+        workers: the number of the loader's worker processes.
     """
 
     line: SourceLine
     seconds: list[float]
     asked: list[float]
     received: list[float]
+    workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,7 @@ class ComputerClock:
         # the look before.
         self._looks = array("d")
         self._places: dict[tuple[CodeType, int] | None, int] = {None: 0}
-        self._batches: dict[SourceLine, list[tuple[float, float, float]]] = defaultdict(list)
+        self._batches: dict[SourceLine, list[Batch]] = defaultdict(list)
         self._began = self._before = self._switch = 0.0
         self._running: Any = None  # a lock that is held while the thread asks
         self._undo: Callable[[], None] | None = None
@@ -87,7 +99,7 @@ class ComputerClock:
     def start(self) -> None:
         """Start to look, and to time DataLoaders."""
         self._switch = sys.getswitchinterval()
-        self._undo = self._time_loaders()
+        self._undo = time_loaders(self._batches, self._now)
         self._began = self._before = perf_counter()
         is_main = threading.current_thread() is threading.main_thread()
         if SIGNAL is None or not is_main or signal.getsignal(SIGNAL) != signal.SIG_DFL:
@@ -122,19 +134,18 @@ class ComputerClock:
         moments, places, taken = np.array(self._looks).reshape(-1, 3).T
         waited = np.diff(_covered(waits, np.concatenate([[0.0], moments])))
         sums = np.bincount(places.astype(int), np.maximum(0.0, taken - waited), len(self._places))
-        by_line: dict[SourceLine, float] = defaultdict(float)
+        # A line may be in several functions, such as that of a comprehension.
+        by_line: dict[tuple[str, int], tuple[SourceLine, float]] = {}
         for place, number in self._places.items():
             if place is not None and sums[number]:
                 code, line_number = place
-                line = SourceLine.read(code.co_filename, line_number, code.co_name)
-                by_line[line] += float(sums[number])
-        lines = sorted(by_line.items(), key=lambda item: -item[1])
-        loading = []
-        for line, batches in self._batches.items():
-            columns = map(list, zip(*batches, strict=True))
-            read = SourceLine.read(line.filename, line.line, line.function)
-            loading.append(Loading(read, *columns))
-        return ComputerTime(seconds, lines, loading)
+                key = code.co_filename, line_number
+                if key not in by_line:
+                    by_line[key] = SourceLine.read(*key, code.co_name), 0.0
+                line, before = by_line[key]
+                by_line[key] = line, before + float(sums[number])
+        lines = sorted(by_line.values(), key=lambda item: -item[1])
+        return ComputerTime(seconds, lines, loading_of(self._batches))
 
     def _ask(self, running: Any) -> None:
         """Ask the main thread for a look every 5 ms, until `stop` releases the lock."""
@@ -150,27 +161,49 @@ class ComputerClock:
         self._looks.extend((self._now(), place, now - self._before))
         self._before = now
 
-    def _time_loaders(self) -> Callable[[], None]:
-        """Time each batch of every DataLoader. Return the function that ends this."""
-        iterator: Any = _BaseDataLoaderIter
-        original = iterator.__next__
-        batches, now = self._batches, self._now
 
-        @functools.wraps(original)
-        def timed(loader: Any) -> Any:
-            began, asked = perf_counter(), now()
+def time_loaders(
+    batches: dict[SourceLine, list[Batch]],
+    now: Callable[[], float],
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Callable[[], None]:
+    """Time each batch of every DataLoader. Return the function that ends this.
+
+    Args:
+        batches: gets the batches of each line.
+        now: returns the seconds of the recording.
+        around: makes a context in which a batch is loaded.
+    """
+    iterator: Any = _BaseDataLoaderIter
+    original = iterator.__next__
+
+    @functools.wraps(original)
+    def timed(loader: Any) -> Any:
+        began, asked = perf_counter(), now()
+        with around():
             batch = original(loader)
-            taken, received = perf_counter() - began, now()
-            batches[source_lines.caller() or NOWHERE].append((taken, asked, received))
-            return batch
+        taken, received = perf_counter() - began, now()
+        line = source_lines.caller() or NOWHERE
+        batches[line].append(Batch(taken, asked, received, loader._num_workers))
+        return batch
 
-        iterator.__next__ = timed
+    iterator.__next__ = timed
 
-        def undo() -> None:
-            if iterator.__next__ is timed:  # otherwise somebody has wrapped it again
-                iterator.__next__ = original
+    def undo() -> None:
+        if iterator.__next__ is timed:  # otherwise somebody has wrapped it again
+            iterator.__next__ = original
 
-        return undo
+    return undo
+
+
+def loading_of(batches: dict[SourceLine, list[Batch]]) -> list[Loading]:
+    """Return what each line took from a DataLoader, with the text of the line."""
+    found = []
+    for line, taken in batches.items():
+        seconds, asked, received, workers = map(list, zip(*taken, strict=True))
+        read = SourceLine.read(line.filename, line.line, line.function)
+        found.append(Loading(read, seconds, asked, received, max(workers)))
+    return found
 
 
 def _covered(waits: np.ndarray, moments: np.ndarray) -> np.ndarray:
