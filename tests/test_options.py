@@ -105,6 +105,8 @@ def test_no_command_accepts_abbreviations(command, capsys):
         (["run"], "the following arguments are required: script"),
         (["run", "--"], "the following arguments are required: script"),
         (["run", "--fast", "s.py"], "unrecognized arguments: --fast"),
+        (["trace", "--outptu=x", "s.py"], "--outptu=x. Did you mean --output?"),
+        (["top", "--onec"], "labkit top: error: unrecognized arguments: --onec. Did you mean"),
         (["run", "--gpus"], "argument --gpus: expected one argument"),
         (["run", "--gpus", "--like", "T4", "s.py"], "argument --gpus: expected one argument"),
         (["trace", "--memory", "--", "s.py"], "argument --memory: expected one argument"),
@@ -160,7 +162,7 @@ def test_a_magic_prints_its_help_and_runs_nothing(shell, magic):
     ("line", "said"),
     [
         ("--fast", "unrecognized arguments: --fast"),
-        ("--he", "unrecognized arguments: --he"),
+        ("--he", "unrecognized arguments: --he. Did you mean --help?"),
         ("'", "No closing quotation"),
     ],
 )

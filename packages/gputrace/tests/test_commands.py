@@ -34,6 +34,17 @@ def python(*arguments: object, folder: Path) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["trace", "run"])
+def test_a_script_that_expects_torchrun_gets_advice(tmp_path, command):
+    (tmp_path / "ddp.py").write_text("import os\nrank = int(os.environ['LOCAL_RANK'])\n")
+    package = {"trace": "gputrace", "run": "virtualgpu"}[command]
+    arguments = [sys.executable, "-m", package, command, "ddp.py"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "If the script expects torchrun, use `labkit " in done.stderr.splitlines()[-1]
+
+
 def test_trace_writes_a_page_and_speaks_in_its_own_name(script, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(commands.__file__).parents[1]), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

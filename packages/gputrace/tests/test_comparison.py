@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gputrace
-from gputrace import Trace, commands
+from gputrace import Trace, commands, comparison
 from gputrace.peak import held_at_peak
 from gputrace.sources.this_computer import ComputerTime, Loading
 from virtualgpu.source_lines import SourceLine
@@ -75,7 +75,7 @@ def test_the_change_of_the_peak_is_that_of_the_lines(two):
     assert "The peak fell by 4 MiB" in found.finding
     [row] = found.memory.rows
     assert row[1:3] == ("4 MiB", "0 B") and row[4] == "y = x * 2"
-    assert row[0] == "train.py:5, before" and row[3].startswith("-4 MiB")
+    assert row[0] == "train.py:5, only before" and row[3].startswith("-4 MiB")
 
 
 def test_a_line_that_only_moved_did_not_change(two):
@@ -86,7 +86,7 @@ def test_a_line_that_only_moved_did_not_change(two):
 def test_time_is_compared_by_line_and_by_kernel(two):
     found = two[0].compare(two[1])
     lines = {row[-1]: row for row in found.lines.rows}
-    assert lines["y = x.mul_(2)"][0].endswith(", new")
+    assert lines["y = x.mul_(2)"][0].endswith(", only after")
     assert lines["y = x.mul_(2)"][1] == "0 µs" and lines["y = x.mul_(2)"][3].startswith("+")
     kernels = {row[0]: row for row in found.kernels.rows}
     assert kernels["mul_"][1] == "0 µs" and kernels["mul"][2] == "0 µs"
@@ -102,6 +102,21 @@ def test_a_trace_beside_itself_has_not_changed(two):
 def test_traces_of_memory_alone_are_compared(training):
     found = training.compare(training)
     assert found.lines is None and "peak of cuda:0" in repr(found)
+    assert "Times by line and by kernel are not compared" in found.finding
+
+
+def test_different_gpus_are_named_in_the_finding(trace_of):
+    both = [trace_of([], badge=f"virtual GPU, modelled on {name}") for name in ("a T4", "an L4")]
+    said = "The GPUs differ: before virtual GPU, modelled on a T4, after virtual GPU"
+    assert said in both[0].compare(both[1]).finding
+    assert "differ" not in both[0].compare(both[0]).finding
+
+
+def test_a_long_table_says_that_it_is_not_complete():
+    both = [{f"k{number}": 1.0 for number in range(30)}, {}]
+    table = comparison._table("Time", both, str, str)
+    assert len(table.rows) == comparison.MOST_ROWS
+    assert table.caption == "Time: 30 changed, 0 did not. These changed most: 20"
 
 
 def test_the_command_writes_the_page(two, tmp_path, capsys, monkeypatch):
@@ -121,9 +136,13 @@ def test_mistakes_are_refused(two, tmp_path, capsys, monkeypatch):
     assert commands.main(["trace", "--compare", "before.trace", "train.py"]) == 2
     assert commands.main(["trace", "--compare", "before.trace", "none.trace"]) == 2
     assert commands.main(["trace", "--compare", "before.trace", "after.trace", "train.py"]) == 2
+    several = ["--gpus", "2", "--no-values"]
+    assert commands.main(["trace", *several, "--compare", "before.trace", "after.trace"]) == 2
     assert commands.main(["trace"]) == 2
     told = capsys.readouterr().err
-    assert "train.py holds no trace" in told and "none.trace" in told
+    assert "train.py holds no trace. It is another kind of file" in told and "pickle" not in told
+    assert "none.trace: No such file or directory" in told and "Errno" not in told
+    assert "leave out --gpus, --no-values" in told
     assert "leave out train.py" in told and "name the script to run" in told
 
 

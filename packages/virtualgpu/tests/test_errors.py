@@ -247,6 +247,12 @@ def test_a_traceback_through_the_users_own_code_is_whole():
     assert calls(caught.value)[0] == calls(caught.value)[-1] == "test_errors.py"
 
 
+def test_an_out_of_memory_error_keeps_no_calls_of_the_kit_alive():
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.zeros(1 << 40, device="cuda")
+    assert caught.value.__context__ is None and caught.value.__cause__ is None
+
+
 @pytest.mark.slow
 def test_the_makers_of_the_kit_see_all_of_it():
     code = "import torch, virtualgpu\nvirtualgpu.use()\ntorch.zeros(1 << 40, device='cuda')"

@@ -137,8 +137,14 @@ def _trace(options: argparse.Namespace, name: str, prefers_virtual: Callable[[],
     except (ValueError, TypeError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return REFUSED
+    from virtualgpu.simulated_world import advising_torchrun
+
+    def run() -> None:
+        with advising_torchrun("`labkit trace --ranks 2 SCRIPT`"):
+            run_script(options.script, options.arguments, options.module)
+
     written = report.run_and_report(
-        lambda: run_script(options.script, options.arguments, options.module),
+        run,
         command_line(options),
         files,
         options.max_events,
@@ -154,11 +160,15 @@ def _compare(options: argparse.Namespace, name: str) -> int:
     from gputrace.trace import Trace
 
     try:
-        if options.script is not None:
-            raise ValueError(f"--compare runs no script: leave out {options.script}")
+        others = _given_beside_compare(options)
+        if others:
+            raise ValueError(f"--compare runs no script: leave out {', '.join(others)}")
         target = report.checked(options.output or "comparison.html")
         before, after = map(Trace.load, options.compare)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        print(f"{name}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return REFUSED
+    except ValueError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return REFUSED
     comparison = before.compare(after)
@@ -167,6 +177,25 @@ def _compare(options: argparse.Namespace, name: str) -> int:
     page = comparison.page((names[0], names[1]))
     written = report.write(lambda path: path.write_text(page, encoding="utf-8"), target, name)
     return 0 if written else 1
+
+
+def _given_beside_compare(options: argparse.Namespace) -> list[str]:
+    """Return the arguments that `--compare` would not use, as one types them."""
+    given = {
+        "--gpus": options.gpus,
+        "--like": options.like,
+        "--memory": options.memory,
+        "--no-values": not options.values,
+        "--host": options.host != "1",
+        "--chrome": options.chrome,
+        "--snapshot": options.snapshot,
+        "--save": options.save,
+        "--max-events": options.max_events != own_options.MAX_EVENTS,
+        "--no-timeline": options.no_timeline,
+        "--ranks": getattr(options, "ranks", None),  # an option of labkit's command
+        options.script: options.script,
+    }
+    return [name for name, value in given.items() if value]
 
 
 def _set_up(options: argparse.Namespace, name: str, prefers_virtual: Callable[[], bool]) -> None:

@@ -97,7 +97,13 @@ def _finding(before: "TraceData", after: "TraceData") -> str:
     """Return the change of the peak and of the time, in a sentence."""
     peak = _change("The peak", before.peak, after.peak, units.byte_text)
     time = _change("the time", before.end, after.end, units.time_text)
-    return f"{peak}, and {time}."
+    said = f"{peak}, and {time}."
+    if before.badge != after.badge:
+        said += f" The GPUs differ: before {before.badge}, after {after.badge}."
+    for when, trace in (("before", before), ("after", after)):
+        if trace.no_timeline:
+            said += f" Times by line and by kernel are not compared: {when}, {trace.no_timeline}."
+    return said
 
 
 def _change(
@@ -130,8 +136,10 @@ def _totals(before: "TraceData", after: "TraceData") -> Table:
     for name, spent, later in times:
         texts = units.time_text(spent), units.time_text(later), _diff(spent, later, signed_time)
         rows.append((name, *texts))
-    badges = dict.fromkeys([before.badge, after.badge])
-    return Table(("", "before", "after", "change"), tuple(rows), "; then ".join(badges))
+    caption = before.badge
+    if before.badge != after.badge:
+        caption = f"before: {before.badge}; after: {after.badge}"
+    return Table(("", "before", "after", "change"), tuple(rows), caption)
 
 
 class _Keys:
@@ -232,6 +240,8 @@ def _table(
     if keys is not None:
         header = ("line", "before", "after", "change", "source")
     caption += f": {len(changed)} changed, {len(changes) - len(changed)} did not"
+    if len(changed) > MOST_ROWS:
+        caption += f". These changed most: {MOST_ROWS}"
     return Table(header, tuple(rows), caption)
 
 
@@ -240,9 +250,9 @@ def _place(was: SourceLine | None, now: SourceLine | None) -> str:
     if NO_LINE in (was, now):
         return NONE_OF_YOURS
     if now is None:
-        return "" if was is None else f"{was.location}, before"
+        return "" if was is None else f"{was.location}, only before"
     if was is None:
-        return f"{now.location}, new"
+        return f"{now.location}, only after"
     if was.location != now.location:
         return f"{now.location}, before {was.location.rpartition(':')[2]}"
     return now.location

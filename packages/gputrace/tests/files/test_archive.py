@@ -96,6 +96,23 @@ def test_another_file_is_no_trace(tmp_path, write):
         Trace.load(tmp_path / "thing")
 
 
+def test_a_damaged_trace_says_so_and_another_file_gets_no_advice_of_numpy(machine, tmp_path):
+    with gputrace.record() as trace:
+        torch.zeros(1000, device="cuda")
+    trace.save(tmp_path / "good.trace")
+    whole = (tmp_path / "good.trace").read_bytes()
+    encrypted = bytearray(whole)
+    encrypted[whole.index(b"PK\x01\x02") + 8] |= 1  # a flag of the first file in the archive
+    for damaged in (whole[: len(whole) // 2], encrypted):
+        (tmp_path / "bad.trace").write_bytes(damaged)
+        with pytest.raises(ValueError, match="bad.trace holds no trace. It is damaged"):
+            Trace.load(tmp_path / "bad.trace")
+    (tmp_path / "train.py").write_text("import torch")
+    with pytest.raises(ValueError, match="It is another kind of file") as found:
+        Trace.load(tmp_path / "train.py")
+    assert "pickle" not in str(found.value)
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"missing\.trace"):
         Trace.load(tmp_path / "missing.trace")

@@ -216,7 +216,7 @@ def test_a_change_that_would_meet_nothing_is_not_run(monkeypatch):
 def test_bad_wishes_are_refused_before_anything_runs(runs):
     with pytest.raises(ValueError, match="no profile of a GPU named 'T5'. Choose one of T4, L4"):
         next(answer(WISH, ["T4", "T5"]))
-    with pytest.raises(ValueError, match="2 steps: expected 3 or more"):
+    with pytest.raises(ValueError, match="--steps 2: expected 3 or more"):
         next(answer(Wish("train.py", [], False, "T4", 2), ["T4"]))
     with pytest.raises(ValueError, match=r"host=0: give the time of the host"):
         next(answer(Wish("train.py", [], False, "T4", 4, host=0), ["T4"]))

@@ -175,7 +175,10 @@ class Gpu:
         except OutOfMemory as error:
             for observer in self.machine.oom_observers:
                 observer(self.index, nbytes, self.machine.total_memory, self.allocator.free_bytes())
-            raise torch.OutOfMemoryError(error.message) from None
+            message = error.message
+        # Raised in the `except` clause, the error would keep this function's callers alive, with
+        # their tensors, in its `__context__`.
+        raise torch.OutOfMemoryError(message)
 
     def scratch(self, sizes: Iterable[int]) -> None:
         """Allocate blocks of these sizes in bytes, and free them in reverse order.

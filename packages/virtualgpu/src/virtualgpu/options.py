@@ -5,11 +5,15 @@ script. Packages that build on this one declare their own options in the same wa
 """
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from virtualgpu import profiles
+
+
+ALIKE = 0.75  # how much a mistyped option is like the one that was meant, from 0 to 1
 
 
 class Option(NamedTuple):
@@ -109,10 +113,23 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the options. argparse does not see the script's arguments."""
+        """Parse the options. argparse does not see the script's arguments.
+
+        An unknown option is an error of this command, whose usage is shown.
+        """
         given = sys.argv[1:] if args is None else list(args)
-        if not self._runs_script:
-            return super().parse_known_args(given, namespace)
+        if self._runs_script:
+            found, unknown = self._parse_before_script(given, namespace)
+        else:
+            found, unknown = super().parse_known_args(given, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+        return found, unknown
+
+    def _parse_before_script(
+        self, given: list[str], namespace: argparse.Namespace | None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse the options before the script's name."""
         end = self._end_of_options(given)
         options, rest = given[:end], given[end:]
         if rest[:1] == ["--"]:
@@ -123,6 +140,15 @@ class CommandParser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args([*options, *script], namespace)
         found.arguments = rest[1:]
         return found, unknown
+
+    def _meant(self, unknown: list[str]) -> str:
+        """Return a question with the known options that are most like the unknown ones, or ""."""
+        alike = []
+        for argument in unknown:
+            name = argument.partition("=")[0]
+            if name.startswith("--"):
+                alike += difflib.get_close_matches(name, self._option_string_actions, 1, ALIKE)
+        return f". Did you mean {' '.join(alike)}?" if alike else ""
 
     def _end_of_options(self, given: list[str]) -> int:
         """Return the index of the first argument that is no option and no option's value."""

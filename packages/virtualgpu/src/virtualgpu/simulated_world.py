@@ -6,7 +6,8 @@ The other ranks do not exist. `virtualgpu.collectives.simulated` describes what 
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from virtualgpu.cluster import Cluster, parse_rate
@@ -82,6 +83,17 @@ def names_rank_variable(text: str) -> bool:
     """Return whether an error's text names a variable that torchrun gives each rank."""
     names = set(_environment(1, 0, 1))
     return not names.isdisjoint(re.findall(r"\w+", text))
+
+
+@contextmanager
+def advising_torchrun(advice: str) -> Iterator[None]:
+    """Add advice to an error of a script that expects the variables of torchrun."""
+    try:
+        yield
+    except Exception as error:
+        if names_rank_variable(str(error)):
+            error.add_note(f"If the script expects torchrun, use {advice}.")
+        raise
 
 
 def _environment(world: int, rank: int, per_node: int) -> dict[str, str]:

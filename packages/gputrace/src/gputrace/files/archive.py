@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -39,6 +40,19 @@ if TYPE_CHECKING:
 BY_DEVICE = ("allocated_at_end", "reserved_at_end", "totals")
 # The attributes that JSON can hold as they are.
 _PLAIN = ("used", *BY_DEVICE, "seconds", "lost", "error", "badge", "origin")
+# np.load returns an array from some other files, which leads to a TypeError. A changed byte can ask
+# for a compression or an encryption that zipfile does not have, which is a RuntimeError.
+_DAMAGE = (
+    ValueError,
+    KeyError,
+    EOFError,
+    TypeError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+_BEGINNING = b"PK\x03\x04"  # of every archive
+_ADVICE = "`trace --save` and `Trace.save` write a trace"
 _EVENT_COLUMNS = tuple(column.name for column in fields(Events))
 
 
@@ -85,9 +99,13 @@ def read(path: str | Path) -> dict[str, Any]:
             events = Events(**{name: stored[f"event_{name}"] for name in _EVENT_COLUMNS})
             execution = _execution(header, stored)
         plain = {name: header[name] for name in _PLAIN}
-    except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        # np.load returns an array from some other files, which leads to a TypeError.
-        raise ValueError(f"{path} holds no trace: {error}") from None
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # the file cannot be opened
+        why = "It is another kind of file"
+        if _begins_as_archive(path):
+            why = f"It is damaged, or another program wrote it ({error})"
+        raise ValueError(f"{path} holds no trace. {why}. {_ADVICE}") from None
     for name in BY_DEVICE:
         plain[name] = {int(device): nbytes for device, nbytes in plain[name].items()}
     plain["used"] = [tuple(row) for row in plain["used"]]
@@ -106,6 +124,12 @@ def read(path: str | Path) -> dict[str, Any]:
         "phases": [Phase(**phase) for phase in header["phases"]],
         "computers": [_computer(computer) for computer in header.get("computers", [])],
     }
+
+
+def _begins_as_archive(path: str | Path) -> bool:
+    """Return whether a file begins as an archive of NumPy does."""
+    with open(path, "rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
 
 
 def _computer(stored: dict[str, Any]) -> ComputerTime:

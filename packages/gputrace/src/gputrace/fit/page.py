@@ -88,7 +88,7 @@ def answer(
         profiles.load(name)
     if wish.steps < FEWEST:
         reason = "because the first one is not like the others"
-        raise ValueError(f"{wish.steps} steps: expected {FEWEST} or more, {reason}")
+        raise ValueError(f"--steps {wish.steps}: expected {FEWEST} or more, {reason}")
     machines.check_host(wish.host)
     told = f"{wish.script} runs for at least {wish.steps} steps on each GPU model. "
     tell(told + "Then each change is tried on the model that is closest to its limit.")
