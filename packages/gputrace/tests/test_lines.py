@@ -6,8 +6,9 @@ import torch
 import gputrace
 import virtualgpu
 from gputrace import figures as plots
+from gputrace import lines
 from gputrace.events import SourceLine
-from gputrace.lines import NO_LINE, signed
+from gputrace.lines import MOST_ROWS, NO_LINE, signed
 
 KiB, MiB = 1 << 10, 1 << 20
 HERE = SourceLine(__file__, 1, "test", "x = f()")
@@ -147,3 +148,10 @@ def test_an_empty_block_has_no_lines():
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (2 * KiB, "+2 KiB"), (-KiB, "-1 KiB")])
 def test_changes_have_a_sign(nbytes, text):
     assert signed(nbytes) == text
+
+
+def test_a_long_table_of_times_says_that_it_is_not_complete():
+    seconds = {(f"kernel {number}",): [1.0] for number in range(MOST_ROWS + 2)}
+    table = lines._times("kernel or copy", seconds, (), "virtual GPU")
+    assert len(table.rows) == MOST_ROWS
+    assert table.caption == "The devices' time by kernel or copy, the first 15 of 17, virtual GPU"

@@ -106,5 +106,5 @@ def test_the_table_says_that_it_is_measured():
     many = [(replace(PARSE, line=number), 0.1) for number in range(MOST_ROWS + 2)]
     long = lines_table(computer(lines=many, rank=2))
     assert len(long.rows) == MOST_ROWS
-    assert "rank 2" in long.caption and long.caption.endswith("and 2 more lines")
+    assert "rank 2" in long.caption and long.caption.endswith("the first 15 of 17 lines")
     assert lines_table(computer(lines=[])) is None

@@ -345,6 +345,29 @@ def test_time_is_told_by_line_and_by_kernel(card, target):
     assert by_kernel.index("mm") < by_kernel.index("fill")
 
 
+def test_a_table_without_rows_is_left_out(card, target):
+    def run():
+        kept.append(torch.empty(1000, device="cuda"))
+
+    kept: list[torch.Tensor] = []
+    page, _ = written(target, run)
+    assert "The devices' time by line" not in page.text and "cuda:0" in page.text
+
+
+def test_the_story_of_a_race_shows_code_as_code(card, target):
+    def run():
+        side = torch.cuda.Stream()
+        x = torch.ones(2048, 2048, device="cuda")
+        y = x @ x
+        with torch.cuda.stream(side):
+            y + 1
+
+    with pytest.warns(virtualgpu.RaceWarning):
+        written(target, run)
+    text = target.read_text("utf-8")
+    assert "<code>add</code> on stream 1 of cuda:0" in text and "`" not in text.split("<script>")[0]
+
+
 def test_files_for_other_viewers_are_written_too(card, target, tmp_path, capsys):
     files = {"--chrome": tmp_path / "ran.json", "--snapshot": tmp_path / "memory.pickle"}
     written(target, lambda: torch.ones(MiB, device="cuda"), files)

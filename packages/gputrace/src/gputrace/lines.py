@@ -141,9 +141,10 @@ def _times(
     for key in sorted(sums, key=lambda key: (-sums[key], key)):
         share = f"{sums[key] / whole:.0%}"
         rows.append((key[0], units.time_text(sums[key]), share, str(len(seconds[key])), *key[1:]))
-    caption = f"The devices' time by {what}, {badge}"
+    caption = f"The devices' time by {what}"
     if len(rows) > MOST_ROWS:
-        caption += f"; and {len(rows) - MOST_ROWS} more"
+        caption += f", the first {MOST_ROWS} of {len(rows)}"
+    caption += f", {badge}"
     return Table((what, "time", "share", "times", *source), tuple(rows[:MOST_ROWS]), caption)
 
 

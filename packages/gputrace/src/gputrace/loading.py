@@ -103,5 +103,5 @@ def lines_table(computer: "ComputerTime") -> Table | None:
     caption = f"{_titled('Time outside torch by line', computer)}, measured on this computer: "
     caption += f"the script took {took}"
     if len(computer.lines) > MOST_ROWS:
-        caption += f"; and {len(computer.lines) - MOST_ROWS} more lines"
+        caption += f". These are the first {MOST_ROWS} of {len(computer.lines)} lines"
     return Table(("line", "time", "share", "source"), tuple(rows), caption)

@@ -1,6 +1,8 @@
 """Templates of the HTML pages."""
 
+import re
 from functools import cache
+from html import escape
 from pathlib import Path
 
 import jinja2
@@ -17,5 +19,10 @@ def templates() -> jinja2.Environment:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    pages.filters |= {"bytes": units.byte_text, "time": units.time_text}
+    pages.filters |= {"bytes": units.byte_text, "time": units.time_text, "code": with_code}
     return pages
+
+
+def with_code(text: str) -> str:
+    """Return a text as HTML, with what is in backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

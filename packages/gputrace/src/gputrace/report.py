@@ -176,7 +176,7 @@ def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
             devices.append(device)
     times, ranks = [], []
     if not trace.no_timeline:
-        times = [_times(trace, devices), *times_of(trace)]
+        times = [_times(trace, devices), *(table for table in times_of(trace) if table.rows)]
         if trace.hosts:
             waits = waits_for_ranks(trace, collectives_of(trace))
             ranks = [table for table in (waits, hosts_table(trace)) if table is not None]

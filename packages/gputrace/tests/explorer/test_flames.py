@@ -38,6 +38,16 @@ def test_calls_are_wide_as_their_memory(trace_of):
     assert (unknown["name"], unknown["bytes"], unknown["yours"]) == (UNKNOWN, 2 * MIB, False)
 
 
+def test_code_that_runs_the_script_is_left_out(trace_of):
+    stacks = [
+        (),
+        (line("/home/me/train.py", 3, "<module>", "x = make()"), line("<string>", 6, "<module>")),
+    ]
+    rows = [(0.0, "segment_alloc", 100, 200), (0.1, "alloc", 100, 10, 0, 1, 0)]
+    (first,) = flame_of(trace_of(rows, stacks=stacks), 0)["calls"]
+    assert first["name"] == "train.py:3  x = make()"
+
+
 def test_small_calls_are_left_out(trace_of):
     stacks = [(), (line("/home/me/a.py", 1, "f", "f()"),), (line("/home/me/a.py", 2, "f", "g()"),)]
     rows = [

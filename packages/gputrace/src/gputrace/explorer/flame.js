@@ -56,6 +56,6 @@ class Flame {
 
   _described(call) {
     const share = (100 * call.bytes) / (this.tree.bytes || 1);
-    return `${call.name}: ${byteText(call.bytes)}, ${short(share)} % of the peak`;
+    return `${call.name}: ${byteText(call.bytes)}, ${short(share)}% of the peak`;
   }
 }

@@ -35,7 +35,8 @@ def _add(root: dict[str, Any], stack: Stack, nbytes: int) -> None:
     """Add the memory of one stack to all its calls."""
     root["bytes"] += nbytes
     calls = [line for line in reversed(stack) if line.function not in _MODULE_CALLS]
-    names = [(_name(line), is_users(line.filename)) for line in calls]
+    # Code without a text was given to `exec`, as the ranks of `torchrun` run a script.
+    names = [(_name(line), is_users(line.filename) and bool(line.text)) for line in calls]
     while any(yours for _, yours in names) and not names[0][1]:
         del names[0]  # what started the script
     names = names or [(UNKNOWN, False)]
