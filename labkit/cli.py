@@ -153,7 +153,7 @@ def _start_attempt(command: Sequence[str], output: int) -> Any:
 
     # One thread for each process, because as many processes as processors run at once.
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    return forkserver.popen(command, environment, output=output, with_caller=True)
+    return forkserver.popen(command, environment, output=output)
 
 
 def _trace_ranks(options: argparse.Namespace) -> int:

@@ -39,9 +39,7 @@ class ForkedKernel:
         command = [ipykernel_launcher.__file__, *arguments]
         with open(os.devnull, "wb") as nowhere:
             output = nowhere.fileno()
-            self._process = forkserver.popen(
-                command, env, output=output, with_caller=True, with_server=True
-            )
+            self._process = forkserver.popen(command, env, output=output, with_server=True)
         self.pid = self._process.pid
         self.poll = self._process.poll
         self.wait = self._process.wait

@@ -113,15 +113,15 @@ def _run(folder: str, timeout: float | None) -> int:
     torch = sys.modules.get("torch")
     threads = os.cpu_count() if torch is None else torch.get_num_threads()
     environment = rank_environment(folder) | {"OMP_NUM_THREADS": str(threads)}
-    with Path(folder, "output").open("wb") as output:
-        process = forkserver.popen(
-            [_PROGRAM, folder], environment, output=output.fileno(), with_caller=True
-        )
+    process = None
     try:
+        with Path(folder, "output").open("wb") as output:
+            process = forkserver.popen([_PROGRAM, folder], environment, output=output.fileno())
         return process.wait(timeout)
     finally:
-        kill_job(folder)
-        process.wait()
+        kill_job(folder)  # also if the start was interrupted
+        if process is not None:
+            process.wait()
 
 
 # In the process

@@ -27,12 +27,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from labkit.processes import messages
-from labkit.processes.supervision import JOB_VARIABLE, KIT, start_connected
+from labkit.processes.supervision import JOB_VARIABLE, KIT, end_with_parent, start_connected
 from virtualgpu.script import run_script
 
 # Bytes reserved for `JOB_VARIABLE` in the environment that the system shows of a copy.
@@ -114,12 +113,12 @@ def popen(
     *,
     output: int | None = None,
     pass_fds: Sequence[int] = (),
-    with_caller: bool = False,
     with_server: bool = False,
 ) -> "Forked | subprocess.Popen[bytes]":
     """Start `python -u *command` in its own session.
 
-    The process is a copy of the server. Where there can be no server, it is started afresh.
+    The process is a copy of the server, and is killed when the server ends. Where there can be no
+    server, it is started afresh, and has to end itself.
 
     Args:
         command: the path of a script of this kit, and its arguments.
@@ -127,15 +126,13 @@ def popen(
         output: the file descriptor for its output. Then the process has no input. By default it
             has the input and output of this process.
         pass_fds: file descriptors that it has open under the same numbers.
-        with_caller: whether to kill a copy when this process has ended. A process that is started
-            afresh has to end itself.
-        with_server: whether it may use the server of this process. Otherwise it starts its own
-            server when it needs one.
+        with_server: whether it may use the server of this process. Then the server does not end
+            before it, so it has to end itself. Otherwise it starts a server of its own if needed.
     """
     with open(os.devnull) as nothing:
         files = [0, 1, 2] if output is None else [nothing.fileno(), output, output]
         try:
-            return _server_for(env).fork(command, env, files, pass_fds, with_caller, with_server)
+            return _server_for(env).fork(command, env, files, pass_fds, with_server)
         except (OSError, EOFError):
             stdin, stdout, stderr = files
             return subprocess.Popen(
@@ -192,7 +189,6 @@ class _Server:
         env: dict[str, str],
         files: list[int],
         pass_fds: Sequence[int],
-        with_caller: bool,
         with_server: bool,
     ) -> Forked:
         """Fork a copy of the server. The arguments are those of `popen`.
@@ -206,7 +202,7 @@ class _Server:
         try:
             with theirs:
                 sent = [theirs.fileno(), folder, *files, *pass_fds, *line_of_copy]
-                socket.send_fds(self.line, [bytes([with_caller])], sent)
+                socket.send_fds(self.line, [b"fork"], sent)
             ours.settimeout(STARTING)
             pid = messages.receive(ours)
             # If this process is interrupted before it sends the request, the copy ends at once.
@@ -269,7 +265,7 @@ def _kind(env: dict[str, str]) -> Any:
 
 
 def end() -> None:
-    """End the server and the copies that may not outlive this process."""
+    """End the server and its copies."""
     global _server
     if _server is not None:
         _server.line.close()
@@ -310,59 +306,41 @@ if hasattr(os, "register_at_fork"):
 # The functions below run in the server.
 
 
-@dataclass
-class _Copy:
-    """A process that the server has forked.
-
-    Attributes:
-        pid: the number of the process.
-        ending: a file descriptor that is ready when the process has ended.
-        line: the connection to the process that asked for the copy. It is ready when that process
-            has closed it.
-        with_caller: whether to kill the copy when that process has ended.
-        has_ended: whether the copy has ended.
-        is_abandoned: whether nobody waits for its exit status any more.
-    """
-
-    pid: int
-    ending: int
-    line: int
-    with_caller: bool
-    has_ended: bool = False
-    is_abandoned: bool = False
-
-
 def _fork_on_request(line: socket.socket) -> list[int]:
     """Fork whenever a process asks for it. Return only in a copy, with the files for the copy."""
-    copies: dict[int, _Copy] = {}
+    # For each running copy, a file descriptor that is ready when the copy has ended, the copy's
+    # number, and the connection to the process that asked for it.
+    running: dict[int, tuple[int, int]] = {}
     poll = select.poll()
     poll.register(line, select.POLLIN)
     while True:
-        for fd, _ in poll.poll():
-            if fd in copies:
-                poll.unregister(fd)
-                _follow(fd, copies.pop(fd))
+        for ready, _ in poll.poll():
+            if ready in running:
+                poll.unregister(ready)
+                os.close(ready)
+                pid, caller = running.pop(ready)
+                _send(caller, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                os.close(caller)
                 continue
-            asked, fds, _, _ = socket.recv_fds(line, 1, 64)
+            asked, fds, _, _ = socket.recv_fds(line, 4, 64)
             if not asked:  # every process that used this server has ended
-                _kill_with_callers(copies.values())
                 os._exit(0)
-            pid = _fork()
-            if pid == 0:
-                for other in {line.detach(), *copies}:
-                    os.close(other)
+            forked = _fork()
+            if forked == 0:
+                line.close()
+                for ending, (_, caller) in running.items():
+                    os.close(ending)
+                    os.close(caller)
                 return fds
-            if pid is None:
-                for sent in fds:  # the closed connection tells the caller that there is no copy
-                    os.close(sent)
-                continue
             for sent in fds[1:]:
                 os.close(sent)
-            copy = _Copy(pid, os.pidfd_open(pid), fds[0], with_caller=bool(asked[0]))
-            _send(copy.line, pid)
-            copies |= {copy.ending: copy, copy.line: copy}
-            poll.register(copy.ending, select.POLLIN)
-            poll.register(copy.line, 0)  # only for its end, because the copy reads what is sent
+            if forked is None:
+                os.close(fds[0])  # which tells the caller that there is no copy
+                continue
+            _send(fds[0], forked)
+            ending = os.pidfd_open(forked)
+            running[ending] = forked, fds[0]
+            poll.register(ending, select.POLLIN)
 
 
 def _load(modules: Sequence[str]) -> None:
@@ -387,31 +365,6 @@ def _fork() -> int | None:
         if len(os.listdir("/proc/self/task")) == 1:
             return os.fork()
     return None
-
-
-def _kill_with_callers(copies: Iterable[_Copy]) -> None:
-    """Kill the copies that may not outlive the processes that asked for them."""
-    for copy in copies:
-        if copy.with_caller and not copy.has_ended:
-            os.kill(copy.pid, signal.SIGKILL)
-
-
-def _follow(fd: int, copy: _Copy) -> None:
-    """Handle the end of a copy, or of the connection to the process that asked for it."""
-    if fd == copy.ending:
-        copy.has_ended = True
-        ended = os.waitid(os.P_PID, copy.pid, os.WEXITED | os.WNOWAIT)
-        if ended is not None and not copy.is_abandoned:
-            exited = ended.si_code == os.CLD_EXITED
-            _send(copy.line, ended.si_status if exited else -ended.si_status)
-    else:
-        copy.is_abandoned = True
-        _kill_with_callers([copy])
-    os.close(fd)
-    if copy.has_ended and copy.is_abandoned:
-        # Not earlier: the system would give the number to another process, while the caller may
-        # still send it a signal.
-        os.waitpid(copy.pid, 0)
 
 
 def _send(line: int, number: int) -> None:
@@ -441,6 +394,8 @@ def _become(fds: list[int], job: int) -> list[str]:
         os.close(files.pop(0))
     if files:  # this process may use the server too
         _server = _Server(socket.socket(fileno=files[0]))
+    else:
+        end_with_parent()
     os.fchdir(folder)
     os.close(folder)
     os.environ.clear()

@@ -26,6 +26,7 @@ import psutil
 JOB_VARIABLE = "LABKIT_ISOLATED"
 # The folder from which this kit is imported.
 KIT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 KILLING = 10.0  # seconds for the system to end a process that was killed
 LOOK = 0.05  # seconds between looks at a process that has closed its connections
 KEPT = 512 << 10  # bytes kept of the beginning of an output, and of its end
@@ -155,6 +156,12 @@ def kill_job(folder: str) -> None:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(0.001)
+
+
+def end_with_parent() -> None:
+    """Let Linux kill this process when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_caller(connection: socket.socket, folder: str) -> None:

@@ -167,7 +167,7 @@ def _fork_ranks() -> None:
         # The command differs if it binds the rank to a processor, or uses another Python.
         if args[:3] != (sys.executable, "-u", _RANK):
             return start_afresh(self, args, env)
-        return forkserver.popen(args[2:], env, with_caller=True)
+        return forkserver.popen(args[2:], env)
 
     SubprocessHandler._popen = popen  # type: ignore[method-assign]
 

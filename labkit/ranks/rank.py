@@ -3,7 +3,6 @@
 It connects to the process that waits for the ranks. Then it runs the script as Python would.
 """
 
-import ctypes
 import faulthandler
 import fcntl
 import json
@@ -23,7 +22,7 @@ from typing import Any
 # Import this kit, even if another one is installed.
 sys.path.insert(0, str(Path(__file__).absolute().parents[2]))
 from labkit.processes import messages
-from labkit.processes.supervision import end_before_others, leave
+from labkit.processes.supervision import end_before_others, end_with_parent, leave
 from virtualgpu.cluster import Cluster
 from virtualgpu.commands import set_up_for_times
 from virtualgpu.driver import running, smi
@@ -32,7 +31,6 @@ from virtualgpu.script import run_script
 
 sys.path.pop(0)
 
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 HEARD = 10.0  # seconds for the process that waits to take the report of an error
 HIGH = 512  # a file descriptor above those of the connections between ranks
 
@@ -43,7 +41,8 @@ def main(folder: str) -> None:
     Its output goes to the folder's socket. So does a report of how it ended, with the plain data in
     its variable `result`.
     """
-    _end_with_torchrun()
+    end_with_parent()  # which is torchrun or the fork server
+    end_before_others()
     reports = _connect(folder, "reports")
     with _connect(folder, "output") as output:
         for stream in (1, 2):
@@ -109,16 +108,6 @@ def _traced(folder: str, asked: bool) -> Iterator[None]:
             yield
     finally:
         trace.save(os.path.join(folder, f"trace-{os.getpid()}.npz"))
-
-
-def _end_with_torchrun() -> None:
-    """Let Linux kill this process when its parent ends, which is torchrun or the fork server.
-
-    When memory runs out, Linux kills this process before a notebook's.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    end_before_others()
 
 
 def _connect(folder: str, purpose: str) -> socket.socket:

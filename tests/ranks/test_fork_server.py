@@ -42,9 +42,7 @@ def test_a_process_can_be_found_by_its_job_as_soon_as_it_is_started(script, tmp_
         folder = str(tmp_path / f"job{number}")
         started.append(
             forkserver.popen(
-                [str(script("import time\ntime.sleep(100)"))],
-                rank_environment(folder),
-                with_caller=True,
+                [str(script("import time\ntime.sleep(100)"))], rank_environment(folder)
             )
         )
         assert [process.pid for process in processes_of(folder)] == [started[-1].pid]
@@ -222,7 +220,7 @@ import os
 from labkit.processes import forkserver
 from labkit.processes.supervision import rank_environment
 folder = os.getcwd()
-print(forkserver.popen([{path!r}], rank_environment(folder), with_caller=True).pid, flush=True)
+print(forkserver.popen([{path!r}], rank_environment(folder)).pid, flush=True)
 sys.stdin.readline()
 """
 
