@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 
 class Followed:
@@ -41,10 +42,9 @@ class Followed:
 
     def _called(self, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call the function, compare the state, and return the result, which is followed, too."""
-        settings = _settings()
-        look = self._look((given, named))
+        before = _Before((given, named))
         result = function(*given, **named)
-        self._compare(settings, look)
+        self._compare(before)
         return self._returned(result)
 
     def _returned(self, result: Any) -> Any:
@@ -57,84 +57,70 @@ class Followed:
 
             return followed
         if isinstance(result, nn.Module):
-            begun: dict[int, Any] = {}  # by thread, because DataParallel has a thread for each GPU
+            begun: dict[int, _Before] = {}  # by thread: DataParallel has one for each GPU
 
             def begin(module: nn.Module, given: Any) -> None:
-                begun[threading.get_ident()] = _settings(), self._look((module, given))
+                begun[threading.get_ident()] = _Before((module, given))
 
             result.register_forward_pre_hook(begin)
-            result.register_forward_hook(
-                lambda *_: self._compare(*begun.pop(threading.get_ident()))
-            )
+            result.register_forward_hook(lambda *_: self._compare(begun.pop(threading.get_ident())))
         return result
 
-    def _look(self, value: Any) -> Callable[[], str]:
-        """Note the state of an argument, and return a function that compares it later.
-
-        The function returns a sentence about the first change, "" if there is none. It keeps no
-        tensor alive.
-        """
-        if isinstance(value, nn.Module):
-            return _look_at_module(value, self._alters)
-        if isinstance(value, torch.Tensor):
-            return self._look_at_tensor(value)
-        if isinstance(value, list | tuple | dict):
-            return self._look_at_container(value)
-        return str  # str() is "", so no change is found
-
-    def _look_at_tensor(self, value: torch.Tensor) -> Callable[[], str]:
-        before = _state(value)
-        reference = weakref.ref(value)
-        first = 1 if "values" in self._alters else 0  # the first part changes with the values
-
-        def again() -> str:
-            tensor = reference()
-            if tensor is None or _state(tensor)[first:] == before[first:]:
-                return ""
-            return _GIVEN.format("a tensor")
-
-        return again
-
-    def _look_at_container(self, value: Any) -> Callable[[], str]:
-        keys, elements = _parts(value)
-        looks = [self._look(element) for element in elements]
-        references = [_reference(element) for element in elements]
-        del elements  # it would keep tensors alive
-
-        def is_same() -> bool:
-            keys_now, now = _parts(value)
-            if keys_now != keys or len(now) != len(references):
-                return False
-            pairs = zip(references, now, strict=True)
-            return all(reference() is element for reference, element in pairs)
-
-        def again() -> str:
-            if "values" not in self._alters and not is_same():
-                return _GIVEN.format(f"a {type(value).__name__}")
-            for look in looks:
-                sentence = look()
-                if sentence:
-                    return sentence
-            return ""
-
-        return again
-
-    def _compare(self, settings: dict[str, Any], look: Callable[[], str]) -> None:
+    def _compare(self, before: "_Before") -> None:
         """Note a sentence about the first setting or argument that has changed."""
-        now = _settings()
-        for name, before in settings.items():
-            if now[name] != before:
-                self.left.append(
-                    f"after your function, {name} is {now[name]} for all that follows; "
-                    f"it was {before}."
-                )
-                return
-        sentence = look()
+        sentence = before.change(self._alters)
         if sentence:
             self.left.append(sentence)
 
 
 _GIVEN = "your function changed {} that it was given. Leave it as it was."
+
+
+class _Before:
+    """PyTorch's settings and the arguments of a call, as they were before the call.
+
+    It keeps no tensor of a list or dict alive.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self._settings = _settings()
+        leaves, self._structure = tree_flatten(given)
+        self._leaves = [_reference(leaf) for leaf in leaves]
+        self._tensors = [
+            (weakref.ref(leaf), _state(leaf)) for leaf in leaves if isinstance(leaf, torch.Tensor)
+        ]
+        self._models = [(leaf, _ModelState(leaf)) for leaf in leaves if isinstance(leaf, nn.Module)]
+
+    def change(self, alters: tuple[str, ...]) -> str:
+        """Return a sentence about the first change, "" if there is none."""
+        now = _settings()
+        for name, before in self._settings.items():
+            if now[name] != before:
+                return (
+                    f"after your function, {name} is {now[name]} for all that follows; "
+                    f"it was {before}."
+                )
+        if "values" not in alters and not self._has_same_elements():
+            return _GIVEN.format("a list or dict")
+        first = 1 if "values" in alters else 0  # the first part changes with the values
+        for reference, state in self._tensors:
+            tensor = reference()
+            if tensor is not None and _state(tensor)[first:] != state[first:]:
+                return _GIVEN.format("a tensor")
+        for model, state_of_model in self._models:
+            sentence = _change_of_model(model, state_of_model, _ModelState(model), alters)
+            if sentence:
+                return sentence
+        return ""
+
+    def _has_same_elements(self) -> bool:
+        """Return whether the lists, tuples and dicts of the arguments have the same elements."""
+        leaves, structure = tree_flatten(self._given)
+        if structure != self._structure:
+            return False
+        pairs = zip(self._leaves, leaves, strict=True)
+        return all(reference() is leaf for reference, leaf in pairs)
 
 
 def _settings() -> dict[str, Any]:
@@ -197,24 +183,11 @@ def _version(tensor: torch.Tensor) -> int | None:
     return tensor._version
 
 
-def _parts(value: Any) -> tuple[list[Any], list[Any]]:
-    """Return the keys of a dict (none for a list or tuple), and the elements."""
-    if isinstance(value, dict):
-        return list(value), list(value.values())
-    return [], list(value)
-
-
 def _reference(value: Any) -> Callable[[], Any]:
     """Return a function that returns the value. It does not keep a tensor alive."""
     if isinstance(value, torch.Tensor):
         return weakref.ref(value)
     return lambda: value
-
-
-def _look_at_module(model: nn.Module, alters: tuple[str, ...]) -> Callable[[], str]:
-    """Note the state of a model, and return a function that compares it later, as `_look` does."""
-    before = _ModelState(model)
-    return lambda: _change_of_model(model, before, _ModelState(model), alters)
 
 
 class _ModelState:

@@ -55,10 +55,10 @@ def test_settings_for_all_that_follows(said):
 
 
 GIVEN = {
-    "changed a list": (lambda: [3, 1, 2], lambda given: given.sort()),
-    "changed a dict": (lambda: {"a": 1}, lambda given: given.pop("a")),
+    "changed a list or dict": (lambda: [3, 1, 2], lambda given: given.sort()),
+    "a list or dict that": (lambda: {"a": 1}, lambda given: given.pop("a")),
     "changed a tensor": (lambda: torch.ones(2, device="cuda"), lambda given: given.mul_(2)),
-    "changed a list that": (
+    "changed a list or dict that": (
         lambda: [torch.ones(2)],
         lambda given: given.append(given.pop().clone()),
     ),
@@ -84,7 +84,7 @@ def test_what_was_given(said):
 @pytest.mark.parametrize(
     ("said", "alters"),
     [
-        ("changed a list", "values"),
+        ("changed a list or dict", "values"),
         ("changed the model's weights", "values"),
         ("left 1 hook(s) behind", "hooks"),
     ],
