@@ -191,6 +191,14 @@ def in_use() -> GPUsInUse:
     return used
 
 
+def synchronize() -> None:
+    """Wait for all work on the GPUs in use."""
+    import torch
+
+    for index in range(in_use().count):
+        torch.cuda.synchronize(index)
+
+
 def races() -> "list[Race]":
     """Return the races that were found so far on the virtual GPUs in use.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import labkit
 from gpulessons.lesson_04.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 from labkit import machine
 from labkit.checks.checking import (
@@ -24,7 +25,6 @@ from labkit.checks.checking import (
     wrong_type,
 )
 from labkit.checks.comparing import near
-from labkit.labs.timing import host_seconds
 
 CYCLES = 1_000_000  # of a GPU's clock, about half a millisecond, which is much longer than a launch
 
@@ -265,7 +265,8 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
         seconds: list[list[float]] = [[], []]
         for _ in range(tries):
             for times, run in zip(seconds, (step, _known), strict=True):
-                times.append(host_seconds(partial(run, first, second, x, splits), gpus=2))
+                work = partial(run, first, second, x, splits)
+                times.append(labkit.seconds(work, repeats=1, warm_up=0))
     return observed | {"seconds": [min(times) for times in seconds]}
 
 

@@ -30,7 +30,6 @@ from gputrace.figures.figure import (
 from labkit import machine
 from labkit.labs.experiment import Row
 from labkit.labs.figures import badged, in_style
-from labkit.labs.timing import synchronize
 
 COLOURS = {FORWARD: BLUE, BACKWARD: ORANGE}
 INK = {FORWARD: "white", BACKWARD: "black"}
@@ -52,7 +51,7 @@ def record_work(stages: Sequence[nn.Module], step: Callable[[], object]) -> list
     """
     gpus = [_gpu_of(stage) for stage in stages]
     step()  # the first step also takes memory and loads kernels
-    synchronize(machine.in_use().count)
+    machine.synchronize()
     held = [torch.cuda.memory_allocated(gpu) for gpu in gpus]
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
@@ -60,7 +59,7 @@ def record_work(stages: Sequence[nn.Module], step: Callable[[], object]) -> list
     watched = [_Watched(gpu) for gpu in gpus]
     with _watching(stages, watched):
         step()
-    synchronize(machine.in_use().count)
+    machine.synchronize()
     rows: list[Row] = []
     for index, passes in enumerate(watched):
         if not passes.marks:

@@ -25,7 +25,6 @@ from labkit.experiments.progress_bar import ProgressBar
 from labkit.experiments.result import Result
 from labkit.experiments.result_data import Failure, Row, unit_of
 from labkit.labs.experiment import Run, checked_count
-from labkit.labs.timing import synchronize
 
 CLOCK_DIGITS = 12  # later digits are rounding errors of the clock's differences
 LONGEST_ERROR = 100  # characters of an error message that are shown
@@ -83,10 +82,10 @@ def seconds(step: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> f
     times = []
     with _only_this_thread():
         for _ in range(warm_up + repeats):
-            synchronize(used.count)
+            machine.synchronize()
             start = used.host_time()
             _check_that_it_ran(step())
-            synchronize(used.count)
+            machine.synchronize()
             times.append(used.host_time() - start)
     return round(median(times[warm_up:]), CLOCK_DIGITS)
 

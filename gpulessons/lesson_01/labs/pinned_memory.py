@@ -1,8 +1,9 @@
 """Measure and draw the speed of copies between host and device, from pageable and pinned memory."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from labkit.labs.experiment import Result, Row, Run, badge, checked_count, check
 from labkit.labs.figures import SAME, add_line, finished, hollow, in_style, sources
 from labkit.labs.panel import ExperimentPanel
 from labkit.labs.predictions import compared_as_factor, stays_open
-from labkit.labs.timing import event_seconds
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
@@ -76,7 +76,8 @@ def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
             # Write the tensor: the operating system provides its pages only when they are touched.
             host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(1)
             for direction, target, source in (("h2d", device, host), ("d2h", host, device)):
-                seconds = event_seconds(partial(target.copy_, source, non_blocking=pinned), repeats)
+                copy = partial(target.copy_, source, non_blocking=pinned)
+                seconds = _event_seconds(copy, repeats)
                 yield {
                     "size": size,
                     "memory": memory,
@@ -85,6 +86,20 @@ def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
                     "bytes_per_second": size / seconds,
                 }
             del host, target, source  # Free this host memory before the next is allocated.
+
+
+def _event_seconds(copy: Callable[[], object], repeats: int) -> float:
+    """Return the median of the seconds between two CUDA events around a copy, after a warm-up."""
+    times = []
+    for _ in range(1 + repeats):
+        before = torch.cuda.Event(enable_timing=True)
+        after = torch.cuda.Event(enable_timing=True)
+        before.record()
+        copy()
+        after.record()
+        torch.cuda.synchronize()
+        times.append(before.elapsed_time(after) / 1e3)
+    return median(times[1:])
 
 
 # The figure

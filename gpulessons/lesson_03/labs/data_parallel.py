@@ -1,13 +1,13 @@
 """Measure and draw how much faster nn.DataParallel makes a training step on several GPUs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import torch
 from matplotlib.axes import Axes
 from torch import nn
 
+import labkit
 from gpulessons.networks import linear_layers
 from gputrace import units
 from gputrace.figures.figure import (
@@ -26,7 +26,6 @@ from labkit.labs.experiment import Result, Row, Run, badge, checked_count, check
 from labkit.labs.figures import SAME, add_line, finished, hollow, in_style, sources
 from labkit.labs.panel import ExperimentPanel
 from labkit.labs.predictions import compared_as_factor, stays_open
-from labkit.labs.timing import host_seconds
 
 MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # (width in neurons, rows of a batch)
 ASKED = "large"  # the model for which learners predict
@@ -95,7 +94,7 @@ def _points(
 
 def _step_seconds(width: int, batch: int, gpus: int, repeats: int) -> float:
     step = _prepared(width, batch, gpus)
-    return median(host_seconds(step, gpus) for _ in range(repeats))
+    return labkit.seconds(step, repeats, warm_up=0)
 
 
 def _prepared(width: int, batch: int, gpus: int) -> Callable[[], None]:
