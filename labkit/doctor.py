@@ -6,7 +6,6 @@ It says what the machine has, what the kit will run on, and what to do about any
 import os
 import platform
 import re
-import sys
 import warnings
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -18,7 +17,6 @@ from labkit.machine import virtual_by_default
 from virtualgpu.host_memory import host_memory
 
 GIB = 1 << 30
-PYTHON = (3, 11)
 # The oldest version that works of each package that the lessons use, "" for any version. A test
 # compares this table with pyproject.toml.
 LESSONS_NEED = {
@@ -62,7 +60,7 @@ class Facts:
 
     Attributes:
         system: the operating system, the processor and the number of cores, as text.
-        python: the version of Python.
+        python: the version of Python, as text.
         memory: how many bytes this process may use. The limit of a container counts.
         available: how many of these bytes are free now.
         limited: whether `memory` is the limit of a container.
@@ -76,7 +74,7 @@ class Facts:
     """
 
     system: str
-    python: tuple[int, ...]
+    python: str
     memory: int
     available: int
     limited: bool
@@ -117,7 +115,7 @@ def gather() -> Facts:
     cores = os.cpu_count()
     return Facts(
         system=f"{platform.system()} {platform.release()}, {platform.machine()}, {cores} cores",
-        python=sys.version_info[:3],
+        python=platform.python_version(),
         memory=memory,
         available=available,
         limited=limited,
@@ -176,11 +174,7 @@ def ask_torch() -> Torch | None:
 
 def advise(facts: Facts) -> list[Advice]:
     """Return what to do, the most important first."""
-    advice = []
-    if facts.python < PYTHON:
-        text = f"Python 3.11 or newer is needed. Install one, then {_remedy(facts, 'the kit')}."
-        advice.append(Advice(text, blocking=True))
-    advice += _about_packages(facts)
+    advice = _about_packages(facts)
     if facts.torch is not None:
         advice += _about_gpus(facts, facts.torch)
     if 0 < facts.available < COMFORT:
@@ -193,8 +187,6 @@ def _remedy(facts: Facts, package: str, least: str = "") -> str:
     """Return how to install a package, or a newer version of it."""
     if facts.clone:
         return "run `make clean`, then `make lab`"
-    if package == "the kit":
-        return "install the kit there"
     if least:
         package = f"{package}>={least}"
     return f"run `pip install --upgrade '{package}'`"
@@ -291,7 +283,7 @@ def _machine_rows(facts: Facts) -> list[str]:
         build = "does not load"
     rows = {
         "system": facts.system,
-        "Python": ".".join(map(str, facts.python)),
+        "Python": facts.python,
         "memory": memory,
         "PyTorch": build,
     }

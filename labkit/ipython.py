@@ -10,7 +10,6 @@ no working `terminate`, and continues.
 import contextlib
 import gc
 import multiprocessing
-import sys
 import time
 from multiprocessing import pool
 from typing import Any
@@ -150,5 +149,4 @@ class TorchrunMagic(Magics):
 def load(shell: Any) -> None:
     """Add the magic to an IPython shell, and end the children of interrupted cells from now on."""
     shell.register_magics(TorchrunMagic)
-    if sys.platform != "win32":  # Windows has no forks, and interrupts only the kernel
-        shell.events.register("post_run_cell", end_children)
+    shell.events.register("post_run_cell", end_children)

@@ -1,7 +1,6 @@
 """An interrupted cell's children end, also one that nobody knows of."""
 
 import multiprocessing
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -107,7 +106,6 @@ def test_the_next_child_starts_as_before():
     child.join()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="an interrupt is the kernel's alone there")
 def test_use_looks_after_a_notebook():
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))

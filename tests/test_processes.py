@@ -58,7 +58,6 @@ print([any("libtorch" in mapped.path for mapped in server.memory_maps()) for ser
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot fork")
 def test_a_forked_server_has_what_its_process_had_before_and_nothing_later():
     told = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=280, check=True

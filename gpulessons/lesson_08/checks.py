@@ -79,8 +79,6 @@ def observe_copies(shared_copy: Any, cases: Plain) -> Plain:
 
 def _seen_from_fork(tensor: torch.Tensor) -> bool:
     """Return whether this process sees what a forked child writes into the tensor."""
-    if not hasattr(os, "fork"):
-        return tensor.is_shared()
     first = ctypes.c_uint8.from_address(tensor.data_ptr())
     before = first.value
     with warnings.catch_warnings():

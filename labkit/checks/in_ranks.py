@@ -89,8 +89,6 @@ def _patience() -> float:
     On a busy machine, ranks also wait for a processor. There the limit grows with the number of
     processes that want each processor.
     """
-    if not hasattr(os, "getloadavg"):  # Windows
-        return PATIENCE
     wanted = os.getloadavg()[0] / (os.cpu_count() or 1)
     return PATIENCE * min(max(wanted, 1.0), MOST_STRETCHED)
 

@@ -21,14 +21,9 @@ PRELOADED = ["labkit.processes.preload", "virtualgpu.preload"]  # what the serve
 
 
 def context() -> BaseContext:
-    """Return the context that makes children, queues and pipes.
-
-    It is `forkserver`, or `spawn` on a system that cannot fork.
-    """
+    """Return the context that makes children, queues and pipes."""
     import torch.multiprocessing  # not every process that imports this module needs torch
 
-    if "forkserver" not in torch.multiprocessing.get_all_start_methods():
-        return torch.multiprocessing.get_context("spawn")
     chosen = torch.multiprocessing.get_context("forkserver")
     # This has no effect if a server is already running.
     chosen.set_forkserver_preload(PRELOADED)

@@ -299,8 +299,7 @@ def _forget_server() -> None:
 
 
 atexit.register(end)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_server)
+os.register_at_fork(after_in_child=_forget_server)
 
 
 # The functions below run in the server.

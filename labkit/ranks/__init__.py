@@ -144,8 +144,6 @@ def cell_request(
 
     The arguments are those of `torchrun`. Raises ValueError or TypeError if one is not allowed.
     """
-    if os.name != "posix":
-        raise NotImplementedError("labkit.torchrun works on Linux and macOS, not on this system")
     simulated = None
     if simulate is not None:
         _refuse_options_of_several_ranks(ranks, max_restarts, devices)

@@ -171,6 +171,6 @@ def test_files_named_like_packages_are_not_imported_by_ranks(like, tmp_path):
     ("load", "seconds"), [(0.1, 10.0), (4.0, 10.0), (12.0, 30.0), (400.0, 50.0)]
 )
 def test_on_a_busy_machine_ranks_may_wait_longer(monkeypatch, load, seconds):
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     assert module._patience() == seconds
