@@ -13,6 +13,7 @@ there are any. A recording exits 2 if nothing can be recorded.
 """
 
 import argparse
+import ast
 import contextlib
 import json
 import linecache
@@ -21,16 +22,28 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
+
+import torch
 
 import labkit
 from benchmarks.origin import model, origin, recording
 from labkit import courses, machine
-from labkit.experiments.definitions import fingerprints, without_magics
+from labkit.experiments.definitions import fingerprint
 from labkit.experiments.result import Result
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 MEASURES = re.compile(r"\blabkit\.(measure|Lab)\(")
+# Statements of cells that measure nothing, and that a function may need.
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+# The value of a constant may be computed with these names.
+BUILTINS = (dict, float, int, len, list, max, min, range, round, set, sorted, sum, tuple)
+DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+ALLOWED = {
+    **{function.__name__: function for function in BUILTINS},
+    "torch": SimpleNamespace(device=torch.device, **DTYPES),
+}
 NEEDLESS = re.compile(r"\s*labkit\.(check|progress)\(")  # cells that measure nothing
 
 
@@ -67,13 +80,53 @@ def outdated() -> list[str]:
                 continue
             codes = {}
             for notebook in sorted(NOTEBOOKS.glob(f"{number}_*.ipynb")):
-                codes |= fingerprints(cell for cell, _ in code_cells(notebook))
+                codes |= fingerprints(notebook)
             if codes.get(result.name) != result.code:
                 found.append(
                     f"{file.name} belongs to another version of {result.name} than lesson {number} "
                     "has. Record it again: python benchmarks/record.py."
                 )
     return found
+
+
+def fingerprints(notebook: Path) -> dict[str, str]:
+    """Return the fingerprints of the functions that a notebook's cells define.
+
+    Only imports, definitions and constants run. The last definition of a name counts.
+    """
+    names: dict[str, Any] = {"__name__": "__main__"}
+    constants: dict[str, Any] = {"__builtins__": ALLOWED}
+    for number, (cell, _) in enumerate(code_cells(notebook)):
+        source, filename = listed(notebook, number, cell)
+        for statement in ast.parse(source).body:
+            is_constant = isinstance(statement, ast.Assign)
+            if is_constant and not isinstance(statement.value, ast.Lambda):
+                where = constants
+            elif is_constant or isinstance(statement, DEFINITIONS):
+                where = names
+            else:
+                continue
+            module = ast.Module(body=[statement], type_ignores=[])
+            with contextlib.suppress(Exception):  # it needs a statement that did not run
+                exec(compile(module, filename, "exec"), where)
+        names |= {name: value for name, value in constants.items() if name != "__builtins__"}
+    own = [each for each in names.values() if isinstance(each, FunctionType)]
+    return {each.__name__: fingerprint(each) for each in own if each.__module__ == "__main__"}
+
+
+def listed(notebook: Path, number: int, cell: str) -> tuple[str, str]:
+    """Return the Python code of a cell, and a file name under which Python finds its lines.
+
+    IPython's magics and shell commands are left out.
+    """
+    filename = f"<cell {number} of {notebook.name}>"
+    lines = cell.splitlines(keepends=True)
+    if cell.lstrip().startswith("%%"):
+        lines = []
+    lines = ["\n" if line.startswith(("%", "!")) else line for line in lines]
+    source = "".join(lines)
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    return source, filename
 
 
 def code_cells(notebook: Path) -> list[tuple[str, list[str]]]:
@@ -133,12 +186,9 @@ def _run(notebook: Path) -> None:
     measuring = [number for number, (cell, _) in enumerate(cells) if MEASURES.search(cell)]
     names = {"__name__": "__main__", "display": lambda *shown, **options: None}
     for number, (cell, tags) in enumerate(cells[: max(measuring, default=-1) + 1]):
-        source = without_magics(cell)
+        source, filename = listed(notebook, number, cell)
         if NEEDLESS.match(source):
             continue
-        filename = f"<cell {number} of {notebook.name}>"
-        lines = source.splitlines(keepends=True)
-        linecache.cache[filename] = (len(source), None, lines, filename)
         try:
             exec(compile(source, filename, "exec"), names)
         except Exception:

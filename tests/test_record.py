@@ -9,6 +9,7 @@ import pytest
 import labkit
 from benchmarks import record
 from labkit import courses, machine
+from labkit.experiments.definitions import fingerprint
 from labkit.experiments.result import Result
 from virtualgpu import machines
 
@@ -77,6 +78,32 @@ def test_a_recording_of_another_version_of_the_cell_is_found(lesson, pretended, 
         assert record.main(["--check"]) == 1
         lesson.write_text(text)
     assert record.main(["--check"]) == 0
+
+
+CONSTANTS = [
+    "%load_ext labkit\nimport math\n\nimport torch\n\nWIDTH = 64\nSIZES = [2**n for n in range(3)]",
+    "%%gpu_memory\nnot Python",
+    "class Net(torch.nn.Module):\n    def forward(self):\n        return WIDTH\n",
+    "double = lambda n: 2 * n\nkinds = {'half': [torch.float16]}",
+    "raise AssertionError('only definitions run')",
+    "def helper(n):\n    return math.sqrt(n) + len(SIZES) + len(kinds)\n",
+    "def step(n):\n    return 1\n",
+    "def step(n):\n    return helper(n) + Net().forward() + double(n)\n",
+]
+
+
+def test_cells_that_do_not_run_have_the_fingerprints_of_a_running_notebook(tmp_path):
+    path = tmp_path / "03_lesson.ipynb"
+    cells = [nbformat.v4.new_code_cell(source) for source in CONSTANTS]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    names = {"__name__": "__main__"}
+    for number, cell in enumerate(CONSTANTS):
+        if "only definitions" not in cell:
+            source, filename = record.listed(tmp_path / "running", number, cell)
+            exec(compile(source, filename, "exec"), names)
+    expected = {name: fingerprint(names[name]) for name in ("helper", "step")}
+    found = record.fingerprints(path)
+    assert all(expected.values()) and {name: found[name] for name in expected} == expected
 
 
 def test_the_result_of_the_same_cells_finds_its_recording(lesson, pretended, monkeypatch):

@@ -12,9 +12,9 @@ import hashlib
 import inspect
 import linecache
 import symtable
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -33,13 +33,6 @@ PLAIN = (
     torch.dtype,
     torch.device,
 )
-# The value of a constant may be computed with these names.
-ALLOWED: dict[str, Any] = {
-    function.__name__: function
-    for function in (dict, float, int, len, list, max, min, range, round, set, sorted, sum, tuple)
-}
-DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-ALLOWED["torch"] = SimpleNamespace(device=torch.device, **DTYPES)
 
 
 class UnknownError(Exception):
@@ -59,57 +52,13 @@ def fingerprint(function: Callable[..., Any]) -> str:
         inner = inner.func
     if not isinstance(inspect.unwrap(inner), FunctionType):
         return ""
+    name = inner.__name__ if inner.__name__.isidentifier() else "function"  # a lambda has none
     try:
-        found = _texts_used([(inner.__name__, inner), *bound])
+        found = _texts_used([(name, inner), *bound])
     except UnknownError:
         return ""
-    if inner.__name__ not in found:
+    if name not in found:
         return ""
-    return _hashed(found)
-
-
-def fingerprints(cells: Iterable[str]) -> dict[str, str]:
-    """Return the fingerprints of all functions in the cells of a notebook. The cells do not run.
-
-    A name that several cells define has the last definition.
-    """
-    texts: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    functions = []
-    for cell in cells:
-        for statement in ast.parse(without_magics(cell)).body:
-            if isinstance(statement, ast.FunctionDef):
-                functions.append(statement.name)
-                texts[statement.name] = ast.unparse(statement)
-            elif isinstance(statement, ast.ClassDef):
-                texts[statement.name] = ast.unparse(statement) if _methods(statement) else ""
-            elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda):
-                for target in statement.targets:
-                    if isinstance(target, ast.Name):
-                        texts[target.id] = f"{target.id} = {ast.unparse(statement.value)}"
-            elif isinstance(statement, ast.Assign):
-                _note_constants(statement, constants, texts)
-    return {name: _combined(name, lambda used: texts.get(used, "")) for name in functions}
-
-
-def without_magics(cell: str) -> str:
-    """Return the Python code of a cell. IPython's magics and shell commands are left out."""
-    if cell.lstrip().startswith("%%"):
-        return ""
-    lines = cell.splitlines()
-    return "\n".join("" if line.startswith(("%", "!")) else line for line in lines)
-
-
-def _combined(function: str, text_of: Callable[[str], str]) -> str:
-    """Return the fingerprint of the function and of all that it uses, directly or not."""
-    found: dict[str, str] = {}
-    waiting = [function]
-    while waiting:
-        name = waiting.pop()
-        text = text_of(name)
-        if text and name not in found:
-            found[name] = text
-            waiting += _globals_used(text)
     return _hashed(found)
 
 
@@ -130,9 +79,6 @@ def _globals_used(text: str) -> set[str]:
                 used.add(symbol.get_name())
         tables += table.get_children()
     return used
-
-
-# Names of a running notebook
 
 
 def _texts_used(waiting: list[tuple[str, Any]]) -> dict[str, str]:
@@ -286,38 +232,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_is_plain(key) and _is_plain(each) for key, each in value.items())
     return isinstance(value, PLAIN)
-
-
-# Names of a notebook that does not run
-
-
-def _methods(node: ast.ClassDef) -> list[ast.FunctionDef]:
-    return [each for each in node.body if isinstance(each, ast.FunctionDef)]
-
-
-def _note_constants(
-    statement: ast.Assign, constants: dict[str, Any], texts: dict[str, str]
-) -> None:
-    """Note the names that the statement gives to plain values."""
-    try:
-        code = compile(ast.Expression(statement.value), "<constant>", "eval")
-        value = eval(code, {"__builtins__": ALLOWED}, dict(constants))
-    except Exception:  # it needs more than constants
-        return
-    for name, each in _names_and_values(statement.targets, value):
-        if _is_plain(each):
-            constants[name] = each
-            texts[name] = f"{name} = {each!r}"
-
-
-def _names_and_values(targets: list[ast.expr], value: Any) -> Iterable[tuple[str, Any]]:
-    for target in targets:
-        if isinstance(target, ast.Name):
-            yield target.id, value
-        elif (
-            isinstance(target, ast.Tuple)
-            and isinstance(value, tuple | list)
-            and len(value) == len(target.elts)
-        ):
-            for part, each in zip(target.elts, value, strict=True):
-                yield from _names_and_values([part], each)
