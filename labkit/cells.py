@@ -6,6 +6,7 @@ previous run.
 
 import ast
 import re
+import symtable
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,27 +82,13 @@ def _bound(source: str, reached: int = sys.maxsize) -> frozenset[str]:
     shell = ipython_shell()
     try:
         code = source if shell is None else shell.transform_cell(source)
-        statements = ast.parse(code).body
+        module = ast.parse(code)
+        module.body = [each for each in module.body if (each.end_lineno or 0) < reached]
+        symbols = symtable.symtable(ast.unparse(module), "<cell>", "exec").get_symbols()
     except SyntaxError:
         return frozenset()
-    names: set[str] = set()
-    for statement in statements:
-        if (statement.end_lineno or 0) < reached:
-            _collect(statement, names)
-    return frozenset(names)
-
-
-def _collect(node: ast.AST, names: set[str]) -> None:
-    """Add the names to which the code gives values. Local names of functions do not count."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        names.add(node.name)
-        return
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        names.add(node.id)
-    elif isinstance(node, ast.alias):
-        names.add(node.asname or node.name.partition(".")[0])
-    for child in ast.iter_child_nodes(node):
-        _collect(child, names)
+    bound = [each for each in symbols if each.is_assigned() or each.is_imported()]
+    return frozenset(each.get_name() for each in bound)
 
 
 def not_on_screen(number: str) -> str:
