@@ -1,7 +1,6 @@
 """Child processes that end with their block: in order, by an error, by an interrupt."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -56,49 +55,6 @@ children = psutil.Process().children()
 servers = [child for child in children if "forkserver" in " ".join(child.cmdline())]
 print([any("libtorch" in mapped.path for mapped in server.memory_maps()) for server in servers])
 """
-
-
-def test_a_forked_server_has_what_its_process_had_before_and_nothing_later():
-    told = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=280, check=True
-    ).stdout
-    assert told == "[True, 'before', True]\n"
-
-
-FORKED = """
-import os
-from labkit import processes
-
-def look(line):
-    import torch
-    line.send([os.environ["WHEN"], torch.cuda.is_available.__name__ == "is_available"])
-
-os.environ["WHEN"] = "before"
-path = list(__import__("sys").path)
-processes.load_for_children()
-server = processes.fork_server()
-os.environ["WHEN"] = "later"
-import torch
-torch.cuda.is_available = lambda: True
-from labkit.processes import by_value
-from tests.test_processes import send_result
-
-ours, theirs = processes.context().Pipe()
-with processes.children(send_result, [(theirs, by_value.dumps(look))]):
-    parent, *rest = ours.recv()
-print([parent == server, *rest])
-assert path == __import__("sys").path
-"""
-
-
-def send_result(line, function):
-    """Call a function that was sent by value. It sends its own list after the parent's number."""
-
-    class Line:
-        def send(self, result):
-            line.send([os.getppid(), *result])
-
-    pickle.loads(function)(Line())
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -59,7 +59,6 @@ def finished(
     recorded: Result | None,
     proof: Callable[[Result], str],
     *sentences: str,
-    shown: str | None = None,
 ) -> Figure:
     """Return the figure with its badges and a description in words.
 
@@ -69,17 +68,15 @@ def finished(
         recorded: the recording that is drawn dashed, if there is one.
         proof: a function that describes the numbers of a result in words.
         sentences: more sentences, which follow the numbers of `result`.
-        shown: the text to draw instead of the badges.
     """
     told = [proof(result) if result.rows else "", *sentences]
     if recorded is not None and recorded.rows:
         numbers = proof(recorded)
         if numbers:
             told.append(f"{recorded.badge}: {numbers}")
-    if shown is None:
-        shown = result.badge
-        if recorded is not None:
-            shown += f"  ·  dashed: {recorded.badge}"
+    shown = result.badge
+    if recorded is not None:
+        shown += f"  ·  dashed: {recorded.badge}"
     return badged(canvas, result.badge, *told, shown=shown)
 
 

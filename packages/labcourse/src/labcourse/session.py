@@ -34,8 +34,8 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
-from labcourse import system_calls
-from labkit import checks, courses, labs, machine, processes, puzzles
+from labcourse import server_of_children, system_calls
+from labkit import checks, courses, labs, machine, puzzles
 from labkit.checks import checking, limits
 from labkit.checks.checking import Verdict
 from labkit.processes import messages
@@ -106,7 +106,7 @@ def prepare() -> Prepared:
 
     from gputrace import record  # noqa: F401
 
-    processes.load_for_children()
+    server_of_children.load_for_children()
     for name in dir(labs):
         getattr(labs, name)
     for package, folder in courses.lessons().values():
@@ -252,7 +252,7 @@ class _Session:
         self._alarm = Alarm(os._exit, request["late_status"])
         self._own_processes = request["own_processes"]
         # Before the cells run, so that a child has nothing of what they change.
-        self._server = processes.fork_server(closing=[connection.fileno()])
+        self._server = server_of_children.fork_server(closing=[connection.fileno()])
 
     def run(self) -> None:
         """Run the cells, and answer questions until the grader closes the connection."""
