@@ -74,46 +74,20 @@ def _listed(name: str, value: Any) -> list[Any]:
 
 
 def _check_arguments(function: Callable[..., Any], grid: Grid) -> None:
+    """Raise TypeError if the function cannot be called with the grid's arguments by name."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C do not say
         return
-    positional = [
-        each.name
-        for each in parameters
-        if each.kind is each.POSITIONAL_ONLY
-        and (each.default is each.empty or each.name in grid.values)
-    ]
-    if positional:
-        taken = ", ".join(positional)
-        call = getattr(function, "__qualname__", name_of(function))
-        module = getattr(function, "__module__", None) or "builtins"
-        if module not in ("builtins", "__main__"):
-            call = f"{module}.{call}"
+    try:
+        signature.bind(**dict.fromkeys(grid.values))
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "none"
+        given = ", ".join(grid.values) or "none"
         raise TypeError(
-            f"{name_of(function)} takes its arguments by position only. "
-            f"Wrap it: `def f({taken}): return {call}({taken})`."
-        )
-    kinds = {parameter.kind for parameter in parameters}
-    by_name = [
-        each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-    ]
-    names = [each.name for each in by_name]
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
-        for name in grid.values:
-            if name not in names:
-                there = (
-                    f"Its arguments are {', '.join(names)}." if names else "It has no arguments."
-                )
-                raise TypeError(f"{name_of(function)} has no argument {name!r}. {there}")
-    missing = [
-        each.name for each in by_name if each.default is each.empty and each.name not in grid.values
-    ]
-    if missing:
-        raise TypeError(
-            f"{name_of(function)} also needs a value of {' and '.join(missing)}. "
-            "Add it to the grid."
-        )
+            f"{name_of(function)} cannot be called with this grid: {error}. "
+            f"Its arguments are {names}. The grid gives {given} by name."
+        ) from None
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -275,7 +275,7 @@ def test_its_text_in_a_stored_notebook():
         ({"predict": 3}, TypeError, "predict=3: give a column or a quantity"),
         ({"grid": {"count": 1, "size": 1}}, ValueError, "at least one argument several values"),
         ({"grid": {"count": [], "size": 1}}, ValueError, r"grid\['count'\] is empty"),
-        ({"grid": {"rows": [1, 2]}}, TypeError, "has no argument 'rows'"),
+        ({"grid": {"rows": [1, 2]}}, TypeError, "The grid gives rows by name"),
         ({"values": None}, TypeError, "values=None: choose True or False"),
     ],
 )
