@@ -30,7 +30,7 @@ import torch
 import labkit
 from benchmarks.origin import model, origin, recording
 from labkit import courses, machine
-from labkit.experiments.definitions import fingerprint
+from labkit.experiments.fingerprints import fingerprint
 from labkit.experiments.result import Result
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"

@@ -9,7 +9,7 @@ import pytest
 import labkit
 from benchmarks import record
 from labkit import courses, machine
-from labkit.experiments.definitions import fingerprint
+from labkit.experiments.fingerprints import fingerprint
 from labkit.experiments.result import Result
 from virtualgpu import machines
 

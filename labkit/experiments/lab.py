@@ -7,7 +7,7 @@ from typing import Any, Self
 from gputrace import units as unit_texts
 from gputrace.figures.figure import Figure
 from labkit import progress_file
-from labkit.experiments.definitions import fingerprint
+from labkit.experiments.fingerprints import fingerprint
 from labkit.experiments.grid import checked_grid, in_words, label, name_of
 from labkit.experiments.measuring import Measurement, UnitsError
 from labkit.experiments.plot import PER_GPU, SPEED_UP, quantity_of

@@ -19,7 +19,7 @@ from labkit import machine
 from labkit.checks.checking import plural
 from labkit.checks.settings import settings_kept
 from labkit.checks.undisturbed import random_state_kept
-from labkit.experiments.definitions import fingerprint
+from labkit.experiments.fingerprints import fingerprint
 from labkit.experiments.grid import checked_grid, in_words, label, name_of
 from labkit.experiments.progress_bar import ProgressBar
 from labkit.experiments.result import Result

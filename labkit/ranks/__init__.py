@@ -13,8 +13,8 @@ from typing import Any
 
 from labkit.machine import virtual_by_default
 from labkit.ranks.job import TorchrunJob
+from labkit.ranks.job_result import Ranks, TorchrunError, result
 from labkit.ranks.printing import RankPrinter
-from labkit.ranks.result import Ranks, TorchrunError, result
 from labkit.torchrun_options import CELL_TIMEOUT, MAX_RESTARTS, NODES, RANKS
 from virtualgpu import profiles
 from virtualgpu.cluster import NETWORK, parse_rate

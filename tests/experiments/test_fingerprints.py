@@ -4,7 +4,7 @@ import linecache
 
 import pytest
 
-from labkit.experiments.definitions import fingerprint
+from labkit.experiments.fingerprints import fingerprint
 
 CELLS = [
     "import math\nWIDTH = 64\nSIZES = [2 ** n for n in range(3)]\nunused = 1\n",

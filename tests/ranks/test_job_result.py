@@ -6,9 +6,9 @@ import pytest
 
 import labkit
 from labkit.ranks.job import TorchrunJob
+from labkit.ranks.job_result import result
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.rank_process import RankProcess
-from labkit.ranks.result import result
 
 WELL = {"ended": "returned", "result": 1}
 
