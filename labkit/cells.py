@@ -87,8 +87,9 @@ def _bound(source: str, reached: int = sys.maxsize) -> frozenset[str]:
         symbols = symtable.symtable(ast.unparse(module), "<cell>", "exec").get_symbols()
     except SyntaxError:
         return frozenset()
-    bound = [each for each in symbols if each.is_assigned() or each.is_imported()]
-    return frozenset(each.get_name() for each in bound)
+    bound = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    # From Python 3.14 on, a module with annotations has a name of the compiler's.
+    return frozenset(bound - {"__conditional_annotations__"})
 
 
 def not_on_screen(number: str) -> str:
