@@ -29,7 +29,7 @@ _set_enabled, _clear_cache = torch.set_autocast_enabled, torch.clear_autocast_ca
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of a text."""
+    """Split a text at white space and return its words."""
     return tuple(text.split())
 
 
@@ -75,11 +75,12 @@ PROMOTE = words(
 
 
 def _casts_have_gradients() -> bool:
-    """Return whether the installed torch records the cast of a weight without gradient mode.
+    """Return whether a weight that autocast first casts under `no_grad` still gets a gradient.
 
-    Older versions do not. A weight that was first used under `no_grad` then gets no gradient until
-    the region ends. The cache is the same on all devices, so the CPU is asked. Versions that record
-    the cast do not cache it in inference mode, where they cannot record it.
+    In older versions of torch the weight gets no gradient until the region ends, because the
+    cached cast was not recorded. The cache is the same on all devices, so this is tested on the
+    CPU. Versions that record the cast do not cache it in inference mode, where they cannot
+    record it.
     """
     weight = torch.ones(1, 1, device="cpu", requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
@@ -121,7 +122,7 @@ cache = WeightCache()
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield (
         torch,
         {
@@ -153,7 +154,7 @@ def remove() -> None:
 
 
 def register(library: torch.library.Library) -> None:
-    """Register the kernels of both dispatch keys, until the library object is destroyed."""
+    """Register autocast kernels for CUDA and the CPU, until the library object is destroyed."""
     for name, kernel in kernels():
         library.impl(name, kernel, KEY)
     for name, kernel in cpu_kernels():
@@ -260,9 +261,9 @@ def cast_all(
 
 
 def casting(choose: Callable[..., torch.dtype]) -> Callable[[Any], Callable[..., Any]]:
-    """Return a maker of kernels that cast their arguments to `choose(lower, *arguments)`.
+    """Return a function that makes an operator's kernel, which casts the arguments first.
 
-    `lower` is the region's dtype.
+    The arguments are cast to `choose(lower, *arguments)`, where `lower` is the region's dtype.
     """
 
     def of(operator: Any) -> Callable[..., Any]:
@@ -332,7 +333,7 @@ def widest(dtype: torch.dtype, *arguments: Any) -> torch.dtype:
 
 
 def banned(operator: Any) -> Callable[..., Any]:
-    """Return a kernel that raises RuntimeError for device tensors."""
+    """Return a kernel that raises RuntimeError for device tensors, as CUDA's autocast does."""
 
     def kernel(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if type(input) is VirtualTensor:

@@ -19,7 +19,7 @@ BUFFER_BYTES = 10 << 20  # broadcast_coalesced sends tensors together until they
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch.
+    """Yield each object that this module changes in PyTorch, with its new attributes by name.
 
     The functions that replace C++'s are in `ANSWERS`.
     """
@@ -33,9 +33,10 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
 def placed(
     forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the passes of a function to several GPUs, with missing gradients on the right GPU.
+    """Return the forward and backward pass of a function over several GPUs.
 
-    Where no gradient arrives, autograd's C++ makes zeros. It cannot know on which GPU they belong.
+    Where a gradient is missing, autograd's C++ makes zeros without knowing their GPU. The
+    returned passes put these zeros on the right GPU.
     """
 
     def remember(ctx: Any, target_gpus: Sequence[Any], *args: Any) -> Any:
@@ -50,7 +51,7 @@ def placed(
 
 
 def _at_home(gradient: torch.Tensor | None, gpu: hardware.Gpu | None) -> torch.Tensor | None:
-    """Return the gradient, or zeros on `gpu` if the gradient is elsewhere."""
+    """Return the gradient if it is on `gpu`, and zeros on `gpu` otherwise."""
     if gradient is None or gpu is None or gpu_of(gradient) is gpu:
         return gradient
     return torch.zeros_like(gradient, device=gpu.device)
@@ -70,7 +71,7 @@ def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor
 
 
 def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy the tensor to existing tensors. Raises RuntimeError for other devices or shapes."""
+    """Copy the tensor to the tensors in `out`. Raises RuntimeError for a wrong device or shape."""
     for index, target in enumerate(out):
         _require_on_gpu("output", index, target)
         if target.shape != tensor.shape:
@@ -153,7 +154,7 @@ def scatter(
 def scatter_out(
     tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int = 0, streams: Any = None
 ) -> list[torch.Tensor]:
-    """Copy parts of the tensor along `dim` to existing tensors.
+    """Copy the parts of the tensor along `dim` to the tensors in `out`.
 
     Raises RuntimeError if their shapes do not fit.
     """
@@ -236,7 +237,7 @@ def reduce(
 
 
 def _take_time(tensors: int) -> None:
-    """Advance the clock by the host time of the Python code around one of these calls."""
+    """Advance the clock by the host time of the Python code that calls one of these functions."""
     machine = hardware.machine()
     profile = machine.profile
     machine.clock.advance_host(profile.function_seconds + tensors * profile.attribute_seconds)
@@ -266,7 +267,10 @@ def _gathered(tensors: Sequence[torch.Tensor], dim: int) -> list[int]:
 
 
 def _require_on_gpu(which: str, index: int, tensor: torch.Tensor) -> None:
-    """Raise RuntimeError unless the tensor is on a GPU. `which` is "input" or "output"."""
+    """Raise RuntimeError unless the tensor is on a GPU.
+
+    `which` is "input" or "output", and `index` is the tensor's position, for the message.
+    """
     if gpu_of(tensor) is None:
         whose = "" if which == "input" else f"{which} "
         raise RuntimeError(
@@ -292,7 +296,7 @@ def _format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]]:
-    """Return groups of indices of the tensors that are sent together.
+    """Group the indices of tensors that are sent together.
 
     A group has one dtype and grows until it reaches `buffer_size` bytes. Sparse tensors are sent
     alone.

@@ -65,14 +65,14 @@ def add_run(parser: CommandParser, name: str) -> None:
 
 
 def add_machine(parser: CommandParser) -> None:
-    """Add the options that choose virtual GPUs for one process."""
+    """Add the command-line options that choose the virtual GPUs of one process."""
     parser.add(GPUS)
     parser.add(LIKE, help=f"{LIKE.settings['help']} (default: {machines.DEFAULT_MODEL})")
     parser.add(MEMORY, NO_VALUES, HOST)
 
 
 def checked_gpus(options: argparse.Namespace) -> int:
-    """Return the number of GPUs asked for. Raises ValueError for a number that no machine has."""
+    """Return the number of GPUs in the options. Raises ValueError if no machine has this number."""
     if options.gpus is None:
         return 1
     if not 1 <= options.gpus <= machines.MAXIMUM:
@@ -83,7 +83,7 @@ def checked_gpus(options: argparse.Namespace) -> int:
 
 
 def checked_host(text: str) -> float:
-    """Return the number given with `--host`. "here" measures this computer.
+    """Return the number given with `--host`. For "here", measure this computer's speed.
 
     Raises ValueError for anything else.
     """
@@ -139,9 +139,9 @@ def use_machine(options: argparse.Namespace, name: str, whose: str) -> "VirtualG
 
 
 def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
-    """Describe on standard error the machine of a script, and whose times it sees.
+    """Describe a script's machine on standard error, and say whether its times are virtual.
 
-    Once, after a minute of CPU time, suggest --no-values.
+    After a minute of CPU time, suggest --no-values once.
     """
     where = f"{gpus.description}."
     if gpus.request.host != 1:
@@ -169,7 +169,7 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
 
 
 def _hand_down(gpus: "VirtualGPUs") -> None:
-    """Give the virtual GPUs also to the Python programs that the script starts."""
+    """Give the same virtual GPUs to the Python programs that the script starts."""
     names = ("gpus", "like", "memory", "values", "host")
     request = {name: getattr(gpus.request, name) for name in names}
     request |= {"front": front_end.name(), "places": front_end.import_folders()}

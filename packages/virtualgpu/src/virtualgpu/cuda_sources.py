@@ -13,7 +13,7 @@ _FUNCTIONS = ("load", "load_inline")
 
 
 def refusals(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the module with the functions that replace its own."""
+    """Yield the module, with functions that replace its own and refuse CUDA code."""
     yield module, {name: _without_cuda(getattr(module, name)) for name in _FUNCTIONS}
 
 

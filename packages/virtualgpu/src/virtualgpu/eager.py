@@ -22,7 +22,7 @@ SAID = (
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield torch, {"compile": compile_eagerly(torch.compile)}
     yield (
         flex_attention,

@@ -25,11 +25,11 @@ AcceleratorError: type[Exception] = torch.AcceleratorError
 
 
 def leave_out_the_kit(error: Exception) -> None:
-    """Remove the kit's calls from an error's traceback.
+    """Remove the kit's own calls from an error's traceback.
 
-    CUDA's errors have no such calls, and they would keep tensors alive. The calls stay if code of
-    the user is among them, and in Python's development mode (`python -X dev`), which is for those
-    who develop the kit.
+    CUDA's errors have no such calls, and the calls would keep tensors alive. They stay if the
+    user's code is among them, and in Python's development mode (`python -X dev`), which is for
+    developers of the kit.
     """
     call = error.__traceback__
     while call is not None:
@@ -57,7 +57,7 @@ def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cuda_error(what: str, advice: str) -> Exception:
-    """Return CUDA's error with its name in words and a line of advice."""
+    """Return the CUDA error `what`, as PyTorch writes it, with a line of advice."""
     lines = [
         f"CUDA error: {what}",
         advice,
@@ -139,7 +139,7 @@ class DifferentDevicesError(RuntimeError):
 
 
 def at_least_two(given: list[tuple[str, torch.Tensor]]) -> str:
-    """Return the message that names the first two devices, CUDA devices first.
+    """Return CUDA's message "at least two devices", which names two of them, CUDA devices first.
 
     CPU tensors without dimensions do not count.
     """
@@ -183,7 +183,7 @@ _Unimplemented = _class_of_unimplemented()
 
 
 def not_implemented(kernel: str, dtype: torch.dtype) -> RuntimeError:
-    """Return the error of a CUDA kernel that does not support this dtype."""
+    """Return the error of the CUDA kernel with this name for a dtype that it does not support."""
     error = _Unimplemented(f"\"{kernel}\" not implemented for '{scalar_name(dtype)}'")
     error.of_cuda = True  # type: ignore[attr-defined]  # unlike an error of a CPU kernel
     return error

@@ -73,7 +73,7 @@ _COPY_CONSTRUCT = (
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     # PyTorch remembers its constructors at the first call, which must come before the replacement.
     torch.utils._device._device_constructors()
     makers: dict[str, Any] = {name: with_any_device(getattr(torch, name)) for name in FACTORIES}
@@ -172,7 +172,7 @@ def _gpu(device: Any) -> hardware.Gpu:
 
 
 def _chosen_device(device: Any) -> Any:
-    """Return the device asked for, or the default of `torch.device` blocks and functions."""
+    """Return the requested device, or PyTorch's default device if none was requested."""
     if device is not None:
         return device
     depth = torch._C._len_torch_function_stack()
@@ -229,7 +229,7 @@ def _placed(made: torch.Tensor, device: Any) -> torch.Tensor:
 
 
 def read(data: Any) -> Any:
-    """Return data with CPU numbers in place of numbers on GPUs. The host waits for each."""
+    """Return data with CPU numbers in place of numbers on GPUs. The host waits for each number."""
     if not isinstance(data, (list, tuple)):
         return data
     if not {VirtualTensor, list, tuple}.intersection(map(type, data)):

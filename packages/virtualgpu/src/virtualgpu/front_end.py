@@ -35,7 +35,7 @@ def register(package: str, file: str, offers_use: bool = False) -> None:
 
 
 def name() -> str:
-    """Return the name of the package whose `use` messages name."""
+    """Return the name of the package whose function `use` messages recommend."""
     return _name
 
 
@@ -75,7 +75,7 @@ def _is_in(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def ipython_shell() -> Any:
-    """Return IPython's shell that runs this program in a notebook or terminal, or None."""
+    """Return the IPython shell in which this program runs, or None."""
     ipython = sys.modules.get("IPython")
     if ipython is None:
         return None

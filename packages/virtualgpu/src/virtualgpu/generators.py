@@ -250,7 +250,7 @@ Generator.__module__ = "torch"  # pickle finds it there, also on a computer with
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Give each GPU a generator with the CPU's seed, and yield (owner, replaced names)."""
+    """Give each GPU a generator with the CPU's seed, and yield the changes to PyTorch."""
     for gpu in machine.gpus:
         gpu.generator = VirtualGenerator(gpu)
         gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)

@@ -19,7 +19,7 @@ _PLAIN = frozenset({torch.Tensor, VirtualTensor, torch.nn.Parameter})
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield Function, {"apply": classmethod(noting_devices(vars(Function)["apply"]))}
     names = [name for name in ("apply", "apply_boxed") if name in vars(BackwardCFunction)]
     checked = {name: checking_devices(vars(BackwardCFunction)[name]) for name in names}

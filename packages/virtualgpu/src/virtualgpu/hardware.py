@@ -73,7 +73,7 @@ class Selected(threading.local):
         self.product: Callable[[], Any] | None = None  # a reference to the last product's output
 
     def visit(self, task: int, *places: "Gpu | None") -> None:
-        """Note that the backward pass `task` has operators on these GPUs (None is the CPU)."""
+        """Note that the backward pass `task` has operators on these GPUs. None means the CPU."""
         if self.task != task:
             self.task = task
             self.places = set() if self.root is None else {self.root}
@@ -148,7 +148,7 @@ class Gpu:
         return self.machine.selected.streams.get(self.index, self.default_stream)
 
     def pool_stream(self, priority: int) -> StreamTime:
-        """Return the device's next stream, in turn, as `torch.cuda.Stream()` takes them."""
+        """Return the next stream of the device's pool, in turn, as `torch.cuda.Stream()` does."""
         self.machine.several_streams = True
         identity = self._pool.take(priority)
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
@@ -305,12 +305,12 @@ class Gpu:
             self.passed_on = None
 
     def read(self, nbytes: int) -> None:
-        """Let the host wait for a few numbers that a kernel has computed."""
+        """Let the host wait for numbers that a kernel has computed, `nbytes` bytes in total."""
         self.machine.sync_debug.notice()
         self.copy("d2h", nbytes, pinned=True)
 
     def send(self, nbytes: int) -> None:
-        """Let the host wait while its pageable memory is copied to the GPU."""
+        """Let the host wait until `nbytes` bytes of its pageable memory are copied to the GPU."""
         self.machine.sync_debug.notice()
         self.copy("h2d", nbytes)
 
@@ -390,10 +390,10 @@ class Machine:
         self.forward_streams: OrderedDict[tuple[int, int], StreamTime] = OrderedDict()
 
     def handing_over(self) -> float:
-        """Return the host seconds until this thread gets the interpreter's lock.
+        """Return the host seconds until this thread gets Python's global interpreter lock.
 
-        They are 0 unless another thread launched last. PyTorch releases the lock in every operator,
-        and a thread that waits for the lock has to be woken up.
+        This is 0 unless another thread launched last. PyTorch releases the lock in every
+        operator, and a thread that waits for the lock has to be woken up.
         """
         before = self.launcher
         # The thread's state, because the system reuses the numbers of threads.
@@ -403,7 +403,7 @@ class Machine:
         return self.profile.handoff_seconds
 
     def take_turn(self) -> None:
-        """Wait for the calling thread's turn, before anything that takes host time or memory."""
+        """Wait for the calling thread's turn, before anything that takes time or memory."""
         if self.scheduler.several:
             self.scheduler.take_turn()
 
@@ -435,7 +435,7 @@ class Machine:
             self._seen = self.named_visible()
 
     def stop_driver(self) -> None:
-        """Forget that the driver was started, before the program runs."""
+        """Undo `start_driver`, so that the program itself starts the driver."""
         self._seen = None
 
     def read_settings(self) -> None:
@@ -504,9 +504,9 @@ class Machine:
         return self.gpus[device]
 
     def may_keep(self, nbytes: int, dtype: torch.dtype, data: bool = False) -> bool:
-        """Return whether the host has memory for the values of one more tensor.
+        """Return whether the host has enough memory for the values of one more tensor.
 
-        With values=False, less is kept of `data`, which is drawn at random or comes from the host.
+        With values=False the limit is lower for `data`, which is random or comes from the host.
         """
         largest = self.largest_kept
         if self.selected.made_on is not None:  # a bucket of DDP is as large as all its gradients
@@ -522,7 +522,7 @@ class Machine:
         return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
 
     def may_fill(self, nbytes: int, dtype: torch.dtype) -> bool:
-        """Return whether memory with values keeps them when data arrive there."""
+        """Return whether the host may keep the values of data that arrive in memory with values."""
         return self.values or self.may_keep(nbytes, dtype, data=True)
 
     def require_alive(self) -> None:

@@ -84,9 +84,9 @@ def container_memory(root: Path = Path("/")) -> tuple[int | None, int]:
 
 
 def _own_group(root: Path, controller: str) -> PurePosixPath:
-    """Return the path of this process's control group below the folder of all groups.
+    """Return the path of this process's control group, relative to the folder of all groups.
 
-    `controller` names the groups' controller. "" means version 2.
+    `controller` is the name of the groups' controller, or "" for version 2 of control groups.
     """
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():

@@ -118,7 +118,7 @@ class Installation:
             gc.collect()  # tensors in reference cycles are freed together with the machine
 
     def _replacements(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
-        """Yield (owner, replacements): items of a mapping, or attributes of another object."""
+        """Yield (owner, new values by name) for items of mappings and attributes of objects."""
         if hasattr(socket, "AF_UNIX") and not (self._joins and smi.ADDRESS in os.environ):
             self._smi = smi.Server(lambda: running.report(self.machine))
             yield os.environ, self._smi.environment()
@@ -206,7 +206,7 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
 
 
 def _composed(function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """Return the function's result. An error about several devices has CUDA's exception class."""
+    """Return the function's result. Convert an error about several devices to CUDA's error."""
     try:
         return function(*args, **kwargs)
     except DifferentDevicesError as error:

@@ -42,20 +42,20 @@ class LegacyHostType(type):
 
 
 def replacements(names: tuple[str, ...]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for the types with these names."""
+    """Yield each module with replacements for the types of these names."""
     for owner in (torch, torch.sparse):
         originals = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
         yield owner, {name: _standing_for(original) for name, original in originals.items()}
 
 
 def _standing_for(original: Any) -> LegacyHostType:
-    """Return the replacement of a type."""
+    """Return the replacement of one of the original types."""
     attributes = {"original": original, "__module__": original.__module__}
     return LegacyHostType(original.__name__, (), attributes)
 
 
 def made_in_cpp(kind: Any) -> Any:
-    """Return the type that C++ defines, for a replacement or a type itself."""
+    """Return the original C++ type for a replacement. Return any other type unchanged."""
     if isinstance(kind, LegacyHostType):
         return kind.original
     return kind

@@ -55,8 +55,9 @@ class Request:
 class GPUsInUse:
     """The GPUs that this process uses, real or virtual ones.
 
-    They are also a context manager, and are taken away at the end of a `with` block. A `with` block
-    raises RuntimeError if they are not in use any more, or if another block uses them already.
+    This is also a context manager, which takes the GPUs away at the end of a `with` block. The
+    block raises RuntimeError if the GPUs are not in use any more, or if another block uses them
+    already.
 
     Attributes:
         request: the checked arguments of `use`
@@ -84,7 +85,7 @@ class GPUsInUse:
 
     @property
     def badge(self) -> str:
-        """The origin of a figure made on these GPUs, such as "measured on NVIDIA H200"."""
+        """The label for figures made on these GPUs, such as "measured on NVIDIA H200"."""
         return badge(self.name, self.virtual)
 
     @property
@@ -131,7 +132,10 @@ class GPUsInUse:
 
     @contextmanager
     def kept(self, why: str) -> Iterator[None]:
-        """Refuse to take the GPUs away or to use others in the block. The error's text is `why`."""
+        """Forbid the block to take these GPUs away or to use others.
+
+        A forbidden call raises RuntimeError with the text `why`.
+        """
         before, self._kept = self._kept, why
         try:
             yield
@@ -151,7 +155,7 @@ class GPUsInUse:
             _current = None
 
     def _remove(self) -> None:
-        """Restore PyTorch's original state."""
+        """Restore PyTorch as it was before these GPUs were put in use."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -175,7 +179,7 @@ class GPUsInUse:
         return f"<{self.description}>"
 
     def _ipython_display_(self) -> None:
-        """Show nothing in a cell that has already printed a description of these GPUs."""
+        """Show nothing, because the cell has already printed a description of these GPUs."""
         shell = front_end.ipython_shell()
         if shell is None or self.told_in != shell.execution_count:
             raise NotImplementedError  # asks IPython to show the repr
@@ -260,7 +264,7 @@ class VirtualGPUs(GPUsInUse):
             yield
 
     def _remove(self) -> None:
-        """Restore PyTorch's original state."""
+        """Remove the virtual machine and restore PyTorch."""
         if self._installation is not None:
             self._installation.remove()
         self._installation = None
@@ -501,7 +505,7 @@ def gibibytes(nbytes: int) -> str:
 
 
 def badge(name: str, virtual: bool) -> str:
-    """Return the origin of a figure made on such GPUs, such as "measured on NVIDIA H200"."""
+    """Return the label for figures made on such GPUs, such as "measured on NVIDIA H200"."""
     if virtual:
         return f"virtual GPU, modelled on {with_maker(name)}"
     return f"measured on {with_maker(name)}"
@@ -517,7 +521,7 @@ def described(count: int, name: str, memory: int, virtual: bool) -> str:
 
 
 def with_maker(name: str) -> str:
-    """Return a GPU's name with its maker, which some names such as "Tesla T4" lack."""
+    """Return a GPU's name that begins with its maker. Some names, such as "Tesla T4", lack it."""
     if name.startswith("NVIDIA"):
         return name
     return f"NVIDIA {name}"

@@ -11,9 +11,9 @@ from virtualgpu.processes.exported_blocks import ExportedBlock
 
 
 def unwatched(gpu: Gpu) -> StreamTime | None:
-    """Return the stream of a GPU whose operators the race detector does not compare, or None.
+    """Return the GPU's current stream if the race detector does not compare its operators.
 
-    Only the memory that such operators write is noted.
+    Return None if it does. For unwatched streams, only writes are noted in each memory.
     """
     if not gpu.machine.several_streams:
         return gpu.default_stream
@@ -84,7 +84,7 @@ class Memory:
         return self.export is not None
 
     def forget(self) -> None:
-        """Note that the values are not known any more."""
+        """Drop the values, because they are not known any more."""
         if self.kept is not None:
             self.switched_off = not self.gpu.machine.values
             self.gpu.machine.kept_bytes -= self.kept
@@ -92,7 +92,7 @@ class Memory:
             self.kept = None
 
     def remember(self, kept: int | None) -> None:
-        """Undo `forget`. The storage has `kept` bytes of values again."""
+        """Undo `forget`, so that the storage has `kept` bytes of values again."""
         if self.kept is None and kept is not None:
             self.gpu.machine.valueless_storages -= 1
             self.gpu.machine.kept_bytes += kept

@@ -38,7 +38,7 @@ _swap = torch._C._swap_tensor_impl
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     grad: Any = torch.Tensor.grad
     yield (
         torch.Tensor,
@@ -185,9 +185,10 @@ def gpu_of(tensor: torch.Tensor) -> Gpu | None:
 
 
 def _whole_batch(gradient: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return a batched gradient as a whole, with the batch as first dimension, and its level.
+    """Remove the vmap wrapper of a batched gradient, and return (tensor, vmap level).
 
-    `torch.autograd.grad(…, is_grads_batched=True)` makes such gradients.
+    The batch becomes the tensor's first dimension. `torch.autograd.grad(…,
+    is_grads_batched=True)` makes such gradients.
     """
     level = torch._C._vmapmode_increment_nesting()
     torch._C._vmapmode_decrement_nesting()
@@ -284,7 +285,7 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _may_be_device(argument: Any) -> bool:
-    """Return whether the first argument of `to` is a device, or None in place of one."""
+    """Return whether the first argument of `to` is a device or None."""
     if isinstance(argument, bool):
         return False
     return argument is None or isinstance(argument, (str, int, torch.device))
@@ -327,10 +328,11 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 
 
 def unbound_methods(of_host: dict[str, Any]) -> dict[str, Any]:
-    """Return methods of `torch.Tensor` that answer for the host's tensors and for a GPU's.
+    """Return methods of `torch.Tensor` that work for both CPU tensors and GPU tensors.
 
-    `torch.Tensor.data_ptr(tensor)` and `map(torch.Tensor.data_ptr, tensors)` do not ask the
-    tensor's class. The tensor that C++ would answer for is on the CPU.
+    `torch.Tensor.data_ptr(tensor)` and `map(torch.Tensor.data_ptr, tensors)` call these methods
+    without asking the tensor's class. The original methods in C++ would take a GPU tensor for a
+    CPU tensor.
     """
     answers = {}
     for name, method in of_host.items():
@@ -339,7 +341,7 @@ def unbound_methods(of_host: dict[str, Any]) -> dict[str, Any]:
 
 
 def _newer_methods() -> dict[str, Any]:
-    """Return the method `const_data_ptr`, which torch 2.11 does not have."""
+    """Return the method `const_data_ptr` by name, if the installed torch has it."""
     of_host = getattr(torch.Tensor, "const_data_ptr", None)
     if of_host is None:
         return {}
@@ -347,11 +349,11 @@ def _newer_methods() -> dict[str, Any]:
 
 
 def _for_both(of_host: Any, of_gpu: Any) -> Any:
-    """Return a method that calls one of two methods, by the tensor's class."""
+    """Return a method that calls `of_gpu` for GPU tensors and `of_host` for CPU tensors."""
 
     @wraps(of_host)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Call the method for a GPU's tensor or the one for the host's."""
+        """Call the method for the tensor's kind."""
         if type(self) is VirtualTensor:
             return of_gpu(self, *args, **kwargs)
         return of_host(self, *args, **kwargs)
@@ -363,7 +365,7 @@ def _for_both(of_host: Any, of_gpu: Any) -> Any:
 
 
 def read_on_host(read: Any) -> Any:
-    """Return `Tensor.numpy` or `tolist` with a check for races with a pending copy to the host."""
+    """Return `Tensor.numpy` or `tolist` with a check for a race with a pending copy to the host."""
 
     def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         races = hardware.machine().races
@@ -378,7 +380,7 @@ def read_on_host(read: Any) -> Any:
 
 
 def with_own_type(new: Any) -> Any:
-    """Return `Tensor.new` of CPU tensors, which raises TypeError for a tensor of another type."""
+    """Return `Tensor.new` for CPU tensors, which raises TypeError for a tensor of another type."""
 
     @outermost
     @wraps(new)
@@ -508,10 +510,10 @@ def _refuse_gradient(gradients: Any) -> None:
 
 
 def _shell(gradient: torch.Tensor, value: torch.Tensor) -> Any:
-    """Return a gradient of the parameter's new type, without memory.
+    """Return a tensor without memory that has the parameter's new type and the gradient's shape.
 
     `Module.to` moves the gradient next, with `parameter.grad.data = …`. C++ also holds the
-    gradient, so its object cannot change its type then.
+    gradient then, so the type of its object could not be changed any more.
     """
     shell: Any = getattr(gradient, "_stands_for", None)
     if shell is not None and shell.device == value.device:  # the parameter returned without it
@@ -537,7 +539,7 @@ def materialize(
 
 
 def parse_to(*args: Any, **kwargs: Any) -> Any:
-    """Parse the arguments of `Module.to`. A device may be a number, or another tensor's."""
+    """Parse the arguments of `Module.to`. A device may be a GPU's number or a tensor."""
     if args and isinstance(args[0], int) and not isinstance(args[0], bool):
         args = (torch.device(args[0]), *args[1:])
     if isinstance(kwargs.get("device"), int):
@@ -562,7 +564,7 @@ def type_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def storage_to(
     self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False
 ) -> torch.UntypedStorage:
-    """Move a storage. It replaces `UntypedStorage.to`, with which checkpoints are mapped."""
+    """Move a storage to a device. It replaces `UntypedStorage.to`, which maps checkpoints."""
     gpu = hardware.machine().gpu(device)
     if gpu is None:
         return self.cpu()
@@ -626,5 +628,5 @@ def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
 
 
 def _is_storage(known: Callable[[Any], bool], value: Any) -> bool:
-    """Return whether `value` is a storage, for `torch.is_storage`, which compares classes."""
+    """Return whether `value` is a storage. It replaces `torch.is_storage`."""
     return type(value) is VirtualStorage or known(value)

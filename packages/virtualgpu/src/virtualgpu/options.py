@@ -17,7 +17,7 @@ ALIKE = 0.75  # how much a mistyped option is like the one that was meant, from 
 
 
 class Option(NamedTuple):
-    """Declaration of one option: its names and the keyword arguments of `add_argument`."""
+    """Declaration of an option: its names and the keyword arguments of `add_argument`."""
 
     names: tuple[str, ...]
     settings: dict[str, Any]

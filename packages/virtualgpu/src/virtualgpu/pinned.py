@@ -39,7 +39,7 @@ class LockedBlock:
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield torch.Tensor, {"is_pinned": lambda self, device=None: is_pinned(self)}
 
 

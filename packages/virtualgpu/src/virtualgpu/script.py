@@ -39,7 +39,7 @@ def module_file(name: str) -> str:
 
 
 def _top(name: str) -> ModuleSpec | None:
-    """Return the spec of the module's first part.
+    """Return the import spec of the top-level package or module in a dotted name.
 
     The current folder is searched first, as `python -m` does.
     """
@@ -49,7 +49,7 @@ def _top(name: str) -> ModuleSpec | None:
 
 
 def _part(package: ModuleSpec, name: str) -> ModuleSpec | None:
-    """Return the spec of a module in a package."""
+    """Return the import spec of a module in a package."""
     return PathFinder.find_spec(name, package.submodule_search_locations or [])
 
 
@@ -109,7 +109,7 @@ def _module_code(name: str, main: types.ModuleType) -> types.CodeType:
 def _leave_out_the_kit(call: types.TracebackType | None) -> None:
     """Remove the kit's calls from a script's traceback.
 
-    An interrupt can happen in any of them, and a backward pass runs through some.
+    An interrupt can happen in any of these calls, and a backward pass runs through some of them.
     """
     while call is not None and not sys.flags.dev_mode:
         while call.tb_next is not None and _is_of_the_kit(call.tb_next):
@@ -123,7 +123,7 @@ def _is_of_the_kit(call: types.TracebackType) -> bool:
 
 
 def _hide_frames_before(code: types.CodeType | None) -> None:
-    """Give sys.excepthook a traceback that begins at `code`, or an empty one if it never ran."""
+    """Change sys.excepthook so that tracebacks begin at `code`, or are empty if it never ran."""
     show = sys.excepthook
 
     def from_the_script(

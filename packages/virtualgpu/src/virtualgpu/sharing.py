@@ -48,7 +48,7 @@ _serials = itertools.count()
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     storage = torch.UntypedStorage
     yield (
         storage,
@@ -67,7 +67,7 @@ class ReceivedMemory(Memory):
     __slots__ = ("_address", "_counter", "_nbytes", "_process")
 
     def __init__(self, gpu: Gpu, nbytes: int, kept: bool, counter: tuple[str, int]) -> None:
-        """Note the memory. `counter` is the address of a counter's file and an index in it."""
+        """Record the memory. `counter` is the address of a counter's file and an index in it."""
         super().__init__(gpu, None, 0 if kept else None)  # the owner's budget counts the values
         self._nbytes = nbytes
         self._counter: tuple[str, int] | None = counter
@@ -127,7 +127,7 @@ multiprocessing.util.register_after_fork(_received, _release_at_exit)
 def share_cuda(
     storage: VirtualStorage,
 ) -> tuple[int, bytes | None, int, int, bytes | None, int, bytes | None, bool | None]:
-    """Return what a receiver needs, in PyTorch's order. It replaces `storage._share_cuda_`.
+    """Return the arguments of `new_shared_cuda` for a receiver. It replaces `storage._share_cuda_`.
 
     Every call counts one more receiver. Raises RuntimeError for memory that was itself received.
     """
@@ -181,12 +181,12 @@ def new_shared_cuda(
 
 
 def release_ipc_counter(counter: bytes, index: int) -> None:
-    """Count one receiver less, for a storage that this process has received before."""
+    """Decrement the counter of a storage that this process has received before."""
     decrement(counter.decode(), index)
 
 
 def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
-    """Return `UntypedStorage._new_shared`, in which DataLoader's workers collect a batch."""
+    """Return `UntypedStorage._new_shared`, with which DataLoader's workers collect a batch."""
 
     def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
         if torch.device(device).type == "cuda":
@@ -217,12 +217,15 @@ def _export(storage: VirtualStorage) -> tuple[bytes, Any]:
 
 
 def _handle(kind: str, serial: int, *where: str) -> bytes:
-    """Return a handle, with which another process reaches the values."""
+    """Return a handle from which another process can reach the values (see `_reach`)."""
     return json.dumps([kind, os.getpid(), serial, *where]).encode()
 
 
 def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedStorage:
-    """Return the storage to which a handle refers. Raises OSError or RuntimeError if it is gone."""
+    """Return the storage that the parts of a handle describe (see `_handle`).
+
+    Raises OSError or RuntimeError if the storage is gone.
+    """
     if kind == NO_VALUES:
         empty = empty_without_values(gpu, (nbytes,), (1,), torch.uint8, allocated=False)
         return empty.untyped_storage()
@@ -236,7 +239,7 @@ def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedS
 
 
 def _own_object(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return the object that tensors return as their storage.
+    """Return the Python object that tensors have as their storage, for any object of this storage.
 
     Older versions of PyTorch open a file into another object, which C++ does not know.
     """
@@ -258,7 +261,10 @@ class Descriptor:
 
 
 def reduce_tensor(tensor: VirtualTensor) -> tuple[Callable[..., torch.Tensor], tuple]:
-    """Return PyTorch's own reduction, with torch.Tensor or Parameter instead of our class."""
+    """Return what pickle needs to rebuild the tensor: PyTorch's own function and its arguments.
+
+    They name torch.Tensor or Parameter in place of our class.
+    """
     kind: type = torch.Tensor
     if isinstance(tensor, torch.nn.Parameter):
         kind = torch.nn.Parameter
@@ -302,7 +308,10 @@ def _rebuild_empty(
 
 
 def reduce_event(event: Event) -> tuple[Callable[..., Event], tuple]:
-    """Return how to rebuild an event. Every version of PyTorch has another name for this."""
+    """Return what pickle needs to rebuild an event: a function and its arguments.
+
+    The function's name differs between versions of PyTorch.
+    """
     return reductions.rebuild_event, (event.device, event.ipc_handle())
 
 

@@ -59,7 +59,10 @@ class SourceLine:
 
 
 def _other_cell(filename: str) -> str:
-    """Return which cell this is, or "" for the running one. IPython 7 does not know the cell."""
+    """Return the cell of this file, such as "cell [2]", or "" if it is the running cell.
+
+    IPython 7 does not know the cell.
+    """
     shell = front_end.ipython_shell()
     format_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
     if format_name is None:
@@ -100,11 +103,11 @@ def _is_users(filename: str, tools: tuple[str, ...]) -> bool:
 
 
 def role(filename: str) -> str:
-    """Return what code of this file does for the script, for measurements of the host's time.
+    """Return the role of a file's code in a script, for measurements of the host's time.
 
     "loading" is a DataLoader, "torch" the rest of PyTorch, and "kit" a virtual GPU or a tool.
-    "host" runs operators on CPU tensors for the kit. "" is everything else. The kit's sleep, its
-    locks and its queues are part of this, because they wait as Python's own do.
+    "host" runs operators on CPU tensors for the kit. "" is everything else. This includes the
+    kit's sleep, locks and queues, because they wait as Python's own do.
     """
     return _role(filename, front_end.folders())
 
@@ -131,7 +134,7 @@ def _role(filename: str, tools: tuple[str, ...]) -> str:
 
 
 def caller() -> SourceLine | None:
-    """Return the user's line that calls this function, without its text, or None."""
+    """Return the user's line from which the current call comes, without its text, or None."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename):
@@ -141,7 +144,10 @@ def caller() -> SourceLine | None:
 
 
 def caller_line() -> str:
-    """Return where the user's line that calls this function is, such as "train.py:12", or ""."""
+    """Return the location of the user's line from which the current call comes, or "".
+
+    An example is "train.py:12".
+    """
     line = caller()
     if line is None:
         return ""
@@ -149,7 +155,7 @@ def caller_line() -> str:
 
 
 def warn_as_cpp(message: str) -> None:
-    """Warn as PyTorch's C++ does, at the innermost line of Python that is not the kit's."""
+    """Emit a warning, as PyTorch's C++ does, at the innermost line of Python outside the kit."""
     frame: Any = sys._getframe(1)
     level = 2
     while frame.f_back is not None and front_end.is_ours(frame.f_code.co_filename):

@@ -30,14 +30,14 @@ _APPLY = str(Path("torch", "autograd", "function.py"))
 
 
 class SyncDebug:
-    """The mode of one machine. As in PyTorch, it applies to all GPUs and threads."""
+    """The synchronization debug mode of one machine. It applies to all GPUs and threads."""
 
     def __init__(self) -> None:
         self.mode = SILENT
         self._warned = False
 
     def set(self, mode: Any) -> None:
-        """Set the mode: 0 is silent, 1 warns and 2 raises. Raises RuntimeError for others."""
+        """Set the mode: 0 is silent, 1 warns and 2 raises. Raises RuntimeError for other modes."""
         if not self._warned:
             self._warned = True
             _warn(PROTOTYPE)
@@ -48,7 +48,7 @@ class SyncDebug:
         self.mode = mode
 
     def notice(self) -> None:
-        """Report that the host is about to wait: warn, or raise RuntimeError, as the mode says."""
+        """Report that the host is about to wait. The mode decides whether this warns or raises."""
         if self.mode == RAISE:
             raise RuntimeError(WAITS)
         if self.mode == WARN:

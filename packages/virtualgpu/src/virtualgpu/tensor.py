@@ -104,9 +104,9 @@ class VirtualStorage(torch.UntypedStorage):
         return self
 
     def unshare(self) -> None:
-        """Make a copy of bytes that are shared with a snapshot until one of the two is written.
+        """Copy bytes that a snapshot shares with this storage until one of the two is written.
 
-        PyTorch forgets this sharing when it resizes a storage.
+        PyTorch would forget this sharing when it resizes a storage.
         """
         if self.memory.kept is not None:
             super().data_ptr()
@@ -158,7 +158,7 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
 
     @property
     def __dict__(self) -> Any:  # type: ignore[override]
-        """The user's attributes, read-only. PyTorch copies them to the host in `async_save`."""
+        """The user's attributes, read-only. `async_save` of PyTorch copies them to the host."""
         attributes = attributes_of.__get__(self)
         own = {name: value for name, value in attributes.items() if name not in OWN_ATTRIBUTES}
         return MappingProxyType(own)
@@ -340,7 +340,7 @@ VirtualStorage.__name__ = VirtualStorage.__qualname__ = "UntypedStorage"
 def require_within_capacity(storage: VirtualStorage, nbytes: int) -> None:
     """Raise NotImplementedError if a storage that was sent to another process would grow.
 
-    C++ would end the process.
+    C++ would abort the process instead.
     """
     if storage.memory.export is not None and nbytes > storage.nbytes():
         raise unsupported("resizing a tensor that was sent to another process")
@@ -380,7 +380,7 @@ def send_to(gpu: Gpu, storage: torch.UntypedStorage) -> None:
 
 
 def hang(memory: Memory, storage: torch.UntypedStorage) -> None:
-    """Make `storage` a storage of this memory."""
+    """Attach the memory to `storage`, which becomes a storage on the GPU."""
     storage.__class__ = VirtualStorage
     storage.__dict__["memory"] = memory
 
@@ -414,7 +414,7 @@ def wrap_all(result: Any, gpu: Gpu) -> Any:
 
 
 def tensors(*arguments: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors among an operator's arguments, also inside lists and dictionaries."""
+    """Yield all tensors among an operator's arguments, also those in lists and dictionaries."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             yield argument

@@ -16,7 +16,7 @@ _library = ctypes.PyDLL(torch._C.__file__)
 
 
 def _function(name: str, answer: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return a function of the guard, given its compiled name.
+    """Look up a function of the guard by its compiled name in PyTorch's libraries.
 
     If the compiler gave it another name, return a function that does nothing.
     """

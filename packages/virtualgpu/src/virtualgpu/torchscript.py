@@ -30,7 +30,7 @@ _COPY = "a copy to a GPU inside torch.jit.script"
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
         yield kind, {"__call__": refusing(kind.__call__)}
     yield torch.jit.RecursiveScriptModule, {"_apply": apply}
@@ -41,8 +41,8 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
 def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return the call of a script, with a clear error if the script copies a tensor to a GPU.
 
-    C++ asks the real driver before it copies. If the driver knows a GPU, the copy goes to the
-    virtual GPU.
+    C++ asks the real driver before it copies. If a real GPU exists, the copy goes to the virtual
+    GPU.
     """
 
     @wraps(call)

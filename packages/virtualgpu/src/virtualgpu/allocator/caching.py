@@ -112,8 +112,8 @@ class CachingAllocator(AllocatorRules):
     def record_stream(self, block: Block, stream: int) -> None:
         """Note that `stream` uses the block, too.
 
-        After `free`, the block waits for the work that `stream` has then. Raises ValueError if the
-        block is not allocated.
+        After `free`, the block is reused only when `stream` has finished the work that was
+        queued on it at that time. Raises ValueError if the block is not allocated.
         """
         with self._lock:
             if block.state != ALLOCATED:
@@ -317,7 +317,10 @@ class CachingAllocator(AllocatorRules):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Run the block of a `with` statement as one call. Raises RuntimeError within another."""
+        """Hold the lock in a `with` block, which runs one call of the allocator.
+
+        Raises RuntimeError if the same thread is already inside a call.
+        """
         with self._lock:
             if self._busy:
                 raise RuntimeError(_REENTERED)
@@ -329,7 +332,7 @@ class CachingAllocator(AllocatorRules):
                 self._free_late()
 
     def _reclaim(self) -> bool:
-        """Free exported blocks that other processes have released, and return whether any was."""
+        """Free exported blocks that other processes have released. Return if there were any."""
         if not self._collect():
             return False
         while self._late:  # blocks that finalizers freed during this call

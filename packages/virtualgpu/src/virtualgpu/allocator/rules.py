@@ -362,8 +362,8 @@ class AllocatorRules:
     def _release_oversize(self, free_blocks: FreeBlocks, size: int, stream: int) -> bool:
         """Release free oversize blocks of `stream`, and return whether they are large enough.
 
-        Blocks are oversize if a max_split_size is set and they are at least this large. One block
-        is released if it is large enough alone. Otherwise the largest blocks are released.
+        Blocks are oversize if max_split_size is set and they have at least this size. One block
+        is released if it alone is large enough. Otherwise the largest blocks are released.
         """
         if self._max_split == UNLIMITED:
             return False
@@ -421,13 +421,16 @@ class AllocatorRules:
     # Steps that several of the above use
 
     def _reclaim(self) -> bool:
-        """Free exported blocks that other processes have released, and return whether any was."""
+        """Free exported blocks that other processes have released. Return if there were any."""
         return False
 
     def _best_fit_of_oom_pools(
         self, free_blocks: FreeBlocks, size: int, stream: int
     ) -> Block | None:
-        """Take a free block of a private pool that serves all requests when memory runs out."""
+        """Take the best fit in a private pool that serves all requests when memory runs out.
+
+        Returns None if no such pool has a large enough free block.
+        """
         pool = free_blocks.pool
         if free_blocks is not pool.free_blocks:  # the request belongs to a private pool itself
             return None

@@ -103,7 +103,7 @@ class Stats:
         self._peaks["allocated_bytes"] = self._peaks["active_bytes"]
 
     def note_use(self) -> None:
-        """Note the peaks of what an allocation raises. Call this before any of it falls."""
+        """Note the peaks of the values that an allocation has raised, before any of them falls."""
         small, large, peaks = self._small, self._large, self._peaks
         few = small.mallocs - small.completed
         many = large.mallocs - large.completed

@@ -155,7 +155,10 @@ WorkListener = Callable[[Span | Wait], None]
 
 
 class Recorder(Protocol):
-    """A running capture of a CUDA graph. It gets its streams' work instead of the clock."""
+    """Interface of a running capture of a CUDA graph, which records the work of its streams.
+
+    The clock passes such work to the capture instead of giving it a time.
+    """
 
     def launch(self, stream: StreamTime, seconds: float, name: str, share: float) -> Span:
         """Record a kernel."""
@@ -175,7 +178,7 @@ class Recorder(Protocol):
         """Run and record an operator."""
 
     def note(self, call: Any, do: Callable[[Any], Any]) -> Any:
-        """Run `do` with the call and record it as the call's computation."""
+        """Run `do(call)` without values, and record it as what each replay repeats."""
 
     def draw(self, generator: Any) -> None:
         """Record that random numbers are drawn."""
@@ -184,12 +187,15 @@ class Recorder(Protocol):
         """Record that a tensor was made, and return it."""
 
     def happens(self, event: EventTime, of_program: Any) -> None:
-        """Record that an external event of the program happens at every replay."""
+        """Record that an external event of the program happens at every replay.
+
+        `event` is its time in the capture, and `of_program` is the program's object.
+        """
 
     def check_wait(self, awaited: StreamTime | EventTime | int, asks: bool = False) -> None:
-        """Raise CUDA's error if nobody may wait for this stream, event or device now.
+        """Raise CUDA's error if the capture forbids waiting for this stream, event or device.
 
-        With `asks`, raise it if nobody may ask whether the work is done.
+        With `asks`, raise it if the capture forbids asking whether the work is done.
         """
 
 
@@ -244,14 +250,14 @@ class Clock:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def call_when_learned(self, learner: Callable[[], None] | None) -> None:
-        """Call `learner` whenever the host learns that more work is done. None ends this.
+        """Call `learner` each time the host learns that more work is done. None removes it.
 
         The learner is called outside the clock's lock.
         """
         self._learner = learner
 
     def call_when_host_works(self, watcher: Callable[[], None] | None) -> None:
-        """Call `watcher` whenever the host has worked by itself. None ends this.
+        """Call `watcher` each time the host has spent time on work of its own. None removes it.
 
         The watcher is called outside the clock's lock.
         """
@@ -264,7 +270,7 @@ class Clock:
         return {**stream.known, stream: stream.count}
 
     def advance_host(self, seconds: float) -> None:
-        """Let the host work by itself for `seconds`. Raises ValueError if that is negative."""
+        """Advance the host's time by its own work. Raises ValueError if `seconds` is negative."""
         if not 0.0 <= seconds < inf:
             _check(seconds)
         with self._lock:
@@ -515,7 +521,10 @@ class Clock:
         self._learn(event.known)
 
     def _note_known(self, stream: StreamTime) -> None:
-        """Note on a stream what the host knows to be done. It precedes all that the host queues."""
+        """Note on a stream which launches the host knows to be done.
+
+        They precede all work that the host queues from now on.
+        """
         if not stream.count:
             mine = self._streams.setdefault(stream.device_index, [])
             if stream not in mine:

@@ -22,10 +22,10 @@ _COLLECTIVES = [
 
 
 def called_by_hand(group: type) -> type:
-    """Send calls of this class's collectives with virtual tensors through `c10d::` operators.
+    """Make a class's collectives call the operators of `c10d::` for virtual tensors.
 
-    The class inherits the collectives from gloo, which still gets all other calls. This is a class
-    decorator.
+    This is a class decorator. Gloo's methods, which the class inherits, still get all other
+    calls.
     """
     for name in _COLLECTIVES:
         setattr(group, name, _through_operator(name, getattr(group, name)))
@@ -33,7 +33,7 @@ def called_by_hand(group: type) -> type:
 
 
 def _through_operator(name: str, gloo_method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method that chooses between gloo's method and the operator of this collective."""
+    """Return a method that calls the operator for virtual tensors, and gloo's method otherwise."""
 
     @wraps(gloo_method)
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,7 +45,7 @@ def _through_operator(name: str, gloo_method: Callable[..., Any]) -> Callable[..
 
 
 def _group_around(backend: Any) -> Any:
-    """Return a `torch.distributed.ProcessGroup` whose only backend is this one.
+    """Return the `torch.distributed.ProcessGroup` that has `backend` as its only backend.
 
     The methods of a ProcessGroup call the operators of `c10d::`.
     """

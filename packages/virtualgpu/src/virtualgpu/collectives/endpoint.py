@@ -75,7 +75,7 @@ class Endpoint:
             self.close()
 
     def connect(self, address: list[Any]) -> str:
-        """Connect to the peer at this address, unless that is done, and return the peer's name.
+        """Connect to the peer at this address unless already connected. Return the peer's name.
 
         Raises ConnectionError if the peer's machine does not answer.
         """
@@ -171,7 +171,10 @@ class Endpoint:
             del self._incoming[number]
 
     def _take(self, incoming: "_Incoming", message: Message) -> None:
-        """Note the rank's place and give the message to its receiver. The first one is a name."""
+        """Handle a message. The first message of a peer is its name.
+
+        Of later messages, note the sender's last call and pass the message to its receiver.
+        """
         if not incoming.name:
             incoming.name = message["name"]
             return
@@ -294,7 +297,7 @@ _current: Endpoint | None = None
 
 
 def current_endpoint(store: Any = None) -> Endpoint:
-    """Return this process's endpoint, and make one if there is none.
+    """Return this process's endpoint, which the first call makes.
 
     It listens on the network over which this machine reaches the store.
     """

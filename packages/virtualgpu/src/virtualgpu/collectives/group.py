@@ -110,7 +110,7 @@ class ProcessGroupNCCL(_Gloo):
         _alive.append(self)
 
     def _made_by_hand(self, store: Any, rank: int, size: int) -> Rendezvous:
-        """Let the ranks of a group meet that PyTorch did not make."""
+        """Let the ranks meet, for a group that the program made by hand, and return the meeting."""
         rendezvous = Rendezvous(rank, self.ranks_of_all, self._options._timeout)
         if size > 1:
             rendezvous.open(PrefixStore("virtual nccl", store), "ProcessGroupNCCL()")
@@ -202,7 +202,7 @@ class ProcessGroupNCCL(_Gloo):
         return work
 
     def identity(self, gpu: Gpu) -> list[Any] | None:
-        """Return what identifies this rank's GPU to all ranks."""
+        """Return the values by which all ranks can tell this rank's GPU from others."""
         return identity(gpu)
 
     def connect(self, gpu: Gpu, peers: Any, gpus: list[Any]) -> None:
@@ -235,15 +235,16 @@ class ProcessGroupNCCL(_Gloo):
 
 
 def _as_two(rank: int, peers: tuple[int, int], gpus: list[Any]) -> tuple[int, list[Any]]:
-    """Return this rank and the GPUs as NCCL numbers them in the communicator of a send."""
+    """Return this rank's number and both GPUs in a send's communicator, as NCCL orders them."""
     in_order = [gpu for _, gpu in sorted(zip(peers, gpus, strict=True))]
     return int(rank == max(peers)), in_order
 
 
 def let_watchdogs_look(now: float) -> None:
-    """Let the watchdogs of all groups look at the host time `now`, because garbage is collected.
+    """Let the watchdogs of all groups look for finished work at the host time `now`.
 
-    A full collection takes about a watchdog's period in a process that has imported torch.
+    A full garbage collection calls this. In a process that has imported torch, it takes about a
+    watchdog's period.
     """
     for group in _alive:
         group._watched = now
@@ -303,13 +304,13 @@ class Underway:
         return all(report["known"] for report in self.reports)
 
     def start_in_order(self) -> None:
-        """Start the collectives that this rank entered before this one on its channel, then it."""
+        """Start this collective, after those that this rank entered before it on its channel."""
         for other in list(self.gpu.machine.under_way):
             if self._shares_channel(other):
                 other.start()
 
     def _shares_channel(self, other: "Underway") -> bool:
-        """Return whether all ranks start the two collectives in one order."""
+        """Return whether both collectives have the same channel, so their order is fixed."""
         return other.group is self.group and other.entry.channel == self.entry.channel
 
     def land(self, patience: datetime.timedelta | None = None) -> EventTime:
@@ -444,7 +445,7 @@ class VirtualWork(Work):
             _works.remove(self)
 
     def settle(self) -> None:
-        """Make the current stream wait, on behalf of the group.
+        """Make the current stream wait, before the caller does.
 
         The caller will call `wait` again, and C++ must still find this object then.
         """
@@ -596,7 +597,7 @@ def ordered(future: Any) -> OrderedFuture:
 
 @contextmanager
 def read_by(tensors: int) -> Iterator[None]:
-    """Let C++ wait this often for each collective that begins in the block, once per tensor."""
+    """Note that C++ will wait `tensors` times for each collective that begins in the block."""
     VirtualWork.readers = tensors
     try:
         yield

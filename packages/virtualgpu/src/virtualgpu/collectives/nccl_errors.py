@@ -141,9 +141,9 @@ def _is_contiguous(x: Tensor) -> bool:
 
 
 def check_reduction(name: str, dtype: torch.dtype) -> None:
-    """Raise the error of ProcessGroupNCCL for a reduction that NCCL lacks.
+    """Raise the error of ProcessGroupNCCL for a reduction that NCCL lacks for this dtype.
 
-    `name` is that of a `ReduceOp`. Raises TypeError or ValueError.
+    `name` is the name of a `ReduceOp`. Raises TypeError or ValueError.
     """
     if name == "PREMUL_SUM" and dtype not in _PREMULTIPLIED_DTYPES:
         raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
@@ -154,9 +154,9 @@ def check_reduction(name: str, dtype: torch.dtype) -> None:
 
 
 def identity(gpu: Gpu) -> list[Any]:
-    """Return what identifies a virtual GPU to all ranks.
+    """Return the values by which all ranks can tell this virtual GPU from others.
 
-    This is [host name, port of its machine on the host, index, number of the machine's GPUs].
+    They are [host name, port of its machine on the host, index, number of the machine's GPUs].
     """
     machine = gpu.machine
     return [

@@ -103,7 +103,7 @@ def _group(call: Call) -> tuple[ProcessGroup, Any]:
 
 
 def _operator(*names: str) -> Callable[[Any], Any]:
-    """Register the decorated function for these operators. It describes their transfer."""
+    """Register the decorated function, which describes a transfer, for operators of these names."""
 
     def register(function: Any) -> Any:
         _OPERATORS.update(dict.fromkeys(names, function))
@@ -161,7 +161,7 @@ def _as_bytes(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _title(kind: str, tensors: Sequence[Tensor], *more: Any) -> str:
-    """Return the text of a call, which must be the same on all ranks and stands in errors."""
+    """Return the text of a call for error messages. It must be the same on all ranks."""
     shapes = ", ".join(f"{x.numel()} x {str(x.dtype).removeprefix('torch.')}" for x in tensors)
     return f"{kind}({', '.join([shapes, *map(str, more)])})"
 

@@ -43,15 +43,15 @@ def _title(operator: str, transfer: Transfer) -> str:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     profile = torch.autograd.profiler.profile
     yield profile, {"_parse_kineto_results": _with_asynchronous(profile._parse_kineto_results)}
 
 
 def _with_asynchronous(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a parser of profiler results that marks NCCL's events as asynchronous.
+    """Return `parse`, which reads profiler results, so that it marks NCCL's events as asynchronous.
 
-    Only C++ can mark an event when it begins, so they are marked afterwards.
+    Only C++ can mark an event when it begins, so the events are marked afterwards.
     """
 
     def parse_events(*args: Any, **kwargs: Any) -> Any:

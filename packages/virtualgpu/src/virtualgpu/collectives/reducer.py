@@ -37,7 +37,7 @@ _ON_EACH_GPU = [
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch and in `gc`."""
+    """Yield each changed object of PyTorch or `gc`, with its new attributes by name."""
     if not dist.is_available():
         return
     ProcessGroupNCCL.__module__ = distributed_c10d.__name__
@@ -163,7 +163,7 @@ def verify_parameters(group: Any, parameters: list[torch.Tensor], logger: Any = 
 
 
 def _by_device(tensors: list[torch.Tensor]) -> list[list[int]]:
-    """Return for each device the positions of its tensors in the list."""
+    """Group the positions of tensors in the list by the tensors' devices."""
     positions: dict[torch.device, list[int]] = {}
     for position, x in enumerate(tensors):
         positions.setdefault(x.device, []).append(position)

@@ -110,9 +110,9 @@ class Rendezvous:
         return list(range(len(self._ranks_of_all)))
 
     def _tell(self, entry: Entry, report: Report) -> None:
-        """Send this report to the ranks that take part.
+        """Send this rank's report to the ranks that take part in the collective.
 
-        The other ranks learn only where this rank is, in case they wait for it.
+        The other ranks learn only which call this rank is in, in case they wait for it.
         """
         self._reports.setdefault(entry.key, {})[self._rank] = report
         where = f"number {entry.number}, {entry.place}" if entry.number else entry.place
@@ -132,7 +132,7 @@ class Rendezvous:
                 self._endpoint.send(peer["name"], message | {"to": ""})
 
     def _hear(self, message: Message) -> None:
-        """Note the report of another rank."""
+        """Store the report that another rank has sent."""
         self._reports.setdefault(message["key"], {})[message["from"]] = message["said"]
 
     def open(self, store: Any, name: str) -> int:
@@ -167,7 +167,7 @@ class Rendezvous:
         return int(times)
 
     def _not_opened(self, entry: Entry, store: Any, error: RuntimeError) -> Exception:
-        """Return the exception to raise after `error`, because the ranks did not meet."""
+        """Return the exception for ranks that did not meet to make the group, after `error`."""
         if isinstance(error, torch.distributed.DistNetworkError):
             ended = "the process that keeps the program's store, rank 0 as a rule, has ended"
             waited = f"rank {self._ranks_of_all[self._rank]} waits in {entry.place}"
@@ -189,7 +189,7 @@ class Rendezvous:
         return torch.distributed.DistBackendError(self._waited_in_vain(entry, self.timeout))
 
     def meet_again(self, name: str) -> None:
-        """Wait until each rank has made its part of the group, so that nobody needs the store.
+        """Wait until each rank has made its part of the group and no longer needs the store.
 
         Raises the errors of `meet`.
         """
@@ -316,7 +316,7 @@ def end_group(name: str) -> None:
 
 
 def made_by_all(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return PyTorch's function that makes a group, with a meeting of the ranks before and after.
+    """Return `make`, which makes a group, with a meeting of the ranks before and after it.
 
     A rank that makes the group alone learns which rank is missing and where it is. No rank
     continues before all have made the group, because the store may end with any of them.

@@ -211,6 +211,9 @@ REPLACED: dict[str, Any] = {
 
 
 def put_in_place() -> None:
-    """Let PyTorch make only groups whose other ranks do not exist, until this process ends."""
+    """Let PyTorch make only simulated groups, until this process ends.
+
+    Their other ranks do not exist.
+    """
     for name, value in REPLACED.items():
         setattr(distributed_c10d, name, value)

@@ -21,7 +21,7 @@ _PRIM_DEVICE: Any = torch.ops.prim.device.default
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch.
+    """Yield each object that this module changes in PyTorch, with its new attributes by name.
 
     FakeTensors on a CUDA device are refused in programs without ranks, where they are not tested.
     """
@@ -65,7 +65,7 @@ def _cuda_device(given: Any) -> torch.device | None:
 
 
 def _make_fake(make: Any) -> Any:
-    """Return FakeTensor's `__new__`, for which a CUDA device is the CPU in C++."""
+    """Return FakeTensor's `__new__`, changed so that C++ gets the CPU in place of a CUDA device."""
 
     def make_fake(
         cls: type, mode: Any = None, elem: Any = None, device: Any = None, *args: Any, **kwargs: Any
@@ -87,7 +87,7 @@ def _make_fake(make: Any) -> Any:
 
 
 def _dispatch_fake(dispatch: Any) -> Any:
-    """Return FakeTensor's `__torch_dispatch__`, which tells C++ that its CUDA device is the CPU."""
+    """Return FakeTensor's `__torch_dispatch__`, changed so that C++ gets the CPU for CUDA."""
 
     def dispatch_fake(
         cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -101,7 +101,7 @@ def _dispatch_fake(dispatch: Any) -> Any:
 
 
 def _device_for_cpp(handler: Any) -> Any:
-    """Return the function that tells C++ a FakeTensor's device. It gives the CPU for CUDA."""
+    """Return the function that tells C++ a FakeTensor's device, changed to say CPU for CUDA."""
 
     def device_for_cpp(args: tuple) -> torch.device:
         device = handler(args)
@@ -113,7 +113,7 @@ def _device_for_cpp(handler: Any) -> Any:
 
 
 def _make_wrapper(make: Any) -> Any:
-    """Return `_make_wrapper_subclass`, for which a CUDA device is the CPU in C++."""
+    """Return `_make_wrapper_subclass`, changed so that C++ gets the CPU in place of CUDA."""
 
     def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
         device = _cuda_device(kwargs.get("device"))
@@ -128,7 +128,7 @@ def _make_wrapper(make: Any) -> Any:
 
 
 def _make_dtensor(make: Any) -> Any:
-    """Return DTensor's `__new__` in C++, which adds the attributes of the device to its class."""
+    """Return C++'s `__new__` of DTensor, which also adds device attributes to the class."""
 
     def make_dtensor(cls: Any, *args: Any, **kwargs: Any) -> Any:
         _add_device_attributes(cls)
@@ -155,7 +155,7 @@ _DEVICE = {
 
 
 def _add_device_attributes(cls: Any) -> None:
-    """Let a class report its own devices, unless it already does so."""
+    """Give a class `device`, `is_cuda` and similar attributes of its own, unless it has them."""
     if "device" not in cls.__dict__:
         for name, value in _DEVICE.items():
             setattr(cls, name, value)

@@ -55,9 +55,10 @@ CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)  # torch/backends/c
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each owner with its names that change, and their new values.
+    """Yield each object that this module changes in PyTorch, with its new attributes by name.
 
-    They are what torch.cuda asks of C++, and what it remembers of the answers.
+    The attributes are the functions of C++ that torch.cuda calls, and its caches of their
+    results.
     """
     answered = answers(machine)
     yield torch._C, answered | {"_has_cuda": True}
@@ -102,9 +103,9 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 class ForeachTypes(list):
-    """The types that foreach operators accept: torch's list, and virtual tensors.
+    """List of the types that foreach operators accept: those in torch's list, and virtual tensors.
 
-    What is appended, as DTensor does when it is imported, stays in torch's list too.
+    A type that is appended, as DTensor is when it is imported, is appended to torch's list, too.
     """
 
     def __init__(self, types: list[type]) -> None:
@@ -113,17 +114,17 @@ class ForeachTypes(list):
         self._types = types
 
     def append(self, added: type) -> None:
-        """Add a type here and to torch's own list."""
+        """Append a type here and to torch's own list."""
         super().append(added)
         self._types.append(added)
 
 
 @cache
 def names_in_torch() -> frozenset[str]:
-    """Return the driver's names that torch may ask for.
+    """Return the names of driver functions that torch may ask for.
 
-    They are those that the installed torch has, if it is a build for CUDA, and those that its
-    Python for GPUs uses.
+    They are the names that the installed torch has, which a build for CUDA does, and the names
+    that torch's Python code for GPUs uses.
     """
     folder = Path(torch.__file__).parent
     sources: list[Path] = []
@@ -143,7 +144,7 @@ def names_in_torch() -> frozenset[str]:
 def answers(machine: Machine) -> dict[str, Any]:
     """Return the values of the driver's names in `torch._C` while the machine is in place.
 
-    A name that has no answer refuses to be called.
+    A name without an answer gets a function that raises an error.
     """
     served = device_answers(machine) | build_answers(machine) | stream_answers(machine)
     served |= memory_answers(machine) | raw_memory_answers(machine)
@@ -156,10 +157,9 @@ def answers(machine: Machine) -> dict[str, Any]:
 
 
 def one_gpu(machine: Machine, index: int) -> hardware.Gpu:
-    """Return the GPU of this number.
+    """Return the GPU with this number.
 
-    Raises:
-        RuntimeError: There is no such GPU; the words are those of CUDA's allocator.
+    Raises RuntimeError with the words of CUDA's allocator if there is no such GPU.
     """
     if not 0 <= index < len(machine.gpus):
         raise RuntimeError(f"Invalid device argument {index}: did you call init?")
@@ -169,12 +169,10 @@ def one_gpu(machine: Machine, index: int) -> hardware.Gpu:
 def group_tensors(
     lists: list[list[torch.Tensor | None]], with_indices: bool = False
 ) -> dict[Any, Any]:
-    """Return lists of tensors, grouped by the device and dtype of the first list's tensors.
+    """Group lists of tensors by the device and dtype of the first list's tensors.
 
-    Each list has one entry for each parameter. Foreach optimizers ask for this.
-
-    Raises:
-        RuntimeError: The lists differ in length.
+    Each list has one entry for each parameter. Foreach optimizers call this function. Raises
+    RuntimeError if the lists differ in length.
     """
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
     if any(x and len(x) != len(lists[0]) for x in lists):
@@ -192,7 +190,7 @@ def group_tensors(
 
 
 def device_answers(machine: Machine) -> dict[str, Any]:
-    """Return what the driver answers about devices: which there are, and which is current."""
+    """Return the driver's functions about devices: which exist, and which is current."""
     selected = machine.selected
 
     def checked(index: int) -> int:
@@ -239,7 +237,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         machine.pending_frees.collect()
 
     def sleep(cycles: int) -> None:
-        """Launch a kernel that waits for so many cycles (`torch.cuda._sleep`)."""
+        """Launch a kernel that takes this many clock cycles (`torch.cuda._sleep`)."""
         machine.take_turn()
         gpu = machine.current
         profile = gpu.profile
@@ -267,7 +265,10 @@ def device_answers(machine: Machine) -> dict[str, Any]:
 
 
 def build_answers(machine: Machine) -> dict[str, Any]:
-    """Return what PyTorch's build and the GPU's model answer, whichever GPU is current."""
+    """Return the functions about PyTorch's build and the GPU's model.
+
+    Their results do not depend on the current GPU.
+    """
     profile = machine.profile
     benchmark = {"limit": 10}
     jiterator = refuse("torch.cuda.jiterator, which compiles CUDA code with nvrtc,")
@@ -290,10 +291,10 @@ def build_answers(machine: Machine) -> dict[str, Any]:
 
 
 def stream_answers(machine: Machine) -> dict[str, Any]:
-    """Return what the driver answers about streams."""
+    """Return the driver's functions about streams."""
 
     def current(index: int) -> tuple[int, int, int]:
-        """Return the stream, GPU and kind of device that are current."""
+        """Return the numbers of the current stream, its GPU and its kind of device."""
         if not 0 <= index < len(machine.gpus):
             raise RuntimeError(
                 f"Device index value {index} is out of index range [0, {len(machine.gpus)})"
@@ -327,7 +328,7 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
 
 
 def memory_answers(machine: Machine) -> dict[str, Any]:
-    """Return what CUDA's caching allocator answers."""
+    """Return the functions of CUDA's caching allocator."""
     gpus = machine.gpus
 
     def empty_cache() -> None:
@@ -343,13 +344,13 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         return lambda index: getattr(one_gpu(machine, index).allocator, method)()
 
     def set_fraction(fraction: float, index: int) -> None:
-        """Limit a GPU's memory to a fraction of all its bytes."""
+        """Limit the memory that a GPU's allocator may reserve to a fraction of the GPU's memory."""
         one_gpu(machine, index).allocator.set_memory_fraction(fraction)
 
     def configure(text: str) -> None:
-        """Set what PYTORCH_CUDA_ALLOC_CONF could set, in the same syntax.
+        """Change the settings of PYTORCH_CUDA_ALLOC_CONF, with a text in the same syntax.
 
-        Whether segments expand stays as it is if the text does not name it.
+        If the text does not name expandable segments, that setting does not change.
         """
         try:
             settings = Settings.parse(text)
@@ -388,7 +389,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
 
 
 def raw_memory_answers(machine: Machine) -> dict[str, Any]:
-    """Return `torch.cuda.caching_allocator_alloc` and its counterpart, as the driver has them."""
+    """Return the functions behind `torch.cuda.caching_allocator_alloc` and its counterpart."""
     blocks: dict[int, tuple[Any, Any]] = {}  # by address, with their GPU
 
     def raw_allocate(size: int, stream: int) -> int:
@@ -401,7 +402,7 @@ def raw_memory_answers(machine: Machine) -> dict[str, Any]:
         return block.address
 
     def raw_free(address: int) -> None:
-        """Free what was allocated at an address."""
+        """Free the memory that `raw_allocate` returned at this address."""
         gpu, block = blocks.pop(address)
         gpu.allocator.free(block)
 
@@ -412,9 +413,9 @@ def raw_memory_answers(machine: Machine) -> dict[str, Any]:
 
 
 def nvtx() -> SimpleNamespace:
-    """Return `torch._C._nvtx`: names for a timeline, which a real GPU's profiler would show.
+    """Return the functions of `torch._C._nvtx`, which name ranges on a real profiler's timeline.
 
-    Ranges count their depth; nothing else is kept.
+    Here they only count how deeply ranges are nested.
     """
     open_ranges = threading.local()
 
@@ -424,7 +425,7 @@ def nvtx() -> SimpleNamespace:
         return open_ranges.depth - 1
 
     def pop() -> int:
-        """End a range and return the depth that is left."""
+        """End a range and return the remaining depth."""
         open_ranges.depth = getattr(open_ranges, "depth", 0) - 1
         return open_ranges.depth
 

@@ -18,7 +18,7 @@ from virtualgpu.stream_numbers import raw_stream
 def python_frames() -> list[dict[str, Any]]:
     """Return the caller's Python stack, innermost frame first.
 
-    The virtual GPU's own functions are left out, and so is what started the script.
+    The virtual GPU's own functions and the code that started the script are left out.
     """
     frames = []
     frame: FrameType | None = sys._getframe(1)
@@ -32,7 +32,10 @@ def python_frames() -> list[dict[str, Any]]:
 
 
 def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dict[str, Any]:
-    """Return a snapshot of the machine's memory, of all pools or of one, as PyTorch's C++ does."""
+    """Return a snapshot of the machine's memory as PyTorch's C++ does.
+
+    With `pool`, the snapshot has only the segments of this pool.
+    """
     settings = machine.gpus[0].allocator.settings
     divisions = settings.divisions
     chosen = pool[:2] if pool else NO_POOL
@@ -57,12 +60,12 @@ def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dic
 
 
 def _raw(gpu: Gpu, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries, with CUDA's numbers for streams."""
+    """Return the entries with the numbers that CUDA would give their streams."""
     return [entry | {"stream": raw_stream(gpu.index, entry["stream"])} for entry in entries]
 
 
 def answers(machine: Machine) -> dict[str, Any]:
-    """Return the functions of `torch._C` that torch.cuda.memory calls for its histories."""
+    """Return the functions of `torch._C` that torch.cuda.memory calls for histories."""
     metadata = {"text": ""}
 
     def record(
@@ -77,9 +80,9 @@ def answers(machine: Machine) -> dict[str, Any]:
         pinned_memory: bool = False,
         cuda: bool = True,
     ) -> None:
-        """Start or end the history of every GPU; the last two arguments are torch 2.14's.
+        """Start or end the history of every GPU's memory. torch 2.14 added the last two arguments.
 
-        Stacks are of Python only: below a virtual GPU there is no C++ that anyone would look for.
+        Only Python stacks are kept, because a virtual GPU has no C++ code of interest.
         """
         if pinned_memory:
             raise unsupported("a history of pinned memory")
@@ -110,7 +113,7 @@ def answers(machine: Machine) -> dict[str, Any]:
         record("all" if enabled else None, context, "python", max_entries, *rest)
 
     def traceback_of(address: int) -> list[dict[str, Any]] | None:
-        """Return the Python stack that allocated the block at an address; None if unknown."""
+        """Return the Python stack that allocated the block at an address, or None if unknown."""
         for gpu in machine.gpus:
             for segment in gpu.allocator.segments():
                 for block in segment["blocks"]:

@@ -30,8 +30,8 @@ SAMPLE_SECONDS = 1 / 6
 class GpuReport:
     """The state of one virtual GPU at one moment. Sizes in bytes, clocks in MHz, power in watts.
 
-    `busy`, from 0 to 1, is the share of a sample period for which work is queued: the host's clock
-    stands still while it asks.
+    `busy`, from 0 to 1, is the share of a sample period for which work is queued. The host's
+    clock does not advance while NVML asks.
     """
 
     index: int
@@ -103,8 +103,8 @@ def gpu_report(gpu: Gpu) -> GpuReport:
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield `pynvml` with a replacement of every function that would ask the real library.
 
-    Each answers, or raises NVML's own error for what is not supported. Where the package
-    nvidia-ml-py is not installed, nothing is yielded.
+    Unsupported functions raise NVML's own error. Without the package nvidia-ml-py, yield
+    nothing.
     """
     try:
         pynvml = importlib.import_module("pynvml")
@@ -121,7 +121,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 @cache
 def _asking(pynvml: ModuleType) -> list[str]:
-    """Return the names of the functions that ask the real library."""
+    """Return the names of the functions of `pynvml` that call the real library."""
     kept = (
         "nvmlExceptionClass",
         "nvmlStructToFriendlyObject",
@@ -203,7 +203,7 @@ class System:
         }
 
     def _of_gpu(self, answer: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of a handle that calls `answer` with the GPU's report."""
+        """Return a function that takes a handle and calls `answer` with the report of its GPU."""
 
         def call(handle: Any, *args: Any, **kwargs: Any) -> Any:
             """Call the function with the GPU's report. Raise NVML's error for an invalid handle."""
@@ -214,7 +214,7 @@ class System:
         return call
 
     def _once_started(self, answer: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `answer`, which raises NVML's error before nvmlInit."""
+        """Return `answer`, changed to raise NVML's error if nvmlInit was not called before."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             """Call the function. Raise NVML's error if nvmlInit was not called before."""
@@ -225,7 +225,7 @@ class System:
         return call
 
     def _start(self, flags: int = 0) -> None:
-        """Start NVML; each start needs a stop."""
+        """Start NVML. Each start needs a stop."""
         self._started += 1
 
     def _stop(self) -> None:
@@ -240,13 +240,13 @@ class System:
         return 1000 * major + 10 * minor
 
     def _by_index(self, index: int) -> Gpu:
-        """Return the handle of the GPU with this number."""
+        """Return the handle of the GPU with this index."""
         if not 0 <= index < len(self._machine.gpus):
             raise self._error("INVALID_ARGUMENT")
         return self._machine.gpus[index]
 
     def _search(self, field: str, value: str | bytes) -> Gpu:
-        """Return the handle of the GPU whose report has this value."""
+        """Return the handle of the GPU whose report has this value in `field`."""
         if isinstance(value, bytes):
             value = value.decode()
         for gpu in self._machine.gpus:
@@ -255,7 +255,7 @@ class System:
         raise self._error("NOT_FOUND")
 
     def _clock(self, gpu: GpuReport, kind: int) -> int:
-        """Return a clock of a GPU, in MHz."""
+        """Return the GPU's clock of this kind, in MHz."""
         if kind == self._nvml.NVML_CLOCK_MEM:
             return gpu.memory_clock
         return gpu.sm_clock

@@ -43,7 +43,7 @@ _MOVES = ("to", "cuda", "cpu")  # methods of tensors that the virtual GPU replac
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each owner with its names that change, and their new values."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     profiler = torch.autograd.profiler
     session = _Session(machine)
     names: dict[str, Any] = {"_supported_activities": lambda: {CPU, CUDA}}
@@ -110,7 +110,7 @@ def _end_ranges(self: Any, *error: object) -> bool:
 
 
 class _Session:
-    """The profiler's functions, and the one recording that can be under way in a process."""
+    """The profiler's functions, and the recording of this process if one is under way."""
 
     def __init__(self, machine: Machine) -> None:
         """Start without a recording."""
@@ -161,7 +161,7 @@ def _of_host(activities: set) -> set:
 
 
 class _Recording:
-    """The steps of the clock while the profiler is on, each with the host's time after it."""
+    """The steps of the clock while the profiler is on, each with the host's time after the step."""
 
     def __init__(self, machine: Machine, with_host: bool) -> None:
         """Listen to the clock, and show moves of tensors as operators in the real profiler."""
@@ -411,7 +411,7 @@ def _number(name: str) -> str | None:
 def _of_steps(
     steps: list[_Step], marks: dict[int, dict[str, Any]], base: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a slice for each step, and an arrow from the operator to the work that it launched."""
+    """Yield for each step a slice, and an arrow to it from the operator that launched it."""
     for device in sorted({step.device_index() for step in steps if step.on_device}):
         process = {"ph": "M", "pid": device, "tid": 0}
         yield process | {"name": "process_name", "args": {"name": "python"}}
@@ -435,9 +435,10 @@ def _of_steps(
 
 
 def _sorted_out(events: list[Any]) -> tuple[list[Any], list[_Mark]]:
-    """Return the events that are not inside an operator's Python, and the marks.
+    """Separate the marks from the other events, and return (events, marks).
 
-    Each mark has the innermost of these events around it as its operator.
+    Events inside an operator's own Python code are left out. The operator of a mark is the
+    innermost remaining event around it.
     """
     host: list[Any] = []
     marks: list[_Mark] = []

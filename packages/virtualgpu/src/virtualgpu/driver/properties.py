@@ -43,7 +43,7 @@ class DeviceProperties:
     is_multi_gpu_board: int = 0
 
     def __repr__(self) -> str:
-        """Return the properties in PyTorch's words."""
+        """Return the properties in one line, in the format of PyTorch."""
         return (
             f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
             f"total_memory={self.total_memory // MIB}MB, "
@@ -54,7 +54,7 @@ class DeviceProperties:
 
 
 def properties(profile: Profile, total_memory: int, index: int) -> DeviceProperties:
-    """Return the properties of the GPU with this number, whose model is `profile`."""
+    """Return the properties of a GPU of the model `profile`, with this memory and index."""
     return DeviceProperties(
         name=profile.name,
         major=profile.major,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def report(machine: "Machine") -> dict[str, Any]:
-    """Return the report for nvidia-smi, with this process's own memory, streams and line."""
+    """Return the report for nvidia-smi, together with this process's memory, streams and line."""
     from virtualgpu.driver import nvml
 
     found = nvml.report(machine).plain()
@@ -33,7 +33,7 @@ def report(machine: "Machine") -> dict[str, Any]:
 
 
 def _busy_streams(gpu: "Gpu") -> list[str]:
-    """Return the names of the streams that have work, at this moment of the machine's clock."""
+    """Return the names of the streams with unfinished work at this time of the machine's clock."""
     now, names = gpu.machine.clock.host, []
     for stream_id, stream in sorted(gpu.streams.copy().items()):
         if stream.ready > now:
@@ -43,9 +43,10 @@ def _busy_streams(gpu: "Gpu") -> list[str]:
 
 
 def process() -> dict[str, Any]:
-    """Return this process's id, its program, its rank and the user's line that runs.
+    """Return this process's id, its program, its rank and the user's line that is running.
 
-    The line is that of the main thread: (location, text), or None if no line of the user's runs.
+    The line is that of the main thread as (location, text). It is None if none of the user's
+    lines is running.
     """
     line = None
     for filename, number, function in _main_calls():
@@ -82,9 +83,9 @@ def _program() -> str:
 
 
 def answer() -> smi.Server | None:
-    """Start a server that reports real GPUs, or return None where the system has no local sockets.
+    """Start a server that reports real GPUs, or return None if the system has no local sockets.
 
-    It ends with the process. nvidia-smi stays the driver's own.
+    The server ends with the process. The program nvidia-smi remains the driver's own.
     """
     if not hasattr(socket, "AF_UNIX"):
         return None
@@ -94,7 +95,8 @@ def answer() -> smi.Server | None:
 def report_of_real_gpus() -> dict[str, Any]:
     """Return the bytes that PyTorch holds on each real GPU that this process uses.
 
-    CUDA reports neither streams nor work to another thread without disturbing a graph's capture.
+    Streams and running work are missing, because asking CUDA for them from another thread would
+    disturb a graph capture.
     """
     gpus: list[dict[str, Any]] = []
     cuda: Any = sys.modules.get("torch.cuda")

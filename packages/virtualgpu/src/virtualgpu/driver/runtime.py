@@ -35,7 +35,7 @@ _TEXTS = {
 
 
 class CudaError(int):
-    """The number of an error that a function of the runtime returns; 0 for none."""
+    """The number of the error that a function of the runtime returns. 0 means no error."""
 
     success: "CudaError"
 
@@ -50,7 +50,7 @@ def free_and_total(gpu: Gpu) -> tuple[int, int]:
 
 
 def runtime(machine: Machine) -> SimpleNamespace:
-    """Return the functions of `torch.cuda.cudart()`; each returns the number of an error."""
+    """Return the functions of `torch.cuda.cudart()`. Each returns the number of an error."""
 
     def memory_info(device: Any) -> tuple[int, int]:
         """Return a GPU's free bytes and all of its bytes."""
@@ -75,12 +75,12 @@ def runtime(machine: Machine) -> SimpleNamespace:
         return CudaError(400)
 
     def register(address: int, nbytes: int, flags: int) -> CudaError:
-        """Count host memory at an address as page-locked."""
+        """Treat the host memory at this address as page-locked."""
         pinned.registered[address] = nbytes
         return CudaError.success
 
     def unregister(address: int) -> CudaError:
-        """Count host memory at an address as ordinary again."""
+        """Treat the host memory at this address as ordinary memory again."""
         if pinned.registered.pop(address, None) is None:
             return CudaError(1)
         return CudaError.success

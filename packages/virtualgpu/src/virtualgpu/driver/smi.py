@@ -67,7 +67,7 @@ class Server:
                     continue  # the program did not wait
 
     def environment(self) -> dict[str, str]:
-        """Write the program. Return the variables with which this process's children find it."""
+        """Write the program nvidia-smi. Return the variables with which child processes find it."""
         program = os.path.join(self.folder, "nvidia-smi")
         with open(program, "w") as file:
             command = f'"{sys.executable}" -I -S "{os.path.abspath(__file__)}"'
@@ -79,7 +79,7 @@ class Server:
     def close(self) -> None:
         """Stop listening and remove the folder.
 
-        A second call does nothing, nor does one in a child that was forked.
+        A second call does nothing. In a forked child, a call does nothing either.
         """
         import atexit
         import shutil
@@ -105,10 +105,10 @@ def _has_gone(connection: socket.socket) -> bool:
 
 
 def folder_prefix() -> str:
-    """Return how the names of the servers' folders begin on this computer.
+    """Return the prefix of the names of the servers' folders on this computer.
 
-    Computers of a cluster may share the folder of temporary files, and none can tell whether
-    another one's socket still answers.
+    It names the computer, because a cluster's computers may share the folder of temporary files
+    and cannot tell whether another computer's socket still answers.
     """
     import zlib
 
@@ -118,8 +118,8 @@ def folder_prefix() -> str:
 def addresses(*jobs: str) -> list[str]:
     """Return the addresses of this user's servers on this computer, also of ended servers.
 
-    The ranks of `labkit torchrun` have theirs in the folder of their job, which is in one of the
-    folders `jobs`.
+    Ranks of `labkit torchrun` have their servers in the folder of their job. `jobs` are the
+    folders that contain such job folders.
     """
     import glob
     import tempfile
@@ -136,7 +136,7 @@ def addresses(*jobs: str) -> list[str]:
 
 
 def remove_abandoned() -> None:
-    """Remove this user's folders of processes that were killed.
+    """Remove this user's folders that belong to killed processes.
 
     Their sockets refuse connections.
     """
@@ -183,9 +183,8 @@ def main(arguments: list[str]) -> int:
 def ask(address: str, timeout: float | None = None) -> dict[str, Any]:
     """Return the report of the machine behind the socket.
 
-    Raises:
-        MistakeError: There is no such machine any more.
-        TimeoutError: The process has not answered after `timeout` seconds.
+    Raises MistakeError if there is no such machine any more, and TimeoutError if the process has
+    not answered after `timeout` seconds.
     """
     text = b""
     try:
@@ -229,7 +228,7 @@ def answer(arguments: list[str], report: dict[str, Any]) -> str:
 
 
 def _parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the options with their values, and the other words."""
+    """Split the arguments into options with their values, and other words."""
     options: dict[str, str] = {}
     words: list[str] = []
     waiting = iter(arguments)
@@ -249,7 +248,7 @@ def _parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _not_supported(what: str) -> MistakeError:
-    """Return the error for arguments that virtual GPUs have no answer to."""
+    """Return the error for arguments that virtual GPUs do not support."""
     return MistakeError(
         f"nvidia-smi {what} is not supported for virtual GPUs. "
         "Supported: the table, -L, -i, --query-gpu, --query-compute-apps, topo -m."
@@ -257,7 +256,7 @@ def _not_supported(what: str) -> MistakeError:
 
 
 def _chosen(gpus: list[dict], options: dict[str, str]) -> list[dict]:
-    """Return the GPUs that -i names, by number, UUID or bus; without -i, all of them."""
+    """Return the GPUs that -i names by number, UUID or bus. Without -i, return all GPUs."""
     if "-i" not in options:
         return gpus
     names = options["-i"].split(",")
@@ -278,7 +277,7 @@ def _figure(key: str, unit: str = "", divisor: float = 1, digits: int = 0) -> Fi
 
 
 def _text(key: str) -> Field:
-    """Return a field that holds a text of the report."""
+    """Return a field that holds a text in the report."""
     return lambda row, report: (str(row[key]), "")
 
 
@@ -347,7 +346,7 @@ ALIASES = {
 
 
 def _apps(gpus: list[dict]) -> Iterator[dict]:
-    """Yield a row for each process that holds memory of a GPU: the GPU's, and the process's."""
+    """Yield a row, with the GPU's and the process's data, for each process on a GPU."""
     for gpu in gpus:
         for pid, program, held in gpu["processes"]:
             yield gpu | {"pid": pid, "program": program, "held": held}
@@ -356,10 +355,9 @@ def _apps(gpus: list[dict]) -> Iterator[dict]:
 def csv(
     names: str, format: str, fields: dict[str, Field], rows: list[dict], report: dict[str, Any]
 ) -> str:
-    """Return the fields of each row, as `--format=csv[,noheader][,nounits]` asks.
+    """Return the fields of each row in the format of `--format=csv[,noheader][,nounits]`.
 
-    Raises:
-        MistakeError: The format or a field is unknown; the words are nvidia-smi's.
+    Raises MistakeError, with nvidia-smi's words, if the format or a field is unknown.
     """
     styles = format.split(",")
     if "csv" not in styles:
@@ -394,7 +392,7 @@ def csv(
 
 
 def _head(name: str, field: Field, report: dict[str, Any], bare: bool) -> str:
-    """Return the head of a column: its name, and its unit in brackets if it has one."""
+    """Return the heading of a column: its name, and its unit in brackets if it has one."""
     example = report["gpus"][0] | {"pid": 0, "program": "", "held": 0}
     unit = field(example, report)[1]
     if unit:
@@ -467,7 +465,7 @@ def _processes(gpus: list[dict]) -> Iterator[str]:
 
 
 def topology(report: dict[str, Any], gpus: list[dict]) -> str:
-    """Return how the GPUs are joined: by NVLinks if the model has them, else by PCIe."""
+    """Return a matrix that says how the GPUs are connected: by NVLinks or by PCIe."""
     names = [f"GPU{gpu['index']}" for gpu in gpus]
     heads = "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
     lines = [f"\t\x1b[4m{heads}\x1b[0m"]

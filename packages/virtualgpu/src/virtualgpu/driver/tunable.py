@@ -37,7 +37,10 @@ def answers(machine: Machine) -> dict[str, Any]:
         return False
 
     def limit(variable: str, name: str) -> int:
-        """Return a limit of tuning. The environment variable overrides the program's setting."""
+        """Return a limit of tuning.
+
+        The environment variable has priority over the program's setting.
+        """
         return max(int(os.environ.get(f"{_PREFIX}MAX_TUNING_{variable}", kept[name])), 0)
 
     def tunes() -> bool:

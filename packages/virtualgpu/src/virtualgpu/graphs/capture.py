@@ -80,9 +80,9 @@ def _is_replaying() -> bool:
 
 
 class Outer:
-    """Placeholder among recorded arguments for memory outside the graph.
+    """Placeholder, among recorded arguments, for memory that does not belong to the graph.
 
-    A replay uses what is there at its time.
+    A replay uses the contents that the memory has at that time.
     """
 
     def __init__(self, x: torch.Tensor) -> None:
@@ -128,7 +128,7 @@ class Node(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """A storage that the graph uses and that the program can reach."""
+    """A storage that the graph uses and that the program can still reach."""
 
     storage: Callable[[], Any]
     writes: bool
@@ -306,7 +306,7 @@ class Capture:
         return result
 
     def made(self, x: torch.Tensor) -> torch.Tensor:
-        """Move the program's new tensor without values to the private pool, and return it."""
+        """Move a tensor that the program has just made to the private pool, and return it."""
         if self.gpu.machine.selected.in_operator:
             return x
         return homed(x)
@@ -350,7 +350,7 @@ class Capture:
 
 
 def homed(result: Any) -> Any:
-    """Return an operator's result with its values in the segments of their private pools."""
+    """Move the values of an operator's results to the segments of their pools, and return them."""
     homes: dict[int, Any] = {}
     return mapped(result, lambda x: _home(x, homes))
 
@@ -381,7 +381,7 @@ def _is_home(x: torch.Tensor) -> bool:
 
 
 def _at_home(memory: Memory, nbytes: int) -> Any:
-    """Return a storage of `nbytes` bytes in the segment of the memory's private pool."""
+    """Return a storage of `nbytes` bytes in the pool's segment, at the address of the memory."""
     block = memory.block
     assert block is not None
     segment = block.segment
@@ -399,9 +399,9 @@ def _at_home(memory: Memory, nbytes: int) -> Any:
 def shown(
     storage: Any, region: Region, gpu: Gpu, bits: tuple[bool, bool] = (False, False)
 ) -> VirtualTensor:
-    """Return the tensor that shows a region of a storage.
+    """Return a tensor that is a view of a region of a storage.
 
-    `bits` tell whether it shows the conjugate and whether it shows the negative.
+    `bits` say whether it is the conjugate and whether it is the negative of the memory.
     """
     with _DisableTorchDispatch():
         plain = plain_set(torch.empty(0, dtype=region.dtype, device="cpu"), storage, *region[:3])
@@ -423,7 +423,7 @@ def _copy(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _put_back(x: torch.Tensor, kept: int | None, value: torch.Tensor | None) -> None:
-    """Undo a write. `kept` and `value` are from before the write."""
+    """Undo a write. `kept` and `value` are the tensor's state before the write."""
     if value is None:
         return
     if type(x) is VirtualTensor:

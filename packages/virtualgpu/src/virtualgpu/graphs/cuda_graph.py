@@ -249,7 +249,7 @@ class CUDAGraph:
             file.write("digraph graph_1 {\n" + "\n".join(lines) + "\n}\n")
 
     def raw_cuda_graph(self) -> int:
-        """Raise NotImplementedError."""
+        """Raise NotImplementedError, because a virtual graph has no handle of CUDA."""
         because = "CUDA's own functions cannot read a graph of a virtual GPU"
         raise unsupported(f"CUDAGraph.raw_cuda_graph ({because})")
 
@@ -303,7 +303,7 @@ def _run(node: Node) -> None:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield torch.cuda, {"CUDAGraph": CUDAGraph}
     yield (
         torch.cuda.graphs,

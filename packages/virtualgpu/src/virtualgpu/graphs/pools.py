@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 def new_number() -> int:
-    """Return a new number for a pool or a graph.
+    """Return a number that no other pool or graph has.
 
     The id of a pool that the program created is (0, number), and that of a graph is (number, 0).
     """
@@ -75,7 +75,7 @@ def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
 
 
 def _of_thread() -> Callable[[int], bool]:
-    """Return a test that is true for requests of the calling thread, on any stream."""
+    """Return a function of a stream that is true for requests of the thread that is calling now."""
     caller = threading.get_ident()
     return lambda stream: threading.get_ident() == caller
 
@@ -117,7 +117,7 @@ def answers(machine: Machine) -> dict[str, Any]:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield torch._C, answers(machine)
     for module in (torch.cuda, torch.cuda.memory):
         yield module, {"MemPool": MemPool, "use_mem_pool": use_mem_pool}

@@ -18,7 +18,7 @@ MODULE = "torch.utils.benchmark.utils.timer"  # not imported early: its import t
 
 
 def replacements(machine: Machine, timers: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) when the program imports the module `timers`."""
+    """Yield each object to change when `timers` is imported, with its new attributes by name."""
     original, make = timers.timer, timers.Timer.__init__
     signature = inspect.signature(make)
 

@@ -64,7 +64,7 @@ class HostOperators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False. Otherwise torch would wrap __torch_dispatch__, which hides the caller."""
+        """Return False, so that torch does not wrap __torch_dispatch__ and hide the caller."""
         return False
 
     def __torch_dispatch__(
@@ -265,7 +265,7 @@ def _waits(x: torch.Tensor, call: tuple) -> bool:
 
 
 def adopt(args: tuple) -> tuple:
-    """Return the arguments with those moved to the GPU that C++ made on the CPU in this call."""
+    """Move tensors to the GPU that C++ has made on the CPU in this call. Return all arguments."""
     gpu = next(x._gpu for x in tensors(args) if type(x) is VirtualTensor)
     waiting = gpu.machine.selected.waiting
 

@@ -17,7 +17,7 @@ from virtualgpu.hardware import Machine
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     loader = _MultiProcessingDataLoaderIter
     yield loader, {"_try_get_data": receiving(machine, loader._try_get_data)}
     yield worker, {"_worker_loop": working(machine, worker._worker_loop)}
@@ -40,7 +40,7 @@ def receiving(machine: Machine, receive: Callable[..., Any]) -> Callable[..., An
 
 
 def working(machine: Machine, work: Callable[..., None]) -> Callable[..., None]:
-    """Return `work`, the loop of a worker, without instrumented operators.
+    """Return `work`, the main loop of a worker process, without instrumented operators.
 
     A forked worker has no GPU, and instrumenting its operators would double their cost.
     """

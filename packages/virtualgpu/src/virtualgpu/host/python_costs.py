@@ -16,7 +16,7 @@ from virtualgpu.hardware import Machine
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield torch._C, asking_for_a_trace(machine)
     yield (
         nn.Module,
@@ -37,7 +37,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:
-    """Return the function of `torch._C` that `Module.__call__` calls once, by its name.
+    """Return, by name, a function of `torch._C` that each module's call calls once.
 
     It returns the tracing state. From PyTorch 2.15 on it returns whether there is one.
     """
@@ -103,7 +103,7 @@ def clearing(
     zero_grad: Callable[..., None],
     parameters: Callable[[Any], Iterable[torch.Tensor]],
 ) -> Callable[..., None]:
-    """Return `zero_grad`, of modules or of optimizers, with its host time."""
+    """Return `zero_grad`, of modules or of optimizers, changed to take host time."""
     profile = machine.profile
 
     @functools.wraps(zero_grad)

@@ -21,7 +21,7 @@ from virtualgpu.threads.thread_state import ThreadState
 def replacements(
     machine: Machine, mode: AbstractContextManager
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in Python's library.
+    """Yield each changed object of Python's library, with its new attributes by name.
 
     Threads take turns and run under `mode`, which would otherwise apply to one thread only.
     """
@@ -92,11 +92,11 @@ def outside_the_scheduler(
     start: Callable[[threading.Thread], None],
     in_turns: Callable[[threading.Thread], None],
 ) -> Callable[[threading.Thread], None]:
-    """Return `Thread.start`, which starts two kinds of threads without turns and host time.
+    """Return `Thread.start`, changed so that two kinds of threads do not take turns.
 
-    The progress of DataLoader's pinning thread depends on the real speed of other processes, and on
-    the modelled computers it has a processor of its own. Threads of the kit would not exist on a
-    real GPU, and a thread that watches a time limit must not wait for a turn.
+    The progress of DataLoader's pinning thread depends on the real speed of other processes, and
+    on the modelled computers it has a processor of its own. Threads of the kit would not exist
+    on a real GPU, and a thread that watches a time limit must not wait for a turn.
     """
 
     def run_untimed(run: Callable[[], None]) -> None:

@@ -30,7 +30,7 @@ _SITE_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in Python's library."""
+    """Yield each changed object of Python's library, with its new attributes by name."""
     real_sleep = time.sleep
 
     @functools.wraps(real_sleep)  # pickle finds the function by this name

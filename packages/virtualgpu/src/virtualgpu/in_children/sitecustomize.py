@@ -16,9 +16,9 @@ HERE = Path(__file__).resolve()
 
 
 class WithTorch:
-    """Finder that puts the machine in use after torch is loaded.
+    """Import finder that puts the machine in use as soon as torch is loaded.
 
-    If the kit itself imports torch, nothing is done, because the kit uses another machine.
+    If the kit itself imports torch, it does nothing, because the kit then uses another machine.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:

@@ -62,8 +62,8 @@ _current_graph_task = torch._C._current_graph_task_id  # -1 outside of a backwar
 def workspace_bytes(major: int, environment: Mapping[str, str]) -> int:
     """Return the bytes of cuBLAS's workspace on a GPU of compute capability `major`.
 
-    CUBLAS_WORKSPACE_CONFIG in the environment gives them, as pairs ":KIBS:COUNT"; otherwise
-    NVIDIA's advice for the architecture holds.
+    CUBLAS_WORKSPACE_CONFIG in the environment sets the size, as pairs ":KIBS:COUNT". Without it,
+    the size is NVIDIA's advice for the architecture.
     """
     default = WORKSPACE_HOPPER if major in (9, 10) else WORKSPACE
     config = environment.get("CUBLAS_WORKSPACE_CONFIG")
@@ -81,9 +81,9 @@ def workspace_bytes(major: int, environment: Mapping[str, str]) -> int:
 
 
 def workspace_lt_bytes(environment: Mapping[str, str]) -> int:
-    """Return the bytes of cuBLASLt's workspace: 0 where it shares that of cuBLAS.
+    """Return the bytes of cuBLASLt's own workspace, or 0 if it shares the workspace of cuBLAS.
 
-    CUBLASLT_WORKSPACE_SIZE in the environment gives them in KiB.
+    CUBLASLT_WORKSPACE_SIZE in the environment sets the size in KiB.
     """
     if environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
         return 0
@@ -94,10 +94,10 @@ def workspace_lt_bytes(environment: Mapping[str, str]) -> int:
 
 
 class Held:
-    """A cuBLAS handle that a thread holds. It goes back when the thread's local variables end."""
+    """A cuBLAS handle that a thread holds. It is given back when the thread ends."""
 
     def __init__(self, handles: "Handles") -> None:
-        """Take the handle that was given back last, or a new one."""
+        """Take the handle that was given back last, or make a new one."""
         self._free = handles.free
         self.number = handles.free.pop() if handles.free else handles.new()
         # The streams whose workspaces are allocated: twice the stream's number for cuBLAS, and
@@ -113,8 +113,8 @@ class Held:
 class Handles:
     """The cuBLAS handles of one GPU, and the workspaces that belong to them.
 
-    The operators of a backward pass run on a thread of the GPU's own. It takes a handle like any
-    other thread, and keeps it.
+    Each GPU has a thread of its own for the operators of a backward pass. This thread takes a
+    handle like any other thread, and keeps it.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -174,7 +174,7 @@ class Handles:
 
 
 def handles(gpu: Gpu) -> Handles:
-    """Return the GPU's cuBLAS handles, which come into being here."""
+    """Return the cuBLAS handles of a GPU. The first call creates them."""
     found = gpu.libraries.get("cublas")
     if found is None:
         found = gpu.libraries["cublas"] = Handles(gpu)
@@ -197,9 +197,9 @@ def free_workspaces(gpu: Gpu, kept: Collection[tuple[int, int]]) -> None:
 
 
 def clear_workspaces(gpu: Gpu) -> None:
-    """Free cuBLAS's workspaces: each handle allocates them anew at its next use.
+    """Free cuBLAS's workspaces. Each handle allocates a new one at its next use.
 
-    This is `torch._C._cuda_clearCublasWorkspaces`.
+    It replaces `torch._C._cuda_clearCublasWorkspaces`.
     """
     found = gpu.libraries.pop("cublas", None)
     if found is not None:
@@ -207,10 +207,10 @@ def clear_workspaces(gpu: Gpu) -> None:
 
 
 def copied_bytes(matrix: torch.Tensor) -> int:
-    """Return the bytes of the copy that PyTorch makes of a factor for cuBLAS; 0 for none.
+    """Return the bytes of the copy that PyTorch makes of a factor for cuBLAS, or 0 for no copy.
 
-    The last two dimensions of `matrix` are the matrix. cuBLAS reads one whose rows or columns lie
-    dense, at a distance of at least their length.
+    The last two dimensions of `matrix` are the matrix. cuBLAS can read it without a copy if its
+    rows or its columns are contiguous and do not overlap.
     """
     if matrix.layout is not torch.strided or matrix.is_contiguous():
         return 0
@@ -266,10 +266,8 @@ def product(call: Call) -> Any:
 def product_of_bytes(call: Call) -> Any:
     """Compute a product of int8 matrices.
 
-    Source: `_int_mm_out_cuda` in ATen/native/cuda/Blas.cpp.
-
-    Raises:
-        RuntimeError: cuBLASLt does not multiply matrices of these sizes.
+    Source: `_int_mm_out_cuda` in ATen/native/cuda/Blas.cpp. Raises RuntimeError for sizes that
+        cuBLASLt does not multiply.
     """
     call.common_gpu()
     left, right = call.args[0], call.args[1]
@@ -382,9 +380,9 @@ def product_format(dtype: torch.dtype, gpu: Gpu, operation: str = "matmul") -> s
 
 
 def multiplies_in_tf32(*args: Any, **kwargs: Any) -> bool:
-    """Return whether a matrix product of these arguments uses TF32. cuSPARSE does not.
+    """Return whether a matrix product of these arguments uses TF32. Sparse products do not.
 
-    If a race changes what a product has read, it is computed again with plain tensors.
+    If a race changes what a product has read, the product is computed again with plain tensors.
     """
     gpu = getattr(args[0], "_gpu", None)
     if gpu is None:
@@ -442,7 +440,7 @@ def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 def grouped_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     """Return the work of a grouped product.
 
-    Each matrix of a batch meets only its own group of the other factor's columns.
+    Each matrix of a group is multiplied only with the columns of its own group.
     """
     left, right = call.args[:2]
     times = left.shape[0] if left.dim() > right.dim() else 1
@@ -477,7 +475,7 @@ def grouped_shape(
 
 @temporaries("mm", "bmm")
 def multiply(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Return the copies of a product's factors."""
+    """Yield the bytes of the copies of a product's factors."""
     # A bias may be added next: see virtualgpu.ops.gradients.
     result._gpu.machine.selected.product = weakref.ref(memory_of(result))
     return _product(call.args[0], call.args[1], result)
@@ -485,16 +483,16 @@ def multiply(call: Call, result: VirtualTensor) -> Iterator[int]:
 
 @temporaries("baddbmm", "baddbmm_")
 def add_batched_product(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Return the copies of the factors of a batched product with a summand."""
+    """Yield the bytes of the copies of the factors of a batched product with a summand."""
     return _product(call.args[1], call.args[2], result)
 
 
 @temporaries("addmm", "addmm_", "_addmm_activation")
 def add_product(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Return the copies of the factors of a product with a summand.
+    """Yield the bytes of the copies of the factors of a product with a summand.
 
-    cuBLASLt adds a bias of one dimension as it multiplies. Any other summand is copied into the
-    result first.
+    cuBLASLt adds a one-dimensional bias as part of the product. Any other summand is copied into
+    the result first.
     """
     bias, left, right = call.args[:3]
     rows, columns = right.shape
@@ -524,21 +522,21 @@ def _vector_product(
 
 @temporaries("mv")
 def matrix_vector(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Return the copies of the operands of a matrix times a vector."""
+    """Yield the bytes of the copies of the operands of a matrix times a vector."""
     return _vector_product(call.args[0], call.args[1], result)
 
 
 @temporaries("addmv", "addmv_")
 def add_matrix_vector(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Return the copies of the operands of a matrix times a vector, with a summand."""
+    """Yield the bytes of the copies for a matrix times a vector, with a summand."""
     return _vector_product(call.args[1], call.args[2], result)
 
 
 @temporaries("addbmm", "addbmm_", "dot", "vdot", "triangular_solve")
 def with_cublas(call: Call, result: Any) -> tuple:
-    """Allocate cuBLAS's workspace for an operator whose operands cuBLAS reads as they lie.
+    """Allocate cuBLAS's workspace for an operator whose operands need no copies.
 
-    Such are products of vectors, sums of products and triangular systems.
+    Examples are products of vectors, sums of products and triangular systems.
     """
     handles(call.args[0]._gpu).use()
     return ()

@@ -148,7 +148,10 @@ class Call:
             raise different_devices(self.args, self.kwargs)
 
     def _numbers_of_program(self) -> int:
-        """Return the number of CPU tensors without dimensions that the program made, not C++."""
+        """Return the number of CPU tensors without dimensions that the program itself has made.
+
+        Such tensors that C++ has made do not count.
+        """
         count = 0
         for x in self.tensors():
             if type(x) is not VirtualTensor and x.dim() == 0:
@@ -188,7 +191,7 @@ class Call:
             yield x, not (is_target and (op.overwrites or id(x) in given)), is_target
 
     def given_outputs(self) -> list[Tensor]:
-        """Return the tensors that the caller provided for results."""
+        """Return the tensors that the caller provides for results, such as `out=`."""
         if not self.kwargs:
             return []
         given = [self.kwargs.get(name) for name in self.op.outs]
@@ -261,28 +264,31 @@ def temporaries(*names: str) -> Callable[[Temporaries], Temporaries]:
 
 
 def device_time(*names: str) -> Callable[[DeviceTime], DeviceTime]:
-    """Register the work of these operators' kernels in addition to moving their bytes."""
+    """Register a function that returns the work of these operators' kernels.
+
+    Operators without such a function only take the time of moving their bytes.
+    """
     return _registering(DEVICE_TIMES, names)
 
 
 def shapes_by(*names: str) -> Callable[[Rule], Rule]:
-    """Register how to get the shapes of these operators' results on the meta device.
+    """Register a function that returns the results of these operators on the meta device.
 
-    PyTorch's own kernel there refuses arguments that CUDA accepts.
+    It gives their shapes. PyTorch's own meta kernel refuses arguments that CUDA accepts.
     """
     return _registering(SHAPES, names)
 
 
 def composes(*names: str) -> Callable[[Rule], Rule]:
-    """Register the parts of these composite operators on CUDA, above autograd.
+    """Register the decorated function as these composite operators' implementation on CUDA.
 
-    The decorated function gets the operator's arguments.
+    It gets the operator's arguments and calls other operators, above autograd.
     """
     return _registering(COMPOSITES, names)
 
 
 def composes_dtensors(*names: str) -> Callable[[Rule], Rule]:
-    """Register the parts of these composite operators for DTensors on a GPU.
+    """Register the decorated function as these composite operators' implementation for DTensors.
 
     C++ would choose the CPU's operators, which have no rule for DTensors.
     """
@@ -303,21 +309,24 @@ def device_error(*names: str) -> Callable[[Rule], Rule]:
 
 
 def asserts(assertion: str, *names: str, cpu: str = "out of range|out of bounds") -> None:
-    """Register what the CUDA kernels of these operators assert.
+    """Register the text of the assert that fails in the CUDA kernels of these operators.
 
-    The texts are those of torch 2.11 on an H200 (benchmarks/fidelity/h200/probe.json). The pattern
-    `cpu` recognises the error that the CPU's kernel raises instead.
+    The texts are those of torch 2.11 on an H200 (benchmarks/fidelity/h200/probe.json). The
+    pattern `cpu` recognises the error that the CPU's kernel raises instead.
     """
     ASSERTIONS.update(dict.fromkeys(names, (assertion, re.compile(cpu))))
 
 
 def cuda_kernel(kernel: str, *names: str) -> None:
-    """Register the name of CUDA's kernel for these operators, which an error names."""
+    """Register the name that CUDA's errors use for the kernel of these operators."""
     CUDA_KERNELS.update(dict.fromkeys(names, kernel))
 
 
 def cuda_operator(name: str, cuda: str, **renamed: str) -> None:
-    """Register CUDA's operator for an operator of the CPU, and its arguments' other names."""
+    """Register the operator that CUDA runs in place of a CPU operator.
+
+    `renamed` maps names of arguments to CUDA's names.
+    """
     CUDA_OPERATORS[name] = cuda, renamed
 
 
@@ -335,7 +344,7 @@ UNDECLARED_VIEWS = {"_unsafe_view"}  # views that the schema does not mention, t
 
 
 class Operator:
-    """What is known about one operator of PyTorch, an OpOverload.
+    """The kit's knowledge about one operator of PyTorch, an OpOverload.
 
     written: the names of the arguments that it writes to
     outs: the names of the arguments that the caller provides for results
@@ -413,7 +422,7 @@ _NO_OPERATOR: Any = None
 
 
 def operator(func: Any) -> Operator:
-    """Return what is known about this OpOverload."""
+    """Return the Operator that describes this OpOverload."""
     found = _operators.get(id(func))
     if found is None:
         found = _operators[id(func)] = Operator(func)
@@ -421,9 +430,9 @@ def operator(func: Any) -> Operator:
 
 
 def different_devices(*values: Any) -> DifferentDevicesError:
-    """Return the error for several devices, before CUDA's words for the operator are known.
+    """Return a general error about several devices.
 
-    `faults.of_operator` names the argument if CUDA does.
+    `faults.of_operator` later replaces it with the words that CUDA uses for the operator.
     """
     return DifferentDevicesError(at_least_two([("", x) for x in tensors(*values)]))
 
@@ -439,7 +448,7 @@ def bytes_of(x: Tensor) -> int:
 
 
 def made_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a composite operator as C++ does.
+    """Run a composite operator by its parts, as C++ does.
 
     `OpOverload.decompose` prefers Python's version, whose LSTM is wrong in torch 2.11.
     """
@@ -448,7 +457,7 @@ def made_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def made_on(gpu: Gpu) -> Iterator[None]:
-    """Create on this GPU what C++ would create on the CPU in the block."""
+    """Create on this GPU all tensors that C++ would create on the CPU in the block."""
     selected = gpu.machine.selected
     before, selected.made_on = selected.made_on, gpu
     try:

@@ -133,7 +133,7 @@ def ndtr(args: tuple, kwargs: dict) -> None:
 
 
 def _result_on_device(function: str, of_result: bool = True) -> Callable[[tuple, dict], None]:
-    """Return the check that `out` is on the device of the input.
+    """Return a check that `out` is on the device of the input.
 
     `of_result` is False for functions that call `checkSameDevice` with exchanged arguments.
     """
@@ -161,7 +161,7 @@ checks("linalg_tensorsolve.out")(_result_on_device("tensorsolve"))
 
 
 def _windowed(name: str, position: int) -> Callable[[tuple, dict], None]:
-    """Return the check of a window, which is the argument at this position."""
+    """Return a check of the device of a window, the argument at this position."""
 
     def check(args: tuple, kwargs: dict) -> None:
         """Check the device of the window, as native/SpectralOps.cpp does."""

@@ -114,7 +114,7 @@ def vander(
 
 
 def _with_number(operator: Any) -> Any:
-    """Return a quantile with a number, which becomes a tensor of fractions.
+    """Return a quantile function for a number, which becomes a tensor of fractions on the GPU.
 
     Source: native/Sorting.cpp.
     """
@@ -138,7 +138,7 @@ composes("nanquantile.scalar")(_with_number(torch.nanquantile))
 
 
 def _by_rank(operator: Any, ignores_nan: bool) -> Any:
-    """Return a quantile with a tensor of fractions, whose values are not read.
+    """Return a quantile function for a tensor of fractions, which reads none of its values.
 
     native/Sorting.cpp composes it in this way on CUDA.
     """
@@ -214,9 +214,9 @@ def svdvals(x: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
 
 @checks("gradient.tensorarrayint", "gradient.tensorarray")
 def check_devices(args: tuple, kwargs: dict) -> None:
-    """Raise RuntimeError unless the coordinates are on the device of the values.
+    """Raise RuntimeError unless the coordinates and the values are on one device.
 
-    The words are those of native/ReduceOps.cpp.
+    The text of the error is that of native/ReduceOps.cpp.
     """
     for coordinates in kwargs["spacing"]:
         if coordinates.device != args[0].device:
@@ -316,9 +316,10 @@ def matrix_rank_of_tolerance(
 
 
 def _into_output(operator: Any) -> Any:
-    """Return an operator that writes to a given output.
+    """Return a version of an operator that writes to a given output.
 
-    C++ creates further tensors before it sees a device tensor. They are created on the GPU.
+    In C++ the operator creates further tensors before it sees a device tensor. Here they are
+    created on the GPU.
     """
 
     def composed(*args: Any, **kwargs: Any) -> Any:

@@ -94,7 +94,7 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
 def _copy_with_host(
     source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_blocking: bool, waits: bool
 ) -> None:
-    """Copy between a GPU and the host, which waits for the copy or not."""
+    """Copy between a GPU and the host. The host waits for the copy if `waits` is true."""
     machine, to_host = gpu.machine, type(source) is VirtualTensor
     device_side, host_side = (source, target) if to_host else (target, source)
     if not non_blocking:
@@ -163,10 +163,10 @@ def blank(
     target: torch.Tensor,
     makes_up: Callable[[torch.dtype], bool | int | float] | None,
 ) -> None:
-    """Fill a tensor on the host to which values are copied that were not kept.
+    """Fill a tensor on the host that receives a copy of values that were not kept.
 
-    It gets made-up values if `makes_up` is given. Otherwise floats become NaN, and integers do not
-    change.
+    It gets made-up values if `makes_up` is given. Otherwise floats become NaN, and integers do
+    not change.
     """
     if makes_up is not None:
         value = makes_up(target.dtype)
@@ -180,9 +180,9 @@ def blank(
 
 @handles("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
 def scatter_into_view(call: Call) -> Any:
-    """Copy a tensor, then copy another one into a view of the copy (native/TensorShape.cpp).
+    """Copy a tensor, then write another tensor into a view of the copy.
 
-    The other one may be on any device.
+    The other tensor may be on any device. Source: native/TensorShape.cpp.
     """
     x, source = call.args[:2]
     if x.device == source.device:

@@ -80,7 +80,7 @@ ONLY: dict[str, Callable[[Call], bool]] = {
 
 
 def watched(name: str, handler: Handler) -> Handler:
-    """Return the handler, with a check of the calls that are not deterministic."""
+    """Return the handler with a check that raises or warns for nondeterministic calls."""
     if name not in ALERTS:
         return handler
     meant = ONLY.get(name, lambda call: True)
@@ -94,7 +94,7 @@ def watched(name: str, handler: Handler) -> Handler:
 
 
 def alert(kernel: str) -> None:
-    """Raise RuntimeError or warn that a kernel is not deterministic, as PyTorch is set."""
+    """Raise RuntimeError, or warn, that a kernel is not deterministic."""
     if torch.is_deterministic_algorithms_warn_only_enabled():
         _say(
             f"{kernel} does not have a deterministic implementation, but you set "
@@ -114,7 +114,10 @@ def alert(kernel: str) -> None:
 
 
 def require_fixed_workspaces() -> None:
-    """Raise or warn unless cuBLAS's workspaces have a fixed size, which fixes its sums, too."""
+    """Raise or warn unless cuBLAS's workspaces have a fixed size.
+
+    With a fixed size, cuBLAS always sums in the same order.
+    """
     if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
         _say(
             "Deterministic behavior was enabled with either "
@@ -129,7 +132,7 @@ def require_fixed_workspaces() -> None:
 
 
 def _say(words: str) -> None:
-    """Raise RuntimeError, or warn if PyTorch is set to warn only."""
+    """Raise RuntimeError with this text, or warn if PyTorch is set to warn only."""
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         raise RuntimeError(words)
     warn_as_cpp(words)

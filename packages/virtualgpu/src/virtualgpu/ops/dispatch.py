@@ -91,7 +91,7 @@ def _prepare(op: Operator) -> Handler:
 
 
 def _counting(handler: Handler) -> Handler:
-    """Return the handler of an operator on lists, which also increments version counters.
+    """Return a handler for an operator on lists that also increments tensors' version counters.
 
     Autograd counts in-place writes, except those of operators on lists. There CUDA's own kernels
     count them.
@@ -106,7 +106,7 @@ def _counting(handler: Handler) -> Handler:
 
 
 def choose(op: Operator) -> Handler:
-    """Return the family's own function for the operator, or the one for its kind."""
+    """Return the handler registered for the operator, or else the handler for its kind."""
     func, name = op.func, op.name
     if func.namespace in RANKS:
         return RANKS[func.namespace]()

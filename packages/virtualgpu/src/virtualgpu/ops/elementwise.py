@@ -92,7 +92,7 @@ def overwriting(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @temporaries("abs")
 def of_complex(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the temporary of a complex argument, which is first computed as complex numbers.
+    """Return the bytes of a temporary in complex numbers, if the argument is complex.
 
     Source: aten/src/ATen/native/UnaryOps.cpp.
     """
@@ -120,9 +120,9 @@ def angle(call: Call) -> torch.Tensor:
 
 @temporaries("pow")
 def power_of_a_number(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the temporary of a number's power: the number as a tensor on the GPU.
+    """Return the bytes of the temporary of a number's power: the number as a tensor on the GPU.
 
-    Powers of 1 are filled in instead (aten/src/ATen/native/Pow.cpp).
+    Powers of 1 have none, because the result is only filled (aten/src/ATen/native/Pow.cpp).
     """
     if call.func is not aten.pow.Scalar or call.args[0] == 1:
         return ()
@@ -181,7 +181,7 @@ def log_sigmoid_backward(call: Call) -> Any:
 
 
 def _choice(x: Any, other: Any, condition: torch.Tensor) -> torch.Tensor:
-    """Return `torch.where` after making tensors of numbers on the GPU."""
+    """Return `torch.where`, after numbers have become tensors on the GPU."""
     dtype = torch.result_type(x, other)
     device = condition.device
     if isinstance(x, torch.Tensor):
@@ -197,7 +197,7 @@ def _choice(x: Any, other: Any, condition: torch.Tensor) -> torch.Tensor:
 
 @composes("where.ScalarOther")
 def where_scalar_other(condition: torch.Tensor, x: torch.Tensor, other: Any) -> torch.Tensor:
-    """Choose elements of a tensor or a number, which becomes a tensor on the GPU.
+    """Compute `torch.where` with a number in second place, which becomes a tensor on the GPU.
 
     Source: aten/src/ATen/native/TensorCompare.cpp.
     """
@@ -206,7 +206,7 @@ def where_scalar_other(condition: torch.Tensor, x: torch.Tensor, other: Any) -> 
 
 @composes("where.ScalarSelf")
 def where_scalar_self(condition: torch.Tensor, x: Any, other: torch.Tensor) -> torch.Tensor:
-    """Choose a number, which becomes a tensor on the GPU, or elements of a tensor."""
+    """Compute `torch.where` with a number in first place, which becomes a tensor on the GPU."""
     return _choice(x, other, condition)
 
 
@@ -222,7 +222,7 @@ def allclose(call: Call) -> bool:
 
 @handles("equal")
 def equal(call: Call) -> bool:
-    """Return whether all elements are equal. The same memory is not read.
+    """Return whether all elements are equal. Views of the same memory are not read.
 
     Source: aten/src/ATen/native/cuda/Equal.cpp.
     """
@@ -245,7 +245,7 @@ def isfinite(call: Call) -> torch.Tensor:
 
 @handles("count_nonzero")
 def count_nonzero(call: Call) -> torch.Tensor:
-    """Compute the sum of a comparison with zero.
+    """Count the elements that are not zero, with a comparison and a sum.
 
     Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp.
     """
@@ -333,9 +333,10 @@ def softmax_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @device_time("_softmax_backward_data")
 def softmax_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of two kernels, because the product of gradient and output is its own.
+    """Return the work of a softmax's gradient, which takes two kernels.
 
-    Source: softmax_backward_cuda_out, ATen/native/cuda/SoftMax.cu.
+    The first one multiplies the gradient by the output. Source: softmax_backward_cuda_out,
+    ATen/native/cuda/SoftMax.cu.
     """
     return Work(2 * moved)
 

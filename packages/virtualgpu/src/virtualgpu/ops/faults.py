@@ -93,9 +93,10 @@ def survive(call: Call, error: Exception) -> Any:
 
 
 def _lacks_half(call: Call, error: Exception) -> tuple[torch.dtype, ...]:
-    """Return the formats of half precision for which only CUDA has a kernel.
+    """Return the half-precision formats that only CUDA's kernel supports.
 
-    Returns () unless the error says so. The operator has done nothing then.
+    Returns () unless the error says that the CPU's kernel lacks one. The operator has then done
+    nothing.
     """
     if hasattr(error, "of_cuda"):
         return ()
@@ -180,7 +181,7 @@ def as_on_cuda(call: Call, error: Exception) -> Exception:
 
 
 class NativeFunctions(NamedTuple):
-    """Names of operators, with overloads, by what PyTorch's list says about them."""
+    """Sets of operators, by name with overload, that PyTorch's list describes in a certain way."""
 
     by_themselves: frozenset[str] = frozenset()  # their kernels check devices
     by_argument: frozenset[str] = frozenset()  # generated code checks each argument
@@ -193,7 +194,10 @@ class NativeFunctions(NamedTuple):
 
 @cache
 def native_functions() -> NativeFunctions:
-    """Return what PyTorch's own list says. It is empty without the package that contains it."""
+    """Read PyTorch's list of operators and return what it says.
+
+    The sets are empty if the package that reads the list is not installed.
+    """
     package = importlib.util.find_spec("torchgen")
     if package is None or package.origin is None:
         return NativeFunctions()
@@ -247,7 +251,7 @@ def _whole(name: str, overload: str) -> str:
 
 
 def has_cpu_kernel_alone(func: Any) -> bool:
-    """Return whether an operator has a kernel for the CPU but none for CUDA in PyTorch's list."""
+    """Return whether PyTorch's list has a kernel of the operator for the CPU and none for CUDA."""
     schema = func._schema
     name = _whole(schema.name.removeprefix("aten::"), schema.overload_name)
     return name in native_functions().without_cuda

@@ -12,7 +12,7 @@ MOST = 4096  # plans that a GPU keeps by default (aten/src/ATen/native/cuda/CuFF
 
 
 class FftPlans:
-    """The plans of one GPU, the most recently used last."""
+    """The cached plans of one GPU, least recently used first."""
 
     def __init__(self) -> None:
         self.most = MOST
@@ -39,7 +39,7 @@ class FftPlans:
         self._keys.clear()
 
     def _shrink(self) -> None:
-        """Forget the least recently used plans that are too many."""
+        """Forget the least recently used plans until the limit is kept."""
         while len(self._keys) > self.most:
             self._keys.popitem(last=False)
 
@@ -51,7 +51,7 @@ def plans_of(gpu: Gpu) -> FftPlans:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield what to replace in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     gpus = machine.gpus
     yield torch, {"_cufft_clear_plan_cache": lambda index: plans_of(gpus[index]).clear()}
     # These properties hold PyTorch's functions.

@@ -26,10 +26,10 @@ sums_in_float32(aten._fft_r2c, aten._fft_c2c, aten._fft_c2r, formats=OF_TWO_BYTE
 
 
 def _gathered(x: Tensor, dims: Any) -> int:
-    """Return the bytes of the copy that puts the transformed dimensions last, or 0.
+    """Return the bytes of the copy that moves the transformed dimensions to the end, or 0.
 
-    No copy is needed if a view does this (`_exec_fft`). In half precision the last dimension must
-    be contiguous.
+    No copy is needed if a view can do this (`_exec_fft`). In half precision the last dimension
+    must be contiguous.
     """
     dims = [d % x.dim() for d in dims]
     if any(x.stride(d) == 0 and x.shape[d] > 1 for d in range(x.dim())):
@@ -57,7 +57,7 @@ def _step_by_step(call: Call, dims: Any) -> bool:
 
 
 def _require_powers_of_two(sizes: list[int], *rounds: slice) -> None:
-    """Raise RuntimeError for other sizes, which cuFFT does not transform in half precision.
+    """Raise RuntimeError for sizes that are not powers of two, which half precision needs.
 
     The error names the sizes of the first plan that fails.
     """
@@ -70,7 +70,7 @@ def _require_powers_of_two(sizes: list[int], *rounds: slice) -> None:
 
 
 def _use_plans(call: Call, dims: Sequence[int], several: bool) -> None:
-    """Note the plans of a transform: one of all dimensions, or one of each.
+    """Note the plans that a transform uses: one for all dimensions, or one for each.
 
     A plan is for one shape, layout, dtype and kind of transform, in both directions
     (aten/src/ATen/native/cuda/CuFFTPlanCache.h).
@@ -84,7 +84,7 @@ def _use_plans(call: Call, dims: Sequence[int], several: bool) -> None:
 
 @handles("_fft_r2c", "_fft_c2c")
 def transform(call: Call) -> Any:
-    """Transform to complex numbers."""
+    """Compute a Fourier transform with complex results."""
     x, dims = call.args[:2]
     several = _step_by_step(call, dims)
     if x.dtype in OF_TWO_BYTES:
@@ -110,7 +110,10 @@ def transform(call: Call) -> Any:
 
 @handles("_fft_c2r")
 def complex_to_real(call: Call) -> Any:
-    """Transform to real numbers. cuFFT overwrites its input here, so a copy is transformed."""
+    """Compute a Fourier transform with real results.
+
+    cuFFT overwrites its input in this transform, so a copy is transformed.
+    """
     x, dims, _, last = call.args
     if x.dtype in OF_TWO_BYTES:
         _require_powers_of_two([*(x.shape[d] for d in dims[:-1]), last], slice(None))
@@ -148,12 +151,12 @@ _NORMALIZATIONS = {
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield torch.fft, {name: _also_of_half(name) for name in (*_OF_COMPLEX, *_OF_REAL)}
 
 
 def _also_of_half(name: str) -> Callable[..., Tensor]:
-    """Return the function of `torch.fft`, which also accepts CUDA tensors in half precision."""
+    """Return a function of `torch.fft` that also accepts CUDA tensors in half precision."""
     original = getattr(torch.fft, name)
 
     @wraps(original)
@@ -177,7 +180,7 @@ def _of_half(
     s: Any = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Compute a function of `torch.fft` for real numbers.
+    """Compute a function of `torch.fft` for real numbers in half precision.
 
     Source: `fft_r2c`, `fft_rfftn` and `fft_ihfftn` of native/SpectralOps.cpp.
     """

@@ -109,10 +109,10 @@ def add(call: Call) -> Any:
 
 
 def _accumulates(gradient: Any, other: Any) -> bool:
-    """Return whether this sums two gradients of one node, the first of which may be overwritten.
+    """Return whether this sum adds two gradients at one node, and may overwrite the first one.
 
-    The sum in a formula differs. Its first term was made in the same node, or something else also
-    refers to it.
+    Other sums are part of a formula. Their first term was made in the same node, or something
+    else also refers to it.
     """
     if (
         type(gradient) is not VirtualTensor
@@ -142,11 +142,11 @@ def _accumulates(gradient: Any, other: Any) -> bool:
 
 
 def count_references(machine: Machine) -> None:
-    """Count the references to a gradient, before the first backward pass of a process.
+    """Measure how many references a gradient has, before a process's first backward pass.
 
     It must not happen earlier. On a machine with real GPUs autograd starts threads at that time,
-    and a child that is forked later cannot run a backward pass. The count happens in a new thread,
-    which has none of the program's modes, transforms or streams.
+    and a child that is forked later cannot run a backward pass. The count happens in a new
+    thread, which has none of the program's modes, transforms or streams.
     """
     if not _ALONE:
         done = _thread.allocate_lock()
@@ -156,7 +156,7 @@ def count_references(machine: Machine) -> None:
 
 
 def _count(host_operators: Callable[[Machine], Any], done: _thread.LockType) -> None:
-    """Run a backward pass with two gradients that nothing else refers to.
+    """Run a backward pass in which two gradients meet, and count one's references.
 
     It uses a machine that is never put in use.
     """
@@ -200,7 +200,7 @@ def _is_bias(x: Any, bias: Any) -> bool:
 
 @handles("logical_and", "logical_or", "masked_fill", "index_fill", "mul", "sub")
 def combine(call: Call) -> Any:
-    """Compute an operator, in place if a formula overwrites a temporary of its own."""
+    """Run an operator, in place if PyTorch's formula would overwrite its own temporary."""
     if _graph_task() == -1 or call.kwargs or not _is_own_temporary(call, *call.args[:2]):
         return operators.compute_or_into_given(call)
     return operators.compute(call.of(call.op.in_place()))

@@ -54,7 +54,7 @@ def sums_in_float32(
 
 
 def widened(x: Any) -> Any:
-    """Return a tensor or dtype of half precision in twice as many bits, others unchanged."""
+    """Return a half-precision tensor or dtype in its wider format, others unchanged."""
     if isinstance(x, torch.Tensor):
         if x.dtype in HALF:
             return x.float()
@@ -67,7 +67,7 @@ def widened(x: Any) -> Any:
 
 
 def _differ(args: tuple, dtype: torch.dtype) -> bool:
-    """Return whether an argument has another floating-point dtype than the first tensor."""
+    """Return whether an argument's floating-point dtype differs from that of the first tensor."""
     for x in args:
         if isinstance(x, torch.Tensor) and x.dtype is not dtype and x.dtype.is_floating_point:
             return True
@@ -81,9 +81,10 @@ def in_float32(
     require: Callable[[torch.dtype], None] | None = None,
     formats: tuple[torch.dtype, ...] = HALF,
 ) -> Callable[..., Any]:
-    """Return a kernel for plain tensors that computes in float32 (or complex64) and rounds.
+    """Return a kernel that computes in float32 (or complex64), and rounds the result.
 
-    It does so if the first tensor has one of the `formats`.
+    The kernel is for plain tensors. It does so only if the first tensor has one of the
+    `formats`.
     """
     name = func._schema.name.removeprefix("aten::")
     writes_first = name.endswith("_")

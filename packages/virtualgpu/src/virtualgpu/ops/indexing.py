@@ -84,7 +84,7 @@ cuda_operator("embedding", "index_select", weight="self", indices="index")
 
 @device_error("index", "index_put", "index_put_", "_index_put_impl_")
 def indices_elsewhere(given: Devices) -> str | None:
-    """Return CUDA's words for an index on another GPU than the tensor; None if there is none."""
+    """Return CUDA's message for an index on another GPU than the tensor, or None."""
     device = given[0][1].device
     for name, x in given:
         if name == "indices" and x.is_cuda and x.device != device:
@@ -97,7 +97,7 @@ def indices_elsewhere(given: Devices) -> str | None:
 
 @device_error("masked_fill", "masked_fill_")
 def mask_elsewhere(given: Devices) -> str | None:
-    """Return CUDA's words for a mask on another device than the tensor; None if it is there."""
+    """Return CUDA's message for a mask on another device than the tensor, or None."""
     own, mask = given[0][1].device, given[1][1].device
     if len(given) == 3 and given[2][1].dim():
         return (
@@ -117,7 +117,8 @@ def mask_elsewhere(given: Devices) -> str | None:
 def pick(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     """Return the work of picking elements of a table.
 
-    No more is read than is returned. What the second-level cache holds is read once.
+    The kernel reads at most as many bytes as it returns. Data that fit in the second-level cache
+    are read once.
     """
     table = call.args[0]
     chosen = sum(map(bytes_of, results))
@@ -156,14 +157,17 @@ def put_at(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 def _only_chosen(call: Call, moved: int, chosen: int) -> int:
-    """Return the bytes that are moved: in place, `chosen` bytes are read and written."""
+    """Return the bytes that the kernel moves.
+
+    In place, it only reads and writes the `chosen` bytes.
+    """
     if not call.op.name.endswith("_"):
         return moved
     return moved - 2 * bytes_of(call.args[0]) + 2 * min(chosen, bytes_of(call.args[0]))
 
 
 def own_zeros(call: Call) -> bool:
-    """Return whether a backward formula calls this operator on zeros that nobody else holds."""
+    """Return whether a backward formula calls this operator on zeros that only it refers to."""
     return _graph_task() != -1 and _node().name() in FILLS_OWN_ZEROS[call.op.name]
 
 
@@ -171,8 +175,7 @@ def own_zeros(call: Call) -> bool:
 def reduced(call: Call) -> Any:
     """Compute a scatter with a reduction.
 
-    Raises:
-        RuntimeError: CUDA has no kernel of this reduction for the dtype.
+    Raises RuntimeError if CUDA has no kernel of this reduction for the dtype.
     """
     _refuse_products(call)
     if call.op.written:
@@ -181,13 +184,9 @@ def reduced(call: Call) -> Any:
 
 
 def _refuse_products(call: Call) -> None:
-    """Check that CUDA has a kernel for a reduction of this dtype.
+    """Raise RuntimeError if CUDA has no kernel for a reduction of this dtype.
 
-    Reductions other than sums have no kernels for complex numbers and booleans
-    (native/cuda/ScatterGatherKernel.cu).
-
-    Raises:
-        RuntimeError: CUDA has no such kernel.
+    Only sums have kernels for complex numbers and booleans (native/cuda/ScatterGatherKernel.cu).
     """
     x, reduction = call.args[0], call.argument("reduce")
     if reduction in (None, "add", "sum") or not call.args[2].numel():
@@ -202,7 +201,7 @@ def _refuse_products(call: Call) -> None:
 
 @handles("scatter_add", "scatter", "index_add", "put")
 def scatter(call: Call) -> Any:
-    """Compute an operator that scatters, in place where a backward formula does so."""
+    """Compute an operator that scatters. Inside a backward formula, scatter in place."""
     _refuse_products(call)
     if call.op.outs:
         return operators.into_given(call)
@@ -212,7 +211,7 @@ def scatter(call: Call) -> Any:
 
 
 def in_place(call: Call) -> Any:
-    """Compute the variant that writes into the operator's first argument, and return this."""
+    """Run the in-place variant of the operator, and return its first argument."""
     operators.mixed(call.of(call.op.in_place()))
     return call.args[0]
 
@@ -221,11 +220,9 @@ def in_place(call: Call) -> Any:
 
 
 def check_indices(x: torch.Tensor, indices: Any) -> None:
-    """Check that each index is on the CPU or on the tensor's GPU.
+    """Raise CUDA's RuntimeError unless each index is on the CPU or on the tensor's GPU.
 
-    Raises:
-        RuntimeError: An index is on a different GPU, or the tensor is on the CPU and an index is
-            on a GPU. The text is CUDA's.
+    If the tensor is on the CPU, no index may be on a GPU.
     """
     home = x._gpu if type(x) is VirtualTensor else None
     for index in indices:
@@ -245,10 +242,10 @@ def is_mask(index: Any) -> bool:
 def nonzero_plan(
     n: int, dims: int, found: int, multiprocessors: int, out: "int | Out | None" = None
 ) -> Plan:
-    """Return the plan of counting and then selecting the nonzero ones of n elements.
+    """Return the plan of memory for selecting the nonzero elements among n elements.
 
-    `found` is their number. `out` is the step that allocates the result; without it, the step
-    allocates the bytes of the positions.
+    `found` is the number of nonzero elements. `out` is the step that allocates the result.
+    Without `out`, the step allocates the bytes of the positions.
     """
     temp = cub.count(n, multiprocessors)
     result = out or 8 * dims * found
@@ -267,10 +264,10 @@ def _found(mask: torch.Tensor) -> int:
 
 
 def find_positions(gpu: Gpu, indices: Any) -> None:
-    """Let the host wait for the number of each mask's positions, and send its own positions.
+    """Let the host find the positions of all masks before the kernel runs.
 
-    The host does not wait for the positions of a mask that it has itself (`expandTensors` in
-    ATen/native/IndexingUtils.h).
+    It waits for the number of positions of each mask on the GPU. Positions of a mask on the host
+    are sent to the GPU without a wait (`expandTensors` in ATen/native/IndexingUtils.h).
     """
     for index in indices:
         if type(index) is VirtualTensor:
@@ -281,9 +278,10 @@ def find_positions(gpu: Gpu, indices: Any) -> None:
 
 
 def fills(indices: Any, values: torch.Tensor) -> bool:
-    """Return whether this is one value of the host under one mask, which CUDA only fills.
+    """Return whether the operator sets a single value under a single mask.
 
-    Source: `canDispatchToMaskedFill` in ATen/native/TensorAdvancedIndexingUtils.h.
+    For a value on the host, CUDA then only fills (`canDispatchToMaskedFill` in
+    ATen/native/TensorAdvancedIndexingUtils.h).
     """
     given = [index for index in indices if index is not None]
     alone = len(given) == 1 and is_mask(given[0]) and type(given[0]) is VirtualTensor
@@ -291,11 +289,11 @@ def fills(indices: Any, values: torch.Tensor) -> bool:
 
 
 def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
-    """Return what it takes to turn the indices into positions.
+    """Return how the indices become positions.
 
     Returns:
-        The plan of its allocations, the number of positions in each indexed dimension, and the
-        plan that frees what stays allocated.
+        The plan of the allocations, the number of positions in each indexed dimension, and the
+        plan that frees what remains allocated.
     """
     steps: list[Any] = []
     kept: list[int] = []
@@ -322,21 +320,21 @@ def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
 
 
 def _without_memory(gpu: Gpu, values: torch.Tensor) -> VirtualTensor:
-    """Return a tensor on the GPU with these values, for which nothing is allocated."""
+    """Return a tensor on the GPU with these values, without allocating memory for it."""
     allocate_on(gpu, values.untyped_storage(), allocated=False)
     return wrap(values, gpu)
 
 
 def _all_true(mask: VirtualTensor) -> VirtualTensor:
-    """Return a mask of the same shape whose elements are all true, without memory."""
+    """Return a mask of the same shape with only true elements, without allocating memory for it."""
     with _DisableTorchDispatch():
         return _without_memory(mask._gpu, torch.ones(mask.shape, dtype=torch.bool))
 
 
 def _positions(gpu: Gpu, indices: Any) -> list[torch.Tensor | None]:
-    """Return the indices with each mask replaced by the positions of its true elements.
+    """Return the indices, with the positions of true elements in place of each mask.
 
-    Shapes follow from these without values.
+    The shapes of results can be computed from them without values.
     """
     result: list[torch.Tensor | None] = []
     with _DisableTorchDispatch():
@@ -350,7 +348,7 @@ def _positions(gpu: Gpu, indices: Any) -> list[torch.Tensor | None]:
 
 
 def restrided(indices: Any) -> tuple[int, ...]:
-    """Return the bytes of the copies of positions that the kernel needs to lie alike.
+    """Return the bytes of copies that give all positions the same strides, as the kernel needs.
 
     Source: `AdvancedIndex` in native/TensorAdvancedIndexing.cpp.
     """
@@ -369,13 +367,10 @@ def restrided(indices: Any) -> tuple[int, ...]:
 
 @handles("index", "_unsafe_index")
 def index(call: Call) -> Any:
-    """Compute `index`, with the memory of the positions.
+    """Run the operator `index`, with the memory of the positions.
 
-    A mask without values counts as true everywhere where the machine makes values up or treats
-    masks as full.
-
-    Raises:
-        RuntimeError: An index lies on another GPU than the tensor.
+    A mask without values counts as true everywhere if the machine makes up values or treats
+    masks as full. Raises RuntimeError if an index is on another GPU than the tensor.
     """
     x, indices = call.args[0], call.args[1]
     check_indices(x, indices)
@@ -402,13 +397,12 @@ def index(call: Call) -> Any:
 
 @handles("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def index_put(call: Call) -> Any:
-    """Compute `index_put` and its variants, with the memory that CUDA takes.
+    """Run `index_put` and its variants, with the memory that CUDA uses.
 
-    With accumulation the positions are sorted; otherwise the kernel needs no memory besides them.
-    One value from the host under a mask is a fill.
+    With accumulation, the positions are sorted. Otherwise the kernel needs no memory besides the
+    positions. Setting one value from the host under a mask is a fill.
 
-    Raises:
-        RuntimeError: An index or the values lie on the wrong device.
+    Raises RuntimeError if an index or the values are on the wrong device.
     """
     x, indices, values = call.args[0], call.args[1], call.args[2]
     check_indices(x, indices)
@@ -454,10 +448,11 @@ def index_put(call: Call) -> Any:
 def _accumulate(
     x: torch.Tensor, indices: Any, counts: list[int], check: bool, behind: Plan
 ) -> Plan:
-    """Return the plan of `index_put_with_sort_kernel`.
+    """Return the plan of memory of `index_put_with_sort_kernel`.
 
-    It computes one linear position for each element, and sorts them together with where each
-    came from. `check` adds the check of each index; `behind` frees the positions.
+    The kernel computes one linear position for each element and sorts the positions, together
+    with their original order. `check` adds the check of each index. `behind` frees the
+    positions.
     """
     found = [i for i in indices if i is not None]
     n = max(counts, default=0)
@@ -487,7 +482,7 @@ def _accumulate(
 
 
 def _slice(x: torch.Tensor, indices: Any) -> int:
-    """Return how many elements one position stands for: those of the dimensions not indexed."""
+    """Return the number of elements per position: the product of the dimensions not indexed."""
     dims = 0
     for index in indices:
         dims += index.dim() if is_mask(index) else 1
@@ -496,7 +491,7 @@ def _slice(x: torch.Tensor, indices: Any) -> int:
 
 @handles("nonzero")
 def nonzero(call: Call) -> Any:
-    """Compute `nonzero`: the host waits for the number of the elements that are not zero."""
+    """Run `nonzero`. The host waits for the number of elements that are not zero."""
     if call.kwargs:
         return operators.into_given(call)
     x = call.args[0]
@@ -506,7 +501,7 @@ def nonzero(call: Call) -> Any:
     multiprocessors = gpu.profile.multiprocessors
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the plan of the selection, given the positions that it finds."""
+        """Return the plan of memory of the selection, given the positions found."""
         found = outputs[0].shape[0]
         return copy, *nonzero_plan(x.numel(), x.dim(), found, multiprocessors, OUT), -copy
 
@@ -515,7 +510,7 @@ def nonzero(call: Call) -> Any:
 
 @handles("masked_select")
 def masked_select(call: Call) -> Any:
-    """Compute `masked_select`: the positions of the mask's true elements, then a gather."""
+    """Run `masked_select`: find the positions of the mask's true elements, then gather."""
     if call.kwargs:
         return operators.into_given(call)
     x, mask = call.args
@@ -528,7 +523,7 @@ def masked_select(call: Call) -> Any:
         copy = 0
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the plan of the selection, given the elements that it finds."""
+        """Return the plan of memory of the selection, given the elements found."""
         found = outputs[0].numel()
         selection = nonzero_plan(n, dims, found, multiprocessors)
         return copy, *selection, -copy, OUT, -8 * dims * found
@@ -538,9 +533,9 @@ def masked_select(call: Call) -> Any:
 
 @handles("masked_scatter", "masked_scatter_")
 def masked_scatter(call: Call) -> Any:
-    """Compute `masked_scatter`: a scan of the mask says where each element takes its value from.
+    """Run `masked_scatter`, which scans the mask to find which value each element takes.
 
-    The scan is in 64-bit numbers.
+    The scan uses 64-bit numbers.
     """
     if call.func is aten.masked_scatter.default and own_zeros(call):
         result = in_place(call)
@@ -559,7 +554,7 @@ def masked_scatter(call: Call) -> Any:
 
 @handles("masked_scatter_backward")
 def masked_scatter_backward(call: Call) -> Any:
-    """Compute the gradients under the mask, and zeros for the values that were not taken."""
+    """Return the gradients under the mask, with zeros for values that were not used."""
     grad, mask, sizes = call.args
     taken = grad.masked_select(mask)
     rest = torch.Size(sizes).numel() - taken.numel()
@@ -605,9 +600,9 @@ def unsafe_masked_index_put(call: Call) -> torch.Tensor:
 
 @temporaries("index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_")
 def of_means(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of the counts of a mean (native/TensorAdvancedIndexing.cpp).
+    """Return the bytes of the counts that a mean needs: the number of summands at each position.
 
-    A mean counts how many elements are added up at each position.
+    Source: native/TensorAdvancedIndexing.cpp.
     """
     if call.argument("reduce") != "mean":
         return ()

@@ -74,7 +74,7 @@ refuses_half(
 
 
 def between(table: dict[int, int], n: int) -> int:
-    """Return an estimate on the line between the table's next smaller and next larger matrix."""
+    """Return an estimate by linear interpolation between the table's entries around size n."""
     below = max((r for r in table if r <= n), default=1)
     above = min((r for r in table if r >= n), default=max(table))
     if above <= below:
@@ -83,9 +83,9 @@ def between(table: dict[int, int], n: int) -> int:
 
 
 def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
-    """Return an estimate: the table's entry for the next larger matrix, times `scale`.
+    """Return the table's entry for the next larger matrix, times `scale`.
 
-    Beyond the table's end it grows with the rows.
+    Beyond the end of the table, the estimate grows with the number of rows.
     """
     for rows, size in table.items():
         if n <= rows:
@@ -95,16 +95,16 @@ def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
 
 
 def _covered(x: Tensor) -> bool:
-    """Return whether `x` holds matrices of a dtype whose workspaces are known."""
+    """Return whether `x` holds matrices of a dtype with known workspaces."""
     return x.dim() >= 2 and x.dtype in (torch.float32, torch.float64, torch.complex64)
 
 
 def _matrices(*names: str, empty: bool = False) -> Any:
-    """Return a decorator that makes a rule the plan of operators on matrices.
+    """Return a decorator that makes a function the memory plan of operators on matrices.
 
     Args:
-        names: The operators.
-        empty: Whether the rule holds for matrices without elements, too.
+        names: the names of the operators
+        empty: whether the plan also holds for matrices without elements
 
     Returns:
         A decorator of a function (matrices, columns, bytes of an element, the operator's
@@ -112,10 +112,10 @@ def _matrices(*names: str, empty: bool = False) -> Any:
     """
 
     def register(rule: Any) -> Any:
-        """Make `rule` the plan of the operators, and return it."""
+        """Make `rule` the memory plan of the operators, and return it."""
 
         def run(call: Call) -> Any:
-            """Compute the operator, with the memory that the rule names."""
+            """Run the operator with the memory of the rule."""
             if call.op.written:
                 return operators.into_given(call)
             if not _covered(call.args[0]) or not (empty or call.args[0].numel()):
@@ -130,17 +130,17 @@ def _matrices(*names: str, empty: bool = False) -> Any:
 
 
 def _batch(x: Tensor) -> int:
-    """Return how many matrices `x` holds."""
+    """Return the number of matrices in `x`."""
     return prod(x.shape[:-2])
 
 
 def _pointers(b: int, tables: int = 2) -> Plan:
-    """Return the plan of tables of pointers to the matrices of a batch."""
+    """Return the plan of tables with pointers to the matrices of a batch."""
     return (8 * b,) * tables + (-8 * b,) * tables
 
 
 def _factored(x: Tensor, n: int) -> Plan:
-    """Return the plan of an LU decomposition. That of one square matrix has a workspace."""
+    """Return the plan of an LU decomposition. Only one square matrix needs a workspace."""
     if x.dim() > 2:
         return _pointers(_batch(x), 1)
     if x.shape[-2] != n or n == 0:
@@ -152,7 +152,7 @@ def _factored(x: Tensor, n: int) -> Plan:
 def _triangular(x: Tensor, b: int, n: int) -> Plan:
     """Return the plan of a triangular system, which cuBLAS solves.
 
-    It solves them as a batch where that is faster (`triangular_solve_kernel`).
+    cuBLAS solves several systems as a batch if that is faster (`triangular_solve_kernel`).
     """
     use: Plan = (blas.handles(x._gpu).use,)  # type: ignore[attr-defined]
     if b <= 8 and n >= 64:
@@ -242,9 +242,9 @@ def solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 
 def _parity(b: int, n: int) -> Plan:
-    """Return the plan of finding out whether the pivots are an odd permutation.
+    """Return the plan of computing whether the pivots are an odd permutation.
 
-    It takes memory for the positions, which of them moved, and how many. Their number stays.
+    The memory is for the positions, which of them moved, and how many. The last one remains.
     """
     return 4 * n, b * n, 8 * b, 8 * b * n, -8 * b * n, -b * n, -4 * n
 
@@ -333,8 +333,8 @@ def factored_orthogonally(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 def eigenvectors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     """Return the plan of eigenvalues and eigenvectors (`linalg_eig`).
 
-    First PyTorch looks for numbers that are not finite. Of real numbers, pairs of columns become
-    complex ones at the end.
+    First, PyTorch looks for numbers that are not finite. For real matrices, pairs of columns
+    become complex columns at the end.
     """
     b, size, numbers = _batch(x), x.numel() * item, x.numel()
     finite = size, numbers, numbers, numbers, -numbers, -numbers, -size, 1, -1, -numbers
@@ -384,7 +384,10 @@ def _svd_values(x: Tensor, full_matrices: bool = False, vectors: bool = True, **
 
 
 def _eigh_values(x: Tensor, triangle: str = "L", vectors: bool = True) -> Any:
-    """Compute eigenvalues. cuSOLVER does not converge if there is a NaN, and LAPACK returns NaN."""
+    """Compute eigenvalues. Like cuSOLVER, fail to converge if there is a NaN.
+
+    LAPACK would return NaN.
+    """
     finite = x.isfinite().flatten(-2).all(-1)
     if not finite.all():
         where = ""
@@ -446,7 +449,7 @@ CPU_KERNELS[_eigh] = _eigh_values
 def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     """Return the plan of singular values and vectors.
 
-    A batch has one workspace for all its matrices, as large as that of one.
+    A batch has one workspace for all its matrices, as large as that of one matrix.
     """
     b, m, size = _batch(x), x.shape[-2], x.numel() * item
     less, more = min(m, n), max(m, n)
@@ -474,8 +477,8 @@ def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 def eigenvalues(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     """Return the plan of the eigenvalues of symmetric matrices.
 
-    Without vectors they are computed over a copy of the matrix. The small matrices of a batch are
-    computed together (`syevj_batched`), others in turn.
+    Without vectors, a copy of the matrix is overwritten. Small matrices of a batch are computed
+    together (`syevj_batched`), others one after the other.
     """
     b = _batch(x)
     outputs: Plan = (Out(1), Out(0))
@@ -494,7 +497,7 @@ def eigenvalues(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 
 def _together(x: Tensor) -> bool:
-    """Return whether cuBLAS factors this batch's matrices together.
+    """Return whether cuBLAS factors all matrices of this batch in one call.
 
     Sources: `geqrf_kernel` and `lstsq_kernel`.
     """
@@ -502,9 +505,9 @@ def _together(x: Tensor) -> bool:
 
 
 def _in_turn(b: int, work: int) -> Plan:
-    """Return the plan of a routine of cuSOLVER for each matrix, with one error code for all.
+    """Return the plan of b calls of a cuSOLVER routine, one for each matrix of a batch.
 
-    Each call has a workspace of its own.
+    Each call has a workspace of `work` bytes. All calls share one error code.
     """
     return 4, *((work, -work) * b), -4
 
@@ -517,9 +520,9 @@ def _factored_orthogonally(x: Tensor, less: int, item: int) -> Plan:
 
 
 def orgqr_bytes(m: int, reflections: int, columns: int, item: int) -> int:
-    """Return the bytes of the workspace of cuSOLVER's orgqr for so many columns of m rows.
+    """Return the bytes of the workspace of cuSOLVER's orgqr for this many columns of m rows.
 
-    It agrees with measurements of float32; float64 is taken as twice as much.
+    This agrees with measurements of float32. float64 is assumed to need twice as much.
     """
     panel = min(reflections, 128)
     short, long = 4 * m * panel, 4 * panel * (m + 2 * columns)
@@ -529,7 +532,8 @@ def orgqr_bytes(m: int, reflections: int, columns: int, item: int) -> int:
 def ormqr_bytes(m: int, k: int, columns: int, item: int) -> int:
     """Return the bytes of the workspace of cuSOLVER's ormqr for k reflections of m rows.
 
-    An estimate from 16 measurements of float32, for so many columns on the right side.
+    `columns` is the number of columns on the right side. This is an estimate from 16
+    measurements of float32.
     """
     size = 263168 + 2048 * columns + 1024 * m + aligned(4 * k * (m + k))
     if m > 32:
@@ -555,13 +559,10 @@ def qr(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @handles("linalg_lstsq")
 def least_squares(call: Call) -> Any:
-    """Compute `torch.linalg.lstsq`, for which CUDA has one driver: gels.
+    """Compute `torch.linalg.lstsq`, for which CUDA has only the driver gels.
 
     It computes a QR decomposition, a product and a triangular system (`linalg_lstsq_gels`), or
-    cuBLAS solves a batch by itself.
-
-    Raises:
-        RuntimeError: Another driver is asked for.
+    cuBLAS solves a whole batch. Raises RuntimeError for another driver.
     """
     if call.op.written:
         return operators.into_given(call)
@@ -580,7 +581,7 @@ def least_squares(call: Call) -> Any:
     solution = Out(0, b * max(m, n) * columns * item)
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the plan, given the outputs: the residuals are computed unless empty."""
+        """Return the plan, given the outputs. Residuals are computed unless they are empty."""
         end = *_check(x), -4 * b
         residuals: Plan = ()
         if outputs[1].numel():
@@ -601,7 +602,7 @@ def least_squares(call: Call) -> Any:
 
 
 def _on_gpu(x: Tensor, number: Any) -> Tensor:
-    """Return a tolerance as a tensor on the GPU of `x`. C++ makes a number a CPU tensor."""
+    """Return a tolerance as a tensor on the GPU of `x`. In C++ a number becomes a CPU tensor."""
     if isinstance(number, Tensor) and number.device == x.device:
         return number
     return torch.full((), float(number), dtype=torch.float64, device=x.device)
@@ -609,7 +610,7 @@ def _on_gpu(x: Tensor, number: Any) -> Tensor:
 
 @handles("linalg_pinv")
 def pseudoinverse(call: Call) -> Any:
-    """Compute `torch.linalg.pinv` by singular values.
+    """Compute `torch.linalg.pinv` with singular values.
 
     The tolerances are float64 on the GPU (`get_atol_rtol` and `linalg_pinv` in
     native/LinearAlgebra.cpp).
@@ -650,7 +651,7 @@ device_error("linalg_pinv")(at_least_two)
 
 @handles("_linalg_check_errors")
 def check_errors(call: Call) -> Any:
-    """Compute `_linalg_check_errors`: the host reads whether any of the error codes is set."""
+    """Run `_linalg_check_errors`, in which the host waits and reads the error codes."""
     result = operators.compute(call)
     if call.args[0].dim() == 0:
         play(call.args[0]._gpu, (1, 1, -1, -1))

@@ -40,7 +40,7 @@ def compute(call: Call, values: Callable[[], Any] | None = None) -> Any:
 
 
 def mixed(call: Call) -> Any:
-    """Compute an operator's results, with CPU tensors allowed except as the first argument."""
+    """Compute an operator's results. All arguments but the first may also be on the CPU."""
     if type(call.args[0]) is not VirtualTensor and isinstance(call.args[0], torch.Tensor):
         raise different_devices(call.args, call.kwargs)
     call.common_gpu(host=True)
@@ -50,8 +50,8 @@ def mixed(call: Call) -> Any:
 def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
     """Compute the results, allocate memory for them and for temporaries, and queue the kernel.
 
-    `values` returns the results as plain tensors if the CPU's kernel does not compute what CUDA's
-    does. Its caller allocates the temporaries.
+    If the CPU's kernel does not compute the same values as CUDA's, `values` returns the results
+    as plain tensors. Its caller then allocates the temporaries.
     """
     gpu, op = call.gpu, call.op
     if loses_values(call):
@@ -147,7 +147,10 @@ def draw_from_default(call: Call) -> Any:
 
 
 def _largest(args: tuple) -> int:
-    """Return the elements of the largest argument. A random operator draws once for each."""
+    """Return the number of elements of the largest argument.
+
+    A random operator draws one number for each of them.
+    """
     return max((x.numel() for x in tensors(args)), default=0)
 
 
@@ -184,14 +187,14 @@ def _has_input_on_gpu(call: Call) -> bool:
 
 
 def compute_or_into_given(call: Call) -> Any:
-    """Run a call for which a family has no special rule."""
+    """Run an operator without a special rule: into the given outputs, or into new ones."""
     if call.op.outs:
         return into_given(call)
     return compute(call)
 
 
 def refit(result: Any) -> Any:
-    """Give storages that have grown a block of their new size, and return the result."""
+    """Give each storage that has grown a larger memory block, and return the operator's result."""
     for x in tensors(result):
         if type(x) is VirtualTensor and x.layout is torch.strided:
             storage = x.untyped_storage()
@@ -301,7 +304,7 @@ def shape_from_values(call: Call) -> Any:
 
 
 def refuse_waiting(target: torch.Tensor) -> None:
-    """Raise NotImplementedError for a tensor that C++ made on the CPU for a GPU.
+    """Raise NotImplementedError for a tensor that C++ made on the CPU but meant for a GPU.
 
     C++ made it before it saw a device tensor, so the result would be on the wrong device.
     """

@@ -16,8 +16,8 @@ Pass = TypeVar("Pass", bound=Callable[..., Any])
 def compared(run: Pass) -> Pass:
     """Return a `forward` or `backward` of an autograd function that also reports its races.
 
-    The pass reads its arguments and writes what it returns. What a forward pass saved is not
-    compared, because a backward pass may take it out only once.
+    The pass reads its arguments and writes its results. Tensors that the forward pass saved are
+    not compared, because a backward pass may take them out only once.
     """
 
     @functools.wraps(run)

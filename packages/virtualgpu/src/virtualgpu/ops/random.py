@@ -116,7 +116,7 @@ def native_dropout(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _require_real(kernel: str, dtype: torch.dtype) -> None:
-    """Raise CUDA's error for integers and complex numbers, which the CPU accepts."""
+    """Raise CUDA's error for integers and complex numbers, which the CPU would accept."""
     if not dtype.is_floating_point or dtype.itemsize == 1:
         raise not_implemented(kernel, dtype)
 
@@ -176,7 +176,7 @@ def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: in
 
 @handles("normal")
 def normal(call: Call) -> Any:
-    """Draw normal numbers. The host checks the deviations before the draw and after it.
+    """Draw normal numbers. The host checks the deviations before and after the draw.
 
     Source: aten/src/ATen/native/DistributionTemplates.h.
     """
@@ -217,7 +217,7 @@ def draw_bernoulli(call: Call) -> Any:
 
 @temporaries("bernoulli")
 def bernoulli(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the temporary of half-precision probabilities, which are converted to float32."""
+    """Return the bytes of the float32 copy that CUDA makes of half-precision probabilities."""
     x = call.args[0]
     if x.itemsize == 2 and len(call.args) == 1:
         return (4 * x.numel(),)
@@ -226,9 +226,9 @@ def bernoulli(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 @handles("randperm")
 def randperm(call: Call) -> Any:
-    """Permute numbers by sorting them with random keys.
+    """Return a random permutation, by sorting numbers with random keys.
 
-    The keys have just as many bits as are needed to make equal keys rare (`randperm_out_cuda`).
+    The keys have just enough bits to make equal keys rare (`randperm_out_cuda`).
     """
     if "generator" in call.op.arguments:
         result = operators.draw(call)
@@ -247,12 +247,12 @@ def randperm(call: Call) -> Any:
 
 @shapes_by("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma_grad")
 def same_shape(x: torch.Tensor, *others: Any, **kwargs: Any) -> torch.Tensor:
-    """Return a tensor of the first argument's shape. PyTorch has no meta kernels for these."""
+    """Return a meta tensor like the first argument, where PyTorch has no meta kernel."""
     return torch.empty_like(x)
 
 
 @shapes_by("binomial")
 def binomial_shape(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> torch.Tensor:
-    """Return a tensor of the shape to which both arguments are broadcast."""
+    """Return a meta tensor of the shape to which both arguments are broadcast."""
     size = torch.broadcast_shapes(count.shape, prob.shape)
     return torch.empty(size, dtype=count.dtype, device=count.device)

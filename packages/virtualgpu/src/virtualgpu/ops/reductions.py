@@ -195,7 +195,7 @@ def _merged(
 def _output_vector(offset: int, kept: list[tuple[int, int]], reduced: list[tuple[int, int]]) -> int:
     """Return the number of neighbouring outputs that a thread computes.
 
-    It divides the fastest size, all other strides and the address.
+    This number divides the fastest size, all other strides and the address.
     """
     vector = MAX_OUTPUT_VECTOR
     other_strides = [stride for _, stride in (*kept[1:], *reduced)]
@@ -208,7 +208,7 @@ def _output_vector(offset: int, kept: list[tuple[int, int]], reduced: list[tuple
 def _block(width: int, height: int, max_threads: int) -> tuple[int, int]:
     """Return the width and height of a block of threads, which are powers of two.
 
-    The width has at least a warp's threads if the dimension is that long.
+    The width is at least a warp if the dimension is long enough.
     """
     width = min(max_threads, 1 << max(width, 1).bit_length() - 1)
     height = min(max_threads, 1 << max(height, 1).bit_length() - 1)
@@ -220,7 +220,7 @@ def _block(width: int, height: int, max_threads: int) -> tuple[int, int]:
 
 
 def sum_bytes(dtype: torch.dtype) -> int:
-    """Return the size for a sum: float32 for half precision, otherwise the dtype itself.
+    """Return the bytes of a sum's accumulator, which is float32 for half precision.
 
     Source: aten/src/ATen/AccumulateType.h.
     """
@@ -230,22 +230,22 @@ def sum_bytes(dtype: torch.dtype) -> int:
 
 
 def index_bytes(dtype: torch.dtype) -> int:
-    """Return the size of a value with its 64-bit index."""
+    """Return the bytes of an accumulator with a value and its 64-bit index."""
     return 16
 
 
 def truth_bytes(dtype: torch.dtype) -> int:
-    """Return the size of a truth value."""
+    """Return the bytes of an accumulator with a truth value."""
     return 1
 
 
 def pair_bytes(dtype: torch.dtype) -> int:
-    """Return the size of a minimum and a maximum."""
+    """Return the bytes of an accumulator with a minimum and a maximum."""
     return 2 * dtype.itemsize
 
 
 def moments_bytes(dtype: torch.dtype) -> int:
-    """Return the size of WelfordData: mean, squared deviations, and the count as two numbers."""
+    """Return the bytes of WelfordData: mean, squared deviations, and the count as two numbers."""
     if dtype is torch.float64:
         return 32
     return 16
@@ -263,7 +263,10 @@ def _dims(call: Call) -> Iterable[int]:
 
 
 def _reduces(accumulator: Callable[[torch.dtype], int], *names: str) -> None:
-    """Register the staging of these operators as their temporaries."""
+    """Register the staging buffer of these operators as their temporary memory.
+
+    `accumulator` returns the bytes of a partial result of a dtype.
+    """
 
     @temporaries(*names)
     def rule(call: Call, result: Any) -> Shape:
@@ -279,7 +282,7 @@ _reduces(moments_bytes, "var", "std", "var_mean", "std_mean")
 
 @temporaries("any", "all")
 def truths(call: Call, result: torch.Tensor) -> Shape:
-    """Return the temporaries of `any` and `all`. A single number is converted and copied.
+    """Return the bytes of the temporaries of `any` and `all`. A single number is copied first.
 
     Source: aten/src/ATen/native/ReduceOps.cpp.
     """
@@ -293,7 +296,7 @@ def truths(call: Call, result: torch.Tensor) -> Shape:
 
 @temporaries("sum", "nansum", "prod", "mean", "linalg_vector_norm", "norm")
 def sums(call: Call, result: torch.Tensor) -> Shape:
-    """Return the temporaries of a sum.
+    """Return the bytes of the temporaries of a sum.
 
     If the result has another dtype, a converted copy is made first. Half precision needs no copy
     for a float32 result.
@@ -335,10 +338,10 @@ CPU_KERNELS.update({aten.nansum.default: _without_nan, aten.nansum.out: _without
 
 @temporaries("max", "min")
 def extremes(call: Call, result: Any) -> Shape:
-    """Return the temporaries of `max` and `min`.
+    """Return the bytes of the temporaries of `max` and `min`.
 
-    Over all elements they return values, and over one dimension also indices. With two tensors they
-    are no reductions.
+    Over all elements they return values, and over one dimension also indices. With two tensors
+    they are not reductions.
     """
     x = call.args[0]
     if isinstance(result, torch.Tensor):
@@ -403,7 +406,7 @@ def _by_rows(call: Call, results: list[torch.Tensor], moved: int, clocks: int) -
 
 
 def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:
-    """Return a plan with the temporaries of an operator that reduces all elements."""
+    """Return the plan of memory of an operator that reduces all elements."""
     if x.numel() <= 1 << 13:
         return ()
     call = Call(operator(getattr(torch.ops.aten, name).default), (x,), {})
@@ -418,7 +421,7 @@ def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:
 
 @handles("segment_reduce", "_segment_reduce_backward")
 def segments(call: Call) -> Any:
-    """Reduce segments. The host checks the lengths, and a sum converts them to offsets.
+    """Reduce segments. The host checks the lengths. A sum also converts the lengths to offsets.
 
     Source: aten/src/ATen/native/SegmentReduce.cpp.
     """
@@ -453,10 +456,10 @@ FUSED_ORDERS = (1, 2, inf)
 
 @handles("_foreach_norm", "_foreach_max")
 def foreach_norm(call: Call) -> Any:
-    """Compute a number for each tensor of a list, from partial results for each chunk.
+    """Compute the norm of each tensor in a list, from partial results for its chunks.
 
-    Each tensor gets as many partial results as the largest one has. They are allocated before the
-    results.
+    Each tensor gets as many partial results as the largest one has. They are allocated before
+    the results.
     """
     tensors = call.args[0]
     order = call.argument("ord")

@@ -20,7 +20,7 @@ from virtualgpu.tensor import empty_without_values, hang, wrap
 
 
 class Out(NamedTuple):
-    """The output at this position among the results.
+    """Step of a plan that allocates the output at this position among the results.
 
     `nbytes` is the size of CUDA's block if it is larger than the tensor.
     """
@@ -35,7 +35,7 @@ Plan = tuple[Any, ...]  # of int, Out or a function
 
 
 def every_output(outputs: list[Any]) -> Plan:
-    """Return a plan with only the outputs, in their order."""
+    """Return a plan that only allocates the outputs, in their order."""
     return tuple(Out(i) for i in range(len(outputs)))
 
 

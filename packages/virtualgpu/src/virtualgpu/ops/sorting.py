@@ -61,7 +61,7 @@ def slices(x: torch.Tensor, dim: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def sort_plan(rows: int, n: int, itemsize: int, contiguous: bool, floating: bool) -> Plan:
-    """Return the plan of what a sort allocates and frees after its values and indices."""
+    """Return the plan of memory of a sort, after its values and indices are allocated."""
     total = rows * n
     if n <= SMALL_SORT:
         return 8 * n, -8 * n
@@ -84,7 +84,7 @@ def sort_plan(rows: int, n: int, itemsize: int, contiguous: bool, floating: bool
 
 
 def _sort_steps(x: torch.Tensor, dim: int) -> Plan:
-    """Return the plan of what sorting `x` along `dim` allocates besides its outputs."""
+    """Return the plan of memory for sorting `x` along `dim`, without the outputs."""
     if x.dim() == 0 or x.numel() == 0:
         return ()
     rows, n = slices(x, dim)
@@ -93,7 +93,7 @@ def _sort_steps(x: torch.Tensor, dim: int) -> Plan:
 
 @handles("sort")
 def sort(call: Call) -> Any:
-    """Compute `sort`, with the memory that it takes for the time of the sort."""
+    """Run `sort` with its temporary memory."""
     if call.op.outs:
         return operators.into_given(call)
     steps = _sort_steps(call.args[0], call.argument("dim"))
@@ -102,7 +102,7 @@ def sort(call: Call) -> Any:
 
 @device_time("sort", "argsort", "msort", "_unique2", "unique_dim")
 def sort_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a sort, which grows with the bytes of its keys."""
+    """Return the work of a sort, which grows with the number of bytes of its keys."""
     x = call.args[0]
     serial = ONE_BLOCK if x.numel() <= SMALL_SORT else SEVERAL_PASSES
     return Work(moved, clocks=SORTED * bytes_of(x), serial=serial)
@@ -110,7 +110,7 @@ def sort_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @device_time("topk", "kthvalue", "median", "nanmedian", "mode")
 def select_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a selection by rank, which grows with the length of its slices."""
+    """Return the work of selecting elements by rank, which grows with the length of the slices."""
     x = call.args[0]
     length = x.numel()
     if x.dim() and "dim" in call.op.arguments:
@@ -121,10 +121,10 @@ def select_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @handles("median", "nanmedian")
 def median(call: Call) -> Any:
-    """Compute `median` or `nanmedian`, with the memory that it takes.
+    """Run `median` or `nanmedian` with its temporary memory.
 
-    Along a dimension CUDA selects in place. The median of a whole tensor comes from a sort, whose
-    last element shows whether there is a NaN.
+    Along a dimension CUDA selects in place. The median of a whole tensor comes from a sort,
+    whose last element shows whether there is a NaN.
     """
     if call.op.outs:
         return operators.into_given(call)
@@ -141,9 +141,9 @@ def median(call: Call) -> Any:
 
 @lru_cache(maxsize=4096)
 def topk_plan(rows: int, n: int, itemsize: int, multiprocessors: int) -> Plan:
-    """Return the plan of a selection by several blocks for each slice.
+    """Return the plan of memory of a selection in which several blocks share each slice.
 
-    They take memory for counts of digits, their sums, and scans of each slice.
+    The memory is for counts of digits, their sums, and scans of each slice.
     """
     if not shares_slices(rows, n):
         return ()
@@ -160,9 +160,9 @@ def topk_plan(rows: int, n: int, itemsize: int, multiprocessors: int) -> Plan:
 
 
 def shares_slices(rows: int, n: int) -> bool:
-    """Return whether PyTorch puts several blocks on each slice.
+    """Return whether PyTorch lets several blocks of threads work on one slice.
 
-    The bounds are those of `should_use_multiblock` in TensorTopK.cu.
+    The limits are those of `should_use_multiblock` in TensorTopK.cu.
     """
     bounds = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
     for most_rows, least_length in bounds:
@@ -173,7 +173,7 @@ def shares_slices(rows: int, n: int) -> bool:
 
 @handles("topk")
 def topk(call: Call) -> Any:
-    """Compute `topk`, with the memory of its selection and of the sort of what it chose."""
+    """Run `topk` with the memory of the selection, and of the sort of the selected elements."""
     if call.op.outs:
         return operators.into_given(call)
     x, k = call.args[0], call.args[1]
@@ -192,10 +192,10 @@ def topk(call: Call) -> Any:
 
 @handles("cumsum", "cumprod", "logcumsumexp")
 def scan(call: Call) -> Any:
-    """Compute a scan (cumulative sum, product or logcumsumexp), with the memory that it takes.
+    """Run a scan (cumulative sum, product or logcumsumexp) with its temporary memory.
 
-    CUB scans a single slice. PyTorch's own kernels scan several, and need no memory. An input of
-    another dtype than the result is cast first.
+    CUB scans a single slice. PyTorch's own kernels scan several slices and need no memory. If
+    input and result differ in dtype, the input is converted first.
     """
     reads_zeros(call)
     if call.op.outs:
@@ -203,7 +203,7 @@ def scan(call: Call) -> Any:
     x = call.args[0]
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the plan of the copies and of CUB's memory, given the result."""
+        """Return the plan of memory of the copies and of CUB, given the result."""
         result = outputs[0]
         cast = copy = temp = 0
         if result.dtype is not x.dtype:
@@ -221,8 +221,8 @@ def scan(call: Call) -> Any:
 def scan_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     """Return the work of a scan.
 
-    Along the last dimension many threads share a row. Along another dimension, one thread goes
-    down each column step by step.
+    Along the last dimension many threads share a row. Along another dimension, one thread
+    processes a column step by step.
     """
     x, dim = call.args[0], call.argument("dim")
     if x.dim() and x.numel() and dim % x.dim() != x.dim() - 1 and x.numel() > x.shape[dim]:
@@ -234,20 +234,20 @@ def scan_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 def _extreme_values(x: torch.Tensor) -> Plan:
-    """Return the plan of finding the smallest and the largest element of `x`."""
+    """Return the plan of memory for finding the smallest and the largest element of `x`."""
     size = x.itemsize
     return size, *of_all("min", x), -size, size, *of_all("max", x), -size
 
 
 def _read_extremes(x: VirtualTensor) -> None:
-    """Let the host read the smallest and the largest element of `x`, which it waits for."""
+    """Let the host wait for the smallest and the largest element of `x`, and read them."""
     for _ in range(2):
         x._gpu.read(x.itemsize)
 
 
 @handles("bincount")
 def bincount(call: Call) -> Any:
-    """Compute `bincount`: the host reads the extreme values, to know the size of the output."""
+    """Run `bincount`. The host first reads the extreme values, for the output's size."""
     if "out" in call.kwargs or call.args[0].numel() == 0:
         return operators.compute(call)
     plan = (*_extreme_values(call.args[0]), OUT)
@@ -256,7 +256,7 @@ def bincount(call: Call) -> Any:
 
 
 def _counting(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Compute `histc` on the CPU, of integers too: CUDA counts them, the CPU has no such kernel.
+    """Compute `histc` on the CPU, also for integers, which only CUDA's kernel counts.
 
     Raises RuntimeError for float16 (aten/src/ATen/native/cuda/SummaryOps.cu).
     """
@@ -273,7 +273,7 @@ lacks("histc", aten.histc, (torch.bfloat16,))
 
 @handles("histc")
 def histc(call: Call) -> Any:
-    """Compute `histc`: where no range is given, the host reads the extreme values."""
+    """Run `histc`. If the call gives no range, the host reads the extreme values."""
     if call.op.outs:
         return operators.into_given(call)
     if call.args[0].is_complex():
@@ -287,7 +287,7 @@ def histc(call: Call) -> Any:
 
 @temporaries("mode")
 def mode(call: Call, result: Any) -> tuple[int, ...]:
-    """Return the bytes of the copy in which the slices lie one after the other, if one is made.
+    """Return the bytes of a copy with contiguous slices, if one is needed.
 
     Source: aten/src/ATen/native/cuda/TensorModeKernel.cpp.
     """
@@ -299,10 +299,10 @@ def mode(call: Call, result: Any) -> tuple[int, ...]:
 
 @handles("repeat_interleave")
 def repeat_interleave(call: Call) -> Any:
-    """Compute `repeat_interleave` of a tensor of numbers of repeats.
+    """Run `repeat_interleave` for a tensor that holds numbers of repeats.
 
-    A scan says where the repeats of each element end. Unless `output_size` is given, the host
-    reads how many repeats there are in all.
+    A scan computes where the repeats of each element end. Unless `output_size` is given, the
+    host reads the total number of repeats.
     """
     repeats = call.args[0]
     if call.op.outs or repeats.dim() != 1 or not repeats.numel():
@@ -318,9 +318,9 @@ def repeat_interleave(call: Call) -> Any:
 
 @handles("_unique2")
 def unique(call: Call) -> Any:
-    """Compute `_unique2`: sort, then select the elements that differ from their predecessor.
+    """Run `_unique2`: sort, then select the elements that differ from their predecessor.
 
-    If the inverse is asked for, the positions are sorted too.
+    If the inverse is requested, the positions are sorted, too.
     """
     x = call.args[0]
     inverse, counts = call.argument("return_inverse"), call.argument("return_counts")
@@ -345,15 +345,16 @@ def unique(call: Call) -> Any:
 
 @handles("_unique")
 def unique_unordered(call: Call) -> Any:
-    """Compute `_unique`, for which CUDA sorts too."""
+    """Run `_unique`, for which CUDA sorts, too."""
     x = call.argument("self")
     return aten._unique2.default(x, call.argument("sorted"), call.argument("return_inverse"))[:2]
 
 
 def _compaction(n: int, item: int, counts: bool) -> Plan:
-    """Return the plan of keeping the values that differ from their predecessor, and the counts.
+    """Return the plan of memory for keeping values that differ from their predecessor.
 
-    The output has room for all n values while CUB fills it.
+    With `counts`, they are counted, too. While CUB fills the output, it is large enough for all
+    n values.
     """
     if counts:
         temp = cub.run_lengths(n)
@@ -364,7 +365,7 @@ def _compaction(n: int, item: int, counts: bool) -> Plan:
 
 @handles("unique_consecutive")
 def unique_consecutive(call: Call) -> Any:
-    """Compute `unique_consecutive`: the host reads how many values there are."""
+    """Run `unique_consecutive`. The host reads the number of values."""
     x = call.args[0]
     n = x.numel()
     if n:
@@ -381,10 +382,10 @@ def unique_consecutive(call: Call) -> Any:
 
 @handles("isin")
 def isin(call: Call) -> torch.Tensor:
-    """Compute `isin` (native/TensorCompare.cpp).
+    """Run `isin` (native/TensorCompare.cpp).
 
-    Few test elements are compared with every element. With many, elements and tests are sorted
-    together, and those that occur twice are kept.
+    A small number of test elements is compared with every element. Otherwise elements and tests
+    are sorted together, and those that occur twice are kept.
     """
     elements, tests = call.args[:2]
     unique, invert = call.argument("assume_unique"), call.argument("invert")

@@ -90,7 +90,7 @@ def on_meta(call: Call) -> Any:
 
 
 def _largest_nonzero(call: Call) -> torch.Tensor:
-    """Return the result of `nonzero` if no element is zero."""
+    """Return the meta result of `nonzero` if no element is zero."""
     x = call.args[0]
     return torch.empty((x.numel(), x.dim()), dtype=torch.int64, device="meta")
 
@@ -132,7 +132,7 @@ LARGEST: dict[str, Callable[[Call], Any]] = {
 
 
 def _shape_key(x: Any) -> Any:
-    """Return a value that is equal for arguments that give the same shapes.
+    """Return a value that is equal for arguments with which an operator gives the same shapes.
 
     It includes the type of numbers, because 1, 1.0 and True are equal but give other dtypes.
     """
@@ -177,7 +177,7 @@ def _on_meta(call: Call) -> Any:
 
 
 def _mapped(change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
-    """Return these arguments with each tensor changed and without generators."""
+    """Apply `change` to each tensor among these arguments, and remove generators."""
     if isinstance(x, torch.Tensor):
         with _DisableTorchDispatch():
             return change(x)
@@ -191,7 +191,7 @@ def _mapped(change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
 
 
 def _kernels_own(call: Call, error: Exception) -> Exception:
-    """Return the error of the kernel that computes, because meta kernels use other words.
+    """Return the error that the computing kernel raises, because meta kernels use other words.
 
     The kernel gets tensors of the same shapes. Tensors that it only reads take no memory.
     """
@@ -214,7 +214,7 @@ def _kernels_own(call: Call, error: Exception) -> Exception:
 
 
 def infer(call: Call) -> Any:
-    """Return the operator's results without values."""
+    """Run an operator without computing values, and return its results."""
     targets = call.written()
     op, gpu = call.op, call.gpu
     finite = op.name == FINITE and not gpu.machine.values
@@ -253,10 +253,11 @@ def infer(call: Call) -> Any:
 
 
 def _answer_of_check(call: Call) -> bool | None:
-    """Return the value of every element of the result if the call checks values, or None.
+    """Return the result of an operator that checks values, or None for other operators.
 
-    No value is NaN or infinite, because a script would skip a step with such values. `isfinite`
-    consists of these operators. All arguments of a distribution are valid (`_is_all_true`).
+    No value counts as NaN or infinite, because a script would skip a step with such values.
+    `isfinite` consists of these operators. All arguments of a distribution are valid
+    (`_is_all_true`).
     """
     name, makes_up = call.op.name, call.gpu.machine.makes_up
     if name == "_is_all_true":

@@ -64,7 +64,7 @@ def work(call: Call, result: Any) -> Work:
 
 
 def default_rule(op: Operator) -> DeviceTime:
-    """Return the rule of an operator for which no family has registered one."""
+    """Return the rule for the work of an operator for which no family has registered one."""
     if op.name.startswith(("_foreach_", "_fused_")):
         return of_lists
     if op.name in ALSO_POINTWISE or torch.Tag.pointwise in op.func.tags:
@@ -119,7 +119,7 @@ def pointwise(call: Call, results: list[Tensor], moved: int) -> Work:
 
 
 def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: bool = True) -> Work:
-    """Return the work of a pointwise kernel whose operands may have another memory layout."""
+    """Return the work of a pointwise kernel whose operands may have different memory layouts."""
     size, strides, n = output.shape, output.stride(), output.numel()
     vectors, bytes = one_type, float(moved)
     for x in operands:
@@ -135,7 +135,7 @@ def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: b
 
 
 def fastest(x: Tensor) -> int:
-    """Return the dimension with the smallest stride, of a tensor with more than one element."""
+    """Return the dimension with the smallest stride. The tensor has more than one element."""
     if x.shape[-1] > 1 and x.is_contiguous():
         return x.dim() - 1
     strides = enumerate(zip(x.shape, x.stride(), strict=True))

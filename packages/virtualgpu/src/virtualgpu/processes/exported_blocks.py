@@ -29,7 +29,7 @@ WARNING = (
 
 
 class Counter:
-    """The reference count of one sending, in memory that the receiver decrements."""
+    """The reference count for one receiver of a block, in memory that the receiver decrements."""
 
     def __init__(self, file: SharedFile, index: int) -> None:
         self.file, self.index = file, index
@@ -82,7 +82,7 @@ class PendingFrees:
         self._at_exit = multiprocessing.util.Finalize(None, self._warn, exitpriority=LAST)
 
     def count(self, exported: ExportedBlock) -> Counter:
-        """Return a counter for one more sending of the block."""
+        """Return a counter for one more receiver to which the block is sent."""
         with self._lock:
             if not self._spare:
                 self._files.append(SharedFile(COUNTERS * WORD))
@@ -138,7 +138,10 @@ class PendingFrees:
 
 
 def decrement(address: str, index: int) -> None:
-    """Release a block in the receiver. If the sender has ended, there is no counter any more."""
+    """Release a block, in the process that received it.
+
+    If the sender has ended, there is no counter any more, and nothing is done.
+    """
     try:
         file = SharedFile(address=address)
     except OSError:

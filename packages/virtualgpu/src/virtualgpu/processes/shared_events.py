@@ -59,10 +59,10 @@ class SharedRecord:
 
     @property
     def happened(self) -> bool:
-        """Whether a process has noticed that the record that this process knows has happened."""
+        """Whether some process has noticed that the record known here has happened."""
         return bool(self._seen) and self._file.words[_HAPPENED] >= self._seen
 
     def note_happened(self) -> None:
-        """Note for all processes that the record that this process knows has happened."""
+        """Note for all processes that the record known here has happened."""
         with self._file.locked():
             self._file.words[_HAPPENED] = max(self._file.words[_HAPPENED], self._seen)

@@ -19,13 +19,13 @@ except ImportError:  # without POSIX, processes cannot map each other's memory
 class SharedFile:
     """An array `words` of 64-bit integers that several processes can read and write.
 
-    All are 0 at first. With an `address`, the file of another process is opened. On Linux the file
-    has no name. Other processes open it through /proc and a process that has it open, and the
-    kernel removes it when the last process ends, also after a kill. On other systems it is a
+    All are 0 at first. With an `address`, the file of another process is opened. On Linux the
+    file has no name. Other processes open it through /proc and a process that has it open, and
+    the kernel removes it when the last process ends or is killed. On other systems it is a
     temporary file that its creator removes. If the creator is killed, the file remains.
 
-    Raises OSError for an address that cannot be opened, because its process has ended or belongs to
-    another user.
+    Raises OSError for an address that cannot be opened, because its process has ended or belongs
+    to another user.
     """
 
     def __init__(self, nbytes: int = 0, address: str | None = None) -> None:

@@ -82,7 +82,7 @@ class UsageTable:
 
     @contextmanager
     def claiming(self) -> Iterator[None]:
-        """Keep other processes from claiming memory in the block."""
+        """Claim memory in the block, while other processes must wait to claim theirs."""
         lock = self._file.locked() if self._open else nullcontext()
         with lock:
             yield
@@ -121,7 +121,7 @@ class UsageTable:
 
 
 def join(model: str, count: int, total: int, address: str | None) -> UsageTable | None:
-    """Return the table at an address, or None if it is gone or belongs to another machine."""
+    """Open the table at an address. Return None if it is gone or belongs to another machine."""
     if address is None:
         return None
     try:

@@ -173,7 +173,7 @@ def _figures(file: str) -> dict[str, Any]:
 
 
 def _slower(name: str, value: Any, times: float) -> Any:
-    """Return a figure of a host whose work takes `times` times as long.
+    """Return a figure of the profile for a host whose work takes `times` times as long.
 
     The time of a GPU's smallest kernel does not depend on the host.
     """

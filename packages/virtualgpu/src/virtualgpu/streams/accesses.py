@@ -15,7 +15,7 @@ MOST = 64  # accesses that are remembered per memory block; the oldest are forgo
 
 
 class Region(NamedTuple):
-    """The elements of a storage that a tensor shows.
+    """The elements of a storage that a tensor can access.
 
     `offset` and `stride` count elements of `dtype`.
     """
@@ -27,7 +27,7 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Region":
-        """Return the region that a tensor shows."""
+        """Return the region of a tensor."""
         return cls(
             int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype
         )
@@ -41,7 +41,7 @@ class Region(NamedTuple):
         return first, first + elements * self.dtype.itemsize
 
     def overlaps(self, other: "Region", shift: int = 0) -> bool:
-        """Return whether both regions show a byte in common.
+        """Return whether both regions have a byte in common.
 
         The other region's storage begins `shift` bytes after this one's.
         """
@@ -61,7 +61,7 @@ class Region(NamedTuple):
         return bool(other._shown(mask, shift - start).any())
 
     def _shows_all(self, first: int, end: int, other_first: int, other_end: int) -> bool:
-        """Return whether this region shows all of its bytes, and the other one's first or last.
+        """Return whether this region has no gaps, and contains the other one's first or last byte.
 
         If so, the regions overlap, and comparing them byte by byte is not necessary.
         """
@@ -77,7 +77,10 @@ class Region(NamedTuple):
         return True
 
     def _shown(self, mask: torch.Tensor, shift: int) -> torch.Tensor:
-        """Return the bytes of `mask` in this region, whose storage begins at byte `shift`."""
+        """Return the part of `mask`, one entry per byte, that belongs to this region.
+
+        The region's storage begins at byte `shift` of the mask.
+        """
         width = self.dtype.itemsize
         size = (*self.size, width)
         stride = (*(step * width for step in self.stride), 1)
@@ -172,7 +175,7 @@ class Access:
 
 
 def has_region(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor shows a region of one storage. Sparse and nested ones do not."""
+    """Return whether the tensor has a region of one storage. Sparse and nested tensors do not."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -224,7 +227,7 @@ def as_before(tensor: torch.Tensor, writes: list[Access]) -> torch.Tensor:
 
 
 def overlaid(content: torch.Tensor, upper: torch.Tensor, shift: int) -> torch.Tensor:
-    """Return a copy of the bytes `content`, with the bytes `upper` copied to position `shift`."""
+    """Return a copy of the bytes `content`, with the bytes `upper` written at position `shift`."""
     result = content.clone()
     start, stop = max(shift, 0), min(shift + upper.numel(), content.numel())
     result[start:stop] = upper[start - shift : stop - shift]

@@ -46,7 +46,7 @@ def follow(machine: Machine, node: Any, args: tuple) -> None:
 
 
 def arrive(machine: Machine, node: Any, gpu: Gpu) -> None:
-    """Switch to the stream of a node of a backward pass, before the node does anything else.
+    """Switch to the stream of a backward node, before the node runs its first operator.
 
     The node itself may choose another stream later.
     """
@@ -126,7 +126,7 @@ def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     autograd = torch.autograd
     engine = starting_at_roots(machine, autograd._engine_run_backward)
     replaced = {
@@ -137,13 +137,14 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def starting_at_roots(machine: Machine, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return PyTorch's function `run` for backward passes, extended for virtual GPUs.
+    """Return `run`, PyTorch's function for backward passes, extended for virtual GPUs.
 
-    The new function records the GPU on which the backward pass starts, because the first node may
-    create a number there before it uses a tensor.
+    It also records the GPU on which the backward pass starts, because the first node may create
+    a number there before it uses a tensor.
 
-    On a machine with GPUs, autograd starts threads in a process's first backward pass, even on the
-    CPU. A forked child does not have these threads, so its backward pass raises RuntimeError.
+    On a machine with GPUs, autograd starts threads in a process's first backward pass, even on
+    the CPU. A forked child does not have these threads, so its backward pass raises
+    RuntimeError.
     """
     threads_in: int | None = None  # the id of the process that has the threads
 

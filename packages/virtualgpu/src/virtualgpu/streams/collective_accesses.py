@@ -36,7 +36,7 @@ class Flight:
 
 
 class Collectives:
-    """The collectives of one machine.
+    """The collectives of one machine, for the race detector.
 
     `flights` are the collectives that a program on one stream has not waited for yet.
     """
@@ -94,7 +94,7 @@ class Collectives:
         return [(log, region) for log, parts in by_log.items() for region in joined(parts)]
 
     def keep_old_values(self, flight: Flight, written: list[torch.Tensor]) -> None:
-        """Keep what is in the memory before the collective writes its results there.
+        """Copy the contents of the memory before the collective writes its results there.
 
         Streams that are not ordered after the collective still read the old values.
         """
@@ -118,7 +118,7 @@ class Collectives:
         flight.launch.end = event.time
 
     def check(self, call: Call) -> None:
-        """Compare an operator with the `flights`, in a program that stays on one stream."""
+        """Compare an operator with the collectives in flight, in a program on one stream."""
         op = call.op
         if self._machine.selected.in_operator or not op.touches_values or op.model_only:
             return
@@ -136,7 +136,7 @@ class Collectives:
         return type(x) is VirtualTensor and has_region(x) and memory_of(x).access_log in self._logs
 
     def look_again(self) -> None:
-        """Forget the collectives that the program's only stream is now ordered after.
+        """Remove the collectives that the program's only stream is now ordered after.
 
         Call this when a stream or the host has waited for something.
         """

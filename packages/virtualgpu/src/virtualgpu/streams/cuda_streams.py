@@ -53,7 +53,7 @@ class Stream:
         self._contexts: list[Any] = []  # of the `with` blocks that use this object
 
     def __reduce__(self) -> NoReturn:
-        """Raise TypeError: streams cannot be pickled."""
+        """Raise TypeError, because streams cannot be pickled."""
         raise TypeError("cannot pickle 'Stream' object")
 
     def synchronize(self) -> None:
@@ -89,7 +89,10 @@ class Stream:
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """Return the lowest and the highest priority. PyTorch uses fewer than an H200 has."""
+        """Return the lowest and the highest priority.
+
+        PyTorch uses fewer priorities than an H200 has.
+        """
         return 0, 1 - PRIORITIES
 
     def is_capturing(self) -> bool:
@@ -152,11 +155,11 @@ class Event:
     cuda_event = event_id
 
     def __reduce__(self) -> NoReturn:
-        """Raise TypeError: events cannot be pickled."""
+        """Raise TypeError, because events cannot be pickled."""
         raise TypeError("cannot pickle 'Event' object")
 
     def record(self, stream: Stream | None = None) -> None:
-        """Put the event behind the work that is queued on the stream, by default the current one.
+        """Record the event after all work queued so far on the stream, by default the current one.
 
         Raises RuntimeError if the event belongs to another device.
         """
@@ -188,7 +191,10 @@ class Event:
             stream._gpu.machine.clock.wait(stream._time, recorded)
 
     def query(self) -> bool:
-        """Return whether the event has happened. An event without a record has."""
+        """Return whether the event has happened.
+
+        An event that was never recorded counts as happened.
+        """
         if self._gpu is None:
             return True
         recorded = self._last_record()
@@ -219,7 +225,7 @@ class Event:
             self._shared.note_happened()
 
     def _last_record(self) -> EventTime | None:
-        """Return the last record of the event, which another process may have made."""
+        """Return the event's last record, or None. Another process may have made it."""
         if self._shared is not None and self._gpu is not None:
             clock = self._gpu.machine.clock
             seconds = self._shared.of_another()
@@ -233,7 +239,8 @@ class Event:
     def elapsed_time(self, end: "Event") -> float:
         """Return the milliseconds from this event to `end`.
 
-        Raises ValueError or RuntimeError as CUDA does, for example if one has not happened.
+        Raises ValueError or RuntimeError as CUDA does, for example if one event has not
+        happened.
         """
         if not (self.enable_timing and end.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
@@ -327,7 +334,7 @@ class AcceleratorEvent(Event):
 
 
 class _Generic(type):
-    """Metaclass for `torch.Stream` and `torch.Event`: instances of torch.cuda's classes count."""
+    """Metaclass of `torch.Stream` and `torch.Event`, for `isinstance` of torch.cuda's objects."""
 
     original: type
     cuda: type
@@ -373,7 +380,7 @@ def _is_elsewhere(device: Any) -> bool:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     for module in (torch.cuda, torch.cuda.streams):
         yield module, {"Stream": Stream, "Event": Event}
     yield torch, {"Stream": GenericStream, "Event": GenericEvent}

@@ -149,7 +149,7 @@ class Launch:
 
 
 def outputs_of(call: Call, result: Any) -> list[torch.Tensor]:
-    """Return the tensors that an operator has written, each once: arguments, then new tensors."""
+    """Return each tensor that an operator has written once: first arguments, then new tensors."""
     found = [x for x in call.written() if has_region(x)]
     storages = {x.untyped_storage()._cdata for x in found}
     for x in tensors(result):

@@ -16,7 +16,7 @@ ALONE = 10_000  # operators in a row on one stream, after which a program is exp
 
 
 class LoneStream:
-    """The stream on which the program of a machine stays, or None in `stream` if there is none."""
+    """The only stream that a program uses. `stream` is None if there is no such stream."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -27,7 +27,7 @@ class LoneStream:
     def has_work(self, stream: StreamTime) -> bool:
         """Note that a stream gets work.
 
-        Returns whether the program stays on this stream and all other streams have finished.
+        Return whether the program uses only this stream and all other streams have finished.
         """
         if stream is not self._latest:
             self._latest = stream
@@ -49,7 +49,7 @@ class LoneStream:
         return True
 
     def run(self, call: Call) -> Any:
-        """Run an operator and note only what it has written. Everything earlier is done before."""
+        """Run an operator and note only what it has written, as all earlier work is done."""
         handler = call.op.handler
         assert handler is not None
         self.machine.selected.in_operator = True

@@ -101,7 +101,7 @@ class RaceDetector:
         machine.clock.call_when_learned(self._learn)
 
     def end(self) -> None:
-        """Let all values that are on their way to the host arrive. The machine ends."""
+        """Let all values that are on their way to the host arrive, because the machine ends."""
         for arrival in self._arrivals:
             arrival.arrive()
         self._arrivals.clear()
@@ -109,7 +109,10 @@ class RaceDetector:
     # One operator
 
     def run(self, call: Call) -> Any:
-        """Run an operator on device tensors, with the values that its stream's order allows."""
+        """Run an operator on device tensors.
+
+        It reads the values that its stream's order guarantees.
+        """
         op, handler = call.op, call.op.handler
         assert handler is not None
         if self.machine.clock.captures:
@@ -140,7 +143,7 @@ class RaceDetector:
         before: Known,
         do: Callable[[Call], Any],
     ) -> None:
-        """Run a copy on `stream` by calling `do` with the call, like an operator's handler.
+        """Run a copy on `stream`, and report its races. `do(call)` makes the copy.
 
         `before` says which launches are done before the copy.
         """
@@ -156,7 +159,7 @@ class RaceDetector:
         stream: StreamTime,
         do: Callable[[], None],
     ) -> list[torch.Tensor]:
-        """Run `do`, the work of a CUDA graph, on `stream`. Return the tensors that it races for.
+        """Run `do`, the work of a CUDA graph, on `stream`. Return the tensors with a race.
 
         `touched` lists the tensors that the graph uses, each with whether the graph writes it.
         """
@@ -191,7 +194,8 @@ class RaceDetector:
     ) -> Any:
         """Run `do`, which reads the arguments and writes its results, and report its races.
 
-        The values stay those of the program's order. Returns what `do` returns.
+        The values are those of the program's order, even if there is a race. Returns the result
+        of `do`.
         """
         clock = self.machine.clock
         if stream.capture is not None:
@@ -357,7 +361,7 @@ class RaceDetector:
         oldest.forget()
 
     def _note(self, launch: Launch, use: Use, before: torch.Tensor | None) -> None:
-        """Note an access of a launch, and on whose results the launch depends."""
+        """Note an access of a launch, and the launches whose results it depends on."""
         if use.reads:
             write = use.log.writer(use.region)
             if write is not None and write.launch.call is not None:
@@ -379,7 +383,7 @@ class RaceDetector:
             launch.outputs.append((target, log, Region.of(x)))
 
     def _run_again(self, access: Access, use: Use) -> None:
-        """Compute a launch again that read this memory before an unordered write."""
+        """Repeat a launch that read this memory before an unordered write."""
         launch, origin = access.launch, access.origin()
         if launch.call is None or origin is None or not use.known:
             return
@@ -414,7 +418,10 @@ class RaceDetector:
     # Memory that is allocated and freed
 
     def _uses(self, call: Call) -> list[Use]:
-        """Return how the operator uses its arguments, without tensors that others cannot use."""
+        """Return the operator's uses of its arguments.
+
+        Tensors that no other stream can use are left out.
+        """
         uses = []
         for x, reads, writes in call.roles():
             use = self._use(x, reads, writes)
@@ -433,10 +440,9 @@ class RaceDetector:
         return Use(tensor, reads, writes, log, Region.of(tensor), known)
 
     def log_of(self, tensor: torch.Tensor) -> AccessLog | None:
-        """Return the access log of a tensor's memory.
+        """Return the access log of a tensor's memory, or None.
 
-        Device memory has one, and page-locked memory that was copied to or from. Other tensors
-        return None.
+        Device memory has a log, and so does page-locked memory that was copied to or from.
         """
         if not has_region(tensor):
             return None
@@ -502,9 +508,9 @@ class RaceDetector:
         self._arrivals.append(Arrival(stream, target, snapshot(source)))
 
     def on_arrival(self, source: torch.Tensor, stream: StreamTime) -> torch.Tensor:
-        """Return what a copy on `stream` reads from the host's memory.
+        """Return the values that a copy on `stream` reads from the host's memory.
 
-        Earlier copies into this memory have arrived if they are ordered before.
+        Earlier copies into this memory have arrived if they are ordered before this one.
         """
         storage = source.untyped_storage()._cdata
         before = self.machine.clock.before(stream)
@@ -521,7 +527,7 @@ class RaceDetector:
         return at(content, Region.of(source))
 
     def host_runs(self, op: Operator, args: tuple, kwargs: dict) -> Any:
-        """Run an operator of the host, which may use page-locked memory that is being copied."""
+        """Run a CPU operator, which may use page-locked memory that is being copied."""
         name, clock = op.name, self.machine.clock
         overwritten: list[tuple[Access, Use]] = []
         uses = []
@@ -547,7 +553,7 @@ class RaceDetector:
         return result
 
     def host_reads(self, tensor: torch.Tensor, name: str) -> None:
-        """Report a race if the host reads a tensor of its own while a copy into it is pending."""
+        """Report a race if the host reads one of its tensors while a copy into it is pending."""
         use = self._use(tensor, True, False)
         if use is None:
             return
@@ -559,7 +565,7 @@ class RaceDetector:
             self.report(race_reports.STALE, late[-1].launch, second, line)
 
     def _learn(self) -> None:
-        """Forget what is known to be done, after the host has waited for something."""
+        """Forget launches that are known to be done, after the host has waited for something."""
         known = self.machine.clock.known
         if self._arrivals:
             for arrival in [x for x in self._arrivals if known.get(x.stream, 0) >= x.count]:

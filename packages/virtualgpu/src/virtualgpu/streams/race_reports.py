@@ -107,7 +107,7 @@ class RacingWork:
 
     @property
     def queue(self) -> str:
-        """The name of its stream, or "the host"."""
+        """The name of the stream on which the work runs, or "the host"."""
         if self.device == HOST:
             return "the host"
         if self.of_nccl:
@@ -118,7 +118,10 @@ class RacingWork:
 
     @property
     def stream_expression(self) -> str:
-        """Its stream in Python. A stream that the program made has a name such as `stream_1`."""
+        """The Python expression for the stream.
+
+        One that the program made is called `stream_1`, etc.
+        """
         if self.stream == 0:
             return f"torch.cuda.default_stream({self.device or ''})"
         return stream_name(self.stream).replace(" ", "_")
@@ -203,12 +206,12 @@ class Races(list[Race]):
 
 
 def _as_written(operator: str) -> str:
-    """Return the name by which a program calls an operator: `softmax` for `_softmax`."""
+    """Return the name by which a program calls an operator, such as `softmax` for `_softmax`."""
     return _AS_WRITTEN.get(operator, operator.removeprefix("_"))
 
 
 def _read(line: UserLine | None) -> tuple[str, str]:
-    """Return where a line is, and its text."""
+    """Return the location and the text of a line."""
     if line is None:
         return "before any stream was made", ""
     read = SourceLine.read(*line)

@@ -144,7 +144,7 @@ class SimpleQueue:
         return waiter.item
 
     def _hand_out(self) -> None:
-        """Give items to the waiting threads, as long as there are both."""
+        """Give items to waiting threads until there are no more items or no more threads."""
         while self._items and self._waiting:
             waiter = self._waiting.popleft()
             try:
@@ -172,7 +172,7 @@ class SimpleQueue:
 
 
 def _give_up(waiter: Waiter, waiting: deque[Waiter]) -> bool:
-    """Stop waiting. Returns False if the waiter has already got what it waited for."""
+    """Stop waiting. Return False if the waiter has already received a lock or an item."""
     try:
         waiting.remove(waiter)
     except ValueError:

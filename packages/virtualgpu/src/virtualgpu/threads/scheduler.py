@@ -186,7 +186,7 @@ class Scheduler:
                 self._pass_on()
 
     def _go_on_without(self, state: ThreadState) -> None:
-        """Give the turn to another thread if `state` has it."""
+        """Give the turn to another thread if the thread with this state has it."""
         if self.running is state:
             self._pass_on()
         self._choose_sampler()
@@ -269,7 +269,7 @@ class Scheduler:
         self._wait_for_turn(state)
 
     def unblock(self, wait: BlockedWait) -> None:
-        """Let the others wait until this thread, whose wait is over, has asked for its turn."""
+        """Let the other threads wait until the unblocked thread has asked for its turn."""
         state = wait.state
         with self._lock:
             if state.wait is wait and state.state is State.BLOCKED:
@@ -280,7 +280,7 @@ class Scheduler:
 
     @contextmanager
     def keeping_turn(self) -> Iterator[None]:
-        """Keep the calling thread's turn in the block, where it does not wait for other threads."""
+        """Keep the calling thread's turn in a block that does not wait for other threads."""
         state = self.current()
         if state is None or state.goes_on:
             yield

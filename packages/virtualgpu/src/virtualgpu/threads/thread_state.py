@@ -84,10 +84,10 @@ class ThreadState:
         self._spent: float | None = None
 
     def _sample(self) -> tuple[bool, float]:
-        """Return (whether the thread sleeps, its processor time in seconds).
+        """Return whether the thread sleeps, and its processor time in seconds.
 
-        The time is the same number during one sleep. On systems other than Linux every sample
-        shows another sleep.
+        The time stays the same during one sleep. On systems other than Linux every sample shows
+        another sleep.
         """
         if self._status is None or self._processor is None:
             return True, math.nan
@@ -101,13 +101,13 @@ class ThreadState:
             return True, -1.0  # the thread has ended
 
     def woke(self) -> bool:
-        """Return whether the sleep has ended during which the others skipped the thread."""
+        """Return whether the thread has woken up from the sleep because of which it was skipped."""
         return self.state is State.ASLEEP and self._sample() != (True, self._spent)
 
     def stalled(self) -> State | None:
-        """Sample the running thread.
+        """Sample the running thread, and return the state because of which others skip it.
 
-        Returns the state in which the others skip it, or None while they wait for it.
+        Return None while the others should wait for it.
         """
         asleep, spent = self._sample()
         if self._start is None or self._spent is None:
@@ -131,15 +131,15 @@ class ThreadState:
         return State.BLOCKED
 
     def _out_of_patience(self, times: int, computed: float) -> bool:
-        """Return whether a limit, multiplied by `times`, is reached."""
+        """Return whether the thread has reached `times` times a limit for sleep or computing."""
         if self._same >= SAME_SLEEP * times or self._idle >= MOSTLY_ASLEEP * times:
             return True
         return computed >= BUSY_SECONDS * times
 
     def _in_an_operator(self) -> bool:
-        """Return whether the thread waits for an operator's kernel, which may have own threads.
+        """Return whether the thread waits for an operator's kernel, which may use threads.
 
-        PyTorch's own files may be between the kernel and the kit.
+        There may be calls of PyTorch's own files between the kernel and the kit.
         """
         frame = top = sys._current_frames().get(self.thread)
         while frame is not None and frame.f_code.co_name != "__torch_dispatch__":

@@ -54,7 +54,7 @@ sums_in_float32(fused_backward)
 
 
 def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:
-    """Return a tensor without values, for memory that an autograd graph keeps."""
+    """Return a tensor of `nbytes` bytes without values, for memory that an autograd graph keeps."""
     return empty_without_values(gpu, (nbytes,), (1,), torch.uint8)
 
 
@@ -202,7 +202,7 @@ def _plain(x: Tensor) -> Tensor:
 def _operands(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the values of query, key, value and mask, with as many heads as the query has."""
+    """Return the values of query, key, value and mask, each with the query's number of heads."""
     heads = q.shape[1] // k.shape[1]
     keys, values = _plain(k), _plain(v)
     if heads > 1:
@@ -338,7 +338,7 @@ class Attention(torch.autograd.Function):
 
 
 def _output(gpu: Gpu, model: Tensor, shape: Sequence[int], like_model: bool) -> VirtualTensor:
-    """Return an empty output in the order of the model's dimensions in memory.
+    """Return an empty output whose memory has the model's order of dimensions.
 
     Without `like_model`, the order is (batch, position, head, width).
     """
@@ -393,7 +393,7 @@ def _gradients(
 
 
 def _sum_bytes(q: Tensor, chosen: str) -> int:
-    """Return the bytes of the logarithms of the softmax's sums, which are in float32.
+    """Return the bytes of the logarithms of the softmax's sums, which are float32.
 
     The memory-efficient kernel rounds the number of queries up to a multiple of 32.
     """

@@ -72,7 +72,7 @@ Reason = Callable[[Attention, Capability], str | None]
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     questions = {
         "_can_use_cudnn_attention": "cudnn",
         "_can_use_flash_attention": "flash",
@@ -89,10 +89,10 @@ CAUSAL_BIASES = "torch.nn.attention.bias"
 
 
 def causal_biases(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the module of causal biases with the functions that replace its own.
+    """Yield the module of causal biases, with functions that replace its own.
 
-    For a bias that ends in the lower right corner, PyTorch would call operators that have kernels
-    for CUDA alone. The materialized mask replaces them.
+    For a bias that ends in the lower right corner, PyTorch would call operators that only have
+    CUDA kernels. Here the bias becomes a mask instead.
     """
     names = ("can_use_flash_attention", "can_use_efficient_attention")
     yield module, {name: _only_on_cpu(getattr(module, name)) for name in names}
@@ -142,7 +142,7 @@ def _capability(query: Tensor) -> Capability:
 
 
 def _warn(reason: str | None) -> None:
-    """Warn about a reason, if there is one, as C++ does."""
+    """Warn with the text `reason` as PyTorch's C++ does, unless it is None."""
     if reason is not None:
         source = "/pytorch/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp"
         warn_as_cpp(f"{reason} (Triggered internally at {source}.)")
@@ -160,7 +160,7 @@ def reason_against(name: str, attention: Attention, capability: Capability) -> s
 
 
 def require_mask_beside_query(name: str, query: Tensor, mask: Tensor) -> None:
-    """Raise the RuntimeError of the backend's operator for a mask on another device."""
+    """Raise the backend operator's RuntimeError unless mask and query are on one device."""
     if mask.device != query.device:
         method = f"wrapper_CUDA___scaled_dot_product_{name}_attention"
         raise RuntimeError(argument_differs([("query", query), ("attn_bias", mask)], method))
@@ -207,7 +207,7 @@ def _can_use(name: str) -> Callable[..., bool]:
 
 
 def _only_on_cpu(can_use: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a function that says False for a query on a virtual GPU."""
+    """Return `can_use`, changed to return False for a query on a virtual GPU."""
 
     def can_use_on_cpu(parameters: Any, debug: bool = False) -> bool:
         return type(parameters.query) is not VirtualTensor and can_use(parameters, debug)

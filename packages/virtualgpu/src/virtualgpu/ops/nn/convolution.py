@@ -110,7 +110,7 @@ def figures(
 
 
 def _triple(numbers: Sequence[int], dims: int, fill: int = 1) -> tuple[int, ...]:
-    """Return the numbers of the dimensions as three numbers, with `fill` at the end.
+    """Return numbers per dimension as a triple, with `fill` for missing dimensions at the end.
 
     `numbers` may be one number for all dimensions.
     """
@@ -252,7 +252,10 @@ for _overload in aten.convolution_backward.overloads():
 
 @device_error("convolution")
 def operands_elsewhere(given: Devices) -> str | None:
-    """Return PyTorch's message for a weight or a bias on the CPU, and None for another GPU."""
+    """Return PyTorch's message for a weight or a bias on the CPU.
+
+    Return None if it is on another GPU.
+    """
     found = dict(given)
     image = found["input"]
     argument = next(
@@ -347,7 +350,7 @@ def convolution(call: Call) -> Any:
 
 @handles("cudnn_convolution", "cudnn_convolution_transpose")
 def cudnn_convolution(call: Call) -> Any:
-    """Compute the operators that call cuDNN by name as `convolution`."""
+    """Run the operators that call cuDNN by name, in the same way as `convolution`."""
     x, weight, padding, *rest = call.args
     transposed = call.op.name.endswith("transpose")
     output_padding = rest.pop(0) if transposed else [0] * (x.dim() - 2)
@@ -401,7 +404,7 @@ def lies_channels_last(x: Tensor, dims: int) -> bool:
 
 
 def replacements(machine: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield torch._C, {"_select_conv_backend": partial(select_backend, torch._C._select_conv_backend)}
 
 

@@ -217,7 +217,7 @@ class Formula(NamedTuple):
 
 
 def _shared_tiles(product: tuple[Any, Any, Any], height: int, width: int, side: int) -> Any:
-    """Return the bytes in which multiprocessors pass on parts of the tiles of the last wave.
+    """Return the bytes of the buffers in which multiprocessors exchange partial tiles.
 
     The last wave has fewer tiles than multiprocessors. The sum of each tile is therefore divided
     among several multiprocessors, and every part is written in float32. `side` is the number of
@@ -296,7 +296,7 @@ def table() -> dict[str, dict[str, list[list[int]]]]:
 
 
 def on_line(lines: list[int], batch: int) -> int:
-    """Return the bytes at a batch.
+    """Return the bytes that the recorded lines give for a batch size.
 
     Each line is three numbers: its first batch, the bytes there, and the bytes per sample.
     """

@@ -46,7 +46,7 @@ cuda_kernel("ctc_loss_cuda", "_ctc_loss")
 
 
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
-    """Return the losses, their mean or their sum."""
+    """Reduce losses to their mean or sum, or return them unchanged, as `reduction` says."""
     if reduction == NONE:
         return loss
     if reduction == MEAN:
@@ -55,7 +55,7 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 
 
 def _reduction_of_elements(call: Call, numel: int) -> tuple[int, ...]:
-    """Return the bytes of the staging of a reduction of `numel` losses."""
+    """Return the bytes of the staging buffer for reducing `numel` losses."""
     return contiguous_staging(call.gpu, numel, sum_bytes(call.args[0].dtype))
 
 
@@ -87,7 +87,7 @@ def cross_entropy_with_logits(call: Call) -> torch.Tensor:
 
 @temporaries("binary_cross_entropy")
 def cross_entropy(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of the mean or sum and of its staging.
+    """Return the bytes of the mean or sum, and of the staging buffer of its reduction.
 
     The losses of all elements fill the output, which shrinks to their mean or sum afterwards
     (aten/src/ATen/native/cuda/Loss.cu).
@@ -100,7 +100,7 @@ def cross_entropy(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 @temporaries("multi_margin_loss")
 def multi_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of the rows' losses and of the staging of their sum.
+    """Return the bytes of the rows' losses, and of the staging buffer of their sum.
 
     The source is aten/src/ATen/native/cuda/MultiMarginLoss.cu.
     """
@@ -114,7 +114,7 @@ def multi_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 @temporaries("soft_margin_loss")
 def soft_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of the mean or sum and of its staging.
+    """Return the bytes of the mean or sum, and of the staging buffer of its reduction.
 
     The losses of all elements fill the output, which gets their mean or sum afterwards
     (aten/src/ATen/native/Loss.cpp).
@@ -172,9 +172,9 @@ def smooth_error(
 
 
 def _shrunk(losses: torch.Tensor, reduction: int) -> torch.Tensor:
-    """Return the output as large as all losses, or shrunk to one number in the same memory.
+    """Return the losses, or for a mean or sum one number in memory as large as all losses.
 
-    CUDA allocates it for all losses and resizes it when it writes their mean or sum
+    CUDA allocates the output for all losses and resizes it when it writes their mean or sum
     (aten/src/ATen/native/Loss.cpp).
     """
     if reduction == NONE:
@@ -184,7 +184,7 @@ def _shrunk(losses: torch.Tensor, reduction: int) -> torch.Tensor:
 
 @temporaries("mse_loss", "smooth_l1_loss")
 def pointwise_losses(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of the losses of all elements and of the staging of their sum or mean.
+    """Return the bytes of all elements' losses, and of the staging buffer of their reduction.
 
     The source is aten/src/ATen/native/Loss.cpp.
     """
@@ -199,9 +199,9 @@ def pointwise_losses(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 @handles("nll_loss_forward")
 def nll_loss(call: Call) -> Any:
-    """Compute the loss of targets of the two dtypes that CUDA's kernel takes.
+    """Compute the loss for targets of the two dtypes that CUDA's kernel supports.
 
-    Raises RuntimeError for others (aten/src/ATen/native/cuda/Loss.cu).
+    Raises RuntimeError for other dtypes (aten/src/ATen/native/cuda/Loss.cu).
     """
     x, target = call.args[:2]
     kernel = f"nll_loss_forward_reduce_cuda_kernel_{x.dim()}d"
@@ -216,9 +216,9 @@ def nll_loss(call: Call) -> Any:
 
 @handles("nll_loss2d_forward")
 def nll_loss2d(call: Call) -> Any:
-    """Compute the loss of int64 targets, the only ones that CUDA's kernel takes.
+    """Compute the loss for int64 targets, the only ones that CUDA's kernel supports.
 
-    Raises RuntimeError for others (aten/src/ATen/native/cuda/NLLLoss2d.cu).
+    Raises RuntimeError for other dtypes (aten/src/ATen/native/cuda/NLLLoss2d.cu).
     """
     target = call.args[1]
     if target.dtype is not torch.int64:
@@ -285,7 +285,7 @@ def ctc_loss(
 
 @handles("_ctc_loss")
 def ctc_loss_forward(call: Call) -> Any:
-    """Compute the losses, with the targets' offsets and both lengths on the GPU meanwhile."""
+    """Compute the losses. Meanwhile, the targets' offsets and both lengths are on the GPU."""
     lengths = 8 * call.args[0].shape[1]
     return perform(call, (lengths, lengths, lengths, Out(1), Out(0), -lengths, -lengths, -lengths))
 

@@ -143,7 +143,7 @@ def _layer_norm(call: Call) -> Any:
 
 @handles("native_layer_norm_backward")
 def layer_norm_backward(call: Call) -> Any:
-    """Compute the gradients of a layer norm, with copies of what is not contiguous."""
+    """Compute the gradients of a layer norm, after copying operands that are not contiguous."""
     gradient, x = call.args[:2]
     gpu = x._gpu
     copies = [gpu.allocate(size) for size in contiguous_copies(x)]
@@ -356,10 +356,10 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
-    """Launch one kernel of an RMS norm and return its results, of which some may be None.
+    """Launch one kernel of an RMS norm and return its results, some of which may be None.
 
-    `values` computes the results on the CPU. If values are not kept, `shapes` returns them as meta
-    tensors.
+    `values` computes the results on the CPU. If values are not kept, `shapes` returns the
+    results as meta tensors.
     """
     gpu = common_gpu(*inputs)
     if gpu.machine.valueless_storages and not all_known(*inputs):
@@ -467,9 +467,10 @@ def batch_norm(call: Call) -> Any:
 
 
 def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor | None) -> bool:
-    """Return whether input and parameters are both in half precision.
+    """Return whether input and parameters are all in half precision.
 
-    Without parameters, the running statistics count. The CPU's kernels do not take all of these.
+    Without parameters, the running statistics count instead. The CPU's kernels do not support
+    all of these combinations.
     """
     given = mean if weight is None else weight
     return x.dtype in _LOW and given is not None and given.dtype is x.dtype
@@ -478,7 +479,8 @@ def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor 
 def _narrow_weight_error(kind: torch.dtype, narrow: torch.dtype, cudnn: bool) -> Exception:
     """Return the RuntimeError for a weight in half precision.
 
-    float16 has cuDNN's text. The other dtypes have the text of PyTorch's own kernels.
+    For float16, the text is that of cuDNN. For other dtypes, it is that of PyTorch's own
+    kernels.
     """
     if cudnn and narrow is torch.float16:
         return RuntimeError(
@@ -555,10 +557,10 @@ def batch_norm_backward(call: Call) -> Any:
 
 
 def backward_staging(reduction: int, channels: int) -> tuple[int, ...]:
-    """Return the bytes of staging if several blocks of threads share a channel.
+    """Return the bytes of the staging buffer if several blocks of threads share a channel.
 
-    `reduction` is the number of elements per channel. The staging has two sums for each block, and
-    semaphores (cuda/Normalization.cuh, flexible_launch_configs).
+    `reduction` is the number of elements per channel. The buffer has two sums for each block,
+    and semaphores (cuda/Normalization.cuh, flexible_launch_configs).
     """
     width = min(_last_power_of_two(channels), TILE_WIDTH)
     height = min(_last_power_of_two(-(-reduction // VALUES_PER_THREAD)), MAX_BLOCK // width)

@@ -112,7 +112,10 @@ temporaries(
 
 @handles("fractional_max_pool2d_backward")
 def copied_first(call: Call) -> Any:
-    """Compute the gradient. CUDA copies the output's gradient before it allocates the result."""
+    """Compute a pooling's gradient, after copying the output's gradient.
+
+    CUDA makes this copy before it allocates the result.
+    """
     if call.op.outs:
         return operators.into_given(call)
     copies = contiguous_copies(call.args[0])
@@ -139,7 +142,7 @@ def max_pool_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @device_time("upsample_bilinear2d")
 def bilinear_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a bilinear resampling. A thread does all channels of a pixel in turn."""
+    """Return the work of a bilinear resampling. One thread computes all channels of a pixel."""
     samples, channels = call.args[0].shape[:2]
     return Work(moved, serial=PIXEL * samples * channels)
 

@@ -116,7 +116,7 @@ BETWEEN_BOTH = {("gru", False): Shares(0, 1, 0), ("rnn", False): Shares(0, 0, 2)
 
 
 def _on_chip(kind: str, hidden: int, dtype: str) -> bool:
-    """Return whether cuDNN keeps the weights on the chip."""
+    """Return whether cuDNN keeps the weights on the chip during all steps."""
     return hidden <= NARROW[kind] and dtype != "float64"
 
 
@@ -130,7 +130,7 @@ def _shares(
     dtype: str,
     train: bool,
 ) -> Shares:
-    """Return the numbers in the workspace of these layers."""
+    """Return the numbers that make up the workspace of these layers, besides the weights."""
     on_chip = _on_chip(kind, hidden, dtype)
     kind = kind.partition("_")[0]
     if kind != "gru" and layers == directions == 1 and dtype in ("float16", "bfloat16"):
@@ -204,8 +204,8 @@ class Recurrent(torch.autograd.Function):
         """Return the output and the last states.
 
         `x` has the shape (steps, batch, inputs), or (batch, steps, inputs) with `batch_first`.
-        `hx` and `cx` have the shape (layers * directions, batch, hidden). `cx` is None but for an
-        LSTM.
+        `hx` and `cx` have the shape (layers * directions, batch, hidden). `cx` is None except
+        for an LSTM.
         """
         gpu = x._gpu  # type: ignore[attr-defined]
         gpu.machine.require_alive()
@@ -435,7 +435,7 @@ def _strides(shape: Any) -> tuple[int, ...]:
 
 
 def _batch(x: Tensor, setup: Setup) -> int:
-    """Return the number of sequences. A packed sequence has the number of its first step."""
+    """Return the number of sequences, which for a packed sequence is that of step 0."""
     if setup.batch_sizes is not None:
         return int(setup.batch_sizes[0])
     if setup.batch_first:
@@ -444,9 +444,9 @@ def _batch(x: Tensor, setup: Setup) -> int:
 
 
 def _time_first_copy(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
-    """Return the memory of a copy of `x` in which the steps follow each other.
+    """Return the memory of a copy of `x` whose steps are contiguous, one after the other.
 
-    Return None if they do so in `x`. cuDNN reads sequences step by step.
+    Return None if the steps of `x` itself are. cuDNN reads sequences step by step.
     """
     ordered = x
     if setup.batch_first:
@@ -457,7 +457,7 @@ def _time_first_copy(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
 
 
 def _empty_sequences(gpu: Gpu, shape: Any, dtype: torch.dtype, setup: Setup) -> VirtualTensor:
-    """Return an empty tensor of this shape in whose memory the steps follow each other."""
+    """Return an empty tensor of this shape whose steps are contiguous, one after the other."""
     if not setup.batch_first:
         return empty(gpu, shape, _strides(shape), dtype)
     batch, _, width = shape
@@ -503,7 +503,8 @@ def free_dropout_state(gpu: Gpu) -> None:
 def _without_onednn() -> Iterator[None]:
     """Switch oneDNN off in the block.
 
-    PyTorch uses oneDNN's LSTM on some processors. It returns states of another shape than it gets.
+    On some processors PyTorch uses oneDNN's LSTM, which returns states of another shape than it
+    was given.
     """
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)

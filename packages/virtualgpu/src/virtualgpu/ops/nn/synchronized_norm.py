@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def _by_channel(x: Tensor) -> Tensor:
-    """Return the tensor with the shape (channels, all other elements), in float32 at least."""
+    """Reshape the tensor to (channels, all other elements), in float32 at least."""
     x = x.transpose(0, 1).reshape(x.shape[1], -1)
     if x.itemsize < 4:
         return x.float()
@@ -146,7 +146,7 @@ _KERNELS: dict[str, Any] = {
 
 @handles(*_KERNELS)
 def synchronized(call: Call) -> Any:
-    """Run one kernel of SyncBatchNorm."""
+    """Run one of the kernels of SyncBatchNorm."""
     gpu = call.common_gpu()
     kernel = _KERNELS[call.op.name]
     if not loses_values(call):
@@ -170,15 +170,15 @@ def _on_meta(argument: Any) -> Any:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield (owner, replaced names) for what this module replaces in PyTorch."""
+    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
     yield SyncBatchNorm, {"forward": staticmethod(_with_all_ranks(machine, SyncBatchNorm.forward))}
 
 
 def _with_all_ranks(machine: Machine, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return SyncBatchNorm's forward pass in which masks without values are true everywhere.
 
-    The forward pass uses a mask to leave out ranks without samples. If the mask has no values, each
-    rank is assumed to have samples.
+    The forward pass uses a mask to leave out ranks without samples. If the mask has no values,
+    each rank is assumed to have samples.
     """
 
     def forward_of_all(*args: Any) -> Any:
