@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _assert(request: pytest.FixtureRequest, what: str) -> None:
-    """Check the test that asks for a fixture, or skip the test if there are no virtual GPUs."""
+    """Add a check to the test that uses a fixture, or skip it if there are no virtual GPUs."""
     plugin = request.config.pluginmanager.get_plugin(IN_USE)
     if plugin is None:
         pytest.skip(WITHOUT)

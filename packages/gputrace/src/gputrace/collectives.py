@@ -55,10 +55,10 @@ def collectives_of(trace: "TraceData") -> list[Collective]:
 
 
 def waits_for_ranks(trace: "TraceData", collectives: list[Collective]) -> Table | None:
-    """Return a table of who waited for whom and for how long, or None if no rank waited.
+    """Return a table of which rank waited for which and for how long, or None if none waited.
 
     The pairs of ranks that waited longest come first. The last columns say at which line the late
-    rank entered the collective that others awaited longest.
+    rank entered the collective that the others awaited longest.
     """
     spans = trace.spans
     waits: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
@@ -96,7 +96,7 @@ def waits_for_ranks(trace: "TraceData", collectives: list[Collective]) -> Table 
 
 
 def hosts_table(trace: "TraceData") -> Table:
-    """Return a table of what the host of each rank did: its phases and its waits."""
+    """Return a table with the phases and the waits of each rank's host."""
     rows = []
     for host in trace.hosts:
         seconds: dict[str, float] = defaultdict(float)

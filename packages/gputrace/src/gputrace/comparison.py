@@ -31,7 +31,7 @@ Key = TypeVar("Key", int, str)
 
 
 class Comparison:
-    """What changed from one trace to another.
+    """The changes from one trace to another.
 
     It prints as text, and a notebook shows it. `save("changes.html")` writes it to a page.
 

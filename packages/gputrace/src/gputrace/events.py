@@ -47,7 +47,7 @@ Stack = tuple[SourceLine, ...]  # the innermost line comes first
 
 
 class StackTable:
-    """Numbers of stacks of Python calls. The same stack has the same number.
+    """Table that gives each stack of Python calls a number. Equal stacks have the same number.
 
     The empty stack has number 0.
     """
@@ -82,7 +82,7 @@ class StackTable:
         return number
 
     def of_lines(self, lines: Stack) -> int:
-        """Return the number of a stack of source lines."""
+        """Return the number of a stack that is given as source lines."""
         return self._number(lines)
 
     def _number(self, key: tuple) -> int:
@@ -125,7 +125,7 @@ def _resolved(key: tuple, line: Callable[[int, int], SourceLine]) -> Stack:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvent:
-    """Event as its source reports it.
+    """Memory event as its source reports it.
 
     Attributes:
         time: seconds from the start of the recording.
@@ -147,7 +147,7 @@ class MemoryEvent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Events:
-    """Events as columns of equal length, in order of time, with sizes in bytes.
+    """Memory events as columns of equal length, in order of time, with sizes in bytes.
 
     Attributes:
         time: seconds from the start of the recording.

@@ -19,7 +19,7 @@ _NONE = "no tensor born in the block outlives it"
 
 @dataclass(frozen=True)
 class Birth:
-    """Allocation.
+    """An allocation in the recorded block.
 
     Attributes:
         size: the bytes of its block.
@@ -36,7 +36,7 @@ class Birth:
 
 @dataclass(frozen=True)
 class Leak:
-    """Tensor that outlives the recorded block.
+    """A tensor that was allocated in the recorded block and outlives it.
 
     Attributes:
         bytes: the bytes of its block in the allocator.
@@ -157,7 +157,7 @@ def find_leaks(births: Iterable[Birth], census: Census | None = None, badge: str
 
 
 def _leak(birth: Birth, storage: DeviceStorage | None, holders: list[Holder]) -> Leak:
-    """Make a leak of an allocation."""
+    """Return the leak that an allocation has become."""
     shape, dtype = None, ""
     if storage is not None and storage.largest is not None:
         shape, dtype = shape_and_dtype(storage.largest)

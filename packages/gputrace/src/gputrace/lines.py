@@ -24,7 +24,7 @@ _NONE = "no line of yours allocated or freed memory"
 
 @dataclass(frozen=True)
 class LineMemory:
-    """What one line did to the memory of a device, in bytes.
+    """The effect of one line on the memory of a device, in bytes.
 
     A backward pass or an optimizer's step belongs to the line that called it. If the line of a free
     is not known, the free belongs to the line that allocated.
@@ -77,7 +77,7 @@ def _location(line: SourceLine) -> str:
 
 
 def by_line(trace: "TraceData", device: int) -> Lines:
-    """Return what each line of the user's did to the memory of one device."""
+    """Return the effect of each of the user's lines on the memory of one device."""
     events = trace.events
     mine = np.flatnonzero(events.device == device)
     changes = np.isin(events.action[mine], [ALLOC, FREE_REQUESTED])

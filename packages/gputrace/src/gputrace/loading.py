@@ -19,16 +19,16 @@ LEAST = 0.02  # seconds of a line that are worth a sentence: a few looks of 5 ms
 
 
 def loading_sentences(trace: "TraceData") -> list[tuple[str, str]]:
-    """Return what the page says about loading a batch in each process, as (title, sentence)."""
+    """Return sentences about loading a batch, one per process, as (title, sentence)."""
     found = [loading_sentence(trace, computer) for computer in trace.computers]
     return [said for said in found if said is not None]
 
 
 def loading_sentence(trace: "TraceData", computer: "ComputerTime") -> tuple[str, str] | None:
-    """Return what the page says about loading a batch, as (title, sentence).
+    """Return a sentence about loading a batch in one process, as (title, sentence).
 
-    Without a DataLoader, it is about the slowest line outside torch. None means that there was no
-    such line.
+    Without a DataLoader, the sentence is about the slowest line outside torch. None means that
+    there was no such line.
     """
     batches = [loading for loading in computer.loading if loading.seconds]
     if not batches:

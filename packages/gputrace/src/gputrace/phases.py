@@ -30,7 +30,7 @@ _MODULE_CALLS = ("_call_impl", "_wrapped_call_impl")  # the functions behind Mod
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Phase of training.
+    """A phase of training.
 
     Attributes:
         name: "forward", "backward" or "step".
@@ -46,7 +46,7 @@ class Phase:
 
 @dataclass(slots=True)
 class NotedPhase:
-    """Phase that may not have ended. Then `end` is None."""
+    """A phase that may not have ended yet. `end` is None until it has."""
 
     name: str
     start: float
@@ -56,7 +56,7 @@ class NotedPhase:
 
 @dataclass(slots=True)
 class NotedMark:
-    """Part of the program that its author has named. If it has not ended, `end` is None."""
+    """A part of the program that its author has named. `end` is None until it has ended."""
 
     name: str
     start: float
@@ -197,7 +197,7 @@ def _begin(name: str, frame: FrameType | None) -> list[Callable[[], None]]:
 
 
 def broken_off(step: Phase, phases: list[Phase], events: Events, stacks: list[Stack]) -> Phase:
-    """Return a step that an exception ended, with its end.
+    """Return the phase of a step that an exception ended, with its end.
 
     PyTorch's hooks do not report that end. It is the step's last event before the next phase.
     """

@@ -69,7 +69,7 @@ class VirtualGPUPlugin:
             return (yield)
 
     def add_check(self, item: pytest.Item, what: str) -> None:
-        """Add a check to a test: "no leak", "no race" or "no synchronization"."""
+        """Add a check to a test, by its name: "no leak", "no race" or "no synchronization"."""
         item.stash.setdefault(_CHECKS, []).append(_NAMED[what])
 
 
@@ -89,7 +89,10 @@ def _skip_if_refused(
 
 
 def _of_markers(item: pytest.Item) -> Check:
-    """Return the check of a test's budget. Markers closer to the test override others."""
+    """Return the check of a test's budget, from its markers.
+
+    Markers closer to the test override others.
+    """
     limits: dict[str, Any] = {}
     for marker in item.iter_markers(MARKER):
         if marker.args or not marker.kwargs or marker.kwargs.keys() - {"memory", "seconds"}:

@@ -78,7 +78,7 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
 
 
 class _Part:
-    """One rank's part of the joined trace, with the joined numbers of devices and stacks.
+    """One rank's part of the joined trace. Its devices, stacks and threads get new numbers.
 
     `stacks` is the number of stacks of the ranks before it, and `threads` that of their threads.
     `thread_count` is the number of threads of this rank.
@@ -143,7 +143,7 @@ class _Part:
         return {name: getattr(waits, name) + moved.get(name, 0) for name in WAIT_COLUMNS}
 
     def races(self) -> list[RecordedRace]:
-        """Return the races."""
+        """Return the rank's races with the new numbers."""
         found = []
         for race in self._trace.races:
             first, second = self._moved(race.first), self._moved(race.second)

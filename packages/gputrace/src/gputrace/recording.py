@@ -99,7 +99,7 @@ def _recorded(max_events: int, timeline: bool | None, measures: bool) -> Iterato
 
 
 class _Recorder:
-    """Recording that is going on."""
+    """A recording that is in progress."""
 
     def __init__(self, max_events: int, timeline: bool | None, measures: bool) -> None:
         virtual = virtualgpu.current() is not None

@@ -58,7 +58,7 @@ class RecordedSegment:
 
 
 class Replay:
-    """Memory of one device, to which the events of a recording are applied."""
+    """The memory of one device, reconstructed by applying the events of a recording."""
 
     def __init__(self, segments: Iterable[RecordedSegment], settings: Settings) -> None:
         self._settings = settings
@@ -152,7 +152,7 @@ class Replay:
         return size
 
     def _cut(self, address: int, size: int, requested: int) -> int:
-        """Allocate from the free block at `address`, and return the size of the allocated block."""
+        """Allocate a block from the free block at `address`, and return the block's size."""
         rounded = self._settings.round_size(requested)
         if address not in self._free:
             return size or rounded  # earlier events were lost

@@ -30,7 +30,7 @@ _OPEN = 10  # rows of the table of tensors that are visible without a click
 
 
 def default_path(script: str) -> Path:
-    """Return where the page about a script goes by default: SCRIPT-memory.html in this folder."""
+    """Return the default path of the page about a script: SCRIPT-memory.html in this folder."""
     return Path(f"{Path(script).stem}-memory.html")
 
 
@@ -143,7 +143,7 @@ def write(make: Callable[[Path], object], target: Path, name: str) -> bool:
 
 
 def _ending(raised: BaseException) -> str:
-    """Return in a few words how an exception ended the script."""
+    """Return a few words that say with which exception the script ended."""
     if isinstance(raised, SystemExit):
         if raised.code is None:
             return "at its last line"

@@ -28,7 +28,10 @@ HOST = -1  # the device of the host's spans. Their stream is the number of the t
 
 
 class Moved(NamedTuple):
-    """What a copy or a collective moves. `Spans` describes the three. None: it started at once."""
+    """The `nbytes`, `ready` and `meeting` of a copy or a collective, as in `Spans`.
+
+    `ready` is None if it started at once.
+    """
 
     nbytes: int
     ready: float | None = None
@@ -212,7 +215,7 @@ class RankHost:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What ran during a recording.
+    """The work of GPUs and hosts during a recording.
 
     Attributes:
         lost: how many of the oldest spans were dropped.
@@ -230,7 +233,7 @@ class Execution:
 
     @classmethod
     def none(cls, why: str) -> "Execution":
-        """Make an execution without spans, for this reason."""
+        """Return an execution without spans. `why` is the reason."""
         return cls(Spans.of([]), Waits.of([]), [], 0, why)
 
 

@@ -18,7 +18,7 @@ MOST_TRIED = 200  # possible lengths of a step that are compared
 
 
 class Steps(NamedTuple):
-    """The number of steps (`repeats`), and the bytes that each step left behind (`growth`)."""
+    """The number of a loop's steps (`repeats`), and the bytes that each left (`growth`)."""
 
     repeats: int
     growth: int

@@ -333,7 +333,7 @@ class TraceData:
 
     @property
     def end(self) -> float:
-        """When the recording ended, or the last work that was launched in it, in seconds."""
+        """The time in seconds when the recording and all work launched in it had ended."""
         return max(self.seconds, float(self.spans.end.max(initial=0.0)))
 
     def busy(self, device: "Device | None" = None, kind: str | None = None) -> float:
@@ -413,7 +413,10 @@ class TraceData:
 
     @property
     def tells_of_host(self) -> bool:
-        """Whether the timeline has one host. A trace of several ranks has many, in `hosts`."""
+        """Whether the timeline is that of one host.
+
+        A trace of several ranks has several, in `hosts`.
+        """
         return not self.hosts and (HOST in self.spans.device or not len(self.spans))
 
     @property

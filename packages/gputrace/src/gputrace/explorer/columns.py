@@ -66,7 +66,7 @@ def of(trace: "TraceData") -> dict[str, Any]:
 
 
 def _word(name: str) -> dict[str, str]:
-    """Return the name of a kind of spans, and what it means."""
+    """Return the name and the meaning of a kind of spans, for the legend."""
     return {"name": name, "means": legend.SPANS[name]}
 
 
@@ -81,7 +81,7 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 
 def _steps(seconds: np.ndarray) -> Column:
-    """Return each time as the difference to the one before it, in nanoseconds."""
+    """Return the differences between successive times, in nanoseconds."""
     return np.diff(_nanoseconds(seconds), prepend=0).tolist()
 
 

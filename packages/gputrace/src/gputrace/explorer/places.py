@@ -56,7 +56,7 @@ class Places:
                 self._add(event.address, event.requested)
 
     def _add(self, address: int, size: int) -> None:
-        """Give an offset to a segment, or to the whole expandable segment that contains it."""
+        """Give an offset to a new segment, or to the whole expandable segment that contains it."""
         start, length = address, size
         for first, end in self._growing:
             if first <= address < end:
@@ -92,7 +92,7 @@ class Places:
 
 
 def _joined(trace: "TraceData", device: int) -> list[tuple[int, int]]:
-    """Return the (start, end) addresses that each expandable segment ever has."""
+    """Return the (start, end) addresses of all memory that each expandable segment ever has."""
     events = trace.events
     found: list[tuple[int, int]] = []
     mapped = np.flatnonzero((events.device == device) & (events.action == SEGMENT_MAP))

@@ -180,7 +180,7 @@ def _add_budget(axes: Axes, budget: float) -> Line2D:
 
 
 def _beside_axes(axes: Axes) -> dict[str, Any]:
-    """Return the arguments of a legend to the right of the axes."""
+    """Return keyword arguments that place a legend to the right of the axes."""
     box = axes.get_position()
     corner = box.x1 + 0.01, box.y1 + 0.02
     return {

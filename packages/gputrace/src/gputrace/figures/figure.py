@@ -146,7 +146,7 @@ class Figure:
 
 
 def words(canvas: Canvas, *sentences: str) -> str:
-    """Return the alternative text: the title, then the sentences with its numbers."""
+    """Return a figure's alternative text: its title, then sentences with its numbers."""
     parts = []
     for part in (_finding(canvas), *sentences):
         if part:
@@ -250,7 +250,7 @@ def darker(colour: str) -> tuple[float, float, float]:
 
 
 def add_badge(canvas: Canvas, badge: str) -> None:
-    """Write in the lower right corner where the numbers come from."""
+    """Write the origin of the numbers, such as the GPU, in the lower right corner."""
     badge = shortened(badge, 0.95 * 72 * canvas.get_figwidth())
     canvas.text(0.98, 0.03, badge, ha="right", fontsize=9, color="#444444", style="italic")
 

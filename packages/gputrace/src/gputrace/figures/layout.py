@@ -115,7 +115,7 @@ def _lines(segments: list[RecordedSegment], width: int, shared: bool) -> list[Li
 
 
 def _usual_block(segments: list[RecordedSegment]) -> int:
-    """Return the size of the block with the middle byte, if blocks are sorted by size."""
+    """Return the size of the block that contains the middle byte, in order of the blocks' sizes."""
     sizes = sorted(block.size for segment in segments for block in segment.blocks)
     sums = list(accumulate(sizes))
     return sizes[int(np.searchsorted(sums, sums[-1] / 2))]

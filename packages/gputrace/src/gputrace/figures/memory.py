@@ -194,7 +194,7 @@ def _source(line: SourceLine) -> str:
 
 
 def _finding(seen: _Seen) -> str:
-    """Return the title, which says what the figure shows."""
+    """Return the figure's title, which states the finding."""
     trace, device = seen.trace, seen.device
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
     peak, line = units.byte_text(seen.peak), trace.timeline(device)
@@ -349,7 +349,7 @@ def _draw_lines(axes: Axes, seen: _Seen) -> list:
 
 
 def _far(seen: _Seen) -> bool:
-    """Return whether so much is in use on the device that nothing else would be seen."""
+    """Return whether so much memory is in use that the other curves would be too flat to see."""
     held = max(seen.reserved.max(), seen.peak)
     return seen.used is not None and bool(0 < FAR * held < seen.used.max())
 

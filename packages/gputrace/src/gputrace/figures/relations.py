@@ -69,7 +69,7 @@ def draw_waits(
 
 
 def _edge(row: int, other: int) -> float:
-    """Return the height of the border of a row's boxes that faces another row."""
+    """Return the height of the upper or lower edge of a row's boxes that faces another row."""
     if other > row:
         return row + 1 - EDGE
     return row + EDGE
@@ -136,7 +136,7 @@ def draw_races(
 
 
 def _drawn_at(side: RacingSpan, lanes: list[Lane]) -> tuple[int, float, float] | None:
-    """Return the row of a launch, and when it is drawn there. None if it has no lane."""
+    """Return a launch's row and its drawn start and end, or None if it has no lane."""
     for row, lane in enumerate(lanes):
         if lane.device == side.device and (side.device == HOST or lane.stream == side.stream):
             return row, side.start, side.end

@@ -101,7 +101,7 @@ def segment_map(
 
 
 def _finding(trace: "TraceData", at: Any, device: int, segments: list[RecordedSegment]) -> str:
-    """Return the title: how much is free, and in how many pieces."""
+    """Return the title, which says how much memory is free, and in how many blocks."""
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
     moment = _moment(at)
     if not segments:
@@ -132,7 +132,7 @@ def _moment(at: str | float | int) -> str:
 
 
 def _just_refused(trace: "TraceData", count: int, device: int) -> int:
-    """Return the bytes of the allocation that failed on a device at this moment, or 0."""
+    """Return the size of the allocation that failed on a device at this moment, or 0."""
     mine = trace.events.device == device
     before, after = np.flatnonzero(mine[:count])[-1:], np.flatnonzero(mine[count:])[:1] + count
     for event in [*before, *after]:
@@ -212,7 +212,7 @@ def _pages(pools: list[list[Group]]) -> list[Page]:
 
 
 def _kind(block: RecordedBlock) -> str:
-    """Return what a block is shown as, a key of `LOOKS`."""
+    """Return how a block is shown, as a key of `LOOKS`."""
     return {"free": FREE, "pending": PENDING}.get(block.state, CATEGORIES[block.category])
 
 
@@ -294,7 +294,7 @@ def _write_sizes(axes: Axes, boxes: list[Box], points: float) -> None:
 
 
 def _caption(pages: list[Page]) -> str:
-    """Return the text below the axes: how to read them, and what is left out."""
+    """Return the text below the axes, which explains the lines and says what is left out."""
     hidden = [segment for page in pages for segment in page.left_out]
     if hidden:
         held = units.byte_text(sum(segment.size for segment in hidden))

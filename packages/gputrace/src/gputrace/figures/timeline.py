@@ -170,7 +170,7 @@ class _Page:
         return height
 
     def box(self, bottom: float, height: float) -> tuple[float, float, float, float]:
-        """Return the place of axes as (left, bottom, width, height), in shares of the figure."""
+        """Return the position of axes as (left, bottom, width, height), in shares of the figure."""
         return LEFT, bottom / self.height, RIGHT - LEFT, height / self.height
 
     def y(self, inches: float) -> float:
@@ -193,7 +193,7 @@ def _window(trace: "TraceData", start: float, end: float | None) -> tuple[float,
 
 
 def _is_drawn(race: RecordedRace, devices: list[int], window: tuple[float, float]) -> bool:
-    """Return whether one side of a race is on one of the devices, and one is in the window."""
+    """Return whether a race has a launch on one of the devices, and a launch in the window."""
     sides = (race.first, race.second)
     on_device = any(side.device in devices for side in sides)
     return on_device and any(side.start <= window[1] and side.end >= window[0] for side in sides)
@@ -262,7 +262,7 @@ def _draw(
 
 
 def _add_shares(axes: Axes, part: "TraceData", lanes: list[Lane], inches: float) -> None:
-    """Write beside each lane during which share of the time it was busy.
+    """Write beside each lane the share of the time in which it was busy.
 
     Args:
         part: the drawn part of the recording. The lanes' masks are masks of its spans.
@@ -418,7 +418,7 @@ def _finding(
 
 
 def _finding_about_busy_devices(trace: "TraceData", devices: list[int]) -> str:
-    """Return a title that says during which share of the time the devices worked."""
+    """Return a title that says for which share of the time the devices worked."""
     end = units.time_text(trace.end)
     shares = {device: _percent(trace.busy(device), trace.end) for device in devices}
     if len(devices) > 2:

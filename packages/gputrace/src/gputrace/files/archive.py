@@ -160,7 +160,7 @@ def _execution(header: dict[str, Any], stored: Any) -> Execution:
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file to write, which gets the name `path` once it is complete.
+    """Open a file for writing. It gets the name `path` only when it is complete.
 
     If an error occurs before that, the old file is kept.
     """

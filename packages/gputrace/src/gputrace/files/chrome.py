@@ -184,7 +184,7 @@ class _Lanes:
             yield {"ph": "i", "s": "t", "name": text, "cat": "race", **at}
 
     def _last(self, lane: tuple[int, int], seconds: float) -> int | None:
-        """Return the last span of a thread that ended until this time, or None."""
+        """Return the last span of a thread that ended at or before this time, or None."""
         mine = self.of_lane.get(lane, np.zeros(0, np.int64))
         before = int(np.searchsorted(self.end[mine], round(seconds * 1e9) + 1, side="right"))
         if not before:
@@ -192,7 +192,7 @@ class _Lanes:
         return int(mine[before - 1])
 
     def _first(self, lane: tuple[int, int], seconds: float) -> int | None:
-        """Return the first span of a thread that started from this time on, or None."""
+        """Return the first span of a thread that started at or after this time, or None."""
         mine = self.of_lane.get(lane, np.zeros(0, np.int64))
         after = int(np.searchsorted(self.start[mine], round(seconds * 1e9) - 1, side="left"))
         if after == len(mine):

@@ -214,9 +214,10 @@ def _is_checkpointed(model: nn.Module) -> bool:
 
 
 def _checkpoint_parts(module: nn.Module, alter: bool) -> list[nn.Module]:
-    """Return what is checkpointed: the outermost modules with a switch, or else the blocks.
+    """Checkpoint parts of a module, and return them.
 
-    The blocks are also used if a switch refuses.
+    The parts are the outermost modules with a switch for this. If there are none, or if a switch
+    refuses, they are the module's repeated blocks. With `alter=False`, only return the parts.
     """
     switched = list(_switches(module))
     if switched:
@@ -240,7 +241,7 @@ def _checkpoint_parts(module: nn.Module, alter: bool) -> list[nn.Module]:
 
 
 def _let_checkpoint(kind: type[nn.Module]) -> None:
-    """Let marked blocks of a class checkpoint their forward passes.
+    """Change a class so that its marked blocks checkpoint their forward passes.
 
     The class gets the new method, and not the block. A replica of a block would run the block's own
     method on the block itself.
@@ -277,7 +278,7 @@ def _switches(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _sharded(ranks: int, alter: bool) -> Met:
-    """Divide the model among GPUs. What this would meet is not known without doing it."""
+    """Shard the model among GPUs. With `alter=False`, nothing is known about its effect."""
     if not alter:
         return []
     return sharding(ranks)
@@ -285,7 +286,7 @@ def _sharded(ranks: int, alter: bool) -> Met:
 
 @dataclass(frozen=True)
 class Change:
-    """Change of a script.
+    """A change to a script that may save memory.
 
     Attributes:
         make: makes the change, or only notes what it would meet.

@@ -76,7 +76,7 @@ class Growth(NamedTuple):
     ratio: float
 
     def steps_until(self, room: int) -> int:
-        """Return how many more steps fit into `room` bytes, at most FOREVER."""
+        """Return the number of further steps that fit into `room` bytes, at most FOREVER."""
         if self.ratio == 1:
             return min(FOREVER, max(0, room // self.bytes))
         steps, rise, taken = 0, float(self.bytes), 0.0

@@ -75,7 +75,7 @@ def _is_asserted(line: str) -> bool:
 
 
 def where(calls: traceback.StackSummary) -> str:
-    """Return the innermost line in the user's code, such as "train.py:12 loss.item()", or ""."""
+    """Return the innermost line of the user's code, such as "train.py:12 loss.item()", or ""."""
     users = [call for call in calls if is_users(call.filename)]
     if not users:
         return ""
@@ -112,7 +112,7 @@ OTHERWISE = (
 
 
 def advice_for(error: BaseException | None, *lines: str) -> str:
-    """Return a text that says how to rewrite lines that need a value."""
+    """Return advice how to rewrite the lines that need a value."""
     for call, advice in ADVICE.items():
         if any(call in line for line in lines) or call in str(error or ""):
             return advice

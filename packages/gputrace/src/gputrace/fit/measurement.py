@@ -48,9 +48,9 @@ SEEN = 2  # steps after which everything in a script has happened once
 
 
 class Enough(BaseException):
-    """Raised to end the script when it has made enough steps.
+    """Exception that ends a script when it has made enough steps.
 
-    No script catches it by accident, because it is not an Exception.
+    No script catches it by accident, because it does not derive from Exception.
     """
 
 
@@ -153,7 +153,7 @@ class Measurement:
             selected.untimed = before
 
     def is_over(self) -> None:
-        """Ignore `stop` from now on, because the script has ended."""
+        """Note that the script has ended, so that `stop` does nothing from now on."""
         self._running = False
 
     def stop(self, *_: object) -> None:
@@ -162,7 +162,7 @@ class Measurement:
             self._end()
 
     def _end_in_vain(self) -> None:
-        """End a script that waits for a value."""
+        """End a script that waits in vain for a value."""
         self._trains = bool(of_kind(all_objects(), torch.optim.Optimizer))
         self._end()
 
@@ -253,9 +253,9 @@ def _make_changes(change: str | None) -> tuple[Met, dict[str, Met]]:
 
 
 def _changes_made(change: str | None) -> tuple[Met, dict[str, Met]]:
-    """Return what the change was applied to. Without a change, return this for all changes.
+    """Make a change, and return what it meets, together with what other changes would meet.
 
-    The lists are empty at first.
+    The lists are empty at first. Without a change, the result is about all changes.
     """
     met, would_meet = _make_changes(change)
     for names in (met, *would_meet.values()):

@@ -7,8 +7,9 @@ PROGRESS = "progress"  # the file in an attempt's folder that says how far the a
 
 @dataclass(frozen=True)
 class Wish:
-    """What to try: a script's steps on `gpus` GPUs of one model, with one change or none.
+    """Order for one attempt: to run a script's first steps on virtual GPUs.
 
+    `gpus` is the number of GPUs of one model. `change` names a change to the script, or is None.
     `memory` is in bytes. None means the model's own memory.
     """
 

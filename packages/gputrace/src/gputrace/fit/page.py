@@ -116,7 +116,7 @@ def answer(
 
 
 def _each(runner: Runner, wishes: list[Wish], told: str, tell: Tell) -> dict[str, Outcome]:
-    """Try all wishes. Return the outcomes by GPU, or raise ScriptFailedError."""
+    """Make all attempts. Return the outcomes by GPU, or raise ScriptFailedError."""
     outcomes = {}
     for wish, outcome in runner.run_all(wishes):
         if outcome.failed:
@@ -167,7 +167,7 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
 
 
 def _how_it_ran(outcomes: list[Outcome], gpus: int) -> str:
-    """Return a text that says how many steps ran, and what is not counted or made up."""
+    """Return a text that says how many steps ran, what is not counted, and what is made up."""
     steps = min(outcome.steps for outcome in outcomes)
     ran = NO_STEPS
     if steps:
@@ -278,7 +278,7 @@ def _rounded(number: int) -> int:
 def _broken_off(outcome: Outcome) -> bool:
     """Return whether the script ended so early that its peak may come later.
 
-    Only in the second step does a backward pass run beside the optimizer's state.
+    A backward pass and the optimizer's state are in memory together only from the second step on.
     """
     return bool(outcome.asked) and outcome.steps <= 1
 

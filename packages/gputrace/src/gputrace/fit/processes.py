@@ -49,7 +49,7 @@ def afresh(command: Sequence[str], output: int) -> Process:
 
 
 class _Attempt:
-    """Attempt in a process, from its start until its outcome is known.
+    """An attempt that runs in a process of its own.
 
     The output of the script is shown only if the process ends without an outcome.
     """
@@ -110,7 +110,7 @@ class _Attempt:
 
 
 class Runner:
-    """Runner of attempts.
+    """Runner of attempts, several at a time.
 
     Args:
         start: starts their processes.
@@ -125,7 +125,7 @@ class Runner:
         self._largest = 1  # the most bytes of this computer's memory that an attempt used
 
     def run_all(self, wishes: list[Wish]) -> Iterator[tuple[Wish, Outcome]]:
-        """Try all wishes.
+        """Make all attempts, and yield each wish with its outcome.
 
         An attempt that fails beside others is repeated alone, after the others. Two attempts may
         need the same file or the same port.
@@ -140,7 +140,7 @@ class Runner:
         yield from self._outcomes(again, 1)
 
     def at_once(self) -> int:
-        """Return how many attempts to run at once.
+        """Return the number of attempts to run at the same time.
 
         Each needs a processor, and as much memory as the largest attempt so far. A script that
         starts processes runs alone, because they use a port.
@@ -171,6 +171,6 @@ class Runner:
 
 
 def run(wish: Wish) -> Outcome:
-    """Make one attempt."""
+    """Make one attempt in a process of its own, and return its outcome."""
     [(_, outcome)] = Runner().run_all([wish])
     return outcome

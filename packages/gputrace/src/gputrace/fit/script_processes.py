@@ -31,7 +31,7 @@ LOOK = 0.05  # seconds between two looks
 
 
 class Ended(NamedTuple):
-    """Outcome of a process, whether it had made enough steps, and when it ended."""
+    """An ended process: its outcome, whether it had made enough steps, and when it ended."""
 
     outcome: Outcome
     has_enough: bool
@@ -153,7 +153,7 @@ def _loads_data(process: Any) -> bool:
 
 
 def _raising(run: Callable[[], None]) -> None:
-    """Run the work of a process. Raise an error that torch.multiprocessing turns into an exit."""
+    """Run the work of a process, and raise an error that torch.multiprocessing hides in an exit."""
     try:
         run()
     except SystemExit as ended:

@@ -221,7 +221,7 @@ def _in_function(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _position(things: tuple, wanted: Any) -> int:
-    """Return the index of an object in a tuple."""
+    """Return the index of an object in a tuple, which is compared by identity."""
     return next(index for index, thing in enumerate(things) if thing is wanted)
 
 

@@ -45,7 +45,7 @@ class Snapshot:
 
 
 def without(known: Iterable[Any], things: Iterable[Any]) -> list[Any]:
-    """Return the things that are not known. Objects are compared by identity."""
+    """Return the things that are not among `known`. Objects are compared by identity."""
     ids = set(map(id, known))
     return [thing for thing in things if id(thing) not in ids]
 
@@ -82,9 +82,9 @@ class References:
             self._links[id(link[1])].append(link)
 
     def holders(self, thing: Any) -> Iterator[tuple[Any, str]]:
-        """Yield the objects that refer to a thing, each with how it does.
+        """Yield (object, how) for each object that refers to a thing.
 
-        This is "" for a reference in Python, and otherwise as in `autograd.Link`.
+        `how` is "" for a reference in Python, and otherwise the word of `autograd.Link`.
         """
         bounds = np.array([id(thing), id(thing) + 1], np.uint64)
         first, last = np.searchsorted(self._held, bounds)

@@ -42,7 +42,7 @@ class DeviceStorage:
 
     @property
     def largest(self) -> torch.Tensor | None:
-        """The tensor with the most bytes, or None. It is the one that the others are views of."""
+        """The tensor with the most bytes, of which the others are usually views, or None."""
         return max(self.tensors, key=nbytes, default=None)
 
 
@@ -165,7 +165,7 @@ def _in_use(storage: torch.UntypedStorage) -> bool:
 
 
 class Census:
-    """Which storages were alive on the GPUs at one moment, known by weak references.
+    """The storages that were alive on the GPUs at one moment, known by weak references.
 
     An address may be used again. A census distinguishes a later tensor at the same address.
     """
@@ -183,7 +183,7 @@ class Census:
         return weak is not None and weak() is _memory(storage)
 
     def alive_at(self, key: DeviceAddress) -> bool | None:
-        """Return whether the storage at an address is still alive. None if there was none."""
+        """Return whether the storage at an address is still alive, or None if there was none."""
         weak = self._weak.get(key)
         if weak is None:
             return None

@@ -76,7 +76,7 @@ class OutOfMemoryExplanation:
 
 
 def _request(s: Situation) -> str:
-    """Return a text that says who asked for how much."""
+    """Return a text that says which line requested how many bytes."""
     if s.requested is None:
         return "The request was for more than 1 EB."
     if s.line is None:
@@ -342,7 +342,7 @@ def _numbers(s: Situation, badge: str) -> Table:
 
 
 def _segment_text(s: Situation) -> str:
-    """Return a text that says how the size of the segment follows from the request."""
+    """Return a text that explains the size of the segment that the request needed."""
     stream = _stream(s, s.stream)
     if s.requested is None or s.requested == s.segment_size:
         return f"the request, on {stream}"
@@ -351,7 +351,7 @@ def _segment_text(s: Situation) -> str:
 
 
 def _live_text(s: Situation) -> str:
-    """Return a text that says how many blocks are live, and what for."""
+    """Return a text that says how many blocks are live, and what they are for."""
     if s.segments is None:
         return f"live blocks; {s.lost} events were lost, so whose is not known"
     sizes: dict[str, int] = defaultdict(int)

@@ -219,7 +219,7 @@ class Situation:
 
     @property
     def short(self) -> int:
-        """How many bytes less must be reserved so that the request fits into a new segment."""
+        """The bytes by which reserved memory must shrink for the request's new segment to fit."""
         return self.segment_size - max(0, self.capacity - self.reserved)
 
     @cached_property
@@ -291,7 +291,7 @@ class Situation:
 def is_small(segment: RecordedSegment) -> bool:
     """Return whether a segment serves small requests.
 
-    For an expandable segment, only its blocks show it.
+    For an expandable segment, this follows from its blocks.
     """
     used = [block.size for block in segment.blocks if block.state != "free"]
     return segment.small or (segment.expandable and bool(used) and max(used) <= SMALL_SIZE)

@@ -106,7 +106,7 @@ class ClockSource:
         )
 
     def _counted(self) -> None:
-        """Count one more span or wait, which may push the oldest one out of the records."""
+        """Count one more span or wait, for which the oldest one may be dropped."""
         self._count += 1
 
     def _races(self, origin: float, spans: Spans) -> list[RecordedRace]:
@@ -123,10 +123,10 @@ class ClockSource:
 
 
 def _side(side: Any, origin: float, spans: Spans) -> RacingSpan:
-    """Return one of the two launches of a race.
+    """Return the description of one of the two launches of a race.
 
-    A race is found before the second launch runs. When it ran follows from the next span on its
-    stream.
+    A race is found before the second launch runs. The time of the second launch follows from the
+    next span on its stream.
     """
     seconds, start, end = side.seconds - origin, side.start - origin, side.end - origin
     if seconds >= 0:

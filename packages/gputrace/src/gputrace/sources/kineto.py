@@ -159,7 +159,7 @@ class _ProfilerSession:
 
 
 def _ended() -> Any:
-    """End the session, and return its results.
+    """End the profiler's session, and return its results.
 
     PyTorch's own function would leave the session running if a GPU has failed. It also makes Python
     objects of the results, which takes seconds in older versions.
@@ -200,7 +200,7 @@ def _synchronize() -> None:
 
 
 def _read(results: Any) -> list[Activity]:
-    """Return the activities of a session, from its file.
+    """Return the activities of a session, read from the file that it writes.
 
     Only the file has the kinds, the correlations and the waits in every version of PyTorch.
     """

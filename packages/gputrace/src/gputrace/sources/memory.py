@@ -44,7 +44,7 @@ _COUNTS = (
 
 @dataclass
 class Recorded:
-    """What a source recorded.
+    """The memory data that a source recorded.
 
     Attributes:
         segments: the segments before the first event.
@@ -97,7 +97,7 @@ class VirtualSource:
         return self._machine.clock.host - self.origin
 
     def finish(self) -> Recorded:
-        """Return what was recorded."""
+        """Return the recorded data."""
         gpus = self._machine.gpus
         events = list(self._events)
         return Recorded(
@@ -188,7 +188,7 @@ class _History:
             return True
 
     def leave(self) -> None:
-        """End the reliance of one recording. The last one switches the history off."""
+        """End one recording's use of the history. The last one switches the history off."""
         with self._lock:
             self.recordings -= 1
             # A forked process has neither CUDA nor the thread.
@@ -250,7 +250,7 @@ class CudaSource:
         return (time.time_ns() - self._start) * 1e-9
 
     def finish(self) -> Recorded:
-        """Return what was recorded."""
+        """Return the recorded data."""
         self._watching.close()
         counts = self._counted()
         snapshot = torch.cuda.memory._snapshot()
@@ -285,8 +285,8 @@ class CudaSource:
     def _since_start(self, device: int, entries: list[dict]) -> list[MemoryEvent]:
         """Return a device's events since the start of this recording.
 
-        The start took a snapshot, which is an entry of the history. If that entry was dropped, the
-        times of the entries decide.
+        The start took a snapshot, which is itself an entry of the history. If that entry was
+        dropped, the times of the entries decide.
         """
         kept = self._kept[device]
         if kept < len(entries) and entries[kept]["action"] == "snapshot":
@@ -297,7 +297,7 @@ class CudaSource:
         return [self._event(device, entry) for entry in chosen if entry["action"] in wanted]
 
     def _event(self, device: int, entry: dict) -> MemoryEvent:
-        """Convert an entry of the history."""
+        """Convert an entry of the history to a memory event."""
         action = ACTION_OF[entry["action"]]
         address = entry["device_free"] if action == OOM else entry["addr"]
         seconds = max(0.0, entry["time_us"] * 1e-6 - self._start * 1e-9)
@@ -364,7 +364,7 @@ _lines: dict[tuple[str, int, str], SourceLine] = {}
 
 
 def _source_line(*key: Any) -> SourceLine:
-    """Return the source line (file, line, function), which is read once."""
+    """Return the source line (file, line, function). Each line is read only once."""
     line = _lines.get(key)
     if line is None:
         line = _lines[key] = SourceLine.read(*key)

@@ -60,7 +60,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class ComputerTime:
-    """Where the time of this computer went in one process.
+    """The distribution of this computer's time in one process.
 
     Attributes:
         seconds: how long the recording took.
@@ -97,7 +97,7 @@ class ComputerClock:
         self._handler_before: Any = None
 
     def start(self) -> None:
-        """Start to look, and to time DataLoaders."""
+        """Start to sample the main thread's lines, and to time DataLoaders."""
         self._switch = sys.getswitchinterval()
         self._undo = time_loaders(self._batches, self._now)
         self._began = self._before = perf_counter()
@@ -148,14 +148,14 @@ class ComputerClock:
         return ComputerTime(seconds, lines, loading_of(self._batches))
 
     def _ask(self, running: Any) -> None:
-        """Ask the main thread for a look every 5 ms, until `stop` releases the lock."""
+        """Ask the main thread every 5 ms to note its line, until `stop` releases the lock."""
         while not running.acquire(timeout=INTERVAL):
             if signal.getsignal(SIGNAL) == self._look:  # the script may have set a handler
                 # No signal is sent, so that no call of the system is interrupted.
                 _thread.interrupt_main(SIGNAL)
 
     def _look(self, signum: int, frame: FrameType | None) -> None:
-        """Note the line that runs. This is the signal's handler."""
+        """Note the line that is running. This is the signal's handler."""
         now = perf_counter()
         place = self._places.setdefault(place_of(frame), len(self._places))
         self._looks.extend((self._now(), place, now - self._before))
@@ -207,7 +207,7 @@ def loading_of(batches: dict[SourceLine, list[Batch]]) -> list[Loading]:
 
 
 def _covered(waits: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Return for each moment how many seconds before it are in at least one of the waits."""
+    """Return for each moment how many of the seconds before it are covered by waits."""
     if not len(waits):
         return np.zeros(len(moments))
     waits = waits[np.argsort(waits[:, 0], kind="stable")]
