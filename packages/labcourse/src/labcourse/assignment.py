@@ -73,7 +73,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Written:
-    """Question that is answered in words and marked by a person."""
+    """A question that students answer in words and a person marks."""
 
     id: str
     question: str
@@ -267,7 +267,7 @@ def _said(value: Any) -> str:
 
 
 def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
-    """Raise ValueError if a table has a key that is not in `keys`."""
+    """Raise ValueError if a table of the course file has a key that is not in `keys`."""
     for key in table:
         if key not in keys:
             allowed = ", ".join(sorted(keys))
@@ -325,7 +325,10 @@ def _number(
 
 
 def _moment(value: Any, where: str) -> datetime:
-    """Return a due date. A day without a time means its end, and no time zone means UTC."""
+    """Return a due date as a time.
+
+    Without a time of day it is the day's end, and without a zone UTC.
+    """
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time(23, 59, 59))
     if not isinstance(value, datetime) or value.year < 2000:
@@ -439,7 +442,7 @@ def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
 def _replaced(
     exercises: tuple[Exercise, ...], points: dict[str, float], where: str
 ) -> tuple[Exercise, ...]:
-    """Put variants in the place of the exercises that have one.
+    """Replace exercises with their variants, if they have one.
 
     A variant has the points of its exercise, unless the table has points under its own number.
     """

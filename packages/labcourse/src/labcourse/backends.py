@@ -123,7 +123,7 @@ def environment(working: str) -> dict[str, str]:
 
 
 def _trouble(backend: Backend) -> str:
-    """Try a backend. Say why it does not work here, or return ""."""
+    """Try a backend. Return why it does not work here, or "" if it works."""
     if not backend.command:
         return ""
     if shutil.which(backend.command[0]) is None:
@@ -214,7 +214,7 @@ def _kit_folders() -> list[str]:
 
 
 def packages() -> list[Path]:
-    """Return the folders of the kit's packages and of the courses."""
+    """Return the folders of the kit's packages and of the courses' packages."""
     return [*PACKAGES, *(folder.resolve() for folder in courses.packages().values())]
 
 

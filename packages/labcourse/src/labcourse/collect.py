@@ -83,7 +83,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that cannot be graded as it is, or that the instructor should know.
+    """Something that cannot be graded yet, or that the instructor should know.
 
     Attributes:
         kind: one or two words, such as "missing", "duplicate" or "not a notebook".
@@ -98,12 +98,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Found:
-    """Submission in the source, before the one that counts is chosen.
+    """A submission found in the source, before the one that counts is chosen.
 
     Attributes:
         received: when it arrived, as exactly as the platform's name says.
-        is_sure: whether the notebook or its file name says which lab it is. Otherwise only the
-            name of a folder does.
+        is_sure: whether the notebook or its file name says which lab it is. Otherwise only the name
+            of a folder does.
     """
 
     submission: Submission
@@ -204,7 +204,7 @@ def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Prob
 
 
 def _named(file: File) -> Named:
-    """Return the name, given by a platform, that says whose a file is."""
+    """Return what a platform's name for a file says about its owner."""
     top, *below = file.path.parts or ("?",)
     if platforms.GRADESCOPE.fullmatch(top) and below:
         top, *below = below
@@ -301,7 +301,7 @@ def _identified(
 
 
 def _origin(file: File) -> str:
-    """Return the name of a file in the first source, before an earlier `collect`."""
+    """Return the file's name in the first source, even if an earlier `collect` has renamed it."""
     return file.known.get("origin") or str(file.path)
 
 
@@ -314,7 +314,7 @@ def _lab_by_exercises(lessons: list[str], course: Course) -> str:
 
 
 def _lab_by_name(name: Named, file: File, course: Course) -> str:
-    """Return the lab that the name of the file, of a folder or of the platform says, or ""."""
+    """Return the lab that the name of the file, its folder or the platform contains, or ""."""
     names = {lab.name for lab in course.labs}
     candidates = (COPY.sub("", file.path.stem), *reversed(file.path.parts[:-1]), name.lab)
     return next((part for part in candidates if part in names), "")
@@ -333,9 +333,9 @@ def _received(name: Named, file: File) -> tuple[str, str]:
 
 
 def _chosen(candidates: list[_Found]) -> tuple[list[Submission], list[Submission]]:
-    """Return the submissions that count, and the others.
+    """Return two lists: the submissions that count, and the other ones.
 
-    More than one submission is returned first if a person has to choose.
+    If a person has to choose, the first list has several submissions.
     """
     if all(item.submission.known_from == "nbgrader" for item in candidates):
         latest = max(item.received for item in candidates)
@@ -391,7 +391,7 @@ def _missing(
 def _is_id(name: str) -> bool:
     """Return whether a name is safe as a file name and as a cell of a table.
 
-    Letters of any script are. A formula, which a spreadsheet program would compute, is not.
+    Letters of any script are safe. A formula, which a spreadsheet program would compute, is not.
     """
     return (
         0 < len(name.encode(errors="replace")) <= 200

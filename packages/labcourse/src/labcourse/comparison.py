@@ -81,7 +81,7 @@ def _digest(form: str) -> str:
 
 
 def _used(module: ast.Module, name: str) -> list[ast.stmt]:
-    """Return the statements that define a name, and those that define what it uses."""
+    """Return the statements that define a name, and those that define the names used in them."""
     defined: dict[str, list[ast.stmt]] = defaultdict(list)
     for statement in module.body:
         targets: list[str] = []
@@ -140,7 +140,7 @@ def _own_names(statements: list[ast.stmt]) -> dict[str, str]:
 
 
 class _Written:
-    """Writer of statements in a text that does not depend on their order and their names.
+    """Writer that turns statements into text, independent of their order and their names.
 
     Attributes:
         parts: the number of parts written so far.
@@ -172,7 +172,7 @@ class _Written:
         return ",".join(whole)
 
     def _form(self, node: object) -> str:
-        """Return one node of the syntax tree, or a list of nodes, as text."""
+        """Return the text of one node of the syntax tree, or of a list of nodes."""
         if isinstance(node, list):
             if _is_block(node):
                 return self.block(node)
@@ -227,7 +227,7 @@ def _operands(node: ast.expr, kind: type[ast.operator]) -> list[ast.expr]:
 
 @dataclass(frozen=True)
 class Group:
-    """Students whose answers are equal.
+    """A group of students whose answers are equal.
 
     Attributes:
         parts: the number of parts in the answer.
@@ -261,7 +261,7 @@ class Compared:
 
     @property
     def most_frequent(self) -> int:
-        """Return how many students have the most frequent answer."""
+        """The number of students who have the most frequent answer."""
         sizes = [len(group.students) for group in self.groups]
         return max(len(self.solution), min(1, self.answers), *sizes)
 
@@ -309,7 +309,7 @@ def _alike(
     students: dict[str, int],
     known: set[str],
 ) -> list[tuple[str, str]]:
-    """Return the pairs of different answers that share long statements which few students have.
+    """Return pairs of answers that differ but share long statements that few students have.
 
     Args:
         students: how many students have each answer. Published answers are left out.

@@ -19,7 +19,9 @@ Control = tuple[str, str]  # the regular expression and the source
 
 
 def control(number: str) -> Control:
-    """Return the control of an exercise: the regular expression for the message, and the source.
+    """Return the control of an exercise: an answer that is known to be wrong.
+
+    It is the regular expression for the check's message, and the source of the answer.
 
     Raises:
         ValueError: the exercise has no control, so its lab cannot be graded safely.
@@ -33,9 +35,9 @@ def control(number: str) -> Control:
 
 
 def wrong_answers(text: str) -> list[tuple[str, str, str, str]]:
-    """Read the answers in a wrong_answers.txt.
+    """Parse the text of a wrong_answers.txt.
 
-    Each is (exercise, fault, regular expression, source).
+    Each answer is (exercise, fault, regular expression, source).
     """
     found = re.findall(r"^(\d\d\.\d+) (.*?) => (.*)\n((?:(?: .*)?\n)+)", text, flags=re.MULTILINE)
     answers = []

@@ -206,7 +206,7 @@ def _explained(
 
 
 def _missing(message: str, errors: list[list[Any]]) -> str:
-    """Return the module that an answer needs and that this computer lacks, or "".
+    """Return the name of a module that an answer needs and this computer lacks, or "".
 
     Args:
         message: the verdict. If a cell failed to import a module, a name is undefined.
@@ -222,7 +222,7 @@ def _missing(message: str, errors: list[list[Any]]) -> str:
 
 
 class _Examination:
-    """Runs of one submission in the sandbox.
+    """The runs of one submission in the sandbox.
 
     Usually there is one run. If a run had to be ended, another run tries the remaining exercises.
     All runs together take no longer than the course allows.
@@ -259,7 +259,7 @@ class _Examination:
     def score(self, puzzles: list[Exercise], results: dict[str, dict[str, Any]]) -> None:
         """Score the functions of puzzles, and put their results into `results` by their names.
 
-        The notebook's cells run in one process, which only tells the functions. Each function then
+        The notebook's cells run in one process, which only names the functions. Each function then
         runs in a new process, so that neither a cell nor another function can change its score.
         """
         if not puzzles or self._examined.status in VOID:
@@ -322,7 +322,7 @@ class _Examination:
         return result
 
     def _begin(self) -> None:
-        """Begin the time of the submission, when the sandbox has started."""
+        """Start to measure the submission's time, once the sandbox has started."""
         if self._limit is None:
             self._limit = self._sandbox.time_limit(self._limits.seconds)
 
@@ -342,7 +342,7 @@ class _Examination:
             self._examined.note("tampered", detail)
 
     def _seconds(self, most: float) -> float:
-        """Return the remaining seconds of the submission, but at most `most`."""
+        """Return the seconds that the submission has left, but at most `most`."""
         if self._limit is None:
             return max(0.0, most)
         return max(0.0, min(most, self._limit.remaining()))
@@ -467,7 +467,7 @@ class _Examination:
         return outcome(exercise, "failed", "the grader has an error here, and not the answer")
 
     def _number(self, what: str) -> int:
-        """Draw a number of 128 bits for a purpose, the same in each grading.
+        """Return a number of 128 bits for a purpose, which is the same in each grading.
 
         Nobody can compute one of these numbers from others without knowing the seed.
         """
@@ -493,7 +493,7 @@ def outcome(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
 
 
 def is_judgement(value: Any) -> bool:
-    """Return whether a value is the judgement on a puzzle, as plain data."""
+    """Return whether a value has the form of a puzzle's judgement, as plain data."""
     if type(value) is not dict or list(value) != ["status", "message", "score"]:
         return False
     status, message, score = value.values()
@@ -515,7 +515,7 @@ def is_observation(value: Any) -> bool:
 
 
 def shortened(observation: Any) -> Any:
-    """Return an observation for the record.
+    """Return an observation in a form that suits the record.
 
     Long observations are cut, because they hold whole tensors. Numbers that JSON lacks become text.
     Addresses are removed, because they differ from run to run.
@@ -538,9 +538,10 @@ def _finite(value: Any) -> Any:
 
 
 def text(said: str, longest: int = LONGEST_TEXT) -> str:
-    """Return a text that a submission can influence, without harmful characters, and not longer.
+    """Make a text safe that a submission can influence, and cut it to at most `longest` characters.
 
-    Addresses in memory are removed, because they differ from run to run.
+    Harmful characters are removed, and also addresses in memory, because they differ from run to
+    run.
     """
 
     def harmless(letter: str) -> str:
@@ -555,7 +556,7 @@ def text(said: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def _without_addresses(said: str) -> str:
-    """Replace the addresses in memory in a text."""
+    """Replace addresses in memory, such as 0x7f…, in a text."""
     return re.sub(r"0x[0-9a-f]{6,}", "0x…", said)
 
 

@@ -51,7 +51,7 @@ cd /autograder/source && exec /autograder/venv/bin/python -m labcourse.gradescop
 
 
 def files(course: Course, labs: list[Assignment]) -> dict[str, str | bytes]:
-    """Return the files of a release with, for each lab, a zip file for Gradescope."""
+    """Return the files of a release, and a zip file for Gradescope for each lab."""
     zips = {f"gradescope/{lab.name}.zip": autograder(course, lab) for lab in labs}
     return release.files(course, labs, "labkit") | zips
 
@@ -126,7 +126,7 @@ def _digest(data: bytes) -> str:
 
 
 def _described(course: Course, lab: Assignment) -> str:
-    """Write the course file for one lab. Dates are left out because Gradescope has its own."""
+    """Write a course file with one lab. Dates are left out because Gradescope has its own."""
     points = ", ".join(f'"{task.number}" = {task.points:g}' for task in lab.exercises)
     lines = [
         f"course = {json.dumps(course.name)}",

@@ -39,7 +39,7 @@ IN_FLIGHT = 4  # submissions per worker that wait on a cluster. More would take 
 
 @dataclass(frozen=True)
 class Graded:
-    """Graded submission: its record, its figures (PNG), and the time and memory that it used."""
+    """Result of grading a submission: its record, figures (PNG), time and memory."""
 
     record: dict[str, Any]
     figures: list[bytes]
@@ -86,7 +86,7 @@ class Store:
         return self.folder / "figures" / lab / f"{student}-{number}.png"
 
     def _resources(self, lab: str, student: str) -> Path:
-        """Return the path of the time and memory of a submission."""
+        """Return the path of the file with the time and memory of a submission."""
         return self.folder / "resources" / lab / f"{student}.json"
 
     def remove(self, lab: str, student: str) -> None:
@@ -323,7 +323,10 @@ def _here(
     backend: Backend,
     progress: Callable[..., None],
 ) -> Generator[Graded, None, None]:
-    """Yield results from threads that each use their own sandbox, in the order of completion."""
+    """Yield results from threads on this machine, in the order in which they are complete.
+
+    Each thread uses a sandbox of its own.
+    """
     if backend.warning:
         progress(f"WARNING: {backend.warning}")
     free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()

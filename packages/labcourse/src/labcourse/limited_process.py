@@ -36,7 +36,10 @@ PROGRAM = "import sys; from labcourse.limited_process import serve; serve(*sys.a
 
 
 class LimitError(UnreadableError):
-    """Error for a call that exceeds a limit. The message says which one, with "it" for the text."""
+    """Error for a call that exceeds a limit.
+
+    The message says which limit, and calls the text that was read "it".
+    """
 
 
 class LimitedProcess:
@@ -112,7 +115,7 @@ class LimitedProcess:
         return result
 
     def _answer(self, request: bytes, about: str) -> Any:
-        """Send a pickled call to the process, and return whether it succeeded, and its result."""
+        """Send a pickled call to the process. Return whether it succeeded, and its result."""
         connection = self._connected()
         try:
             connection.send_bytes(request)
@@ -165,7 +168,7 @@ def serve(seconds: str, memory: str, fileno: str) -> None:
 
 
 def _called(function: Callable[..., Any], arguments: tuple[Any, ...], memory: int) -> bytes:
-    """Call a function. Return whether it succeeded, and its result or exception, pickled."""
+    """Call a function. Return, pickled, whether it succeeded, and its result or its exception."""
     try:
         with _limited(memory):
             answer = pickle.dumps((True, function(*arguments)))

@@ -69,7 +69,7 @@ def read_written(folder: Path) -> Marks:
 
 
 def read_dates(path: Path) -> Dates:
-    """Read when submissions arrived, according to the instructor.
+    """Read the instructor's table that says when submissions arrived.
 
     The time is in the column `corrected` of the table, or in `received` if there is no such column.
 
@@ -91,7 +91,7 @@ def read_dates(path: Path) -> Dates:
 
 
 def _rows(path: Path, needed: Iterable[str]) -> list[dict[str, str]]:
-    """Read the rows of a table, which has none if there is no such file."""
+    """Read the rows of a table. Return none if the file does not exist."""
     if not path.exists():
         return []
     return tables.read(path, needed)
@@ -119,8 +119,8 @@ def as_moment(text: str) -> datetime:
 def add_marks(record: dict[str, Any], course: Course, written: Marks) -> dict[str, Any]:
     """Return a record with its marks.
 
-    A mark belongs to the answer that it was given for. If the answer has changed since, it has to
-    be marked again.
+    A mark is kept only for the answer that it was given for. If the answer has changed since, it
+    has to be marked again.
     """
     items = []
     for item in record["written"]:
@@ -173,7 +173,7 @@ def of_answer(answer: str) -> str:
 
 
 def written_table(records: Iterable[dict[str, Any]]) -> str:
-    """Write the table of written answers, with the marks that it had, for a person to fill in."""
+    """Write the table of written answers for a person to fill in, with the marks given so far."""
     rows = []
     for record in records:
         for item in record["written"]:
@@ -213,7 +213,7 @@ def dates_table(records: Iterable[dict[str, Any]], course: Course) -> str:
 
 
 def date_remark(record: dict[str, Any], course: Course) -> str:
-    """Return what a person should know about a late submission, or ""."""
+    """Return a remark for the instructor about a late submission, or ""."""
     given, due = record["marks"], course.due(record["student"], course.lab(record["lab"]))
     if given["deduction"]:
         plural = "" if given["late_days"] == 1 else "s"

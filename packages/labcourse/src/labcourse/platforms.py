@@ -24,7 +24,7 @@ NBGRADER = re.compile(r"(?P<student>[^+/]+)\+(?P<lab>[^+/]+)\+(?P<time>[0-9]{4}-
 
 
 class AmbiguousNameError(ValueError):
-    """A name that fits more than one submission. The message says which."""
+    """Error for a name that fits more than one submission. The message says which ones."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def named(top: str, is_folder: bool) -> Named:
 
 
 def _readings(top: str, is_folder: bool) -> Iterator[Named]:
-    """Yield each way to read a name as one that a platform wrote."""
+    """Yield each possible reading of a name as one that a platform wrote."""
     if match := MOODLE.fullmatch(top):
         for student in MOODLE_MARK.findall(top):
             yield Named(student, "Moodle", match["owner"])
@@ -82,7 +82,7 @@ def _readings(top: str, is_folder: bool) -> Iterator[Named]:
 
 
 def normal(name: str) -> str:
-    """Return the same name for each way to write it in Unicode."""
+    """Return a name in Unicode's normal form, so that equal names compare equal."""
     return unicodedata.normalize("NFC", name).strip()
 
 

@@ -162,7 +162,7 @@ def _lab(metadata: Any) -> str:
 
 
 def _cell(cell: Any) -> dict[str, Any]:
-    """Return the type, the text, the tags and our metadata of a cell.
+    """Return the type, the text, the tags and the kit's metadata of a cell.
 
     Raise UnreadableError if the cell has no text.
     """

@@ -105,7 +105,10 @@ def write(released: dict[str, str | bytes], folder: Path) -> None:
 
 
 def drifted(released: dict[str, str | bytes], folder: Path) -> list[str]:
-    """List the files in a folder that differ from a release, each with the reason."""
+    """List the files in a folder that differ from a release, each with the reason.
+
+    An instructor may have edited such a file, or the kit has changed since.
+    """
     found = []
     for name, text in released.items():
         path = folder / name
@@ -177,7 +180,10 @@ def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:
 
 
 def handed_out(course: Course, lab: Assignment) -> frozenset[str]:
-    """Return the sources of the cells that students are not expected to change."""
+    """Return the sources of all cells that students get.
+
+    Cells with these sources are not the students' own work.
+    """
     cells = student_copy(course, lab).cells
     sources = {cell.source for cell in cells if "exercise" not in cell.metadata.get("tags", [])}
     return frozenset(sources - {PLACEHOLDER})
@@ -232,7 +238,7 @@ def nbgrader_source(course: Course, lab: Assignment) -> NotebookNode:
 
 
 def _mark(cell: NotebookNode, name: str, **what: bool | float) -> None:
-    """Add nbgrader's metadata, version 3, to a cell."""
+    """Add nbgrader's metadata, version 3, to a cell. `what` are the fields for this cell."""
     cell.id = re.sub(r"[^\w-]", "-", name)
     cell.metadata["nbgrader"] = {"grade_id": cell.id, "schema_version": 3, "task": False, **what}
 
@@ -351,7 +357,7 @@ def _is_solution(cell: NotebookNode) -> bool:
 
 
 def _task_text(text: str) -> str:
-    """Return a text from the bold number of its exercise on, without what precedes the number."""
+    """Remove from a text everything before the bold number of its exercise."""
     number = re.search(r"(?<!\S)\*\*\d\d\.\d+\*\*", text)
     if number is None:
         return text
@@ -406,7 +412,7 @@ def _install(course: Course) -> str:
 
 
 def _clean(cell: NotebookNode) -> NotebookNode:
-    """Remove a cell's outputs, and what only the kit's own tests need."""
+    """Remove a cell's outputs, and the metadata that only the kit's own tests need."""
     tags = [tag for tag in cell.metadata.get("tags", []) if not tag.startswith("nbval")]
     cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
     if cell.cell_type == "code":
@@ -540,7 +546,7 @@ def _is_stub(function: ast.FunctionDef, expected: ast.stmt | None) -> bool:
 
 
 def _content(function: ast.FunctionDef) -> tuple[str, list[str]]:
-    """Return the parameters and the statements of a function.
+    """Return the parameters and the statements of a function, to compare it with another.
 
     Notebooks leave out the types, and the docstring may be in any language, so both are ignored.
     """

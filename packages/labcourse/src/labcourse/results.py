@@ -320,7 +320,7 @@ def _summary(lab: Assignment, records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _essence(record: dict[str, Any], course: Course) -> dict[str, Any]:
-    """Return what the instructor's page needs from a record, without the observations."""
+    """Return the parts of a record that the instructor's page needs, without the observations."""
     exercises = []
     for result in record["exercises"]:
         shown = {key: result[key] for key in ("number", "status", "message")}
@@ -353,7 +353,7 @@ def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _looks(record: dict[str, Any], course: Course) -> Iterator[dict[str, Any]]:
-    """Yield the reasons why a person should look at a submission."""
+    """Yield the reasons why a person should look at a submission, one dictionary per reason."""
     about = {"students": [record["student"]], "lab": record["lab"], "text": ""}
     if record["status"] != "graded":
         level = DECIDE
@@ -385,7 +385,7 @@ def _sorted_looks(
     problems: list[Problem],
     essences: list[dict[str, Any]],
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Sort what needs a look, most urgent first. Students with the same reason share a row."""
+    """Sort the reasons for a look by urgency. Students with the same reason share a row."""
     unreadable = {
         (item["student"], item["lab"]) for item in essences if item["status"] == "unreadable"
     }
@@ -410,7 +410,10 @@ def _sorted_looks(
 
 
 def _to_mark(essences: list[dict[str, Any]]) -> list[tuple[str, str, int, int]]:
-    """List the questions with answers to mark: (lab, question, answers to mark, submissions)."""
+    """List the written questions that wait for a person's marks.
+
+    Each is (lab, question, number of answers to mark, number of submissions).
+    """
     counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for essence in essences:
         for item in essence["written"]:
@@ -497,7 +500,10 @@ def _question(lab: Assignment, name: str) -> str:
 def _examples(
     store: Store, lab: Assignment, compared: dict[str, Compared]
 ) -> dict[tuple[str, str], str]:
-    """Return the answer of one student of each group. The keys are (exercise, student)."""
+    """Return, for each group of equal answers, the answer of one of its students.
+
+    The keys are (exercise, student).
+    """
     examples = {}
     for number, item in compared.items():
         for group in item.groups:

@@ -239,7 +239,7 @@ def _resident(pid: int) -> tuple[int, int]:
 
 
 def _held_by(folder: str) -> int:
-    """Return the bytes of the files in a folder that is a file system of its own."""
+    """Return the bytes used in a file system whose root is this folder."""
     disk = os.statvfs(folder)
     return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 

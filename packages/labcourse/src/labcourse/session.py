@@ -49,7 +49,7 @@ LARGEST, ENTRIES = 12 << 20, 1_000_000  # the most characters and entries of an 
 
 
 class OutOfTime(BaseException):
-    """Raised wherever the code is when its time is over. `except Exception` does not catch it."""
+    """Exception that interrupts code whose time is over. `except Exception` does not catch it."""
 
 
 class Figures(DisplayPublisher):
@@ -61,7 +61,7 @@ class Figures(DisplayPublisher):
         self.kept: list[str] = []
 
     def publish(self, data: dict[str, Any], *args: Any, **keywords: Any) -> None:
-        """Keep the image in what a cell displays. IPython calls this."""
+        """Keep the image in the data that a cell displays. IPython calls this method."""
         image = data.get("image/png")
         if self.on and image is not None:
             if isinstance(image, str):
@@ -135,7 +135,7 @@ _functions: dict[str, dict[str, Any]] = {}
 
 
 def _scored_later(name: str, function: Callable[..., Any]) -> outcome.Outcome:
-    """Replace `labkit.puzzle` while cells run. Keep the function, which is scored later."""
+    """Replace `labkit.puzzle` while cells run, and keep the function, which is scored later."""
     try:
         data = puzzles.copied(function)
         if len(data) > LARGEST // 2:

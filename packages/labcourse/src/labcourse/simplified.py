@@ -192,7 +192,7 @@ def _one_by_one(
     targets: list[ast.expr],
     values: list[ast.expr],
 ) -> ast.AST | list[ast.stmt]:
-    """Split an assignment of a tuple into one assignment per value, if they are independent."""
+    """Split an assignment of a tuple into one assignment per value, if these are independent."""
     stored = set(_all_names(targets))
     used = set(_all_names(values))
     if len(targets) != len(values) or stored & used:
@@ -209,12 +209,12 @@ def _all_names(nodes: list[ast.expr]) -> Iterator[str]:
 
 
 def _called(function: str, *arguments: ast.expr) -> ast.Call:
-    """Return a call of a function by name."""
+    """Return the syntax tree of a call of a function by name."""
     return ast.Call(ast.Name(function, ast.Load()), list(arguments), [])
 
 
 def _is_negative(test: ast.expr) -> bool:
-    """Return whether a condition is the opposite of a simpler one."""
+    """Return whether a condition is written as the opposite of another, such as `a != b`."""
     if isinstance(test, ast.Compare):
         return len(test.ops) == 1 and isinstance(test.ops[0], NEGATIVE)
     return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
@@ -419,7 +419,7 @@ def _is_plain(value: ast.expr, stored: Counter[str]) -> bool:
 
 
 def _once_at_once(name: str, statement: ast.stmt) -> bool:
-    """Return whether a statement uses a name, and not in a part that may run several times."""
+    """Return whether a statement uses a name outside of parts that may run several times."""
     if isinstance(statement, ast.For):
         return name in _names(statement.iter, ast.Load)
     parts = [node for node in ast.walk(statement) if isinstance(node, REPEATED)]

@@ -31,7 +31,7 @@ DENSEST = 200  # bytes that one byte of a zip file may stand for
 
 @dataclass(frozen=True)
 class File:
-    """File in the source, before it is read.
+    """A file in the source, with everything that is known about it before it is read.
 
     Attributes:
         path: the path inside the source.
@@ -116,7 +116,10 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _below(top: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files in and below a folder, in order, each with what is wrong with it."""
+    """Yield the files in and below a folder, in order.
+
+    Each comes with what is wrong with it, or "".
+    """
     waiting = [(top, 0)]
     while waiting:
         path, depth = waiting.pop()
@@ -158,7 +161,7 @@ def _changed(path: Path) -> str:
 
 
 def manifest(folder: Path) -> dict[str, dict[str, str]]:
-    """Return what an earlier `collect` knew about each file in the folder that it wrote."""
+    """Return the list that an earlier `collect` wrote about the files in its folder."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["submissions"]
         texts = [{key: str(value) for key, value in item.items()} for item in listed]

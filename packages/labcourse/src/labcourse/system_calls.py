@@ -93,7 +93,7 @@ class _Program(ctypes.Structure):
 
 
 def forbid(shared: bool = True) -> bool:
-    """Install the filter in this process for ever.
+    """Install the filter in this process. It cannot be removed.
 
     Args:
         shared: whether processes may share memory that is in no file. Refuse it if no control group

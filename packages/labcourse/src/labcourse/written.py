@@ -25,7 +25,7 @@ class Answer:
 
 @dataclass
 class _Region:
-    """The cells from a question up to the next cell that was handed out."""
+    """The cells from a question to the next cell that was handed out."""
 
     texts: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ def _distinct(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _own_text(cell: Cell, given: list[str]) -> tuple[str, bool]:
-    """Return what the student wrote in a cell, and whether the rest was handed out.
+    """Return the text that the student wrote in a cell, and whether the rest was handed out.
 
     `given` has the handed-out texts, the longest first.
     """
