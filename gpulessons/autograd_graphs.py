@@ -8,22 +8,22 @@ from torch import nn
 
 
 class Token:
-    """Object that a graph holds, so it lives exactly as long as the graph."""
+    """Object that only a graph refers to, so it lives exactly as long as the graph."""
 
 
 class Graphs:
-    """Counts the graphs that start at the outputs of the layers with the hook `mark`."""
+    """Counter of autograd graphs, for layers that have `mark` as a forward hook."""
 
     def __init__(self) -> None:
         self._tokens: WeakSet[Token] = WeakSet()
 
     @property
     def alive(self) -> int:
-        """Number of marked graphs that nobody has freed yet."""
+        """The number of marked graphs that still exist."""
         return len(self._tokens)
 
     def mark(self, module: nn.Module, given: Any, output: torch.Tensor) -> None:
-        """Mark the graph of this output. Register this method as a forward hook."""
+        """Mark the graph of a layer's output. Register this method as a forward hook."""
         if output.grad_fn is not None:
             metadata: Any = output.grad_fn.metadata  # really a dict, unlike its annotation
             metadata["token"] = token = Token()

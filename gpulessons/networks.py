@@ -14,9 +14,9 @@ LARGEST_SIZE = 1 << 20
 
 @dataclass(frozen=True)
 class Network:
-    """Base class of the networks. Their fields are sizes.
+    """Base class of the networks, whose fields are sizes.
 
-    Raises ValueError for a size that is no whole number from 1 to 1048576.
+    Raises ValueError for a size that is not a whole number from 1 to 1048576.
     """
 
     def __post_init__(self) -> None:
@@ -181,7 +181,7 @@ def linear_layers(layers: int, width: int, device: Any) -> nn.Sequential:
 
 
 class Segments(nn.Module):
-    """Network of a start, segments and an end.
+    """Network that consists of a first part, segments and a last part.
 
     With `checkpointing`, the forward pass keeps only the inputs of the segments. The backward pass
     computes each segment again.
@@ -207,7 +207,7 @@ class Segments(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Embedding of tokens, plus a learned embedding of their positions."""
+    """Embedding of tokens, to which a learned embedding of their positions is added."""
 
     def __init__(self, sizes: GPT, device: Any) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class Embedding(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then two linear layers with GELU.
+    """Block of a transformer: attention, followed by two linear layers with GELU.
 
     Each part has a LayerNorm before it and a residual connection around it.
     """
@@ -260,7 +260,7 @@ def convolution_and_norm(
 class Residual(nn.Module):
     """Residual block of two convolutions with BatchNorm.
 
-    Where the number of channels changes, the residual connection has a convolution, too.
+    If the number of channels changes, the residual connection has a convolution, too.
     """
 
     def __init__(self, before: int, after: int, stride: int, device: Any) -> None:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def meet() -> tuple[int, int, torch.device]:
-    """Start the default process group; return this rank, the number of ranks and the rank's device.
+    """Start the default process group. Return this rank, the number of ranks and the device.
 
     Each rank gets its own GPU. All ranks use the CPU if the machine has too few GPUs.
     """

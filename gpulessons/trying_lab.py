@@ -15,7 +15,7 @@ FEWEST_ROWS = 4  # A figure has space for this many bars, so that a single bar i
 
 
 class TryingLab(ExperimentPanel):
-    """Keeps the rows of all runs. The first column is the setting.
+    """Lab that keeps the rows of all its runs. The first column is the setting.
 
     A new row replaces the earlier row that has the same setting.
     """
@@ -47,9 +47,9 @@ class TryingLab(ExperimentPanel):
 def place_bars(
     axes: Axes, names: Sequence[str], figures: Sequence[str], heading: str, prediction: float | None
 ) -> None:
-    """Label horizontal bars: names on the left, figures under a heading on the right.
+    """Label horizontal bars with names on the left, and figures under a heading on the right.
 
-    The prediction for the last bar is drawn as a hollow marker. It cannot cover the figures there.
+    The prediction for the last bar is drawn as a hollow marker, which cannot cover the figures.
     """
     axes.set_position((0.22, 0.19, 0.51, 0.66))
     axes.set_yticks(range(len(names)), names)

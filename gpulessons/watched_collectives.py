@@ -15,7 +15,7 @@ GIVE_NOTHING = ("c10d::barrier", "c10d::recv_", "c10d::recv_any_source_")
 
 
 class SentBytes(TorchDispatchMode):
-    """Record (name, ranks of the group, bytes) of each collective.
+    """Mode that records (name, ranks of the group, bytes) of each collective.
 
     The bytes are those of all tensors that the rank passes in, without the outputs.
     """
@@ -26,7 +26,7 @@ class SentBytes(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Bytes passed to all collectives together."""
+        """The bytes passed to all collectives together."""
         return sum(nbytes for _, _, nbytes in self.calls)
 
     def __torch_dispatch__(
@@ -50,9 +50,10 @@ class SentBytes(TorchDispatchMode):
 
 
 class MessageNames(TorchDispatchMode):
-    """Record the names of the collectives that carry values of the learner's program.
+    """Mode that records the names of the collectives that carry the learner's values.
 
-    Barriers do not count. Neither do the int32 messages with which DDP's ranks agree on buckets.
+    Barriers do not count. The int32 messages with which DDP's ranks agree on buckets do not count
+    either.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class MessageNames(TorchDispatchMode):
 
 
 class _LateWork(dist.Work):
-    """The work of a collective whose values reach the caller's tensors when somebody waits."""
+    """Work of a collective whose results reach the caller's tensors only when somebody waits."""
 
     def __init__(self, work: dist.Work, late: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class _LateWork(dist.Work):
 
 
 class LateValues(TorchDispatchMode):
-    """Let the values of each collective arrive when somebody waits for it.
+    """Mode in which the results of each collective arrive only when somebody waits for it.
 
     An answer that does not wait then always reads too early, also on a busy machine.
     """

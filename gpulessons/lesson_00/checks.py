@@ -9,7 +9,7 @@ from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, rig
 def draw(generator: random.Random) -> Plain:
     """Draw a list of floats that integers, two decimals or half precision cannot hold exactly.
 
-    The largest comes first, one is negative, and one appears twice.
+    The largest number comes first, one number is negative, and one appears twice.
     """
     count = generator.randint(2, 6)
     some = [generator.choice([-1, 1]) * _magnitude(generator) for _ in range(count)]

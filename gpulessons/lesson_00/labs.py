@@ -34,11 +34,11 @@ class MemorySample:
 
 
 class MemoryRecorder:
-    """Records the memory of the GPUs in use.
+    """Recorder of the memory of the GPUs in use.
 
     On virtual GPUs every event of the allocator adds a sample, so a run gives the same samples each
-    time. On real GPUs a thread reads the figures every 20 ms. It misses memory that is allocated
-    and freed between two samples. Only one recorder runs at a time: `start` stops the one before.
+    time. On real GPUs a thread measures every 20 ms. It misses memory that is allocated and freed
+    between two samples. Only one recorder runs at a time. `start` stops the one before.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class MemoryRecorder:
 
     @property
     def running(self) -> bool:
-        """Whether this recorder records now."""
+        """Whether this recorder is recording."""
         return self is _watching
 
     @property
@@ -63,9 +63,9 @@ class MemoryRecorder:
         return [sample for device in sorted(self._kept) for sample in list(self._kept[device])]
 
     def start(self) -> None:
-        """Forget earlier samples and record the GPUs in use.
+        """Delete earlier samples, and start to record the GPUs in use.
 
-        Raises RuntimeError when no GPU is in use.
+        Raises RuntimeError if no GPU is in use.
         """
         global _watching
         if _watching is not None:
@@ -84,7 +84,7 @@ class MemoryRecorder:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop recording. The samples stay."""
+        """Stop recording, and keep the samples."""
         global _watching
         if _watching is self:
             _watching = None
@@ -158,9 +158,9 @@ class MemoryRecorder:
 
 
 def thinned(samples: list[MemorySample]) -> list[MemorySample]:
-    """Return about half the samples of one device, and keep the peaks.
+    """Return about half the samples of one device, with all peaks.
 
-    Of each four samples in a row, those with the most and the least allocated memory stay.
+    Among four successive samples, those with the most and the least allocated memory are kept.
     """
     chosen = []
     for start in range(0, len(samples), 4):
@@ -183,7 +183,7 @@ LINES = (  # what is drawn, its label, its colour and its line width
 def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure:
     """Draw the bytes allocated, reserved and used over time, with one panel per GPU.
 
-    Raises ValueError without samples.
+    Raises ValueError if there are no samples.
     """
     if not samples:
         raise ValueError("There are no samples of memory to draw, because nothing was recorded.")
@@ -228,11 +228,11 @@ DRAW_PERIOD = 0.5  # seconds between two drawings while the kernel is idle
 
 
 class MemoryPanel(Panel):
-    """Shows the memory allocated by tensors, reserved by PyTorch and used on the device, over time.
+    """Panel that shows the memory allocated by tensors, reserved by PyTorch and used on the device.
 
-    The panel starts at once. It redraws after each cell, and also between cells if something has
-    changed. A new panel stops the one before. Without a GPU the panel says so, and can be started
-    later.
+    The panel starts at once. It redraws the curves after each cell, and also between cells if
+    something has changed. A new panel stops the one before. Without a GPU the panel says so, and
+    can be started later.
     """
 
     shows = ""  # its figure changes twice a second
@@ -262,7 +262,7 @@ class MemoryPanel(Panel):
         self.start()
 
     def start(self) -> None:
-        """Forget earlier samples and record the GPUs in use."""
+        """Delete earlier samples, and start to record the GPUs in use."""
         self.stop()
         try:
             self.recorder.start()
@@ -277,7 +277,7 @@ class MemoryPanel(Panel):
         self.refresh()
 
     def stop(self) -> None:
-        """Stop recording. The figure stays."""
+        """Stop recording, and keep the figure."""
         if self._cells is not None:
             self._cells.unregister("post_run_cell", self._after_cell)
             self._cells = None
@@ -294,7 +294,7 @@ class MemoryPanel(Panel):
         self.stop()
 
     def figure(self) -> Figure:
-        """Return the figure of the samples. Raises ValueError without samples."""
+        """Return the figure of the samples. Raises ValueError if there are none."""
         return plot_memory_over_time(self.recorder.samples, self.recorder.badge)
 
     def refresh(self) -> None:
@@ -333,7 +333,7 @@ class MemoryPanel(Panel):
             self.refresh()
 
     async def _redraw_often(self) -> None:
-        """Redraw twice per second, because labs run between cells and change the memory, too."""
+        """Redraw twice per second, because labs can change the memory between cells, too."""
         while self.recorder.running:
             await asyncio.sleep(DRAW_PERIOD)
             self._after_cell()

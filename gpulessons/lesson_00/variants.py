@@ -29,7 +29,7 @@ def observe_ids(id_column: Any, ids: Plain) -> Plain:
 
 
 def judge_ids(tensor: Plain, ids: Plain) -> Verdict:
-    """Compare device, dtype, shape and values."""
+    """Judge the device, the dtype, the shape and the values of the returned tensor."""
     if tensor["type"] != "Tensor":
         return wrong_type(tensor["type"], "a tensor")
     if not tensor["device"].startswith("cuda"):

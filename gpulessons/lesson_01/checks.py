@@ -94,11 +94,11 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
 
 
 class Interrupted(Exception):  # noqa: N818 (the learner made no error)
-    """Exception that the work raises in some of the cases."""
+    """Exception that the work of some cases raises."""
 
 
 def draw_work(generator: random.Random) -> Plain:
-    """Draw work for each pair of devices, also for the device that is current already.
+    """Draw work for each pair of devices, also pairs in which the device is already current.
 
     The work of one case raises an exception. The work of the others returns a result. Some results
     are false in an `if`.
@@ -139,7 +139,7 @@ ANOTHER_STREAM = (
 
 
 def _work(case: Plain, seen: list[int], tensor: torch.Tensor) -> Any:
-    """Return a function that adds its current device to `seen`, then returns or raises."""
+    """Return a function that notes its current device in `seen`, and returns or raises."""
 
     def work() -> Any:
         if torch.cuda.current_stream() == torch.cuda.default_stream():
@@ -232,7 +232,7 @@ def _linear(kind: str, device: str, dtype: str, inputs: int, outputs: int) -> Pl
 
 
 def observe_models(bytes_per_device: Any, models: Plain) -> Plain:
-    """Call the answer for each model. The layers are nested, each one deeper than the next."""
+    """Call the answer for each model, whose layers are nested in one another."""
     observations: list[Plain] = []
     for layers in models:
         model = nn.Sequential()
@@ -321,7 +321,7 @@ REAL_SIZE_FACTOR = 8
 
 
 def draw_copies(generator: random.Random) -> Plain:
-    """Draw copies that take twice as long as their work, and one that takes half as long.
+    """Draw cases in which the copy takes twice as long as the work, and one with half as long.
 
     So no fixed waiting time suits all cases.
     """
@@ -389,7 +389,7 @@ def _seconds(work: Any, device: torch.device) -> float:
 
 
 def _keep_busy(seconds: float) -> float:
-    """Keep the CPU busy for at least `seconds`. Return the seconds that this really took."""
+    """Keep the CPU busy for at least `seconds`, and return the seconds that this really took."""
     numbers = torch.ones(1 << 15)  # PyTorch would share the work on a larger tensor among threads.
     start = machine.host_time()
     while machine.host_time() - start < seconds:
@@ -544,7 +544,10 @@ def judge_batch(observations: Plain, cases: Plain) -> Verdict:
 
 
 def _difference(was: Plain, now: Plain, device: str) -> str | None:
-    """Return what is wrong with an entry of the moved batch, in words that follow its path."""
+    """Return what is wrong with an entry of the moved batch, or None.
+
+    The words follow the entry's path in a message.
+    """
     if now is None:
         return "is missing."
     if was[0] != now[0]:

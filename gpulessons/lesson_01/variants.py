@@ -55,7 +55,7 @@ def observe_spans(phrase_mask: Any, cases: Plain) -> Plain:
 
 
 def judge_spans(masks: Plain, cases: Plain) -> Verdict:
-    """Compare device, dtype, shape and values."""
+    """Judge the device, the dtype, the shape and the values of the masks."""
     for mask, case in zip(masks, cases, strict=True):
         spans, size, device = case["spans"], case["size"], case["device"]
         if mask["type"] != "Tensor":

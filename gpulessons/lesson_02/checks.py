@@ -49,9 +49,9 @@ OVERHEAD = 0.5e-3  # seconds that launching and waiting may add
 
 
 def draw_durations(generator: random.Random) -> Plain:
-    """Draw four works: the milliseconds of their kernels and of earlier work, and their stream.
+    """Draw four pieces of work, each with the milliseconds of its kernels and of earlier work.
 
-    Two works are short. Two works find the stream busy.
+    Each also has a stream. Two are short. Two find the stream busy.
     """
     kinds = (  # kernels, most milliseconds of a kernel, milliseconds of the work before it
         (1, 4, 0.0),
@@ -67,7 +67,10 @@ def draw_durations(generator: random.Random) -> Plain:
 
 
 def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
-    """Return for each work the answer's seconds, the seconds between two events, and the calls."""
+    """Return for each piece of work the answer's seconds, the right seconds, and the calls made.
+
+    The right seconds are those between two events.
+    """
     rate, observations = cycles_in(1.0), []
     seconds_of(lambda: torch.cuda._sleep(1))
     for case in cases:
@@ -92,7 +95,7 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
 
 
 def _is_close(seconds: float, expected: float) -> bool:
-    """Return whether a measurement is right. A measurement of nan is wrong."""
+    """Return whether a measured time is close enough. nan is wrong."""
     return abs(seconds - expected) <= CLOSE * expected + OVERHEAD
 
 
@@ -154,7 +157,7 @@ def draw_losses(generator: random.Random) -> Plain:
 
 
 class Double(torch.nn.Module):
-    """Double the batch. `modes` notes for each call whether the model was in training mode."""
+    """Module that doubles the batch. `modes` lists, per call, whether it was in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +259,7 @@ STALE = -2  # what the tensor has before its values. No row has this number.
 
 
 def observe_values(fetch: Any, cases: Plain) -> Plain:
-    """Return what was fetched, and whether the host waited for earlier or for later work."""
+    """Return the fetched values, and whether the host waited for earlier or for later work."""
     observations = []
     for case in cases:
         here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
@@ -360,7 +363,7 @@ def draw_work(generator: random.Random) -> Plain:
 
 
 def observe_work(run_on: Any, cases: Plain) -> Plain:
-    """Return for each case where the work ran, whether the host waited, and the sum of the result.
+    """Return for each case where the work ran, whether the host waited, and the result's sum.
 
     The caller uses the result at once and then deletes it.
     """
@@ -464,7 +467,7 @@ HELD = 0.6  # share of a copy's time that the loader may keep the host for each 
 
 
 def draw_batches(generator: random.Random) -> Plain:
-    """Draw the value of each batch, and how many times as long its work takes as its copy."""
+    """Draw the value of each batch, and the ratio of its work's time to its copy's time."""
     return {
         "values": generator.sample(range(1, 100), k=BATCHES),
         "longer": generator.uniform(1.5, 2.5),
@@ -474,9 +477,9 @@ def draw_batches(generator: random.Random) -> Plain:
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
     """Return what each batch's work read, the times, and what the loader took, kept and awaited.
 
-    The first round finds the GPU busy, takes memory, and leaves zeros there. Each later round
-    leaves values of another sign than the round before. The best round counts, because a real GPU's
-    host is sometimes late.
+    In the first round the GPU is busy and allocates memory, which is left full of zeros. Each later
+    round leaves values of another sign than the round before. The best round counts, because a real
+    GPU's host is sometimes late.
     """
     size = _numbers_copied_in(COPY)
     other, *hosts = [torch.ones(size).pin_memory() for _ in range(BATCHES + 1)]
@@ -546,7 +549,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
 
 
 def _numbers_copied_in(seconds: float) -> int:
-    """Return how many float32 numbers a copy from pinned memory moves in these seconds."""
+    """Return how many float32 values can be copied from pinned memory in these seconds."""
     host, device = torch.zeros(SIZE).pin_memory(), torch.empty(SIZE, device="cuda")
     return round(SIZE * seconds / _copy_seconds(device, host))
 

@@ -13,12 +13,12 @@ PROBE = 10_000_000  # clock cycles that are timed
 
 
 def cycles_in(seconds: float) -> int:
-    """Return how many cycles `torch.cuda._sleep` needs to keep this GPU busy for these seconds."""
+    """Return the cycles for which `torch.cuda._sleep` keeps this GPU busy for `seconds`."""
     return round(seconds * PROBE / gpu_seconds(lambda: torch.cuda._sleep(PROBE)))
 
 
 def gpu_seconds(work: Callable[[], Any]) -> float:
-    """Return the seconds between two events around the work."""
+    """Run the work between two events, and return the GPU's seconds between them."""
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -29,10 +29,10 @@ def gpu_seconds(work: Callable[[], Any]) -> float:
 
 
 def turn_streams() -> None:
-    """Make PyTorch hand out the streams that an answer used before, so it takes no new memory.
+    """Make PyTorch return the streams that an answer used before, so it takes no new memory.
 
-    PyTorch hands out the same 32 streams in turn, and the current stream must be one of them. On a
-    real GPU, taking new memory takes the host longer than a copy.
+    PyTorch returns the same 32 streams in turn, and the current stream must be one of them. On a
+    real GPU, allocating new memory takes the host longer than a copy.
     """
     while torch.cuda.Stream() != torch.cuda.current_stream():
         pass

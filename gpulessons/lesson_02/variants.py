@@ -32,9 +32,9 @@ SHARE_STUB = '''def share_of_second(first, second):
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """Draw three pairs of parts: the milliseconds of each kernel, and of earlier work.
+    """Draw three pairs of parts, with the milliseconds of each kernel and of earlier work.
 
-    One part is much longer than the other one in two of the cases, and never by the same factor.
+    In two cases one part is much longer than the other, by a different factor each time.
     """
     cases = []
     for short, long in ((0.2, 0.3), (0.3, 0.4), (0.15, 0.2)):
@@ -47,7 +47,7 @@ def draw_parts(generator: random.Random) -> Plain:
 
 
 def observe_parts(share_of_second: Any, cases: Plain) -> Plain:
-    """Return the share for each case, and which parts were called in which order."""
+    """Return the answer's share for each case, and the order in which parts were called."""
     rate, found = cycles_in(1.0), []
     share_of_second(lambda: torch.cuda._sleep(1), lambda: torch.cuda._sleep(1))
     for case in cases:
@@ -68,13 +68,13 @@ def observe_parts(share_of_second: Any, cases: Plain) -> Plain:
 
 
 def _given(case: Plain) -> str:
-    """Return how long both parts take, in words."""
+    """Return words that say how long both parts take."""
     first, second = map(sum, case["parts"])
     return f"parts of {first:.1f} ms and {second:.1f} ms"
 
 
 def judge_parts(found: Plain, cases: Plain) -> Verdict:
-    """Compare the shares, and the calls of both parts."""
+    """Judge the shares, and the calls of both parts."""
     for (said, calls), case in zip(found, cases, strict=True):
         if isinstance(said, str):
             return wrong_type(said, "a number from 0 to 1")
@@ -95,7 +95,7 @@ def judge_parts(found: Plain, cases: Plain) -> Verdict:
 
 
 def _share_hint(said: float, share: float, case: Plain) -> str:
-    """Return a hint for a wrong share."""
+    """Return a hint that explains a wrong share."""
     first, second = map(sum, case["parts"])
     mistakes = {
         "Is this the share of first?": 1 - share,

@@ -31,7 +31,8 @@ SLACK = 1 << 16  # bytes that small tensors may take
 def chunks(rows: int, gpus: int) -> list[int]:
     """Return the number of rows that DataParallel gives to each GPU.
 
-    All parts but the last have the same size, the smallest for which the GPUs suffice.
+    All parts have the same size, the smallest that is enough for all rows. Only the last part may
+    be smaller.
     """
     size = -(-rows // gpus)
     return [min(size, rows - start) for start in range(0, rows, size)]
@@ -44,7 +45,7 @@ def chunks(rows: int, gpus: int) -> list[int]:
 
 
 class Shared(list):
-    """A list that a deep copy of its owner shares."""
+    """List that a deep copy of its owner shares with the original."""
 
     def __deepcopy__(self, memo: Any) -> "Shared":
         return self
@@ -90,7 +91,7 @@ def draw_batches(generator: random.Random) -> Plain:
 def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
     """Return for each case the result, where the module ran, the memory and the gradients.
 
-    The memory is in bytes per GPU: what the forward pass left there, and its peak.
+    The memory is the bytes that the forward pass left on each GPU, and each GPU's peak.
     """
     observations = []
     for case in cases:
@@ -140,14 +141,14 @@ def _without_the_wrapper() -> Iterator[None]:
 
 
 def _allocated() -> list[int]:
-    """Return the bytes that are allocated on each GPU, and reset the peaks."""
+    """Return the bytes allocated on each GPU, and reset the peaks."""
     for index in range(torch.cuda.device_count()):
         torch.cuda.reset_peak_memory_stats(index)
     return [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
 
 
 def _above(before: list[int]) -> list[int]:
-    """Return the peak of each GPU above `before`, in bytes."""
+    """Return each GPU's peak above the bytes `before`."""
     peaks = [torch.cuda.max_memory_allocated(index) for index in range(len(before))]
     return [peak - earlier for peak, earlier in zip(peaks, before, strict=True)]
 
@@ -212,9 +213,9 @@ CLOSE = 2 << 20  # bytes by which a block of the allocator may be larger than th
 
 
 def draw_peaks(generator: random.Random) -> Plain:
-    """Draw for each GPU what it holds before the step, what the step makes there, and what stays.
+    """Draw for each GPU what it holds before the step, what the step allocates, and what remains.
 
-    `brief` lists tensors that the step makes and frees one after the other. The one that stays is
+    `brief` lists tensors that the step makes and frees one after the other. The one that remains is
     `kept`. All are in units of memory. GPU 1 gets more than GPU 0.
     """
     highest, before = sorted(generator.sample(range(4, 9), k=2)), generator.sample(range(1, 9), k=2)
@@ -226,9 +227,9 @@ def draw_peaks(generator: random.Random) -> Plain:
 
 
 def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
-    """Return the answer's result, and how often it ran the step.
+    """Return the answer's result, and the number of times that it ran the step.
 
-    Each GPU held more earlier, so that its peak before the step is higher than the step's.
+    Each GPU had a higher peak before the step than in it.
     """
     held: list[torch.Tensor] = []
     for index, gpu in enumerate(inputs["gpus"]):
@@ -298,7 +299,10 @@ def draw_weights(generator: random.Random) -> Plain:
 
 
 def observe_weights(copies: Any, cases: Plain) -> Plain:
-    """Return the copies, and the weight's gradient after each copy was used with its own factor."""
+    """Return the copies of a weight, and the weight's gradient after the copies were used.
+
+    Each copy was used with a factor of its own.
+    """
     observations: list[Plain] = []
     for case in cases:
         first = f"cuda:{case['devices'][0]}"
@@ -351,7 +355,7 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """Draw how many rows of a batch each GPU gets. The first part has the fewest rows.
+    """Draw the number of rows that each GPU gets of a batch. The first part is the smallest.
 
     The GPUs come in either order, and no two parts have the same size. One batch has four parts,
     the first of which is empty. One batch is on the host.
@@ -450,7 +454,7 @@ CLASSES = 1 << 10
 def draw_losses(generator: random.Random) -> Plain:
     """Draw the targets of a batch that two GPUs cannot share evenly, and the model's weight.
 
-    The weight, `shift`, is above all targets modulo 7, so that no gradient cancels another.
+    The weight, `shift`, is above all targets modulo 7, so that no gradients cancel each other.
     """
     rows = generator.choice([9, 11, 13])
     return {
@@ -460,7 +464,7 @@ def draw_losses(generator: random.Random) -> Plain:
 
 
 class Wide(nn.Module):
-    """Model with two input numbers and CLASSES outputs, each of which is first number × weight."""
+    """Model with two input numbers and CLASSES outputs, each the first number × weight."""
 
     def __init__(self, weight: float) -> None:
         super().__init__()
@@ -471,12 +475,12 @@ class Wide(nn.Module):
 
 
 def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
-    """Return what DataParallel around the answer's module gathers, and the gradient of its loss."""
+    """Return what DataParallel gathers from the answer's module, and the gradient of its loss."""
     devices, where = [1, 0], []
     model = Wide(float(inputs["shift"])).cuda(devices[0])
 
     def criterion(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The mean over the rows of (a row's mean output - its target)²."""
+        """Return the mean over the rows of (a row's mean output - its target)²."""
         where.append(str(output.device))
         return (output.mean(1) - target).square().mean()
 

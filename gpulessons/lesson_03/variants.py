@@ -29,7 +29,7 @@ LOSS_STUB = '''def mean_of_losses(losses, rows, gpu):
 
 
 def draw_losses(generator: random.Random) -> Plain:
-    """Draw losses with different numbers of rows. The result belongs to each GPU in turn."""
+    """Draw losses with different numbers of rows. Each GPU in turn is the result's device."""
     cases = []
     for gpu in generator.sample((0, 1), k=2):
         count = generator.randint(2, 4)
@@ -45,7 +45,7 @@ def draw_losses(generator: random.Random) -> Plain:
 
 
 def observe_losses(mean_of_losses: Any, cases: Plain) -> Plain:
-    """Return the result for each case, and the gradients that come back to the losses."""
+    """Return the result for each case, and the gradients that the losses receive."""
     found = []
     for case in cases:
         losses = [
@@ -67,7 +67,7 @@ def _given(case: Plain) -> str:
 
 
 def judge_losses(found: Plain, cases: Plain) -> Verdict:
-    """Compare device, shape, value and gradients."""
+    """Judge the device, the shape, the value and the gradients."""
     for observed, case in zip(found, cases, strict=True):
         result, given, total = observed["result"], _given(case), sum(case["rows"])
         if result["type"] != "Tensor":

@@ -30,7 +30,7 @@ CYCLES = 1_000_000  # of a GPU's clock, about half a millisecond, which is much 
 
 
 class Log(list):
-    """List of the calls of all layers and of their copies.
+    """List of the calls of all layers, also of copies of layers.
 
     A call is [index of the layer, device of the weight, device of the batch, rows]. `weights` has
     the weight that each layer used last.
@@ -75,7 +75,7 @@ class Scale(nn.Module):
 
 
 class Busy(torch.autograd.Function):
-    """Return the input after `cycles` of work.
+    """Autograd function that returns its input after `cycles` of work on the GPU.
 
     The backward pass does the same with the gradient.
     """
@@ -100,9 +100,10 @@ def _later(x: torch.Tensor, cycles: int) -> torch.Tensor:
 
 
 def draw_cuts(generator: random.Random) -> Plain:
-    """Draw models that are cut early, late and anywhere, and a batch on each device.
+    """Draw models and the layer at which each is cut, and a batch on each device.
 
-    The numbers of the batch are exact in float32, but not in half precision.
+    The cuts are early, late and anywhere. The numbers of the batch are exact in float32, but not in
+    half precision.
     """
     cases: list[Plain] = []
     for device in generator.sample(["cpu", "cuda:0", "cuda:1"], k=3):
@@ -116,7 +117,7 @@ def draw_cuts(generator: random.Random) -> Plain:
 
 
 def observe_cuts(in_two: Any, cases: Plain) -> Plain:
-    """Return the devices of the parameters, what each layer saw, the result and the gradients."""
+    """Return the devices of the parameters, what each layer got, the result and the gradients."""
     observations: list[Plain] = []
     for case in cases:
         log = Log()
@@ -188,7 +189,7 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_stages(generator: random.Random) -> Plain:
-    """Draw equal stages, one stage alone, one micro-batch, and the slowest stage at each place."""
+    """Draw equal stages, one stage, one micro-batch, and the slowest stage at each place."""
     cases: list[Plain] = []
     for _ in range(4):
         seconds = [generator.randint(1, 35) / 4 for _ in range(generator.randint(2, 6))]
@@ -235,7 +236,7 @@ ALLOWED = 1.07  # times as long as `compute_first`; an unneeded wait costs more
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """Draw a batch of rising numbers and a number of micro-batches that gives different sizes."""
+    """Draw a batch of rising numbers, and a number of micro-batches that does not divide it."""
     rows, splits = generator.choice([(5, 4), (7, 5)])  # chunk, split and tensor_split differ
     values = sorted(generator.sample(range(1, 10), rows))
     return {"values": values, "weights": generator.sample(range(2, 6), k=2), "splits": splits}
@@ -271,7 +272,7 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
 
 
 def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) -> None:
-    """Run the step as the lesson's `compute_first` does."""
+    """Run the step in the same way as the lesson's `compute_first`."""
     outputs = [second(first(part).to("cuda:1")) for part in x.chunk(splits)]
     torch.cat(outputs).square().mean().backward()
 
@@ -360,12 +361,12 @@ def _best(layers: Sequence[float]) -> float:
 
 
 def _share(layers: Sequence[float], cut: int) -> float:
-    """Return how many times as slow as the best cut this cut is."""
+    """Return the time of this cut relative to the best cut."""
     return _slower(layers, cut) / _best(layers)
 
 
 def _fastest(first: int, left_out: int, layers: Sequence[float]) -> int:
-    """Return the best cut from `first` on, without the last `left_out` cuts."""
+    """Return the best cut from cut `first` on, without the last `left_out` cuts."""
     return min(range(first, len(layers) - left_out), key=partial(_slower, layers))
 
 
@@ -401,7 +402,7 @@ class OneMore(Scale):
 
 
 def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
-    """Return the answer for layers that take these times. The layers differ in nothing else."""
+    """Return the answer's cut for layers that take these times, and are otherwise alike."""
     answers = []
     with torch.cuda.device("cuda:0"):
         x = torch.ones(1, device="cuda:0")
@@ -513,7 +514,7 @@ def _most_kept(actions: list[str]) -> int:
 
 
 def finish(orders: Sequence[Sequence[tuple[str, int]]]) -> int:
-    """Return the second at which the last stage ends. Copies take no time.
+    """Return the second at which the last stage finishes, if copies take no time.
 
     Raises ValueError if the stages wait for each other.
     """

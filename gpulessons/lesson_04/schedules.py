@@ -9,13 +9,12 @@ Action = tuple[str, int]  # forward or backward, and of which micro-batch, count
 
 
 def order(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """Return what a stage does, in order.
+    """Return a stage's actions in order, under a schedule.
 
     GPipe (Huang et al., 2019) runs all forward passes, then all backward passes. 1F1B (Narayanan et
     al., 2019: PipeDream) runs as many forward passes as there are stages behind this one. Then it
     alternates. This is the variant of Megatron-LM, in which a step ends when all backward passes
-    are done.
-    "one batch" is GPipe with a single micro-batch.
+    are done. "one batch" is GPipe with a single micro-batch.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r}: choose one of {', '.join(map(repr, SCHEDULES))}")
@@ -33,10 +32,10 @@ def bubble(stages: int, micro_batches: int) -> float:
 
 
 def launches(orders: Sequence[Sequence[Action]]) -> list[tuple[int, str, int]]:
-    """Return all actions as (stage, work, micro-batch), each after those that it needs.
+    """Return all actions as (stage, work, micro-batch), in an order in which they can be launched.
 
-    In each round, every stage does its next action if what it needs was done before the round.
-    Raises ValueError if stages wait for each other.
+    In each round, every stage does its next action if its inputs existed before the round. Raises
+    ValueError if stages wait for each other.
     """
     waiting = [list(actions) for actions in orders]
     last = len(waiting) - 1
@@ -70,7 +69,7 @@ def _needs(stage: int, work: str, micro_batch: int, last: int) -> set[tuple[int,
 
 
 def orders(schedule: str, stages: int, micro_batches: int) -> list[list[str]]:
-    """Return what each stage does, such as ["F1", "B1"]. Micro-batches count from 1.
+    """Return the actions of each stage, such as ["F1", "B1"]. Micro-batches count from 1.
 
     Raises ValueError for a schedule that does not exist.
     """
@@ -79,11 +78,11 @@ def orders(schedule: str, stages: int, micro_batches: int) -> list[list[str]]:
 
 
 def in_turn(lists: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
-    """Return the work of all stages in an order in which each action follows those that it needs.
+    """Return the work of all stages in an order in which each action comes after its inputs.
 
     There is one list for each stage, such as ["F1", "B1"]. The result has the stage, "F" or "B",
-    and the micro-batch, which counts from 0. Raises ValueError for another text, and if stages
-    wait for each other.
+    and the micro-batch, which counts from 0. Raises ValueError for another text, and if stages wait
+    for each other.
     """
     names = {"F": FORWARD, "B": BACKWARD}
     actions = []

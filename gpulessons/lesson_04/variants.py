@@ -27,7 +27,7 @@ COPIES_STUB = '''def seconds_with_copies(stage_seconds, copy_seconds, micro_batc
 
 
 def draw_pipelines(generator: random.Random) -> Plain:
-    """Draw pipelines whose slowest part is a stage or a copy, one of one stage, and short ones."""
+    """Draw pipelines whose slowest part is a stage or a copy, short ones, and a single stage."""
     cases = []
     for slow_copy in (True, True, False, False):
         stages = [generator.randint(4, 20) / 4 for _ in range(generator.randint(2, 5))]
@@ -53,12 +53,12 @@ def observe_seconds(seconds_with_copies: Any, cases: Plain) -> Plain:
 
 
 def _given(stages: Plain, copies: Plain, count: int) -> str:
-    """Return the arguments of a call, in words."""
+    """Return words that say what the arguments of a call are."""
     return f"stage_seconds={stages}, copy_seconds={copies} and micro_batches={count}"
 
 
 def judge_seconds(found: Plain, cases: Plain) -> Verdict:
-    """Compare with the seconds of a pipeline whose copies are stages, too."""
+    """Judge the seconds. They are right if copies count as stages, too."""
     for said, (stages, copies, count) in zip(found, cases, strict=True):
         if isinstance(said, str):
             return wrong_type(said, "a number")

@@ -40,7 +40,7 @@ MILLISECOND = 1e-3  # events count in milliseconds
 
 
 def record_work(stages: Sequence[nn.Module], step: Callable[[], object]) -> list[Row]:
-    """Run `step()` twice, and return what each stage did in the second run.
+    """Run `step()` twice, and return when each stage worked in the second run.
 
     All parameters of a stage are on one GPU, and `step` calls each stage once for each micro-batch.
     There is one row for each forward and each backward pass: the stage, the work, the micro-batch,
@@ -74,7 +74,7 @@ def record_work(stages: Sequence[nn.Module], step: Callable[[], object]) -> list
 
 
 def mark(gpu: int) -> torch.cuda.Event:
-    """Return an event that the GPU's current stream has just been asked to record."""
+    """Record a new event on the GPU's current stream, and return it."""
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(gpu))
     return event
@@ -88,7 +88,7 @@ def _gpu_of(stage: nn.Module) -> int:
 
 
 class _Watched:
-    """Hooks of one stage, which record events before and after its passes.
+    """Watcher of one stage, with hooks that record events before and after its passes.
 
     `marks` has the first and the last event of each pass, by the work and the micro-batch.
     """
@@ -117,7 +117,7 @@ class _Watched:
         self.marks[BACKWARD, number] = [event, event]
 
     def extend_backward(self, number: int) -> None:
-        """Move the end of the backward pass behind what was launched last."""
+        """Move the end of the backward pass after the work that was launched last."""
         self.marks[BACKWARD, number][1] = mark(self.gpu)
 
     def end_accumulation(self, parameter: torch.Tensor) -> None:
@@ -140,7 +140,7 @@ def _nodes(output: torch.Tensor, inputs: tuple[Any, ...]) -> set[Any]:
 
 
 class _Begin(torch.autograd.Function):
-    """Return the input, and call `note()` when the backward pass comes by."""
+    """Autograd function that returns its input, and calls `note()` in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, note: Callable[[], None]) -> torch.Tensor:
@@ -177,10 +177,10 @@ def _watching(stages: Sequence[nn.Module], watched: Sequence[_Watched]) -> Itera
 def plot_work(
     stages: Sequence[nn.Module], steps: Mapping[str, Callable[[], object]], memory: bool = False
 ) -> Figure:
-    """Run each step, and draw when the GPU of each stage works: a panel for each step.
+    """Run each step, and draw when the GPU of each stage works, with a panel for each step.
 
-    The title says for which share of the step the GPUs wait, on average. Panels have the same axis.
-    `memory=True` adds the most memory that the step took on each GPU. `record_work` says what
+    The title says for which share of the step the GPUs wait, on average. All panels have the same
+    axis. `memory=True` adds the most memory that the step took on each GPU. `record_work` says what
     a step must do, and what it raises.
     """
     recorded = {name: record_work(stages, step) for name, step in steps.items()}
@@ -227,7 +227,7 @@ def waits_in_words(shares: Mapping[str, float]) -> str:
 
 
 def waiting_finding(shares: Mapping[str, float]) -> str:
-    """Return the title of a figure: for which share of the step the GPUs wait."""
+    """Return a figure's title, which says for which share of the step the GPUs wait."""
     if not shares:
         return "Not measured yet: a whole step"
     if len(shares) == 1:

@@ -33,7 +33,7 @@ def _empty(nbytes: int) -> torch.Tensor:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """Use a stream without segments, so that free blocks of the notebook change nothing."""
+    """Use a stream without segments in the block, so that the notebook's blocks do not count."""
     with torch.cuda.stream(unused_stream()):
         yield
     torch.cuda.empty_cache()
@@ -43,7 +43,7 @@ def _tidy() -> Iterator[None]:
 
 
 def draw_requests(generator: random.Random) -> Plain:
-    """Draw sizes on both sides of each of the allocator's limits."""
+    """Draw sizes just below and just above each of the allocator's limits."""
     sizes = [
         generator.randint(1, 900 * KIB),
         MIB,
@@ -77,7 +77,7 @@ def observe_requests(reserved_for: Any, sizes: Plain) -> Plain:
 
 
 def _requests() -> int:
-    """Return how many requests the allocator has served so far."""
+    """Return the number of requests that the allocator has served so far."""
     return torch.cuda.memory_stats().get("allocation.all.allocated", 0)
 
 
@@ -103,7 +103,7 @@ CYCLES = 100_000_000  # keep a stream busy for longer than the answer takes
 
 
 def draw_holes(generator: random.Random) -> Plain:
-    """Draw the sizes of the blocks of several layouts.
+    """Draw several layouts of memory, each as a list of block sizes.
 
     In a single layout, the first or the last free block may be the largest by chance.
     """
@@ -136,8 +136,8 @@ def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
 def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain:
     """Return the answer for one layout.
 
-    Larger blocks exist than the free ones: one is in use, one waits for another stream, and one
-    belongs to another stream.
+    There are larger blocks that are not free for this stream: one is in use, one waits for another
+    stream, and one belongs to another stream.
     """
     with _tidy():
         here = torch.cuda.current_stream()
@@ -221,9 +221,9 @@ def draw_scattered(generator: random.Random) -> Plain:
 
 
 def observe_scattered(compact: Any, inputs: Plain) -> Plain:
-    """Return the worst of three lists: in the order of allocation, reversed, and shuffled.
+    """Return the worst of three results, for lists in order of allocation, reversed and shuffled.
 
-    With one list alone, moving one tensor at a time can be enough by luck.
+    With one list alone, an answer that moves one tensor at a time could be right by luck.
     """
     found = []
     for order, dtype in zip(inputs["orders"], inputs["dtypes"], strict=True):
@@ -239,7 +239,10 @@ def _badness(found: dict[str, Plain]) -> tuple[bool, bool, int]:
 def _scattered(
     compact: Any, sizes: list[int], values: list[int], order: list[int], dtype: str
 ) -> dict[str, Plain]:
-    """Return the difference to the expected values, the other devices, and the reserved bytes."""
+    """Call the answer on scattered tensors.
+
+    Return the difference to the expected values, other devices, and the reserved bytes.
+    """
     with _tidy():
         base = torch.cuda.memory_reserved()
         # Four blocks fill a segment, and the second of them stays.
@@ -267,7 +270,7 @@ def _scattered(
 
 
 def _elsewhere(tensors: Any) -> str:
-    """Return the device of the first tensor that is not on the current GPU. Empty if all are."""
+    """Return the device of the first tensor that is not on the current GPU, or ""."""
     here = torch.device("cuda", torch.cuda.current_device())
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.device != here:
@@ -276,7 +279,7 @@ def _elsewhere(tensors: Any) -> str:
 
 
 def _place(device: str) -> str:
-    """Return the words for a device in a message."""
+    """Return a device in the words of a message."""
     if device == "cpu":
         return "the CPU"
     return device
@@ -321,7 +324,7 @@ def draw_batches(generator: random.Random) -> Plain:
 
 
 def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
-    """Return what the answer gives, and the bytes that stay allocated without the batches."""
+    """Return the answer's rows, and the bytes that remain allocated when the batches are gone."""
     columns, count, dtype = inputs["columns"], inputs["count"], getattr(torch, inputs["dtype"])
     before = requested()
     expected = [
@@ -340,7 +343,7 @@ def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
 
 
 def requested() -> int:
-    """Return the bytes that tensors asked for. Their blocks may be larger."""
+    """Return the bytes that tensors have requested. Their blocks may be larger."""
     return torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
 
 
@@ -374,7 +377,7 @@ MOST_TRIES = 200
 
 
 def draw_work(generator: random.Random) -> Plain:
-    """Draw four cases.
+    """Draw four cases of work that may run out of memory.
 
     In the first two, the rows are odd and must be halved several times. In the third, not even one
     row fits. In the fourth, the work fails for another reason.
@@ -409,19 +412,19 @@ UNFIT = "rows do not fit"  # the end of the error's message, by which the check 
 
 
 class UnrelatedError(RuntimeError):
-    """Raised by work that fails for a reason other than memory."""
+    """Error of work that fails for a reason other than memory."""
 
 
 class EndlessError(Exception):
-    """Raised if the work is tried again and again."""
+    """Error that ends an answer which tries the work again and again."""
 
 
 def _work(
     case: Plain, tries: list[list[int]], before: int
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that doubles a batch, or runs out of memory if it has too many rows.
+    """Return a function that doubles a batch, or runs out of memory if the batch has too many rows.
 
-    Like the result of a model, its result has other columns and another dtype than the batch. The
+    Its result has other columns and another dtype than the batch, as a model's result does. The
     last column is the first one of the batch.
     """
 
@@ -500,9 +503,9 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
 
 
 def _not_halved(sizes: list[int], case: Plain) -> int:
-    """Return the rows of the first try that is no half, no quarter and so on, or 0.
+    """Return the rows of the first attempt that is not half, a quarter and so on of all rows, or 0.
 
-    A piece that fits may also be what is left over.
+    A smaller number is also allowed for the rows that are left over.
     """
     rows = case["rows"]
     halves = {rows // 2, -(-rows // 2)}
@@ -518,7 +521,7 @@ def _not_halved(sizes: list[int], case: Plain) -> int:
 
 
 def _wrong_result(result: Plain, rows: int) -> str:
-    """Return how the joined result differs from the expected rows, "" if it does not."""
+    """Return how the joined result differs from the expected rows, or ""."""
     if "shape" not in result:
         return f"You returned {result['type']}, not a tensor."
     if result["shape"] != [rows, RESULT_COLUMNS]:
@@ -539,7 +542,7 @@ def _wrong_result(result: Plain, rows: int) -> str:
 
 
 def _worked_row(row: int) -> list[float]:
-    """Return a row of the result: the doubled numbers of the batch, and its first number."""
+    """Return the expected result of a row: the doubled numbers, and the row's first number."""
     numbers = [float(entry) for entry in range(COLUMNS * row, COLUMNS * (row + 1))]
     return [*(2 * number for number in numbers), numbers[0]]
 

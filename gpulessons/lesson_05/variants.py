@@ -21,7 +21,7 @@ COLUMNS_STUB = '''def last_columns(outputs, count):
 
 
 def draw_outputs(generator: random.Random) -> Plain:
-    """Draw tables of different sizes. Some have few columns more than are asked for."""
+    """Draw tables of different sizes. Some have only slightly more columns than requested."""
     count = generator.randint(2, 9)
     return {
         "dtype": generator.choice(list(DTYPES)),
@@ -35,7 +35,7 @@ def draw_outputs(generator: random.Random) -> Plain:
 
 
 def observe_outputs(last_columns: Any, inputs: Plain) -> Plain:
-    """Return what the answer gives, and the bytes that stay allocated without the outputs."""
+    """Return the answer's results, and the bytes that remain allocated without the outputs."""
     rows, count, dtype = inputs["rows"], inputs["count"], getattr(torch, inputs["dtype"])
     before = requested()
     expected = {
@@ -67,7 +67,7 @@ def observe_outputs(last_columns: Any, inputs: Plain) -> Plain:
 
 
 def judge_outputs(observed: Plain, inputs: Plain) -> Verdict:
-    """Compare the keys, the values and the memory."""
+    """Judge the keys, the values and the memory of the results."""
     if observed["type"] != "dict":
         return wrong_type(observed["type"], "a dict of tensors")
     count = inputs["count"]

@@ -33,7 +33,7 @@ RELATIVE, ABSOLUTE = 1e-5, 1e-6
 
 
 def draw(generator: random.Random, bad: int = 0) -> Plain:
-    """Draw a model's sizes and which batches are `bad`, with targets that are not numbers."""
+    """Draw a model's sizes, and which batches are `bad`. Their targets are nan."""
     return {
         "seed": generator.randrange(2**31),
         "rows": 64 * generator.randint(2, 6),
@@ -55,7 +55,10 @@ def observe(answer: Any, inputs: Plain, script: Callable[..., Any]) -> Plain:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Switch Python's garbage collector off. Memory that only it would free counts as held."""
+    """Switch Python's garbage collector off in the block.
+
+    Memory that only the collector would free then counts as held.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -66,7 +69,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _run(train: Any, inputs: Plain) -> Plain:
-    """Train a new model with `train`. Return what it returned, learned and left on the GPU."""
+    """Train a new model with `train`. Return its result, the trained model and the memory left."""
     generator = torch.Generator().manual_seed(inputs["seed"])
     width = inputs["width"]
     model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, inputs["outputs"]))
@@ -102,7 +105,10 @@ def _run(train: Any, inputs: Plain) -> Plain:
 
 
 def _raised(train: Any, inputs: Plain) -> bool:
-    """Return whether another error is raised to the caller, for rows that are too narrow."""
+    """Return whether `train` lets an error that is not about memory reach its caller.
+
+    The model raises it, because the rows have too few columns.
+    """
     width, outputs = inputs["width"], inputs["outputs"]
     model = nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, outputs)).cuda()
     batch = torch.ones(2, width - 1, device="cuda"), torch.ones(2, outputs, device="cuda")
@@ -114,7 +120,7 @@ def _raised(train: Any, inputs: Plain) -> bool:
 
 
 class Saved:
-    """Tensor that a graph saves for its backward pass. `used` says whether the pass has run."""
+    """Tensor that a graph saves for its backward pass. `used` says whether the pass has used it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.used = tensor, False
@@ -125,7 +131,7 @@ class Saved:
 
 
 class Steps:
-    """Follow a training from batch to batch.
+    """Observer of a training from batch to batch.
 
     Attributes:
         graphs: number of the model's graphs that are alive, each time a batch is requested.
@@ -172,7 +178,7 @@ class Steps:
             counter.remove()
 
     def looked_at(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches, and look at graphs, hooks and saved tensors before each batch."""
+        """Yield the batches, and count graphs, hooks and saved tensors before each batch."""
         while True:
             self.graphs.append(self._graphs.alive)
             self.hooks.append(sum(map(hooks_of, self._model.modules())))
@@ -187,7 +193,7 @@ class Steps:
 def _batches(
     inputs: Plain, generator: torch.Generator, held: list[int]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield new batches, the last one larger. Note the allocated bytes in `held` before each."""
+    """Yield new batches, the last one larger. Before each, note the allocated bytes in `held`."""
     for step in range(STEPS):
         held.append(_allocated())
         rows = inputs["rows"] * (2 if step == STEPS - 1 else 1)
@@ -212,7 +218,7 @@ def _batch(
 
 
 def _plain(value: Any) -> Plain:
-    """Return a result as plain data. Tensors are described, with whether they have a graph."""
+    """Return a result as plain data. Tensors become descriptions that say if they have a graph."""
     if isinstance(value, list | tuple):
         return [_plain(element) for element in value]
     if isinstance(value, torch.Tensor):
@@ -299,16 +305,16 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
 
 
 def _grown(held: list[int]) -> int:
-    """Return by how much the least of the late numbers exceeds the largest of the early ones."""
+    """Return the difference of the smallest late number and the largest early number."""
     return min(held[LATE]) - max(held[EARLY])
 
 
 def _most(seen: list[int], bad: list[int]) -> tuple[int, int]:
     """Return the largest excess over the number after the first step, and the step that left it.
 
-    This finds leaks that are freed now and then. The last batch is larger, so its step is left out.
-    The steps with a `bad` batch are left out, too, because they stop early and may leave their
-    tensors until the next step.
+    This also finds leaks that are freed from time to time. The last batch is larger, so its step is
+    left out. The steps with a `bad` batch are left out, too, because they stop early and may keep
+    their tensors until the next step.
     """
     whole = [step for step in range(2, STEPS) if step - 1 not in bad]
     step = max(whole, key=lambda step: seen[step])

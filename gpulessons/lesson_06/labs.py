@@ -68,13 +68,13 @@ optimizer.step()
 def leaky_training(leaks: Sequence[str] = ALONE, steps: int = STEPS, together: bool = False) -> Run:
     """Train a small network with leaks: one training for each leak, or one with all `together`.
 
-    `leaks` are names of `LEAKS`. Each step has a row: the bytes `allocated` after it, and the bytes
-    by which that has `grown` since the first step began. Two warm-up steps come before. With
-    `together`, the last row names the `holder` of the largest tensor that leaked. A step's input
-    takes 1 MiB, and so does the hidden layer. Target and output take 0.5 MiB each.
+    `leaks` are names of `LEAKS`. Each step has a row with the bytes `allocated` after it, and the
+    bytes `grown` since the first step began. Two warm-up steps come before. With `together`, the
+    last row names the `holder` of the largest tensor that leaked. A step's input takes 1 MiB, and
+    so does the hidden layer. Target and output take 0.5 MiB each.
 
-    Raises ValueError for other leaks and for steps outside 2 to 1000, and RuntimeError when no GPU
-    is in use.
+    Raises ValueError for other leaks and for steps outside 2 to 1000, and RuntimeError if no GPU is
+    in use.
     """
     chosen = list(dict.fromkeys(leaks))
     if not set(chosen) <= set(LEAKS) or not (chosen or together):
@@ -157,7 +157,7 @@ STYLES = (
 def plot_leaky_training(
     result: Result, recorded: Result | None = None, prediction: float | None = None
 ) -> Figure:
-    """Draw what each training kept after each step, in bytes.
+    """Draw the bytes that each training keeps after each step.
 
     `prediction` is the predicted growth in MiB per step. The figure marks it at the last step.
     """
@@ -206,7 +206,7 @@ def _held(result: Result) -> str:
 def _line(
     axes: Axes, result: Result, leak: str, dashes: str, index: int
 ) -> tuple[float, float, str, str]:
-    """Draw what one training kept; return the label of the line's end."""
+    """Draw the bytes that one training kept, and return the label for the end of the line."""
     steps, grown = result.column("step", leak=leak), result.column("grown", leak=leak)
     colour, marker = STYLES[index % len(STYLES)]
     if dashes == "-":
@@ -234,10 +234,10 @@ NEAR = 0.02  # MiB. A prediction within this distance is right.
 
 
 class LeakLab(ExperimentPanel):
-    """Lab in which learners switch leaks on and predict how many MiB the loop keeps per step.
+    """Lab in which learners switch leaks on, and predict how many MiB the loop keeps per step.
 
-    Then they run it and see who holds the memory. `leaks` are switched on at first. `leaks` and
-    `steps` are those of `leaky_training`.
+    Then they run the loop and see what holds the memory. `leaks` are switched on at first. `leaks`
+    and `steps` are the arguments of `leaky_training`.
     """
 
     question = "How many MiB does this loop keep each step?"

@@ -27,7 +27,7 @@ WIDTHS = ((5, 10), (8, 7), (8, 23))  # bits of exponent and fraction: float16, b
 
 
 def draw_bits(generator: random.Random) -> Plain:
-    """Draw each kind of number in several formats, with random digits. The sign changes in turn."""
+    """Draw each kind of number in several formats, with random digits and alternating signs."""
     drawn = [(generator.choice((2, 3, 4, 6, 7)), generator.randint(2, 12)) for _ in range(2)]
     cases = []
     first = generator.randint(0, 1)
@@ -44,7 +44,7 @@ def draw_bits(generator: random.Random) -> Plain:
 
 
 def observe_bits(decode: Any, cases: Plain) -> Plain:
-    """Return what the answer returns for each case: a number, or the name of another type."""
+    """Return the answer's number for each case, or the type's name of any other value."""
     answers = []
     for case in cases:
         with during(f'"{case["bits"]}" with {case["exponent_bits"]} bits of exponent'):
@@ -59,7 +59,7 @@ def _number(answer: Any) -> Plain:
 
 
 def meaning(bits: str, exponent_bits: int) -> float:
-    """Return the number that the bits stand for, by IEEE 754."""
+    """Return the number that a bit pattern represents in IEEE 754."""
     fraction_bits = len(bits) - 1 - exponent_bits
     exponent, fraction = divmod(int(bits[1:], 2), 2**fraction_bits)
     bias = 2 ** (exponent_bits - 1) - 1
@@ -96,7 +96,7 @@ def _same_number(answer: float, expected: float) -> bool:
 
 
 def _question(parts: str, answer: float, expected: float) -> str:
-    """Ask about the part of the format that the answer misread."""
+    """Return a question about the part of the bit pattern that the answer misread."""
     _, exponent, fraction = parts.split()
     if answer == -expected:
         zero = " Zero has a sign, too." if expected == 0 else ""
@@ -147,7 +147,7 @@ def draw_boxes(generator: random.Random) -> Plain:
 
 
 def observe_boxes(iou: Any, pairs: Plain) -> Plain:
-    """Return a description of the overlaps, and the device where they belong."""
+    """Return a description of the overlaps, and the device on which they should be."""
     boxes = ([pair[side] for pair in pairs] for side in range(2))
     a, b = (torch.tensor(several, device=DEVICE).half() for several in boxes)
     with torch.cuda.device(DEVICE):
@@ -163,7 +163,7 @@ def overlap(a: list[int], b: list[int]) -> float:
 
 
 def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
-    """Compare each overlap with the exact one, rounded once."""
+    """Judge each overlap. It must be the exact one, rounded once."""
     if found["type"] != "Tensor":
         return wrong_type(found["type"], "a tensor")
     if found["shape"] != [len(pairs)] or found["dtype"] != "torch.float16":
@@ -198,7 +198,7 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
 class Scaled(nn.Module):
     """Module with a child, a parameter, and buffers of several formats.
 
-    Positions are whole numbers and the mask is true or false. One buffer is not persistent, so
+    The positions are integers, and the mask is boolean. One buffer is not persistent, so
     `state_dict` leaves it out.
     """
 
@@ -218,7 +218,7 @@ BATCH_NORMS = tuple(NORMS.values())
 
 
 def draw_model(generator: random.Random) -> Plain:
-    """Draw each kind of BatchNorm at its own depth, among layers that are to be converted."""
+    """Draw a model: each kind of BatchNorm at a depth of its own, among layers to be converted."""
     kinds = generator.sample(list(NORMS), k=3)
     norms = [{"norm": kind, "depth": depth} for depth, kind in enumerate(kinds)]
     generator.shuffle(norms)
@@ -227,7 +227,7 @@ def draw_model(generator: random.Random) -> Plain:
 
 
 def build(model: Plain) -> nn.Module:
-    """Return the drawn model with random values. It has a parameter and buffers of its own.
+    """Return the drawn model with random values, and with a parameter and buffers of its own.
 
     Its first layer is frozen and on the CPU. An InstanceNorm has running statistics like those of a
     BatchNorm.
@@ -255,7 +255,7 @@ def build(model: Plain) -> nn.Module:
 
 
 def observe_model(half_but_norms: Any, model: Plain) -> Plain:
-    """Return the dtypes of each tensor of the model, and how far its values have moved.
+    """Return the dtypes of each tensor of the model, and the largest change of its values.
 
     Also return whether the answer is the same model with the same parameters.
     """
@@ -289,7 +289,7 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def judge_model(found: Plain, model: Plain) -> Verdict:
-    """Check the dtype, the values and the device of each parameter and buffer."""
+    """Judge the dtype, the values and the device of each parameter and buffer."""
     if found["type"] != "Module":
         return wrong_type(found["type"], "the model")
     if not found["same"] or not found["names"]:
@@ -372,7 +372,7 @@ def observe_gradients(best_scale: Any, cases: Plain) -> Plain:
 
 
 def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
-    """Check that each scale is a power of two, the largest one that leaves all finite."""
+    """Judge each scale, which must be the largest power of two that leaves all gradients finite."""
     for (scale, same), case in zip(answers, cases, strict=True):
         if isinstance(scale, str):
             return wrong_type(scale, "a number")
@@ -400,7 +400,7 @@ def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
 
 
 def _flat(values: Plain) -> list[float]:
-    """Return the numbers of nested lists, one after the other."""
+    """Return the numbers in nested lists as one list."""
     if not isinstance(values, list):
         return [values]
     return [value for row in values for value in _flat(row)]
@@ -459,7 +459,7 @@ def draw_step(generator: random.Random) -> Plain:
 
 
 def observe_step(training_step: Any, cases: Plain) -> Plain:
-    """Return what a step changed in each case: weights, biases and scale.
+    """Return the weights, biases and scale after a step, for each case.
 
     Also return the loss that the answer returned, and the dtypes in which the layer computed.
     """
@@ -513,7 +513,7 @@ def expected_step(case: Plain) -> tuple[list[float], float]:
 
 
 def judge_step(found: Plain, cases: Plain) -> Verdict:
-    """Compare the parameters, the scale and the loss with those of the right step."""
+    """Judge the parameters, the scale and the loss after the step."""
     for step, case in zip(found, cases, strict=True):
         kind = case["kind"]
         if step["dtypes"] != ["torch.float16"]:

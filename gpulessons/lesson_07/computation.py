@@ -23,14 +23,14 @@ Rounding = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Computation:
-    """A parsed text."""
+    """Parsed computation: the syntax tree of a text such as "0.1 + 0.2"."""
 
     text: str
     tree: ast.expr
 
 
 def parse(text: str) -> Computation:
-    """Parse a text. Raises ValueError for text that is no computation, and says what is allowed."""
+    """Parse the text of a computation. Raises ValueError for other text."""
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"There is nothing to compute: {ALLOWED}.")
     text = " ".join(text.split())
@@ -48,7 +48,7 @@ def parse(text: str) -> Computation:
 
 
 def evaluated(computation: Computation, rounded: Rounding) -> float:
-    """Return the result if each number and each result of an operation is `rounded`.
+    """Return the result of a computation in which every number and every result is `rounded`.
 
     Raises ValueError for an operation that is not allowed, and says what is allowed.
     """

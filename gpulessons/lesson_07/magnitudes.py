@@ -54,7 +54,7 @@ def _nonzero(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _lost(sizes: torch.Tensor) -> str:
-    """Return the share of the numbers that are 0 in float16, as text."""
+    """Return text with the share of the numbers that become 0 in float16."""
     share = (sizes.half() == 0).double().mean().item()
     if 0 < share < 0.01:
         return "less than 1%"

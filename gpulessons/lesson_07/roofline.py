@@ -61,7 +61,7 @@ def plot_roofline(speeds: Result) -> Figure:
 
 
 def gain(speeds: Result, operation: str, size: int) -> float:
-    """Return how many times as fast the operation is in float16 as in float32."""
+    """Return the speed of the operation in float16, relative to float32."""
     rates = speeds.by("format", "operations_per_second", operation=operation, size=size)
     return rates["float16"] / rates["float32"]
 

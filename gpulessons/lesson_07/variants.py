@@ -24,8 +24,8 @@ SCALE_STUB = '''def least_scale(gradients):
 def draw_gradients(generator: random.Random) -> Plain:
     """Draw lists of tensors with one and with two dimensions, and with zeros.
 
-    The smallest number has either sign and is in any tensor. Once it is rounded to 0 only just, and
-    once it only just is not.
+    The smallest number has either sign and is in any tensor. In one case it is just small enough to
+    become 0, and in another just large enough not to.
     """
     cases: list[Any] = []
     places = generator.sample(range(3), k=3)
@@ -57,7 +57,7 @@ def observe_gradients(least_scale: Any, cases: Plain) -> Plain:
 
 
 def judge_gradients(found: Plain, cases: Plain) -> Verdict:
-    """Check that each scale is a power of two, the smallest one that keeps all numbers."""
+    """Judge each scale, which must be the smallest power of two that keeps all numbers."""
     for (scale, same), case in zip(found, cases, strict=True):
         if isinstance(scale, str):
             return wrong_type(scale, "a number")
@@ -81,7 +81,7 @@ def judge_gradients(found: Plain, cases: Plain) -> Verdict:
 
 
 def _flat(values: Plain) -> list[float]:
-    """Return the numbers of nested lists, one after the other."""
+    """Return the numbers in nested lists as one list."""
     if not isinstance(values, list):
         return [values]
     return [value for row in values for value in _flat(row)]

@@ -52,7 +52,7 @@ def draw_tensors(generator: random.Random) -> Plain:
 
 
 def matrix(case: Plain) -> torch.Tensor:
-    """Return the matrix of a case."""
+    """Return the drawn matrix of a case."""
     rows, columns = case["rows"], case["columns"]
     whole = torch.arange(rows * columns).to(getattr(torch, case["dtype"])).reshape(rows, columns)
     if case["kind"] == "transposed":
@@ -128,12 +128,12 @@ def _short(told: Plain) -> str:
 
 
 def draw_held(generator: random.Random) -> Plain:
-    """Draw the MiB that this process keeps, that it frees again, and that another process keeps."""
+    """Draw sizes in MiB: what this process keeps, what it frees, and what another process keeps."""
     return {name: generator.randint(30, 90) for name in ("kept", "cached", "other")}
 
 
 def observe_held(outside_cache: Any, inputs: Plain) -> Plain:
-    """Ask three times: at first, with memory of this process, and beside another process."""
+    """Ask the answer three times: at first, after allocating memory, and beside another process."""
     _take(inputs["kept"])
     torch.cuda.empty_cache()  # Then the peak of the reserved memory is not the reserved memory.
     found = [_asked(outside_cache)]
@@ -162,7 +162,7 @@ def _hold(line: Connection, mebibytes: int) -> None:
 
 
 def _asked(outside_cache: Any) -> Plain:
-    """Return the answer, and the bytes that are used, reserved and allocated."""
+    """Return the answer's number, and the bytes that are used, reserved and allocated."""
     with torch.cuda.device(DEVICE):
         free, total = torch.cuda.mem_get_info()
         own = {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
@@ -306,7 +306,7 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
 
 
 class Requests:
-    """Queue that has all requests from the start, and None at the end.
+    """Queue that contains all requests from the start, and None at the end.
 
     At each call of `get`, `looks` notes the number of replies and the allocated bytes.
     """
@@ -330,10 +330,11 @@ EARLY = 2
 
 
 def draw_requests(generator: random.Random) -> Plain:
-    """Draw the clients, a row of numbers for each request, and the weights of the two layers.
+    """Draw the client and the row of numbers of each request, and the weights of two layers.
 
-    Client 0 asks, and some client asks twice. The numbers are fractions, so that a rounded answer
-    shows. The model answers each row with a negative and a positive number, and no two rows alike.
+    Client 0 sends a request, and some client sends two. The numbers are fractions, so that a
+    rounded answer is noticed. The model answers each row with a negative and a positive number, and
+    no two rows alike.
     """
     clients = [generator.randrange(10) for _ in range(generator.randint(4, 7))]
     clients += [0, clients[0]]
@@ -352,7 +353,7 @@ def draw_requests(generator: random.Random) -> Plain:
 
 
 def observe_server(serve: Any, inputs: Plain) -> Plain:
-    """Return the replies, where the model computed, and what the server held at each request."""
+    """Return the replies, where the model computed, and the server's memory at each request."""
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False))
     model.to(DEVICE)
     with torch.no_grad():
@@ -435,12 +436,12 @@ def judge_server(found: Plain, inputs: Plain) -> Verdict:
 
 
 def _numbers(values: list[float]) -> str:
-    """Return numbers as text, with six digits each."""
+    """Return numbers as text with six digits each."""
     return f"[{', '.join(f'{value:.6g}' for value in values)}]"
 
 
 def _answered(weights: Plain, row: list[float]) -> list[float]:
-    """Return the model's answer to a row."""
+    """Return the expected reply of the model to a row."""
     first, second = weights
     hidden = [max(0.0, sum(a * b for a, b in zip(row, column, strict=True))) for column in first]
     return [sum(a * b for a, b in zip(hidden, column, strict=True)) for column in second]

@@ -21,7 +21,7 @@ IN_USE, STUCK = "cannot be freed", "not freed yet"
 
 @dataclass(frozen=True)
 class Moment:
-    """One moment: which process has a tensor in the block, and the bytes that P1 has allocated.
+    """One moment of the story: which process has a tensor in the block, and P1's allocated bytes.
 
     P1 is the producer. The reference count is 1 if P2 has a tensor, and 0 otherwise.
     """
@@ -39,7 +39,7 @@ class Moment:
 
 @in_style
 def plot_block(moments: Sequence[Moment]) -> Figure:
-    """Draw the block, its reference count, and who has a tensor in it: a row for each moment.
+    """Draw the block, its reference count and who has a tensor in it, with a row for each moment.
 
     Raises ValueError if there is no moment.
     """

@@ -48,12 +48,12 @@ def shared_model(ways: Sequence[str] = WAYS, processes: int = 3, weights: int = 
     "a copy each": each process has its own weights. "shared weights": the first process lends its
     weights to the others. "one server": the first process has the weights, and the others send it
     numbers. A request takes 64 MiB while it is answered. They stay in the cache of the process that
-    answers. There is a row for each process: its CUDA `context` (what the GPU lost beyond PyTorch's
-    reserved memory), its own `weights`, and the rest of its reserved memory, the `cache`. Nothing
-    is computed.
+    answers. There is a row for each process: its CUDA `context` (the bytes that the GPU has lost
+    beyond PyTorch's reserved memory), its own `weights`, and the rest of its reserved memory, the
+    `cache`. Nothing is computed.
 
     Raises ValueError for other ways, processes outside 2 to 8, and sizes outside 1 MiB to 16 GiB.
-    Raises RuntimeError when no GPU is in use.
+    Raises RuntimeError if no GPU is in use.
     """
     chosen = [way for way in WAYS if way in ways]
     if not chosen or not set(ways) <= set(WAYS):
@@ -85,9 +85,10 @@ def _points(ways: list[str], processes: int, weights: int) -> Iterator[Row]:
 
 
 def _rows(way: str, parts: list[str], weights: int) -> Iterator[Row]:
-    """Start the processes, let each do its part, and end them in reverse order.
+    """Start the processes, let each do its part, and yield a row for each.
 
-    A process that borrows weights must end before the process that lends them.
+    They end in reverse order, because a process that borrows weights must end before the one that
+    lends them.
     """
     make = context()
     queues = [make.SimpleQueue() for _ in range(3)]
@@ -137,7 +138,7 @@ GIB = 1 << 30
 def plot_shared_model(
     result: Result, recorded: Result | None = None, prediction: float | None = None
 ) -> Figure:
-    """Draw a bar for each way, with a piece for each process and kind of memory.
+    """Draw a bar for each way, divided by process and by kind of memory.
 
     `prediction` is the predicted length of the first bar, in GiB.
     """
@@ -181,7 +182,10 @@ def plot_shared_model(
 
 
 def _bar(axes: Axes, result: Result, way: str, row: int) -> None:
-    """Draw the processes one after the other, and the sum at the end, in the longest bar's unit."""
+    """Draw one way's bar, process by process, and write the sum at its end.
+
+    All sums have the unit of the longest bar.
+    """
     size_of_unit, unit = units.byte_unit(max(held_by_way(result).values()))
     outline: Any = {"facecolor": "none", "edgecolor": BLACK, "linewidth": 1.2}
     end = 0

@@ -13,12 +13,12 @@ from labkit.processes import by_value
 
 
 class Watched:
-    """Event that notes what the producer does with it.
+    """Event that notes how the producer uses it.
 
     `awaited` is set when the producer waits for it, `seen` when the producer has seen it set, and
     `forged` when the producer changes it. A producer that looks a few times, or waits for a limited
-    time, does not wait, because it goes on if the event is not set. To wait is to look again and
-    again. So that this takes no long time, a limited wait ends at once, and each look takes a
+    time, does not count as waiting, because it goes on even if the event is not set. Waiting means
+    to look again and again. To keep this short, a limited wait ends at once, and each look takes a
     minute on the producer's clocks.
     """
 
@@ -59,7 +59,7 @@ NAP = 0.001  # most seconds between the producer's looks at `done`
 
 
 def observe_producer(answer: Any, sizes: Plain) -> Plain:
-    """Return what came through the queue, and whether the producer waited for `done` and ended."""
+    """Return the tensors in the queue, and whether the producer waited for `done` and ended."""
     make = processes.context()
     queue, done = make.SimpleQueue(), Watched()
     ours, theirs = make.Pipe()
@@ -106,7 +106,7 @@ def _produce(line: Connection, answer: bytes, queue: Any, done: Watched, sizes: 
 
 
 def _consumed(queue: Any, done: Watched, producer: Any) -> Plain:
-    """Hold all tensors until it is clear that no more will come, and describe them."""
+    """Receive and keep tensors until it is clear that no more will come, and describe them."""
     received: list[Any] = []
 
     def nothing_more() -> bool:

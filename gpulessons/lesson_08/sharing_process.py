@@ -40,6 +40,6 @@ def take_part(line: Connection, part: str, weights: int, work: int, queues: list
 
 
 def _without_values() -> AbstractContextManager[None]:
-    """Compute nothing on virtual GPUs in the block, so that no memory of the host is taken."""
+    """Return a context in which virtual GPUs compute nothing, to save memory of the host."""
     used = machine.current()  # None in a child of a process with real GPUs
     return used.without_values() if used is not None else nullcontext()

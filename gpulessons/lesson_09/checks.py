@@ -44,7 +44,7 @@ def draw_models(generator: random.Random) -> Plain:
 
 
 def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
-    """Return the answer for each model: a number of bytes, or the name of another type."""
+    """Return the answer's number of bytes for each model, or the type's name of another result."""
     found = []
     for item in models:
         model = _mixed_model(item["sizes"], DEVICE)
@@ -55,7 +55,7 @@ def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
 
 
 def expect_bytes(models: Plain) -> Plain:
-    """Return the bytes of each kind for each model."""
+    """Return the expected bytes of each kind, for each model."""
     expected = []
     for item in models:
         model = _mixed_model(item["sizes"], "cpu")
@@ -84,7 +84,7 @@ def _mixed_model(sizes: list[int], device: str) -> nn.Sequential:
 
 
 def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
-    """Return the bytes of each kind that really exist after a step, without Adam's counters."""
+    """Measure the bytes of each kind after a training step, without Adam's counters."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
@@ -124,9 +124,10 @@ FEATURES, HIDDEN = 8, 256
 
 
 def draw_batch(generator: random.Random) -> Plain:
-    """Draw a batch that the micro-batches do not divide. Its last rows have other classes.
+    """Draw a batch whose rows cannot be divided into equal micro-batches.
 
-    All parameters but one have a gradient from before. It is small, so that it hides no rounding.
+    Its last rows have other classes. All parameters but one have a gradient from before. It is
+    small, so that it hides no rounding.
     """
     rows = generator.randint(100, 200)
     return {
@@ -139,7 +140,7 @@ def draw_batch(generator: random.Random) -> Plain:
 
 
 def expect_accumulate(inputs: Plain) -> Plain:
-    """Return the gradients of the whole batch at once."""
+    """Return the expected gradients, those of the whole batch at once."""
     model, x, y = _batch_and_model(inputs, "cpu")
     F.cross_entropy(model(x), y).backward()
     return [_values(parameter.grad) for parameter in model.parameters()]
@@ -162,7 +163,7 @@ def _batch_and_model(
 
 
 def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
-    """Return the gradients, the rows of each forward pass, and the graphs and bytes that stay."""
+    """Return the gradients, the rows of each forward pass, and the graphs and bytes that remain."""
     model, x, y = _batch_and_model(inputs, DEVICE)
     _take_workspaces()
     before = [_values(parameter) for parameter in model.parameters()]
@@ -242,7 +243,7 @@ KEPT = ROWS * WIDTH * 4  # bytes of one block's input
 
 
 def draw_blocks(generator: random.Random) -> Plain:
-    """Draw a number of blocks that `every` does not divide.
+    """Draw a number of blocks that is no multiple of `every`.
 
     Groups of `every` blocks have another size than `every` groups would have.
     """
@@ -352,7 +353,7 @@ BROKEN_ERROR = f"RuntimeError: {BROKEN}"
 
 
 def draw_limits(generator: random.Random) -> Plain:
-    """Draw how many rows fit in each case: some, none, one, all, and two cases whose step breaks.
+    """Draw the number of rows that fit in each case: some, none, one, all, and two with errors.
 
     `breaks_at` is the number of the call that raises an error of another kind. 0 means none.
     """
@@ -379,7 +380,7 @@ def observe_most(most_rows: Any, cases: Plain) -> Plain:
 
 
 def _step_with_limit(case: Plain, asked: list[int | str]) -> Any:
-    """Return a function that does what a training step does with `rows` rows.
+    """Return a function that acts like a training step with `rows` rows.
 
     It notes the rows of each call in `asked`.
     """
@@ -400,7 +401,7 @@ def _step_with_limit(case: Plain, asked: list[int | str]) -> Any:
 
 
 def _error_of(work: Callable[[], object]) -> str:
-    """Return the name of the error that the work raises, and its text. Empty if it raises none."""
+    """Return the class and the text of the error that the work raises, or ""."""
     try:
         work()
     except Exception as error:
@@ -409,7 +410,7 @@ def _error_of(work: Callable[[], object]) -> str:
 
 
 def _rows_text(rows: int) -> str:
-    """Return how many rows fit, as a clause."""
+    """Return a clause that says how many rows fit."""
     if rows == 0:
         return "not even one row fits"
     if rows == 1:
@@ -447,7 +448,7 @@ WIDE = 32
 
 
 def draw_fitting(generator: random.Random) -> Plain:
-    """Draw a batch and a limit for each case. Some rows are left over; halves are rounded up.
+    """Draw a batch and a limit for each case. Halves of odd numbers are rounded up.
 
     `fails` says what raises the error: the forward pass, the backward pass or the optimizer's step.
     """
@@ -468,7 +469,10 @@ def draw_fitting(generator: random.Random) -> Plain:
 
 
 class _Limited(torch.autograd.Function):
-    """Return the input. The backward pass raises an error if there are too many rows."""
+    """Autograd function that returns its input, and whose backward pass may fail.
+
+    It raises an error if there are too many rows.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, most: int) -> torch.Tensor:
@@ -523,7 +527,7 @@ def _fitting_model(
 
 
 def expect_fitting(cases: Plain) -> Plain:
-    """Return the weights after a step on the whole batch, and before it."""
+    """Return the expected weights after a step on the whole batch, and the weights before it."""
     expected = []
     for case in cases:
         whole = case | {"fails": "nothing"}
@@ -575,7 +579,7 @@ def _fitted(step_that_fits: Any, case: Plain) -> Plain:
 
 
 def _has_result(case: Plain) -> bool:
-    """Return whether the step succeeds with fewer rows, or raises an error in any case."""
+    """Return whether a step with fewer rows succeeds, instead of raising an error in any case."""
     return case["limit"] > 0 and case["fails"] in ("forward", "backward")
 
 

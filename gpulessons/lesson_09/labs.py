@@ -33,7 +33,7 @@ def plot_peaks(traces: Mapping[str, Trace], room: int) -> Figure:
 
     Args:
         traces: recorded training steps by their names, the first one on top.
-        room: bytes that the GPU has free for PyTorch. They are a dotted line.
+        room: bytes that the GPU has free for PyTorch, drawn as a dotted line.
     """
     peaks = {name: kinds_at_peak(trace) for name, trace in traces.items()}
     canvas, axes = new_canvas(_finding(peaks, room))

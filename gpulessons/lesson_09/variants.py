@@ -23,9 +23,9 @@ PARTS_STUB = '''def fewest_parts(step, rows):
 
 
 def draw_batches(generator: random.Random) -> Plain:
-    """Draw the rows of each batch, the parts that fit, and the call that raises another error.
+    """Draw the rows of each batch, the number of parts that fit, and the call with another error.
 
-    Once one part fits, once only single rows fit, and once nothing fits.
+    In one case one part fits, in another only single rows fit, and in one nothing fits.
     """
     rows = [generator.randint(1000, 4096) for _ in range(3)]
     needed = [generator.randint(3, 60), generator.randint(500, 900), rows[2] - 1]
@@ -82,7 +82,7 @@ def _raised(fewest_parts: Any, step: Step, rows: int) -> str:
 
 
 def judge_parts(found: Plain, cases: Plain) -> Verdict:
-    """Compare the numbers of parts and of calls."""
+    """Judge the number of parts and the number of calls."""
     for got, (rows, needed, breaks_at) in zip(found, cases, strict=True):
         if breaks_at:
             if got["raised"] != BROKEN:

@@ -22,8 +22,8 @@ SIZES = (3, 2, 4)
 def draw_gradients(generator: random.Random) -> Plain:
     """Draw a gradient of each parameter for each rank, for two and for three ranks.
 
-    One parameter has no gradient on any rank. It is not the last one. Another parameter has zeros
-    on one rank.
+    One parameter, not the last one, has no gradient on any rank. Another parameter has zeros on one
+    rank.
     """
     cases: Plain = []
     for ranks in (2, 3):
@@ -76,7 +76,7 @@ def judge_gradients(observations: Plain, cases: Plain) -> Verdict:
 
 
 def _average_hint(found: list[float] | None, own: list[float], ranks: int) -> str:
-    """Return a hint for gradients that have not received another rank's numbers."""
+    """Return a hint about gradients that do not contain the other ranks' numbers."""
     if found is None:
         return ""
     if near(found, [value / ranks for value in own]):
@@ -199,9 +199,9 @@ def _neighbours(shares: Plain) -> set[frozenset[int]]:
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """Draw micro-batches of two rows of two numbers for each of three ranks.
+    """Draw micro-batches of two rows of two numbers, for each of three ranks.
 
-    The numbers grow from one micro-batch to the next, so no two count the same.
+    The numbers grow from one micro-batch to the next, so that each has another effect.
     """
     count = generator.randint(5, 7)  # With three, two losses at once would look like one.
 
@@ -269,10 +269,10 @@ def draw_lives(generator: random.Random) -> Plain:
 
 
 def observe_lives(train: Any, inputs: Plain) -> Plain:
-    """Run the training of two ranks three times, in new processes.
+    """Run the training in two ranks three times, in new processes.
 
-    The first run ends in the middle of a step. The third run finds all steps done. Each run finds
-    only the checkpoint in the folder.
+    The first run is killed in the middle of a step. The third run finds that all steps are done.
+    Each run finds only the checkpoint in the folder.
     """
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         path, lives = os.path.join(os.path.realpath(folder), "checkpoint.pt"), []

@@ -123,7 +123,10 @@ def accumulated(accumulate: Any, parts: Plain) -> Plain:
 
 
 class DeathError(BaseException):
-    """Ends a rank. No"""
+    """Error that ends a rank in the middle of a step, as if its process had been killed.
+
+    It does not derive from Exception, so that `except Exception` does not catch it.
+    """
 
 
 def life(train: Any, inputs: Plain) -> Plain:
@@ -166,7 +169,7 @@ def life(train: Any, inputs: Plain) -> Plain:
 
 
 def _watched_files(path: str) -> dict[str, int]:
-    """Count what this process does to `path` and to the files beside it.
+    """Count, in the block, how this process changes `path` and the files beside it.
 
     `placed` counts files of the same folder that replaced the checkpoint, and `moved` those of
     another folder. `overwritten` counts how often the checkpoint itself was opened for writing.

@@ -80,7 +80,7 @@ def _rows(inputs: Plain, rank: int, step: int) -> torch.Tensor:
 
 
 class _Collectives(TorchDispatchMode):
-    """Note the bytes of each collective of floating-point numbers, and the types of the numbers."""
+    """Mode that notes the bytes and the dtype of each collective of floating-point numbers."""
 
     def __init__(self, events: list[list], types: set[str]) -> None:
         super().__init__()
@@ -171,9 +171,9 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
 
 
 def _due(inputs: Plain) -> list[list[torch.Tensor | None]]:
-    """Return the mean of all ranks' gradients in each step.
+    """Return the expected gradients of each step, which are the mean over all ranks.
 
-    It is computed on the CPU with rank 0's weights.
+    They are computed on the CPU with rank 0's weights.
     """
     model, due = _network(inputs, 0), []
     for step in range(STEPS):
@@ -190,9 +190,9 @@ def _furthest(found: list[torch.Tensor], due: list[torch.Tensor]) -> float:
 
 
 def _compared(found: list[torch.Tensor | None], due: list[torch.Tensor | None]) -> Plain:
-    """Return the distance of each parameter's gradient from the mean, as a share of the mean.
+    """Return the distance of each parameter's gradient from the expected one, relative to that.
 
-    "none" stands for a missing gradient, and "one" for a gradient that should not exist.
+    "none" means a missing gradient, and "one" a gradient that should not exist.
     """
     told: Plain = []
     for one, mean in zip(found, due, strict=True):

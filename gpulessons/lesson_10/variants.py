@@ -38,7 +38,7 @@ def observe_buffers(equal_buffers: Any, cases: Plain) -> Plain:
 
 
 def judge_buffers(found: Plain, cases: Plain) -> Verdict:
-    """Compare the buffers of each rank with the means and the largest counter."""
+    """Judge the buffers of each rank, which must be the means and the largest counter."""
     for ranks, case in zip(found, cases, strict=True):
         columns = zip(*(given["mean"] for given in case), strict=True)
         mean = [sum(column) / len(case) for column in columns]

@@ -202,10 +202,10 @@ WHOLE = 8  # of a parameter of the largest layer, in its backward: weight and gr
 
 
 def draw_budgets(generator: random.Random) -> Plain:
-    """Draw models whose largest layer matters.
+    """Draw models for which the size of the largest layer matters.
 
     One model fits on one GPU. One fills its GPUs to the byte. The second needs a little more than a
-    whole number of GPUs, so that wrong rounding shows.
+    whole number of GPUs, so that wrong rounding is noticed.
     """
     cases = []
     for ranks, rest in (
@@ -384,9 +384,9 @@ def _layer(case: Plain, name: str) -> list[tuple[list[int], int]]:
 
 
 def draw_meshes(generator: random.Random) -> Plain:
-    """Return meshes of six ranks.
+    """Draw meshes of six ranks.
 
-    An answer that forgets rows or columns is right for at most one of the first two.
+    An answer that forgets rows or columns is right for at most one of the first two meshes.
     """
     return [*generator.sample([[2, 3], [3, 2]], 2), [1, 6], [6, 1]]
 

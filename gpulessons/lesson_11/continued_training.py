@@ -26,14 +26,14 @@ FIRST, ANSWER = "first", "answer"  # folders with the same checkpoint, of which 
 
 
 class Layer(nn.Linear):
-    """Layer that notes on which device its parameters got memory while they were whole."""
+    """Linear layer that notes on which device it got memory for parameters that are not sharded."""
 
     def __init__(self, width: int, undivided: list[str]) -> None:
         super().__init__(width, width)
         self.undivided = undivided
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
-        """Convert the parameters, as `to_empty` and `to` do, and note the undivided ones."""
+        """Convert the parameters, as `to_empty` and `to` do, and note the unsharded ones."""
         applied = super()._apply(fn, recurse)
         for parameter in self.parameters():
             if not isinstance(parameter, DTensor) and parameter.device.type != "meta":
@@ -64,8 +64,8 @@ def batches(
 def go_on_in_rank(go_on: Any, case: Plain) -> Plain:
     """Let the answer continue from a checkpoint in a rank.
 
-    Return where it built the model, how it divided the model, and which training its checkpoint is
-    of.
+    Return the device on which it built the model, how it sharded the model, and the training that
+    its checkpoint belongs to.
     """
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)  # of a checkpoint that replaces another
@@ -119,7 +119,7 @@ def _save_first(case: Plain) -> None:
 
 
 def _training_of(case: Plain) -> str:
-    """Return to which training the weights and averages in the answer's folder belong."""
+    """Return the training to which the weights and averages in the answer's folder belong."""
     try:
         answer = _weights_and_averages(*_loaded(case, ANSWER))
     except (CheckpointException, RuntimeError):
@@ -164,13 +164,13 @@ Clipping = Callable[[Iterable[nn.Parameter], float], Any]
 
 
 def clip_one_by_one(parameters: Iterable[nn.Parameter], limit: float) -> None:
-    """Clip the gradient of each parameter by its own norm, which is a mistake."""
+    """Clip the gradient of each parameter by its own norm. This is one of the known mistakes."""
     for parameter in parameters:
         nn.utils.clip_grad_norm_(parameter, limit)
 
 
 def clip_by_own_rows(ranks: int, parameters: Iterable[nn.Parameter], limit: float) -> None:
-    """Clip each rank's rows of the gradients by the norm of these rows, which is a mistake."""
+    """Clip each rank's rows of the gradients by their own norm. This is a known mistake."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     for rows in zip(*(gradient.chunk(ranks) for gradient in gradients), strict=True):
         norm = nn.utils.get_total_norm(rows)
@@ -178,7 +178,7 @@ def clip_by_own_rows(ranks: int, parameters: Iterable[nn.Parameter], limit: floa
 
 
 def scale_always(parameters: Iterable[nn.Parameter], limit: float) -> None:
-    """Scale the gradients to the limit, also if their norm is below it, which is a mistake."""
+    """Scale the gradients to the limit even if their norm is below it. This is a known mistake."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     factor = limit / nn.utils.get_total_norm(gradients)
     torch._foreach_mul_(gradients, factor)

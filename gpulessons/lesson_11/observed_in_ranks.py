@@ -18,7 +18,7 @@ from labkit.checks.checking import Plain, describe
 
 
 def mean_of_ranks(averaged: Any, cases: Plain) -> Plain:
-    """Return for each case the answer for this rank's tensor, and the collectives with their bytes.
+    """Return for each case the answer on this rank's tensor, and the bytes of each collective.
 
     Also return whether the answer changed the tensor.
     """
@@ -65,9 +65,10 @@ PICKLED = 2048  # bytes that a pickled share may have beside its numbers
 
 
 def layer_backward(backward: Any, case: Plain) -> Plain:
-    """Run the answer on this rank's rows of a weight. Return which known values its gradients are.
+    """Run the answer on this rank's rows of a weight, and name its gradients.
 
-    `peak` is the most memory above what was given, in whole weights.
+    The names say which known values the gradients are. `peak` is the most memory above that of the
+    arguments, in whole weights.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(case["seed"])
@@ -126,7 +127,7 @@ def layer_backward(backward: Any, case: Plain) -> Plain:
 
 
 def _sends_too_much_to_all(sent: SentBytes, share: int) -> bool:
-    """Return whether a rank sent every rank more than its rows, such as whole gradients."""
+    """Return whether a rank sent more than its own rows to every rank, such as whole gradients."""
     given = {"allreduce": 0, "allgather": 0, "broadcast": 0}
     for name, _, nbytes in sent.calls:
         for kind in given:
@@ -139,7 +140,7 @@ def _sends_too_much_to_all(sent: SentBytes, share: int) -> bool:
 
 
 def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
-    """Return the name of the known tensor that was found, or say what else was found."""
+    """Return the name of the known tensor that equals `found`, or a description of `found`."""
     for name, values in known.items():
         if (
             found.shape == values.shape
@@ -156,12 +157,12 @@ def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
 
 
 def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
-    """Run steps of the answer's Adam in a rank with a GPU. Return the counts of each step.
+    """Run steps of the answer's Adam in a rank with a GPU, and return the counts of each step.
 
     The counts are: parameters with other values than after Adam, parameters that did not move, and
-    gradients that changed. `drew` names the random generators whose state changed. `kept` are the
-    bytes that stay, and `whole` the bytes of Adam's whole state. The parameter number `idle` has no
-    gradient.
+        gradients that changed. `drew` names the random generators whose state changed. `kept` is
+        the bytes that remain, and `whole` the bytes of Adam's whole state. The parameter number
+        `idle` has no gradient.
     """
     generator = torch.Generator().manual_seed(case["seed"])
     base = torch.cuda.memory_allocated()
@@ -238,7 +239,7 @@ def host_bytes() -> int:
 
 
 def groups_of(my_groups: Any, meshes: Plain) -> Plain:
-    """Return for each mesh the ranks in this rank's groups, and whom an all_reduce in each reaches.
+    """Return for each mesh this rank's groups, and the ranks that an all_reduce in each reaches.
 
     The all_reduces run only if all ranks have the expected groups.
     """
@@ -268,9 +269,9 @@ def _groups_in(my_groups: Any, rows: int, columns: int) -> Plain:
 
 
 def _no_group(group: Any) -> str:
-    """Return what the answer gave instead of a group of this rank.
+    """Return a description of an answer that is not a group with this rank.
 
-    For a group without this rank, new_group returns a mark, which is a number.
+    For a group without this rank, new_group returns a special value, which is a number.
     """
     return (
         "a group of others"
@@ -280,7 +281,7 @@ def _no_group(group: Any) -> str:
 
 
 def due_groups(rank: int, rows: int, columns: int) -> list[list[int]]:
-    """Return the ranks of this rank's row, and those of its column."""
+    """Return the expected groups of a rank: the ranks of its row, and those of its column."""
     row, column = divmod(rank, columns)
     return [
         [row * columns + other for other in range(columns)],

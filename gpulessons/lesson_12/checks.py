@@ -22,8 +22,8 @@ from labkit.checks.in_ranks import in_ranks
 def draw_nodes(generator: random.Random) -> Plain:
     """Draw the number of ranks of each node, three for the first node.
 
-    So the first ranks of the nodes are not simply every second rank. Of the other nodes, one has a
-    rank that waits for another's work, and one has no second rank.
+    So the first ranks of the nodes are not simply every second rank. Among the other nodes, one has
+    a rank that waits for another's work, and one has no second rank.
     """
     return [3, *generator.sample((1, 2), 2)]
 
@@ -73,7 +73,7 @@ def judge_nodes(told: Plain, per_node: Plain) -> Verdict:
 
 
 def _places(per_node: Plain) -> list[tuple[int, int]]:
-    """Node and local rank of each rank."""
+    """Return the node and the local rank of each rank."""
     return [(node, local) for node, count in enumerate(per_node) for local in range(count)]
 
 
@@ -84,7 +84,7 @@ TWICE = 2  # times its share, each for itself: a sum and a broadcast make an all
 
 
 def draw_sums(generator: random.Random) -> Plain:
-    """Whole numbers whose sums float32 keeps, and no shorter type does."""
+    """Draw whole numbers whose sums are exact in float32, but in no shorter type."""
     length = NODES * PER_NODE * generator.randint(1, 3)
     rows = [
         [generator.randint(-200_000, 200_000) for _ in range(length)]
@@ -124,10 +124,10 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
 
 
 def draw_trainings(generator: random.Random) -> Plain:
-    """Draw trainings with different bytes.
+    """Draw trainings with different numbers of bytes to send.
 
     Most thresholds are between two whole numbers, far from both. The threshold of the last one is a
-    whole number. Its numbers are few powers of two, so no rounding can miss it.
+    whole number. Its numbers are small powers of two, so that no rounding can miss it.
     """
     cases = []
     # With the first two pairs of bytes, no two plausible mistakes give the same number.
@@ -182,7 +182,7 @@ def judge_trainings(answers: Plain, cases: Plain) -> Verdict:
 
 
 def _hint(answer: float, case: Plain) -> str:
-    """Name the mistake that explains a wrong number of tokens, if one does."""
+    """Return a hint that names the mistake behind a wrong number of tokens, if one is known."""
     expected = _threshold(case)
     if abs(answer - expected) < 1:
         return "Below the threshold, sending takes longer."
@@ -214,7 +214,7 @@ def _hint(answer: float, case: Plain) -> str:
 
 
 def _sent_by(case: Plain, gathers: int | None = None, reduces: int = 1) -> float:
-    """Return the threshold if parameters and gradients are sent this often."""
+    """Return the threshold for an answer that counts this number of gathers and reduces."""
     if gathers is None:
         gathers = 1 if case["keep"] else 2
     sent = gathers * case["gather_bytes"] + reduces * case["reduce_bytes"]
@@ -225,9 +225,10 @@ def _sent_by(case: Plain, gathers: int | None = None, reduces: int = 1) -> float
 
 
 def draw_entries(generator: random.Random) -> Plain:
-    """Draw a case for each plausible wrong way to find the late rank, which finds another rank.
+    """Draw a case for each plausible wrong rule to find the late rank.
 
-    A case has a list for each rank: pairs of the number of a collective and the time.
+    In this case the wrong rule finds another rank. A case has a list for each rank, with pairs of a
+    collective's number and the time.
     """
     cases = [_entries(generator, 2)]
     for misled in (
@@ -279,9 +280,9 @@ def _common(case: Plain) -> list[list[float]]:
 
 
 def _waits(rows: list[list[float]], behind: int = -2) -> list[list[float]]:
-    """Return for each rank the seconds for which others waited for it.
+    """Return for each rank the seconds for which other ranks waited for it.
 
-    `behind` counts from the last rank.
+    They waited from the entry at position `behind`, in order of entry, to the last entry.
     """
     waits: list[list[float]] = [[] for _ in rows[0]]
     for times in rows:
@@ -314,7 +315,7 @@ def _longest_on_average(case: Plain) -> int:
 
 
 def _behind_the_mean(case: Plain) -> int:
-    """Return the late rank if it is measured against the mean of the other ranks."""
+    """Return the rank found by a wrong rule: comparison with the mean of the other ranks."""
     sums = [0.0] * len(case)
     for times in _common(case):
         last = max(times)
@@ -323,7 +324,7 @@ def _behind_the_mean(case: Plain) -> int:
 
 
 def _all_waits_together(case: Plain) -> int:
-    """Return the late rank if the waits of all other ranks are added up."""
+    """Return the rank found by a wrong rule: the sum of the waits of all other ranks."""
     sums = [0.0] * len(case)
     for times in _common(case):
         sums[times.index(max(times))] += sum(max(times) - time for time in times)
@@ -351,13 +352,13 @@ def _latest_in_the_last(case: Plain) -> int:
 
 
 def _latest_on_average(case: Plain) -> int:
-    """Return the rank with the latest times on average."""
+    """Return the rank found by a wrong rule: the latest times on average."""
     sums = [sum(times) for times in zip(*_common(case), strict=True)]
     return sums.index(max(sums))
 
 
 def _over_all(case: Plain) -> int:
-    """Return the late rank if collectives that some ranks lack count, too."""
+    """Return the rank found by a wrong rule: counting collectives that some ranks lack."""
     found = [{number: time for number, time in of_rank} for of_rank in case]
     waits = [0.0] * len(case)
     for number in set.union(*map(set, found)):
@@ -395,12 +396,12 @@ def judge_entries(answers: Plain, cases: Plain) -> Verdict:
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """Draw the steps that each of three ranks finds.
+    """Draw the steps that each of three ranks finds on its disk.
 
-    In one case, not all ranks find the oldest of their newest steps. In one nobody finds a step,
-    and in one a single rank finds none. Step 0 is a step like the others, and it is the newest in
-    `pairs`. In the last case all find two steps, sorted upwards and downwards; the newer one comes
-    first in the alphabet.
+    In one case, not all ranks find the oldest of their newest steps. In one case no rank finds a
+    step, and in one a single rank finds none. Step 0 is an ordinary step, and it is the newest in
+    `pairs`. In the last case all find two steps, sorted upwards and downwards. The newer one comes
+    first in alphabetical order.
     """
     one, two, three, four, five = 0, *sorted(generator.sample(range(1, 1_000_000), 4))
     listed = [[one, two, three, five], [two, one, four], [one, three, two, four]]
@@ -459,9 +460,9 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
 
 
 def draw_shares(generator: random.Random) -> Plain:
-    """Draw a linear layer and each rank's rows, for two and for three ranks. One rank has none.
+    """Draw a linear layer and the rows of each rank, for two and for three ranks. One has no rows.
 
-    In the second case, the layer is a part of a network. So its parameters have other names.
+    In the second case, the layer is a part of a network, so its parameters have other names.
     """
     cases: list[Plain] = []
     for shares in ([1, generator.randint(3, 5)], [generator.randint(3, 4), 0, 2]):
@@ -527,7 +528,7 @@ def _mean_gradient(case: Plain, rows: Plain) -> list[list[float]]:
 
 
 def _gradient_hint(found: Plain, due: Plain, case: Plain, rank: int) -> str:
-    """Name the mistake that explains the wrong gradients of a rank, if one does."""
+    """Return a hint that names the mistake behind a rank's wrong gradients, if one is known."""
     if any(gradient is None for gradient in found):
         return "Leave each gradient in the parameter's `grad`."
     values, expected = [*found[0], *found[1]], [*due[0], *due[1]]
@@ -548,7 +549,7 @@ def _gradient_hint(found: Plain, due: Plain, case: Plain, rank: int) -> str:
 
 
 def _times(values: list[float], others: list[float]) -> bool:
-    """Return whether the values are the others times one positive number."""
+    """Return whether the values are a positive multiple of the other values."""
     scale = sum(a * b for a, b in zip(values, others, strict=True))
     scale /= sum(b * b for b in others) or 1.0
     return scale > 0 and near(values, [scale * other for other in others])

@@ -19,7 +19,7 @@ PATIENCE = 1.0  # seconds in which a rank that does not wait for another is back
 
 
 def node_work(once_per_node: Any, case: Plain) -> Plain:
-    """Return how often a rank of a node got the work, and whether the work was done at its return.
+    """Return how often this rank ran the work, and whether the work was done when it returned.
 
     The work lasts until another rank of the node returns, or would return. On all nodes but the
     first, it also lasts as long as a wait for the first node's work.
@@ -66,7 +66,7 @@ def _mine(groups: list[list[int]]) -> Any:
 
 
 def newest_of(newest_common: Any, cases: Plain) -> Plain:
-    """Return the answer for the steps that this rank finds, for each case.
+    """Return the answer's step for the steps that this rank finds, for each case.
 
     Also return whether the answer changed the list of steps.
     """

@@ -39,7 +39,7 @@ PLACES = ("cuda:0", "cuda:1", "cpu")
 
 
 def draw_tensors(generator: random.Random) -> Plain:
-    """Tensors of each place, of several types and shapes; one has no dimensions."""
+    """Draw tensors on each device, of several dtypes and shapes. One has no dimensions."""
     places = [*PLACES, generator.choice(PLACES)]
     dtypes = [*generator.sample(list(DTYPES), len(DTYPES)), generator.choice(list(DTYPES))]
     shapes = [
@@ -53,7 +53,7 @@ def draw_tensors(generator: random.Random) -> Plain:
 
 
 def observe_zeros(zeros_beside: Any, cases: Plain) -> Plain:
-    """Return what the function made beside each tensor, and whether the tensor keeps its numbers.
+    """Return the function's result for each tensor, and whether the tensor keeps its numbers.
 
     A write to the result must change neither another number of it nor the next result.
     """
@@ -84,9 +84,9 @@ def observe_zeros(zeros_beside: Any, cases: Plain) -> Plain:
 
 
 def _unlike_numbers(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor on the CPU with numbers of every kind.
+    """Return a tensor on the CPU with all kinds of numbers, such as nan and infinity.
 
-    No arithmetic makes all of them 0.
+    So no arithmetic turns all of them into 0.
     """
     kinds = [torch.nan, torch.inf, -2.0, 0.0, 1.0] if dtype.is_floating_point else [-2, 0, 1]
     count = math.prod(shape)
@@ -94,7 +94,7 @@ def _unlike_numbers(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _elsewhere(case: Plain) -> int:
-    """Return the GPU that is current while the function runs. It is not the tensor's GPU."""
+    """Return the GPU that is current while the function runs, which is not the tensor's GPU."""
     return 0 if case["device"] == "cuda:1" else 1
 
 
@@ -183,7 +183,7 @@ def observe_report(report: Any, sizes: Plain) -> Plain:
 
 
 def _fill(device: int, kept: int, cached: int, returned: int) -> list[torch.Tensor]:
-    """Allocate tensors that stay, and first some that do not stay.
+    """Allocate tensors that stay, after tensors that are cached or given back.
 
     So no two of a device's four figures are the same. One of the tensors that stay is small,
     because PyTorch counts small blocks in another pool.
@@ -266,7 +266,7 @@ CLOSE = 1e-4  # relative to SCALE; a weight decay of 0.01 differs by ten times a
 
 
 def draw_training(generator: random.Random) -> Plain:
-    """Batches of one size, but for the last, which is smaller."""
+    """Draw batches of one size, except for the last one, which is smaller."""
     rows = [16] * generator.randint(3, 7) + [generator.randint(4, 8)]
     return {"seed": generator.randrange(1 << 30), "rows": rows, "features": generator.randint(3, 8)}
 
@@ -314,7 +314,7 @@ def _trained_on_cpu(inputs: Plain, clear: bool) -> tuple[list[float], list[float
 
 
 def observe_training(answer: Any, inputs: Plain) -> Plain:
-    """Return the mean loss and the parameters of the answer's training."""
+    """Return the mean loss and the trained parameters of the answer."""
     model, batches = _to_train(inputs)
     forwards: list[str] = []
     graphs, kept = Graphs(), 0
@@ -389,10 +389,10 @@ ANSWERS_BY_PYTORCH = (
 
 
 def draw_memory(generator: random.Random) -> Plain:
-    """Draw the MiB of tensors that stay on each GPU, and the GPU that is the current one.
+    """Draw the MiB of tensors that stay on each GPU, and the current GPU.
 
-    The numbers are even. An odd number can leave a rest of 1 MiB, which the allocator gives to the
-    next tensor.
+    The numbers are even. An odd number could leave 1 MiB of a segment free, which the allocator
+    would give to the next tensor.
     """
     return {
         "kept": [generator.randrange(2, 10, 2), generator.randrange(10, 18, 2)],

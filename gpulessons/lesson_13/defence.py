@@ -72,7 +72,7 @@ def defend(
 def observe(given: Mapping[str, Any]) -> Any:
     """Run a learner's experiment several times, and return what happened as plain data.
 
-    If `stand_ins` has functions for the quoted sentence, the experiment also runs on these.
+    If `stand_ins` has functions for the quoted sentence, the experiment also runs on them.
     """
     observed: dict[str, Any] = {
         "missing": [part for part in PARTS if part not in given],
@@ -94,9 +94,9 @@ def observe(given: Mapping[str, Any]) -> Any:
 
 
 def try_on(experiment: Callable[[Any], Any], stand_ins: StandIns) -> Any:
-    """Run an experiment on stand-ins, forwards and backwards.
+    """Run an experiment on stand-ins, in order and in reverse order.
 
-    Return what each stand-in does, what is expected of it, and what came out.
+    Return what each stand-in does, whether the sentence holds for it, and the experiment's results.
     """
     tried = []
     holds = [("True", *stand_in) for stand_in in stand_ins.holds.items()]
@@ -134,7 +134,7 @@ def _text(value: Any) -> str:
 
 
 def _run(experiment: Callable[[Any], Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Run the experiment once on a function whose name it cannot see."""
+    """Run the experiment once on a function, under a name that tells nothing."""
     answers: list[str] = []
     on_gpu = False
 
@@ -173,7 +173,7 @@ def _allocations() -> int:
 
 
 def refused(observed: Any) -> str:
-    """Return why the experiment does not decide, or "" if it does."""
+    """Return why the experiment decides nothing, or "" if it decides."""
     return (
         _badly_stated(observed)
         or _badly_run(observed["runs"])
@@ -184,7 +184,7 @@ def refused(observed: Any) -> str:
 
 
 def is_example(observed: Any) -> bool:
-    """Return whether the sentence is the one that the lesson defends."""
+    """Return whether the quoted sentence is the one that the lesson itself defends."""
     return _quotes(observed["quote"], EXAMPLE)
 
 
@@ -218,7 +218,7 @@ def _words(sentence: str) -> str:
 
 
 def _quotes(quote: str, sentence: str) -> bool:
-    """Return whether a quotation has this sentence in it, or is a part of it."""
+    """Return whether a quotation contains this sentence or is a part of it."""
     words = _words(quote)
     return bool(words) and (words in _words(sentence) or _words(sentence) in words)
 
@@ -284,9 +284,9 @@ def _not_decided(observed: Any) -> str:
 
 
 def _wrong_subject(observed: Any) -> str:
-    """Return why the verdict does not fit a sentence that holds, or "" if it does.
+    """Return why the verdict does not fit a sentence that holds, or "".
 
-    The sentences with stand-ins hold. So an experiment that judges all stand-ins rightly finds
+    Sentences with stand-ins hold. So an experiment that judges all stand-ins rightly can reach
     another verdict only with a subject that the sentence is not about.
     """
     if "stand-ins" not in observed or observed["verdict"] == "holds":

@@ -45,8 +45,8 @@ YOURS = "Yours"
 def draw_verdicts(outcomes: Mapping[Claim, ClaimOutcome], own: Sequence[str] = ()) -> Figure:
     """Draw how many sentences of each article got each verdict.
 
-    `outcomes` has what each claim came to. `own` has the verdicts on sentences of your own, which
-    get a row of their own.
+    `outcomes` has the outcome of each claim. `own` has your verdicts on other sentences, which get
+    a row of their own.
     """
     rows: list[tuple[str, Counter]] = []
     for article in articles.articles():
@@ -123,7 +123,7 @@ def _agreement(outcomes: Mapping[Claim, ClaimOutcome]) -> str:
 
 
 def _recorded(outcomes: Mapping[Claim, ClaimOutcome]) -> str:
-    """Return how many of the claims have a recording on real GPUs, "" if none has."""
+    """Return text that says how many of the claims have a recording on real GPUs, or ""."""
     recorded = recorded_result("articles_on_trial")
     if recorded is None:
         return ""

@@ -17,12 +17,12 @@ __all__ = ["ClaimsPanel", "defend", "draw_verdicts", "try_claim"]
 
 
 def try_claim(name: str) -> ClaimOutcome:
-    """Run the claim of this name, as it stands in its article, on the GPUs in use.
+    """Run the code of the claim with this name, unchanged, on the GPUs in use.
 
     A claim that starts processes, or changes what the whole process shares, runs in a process of
     its own.
 
-    Raises ValueError when there is no such claim, RuntimeError when too few GPUs are in use.
+    Raises ValueError if there is no such claim, and RuntimeError if too few GPUs are in use.
     """
     [(_, outcome)] = outcomes([articles.find(name)])
     return outcome
@@ -39,9 +39,9 @@ class ClaimsPanel(Panel):
     """Panel with the claims of four articles, filtered by article and verdict.
 
     A guess runs the chosen claim on the GPUs in use. `name` is the claim chosen at first. `outcome`
-    is the outcome of the last claim. There is no Stop button: a guess runs one claim, which takes a
-    moment, or some seconds in a new process. The claim is ended when it takes longer than allowed
-    or when the kernel is interrupted.
+    is the outcome of the last claim. There is no Stop button, because a guess runs only one claim.
+    This takes a moment, or some seconds in a new process. A claim is ended if it takes longer than
+    allowed, or if the kernel is interrupted.
     """
 
     question = "Does this claim hold?"
@@ -164,7 +164,7 @@ def _guess_button(words: str) -> widgets.Button:
 
 
 def _told_claim(claim: Claim) -> str:
-    """Return what the article says and where, and the code that tries it, as HTML."""
+    """Return as HTML the claim, its place in the article, and the code that tries it."""
     by = f", {claim.article.author}" if claim.article.author else ""
     title, section = escape(claim.article.title), escape(claim.section)
     where = f"“{title}”{escape(by)}, section “{section}”"

@@ -81,7 +81,7 @@ def _tensors(generator: torch.Generator) -> tuple[list[torch.Tensor]]:
 
 
 def _whole_numbers(generator: torch.Generator) -> tuple[list[torch.Tensor]]:
-    """Return numbers that use all bits of an int32, so that no shorter copy has the same values."""
+    """Return int32 numbers that use all bits, so that no shorter dtype can hold them."""
     int32 = torch.iinfo(torch.int32)
     shape = GPUS, MIB
     numbers = torch.randint(int32.min, int32.max + 1, shape, dtype=torch.int32, generator=generator)

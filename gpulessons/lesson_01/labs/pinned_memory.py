@@ -40,14 +40,14 @@ COLUMNS = {
 
 
 def copy_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
-    """Measure copies between the host and the current GPU.
+    """Measure the time of copies between the host and the current GPU.
 
     `sizes` are in bytes. The seconds of a copy are the median of `repeats` copies after a warm-up.
     Each row has a `memory`, "pageable" or "pinned" (page-locked, copied with `non_blocking=True`),
     and a `direction`, "h2d" (host to device) or "d2h" (device to host). Host and device each need
     memory for the largest size.
 
-    Raises ValueError for sizes outside 1 byte to 1 GiB, and RuntimeError when no GPU is in use.
+    Raises ValueError for sizes outside 1 byte to 1 GiB, and RuntimeError if no GPU is in use.
     """
     sizes = checked_sizes("sizes", sizes, LARGEST)
     repeats = checked_count("repeats", repeats)
@@ -57,7 +57,7 @@ def copy_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
 
 
 def pinned_gain(result: Result, direction: str = "h2d") -> dict[int, float]:
-    """Return by which factor pinned memory copies faster than pageable memory, for each size.
+    """Return, for each size, the factor by which pinned memory copies faster than pageable memory.
 
     Sizes are in bytes. A size for which only one of the two was measured is left out.
     """
@@ -131,7 +131,7 @@ def plot_copy_speed(
 
 
 def _finding(gain: dict[int, float], largest: int) -> str:
-    """Return a sentence: from which size on pinned memory is faster, and how much at least.
+    """Return a sentence that says from which size on pinned memory is faster, and by how much.
 
     `largest` is the largest size of the experiment. A run that was stopped did not reach it.
     """
@@ -179,7 +179,7 @@ def _proof(result: Result) -> str:
 
 
 def _predicted(axes: Axes, result: Result, prediction: float | None) -> str:
-    """Draw the predicted speed of pinned memory as a hollow marker; return a sentence about it."""
+    """Draw pinned memory's predicted speed as a hollow marker. Return a sentence about it."""
     pageable = result.column(
         "bytes_per_second", size=PREDICTED_SIZE, memory="pageable", direction="h2d"
     )

@@ -35,7 +35,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True)
 class ProgramLine:
-    """One line of a program, on a stream. `other` is the stream that a wait is for."""
+    """A line of a program, on one stream. `other` is the stream that a wait is for."""
 
     verb: str
     stream: str
@@ -71,7 +71,7 @@ class ProgramOutcome:
 
     @property
     def verdict(self) -> str:
-        """STALE if a value is wrong, RACE if the values are right but lines race, else ORDERED."""
+        """STALE if a value is wrong, RACE if only an order is missing, and ORDERED otherwise."""
         if self.read != self.due:
             return STALE
         if self.trace.races:
@@ -288,7 +288,7 @@ class StreamsLab(Panel):
     # The program
 
     def _insert(self) -> None:
-        """Insert the new line before the selected one. The line that reads stays the last one."""
+        """Insert the new line before the selected one. The line that reads results stays last."""
         at, action = self.program.index, self.action.value
         other = self.other.value if action == WAIT else ""
         try:

@@ -98,7 +98,7 @@ def _step_seconds(width: int, batch: int, gpus: int, repeats: int) -> float:
 
 
 def _prepared(width: int, batch: int, gpus: int) -> Callable[[], None]:
-    """Return a training step that has run twice, because the first steps load and fill caches."""
+    """Return a training step that has already run twice, because first steps load and allocate."""
     parallel = nn.DataParallel(linear_layers(LAYERS, width, "cuda:0"), device_ids=list(range(gpus)))
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
     inputs = torch.ones(batch, width, device="cuda:0")
@@ -171,7 +171,7 @@ def _compared(gain: float) -> str:
 
 
 def _predicted(axes: Axes, result: Result, model: str, prediction: float | None) -> str:
-    """Draw the predicted speed-up as a hollow marker; return a sentence about it."""
+    """Draw the predicted speed-up as a hollow marker, and return a sentence about it."""
     most = max(result.parameters["gpus"])
     if prediction is None or not result.column("seconds", model=model, gpus=1):
         return ""
@@ -201,7 +201,7 @@ GOOD = 1.25  # A prediction within this factor is called good.
 class DataParallelLab(ExperimentPanel):
     """Lab in which learners predict and measure the speed-up of `nn.DataParallel` on four GPUs.
 
-    The step is that of the large model.
+    It uses the training step of the large model.
     """
 
     unit = "times"

@@ -45,19 +45,19 @@ def pipeline_step(
     width: int = WIDTH,
     batch: int = BATCH,
 ) -> Run:
-    """Run a training step of a pipeline under each of the `schedules`; note when each stage works.
+    """Run a training step of a pipeline under each of the `schedules`, and note each stage's work.
 
     `layers` has the number of linear layers of each stage. Each layer has ReLU, and stage i is on
     GPU i. The batch is split into `micro_batches`, except under the schedule "one batch". Tensors
-    go from GPU to GPU on streams of their own, so that no other work waits for them. Each tensor is
-    sent `link` times, which makes the link that many times slower. The first stage also computes
-    the gradient of its input, so that equal stages have equal work.
+    are sent from GPU to GPU on streams of their own, so that no other work waits for them. Each
+    tensor is sent `link` times, which makes the link that many times slower. The first stage also
+    computes the gradient of its input, so that equal stages have equal work.
 
     There is one row for each forward and backward pass of a micro-batch on a stage. It has the
     start and the seconds, counted from the start of the step. `peak` is the most memory that the
     step took on that GPU, without parameters and gradients. Virtual GPUs compute no values.
 
-    Raises ValueError for an argument that is out of bounds, RuntimeError if no GPU is in use.
+    Raises ValueError for an argument that is out of bounds, and RuntimeError if no GPU is in use.
     """
     name = badge()
     there = machine.in_use().count
@@ -114,7 +114,7 @@ def stages(result: Result) -> int:
 
 
 def is_whole(result: Result, schedule: str) -> bool:
-    """Return whether the step was measured to its end. A run that was stopped ends earlier."""
+    """Return whether the step was measured to its end, which a stopped run does not reach."""
     count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
     return len(result.column("stage", schedule=schedule)) == 2 * count * stages(result)
 
@@ -219,7 +219,7 @@ class Pipe:
         return entered.grad
 
     def _send(self, stage: int, work: str, index: int, tensor: torch.Tensor | None) -> None:
-        """Copy a result to the stage that needs it. No other work waits for the two streams."""
+        """Send a result to the stage that needs it, on streams that nothing else uses."""
         neighbour = stage + 1 if work == FORWARD else stage - 1
         if tensor is None or neighbour not in range(len(self.stages)):
             return
@@ -234,7 +234,7 @@ class Pipe:
         self.sent[neighbour, work, index] = copy, arrives.record_event()
 
     def _receive(self, stage: int, work: str, index: int) -> torch.Tensor | None:
-        """Return what the neighbour sent for this pass, and let the pass wait for it.
+        """Return the neighbour's tensor for this pass, and let the pass wait for it.
 
         Return None if no neighbour sends anything.
         """
@@ -301,13 +301,16 @@ def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
 
 
 def _end(result: Result, prediction: float | None) -> float:
-    """Return the end of the time axis, behind the last pass and the predicted end."""
+    """Return the end of the time axis, which includes the last pass and the predicted end."""
     last = max((row["start"] + row["seconds"] for row in result.rows), default=1e-3)
     return 1.03 * max(last, _predicted_seconds(result, prediction) or 0.0)
 
 
 def _predicted_seconds(result: Result, prediction: float | None) -> float | None:
-    """Return when the step of the last schedule would end if its GPUs waited as predicted."""
+    """Return the predicted end of the last schedule's step, in seconds.
+
+    It follows from the predicted share of waiting.
+    """
     schedule = result.parameters["schedules"][-1]
     if prediction is None or prediction >= 100 or not is_whole(result, schedule):
         return None
@@ -316,7 +319,7 @@ def _predicted_seconds(result: Result, prediction: float | None) -> float | None
 
 
 def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
-    """Draw the predicted end of the last schedule as a hollow marker; return a sentence on it."""
+    """Draw the last schedule's predicted end as a hollow marker. Return a sentence about it."""
     seconds = _predicted_seconds(result, prediction)
     if seconds is None:
         return ""

@@ -73,18 +73,18 @@ class HandStep:
 
     @property
     def grown(self) -> int:
-        """Bytes that the step reserved. The number is negative if the step gave memory back."""
+        """The bytes that the step reserved. The number is negative if the step gave memory back."""
         return self.reserved[1] - self.reserved[0]
 
 
 class AllocatorByHand:
-    """Makes real requests, named A, B, C …, to PyTorch's allocator on the current GPU.
+    """Client of PyTorch's allocator on the current GPU, with requests named A, B, C and so on.
 
     The requests use three new streams, numbered 0 to 2. A segment serves one stream only, so
     nothing else in the process uses the segments seen here. Allocated and reserved bytes are those
     of these streams. `badge` names the GPU.
 
-    Raises RuntimeError when no GPU is in use.
+    Raises RuntimeError if no GPU is in use.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class AllocatorByHand:
         self._note("empty the cache", before)
 
     def reset(self) -> None:
-        """Let go of all requests, give their memory back, and forget the steps."""
+        """Free all requests, give their memory back to the GPU, and forget the steps."""
         self._requests.clear()
         torch.cuda.empty_cache()
         self.steps.clear()
@@ -161,12 +161,12 @@ class AllocatorByHand:
 
     @property
     def reserved(self) -> int:
-        """Bytes in the segments."""
+        """The bytes in all segments."""
         return sum(segment.size for segment in self.segments())
 
     @property
     def allocated(self) -> int:
-        """Bytes in the blocks of requests that are alive."""
+        """The bytes in the blocks that requests use."""
         return sum(
             block.size for segment in self.segments() for block in segment.blocks if block.name
         )
@@ -228,7 +228,7 @@ LEAST_WIDTH = 20 << 20  # bytes on the axis
 
 @in_style
 def plot_allocator_by_hand(hand: AllocatorByHand) -> Figure:
-    """Draw the segments as they are now. If there are too many, draw the largest ones."""
+    """Draw the segments in their current state. If there are too many, draw the largest ones."""
     segments = hand.segments()
     shown = sorted(
         sorted(segments, key=lambda segment: -segment.size)[:MOST],
@@ -278,7 +278,7 @@ def _told(segment: HandSegment) -> str:
 def _draw(axes: Axes, segment: HandSegment, y: int, points: float) -> None:
     """Draw the blocks of a segment.
 
-    Used blocks are coloured and have a letter; free ones are white. `points` is the number of
+    Used blocks are coloured and have a letter. Free blocks are white. `points` is the number of
     points per byte.
     """
     for block in segment.blocks:
@@ -487,7 +487,7 @@ class AllocatorLab(Panel):
 
 
 def _mebibytes(text: str, what: str, least: float) -> int:
-    """Return the bytes of a number of MiB that a learner typed.
+    """Return the bytes for a number of MiB that a learner has typed.
 
     Raises ValueError for a number below `least` or too large, and for other text.
     """

@@ -34,7 +34,7 @@ BADGE = "computed bit by bit, each step rounded to the nearest"
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format: a sign bit, the bits of the exponent, those of the fraction.
+    """A binary floating-point format, with a sign bit, bits of the exponent and of the fraction.
 
     The rules are those of IEEE 754. Results are rounded to the nearest number, ties to even. There
     are subnormal numbers, infinities and nan.
@@ -72,7 +72,7 @@ class Format:
         return math.copysign(math.inf, x)
 
     def _step(self, x: float) -> float:
-        """Return the distance from `x` to the next number.
+        """Return the distance from `x` to the next larger number of this format.
 
         Subnormal numbers have the same distance as the smallest normal numbers.
         """
@@ -80,7 +80,7 @@ class Format:
         return 2.0 ** (exponent - self.fraction_bits)
 
     def pattern(self, x: float) -> tuple[str, str, str]:
-        """Return sign, exponent and fraction of `x`, a number of this format, as bits."""
+        """Return sign, exponent and fraction of `x` as bits. `x` is a number of this format."""
         ones = 2**self.exponent_bits - 1
         if math.isnan(x):
             exponent, fraction = ones, 2 ** (self.fraction_bits - 1)
@@ -189,7 +189,7 @@ def plot_number_formats(result: Result, prediction: float | None = None) -> Figu
 
 
 def value_text(value: float) -> str:
-    """0.333333343, 65504, infinity, not a number."""
+    """Return a value as text, such as 0.333333343, 65504, infinity or not a number."""
     if math.isnan(value):
         return "not a number"
     if math.isinf(value):
@@ -244,7 +244,7 @@ def _too_large(row: Row) -> bool:
 
 
 def _off(row: Row) -> float:
-    """Return the relative error."""
+    """Return the relative error of a row's value."""
     exact = row["exact"]
     if exact == 0 or not math.isfinite(exact):
         return math.inf
@@ -306,8 +306,8 @@ class FormatLab(ExperimentPanel):
     """Lab in which learners type a computation and predict its result in float16.
 
     A computation is a number, 0.1 + 0.2, 300**2, 1/3, sum(0.01, 1000) or the like. The figure shows
-    the result in every format. `computation` is in the field at first. The lab computes bit by bit
-    and needs no GPU.
+    the result in every format. `computation` is the text in the field at first. The lab computes
+    bit by bit and needs no GPU.
     """
 
     question = f"What does {ASKED} make of this computation?"

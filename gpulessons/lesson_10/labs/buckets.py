@@ -113,7 +113,7 @@ def _points(width: int, mebibytes: int, ranks: int, nvlink: bool) -> Iterator[Ro
 
 
 def _spans(trace: Trace, rank: int, start: float) -> list[tuple[str, float, float]]:
-    """Name, start and end of what ran on a rank's GPU since then."""
+    """Return the name, start and end of everything that ran on a rank's GPU since `start`."""
     spans = trace.spans
     return [
         (spans.names[name], float(begin), float(begin + took))
@@ -127,9 +127,9 @@ def _spans(trace: Trace, rank: int, start: float) -> list[tuple[str, float, floa
 def _work(
     spans: list[tuple[str, float, float]], marks: list[float], own_start: float, start: float
 ) -> Row:
-    """Return the columns of a rank without its number and seconds.
+    """Return the columns of a rank's row, except its number and its seconds.
 
-    Kernels that follow each other without a gap are one piece of work.
+    Kernels that follow each other without a gap count as one.
     """
     sends = [(ALL_REDUCE, begin, end) for name, begin, end in spans if name.startswith("nccl")]
     kernels: list[tuple[str, float, float]] = []
@@ -265,9 +265,9 @@ GOOD = 1.1  # A prediction within this factor is called good.
 
 
 class BucketsLab(ExperimentPanel):
-    """Lab in which learners choose width, bucket size, ranks and link, and predict the step's time.
+    """Lab in which learners choose width, bucket size, ranks and link, and predict a step's time.
 
-    Then the figure shows all ranks. `width`, `bucket`, `ranks` and `link` are chosen at first.
+    Then the figure shows all ranks. `width`, `bucket`, `ranks` and `link` are the choices at first.
     Raises ValueError for other choices.
     """
 

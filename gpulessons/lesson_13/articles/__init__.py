@@ -33,7 +33,7 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Article:
-    """Source of claims.
+    """An article whose claims are tried.
 
     `name` is the kit's short name. `url` is "" if the article does not say it.
     """
@@ -49,7 +49,7 @@ class Article:
 class Expected:
     """Expected outcome of running a claim.
 
-    Fields that are empty do not happen: no exception, no output, no warning.
+    An empty field means that this does not happen: no exception, no output, no warning.
     """
 
     raises: str = ""
@@ -62,24 +62,24 @@ class Expected:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim.
+    """A claim of an article.
 
     Attributes:
-        name: by which `try_claim` finds it.
-        article: whose it is, and its `section` there.
+        name: the name by which `try_claim` finds the claim.
+        article: the article, and the `section` of it.
         says: the claim, quoted or in a few words.
         verdict: one of VERDICTS.
-        why: what happens instead, or why it holds, in a sentence or two.
-        snippet: is `code` the article's?
+        why: what happens instead, or why the claim holds, in a sentence or two.
+        snippet: whether `code` is the article's.
         code: the code that runs after `before` and is followed by `after`, in one namespace with
             torch and nn.
-        expect: what it comes to on CUDA; `expect_virtual` on a virtual GPU, where that differs.
-        today: what to write now; it runs after `before`, too, and neither fails nor warns.
+        expect: the expected outcome on CUDA, and `expect_virtual` on a virtual GPU if that differs.
+        today: the code to write now. It runs after `before`, too, and neither fails nor warns.
         changed: the version in which it changed, and `source`, an address that says so.
-        gpus: how many it needs.
-        values: False where only memory and time count, so that virtual GPUs need not compute.
-        alone: it starts processes or changes what all the process shares.
-        untried: why it is not run; then `code` may be empty.
+        gpus: the number of GPUs that the code needs.
+        values: False if only memory and time count, so that virtual GPUs need not compute.
+        alone: whether it starts processes or changes what the whole process shares.
+        untried: why it is not run. `code` may then be empty.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Claim:
 
     @property
     def program(self) -> str:
-        """The whole code that runs, with the parts before and after."""
+        """The whole code that runs, including `before` and `after`."""
         parts = [part.strip("\n") for part in (self.before, self.code, self.after) if part]
         return "\n".join(parts) + "\n"
 

@@ -31,10 +31,10 @@ class ClaimOutcome:
     """Outcome of running a claim.
 
     Attributes:
-        raised, message: the class and the text of the exception, "" if there was none.
-        printed: all that was printed.
+        raised, message: the class and the text of the exception, or "".
+        printed: everything that was printed.
         warned: the warnings, each as its class and its text.
-        peak: bytes on the first GPU, at most, beyond those allocated before.
+        peak: the most bytes on the first GPU, beyond those allocated before.
         untried: why it was not run, or "".
     """
 
@@ -48,7 +48,8 @@ class ClaimOutcome:
     def fits(self, expected: Expected) -> bool:
         """Return whether this is the expected outcome.
 
-        A race that a virtual GPU reports is no warning, because a real GPU cannot report it.
+        A race that a virtual GPU reports does not count as a warning, because a real GPU cannot
+        report it.
         """
         printed = self.printed.strip()
         told = [
@@ -107,7 +108,7 @@ def _run_alone(names: list[str]) -> list[ClaimOutcome]:
 
 
 def require(claim: Claim) -> None:
-    """Raises RuntimeError when fewer GPUs are in use than the claim needs."""
+    """Raise RuntimeError if fewer GPUs are in use than the claim needs."""
     used = machine.current()
     if used is None or used.count < claim.gpus:
         raise RuntimeError(
@@ -123,7 +124,7 @@ def _run_claim(claim: Claim) -> ClaimOutcome:
 
 
 def run(program: str, values: bool) -> ClaimOutcome:
-    """Run a program in a namespace of its own, and put back what it changed."""
+    """Run a program in a new namespace, restore what it changed, and return its outcome."""
     printed, raised, message = io.StringIO(), "", ""
     with _put_back(), contextlib.nullcontext() if values else machine.in_use().without_values():
         torch.cuda.reset_peak_memory_stats(0)
