@@ -100,7 +100,7 @@ def same_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_lab_used_before() -> None:
-    """As in a new kernel: a lab that is brought up again has what it had."""
+    """Reset the labs before each test, because in a new kernel no lab has been used."""
     if (panel := sys.modules.get("labkit.labs.panel")) is not None:
         panel.Panel._last_used.clear()
 
@@ -134,7 +134,7 @@ def the_same_main() -> Iterator[None]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
-    """Figures of matplotlib for the figures that were finished in the test."""
+    """The matplotlib figures behind all figures of the kit that the test has finished."""
     from gputrace.figures import Figure
 
     canvases = []
@@ -186,7 +186,7 @@ def little_to_collect() -> None:
 
 
 def gpus_needed(count: int = 1) -> int:
-    """What the marker asks for: `gpu`, `gpu(2)` or `gpu(count=2)`."""
+    """Return the number of GPUs in a marker, such as `gpu`, `gpu(2)` or `gpu(count=2)`."""
     return count
 
 

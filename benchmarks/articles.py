@@ -19,13 +19,13 @@ COLUMNS = {
 
 
 def articles_on_trial(names: Sequence[str] | None = None) -> Run:
-    """Run claims and compare each with what is expected. The result has one row per claim.
+    """Run claims, and compare each outcome with the expected one. The result has one row per claim.
 
     `names` are some of `articles.claims()`, by default all that need no more GPUs than are in use.
     `as_expected` is "yes", "no" or, for a claim that cannot be run, "not tried". `peak` is in
     bytes, on the first GPU. The claims that need a process of their own share one, at the end.
 
-    Raises ValueError for an unknown name, RuntimeError if too few GPUs are in use.
+    Raises ValueError for an unknown name, and RuntimeError if too few GPUs are in use.
     """
     told, used = badge(), machine.in_use()
     if names is None:

@@ -18,12 +18,12 @@ LEAST_PINNED = 64 << 10  # bytes of a copy from which on pinned memory pays
 
 
 def drawn(result: Result) -> dict[str, bool]:
-    """Each sentence about the result's experiment: is it true of this result?"""
+    """Return for each sentence about the result's experiment whether it is true of this result."""
     return {sentence: holds(result) for sentence, holds in CONCLUSIONS[result.name].items()}
 
 
 def _seconds(result: Result, **where: object) -> float:
-    """The only row's, or the median of several."""
+    """Return the seconds of the row that `where` selects, or the median of several such rows."""
     return median(result.column("seconds", **where))
 
 
@@ -37,12 +37,12 @@ def _pinned_is_faster(result: Result) -> bool:
 
 
 def _by_gpus(result: Result, model: str) -> list[float]:
-    """Seconds on one GPU, and on more and more."""
+    """Return the model's seconds per number of GPUs, in rising order of this number."""
     return result.column("seconds", model=model)
 
 
 def _with_checkpoints(result: Result) -> float:
-    """The peak of the GPT with checkpoints, as a share of the peak without."""
+    """Return the peak of the GPT with checkpoints, as a share of the peak without."""
     peaks = result.by("setting", "measured")
     [checkpoints] = [
         setting for setting in peaks if setting.startswith("GPT") and "checkpointing" in setting

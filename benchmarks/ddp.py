@@ -28,10 +28,11 @@ GPUS, REPEATS = (1, 2, 4), 5
 
 
 def ddp_beside_data_parallel() -> Run:
-    """Seconds of one training step of each model on each number of GPUs, under either way.
+    """Measure a training step with DataParallel and with DistributedDataParallel, in seconds.
 
-    The step is that of `data_parallel_step`. DistributedDataParallel runs in ranks that torchrun
-    starts, one for each GPU. Each rank has its share of the batch on its GPU from the start.
+    There is a row for each model and number of GPUs. The step is that of `data_parallel_step`.
+    DistributedDataParallel runs in ranks that torchrun starts, one for each GPU. Each rank has its
+    share of the batch on its GPU from the start.
     """
     models = {model: list(size) for model, size in MODELS.items()}
     parameters = {"gpus": list(GPUS), "models": models, "repeats": REPEATS}

@@ -50,7 +50,7 @@ def prepared(width: int, batch: int, group: dist.ProcessGroup) -> Callable[[], N
 
 
 def seconds(step: Callable[[], None], group: dist.ProcessGroup) -> float:
-    """From the moment at which all ranks of the group are there until this one is done."""
+    """Return the seconds from the moment when all ranks are ready until this rank has finished."""
     torch.cuda.synchronize()
     dist.barrier(group)
     start = time.perf_counter()

@@ -30,7 +30,7 @@ from labkit.labs import Run, collect
 
 @dataclass(frozen=True)
 class Recorded:
-    """An experiment whose recording the kit has: `function` runs on `gpus` real GPUs."""
+    """An experiment whose recording the kit has. `function` runs on `gpus` real GPUs."""
 
     function: Callable[[], Run]
     gpus: int = 1
@@ -82,9 +82,8 @@ def report(folder: Path) -> Iterable[Path]:
 
     Raises:
         RuntimeError: there is neither a real GPU nor a report, or the lessons are missing.
-        ValueError: the folder has another machine's report on another number of the same GPUs,
-        which
-            shares its recordings.
+        ValueError: the folder has another machine's report on another number of the same GPUs, with
+            which it would share its recordings.
     """
     if machine.real_gpus():
         reports = [_on_this_machine(folder)]
@@ -105,7 +104,7 @@ def report(folder: Path) -> Iterable[Path]:
 
 
 def _on_this_machine(folder: Path) -> measured_report.Report:
-    """The report in the folder of these GPUs and versions and this day, or an empty one."""
+    """Return the folder's report about these GPUs, versions and this day, or an empty one."""
     measured_report.lessons()
     gpus = machine.real_gpus()
     with machine.use(gpus, virtual=False, quiet=True) as used:
@@ -127,7 +126,7 @@ def _on_this_machine(folder: Path) -> measured_report.Report:
 
 
 def _go_on(made: measured_report.Report) -> Iterable[Path]:
-    """Measure what the report has not, and run the lessons that it has not or that failed."""
+    """Make the measurements that the report lacks, and run lessons that are missing or failed."""
     gpus, folder = machine.real_gpus(), made.file.parent
     for name, experiment in EXPERIMENTS.items():
         before = made.recording(name)
@@ -163,7 +162,7 @@ def _measured(names: list[str], folder: Path) -> Iterable[Path]:
 
 
 def _give_back() -> None:
-    """Free what PyTorch keeps of earlier work, because some experiments report allocations."""
+    """Free the memory that PyTorch caches, because some experiments report memory."""
     import torch
 
     gc.collect()

@@ -49,11 +49,10 @@ def code_cells(path: Path) -> int:
 
 
 def run_lesson(path: Path) -> Outcome:
-    """Run all cells, on real GPUs if there are enough for the lesson.
+    """Run all cells of a lesson, on real GPUs if there are enough of them.
 
-    A cell that fails does not stop the others.
-
-    Raises ImportError without nbclient, which JupyterLab brings.
+    A cell that fails does not stop the others. Raises ImportError without nbclient, which
+    JupyterLab installs.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -111,7 +110,10 @@ class Pair:
 
 
 def virtually(experiment: str, function: Callable[[], Run], gpus: int, model: str) -> Result | str:
-    """The experiment's result on so many virtual GPUs of that model, or why they cannot say it."""
+    """Return the experiment's result on this many virtual GPUs of a model.
+
+    If virtual GPUs cannot run it, return the reason as text.
+    """
     if experiment in NOT_VIRTUAL:
         return NOT_VIRTUAL[experiment]
     try:
@@ -129,12 +131,11 @@ def kind(origin: dict[str, Any]) -> dict[str, Any]:
 
 
 class Report:
-    """Folder with what one machine measured: a recording per experiment, and `file` with the rest.
+    """Folder with the measurements of one machine: a recording per experiment, and `file`.
 
-    The folder has no second copy of a recording of the same machine and day that is part of the
-    kit.
-    `origin` says which machine, versions and day. `failures` has the error of each failed
-    experiment.
+    A recording of the same machine and day that is part of the kit is not stored again. `origin`
+    says which machine, versions and day. `failures` has the error of each failed experiment. `file`
+    has everything else.
     """
 
     def __init__(self, file: Path) -> None:
@@ -165,7 +166,7 @@ class Report:
         return None
 
     def _measured(self, experiment: str, gpus: int) -> Result | str:
-        """The recording of one that needs so many GPUs, or why there is none."""
+        """Return the recording of an experiment on this many GPUs, or why there is none."""
         if gpus > int(self.origin["machine"].rpartition("x ")[0] or 1):
             return f"needs {gpus} GPUs"
         if experiment in self.failures:

@@ -61,9 +61,9 @@ class Figures:
         )
 
     def store_if_asked(self, name: str) -> None:
-        """Write the figures down, if LABKIT_FIGURES is set: `benchmarks/platforms/NAME.json`.
+        """Write the figures to `benchmarks/platforms/NAME.json` if LABKIT_FIGURES is set.
 
-        Figures of other lessons stay if their versions, machine and day are the same.
+        Figures of other lessons are kept if their versions, machine and day are the same.
         """
         if not os.environ.get("LABKIT_FIGURES") or not self.lessons:
             return
@@ -81,7 +81,7 @@ class Figures:
 
 
 def processor() -> str:
-    """What the system calls this machine's processor."""
+    """Return the operating system's name for this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -93,13 +93,13 @@ def processor() -> str:
 
 
 def stored(folder: Path = FOLDER) -> list[Figures]:
-    """Those of each platform that there are, in the table's order."""
+    """Read the figures of each platform that has some, in the order of the table."""
     files = [folder / f"{name}.json" for name in ORDER]
     return [Figures(**json.loads(file.read_text())) for file in files if file.is_file()]
 
 
 def table(all_figures: list[Figures]) -> str:
-    """Return the table as Markdown, and below it what each platform was measured on."""
+    """Return the table as Markdown, followed by the machine behind each platform's figures."""
     lessons = sorted({lesson for figures in all_figures for lesson in figures.lessons})
     head = [
         "lesson",
@@ -145,7 +145,10 @@ def _seconds(seconds: float | None) -> str:
 
 
 def written(page: str, all_figures: list[Figures]) -> str:
-    """The page with the table in its place. Raises ValueError for a page without the place."""
+    """Insert the table into the page and return it.
+
+    Raises ValueError if the page has no place for it.
+    """
     before, begin, rest = page.partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not begin or not end:

@@ -12,9 +12,10 @@ INTERVAL = 0.05  # seconds between two looks
 
 
 def bytes_of_tree(pid: int) -> int:
-    """What a process, its children and theirs hold in memory now.
+    """Return the bytes in memory of a process and all its descendants.
 
-    A page that several processes hold is counted once: the kernel gives each its share of it (PSS).
+    A page that several processes share is counted once, because the kernel reports each one's share
+    of it (PSS).
     """
     total = 0
     with suppress(psutil.NoSuchProcess):
@@ -34,7 +35,7 @@ def _bytes(pid: int) -> int:
 
 @dataclass
 class Watched:
-    """The most that was seen, in bytes."""
+    """The highest number of bytes that was seen."""
 
     peak: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)

@@ -198,7 +198,7 @@ def _run(notebook: Path) -> None:
 
 @contextlib.contextmanager
 def _in_place_of(**replacements: Callable[..., Any]) -> Iterator[None]:
-    """Let `labkit` have these names in the block instead of its own."""
+    """Replace these names of `labkit` in the block."""
     for name, replacement in replacements.items():
         setattr(labkit, name, replacement)
     try:

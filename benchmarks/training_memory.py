@@ -21,7 +21,7 @@ from labkit.labs.experiment import Row, badge
 
 @dataclass(frozen=True)
 class Setting:
-    """How a network is trained.
+    """The settings with which a network is trained.
 
     `batch` counts the rows of one optimizer step, over all GPUs and micro-batches. More than one
     GPU means DataParallel.
@@ -37,7 +37,7 @@ class Setting:
 
     @property
     def micro_rows(self) -> int:
-        """Rows of the largest micro-batch, over all GPUs."""
+        """The number of rows in the largest micro-batch, over all GPUs."""
         return -(-self.batch // self.micro_batches)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ COLUMNS = {"setting": "", "measured": "bytes"}
 
 
 def training_memory() -> Run:
-    """The peak of the third training step on the first GPU, for each of the ten settings.
+    """Measure the peak of the third training step on the first GPU, for each of ten settings.
 
     Virtual GPUs compute no values meanwhile.
     """

@@ -22,7 +22,7 @@ def kernel_settings(folder: Path) -> dict[str, str]:
 
 
 def runtime(folder: Path) -> Path:
-    """Make a Python with all packages of this one, and its own folder for new packages."""
+    """Make a Python with all packages of this one, and a folder of its own for new ones."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"

@@ -15,7 +15,7 @@ import pytest
 
 
 def shared_segments() -> set[str]:
-    """POSIX shared memory, where Linux shows it."""
+    """Return the names of the segments of POSIX shared memory, if Linux shows them."""
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
 
@@ -32,7 +32,10 @@ def may_be_mine(segment: str) -> bool:
 
 
 def what_stays(left: Callable[[], Collection[object]]) -> Collection[object]:
-    """Return what is left after a while. On a busy machine, processes take long to end."""
+    """Call `left` until nothing is left or some time has passed, and return what is left.
+
+    On a busy machine, processes take long to end.
+    """
     deadline = time.monotonic() + 30
     found = left()
     while found and time.monotonic() < deadline:

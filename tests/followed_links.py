@@ -23,7 +23,7 @@ def dead_links(folder: Path, name: str = "*.ipynb") -> list[str]:
 
 
 def links(file: Path) -> list[str]:
-    """The links of a file that do not leave this computer."""
+    """Return the links of a file that do not leave this computer."""
     found = [
         "".join(parts) for text in _texts(file) for parts in _LINKS.findall(_CODE.sub("", text))
     ]
@@ -35,7 +35,7 @@ def links(file: Path) -> list[str]:
 
 
 def _texts(file: Path) -> list[str]:
-    """A file's Markdown, and the HTML that a notebook shows."""
+    """Return a file's Markdown, and the HTML that a notebook shows."""
     text = file.read_text(encoding="utf-8")
     if file.suffix != ".ipynb":
         return [text]
@@ -59,7 +59,7 @@ def _arrives(file: Path, link: str, folder: Path) -> bool:
 
 
 def _places(file: Path) -> set[str]:
-    """Return what a link may name in a file: anchors, and headings as JupyterLab names them."""
+    """Return the anchors of a file: names of anchors, and headings as JupyterLab names them."""
     text = "\n\n".join(_texts(file))
     headings = re.findall(r"^#{1,6} +(.+?)\s*$", text, re.MULTILINE)
     anchors = (

@@ -21,7 +21,7 @@ def built() -> str:
 
 
 def options(text: str) -> dict[str, list[str]]:
-    """Return what a list of requirements asks pip for, by option, without the list's folder."""
+    """Return the options and requirements in a list for pip, without the list's folder."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         if asked := re.match(r"^(?:\s*- )?(--[\w-]+) (\S+)$", line):
@@ -31,7 +31,7 @@ def options(text: str) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 def test_repo2docker_builds_from_the_binder_folder(built):
-    """Binder takes no other environment. It installs the kit when the whole repository is there."""
+    """Check that Binder takes no other environment, and installs the kit from the repository."""
     before, _, after = built.partition("COPY --chown=0:0 src/ ${REPO_DIR}/")
     assert 'pip install --no-cache-dir -r "binder/requirements.txt"' in after
     assert "pip install" not in before
@@ -57,7 +57,7 @@ def test_the_commands_of_the_image_are_known_to_who_builds_without_docker(built)
 
 
 def test_binder_and_conda_take_the_same_kit_with_the_same_versions_and_python():
-    """repo2docker reads `binder/` alone, so it would miss a requirement of environment.yml."""
+    """Check this because repo2docker reads only `binder/`, and not environment.yml."""
     conda = options((ROOT / "environment.yml").read_text())
     binder = options((ROOT / "binder" / "requirements.txt").read_text())
     assert conda["--constraint"] == binder["--constraint"] == ["constraints.txt"]

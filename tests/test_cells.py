@@ -21,7 +21,7 @@ WRONG = "def on_gpu(numbers):\n    return torch.tensor(numbers)"
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """Return a function that runs the cell with an id, and returns what the last check printed."""
+    """A function that runs the cell with an id, and returns the text of the last check."""
     monkeypatch.setattr(cells, "_cells", [])
     monkeypatch.setattr(cells, "_judged", {})
     monkeypatch.setenv("LABKIT_PROGRESS", "")

@@ -31,7 +31,7 @@ def script(tmp_path):
 
 @pytest.fixture(autouse=True)
 def nothing_hidden(monkeypatch):
-    """CUDA_VISIBLE_DEVICES hides virtual GPUs too, wherever these tests run."""
+    """Remove CUDA_VISIBLE_DEVICES, which would hide virtual GPUs, too."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -58,7 +58,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
 
 
 def same(path: Path, *arguments: str) -> None:
-    """`labkit run` does what Python does, after a line that says where the script runs."""
+    """Check that `labkit run` prints what Python prints, after a line about the GPUs."""
     expected, got = python(path, *arguments), run(path, *arguments)
     assert (got.returncode, got.stdout, got.stderr) == (
         expected.returncode,
@@ -248,7 +248,7 @@ def test_no_command_prints_the_help(capsys):
 
 @pytest.fixture
 def package(tmp_path):
-    """A package that can be run, and has a module that can."""
+    """A package that can be run, with a module that can be run."""
     code = (
         "import sys, torch\nfrom . import word\n"
         "print(sys.argv, __name__, __package__, __spec__.name, word, 'SIZE' in globals())\n"

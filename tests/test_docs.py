@@ -41,7 +41,7 @@ GIVEN = [
 
 
 def named() -> Iterator[tuple[str, object]]:
-    """Public functions and classes; a constant says what it is by its name."""
+    """Yield public functions and classes. Constants need no docstring."""
     for package in (
         labkit,
         virtualgpu,
@@ -76,7 +76,7 @@ def methods(cls: type) -> Iterator[tuple[str, Callable]]:
 
 
 def documented() -> Iterator[tuple[str, Callable, str]]:
-    """Every public function and method, and the docstring in which a user would look."""
+    """Yield every public function and method, and the docstring in which a user would look."""
     for name, thing in named():
         if not inspect.isclass(thing):
             yield name, thing, inspect.getdoc(thing) or ""

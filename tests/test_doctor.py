@@ -31,7 +31,7 @@ PACKAGES = {
 
 
 def facts(packages: dict[str, str | None] | None = None, **changes: object) -> Facts:
-    """A laptop without a GPU on which everything is right, changed."""
+    """Return the facts about a laptop without a GPU and without faults, with these changes."""
     laptop = {
         "system": "Linux 6.1, x86_64, 4 cores",
         "python": "3.12.1",

@@ -192,7 +192,10 @@ def test_to_ask_for_a_result_imports_no_widget():
 
 
 def test_no_module_hides_a_public_name_of_labs():
-    """An imported module is an attribute of its package, and would hide a function of its name."""
+    """Check this because an imported module is an attribute of its package.
+
+    It would hide a function with its name.
+    """
     assert not {path.stem for path in Path(labkit.labs.__file__).parent.glob("*.py")} & set(
         labkit.labs.__all__
     )

@@ -55,7 +55,7 @@ def test_they_end_when_clearing_up_after_the_interrupt_has_failed():
 
 
 def test_one_whose_start_was_interrupted_ends_too(monkeypatch):
-    """The parent has sent the child all that it needs, and not read its number."""
+    """Check a child that the parent has started, but whose process number it has not read."""
     from multiprocessing import forkserver
 
     def interrupted(_):
@@ -76,7 +76,7 @@ def test_one_whose_start_was_interrupted_ends_too(monkeypatch):
 
 @pytest.mark.parametrize("started", [0, 1, 2])
 def test_the_workers_of_a_pool_that_was_interrupted_while_it_was_made_end_too(monkeypatch, started):
-    """A half-made pool replaces dead workers for ever, because it was never told to stop."""
+    """Check this because a half-made pool would replace dead workers for ever."""
     start, names = threading.Thread.start, []
 
     def interrupted(thread):

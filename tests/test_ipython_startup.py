@@ -25,7 +25,7 @@ CELLS = {
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """What each cell prints, in one kernel that runs the file at its start."""
+    """The output of each cell, in one kernel that runs the file at its start."""
     folder = tmp_path_factory.mktemp("ipython")
     startup = folder / "profile_default" / "startup"
     startup.mkdir(parents=True)

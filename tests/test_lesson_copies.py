@@ -17,7 +17,7 @@ WORD = '<a id="process-group"></a>Process group'
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """Two small lessons in the place of the kit's, and a glossary of one word."""
+    """Two small lessons in place of the kit's, and a glossary of one word."""
     folder = tmp_path / "kit" / "notebooks"
     folder.mkdir(parents=True)
     write_glossary(tmp_path / "kit", f"| {WORD} | several ranks | [0](../notebooks/{FIRST}) |")

@@ -64,7 +64,7 @@ def test_the_same_request_again_is_a_cell_run_twice():
 
 
 def test_gpus_with_another_host_are_those_that_a_program_asks_for():
-    """`fit` puts them in place, and the script may call `labkit.use`."""
+    """Check this for scripts that call `labkit.use` under `fit`, which puts GPUs in use before."""
     with virtualgpu.use(2, like="H200", host=2.0) as placed:
         assert labkit.use(gpus=2, like="H200", virtual=True, quiet=True) is placed
 
@@ -137,7 +137,7 @@ def test_banner_is_one_line_that_says_what_the_lesson_runs_on(capsys):
 
 @pytest.fixture
 def one_t4(monkeypatch):
-    """A computer with one T4, as far as a lesson's first cell asks."""
+    """Pretend that the computer has one T4, as far as a lesson's first cell asks."""
     monkeypatch.setattr(machine, "real_gpus", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Tesla T4")
     monkeypatch.setattr(

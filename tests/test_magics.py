@@ -22,7 +22,7 @@ def shell() -> Iterator[InteractiveShell]:
 
 
 def run(shell, cell):
-    """Run one cell; gives IPython's result and what was displayed, as text."""
+    """Run one cell. Return IPython's result, and what was displayed, as text."""
     with capture_output() as captured:
         result = shell.run_cell(cell, store_history=True)
     shown = [output.data.get("text/plain", "") for output in captured.outputs]

@@ -18,7 +18,7 @@ TABLE = "http://localhost:8889/lab/tree/index.ipynb?token=b"
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Return a function that fakes a machine: its system, its driver and the index of wheels."""
+    """A function that imitates a machine: its system, its driver and the index of wheels."""
 
     def be(platform: str = "linux", driver: bool = False, online: bool = True) -> None:
         monkeypatch.setattr(torch_index.sys, "platform", platform)

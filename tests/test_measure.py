@@ -32,7 +32,7 @@ def test_without_real_gpus_nothing_is_measured(tmp_path, monkeypatch, capsys):
 
 
 def test_every_experiment_of_the_kit_can_be_recorded():
-    """Measurements in a lesson's cells have fingerprints, and benchmarks/record.py records them."""
+    """Check all recordings, except those with fingerprints, which benchmarks/record.py makes."""
     from labkit import courses
 
     recordings = [Result.from_json(file.read_text()) for file in courses.files("recordings/*.json")]
@@ -56,7 +56,7 @@ def test_a_recording_is_written(tmp_path, monkeypatch):
 
 
 def two_copies():
-    """Return the experiment with a small and a large copy."""
+    """Return a result of the experiment with a small and a large copy."""
     return copy_speed(sizes=[4 << 10, 16 << 20], repeats=1)
 
 

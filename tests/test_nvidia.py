@@ -11,7 +11,7 @@ from labkit import nvidia
 
 
 class FakeNvml(types.ModuleType):
-    """Shaped like pynvml: errors are classes of their own under NVMLError."""
+    """Module like pynvml, whose errors are subclasses of its NVMLError."""
 
     def __init__(self, broken: dict[str, str]):
         super().__init__("pynvml")

@@ -92,7 +92,7 @@ print(len(articles.claims()), recorded_result("copy_speed", "H200").badge, profi
 
 
 def built(target: str, source: Path, folder: Path) -> Path:
-    """The wheel or the source distribution of what lies in `source`, made without the network."""
+    """Build a wheel or source distribution of `source`, without the network."""
     command = [
         sys.executable,
         "-m",
@@ -115,7 +115,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> Path:
-    """The folder into which pip installed the wheel; what it depends on is here already."""
+    """The folder into which pip installed the wheel, without its dependencies."""
     folder = tmp_path_factory.mktemp("installed")
     command = [
         sys.executable,
@@ -133,7 +133,7 @@ def installed(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def elsewhere(installed, tmp_path, monkeypatch) -> Path:
-    """Return a working directory without the kit. Its programs import what was installed."""
+    """A working directory without the kit. Its programs import what was installed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(installed))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # it hides virtual GPUs too
@@ -206,7 +206,7 @@ def test_wheel_says_what_it_is(wheel):
 
 @pytest.mark.slow
 def test_wheel_of_the_source_distribution_is_the_same_byte_for_byte(wheel, tmp_path):
-    """Built again, in another folder and from files of another age."""
+    """Build the wheel again, in another folder and from files of another age."""
     with tarfile.open(built("sdist", ROOT, tmp_path)) as archive:
         archive.extractall(tmp_path, filter="data")
     again = built("wheel", tmp_path / f"pytorch_gpu_lessons-{labkit.__version__}", tmp_path)

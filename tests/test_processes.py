@@ -40,7 +40,7 @@ def test_children_answer_and_have_imported_torch_already():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads another process's memory maps")
 def test_a_server_that_was_started_has_imported_torch():
-    """Run in a new process, which has no server yet. A child then only has to be forked."""
+    """Run this in a new process, which has no server yet. A child then only has to be forked."""
     told = subprocess.run(
         [sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=280, check=True
     ).stdout

@@ -40,7 +40,7 @@ print(progress_file.tries["01.1"], *(str(warning.message) for warning in told), 
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """The progress of a new kernel, in a folder of its own."""
+    """The progress file of a new kernel, in a folder of its own."""
     file = tmp_path / ".labkit" / "progress.json"
     monkeypatch.setenv("LABKIT_PROGRESS", str(file))
     monkeypatch.setattr(progress_file, "tries", type(progress_file.tries)(list))

@@ -39,7 +39,7 @@ def rows() -> dict[str, list[str]]:
 
 
 def notebook(name: str) -> tuple[str, str]:
-    """A lesson's title and its code."""
+    """Return a lesson's title and its code."""
     read = nbformat.read(ROOT / "notebooks" / name, as_version=4)
     title = next(cell.source.splitlines()[0] for cell in read.cells if cell.cell_type == "markdown")
     return title.removeprefix("# "), "\n".join(
@@ -113,7 +113,7 @@ def test_the_paper_is_short_and_its_sources_are_there():
 
 
 def test_the_map_fits_on_one_screen_and_names_files_that_are_there():
-    """Lines of CONTRIBUTING's map: a folder, or files that are relative to the folder above."""
+    """Check each line of CONTRIBUTING's map: a folder, or files relative to the folder above."""
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     lines = contributing.partition("```text\n")[2].partition("\n```")[0].splitlines()
     assert 40 < len(lines) <= 50 and max(map(len, lines)) <= 100

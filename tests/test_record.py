@@ -45,7 +45,7 @@ def lesson(tmp_path, monkeypatch):
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """Virtual GPUs that say that they are real ones."""
+    """Virtual GPUs that pretend to be real ones."""
     monkeypatch.setenv("LABKIT_VIRTUAL", "1")
     monkeypatch.setattr(machines.VirtualGPUs, "virtual", False)
 

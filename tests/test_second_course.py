@@ -30,7 +30,7 @@ print(labkit.progress("50"))
 
 @pytest.fixture
 def on_path(monkeypatch):
-    """The course is on the path, and not installed."""
+    """Put the course on Python's path, without installing it."""
     monkeypatch.setenv("PYTHONPATH", str(COURSE))
     monkeypatch.syspath_prepend(str(COURSE))
     yield

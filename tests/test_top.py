@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 @pytest.fixture(autouse=True)
 def own_temporary_folder(monkeypatch):
-    """A folder for the sockets of this test only. A socket's path must be short."""
+    """A folder for this test's sockets only, whose paths must be short."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -43,7 +43,7 @@ def no_real_gpus(monkeypatch):
 
 @pytest.fixture
 def served():
-    """Makes servers that answer with a report."""
+    """A function that makes servers which answer with a report."""
     servers = []
 
     def serve(report: dict) -> smi.Server:
@@ -253,7 +253,7 @@ def test_a_real_gpu_of_this_process():
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [b"q", b"\x03"])
 def test_the_view_in_a_terminal_ends_with_a_key(served, keys):
-    """The program runs in a terminal of its own, 40 columns wide, and uses no colour."""
+    """Run the program in a terminal of its own, 40 columns wide, without colour."""
     served(report(os.getpid()))
     terminal, programs = pty.openpty()
     fcntl.ioctl(programs, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 40, 0, 0))

@@ -7,7 +7,7 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class _ImportsContract(Contract):
-    """One that is broken by single imports, each for itself."""
+    """Contract that single imports can break, each by itself."""
 
     def is_broken_by(self, importer: str, imported: str) -> bool:
         raise NotImplementedError
@@ -35,7 +35,7 @@ class _ImportsContract(Contract):
 
 
 class PublicContract(_ImportsContract):
-    """A package imports of another package only modules in `public`."""
+    """Contract by which a package imports only the modules in `public` of another package."""
 
     public = fields.SetField(subfield=fields.StringField())
 
@@ -46,14 +46,17 @@ class PublicContract(_ImportsContract):
 
 
 class OwnFaceContract(_ImportsContract):
-    """No module of a package imports the package itself, whose names come from its modules."""
+    """Contract by which no module of a package imports the package itself.
+
+    The package's names come from its modules.
+    """
 
     def is_broken_by(self, importer: str, imported: str) -> bool:
         return importer != imported and importer.partition(".")[0] == imported
 
 
 class NoCircleContract(Contract):
-    """No imports form a circle, not even imports inside functions or for type checkers."""
+    """Contract by which imports form no circle, not even imports inside functions."""
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         circle: list[str] = []

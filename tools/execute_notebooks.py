@@ -55,7 +55,7 @@ def normal(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
-    """Join neighbouring outputs of the same stream. How a stream is cut depends on timing."""
+    """Join neighbouring outputs of the same stream, because timing decides how a stream is cut."""
     together: list[nbformat.NotebookNode] = []
     for output in outputs:
         last = None

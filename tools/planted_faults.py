@@ -73,7 +73,10 @@ class Fault:
     tests: tuple[str, ...]
 
     def planted(self, text: str) -> str:
-        """The text of the file with the fault. Raises ValueError where the table is out of date."""
+        """Return the text of the file with the fault.
+
+        Raises ValueError if the table is out of date.
+        """
         if text.count(self.right) != 1 or self.right == self.wrong:
             raise ValueError(
                 f"{self.name!r}: {self.right!r} stands {text.count(self.right)} times in "
@@ -84,7 +87,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Found:
-    """What noticed a fault, and the test that failed first.
+    """The tests that noticed a fault, and the one that failed first.
 
     `by` is "the fast tests", "the slow tests", "nothing", or why this is not known.
     """
@@ -94,7 +97,7 @@ class Found:
 
 
 def faults() -> list[Fault]:
-    """All faults of the table, numbered from 1."""
+    """Return all faults of the table, numbered from 1."""
     found: list[Fault] = []
     for room, content in tomllib.loads(TABLE.read_text(encoding="utf-8")).items():
         tests = tuple(content.pop("tests"))
@@ -105,7 +108,7 @@ def faults() -> list[Fault]:
 
 
 def chosen(wanted: list[str]) -> list[Fault]:
-    """The faults of these numbers and names. Raises SystemExit for what is neither."""
+    """Return the faults with these numbers and names. Raises SystemExit for anything else."""
     listed = faults()
     for text in wanted:
         if not any(meant(text, fault) for fault in listed):
@@ -122,7 +125,7 @@ def meant(text: str, fault: Fault) -> bool:
 
 
 def copy_tree(folder: Path) -> None:
-    """The tracked files as they are now."""
+    """Copy the tracked files, in their current state, to a folder."""
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout

@@ -25,7 +25,7 @@ def has_driver() -> bool:
 
 
 def answers(index: str) -> bool:
-    """Whether the index has a page for torch."""
+    """Return whether the index has a page for torch."""
     try:
         with urllib.request.urlopen(
             urllib.request.Request(f"{index}/torch/", method="HEAD"), timeout=PATIENCE

@@ -39,7 +39,7 @@ SLOWEST = (
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """Copy the notebooks, and add a cell at the end of each that says that all cells have run."""
+    """A folder with the notebooks, each with a last cell that says that all cells have run."""
     copies = tmp_path_factory.mktemp("lessons")
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
@@ -120,7 +120,7 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture
 def open_lesson(server, browser) -> Iterator[Callable[[str], object]]:
-    """Return a function that opens a lesson, runs its cells and returns the page.
+    """A function that opens a lesson, runs its cells and returns the page.
 
     The page is examined at the end of the test.
     """
@@ -130,7 +130,7 @@ def open_lesson(server, browser) -> Iterator[Callable[[str], object]]:
 
 @pytest.fixture
 def open_cells(folder, open_lesson) -> Callable[..., object]:
-    """Return a function that makes a notebook of cells, runs it and returns the page.
+    """A function that makes a notebook of cells, runs it and returns the page.
 
     Cells at the positions `raising` have the tag of cells that are meant to fail.
     """
@@ -139,14 +139,14 @@ def open_cells(folder, open_lesson) -> Callable[..., object]:
 
 @pytest.fixture(scope="module")
 def open_cells_once(folder, server, browser) -> Iterator[Callable[..., object]]:
-    """The same for a page that all tests of a file use."""
+    """The same function as `open_cells`, for a page that all tests of a file use."""
     with opened(server, browser) as open_and_run:
         yield lambda name, cells: open_and_run(make_notebook(folder, name, cells))
 
 
 @pytest.fixture(scope="session")
 def look() -> Callable[..., None]:
-    """A function that photographs the page, with an element in sight, for who wants to look."""
+    """A function that scrolls to an element and takes a picture of the page."""
 
     def photograph(page: object, name: str, element: object = None) -> None:
         if element is not None:

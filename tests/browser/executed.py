@@ -48,5 +48,5 @@ def _text(output: dict[str, Any]) -> str:
 
 
 def _joined(text: str | list[str]) -> str:
-    """A text of a notebook, which its file may hold line by line."""
+    """Join a text of a notebook, which the file may hold line by line."""
     return text if isinstance(text, str) else "".join(text)

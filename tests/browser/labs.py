@@ -31,7 +31,7 @@ PANELS = ("AllocatorLab", "StreamsLab", "ClaimsPanel", "MemoryPanel")
 
 
 def button(place: Any, name: str) -> Any:
-    """The first button of that name, in a page or in a part of one."""
+    """Return the first button with that name in a page or in a part of one."""
     return place.locator(".jupyter-button", has_text=re.compile(rf"^\s*{name}\s*$")).first
 
 
@@ -41,7 +41,7 @@ def message(place: Any) -> Any:
 
 
 def picture(place: Any) -> Any:
-    """The figure of the first widget."""
+    """Return the figure of the first widget."""
     return place.locator(".widget-html-content img").first
 
 
@@ -55,13 +55,13 @@ class Lab:
         self.message, self.picture = message(place), picture(place)
 
     def says(self, text: str | re.Pattern) -> None:
-        """Wait until the lab says so."""
+        """Wait until the lab's message matches the text."""
         from playwright.sync_api import expect
 
         expect(self.message).to_contain_text(text)
 
     def refuses(self, silly: str, said: str) -> None:
-        """Type something that is not a prediction. The lab says why, and cannot be run."""
+        """Type text that is no prediction. Check that the lab says why, and cannot be run."""
         from playwright.sync_api import expect
 
         self.answer.fill(silly)
@@ -70,15 +70,15 @@ class Lab:
         expect(self.run).to_be_disabled()
 
     def takes(self, prediction: str, said: str = "You predict: ") -> None:
-        """A prediction, made with the Enter key."""
+        """Type a prediction and press Enter."""
         self.answer.fill(prediction)
         self.answer.press("Enter")
         self.says(said)
 
     def stops_half_way(self, point: str, left_open: str = "") -> None:
-        """Run an endless experiment and stop it.
+        """Run an endless experiment, and stop it.
 
-        The patterns `point` and `left_open` match what the lab says meanwhile and afterwards.
+        The lab's message must match `point` while it runs, and `left_open` afterwards.
         """
         from playwright.sync_api import expect
 
@@ -90,14 +90,14 @@ class Lab:
         expect(self.run).to_be_enabled()
 
     def ends(self) -> None:
-        """Wait until the run after one that was stopped has ended: only one runs at a time."""
+        """Wait until a stopped run has ended, because only one runs at a time."""
         from playwright.sync_api import expect
 
         expect(self.message).not_to_contain_text(re.compile("Point|Stopped"))
         expect(self.stop).to_be_disabled()
 
     def shows(self, words: str) -> None:
-        """Wait until the figure's words match the pattern; it is drawn."""
+        """Wait until the figure is drawn and its words match the pattern."""
         from playwright.sync_api import expect
 
         expect(self.picture).to_have_attribute("alt", re.compile(words))

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Pictures:
-    """Files of one folder; each name begins with the front end's."""
+    """Pictures in one folder. Each file name begins with the name of the front end."""
 
     def __init__(self, folder: Path, front_end: str) -> None:
         self.folder, self.front_end = folder, front_end
@@ -23,7 +23,7 @@ class Pictures:
             self.trouble = error
 
     def told(self) -> str:
-        """Return a note on how many pictures there are and where, or why there are none."""
+        """Return a note that says how many pictures there are and where, or why there are none."""
         if self.trouble is not None:
             return f"pictures of the pages could not be kept: {self.trouble}"
         return f"{len(self.kept)} pictures of the pages are in {self.folder}" if self.kept else ""

@@ -22,7 +22,7 @@ ANSWER = 'def on_gpu(numbers):\n    return torch.tensor(numbers, device="cuda")'
 
 @pytest.fixture
 def work(folder, server):
-    """A learner's folder, in whose first lesson the exercise is written."""
+    """A learner's folder in which the exercise of the first lesson is solved."""
     copies = folder / "contents"
     lesson_copies.copy(copies)
     lesson = nbformat.read(copies / "00_start_here.ipynb", as_version=4)

@@ -37,7 +37,7 @@ def page(folder, server, browser):
 
 
 def session(server):
-    """Return the session of the page's notebook."""
+    """Return the server's description of the page's kernel session."""
     [found] = [each for each in ask(server, "sessions") if each["path"] == f"{NAME}.ipynb"]
     return found
 

@@ -45,7 +45,7 @@ def box() -> Iterator[Container]:
 
 @pytest.fixture(scope="module")
 def figures(built) -> Iterator[Figures]:
-    """Return the lessons' time and memory. Store them if LABKIT_FIGURES is set."""
+    """The lessons' time and memory, which are stored if LABKIT_FIGURES is set."""
     figures = Figures.of_this_machine("Binder stand-in", str(built / "bin" / "python"), CORES)
     yield figures
     figures.store_if_asked("binder")
@@ -53,7 +53,7 @@ def figures(built) -> Iterator[Figures]:
 
 @pytest.fixture(scope="module")
 def started(built, box, folder, tmp_path_factory) -> Iterator[tuple[subprocess.Popen, str, float]]:
-    """The server, its address, and when it was started."""
+    """The server's process, its address, and the time at which it was started."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -128,7 +128,7 @@ def end_kernels(address: str) -> None:
 
 
 def test_a_process_that_takes_more_is_ended(box):
-    """The limit is one, where the system lets us set it."""
+    """Check that the limit takes effect, if the system lets us set it."""
     if box.folder is None:
         pytest.skip(
             "this system lets nobody make a control group here; the memory is added up instead"

@@ -113,7 +113,7 @@ def test_elsewhere_its_picture_stays(browser):
 
 
 def test_the_picture_is_that_of_the_recording(page):
-    """The picture is stored for GitHub. Each build of the site records the script again."""
+    """Compare the picture stored for GitHub with the site's, for which each build records again."""
     page.goto((SITE / f"{LIVE}-trace.html").as_uri())
     drawn = page.locator("figure img").first.get_attribute("alt").partition(". ")[0]
     page.goto((SITE / f"{LIVE}.html").as_uri())
@@ -147,7 +147,7 @@ def test_what_a_stranger_looks_for_is_among_the_first_found(page, query, wanted)
 @pytest.mark.parametrize("chosen", ["auto", "light", "dark"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figures_are_dark_where_the_page_is(page, scheme, chosen):
-    """A reader chooses the theme with the page's switch. By default it is the system's."""
+    """Check the theme that the reader chooses with the page's switch, and the system's."""
     page.emulate_media(color_scheme=scheme)
     page.goto((SITE / "index.html").as_uri())
     page.evaluate(f"document.body.dataset.theme = '{chosen}'")
@@ -157,7 +157,7 @@ def test_figures_are_dark_where_the_page_is(page, scheme, chosen):
 
 
 def test_every_link_within_the_site_arrives():
-    """Sphinx does not check links in HTML, but this test does."""
+    """Check links in HTML, which Sphinx does not."""
     pages = {path: Read(path) for path in SITE.rglob("*.html")}
     lost = []
     for path, read in pages.items():

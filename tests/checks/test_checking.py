@@ -85,7 +85,10 @@ def test_run_draws_observes_and_judges(two_gpus):
 
 
 def test_a_check_computes_values_on_gpus_that_compute_none():
-    """A lesson may choose GPUs without values to measure, and check values in exercises later."""
+    """Check this for lessons that choose GPUs without values to measure.
+
+    Their exercises check values later.
+    """
     total = Check(
         "98.2",
         draw=lambda generator: generator.randint(1, 9),
@@ -239,7 +242,7 @@ MENDED = (
 
 
 def defined(source):
-    """The function that an exercise cell defines."""
+    """Return the function that an exercise cell defines."""
     names = {"torch": torch}
     exec(source, names)
     return names["script"]
@@ -315,9 +318,9 @@ def test_inputs_are_plain_data_and_drawn_afresh(number):
 
 @pytest.mark.slow
 def test_the_server_of_children_is_there_before_an_answers_time_begins(two_gpus, monkeypatch):
-    """The server imports torch, for which a slow machine needs most of an answer's time.
+    """Check this because importing torch may take most of an answer's time.
 
-    A learner who has written nothing does not wait for it.
+    A learner who has written nothing does not wait for the server.
     """
     happened = []
     monkeypatch.setattr(processes, "start_server", lambda: happened.append("server"))
@@ -342,7 +345,7 @@ def test_the_server_of_children_is_there_before_an_answers_time_begins(two_gpus,
 
 
 def each_exercise() -> list:
-    """Numbers of the exercises. Checks that start processes are slow."""
+    """Return the numbers of the exercises. Checks that start processes are marked as slow."""
     found = []
     for number in checks.exercises():
         marks = [pytest.mark.slow] if checks.find(number).children else []
@@ -352,7 +355,7 @@ def each_exercise() -> list:
 
 @pytest.mark.parametrize("number", each_exercise())
 def test_no_answer_reaches_the_judge(two_gpus, number):
-    """A tensor with forged operators is observed by its values.
+    """Check that a tensor with forged operators is observed by its values.
 
     An object that equals everything is observed by its type.
     """

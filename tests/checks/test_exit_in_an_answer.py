@@ -17,7 +17,7 @@ WAYS = ("exit()", "quit()", "exit(keep_kernel=True)", "raise SystemExit", "impor
 
 @pytest.fixture(scope="module")
 def outputs():
-    """Return what the cells of each way print. All run in one kernel."""
+    """The outputs of the cells, which all run in one kernel, for each way to exit."""
     cells = [
         nbformat.v4.new_code_cell(source.replace("LEAVE", way)) for way in WAYS for source in CELLS
     ]

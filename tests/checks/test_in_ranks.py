@@ -16,7 +16,7 @@ from labkit.checks.in_ranks import RankError, in_ranks
 
 
 def add(answer, number):
-    """Called in a rank."""
+    """Return the answer's result for a number in a rank, and the state of the rank."""
     return {
         "sum": answer(torch.tensor([float(number)])).tolist(),
         "virtual": labkit.current() is not None,
@@ -24,7 +24,7 @@ def add(answer, number):
 
 
 def running_children() -> set[int]:
-    """The processes that this one has started, but for the servers that stay as long as it does."""
+    """Return this process's child processes, except the servers that run as long as it does."""
     found = set()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it may just have ended
@@ -35,7 +35,7 @@ def running_children() -> set[int]:
 
 @pytest.fixture
 def nothing_left():
-    """Fail a test that leaves a child process. Earlier tests may have left a server."""
+    """Fail a test that leaves a child process. A server of earlier tests does not count."""
     before = running_children()
     yield
     assert running_children() - before == set()

@@ -29,7 +29,7 @@ def two_gpus(monkeypatch):
 
 
 def draws():
-    """The next number of each generator."""
+    """Return the next random number of each generator."""
     on_gpus = [torch.rand(1, device=f"cuda:{index}").item() for index in range(2)]
     return [random.random(), numpy.random.rand(), torch.rand(1).item(), *on_gpus]
 
@@ -141,7 +141,7 @@ def test_an_answer_that_is_stopped_leaves_no_memory(monkeypatch):
 
 
 def test_a_limit_of_the_notebook_s_own_changes_no_verdict_and_stays():
-    """A lesson's cell may have limited the memory so that nothing more fits."""
+    """Check a memory limit with which nothing more fits, set by a lesson's cell."""
     limit = 8 / 1024**2
     torch.cuda.set_per_process_memory_fraction(limit, 1)
 

@@ -16,7 +16,7 @@ CELLS = [
 
 
 def run(cells):
-    """Run the cells as a notebook does, and return its names."""
+    """Run the cells as a notebook does, and return its variables."""
     names = {"__name__": "__main__"}
     for number, cell in enumerate(cells):
         filename = f"<cell {number} of {id(cells)}>"

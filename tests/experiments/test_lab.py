@@ -20,7 +20,7 @@ def gpu():
 
 
 def copy_seconds(count, size):
-    """Twice as many copies take twice as long."""
+    """Return made-up seconds, which are proportional to the number of copies."""
     source = torch.ones(size, device="cuda")
 
     def step():

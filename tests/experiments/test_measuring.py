@@ -25,7 +25,7 @@ def gpu():
 
 @pytest.fixture
 def gpu_without_values():
-    """The same GPUs, on which large products take no time of this computer."""
+    """A virtual GPU without values, on which large products take no time of this computer."""
     with labkit.use(gpus=2, like="T4", virtual=True, values=False, quiet=True):
         yield
 
@@ -596,7 +596,7 @@ def test_a_notebook_shows_a_bar_and_its_stored_output_is_empty(gpu, monkeypatch)
 
 
 def test_a_backward_pass_that_runs_out_of_memory_leaves_the_next_call_all_of_it():
-    """Autograd passes the error on from a thread of its own."""
+    """Check this because autograd passes the error on from a thread of its own."""
 
     def peak(gpus):
         total = torch.cuda.get_device_properties(0).total_memory

@@ -33,7 +33,7 @@ def result(**changes):
 
 
 def peaks():
-    """A result with two columns that were measured."""
+    """A result with two measured columns."""
     rows = [
         {"kind": kind, "peak_bytes": 1024 * n, "loss": 0.5}
         for n, kind in enumerate(("a", "b", "c"), 1)
@@ -49,14 +49,14 @@ def peaks():
 
 @pytest.fixture
 def recording(monkeypatch):
-    """Return a recording of a real GPU whose times are three times as long."""
+    """A recording of a real GPU whose times are three times as long."""
     rows = [row | {"step_seconds": 3 * row["step_seconds"]} for row in result().rows]
     made = result(rows=rows, badge="recorded on paper")
     monkeypatch.setattr(Result, "recorded", lambda self, gpu=None: made)
 
 
 def lines(canvas):
-    """The lines with points, by colour and style."""
+    """Return the lines with points, by colour and style."""
     found = [line for line in canvas.axes[0].lines if line.get_marker() not in ("", "None", None)]
     return {(to_hex(line.get_color()).upper(), line.get_linestyle()): line for line in found}
 
@@ -291,7 +291,7 @@ def test_a_prediction_that_is_no_point_is_refused(prediction):
 
 
 def values_of(rows, columns=("n", "value"), unit=""):
-    """A result of numbers without a unit, or with `unit`."""
+    """Return a result of numbers without a unit, or with `unit`."""
     made = [dict(zip(columns, row, strict=True)) for row in rows]
     parameters = {name: list(dict.fromkeys(row[name] for row in made)) for name in columns[:-1]}
     units = dict.fromkeys(columns, "") | {columns[-1]: unit}

@@ -25,7 +25,7 @@ def machine():
 
 @pytest.fixture
 def on_virtual(machine, nothing_left):
-    """Two virtual GPUs, which still work after the test."""
+    """Two virtual GPUs, which must still work after the test."""
     x = torch.ones(3, device="cuda:1")
     yield
     assert (x * 2).sum().item() == 6

@@ -8,7 +8,7 @@ from labkit.labs import kept, panel
 
 
 class Shown:
-    """What stands in for a notebook. It has the HTML of the output that it shows."""
+    """Replacement of a notebook. It has the HTML of the output that a notebook would show."""
 
     def __init__(self):
         self.html = None

@@ -26,7 +26,7 @@ from labkit.labs.predictions import parse_prediction
 
 
 def all_labs() -> dict[str, type[Panel]]:
-    """The labs of all lessons by name."""
+    """Return the labs of all lessons by name."""
     found: dict[str, type[Panel]] = {}
     for package, folder in courses.lessons().values():
         if list(folder.glob("labs*")):
@@ -76,7 +76,7 @@ def test_the_question_is_of_a_size_that_is_measured():
 
 
 class FakeLab(ExperimentPanel):
-    """Six points; `before[n]` is done before point n is measured."""
+    """Lab with an experiment of six points. `before[n]` is called before point n is measured."""
 
     question = "How many times faster is <pinned> memory?"
     unit = "times"
@@ -402,7 +402,7 @@ def test_a_cancelled_run_lets_go_of_the_experiment():
 
 
 def parts(widget: ipywidgets.Widget) -> Iterator[ipywidgets.Widget]:
-    """The widget and all that it shows."""
+    """Yield the widget and all widgets that it shows."""
     yield widget
     for child in getattr(widget, "children", ()):
         yield from parts(child)

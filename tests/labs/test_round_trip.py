@@ -33,7 +33,7 @@ class Page:
         self.answer.value = f"{self.asked if number is None else number} 0.{self.answers}"
 
     def reply(self):
-        """Answer until the kernel asks nothing more."""
+        """Answer the kernel's requests until there are none."""
         answered = None
         while answered != self.asked:
             answered = self.asked

@@ -102,7 +102,7 @@ WRONG = wrong_answers((Path(__file__).parent / "wrong_answers_to_variants.txt").
 
 
 def in_ranks(number):
-    """The marks of a test that tries answers to a variant: it is slow if they run in ranks."""
+    """Return the marks of a test of a variant, which is slow if its answers run in ranks."""
     return [pytest.mark.slow] if checks.find(number).children else []
 
 
@@ -113,7 +113,7 @@ def verdict(number, source, seed):
 
 
 def solution(number):
-    """The lesson's solution of an exercise."""
+    """Return the lesson's solution of an exercise."""
     path = next(NOTEBOOKS.glob(f"{number[:2]}_*.ipynb"))
     cells = nbformat.read(path, as_version=4).cells
     text = next(cell.source for cell in cells if f"Solution of {number}<" in cell.source)

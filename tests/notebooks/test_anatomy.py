@@ -59,7 +59,7 @@ def ideas(path):
 
 @lessons
 def test_a_heading_begins_its_cell(path):
-    """The tests, the site and the table of contents can then find the sections."""
+    """Check this so that the tests, the site and the table of contents find the sections."""
     for cell in cells(path):
         if cell.cell_type == "markdown":
             assert "\n## " not in cell.source
@@ -78,7 +78,7 @@ def test_sections_are_in_the_order_of_the_anatomy(path):
 
 @lessons
 def test_the_lesson_begins_with_a_puzzle_that_runs(path):
-    """Only the title and the puzzle's own text come before the first cell."""
+    """Check that only the title and the puzzle's own text come before the first cell."""
     _, inside = sections(path)[0]
     assert cells(path)[1].source == inside[0].source
     assert teaching_cells(inside), "the puzzle has no cell to run"
@@ -96,7 +96,7 @@ def test_each_section_has_one_prediction_and_an_exercise_only_after_it(path):
 
 @lessons
 def test_what_happened_is_folded(path):
-    """A prediction, the cell that answers it and the folded explanation follow each other."""
+    """Check that a prediction, its cell and the folded explanation follow each other."""
     lesson = cells(path)
     predicted = [index for index, cell in enumerate(lesson) if reading_time.predictions([cell])]
     assert predicted
@@ -116,7 +116,7 @@ def test_the_last_exercise_is_built_at_the_end(path):
 
 @lessons
 def test_experiments_are_in_the_cells(path):
-    """A call such as `collect(labs.copy_speed())` hides the loop and the measurement."""
+    """Check this because a call such as `collect(labs.copy_speed())` hides the measurement."""
     for cell in teaching_cells(cells(path)):
         assert not re.search(r"(?<!gc\.)\bcollect\(", cell.source), cell.source
 

@@ -67,7 +67,7 @@ def chosen(right: bool) -> Answers:
 
 
 def exercise_cells() -> dict[str, tuple[str, str]]:
-    """The source of the stub and of the solution of each exercise, by number."""
+    """Return the source of the stub and of the solution of each exercise, by number."""
     found = {}
     for path in sorted(FOLDER.glob("*.ipynb")):
         cells = nbformat.read(path, as_version=4).cells
@@ -108,20 +108,23 @@ def answer(number: str, source: str) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def gpus():
-    """Two GPUs: real ones where there are two, as for a learner."""
+    """Two GPUs. They are real if the computer has two, as for a learner."""
     with labkit.use(gpus=2, quiet=True):
         yield
 
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch):
-    """A busy machine is no failure."""
+    """Give checks more time, so that a busy machine causes no failure."""
     monkeypatch.setattr(limits, "LIMIT", 240.0)
 
 
 @pytest.fixture(autouse=True)
 def undisturbed(gpus):
-    """A check restores the current device and the GPUs' memory, whatever the answer does."""
+    """Fail a test after which the current device or the memory of the GPUs is not as before.
+
+    A check must restore them, whatever the answer does.
+    """
     torch.zeros(1, device="cuda:1")
     torch.cuda.set_device(1)
     allocated, reserved = memory()
@@ -138,14 +141,14 @@ def undisturbed(gpus):
 
 
 def memory() -> tuple[list[int], list[int]]:
-    """Bytes allocated and reserved on each GPU."""
+    """Return the bytes allocated and reserved on each GPU."""
     return [torch.cuda.memory_allocated(index) for index in range(2)], [
         torch.cuda.memory_reserved(index) for index in range(2)
     ]
 
 
 def random_state() -> list[Any]:
-    """The state of every generator that a notebook shares with the checks."""
+    """Return the state of every random generator that a notebook shares with the checks."""
     numpy_state = numpy.random.get_state(legacy=False)["state"]
     on_gpus = [torch.cuda.get_rng_state(index).tolist() for index in range(2)]
     return [
@@ -165,7 +168,7 @@ def test_notebooks_and_checks_have_the_same_exercises():
 
 @pytest.mark.parametrize("number", EXERCISES)
 def test_a_check_names_a_section_of_its_lesson(number):
-    """A learner whose answer is refused is sent there."""
+    """Check this because a learner whose answer is refused is sent to this section."""
     [path] = FOLDER.glob(f"{number.partition('.')[0]}_*.ipynb")
     cells = nbformat.read(path, as_version=4).cells
     lines = [
@@ -190,7 +193,7 @@ EACH_EXERCISE = [pytest.param(number, marks=marks(number)) for number in EXERCIS
 
 @pytest.mark.parametrize("number", EACH_EXERCISE)
 def test_the_solution_passes_and_its_check_leaves_the_random_state(number, monkeypatch):
-    """A seeded experiment in a notebook gives the same numbers after a check as without it."""
+    """Check this so that a seeded experiment gives the same numbers after a check as without it."""
     forked, fork = [], forkserver.connect_to_new_process
     monkeypatch.setattr(
         forkserver, "connect_to_new_process", lambda fds: forked.append(number) or fork(fds)
@@ -205,7 +208,7 @@ def test_the_solution_passes_and_its_check_leaves_the_random_state(number, monke
 
 
 def with_nan(observed: Any) -> Any:
-    """The same, with nan for every number that is no count."""
+    """Return the observation with nan for every number that is not a count."""
     if isinstance(observed, dict):
         return {key: with_nan(value) for key, value in observed.items()}
     if isinstance(observed, list):
@@ -229,7 +232,7 @@ def test_observations_are_plain_data_that_can_be_judged_elsewhere(number):
 
 @pytest.fixture(autouse=True)
 def own_environment():
-    """Undo what an answer does to the environment, which in a lesson is the learner's own."""
+    """Undo the answer's changes to the environment, which in a lesson is the learner's own."""
     with patch.dict(os.environ):
         yield
 

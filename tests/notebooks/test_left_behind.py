@@ -37,7 +37,7 @@ OUTSIDE = (
 
 
 class Kernel:
-    """A kernel with virtual GPUs whose temporary files lie in a folder of their own."""
+    """A kernel with virtual GPUs, and with a folder of its own for temporary files."""
 
     def __init__(self, temporary: str, settings: Path) -> None:
         environment = os.environ | {
@@ -73,7 +73,7 @@ class Kernel:
                 ).strip()
 
     def run(self, source: str) -> str:
-        """The error with which a cell ends."""
+        """Run a cell, and return the error with which it ends."""
         self.start(source)
         return self._answer(self._cell)[1]
 

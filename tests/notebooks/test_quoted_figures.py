@@ -27,7 +27,7 @@ def text(lesson: str) -> str:
 
 
 def micro(name: str) -> dict[str, float]:
-    """Return what micro.json has about one small benchmark on an H200."""
+    """Return the figures in micro.json about one small benchmark on an H200."""
     folder = Path(virtualgpu.__file__).parents[2] / "benchmarks" / "timing"
     return json.loads((folder / "micro.json").read_text(encoding="utf-8"))[name]
 
@@ -135,7 +135,7 @@ def test_a_loop_that_reads_each_loss_takes_the_sum_of_the_times_as_lesson_2_says
 
 
 def test_two_streams_gain_something_only_in_between_as_lesson_2_says():
-    """The gains of the stored figure and of a recorded H200."""
+    """Check the gains in the stored figure, and those of a recorded H200."""
     quoted = re.search(
         r"largest in between\. A small kernel .* gained at most ([\d.]+) times",
         text("02_streams.ipynb"),
@@ -262,7 +262,7 @@ def test_gpus_wait_as_long_under_both_schedules_on_real_h200s_as_lesson_4_says()
 
 
 def test_settings_help_on_a_real_h200_as_lesson_5_says():
-    """The recording was made by an earlier experiment of the same blocks, requests and settings."""
+    """Check a recording of an earlier experiment with the same blocks, requests and settings."""
     lesson = "05_caching_allocator.ipynb"
     assert "A real H200 gave the same three numbers for 64 MiB." in text(lesson)
     [cell] = [
@@ -446,7 +446,7 @@ def test_the_fused_update_of_lesson_9_takes_least_memory_and_time():
 
 
 def test_the_parts_of_the_activations_in_lesson_9_add_up():
-    """The page names the blocks' inputs, the logits, the loss, the copies and the head's input."""
+    """Check the page's parts: the blocks' and the head's inputs, logits, loss and copies."""
     quoted = re.search(
         r"only ([\d.]+) GiB.*logits are ([\d.]+) GiB in float16.*about ([\d.]+) GiB.*in float16, "
         r"([\d.]+) GiB",
@@ -464,7 +464,7 @@ def test_autocast_keeps_half_of_a_weight_until_the_backward_pass_in_lesson_9():
 
 
 def test_the_prices_of_lesson_9_are_in_its_table():
-    """The table's numbers are rounded, so a model of time may change a little."""
+    """Check the table's numbers, which are rounded, so that times may change a little."""
     rows = re.findall(
         r"^(T4|H200) +(.+?) +(\d+) ms, ([\d.]+) times", printed(LESSON_9, "costs"), re.MULTILINE
     )
@@ -575,7 +575,7 @@ SEVERAL_MACHINES = "12_several_machines.ipynb"
 
 
 def milliseconds_in_lesson_12(cell: str) -> dict[tuple[str, ...], float]:
-    """Return the last column of a cell's table, by the columns before it."""
+    """Return the milliseconds in the last column of a cell's table, by the texts before them."""
     rows = re.findall(r"^(\d+) +(.*?) *([\d.]+) ms$", printed(SEVERAL_MACHINES, cell), re.MULTILINE)
     return {
         tuple(part for part in (first, second) if part): float(last) for first, second, last in rows

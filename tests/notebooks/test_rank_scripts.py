@@ -52,7 +52,7 @@ def program(key):
 
 
 def options(key):
-    """Return the line of the magic."""
+    """Return the first line of the cell, the magic with its options."""
     return SCRIPTS[key].source.partition("\n")[0]
 
 

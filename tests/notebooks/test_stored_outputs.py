@@ -22,7 +22,7 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 
 def texts(output: nbformat.NotebookNode) -> list[str]:
-    """All the text of an output that a reader sees."""
+    """Return all the text of an output that a reader sees."""
     data = output.get("data", {})
     return [
         output.get("text", ""),
@@ -61,7 +61,7 @@ def test_errors_are_stored_only_where_a_cell_is_meant_to_raise(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_race_is_warned_of(path):
-    """A lesson prints its planned races with `labkit.races()`. A warning shows another race."""
+    """Check that no warning of a race is stored. Lessons print planned races themselves."""
     for cell in read(path).cells:
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr" or "RaceWarning" not in output.text, cell.source

@@ -35,14 +35,14 @@ def test_first_code_cell_says_what_the_lesson_runs_on(path):
 @lessons
 @pytest.mark.parametrize("name", figures.BOUNDS)
 def test_the_figures_of_a_lesson_are_within_their_bounds(path, name):
-    """The figures are words, predictions, code cells, their lines, exercises and minutes."""
+    """Check the numbers of words, predictions, code cells, their lines, exercises and minutes."""
     low, high = figures.bounds(path)[name]
     assert low <= figures.style(path)[name] <= high
 
 
 @lessons
 def test_text_is_before_every_code_cell_that_shows_something(path):
-    """Two code cells may only follow each other where the first prints nothing."""
+    """Check that two code cells follow each other only if the first one prints nothing."""
     all_cells = cells(path)
     for before, cell in pairwise(all_cells):
         if before.cell_type == cell.cell_type == "code" and not cell.source.startswith(
@@ -82,7 +82,7 @@ def test_a_lesson_ends_with_what_is_done_and_what_is_open(path):
 
 @lessons
 def test_cells_that_print_are_stored_with_their_output(path):
-    """A comparison with stored outputs says nothing about a cell that has none."""
+    """Check this because comparing stored outputs says nothing about a cell without one."""
     for cell in teaching_cells(cells(path)):
         assert bool(cell.outputs) or not shows(cell.source), cell.source
 
@@ -104,7 +104,10 @@ def shows(source: str) -> bool:
 
 @lessons
 def test_a_timeline_that_is_used_was_asked_for(path):
-    """Virtual GPUs record a timeline in any case, real GPUs only if `record` is asked for one."""
+    """Check this because real GPUs record a timeline only if `record` is asked for one.
+
+    Virtual GPUs record one in any case.
+    """
     source = "\n".join(
         re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE)
         for cell in teaching_cells(cells(path))

@@ -43,7 +43,7 @@ KEPT = (
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """Make a Git copy of this repository whose lessons begin with a cell that installs the kit."""
+    """A Git copy of this repository whose lessons begin with a cell that installs the kit."""
     tree = tmp_path_factory.mktemp("tree")
     copy_tree(tree)
     for path in (tree / "notebooks").glob("*.ipynb"):
@@ -69,7 +69,7 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def colab(tree, tmp_path_factory) -> Iterator[dict[str, str]]:
-    """Return the variables of a fresh runtime. Its kernel is called "colab"."""
+    """The environment variables of a fresh runtime, whose kernel is called "colab"."""
     python = runtime(tmp_path_factory.mktemp("runtime"))
     kernels = tmp_path_factory.mktemp("jupyter")
     variables = {
@@ -96,13 +96,13 @@ def colab(tree, tmp_path_factory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory) -> Path:
-    """The folder in which lessons run there: the repository's files are not in it."""
+    """The folder in which lessons run. It does not contain the repository's files."""
     return tmp_path_factory.mktemp("content")
 
 
 @pytest.fixture(scope="module")
 def figures() -> Iterator[Figures]:
-    """Return the lessons' time and memory. Store them if LABKIT_FIGURES is set."""
+    """The lessons' time and memory, which are stored if LABKIT_FIGURES is set."""
     figures = Figures.of_this_machine("Colab stand-in")
     yield figures
     figures.store_if_asked("colab")
@@ -137,7 +137,7 @@ def test_installing_the_kit_replaces_nothing(colab):
 
 
 def test_the_first_cell_sets_up_the_runtime(colab, content, figures):
-    """After the first cell, a lesson still uses Colab's packages."""
+    """Check that a lesson still uses Colab's packages after the first cell."""
     told = (
         "import importlib.metadata, json, sys, labkit\n"
         f"versions = {{name: importlib.metadata.version(name) for name in {KEPT}}}\n"

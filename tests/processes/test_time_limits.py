@@ -13,7 +13,7 @@ from labkit.processes.time_limits import TimeLimit, core_waits
 
 
 class BusyMachine:
-    """A clock that a test moves, and the waits of threads.
+    """A made-up clock that a test advances, and made-up waits of threads.
 
     Attributes:
         asked: the processes whose waits were asked for.
@@ -100,7 +100,7 @@ def test_linux_reports_the_waits_of_this_process():
 
 
 def test_a_learners_answer_that_waited_for_a_core_goes_on(busy, monkeypatch):
-    """The limit is over for the clock on the wall. The answer is told to end 0.1 s later."""
+    """Let the limit pass on the real clock. The answer is then told to end 0.1 s later."""
     asked = []
 
     class Waited(TimeLimit):
@@ -136,7 +136,7 @@ def test_a_submissions_alarm_rings_again_after_what_it_waited(busy, alarm, monke
 
 
 class SlowSandbox:
-    """A sandbox whose submission answers when the limit of the wall is over."""
+    """A sandbox whose submission answers when the limit has passed on the real clock."""
 
     def __init__(self, busy):
         self.busy, self.limits = busy, sandbox.Limits()
@@ -201,7 +201,7 @@ class Rank:
 
 @pytest.mark.parametrize(("waited", "told"), [(0.0, 1), (15.0, 2)])
 def test_ranks_that_wait_for_a_core_may_be_later_than_the_first(busy, monkeypatch, waited, told):
-    """The first rank is back at once, the other 20 s later, with a patience of 10 s."""
+    """Let the first rank return at once and the other 20 s later, with a patience of 10 s."""
     monkeypatch.setattr(in_ranks, "TimeLimit", busy.limit)
     lines, ends = zip(*(in_ranks.connection.Pipe(duplex=False) for _ in range(2)), strict=True)
     ranks = [Rank(7), Rank(8)]

@@ -242,7 +242,7 @@ def copied_with_events(batches, weight):
 
 
 def ring(batches, shape, work, count=2):
-    """Return work(buffer, batch) for each batch, which is copied into one of `count` buffers."""
+    """Copy batches into `count` buffers in turn, and return work(buffer, batch) of each."""
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     buffers = [torch.empty(shape, device="cuda") for _ in range(count)]
     used = [None] * count
@@ -269,7 +269,7 @@ def _three_buffers(batches, weight):
 
 
 def checkpointed(tokens, blocks, block, which=0):
-    """Return the gradients. `block` computes block number `which`."""
+    """Return the gradients. `block` computes the block with the number `which`."""
     for number, (up, down) in enumerate(blocks):
         if number == which:
             tokens = block(tokens, up, down)
@@ -334,7 +334,7 @@ def _largest_of_parts(batches, weight):
 
 
 def copies_freed_in_order(batches, work):
-    """Let the second stream wait for the work that used a copy, and free the copy then."""
+    """Free each copy when the second stream has waited for the work that used the copy."""
     here, side = torch.cuda.current_stream(), torch.cuda.Stream()
     old, results = [], []
     for batch in batches:
@@ -373,7 +373,7 @@ def largest_with_waits_of_the_host(batches, weight):
 
 
 class _Layers:
-    """Apply layers to rows, one after the other."""
+    """Layers that are applied to rows, one after the other."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -547,7 +547,7 @@ def products_in_half_precision(batches, weight):
 
 
 class _Half:
-    """A matrix that rounds what it is multiplied by."""
+    """A matrix that rounds the matrices with which it is multiplied."""
 
     def __init__(self, matrix):
         self.matrix = matrix

@@ -181,7 +181,7 @@ def in_another_stream(name):
 
 
 def in_a_thread(name):
-    """Return tensors that a thread fills in later."""
+    """Return a wrong answer that returns zeros while a thread could fill them in later."""
 
     def answer(*given):
         result = changed(_answer(name)(*given), torch.zeros_like)
@@ -194,7 +194,7 @@ def in_a_thread(name):
 
 
 def of_a_class_of_its_own(name):
-    """Return objects that compute their values only when somebody reads them."""
+    """Return a wrong answer whose results compute their values only when they are read."""
 
     class Lazy:
         def __init__(self, result):
@@ -205,7 +205,7 @@ def of_a_class_of_its_own(name):
 
 
 def late_through_an_attribute(name):
-    """Return zeros that look right to whoever calls their method `detach`."""
+    """Return a wrong answer that returns zeros, which look right after a call of `detach`."""
 
     def late(result):
         zeros = torch.zeros_like(result)
@@ -216,7 +216,7 @@ def late_through_an_attribute(name):
 
 
 def late_through_a_list(name):
-    """Return a list that computes its elements when somebody reads them."""
+    """Return a wrong answer that returns a list which computes its elements when they are read."""
 
     def answer(*given):
         class Late(list):

@@ -25,7 +25,7 @@ from .answers import _softmax, _softmax_by_hand
 
 @pytest.fixture
 def no_scores(monkeypatch):
-    """Begin without scores of this process."""
+    """Forget the best scores of this process."""
     monkeypatch.setattr(scores, "_best", {})
 
 
@@ -119,7 +119,7 @@ def test_functions_that_a_program_replaces_are_found_and_an_optimizers_own_wrapp
 def test_a_puzzle_runs_on_as_many_real_gpus_as_it_has_if_there_are_enough(
     available, ran_on, monkeypatch
 ):
-    """The notebook uses one GPU, and the computer may have more."""
+    """Check a notebook that uses one GPU, on computers with one and with more."""
 
     class OneRealGPU:
         virtual, badge = False, "NVIDIA H200"

@@ -19,7 +19,7 @@ SCORE = re.compile(r"^score on .*  original (.+)$", re.MULTILINE)
 
 
 def stored_scores():
-    """Return what the notebook shows as the original's score, by the puzzles' names."""
+    """Return the scores of the original functions that the notebook shows, by puzzle."""
     found = {}
     for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
         name = re.search(r'labkit\.puzzle\("(.+?)"', "".join(cell["source"]))

@@ -18,7 +18,7 @@ def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that writes a script and returns its path."""
+    """A function that writes a script and returns its path."""
 
     def write(code: str) -> Path:
         path = tmp_path / "train.py"
@@ -30,7 +30,7 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def slow_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the job read what the ranks sent only after a while, as on a busy machine."""
+    """Let the job read the ranks' messages only after a while, as on a busy machine."""
     look = TorchrunJob._look
 
     def late(job: TorchrunJob, seconds: float) -> bool:

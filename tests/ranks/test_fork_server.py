@@ -30,13 +30,13 @@ def results(path, **options):
 
 
 def test_two_ranks_of_a_server_that_is_there_already(script):
-    """The quickest test of ranks. Both are copies of one server, which the next job finds again."""
+    """Run the quickest test of ranks. Both are copies of one server, which the next job reuses."""
     path = script(RANK + "result = [int(rank), os.getppid()]")
     assert results(path) == results(path) == [[0, forkserver.pid()], [1, forkserver.pid()]]
 
 
 def test_a_process_can_be_found_by_its_job_as_soon_as_it_is_started(script, tmp_path):
-    """Otherwise, ending a job right after its start would miss the process."""
+    """Check this because ending a job right after its start would otherwise miss the process."""
     started = []
     for number in range(20):
         folder = str(tmp_path / f"job{number}")
@@ -65,7 +65,7 @@ def test_isolated_functions_share_the_server_and_have_the_threads_of_their_calle
 
 
 def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
-    """A rank's changes affect only itself. It has the changes of its caller."""
+    """Check that a rank's changes affect only itself, and that it has its caller's changes."""
     (tmp_path / "mine.py").write_text("told = []")
     changes = """
         import mine, signal
@@ -160,7 +160,7 @@ def test_the_job_after_one_that_crashed(script, who):
 
 
 def test_processes_of_a_rank(script):
-    """Multiprocessing works as in a process started afresh, and what it leaves is ended."""
+    """Check that multiprocessing works in a rank, and that its remaining processes are ended."""
     path = script("""
         import multiprocessing, os, subprocess, sys
         def square(x):
@@ -177,7 +177,7 @@ def test_processes_of_a_rank(script):
 
 
 def test_where_no_server_can_be(script, monkeypatch):
-    """There is no server on macOS, or if the server ends while it starts."""
+    """Check macOS, which has no server, and a server that ends while it starts."""
     path = script(RANK + "result = os.getppid()")
     forkserver.end()
     monkeypatch.setattr(forkserver, "POSSIBLE", False)

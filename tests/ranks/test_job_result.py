@@ -18,7 +18,7 @@ def raised(type_: str, text: str) -> dict:
 
 
 def job_of(*processes: RankProcess) -> TorchrunJob:
-    """A job of one attempt, whose ranks ended in this order."""
+    """Return a job of one attempt, whose ranks ended in this order."""
     request = {"ranks_of_node": len(processes), "nodes": 1, "max_restarts": 0, "trace": False}
     job = TorchrunJob("", request, RankPrinter(len(processes), live=False, quiet=True))
     job._attempts, job.processes = ["0"], list(processes)
@@ -38,7 +38,7 @@ def test_ranks_that_all_returned_give_their_results():
 
 
 def test_a_rank_that_lost_another_did_not_fail_first():
-    """The reports of the other ranks come first, but these ranks failed only because of rank 1."""
+    """Check reports that come first, of ranks that failed only because of rank 1."""
     lost = RankProcess(
         0, 0, 10, raised("RuntimeError", "Connection closed by peer [127.0.0.1]:1"), 1
     )
@@ -57,7 +57,7 @@ def test_a_rank_that_lost_another_did_not_fail_first():
 
 
 def test_a_rank_that_was_killed_failed_before_the_one_that_torchrun_then_ended():
-    """No rank has reported anything. torchrun reports the exit code of the killed one alone."""
+    """Check a case without reports, in which torchrun reports only the killed rank's exit code."""
     asked_to_end, killed = (
         RankProcess(0, 0, 10, None, None),
         RankProcess(1, 0, 11, None, -signal.SIGKILL),

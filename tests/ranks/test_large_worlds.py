@@ -50,7 +50,7 @@ SHARDED = """
 
 @pytest.fixture(scope="module", autouse=True)
 def server():
-    """Start the server outside a test, because it needs a folder that outlives the test."""
+    """Start the server before the tests, because it needs a folder that outlives a test."""
     processes.start_server()
 
 

@@ -22,7 +22,7 @@ os.write(1, (" ".join(map(str, result)) + "\\n").encode())
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return a folder with a package and modules that can be run. Nothing imports them here."""
+    """A folder with a package and modules that can be run. Nothing imports them here."""
     lessons = tmp_path / "lessons"
     lessons.mkdir()
     (lessons / "__init__.py").write_text(
@@ -70,7 +70,7 @@ def test_what_goes_wrong_is_told_with_the_modules_lines(folder):
 
 
 def test_the_commands(folder):
-    """`torchrun`, with ranks and with one that is simulated, and `trace` with ranks."""
+    """Check `torchrun`, with several ranks and with a simulated one, and `trace` with ranks."""
 
     def command(*arguments):
         return subprocess.run(

@@ -112,7 +112,7 @@ def test_a_script_for_gpus_where_no_rank_has_one_is_told_of_virtual_ones(script,
 
 
 def test_an_exception_is_the_first_ranks_alone(script, capsys):
-    """The other ranks fail too, because this one left the collective. torchrun's report is long."""
+    """Check that only the first rank's exception is shown, though the others fail, too."""
     path = script("""
         import torch.distributed as dist, torch
         dist.init_process_group()
@@ -302,7 +302,7 @@ def test_torchrun_starts_all_ranks_again(script, capsys, slow_caller):
 
 
 def test_attempts_in_which_a_rank_is_ended_before_it_says_a_word():
-    """Rank 1 dies so early that torchrun ends rank 0 at once. Another process reports too late."""
+    """Let torchrun end rank 0 because of rank 1. Another process reports too late."""
     job = TorchrunJob(
         "",
         {"ranks_of_node": 3, "nodes": 1, "max_restarts": 1, "trace": False},
@@ -418,7 +418,7 @@ def test_the_command(script, nothing_left):
 
 
 def test_a_cell(monkeypatch):
-    """A cell runs as a script. Lines are counted from the magic, and labels have colours."""
+    """Check that a cell runs as a script, with lines counted from the magic and coloured labels."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
@@ -456,7 +456,7 @@ def test_a_cell(monkeypatch):
 
 
 def shown(live, *steps):
-    """Return what is printed after each step (rank, data). A rank ends when its data is None."""
+    """Return the text printed after each step (rank, data). A rank ends when its data is None."""
 
     class Kept(RankPrinter):
         def _print(self, text):

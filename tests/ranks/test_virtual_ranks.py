@@ -170,7 +170,7 @@ def test_values_are_those_of_gloo(script, program, ranks):
 
 
 def test_gloo_sends_round_a_ring_before_anybody_receives(script):
-    """The ring all-reduce of PyTorch's tutorial "Writing distributed applications" does this."""
+    """Check the ring all-reduce of PyTorch's tutorial "Writing distributed applications"."""
     ring = """
     group = dist.new_group(backend="gloo")
     sent = torch.full((4,), rank, device=device)
@@ -239,7 +239,7 @@ EXPECTED = {
 
 
 def test_memory_and_times_are_an_h200s(script):
-    """Two H200s had this order in all of twelve runs. The sum of 64 MiB took them 249 µs."""
+    """Check the order that two H200s had in twelve runs. The sum of 64 MiB took them 249 µs."""
     runs = [
         labkit.torchrun(
             script(START + MEASURED), like="H200", values=False, virtual_time=True, quiet=True
@@ -295,7 +295,7 @@ FULLY_SHARDED = """
 
 
 def test_memory_of_fsdp_is_an_h200s(script):
-    """Two H200s had these figures in twelve runs, after the backward pass and the step."""
+    """Check figures that two H200s had in twelve runs, after the backward pass and the step."""
     found = labkit.torchrun(
         script(START + FULLY_SHARDED), like="H200", values=False, quiet=True
     ).results
@@ -422,7 +422,7 @@ def test_the_same_number_on_two_nodes_is_another_gpu(script):
 
 
 def explained(script, case):
-    """Return the ranks' error.
+    """Return the error message of the ranks.
 
     A busy machine may take long to start them, so the time in which they must meet begins later.
     """

@@ -112,11 +112,11 @@ for _network in (
 
 
 class _Enough(BaseException):
-    """All steps are done."""
+    """Exception that ends a script when all steps are done."""
 
 
 def on_gpu(case: Case, queue: Any) -> None:
-    """Run it in this process; what it took goes into the queue."""
+    """Run a case in this process, and put its measurements into the queue."""
     ends: list[torch.cuda.Event] = []
     found: dict[str, Any] = {}
     first: list[Any] = []

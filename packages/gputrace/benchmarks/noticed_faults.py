@@ -52,7 +52,7 @@ def leak() -> None:
 
 
 def peak_above_the_budget() -> None:
-    """Need 40 MiB in between, where 10 MiB are allowed."""
+    """Allocate 40 MiB for a moment, where 10 MiB are allowed."""
     torch.cuda.reset_peak_memory_stats()
     rows = torch.ones(1024, 1).cuda()
     (rows - torch.ones(1, 10240).cuda()).abs().sum()
@@ -66,7 +66,7 @@ def hidden_synchronization() -> None:
 
 
 def missing_wait_for_a_stream() -> None:
-    """Read on one stream what another stream still writes."""
+    """Read on one stream while another stream is still writing."""
     left, side = torch.ones(2048, 2048).cuda(), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
@@ -115,14 +115,14 @@ def with_virtualgpu() -> None:
 
 
 def with_fakegpu() -> None:
-    """Install two T4s of FakeGPU, on its Python path."""
+    """Install two T4s of FakeGPU, a package that imitates GPUs, and put it on Python's path."""
     import fakegpu
 
     fakegpu.init(runtime="fakecuda", profile="t4", device_count=2)
 
 
 def with_mocks() -> None:
-    """Replace what a test asks torch.cuda for, as one writes it by hand."""
+    """Replace the functions of torch.cuda that a test calls, as people do by hand."""
     for owner in (torch.Tensor, torch.nn.Module):
         mock.patch.object(owner, "cuda", lambda self, *device: self).start()
     for name, value in (("memory_allocated", 0), ("max_memory_allocated", 0)):

@@ -38,7 +38,7 @@ BARE_LIMIT = 1.02  # of no recording, on the step that keeps the GPU busy, for m
 
 @contextmanager
 def history() -> Iterator[None]:
-    """PyTorch's own history, with Python stacks and as many events as `record` keeps."""
+    """Switch on PyTorch's own history, with Python stacks and as many events as `record` keeps."""
     torch.cuda.memory._record_memory_history(stacks="python", max_entries=200_000)
     try:
         yield
@@ -47,7 +47,7 @@ def history() -> Iterator[None]:
 
 
 def profiler() -> AbstractContextManager[object]:
-    """PyTorch's own profiler, which listens to CUDA alone."""
+    """Return PyTorch's own profiler, which records only CUDA's activities."""
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
 
 
@@ -80,7 +80,7 @@ def training_step(width: int, batch: int) -> Callable[[], None]:
 
 
 def seconds_of(step: Callable[[], None], count: int) -> float:
-    """Seconds of one step, of `count` at a stretch."""
+    """Return the seconds per step, from `count` steps in a row."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(count):
@@ -106,7 +106,7 @@ def measure(
 
 
 def ratios(times: dict[str, list[float]], side: str, to: str) -> list[float]:
-    """The quartiles of a ratio over the rounds."""
+    """Return the quartiles, over the rounds, of the ratio of two sides' times."""
     return statistics.quantiles((a / b for a, b in zip(times[side], times[to], strict=True)), n=4)
 
 

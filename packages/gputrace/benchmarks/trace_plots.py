@@ -167,7 +167,7 @@ def make_trace(count: int) -> Trace:
 
 
 def births(action: np.ndarray, segment: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """For each event about a block the event that allocated it, else -1."""
+    """Return for each event about a block the event that allocated the block, else -1."""
     birth = np.full(len(action), -1, np.int32)
     place = segment * LARGE + offset
     order = np.lexsort((np.arange(len(action)), place))
@@ -206,7 +206,7 @@ def measured(call: Callable[[], object]) -> tuple[float, int]:
 
 
 def report(count: int) -> bool:
-    """Print the figures of one size; is the memory plot quick and small enough?"""
+    """Print the figures of one size. Return whether the memory plot keeps its limits."""
     small = make_trace(1000)
     small.plot_memory()  # the first picture of a process loads fonts
     small.plot_segments()
@@ -244,7 +244,7 @@ def report(count: int) -> bool:
 
 
 def peak_of_process() -> int:
-    """Bytes: the most that this process has held."""
+    """Return the most bytes that this process has held."""
     try:
         import resource
     except ImportError:  # Windows keeps it elsewhere

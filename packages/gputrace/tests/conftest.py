@@ -36,7 +36,7 @@ LINES = (
 
 @pytest.fixture(scope="session")
 def warm_processes() -> Iterator[WarmProcesses]:
-    """Starts scripts as copies of a process that has imported torch."""
+    """An object that starts scripts as copies of a process that has imported torch."""
     warm = WarmProcesses()
     yield warm
     warm.close()
@@ -44,7 +44,7 @@ def warm_processes() -> Iterator[WarmProcesses]:
 
 @pytest.fixture
 def no_collection():
-    """What lies on a reference cycle stays until the test has ended."""
+    """Keep objects on reference cycles alive until the test has ended."""
     gc.collect()
     gc.disable()
     yield
@@ -53,7 +53,7 @@ def no_collection():
 
 @pytest.fixture(scope="module")
 def small_heap():
-    """Two virtual GPUs. Searches leave out the objects of pytest and torch, which makes them quick.
+    """Two virtual GPUs, and no objects of pytest and torch to search, which makes searches quick.
 
     The globals of modules are still searched.
     """
@@ -125,12 +125,12 @@ def make_trace(rows, *, stacks=LINES, **more) -> Trace:
 
 @pytest.fixture
 def trace_of():
-    """Makes a trace of a few rows."""
+    """A function that makes a trace of a few rows."""
     return make_trace
 
 
 def freed(seconds: float, address: float, size: float, *more: int) -> list[tuple]:
-    """Both rows of a free."""
+    """Return the two rows of a free: when it is requested and when it is completed."""
     return [
         (seconds, action, address, size, *more) for action in ("free_requested", "free_completed")
     ]

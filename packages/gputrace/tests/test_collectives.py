@@ -12,7 +12,10 @@ MIB = 1 << 20
 
 
 def two_pairs(real=False):
-    """Two all_reduces of the pairs (0, 1) and (2, 3) that end together. Ranks 1 and 2 are late."""
+    """Return a trace of two all_reduces, of the ranks (0, 1) and (2, 3), that end together.
+
+    Ranks 1 and 2 are late.
+    """
     ready = [1.0, 4.0, 4.0, 2.0]
     rows, moved = [], {}
     for rank in range(4):

@@ -32,7 +32,7 @@ def shell(tmp_path_factory):
 
 
 def allocated():
-    """The blocks in use, by address."""
+    """Return the blocks in use, by address."""
     segments = torch.cuda.memory_snapshot()
     return {
         block["address"]: block
@@ -43,7 +43,7 @@ def allocated():
 
 
 class Births:
-    """Return the blocks that are allocated in a `with` block and alive when it ends."""
+    """Context manager that collects the blocks allocated in it that are alive at its end."""
 
     def __enter__(self):
         self._before = set(allocated())
@@ -172,7 +172,7 @@ def test_leaks_keep_nothing_alive(no_collection):
 
 @pytest.fixture
 def cell(shell, capsys):
-    """Runs a cell of a notebook; `births` is there to plant leaks."""
+    """A function that runs a cell of a notebook. The cell can use `births` to plant leaks."""
     shell.reset(new_session=True)
     shell.user_ns.update(Births=Births, births=Births(), torch=torch)
 

@@ -20,7 +20,7 @@ ALLOC, FREE = ("alloc",), ("free_requested", "free_completed")
 
 @pytest.fixture
 def lines_of(trace_of):
-    """Return the lines of a trace of rows (actions, bytes, stack).
+    """A function that returns the lines of a trace of rows (actions, bytes, stack).
 
     Stack 1 is the user's line below one of torch's. Stack 2 has only torch's line.
     """

@@ -14,7 +14,7 @@ PARSE = SourceLine("/home/me/data.py", 9, "parse", "words = line.split()")
 
 
 def kernel(launched: float, start: float, seconds: float, device: int = 0) -> tuple:
-    """A launch and its kernel, as two rows of spans. The launch is the first of the two."""
+    """Return a launch and its kernel, as two rows of spans. The launch is the first of the two."""
     return (launched, 0.0, HOST, 0, LAUNCH, "k"), (start, seconds, device, 0, KERNEL, "k")
 
 
@@ -27,7 +27,7 @@ def execution(*kernels: tuple) -> Execution:
 
 
 def computer(*batches: tuple[float, float, float], **more) -> ComputerTime:
-    """The time of a computer, with batches of (seconds, asked, received)."""
+    """Return the time of a computer, with batches of (seconds, asked, received)."""
     loading = []
     if batches:
         loading = [Loading(LINE, *map(list, zip(*batches, strict=True)))]

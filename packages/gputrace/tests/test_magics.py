@@ -31,7 +31,7 @@ def shell():
 
 
 def run(shell, cell):
-    """Run one cell; gives IPython's result and what was displayed, as text."""
+    """Run one cell. Return IPython's result, and what was displayed, as text."""
     with capture_output() as captured:
         result = shell.run_cell(textwrap.dedent(cell).strip("\n"), store_history=True)
     shown = [output.data.get("text/plain", "") for output in captured.outputs]
@@ -39,7 +39,7 @@ def run(shell, cell):
 
 
 def test_the_lines_of_the_cell_are_the_readers(shell):
-    """The magic's own line is line 1, as JupyterLab counts."""
+    """Check that the magic's own line is line 1, as JupyterLab counts."""
     result, shown, _ = run(
         shell,
         """

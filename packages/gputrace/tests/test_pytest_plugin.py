@@ -19,7 +19,7 @@ PYTEST = importlib.util.find_spec("pytest.__main__").origin
 
 @pytest.fixture
 def suite(pytester, warm_processes, monkeypatch):
-    """Function that runs a suite with a text, in a process that has imported torch already.
+    """A function that runs a suite with this text, in a process that has imported torch already.
 
     No other plugin is loaded, because loading them takes longer than a suite.
     """

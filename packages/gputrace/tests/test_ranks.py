@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 
 def recorded(device, size, stays):
-    """What a rank does on its own GPU: a kernel, and memory of which a part stays."""
+    """Return the trace of a rank with a kernel, and with memory of which a part stays."""
     with record() as trace:
         x = torch.ones(size, device=device)
         with torch.profiler.record_function("doubling"):

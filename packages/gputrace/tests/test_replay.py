@@ -37,7 +37,7 @@ def run(allocator, steps, live):
 
 
 def listen(allocator, heard):
-    """Note the events as CUDA's history tells them: without the sizes of blocks."""
+    """Collect the events as CUDA's history reports them, which is without the sizes of blocks."""
 
     def listener(action, block, size):
         if block is not None:
@@ -53,7 +53,7 @@ def listen(allocator, heard):
 
 
 def plain(segments):
-    """What a snapshot and a replay must agree on."""
+    """Return the parts of segments on which a snapshot and a replay must agree."""
     names = {"active_allocated": "allocated", "active_pending_free": "pending", "inactive": "free"}
     return [
         (
@@ -90,7 +90,7 @@ def test_a_replay_of_requests_finds_every_block(configuration, before, steps):
 
 @given(steps=st.lists(STEP, max_size=60))
 def test_the_sizes_of_blocks_in_expandable_segments(steps):
-    """Other events report the mapped addresses. The sizes of blocks in use must still be found."""
+    """Check that the sizes of blocks are found, although other events report mapped addresses."""
     allocator = CachingAllocator(0, 200 * MiB, settings=Settings.parse("expandable_segments:True"))
     count, taken = 0, {}
 

@@ -23,7 +23,7 @@ _VOID = {"meta", "img"}
 
 
 class Page(HTMLParser):
-    """Checks that elements are closed in order, and gathers attributes and text."""
+    """Parser that checks that elements are closed in order, and collects attributes and text."""
 
     def __init__(self, text):
         super().__init__()
@@ -58,7 +58,7 @@ def card():
 
 
 def written(target, run, more=MappingProxyType({}), **options):
-    """The page about what `run` does, and what it raised."""
+    """Return the page about what `run` does, and the error that it raised."""
     raised = None
     try:
         report.run_and_report(

@@ -28,12 +28,12 @@ from virtualgpu.streams.race_reports import RaceWarning
 
 @pytest.fixture
 def cycles(machine) -> float:
-    """Cycles a second of the virtual GPUs."""
+    """The clock cycles per second of the virtual GPUs."""
     return hardware.machine().profile.sm_clock_khz * 1e3
 
 
 def rows(trace, *kinds):
-    """(device, stream, kind, name, line) of each span, in order of time."""
+    """Return (device, stream, kind, name, line) of each span, in order of time."""
     spans = trace.spans
     told = []
     for i in range(len(spans)):
@@ -169,7 +169,7 @@ def test_waits_name_both_streams(machine):
 
 
 def test_busy_idle_and_overlap_in_seconds(machine, cycles):
-    """A kernel of 10 ms, half of which a copy lies under on another stream."""
+    """Check a kernel of 10 ms that overlaps for half of its time with a copy on another stream."""
     side = torch.cuda.Stream()
     pinned = torch.ones(64 << 20, dtype=torch.uint8).pin_memory()
     torch.cuda.synchronize()
@@ -310,7 +310,7 @@ def test_columns_are_in_order_and_launches_keep_their_span():
 
 
 def test_what_follows_one_another_overlaps_in_nothing():
-    """However the floats round."""
+    """Check this for times whose floating-point sums are rounded."""
     generator = np.random.default_rng(0)
     for _ in range(50):
         edges = np.cumsum(generator.random(9) * 1e-3)

@@ -31,7 +31,7 @@ MODULES = (
 
 
 class WarmProcesses:
-    """Starts one script after another. The server starts with the first one."""
+    """Starter of scripts, one after another. The server starts with the first script."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None
@@ -102,7 +102,7 @@ def serve() -> None:
 
 
 def become(request: dict) -> None:
-    """Run the script in this copy, and end it."""
+    """Run the requested script in this copy of the server, and end the copy."""
     from virtualgpu.script import run_script
 
     os.setsid()

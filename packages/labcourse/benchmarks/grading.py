@@ -63,14 +63,14 @@ def submission(number: int, answers: list[str]) -> bytes:
 
 
 def memory_of_all() -> int:
-    """Bytes of this process alone: what the sandboxes use ends with them."""
+    """Return the bytes of this process alone. The memory of the sandboxes ends with them."""
     return int(psutil.Process().memory_info().rss)
 
 
 def graded(
     course: assignment.Course, source: Path, out: Path, workers: int
 ) -> tuple[float, list[int]]:
-    """Seconds for all, and this process's memory after each."""
+    """Return the seconds for all submissions, and this process's memory after each."""
     submissions, problems = collect.collect(source, course)
     store, used = grading.Store(out), []
     began = time.monotonic()
@@ -126,7 +126,7 @@ def with_nbgrader(
 
 
 def solved(course: assignment.Course, lab: assignment.Assignment) -> bytes:
-    """The notebook of a lab as it is handed out, with the lesson's solutions as answers."""
+    """Return the notebook of a lab as it is handed out, with the lesson's solutions as answers."""
     handed_out = release.student_copy(course, lab)
     numbers = iter(lab.exercises)
     for cell in handed_out.cells:
@@ -155,7 +155,7 @@ def one_of_each(folder: Path, lessons: list[str]) -> None:
 
 
 def processor_seconds(sandbox: Sandbox) -> float:
-    """Seconds of processors that the sandbox's processes have used, also those that have ended."""
+    """Return the processor seconds of the sandbox's processes, including those that have ended."""
     [server] = psutil.Process(sandbox._server.pid).children()
     return sum(server.cpu_times()[:4])
 

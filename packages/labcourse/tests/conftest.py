@@ -20,7 +20,7 @@ def course(tmp_path_factory) -> assignment.Course:
 
 @pytest.fixture(scope="session")
 def bubblewrap() -> backends.Backend:
-    """Bubblewrap; where it does not work, tests of what only it can do are skipped."""
+    """The backend bubblewrap. If it does not work here, tests that need it are skipped."""
     try:
         return backends.best(LIMITS.scratch, "bubblewrap")
     except RuntimeError as error:
@@ -29,13 +29,13 @@ def bubblewrap() -> backends.Backend:
 
 @pytest.fixture(scope="session")
 def sandbox(bubblewrap):
-    """One sandbox for many submissions: none may harm the next."""
+    """A sandbox for many submissions, none of which may harm the next one."""
     with Sandbox(bubblewrap, LIMITS) as box:
         yield box
 
 
 class Borrowed:
-    """Stands for a sandbox of a grading's own, and lends it another one that has started."""
+    """Replacement of a grading's own sandbox, which lends it a sandbox that has started."""
 
     def __init__(self, lent: Sandbox) -> None:
         self._lent = lent
@@ -69,7 +69,7 @@ def borrowing(sandbox):
 
 @pytest.fixture
 def borrowed_sandbox(borrowing):
-    """For tests of what a grading does, not of its sandbox."""
+    """Let the test's gradings borrow the sandbox. For tests of the grading, not of its sandbox."""
     with borrowing():
         yield
 
@@ -86,7 +86,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def tried(whole, sandbox):
-    """The result of an exercise, of all exercises of whose lab only this one is asked for."""
+    """The result of one exercise of a lab, when only this exercise is tried."""
 
     def examine(number, *cells, given=""):
         lab = whole.lab(number[:2])

@@ -27,7 +27,7 @@ notebooks = "{NOTEBOOKS}"
 
 
 def solution(number: str) -> str:
-    """The lesson's own solution of an exercise."""
+    """Return the lesson's own solution of an exercise."""
     path = next(NOTEBOOKS.glob(f"{number[:2]}_*.ipynb"))
     cells = nbformat.read(path, as_version=4).cells
     text = next(cell.source for cell in cells if f"Solution of {number}<" in cell.source)

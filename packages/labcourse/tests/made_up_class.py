@@ -46,7 +46,7 @@ NEW_NAMES = ("banana", "zeta", "tmp_1", "q", "w", "e", "r2")
 
 
 def own_answer(student: int, name: str = "on_gpu") -> str:
-    """An answer that no other student of the class has."""
+    """Return an answer that no other student of the class has."""
     chain = [f".{METHODS[int(digit)]}()" for digit in f"{student:03d}"]
     text = ANSWERS[name][student % len(ANSWERS[name])]
     return text.replace("CHAIN", "".join(chain * 2)).replace("ODD", "".join(chain[::-1] * 2))
@@ -86,7 +86,7 @@ def commented(source: str) -> str:
 
 
 def reordered(source: str) -> str:
-    """With the first two lines, which need nothing of each other, the other way round."""
+    """Return the answer with its first two lines exchanged. They do not depend on each other."""
     lines = source.splitlines()
     lines[1], lines[2] = (
         (lines[2], lines[1]) if not lines[2].lstrip().startswith("for ") else (lines[1], lines[2])
@@ -102,7 +102,7 @@ def annotated(source: str) -> str:
 
 
 def looped(source: str) -> str:
-    """With a loop in place of a comprehension."""
+    """Return the answer with a loop in place of a comprehension."""
     return re.sub(
         r"    (\w+) = \[(.*) (for \w+ in \w+)( if .*)?\]\n",
         lambda m: (
@@ -114,7 +114,7 @@ def looped(source: str) -> str:
 
 
 def with_constants(source: str) -> str:
-    """With each constant under a name, at the top of the cell or of the function."""
+    """Return the answer with each constant under a name, at the top of the cell or the function."""
     tree = ast.parse(source)
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     names = [
@@ -138,7 +138,7 @@ class _Named(ast.NodeTransformer):
 
 
 def with_dead_code(source: str) -> str:
-    """With lines that do nothing, above and below."""
+    """Return the answer with lines that do nothing, at its beginning and end."""
     first, _, rest = source.rstrip().partition("\n")
     dead = (
         "    spare = 3 * 7\n    spare2 = spare\n    if False:\n        print('never')\n"
@@ -148,7 +148,7 @@ def with_dead_code(source: str) -> str:
 
 
 def with_another_name(source: str) -> str:
-    """With a name for what is returned, and without the short form of a sum."""
+    """Return the answer with a name for the result, and without the short form of a sum."""
     source = re.sub(
         r"    return ([^0-9\n]+)\n", r"    answer = \1\n    return answer\n", source + "\n"
     )
@@ -156,7 +156,7 @@ def with_another_name(source: str) -> str:
 
 
 def turned(source: str) -> str:
-    """With conditions the other way round."""
+    """Return the answer with conditions written the other way round."""
     return re.sub(
         r"if (\w+) > 100:\n(.*)\n    else:\n(.*)\n",
         r"if not 100 < \1:\n\3\n        pass\n    else:\n\2\n",
@@ -165,13 +165,13 @@ def turned(source: str) -> str:
 
 
 def imported(source: str) -> str:
-    """With another name for what PyTorch offers."""
+    """Return the answer with other names for functions of PyTorch."""
     changed = source.replace("torch.tensor(", "make(").replace("torch.nn.functional.", "F.")
     return f"from torch import tensor as make\nimport torch.nn.functional as F\n{changed}"
 
 
 def merged(first: str, second: str) -> str:
-    """The first half of one answer to "fit" and the second half of another."""
+    """Return the first half of one answer to "fit", joined with the second half of another."""
     return first[: first.index("    total = 0")] + second[second.index("    total = 0") :]
 
 
@@ -207,7 +207,7 @@ def made_up_class(
 
 
 def _disguised(source: str, disguise: Callable[[str], str]) -> str:
-    """Disguised, unless an earlier disguise leaves no place for this one."""
+    """Return the disguised answer, or the answer itself if this disguise no longer applies."""
     changed = disguise(source)
     try:
         ast.parse(changed)

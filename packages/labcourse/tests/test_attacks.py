@@ -79,7 +79,7 @@ def test_an_attack_reaches_nothing(name, tried, sandbox, outside, monkeypatch):
 
 @pytest.fixture(scope="module")
 def without_control_group(sandbox):
-    """A sandbox of somebody who may not make control groups."""
+    """A sandbox of a user who may not create control groups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ControlGroup, "around", lambda pid, memory: None)
         sandbox.close()

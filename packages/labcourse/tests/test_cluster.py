@@ -34,7 +34,7 @@ def ip(*words):
 
 @pytest.fixture
 def two_machines():
-    """Two network namespaces with a cable between them. Skipped if they may not be made."""
+    """Two network namespaces with a cable between them. Tests are skipped if they are forbidden."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("two network namespaces need root and iproute2")
     try:
@@ -86,7 +86,7 @@ def started(*command):
 
 
 def worker(namespace, number):
-    """A Dask worker on one of the machines, with one thread."""
+    """Start a Dask worker with one thread on one of the machines."""
     dask = [
         sys.executable,
         "-m",

@@ -256,7 +256,7 @@ def _cells(copy, names):
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory, bubblewrap):
-    """The folder with the results of a made-up class of ten, and its course."""
+    """The folder with the results of a made-up class of ten students, and its course."""
     folder = tmp_path_factory.mktemp("class")
     limits = "[limits]\ntrial_seconds = 20\nseconds = 600\n"
     course = read(folder, f'[labs."puzzles"]\npoints = {{ "one launch" = 2 }}\n{limits}')

@@ -10,7 +10,7 @@ from labcourse.control_group import ControlGroup
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A folder that looks like the system's control groups, but nobody counts memory there."""
+    """A folder that looks like the system's control groups, but limits no memory."""
     (tmp_path / "cgroup.procs").touch()
     monkeypatch.setattr(control_group, "TREES", (os.fspath(tmp_path),))
     return tmp_path

@@ -159,7 +159,7 @@ def test_a_seed_that_cannot_be_read(tmp_path):
 
 
 def mine(folder, change):
-    """A course of one notebook of the instructor's own: the first lesson, changed."""
+    """Return a course with one notebook of the instructor's own, a changed copy of lesson 0."""
     (folder / "mine").mkdir()
     notebook = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", as_version=4)
     change(notebook.cells)
@@ -282,7 +282,7 @@ values = st.recursive(
 
 
 def sometimes(right):
-    """The right value, and now and then any other."""
+    """Return the right value, or from time to time any other value."""
     return st.integers(0, 9).flatmap(lambda chance: values if chance == 0 else right)
 
 
@@ -342,7 +342,7 @@ courses = st.fixed_dictionaries(
 
 
 def as_toml(value):
-    """A value of TOML, on one line."""
+    """Return a value in the syntax of TOML, on one line."""
     if isinstance(value, dict):
         return (
             "{"
@@ -364,7 +364,7 @@ def as_toml(value):
 
 @cache
 def notebooks_of_two_lessons(folder):
-    """The first two lessons alone, which are read quickly."""
+    """Copy only the first two lessons to a folder, which can be read quickly."""
     path = folder / "two"
     path.mkdir(exist_ok=True)
     for lesson in sorted(NOTEBOOKS.glob("0[01]_*.ipynb")):

@@ -51,7 +51,7 @@ class Played:
 
 
 def tensor_on(device: str, question: dict[str, Any]) -> dict[str, Any]:
-    """What `observe` says of a tensor with the values that were asked for."""
+    """Return the observation of a tensor with the requested values."""
     numbers = question["inputs"]
     tensor = {
         "type": "Tensor",
@@ -64,7 +64,10 @@ def tensor_on(device: str, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def honest(question: dict[str, Any]) -> dict[str, Any]:
-    """The answer is right; the control, which makes its tensor on the CPU, looks as it does."""
+    """Return a right answer's observation.
+
+    The control, which makes its tensor on the CPU, looks as it should.
+    """
     return tensor_on("cpu" if question["wrong_answer"] else "cuda:0", question)
 
 

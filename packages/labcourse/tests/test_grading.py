@@ -78,7 +78,7 @@ def hand_in(folder, submissions=CLASS):
 
 
 def graded_files(folder):
-    """All that must be the same in each grading."""
+    """Return the content of all files that must be the same in each grading."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -275,7 +275,7 @@ def test_one_submission_that_cannot_be_graded_stops_no_other(one_lab, tmp_path, 
 
 
 def test_killed_half_way_it_goes_on(graded, tmp_path):
-    """The command is killed after its first result.
+    """Kill the command after its first result, and run it again.
 
     No process is left, and the next run does not grade the result again.
     """

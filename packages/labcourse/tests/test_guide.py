@@ -25,7 +25,7 @@ RIGHT = "def on_gpu(numbers): return torch.tensor(numbers, device='cuda')"
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
-    """The guide's course file in an empty folder."""
+    """An empty folder with the guide's course file."""
     (tmp_path / "course.toml").write_text(re.search(r"```toml\n(.*?)```", GUIDE, re.DOTALL)[1])
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -159,7 +159,10 @@ def test_gradescope_results(tmp_path):
 
 
 def graded(folder, names, dates=""):
-    """The results of right answers in files with these names, all a week late by their own time."""
+    """Grade right answers in files with these names, and return the results.
+
+    All are a week late by the files' own time.
+    """
     (folder / "course.toml").write_text(
         f'notebooks = "{NOTEBOOKS}"\nlate_penalty = 0.5\n[labs."00"]\ndue = 2026-11-01\n'
     )

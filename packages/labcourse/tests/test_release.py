@@ -32,7 +32,7 @@ points = 3
 
 @pytest.fixture(scope="module")
 def whole_course(tmp_path_factory) -> assignment.Course:
-    """Every lesson as a lab."""
+    """A course with every lesson as a lab."""
     path = tmp_path_factory.mktemp("all") / "course.toml"
     labs = "".join(f'[labs."{lesson}"]\n' for lesson in LESSONS)
     path.write_text(f'notebooks = "{NOTEBOOKS}"\n{labs}')
@@ -40,7 +40,7 @@ def whole_course(tmp_path_factory) -> assignment.Course:
 
 
 def solved(course, lab):
-    """The students' notebook with the instructor's solutions in it."""
+    """Return the students' notebook with the instructor's solutions in it."""
     notebook = release.student_copy(course, lab)
     solutions = [
         SOLVED.search(cell.source)[1]
@@ -176,7 +176,7 @@ def box(whole_course, bubblewrap):
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, box, lesson):
-    """The controls find nothing in an honest notebook, too."""
+    """Check also that the controls find nothing in an honest notebook."""
     [lab] = (lab for lab in whole_course.labs if lab.name == lesson)
     given = release.handed_out(whole_course, lab)
     examined = examination.examine(solved(whole_course, lab), "ada", lab, whole_course, given, box)
@@ -207,7 +207,7 @@ def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, 
 
 
 def test_exercises_are_taken_out_of_the_sections_of_a_lesson(tmp_path):
-    """An exercise may follow its section. The lab has its task, stub and check, and no more."""
+    """Check that a lab has only the task, stub and check of an exercise in a section."""
     cells = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", as_version=4).cells
     [stub] = [
         index for index, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])

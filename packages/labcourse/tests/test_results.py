@@ -48,7 +48,7 @@ def record(
     beside="",
     **more,
 ):
-    """A record as grading writes it."""
+    """Return a record in the form that grading writes."""
     lab = course.lab("00")
     examined = Examined()
     if status != "graded":
@@ -86,7 +86,7 @@ def record(
 
 
 def written(course, records, folder, problems=(), received=""):
-    """The folder of results of these records."""
+    """Write the results of these records, and return the folder."""
     store = Store(folder)
     submissions = []
     for item in records:
@@ -169,7 +169,7 @@ def test_an_exercise_and_a_notebook_run_out_of_time_in_the_same_words(asking, tm
 
 
 def part(index, name):
-    """A part of the list of what needs a look."""
+    """Return one part of the page, from the list of reasons to look at a submission."""
     found = re.search(rf"<h3>{name}</h3>(.*?)(?=<h[23]>)", index, re.DOTALL)
     return found[1] if found else ""
 
@@ -240,7 +240,7 @@ def test_an_answer_that_is_empty_counts_nothing_and_is_named(asking, tmp_path):
 
 @pytest.fixture(scope="module")
 def alike(asking, tmp_path_factory):
-    """The page that compares a class of 20, in which some copied."""
+    """The page that compares the answers of a class of 20, in which some students copied."""
     answers, planted = made_up_class(20, [2, 3])
     class_ = [
         record(asking, student, source=source, answer=f"Since {student}")
@@ -301,7 +301,7 @@ def test_the_same_records_give_the_same_pages(alike, asking, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("borrowed_sandbox")
 def test_the_copies_in_a_class_of_100_are_found(tmp_path):
-    """Handed in, collected, graded in sandboxes, and compared."""
+    """Collect, grade in sandboxes and compare the submissions of a class."""
     (tmp_path / "course.toml").write_text(COURSE.replace('[labs."01"]\n[labs."06"]\n', ""))
     course = assignment.read(tmp_path / "course.toml")
     answers, planted = made_up_class(100, [2, 2, 3, 4, 6])

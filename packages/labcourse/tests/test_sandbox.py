@@ -10,7 +10,7 @@ from .handed_in import LIMITS
 
 
 class Played:
-    """A sandbox whose processes are gone at once. `ended` is what the fork server reports of it."""
+    """A sandbox whose processes end at once. `ended` is the fork server's report."""
 
     limits, group = LIMITS, None
 
@@ -52,7 +52,7 @@ def test_the_end_of_a_process_has_its_reason(reason, status, kind):
 
 
 class RanOut:
-    """A control group in which the system has ended a process for its memory."""
+    """A control group in which the system has ended a process because of its memory."""
 
     def ran_out(self):
         return True

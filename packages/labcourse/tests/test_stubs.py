@@ -21,7 +21,7 @@ def described(tmp_path, number, notebooks=""):
 
 
 def answered(folder, number, answer):
-    """A folder with a copy of a lesson in which an exercise's cell holds `answer`."""
+    """Return a folder with a copy of a lesson in which an exercise's cell contains `answer`."""
     source = next(NOTEBOOKS.glob(f"{number[:2]}_*.ipynb"))
     folder.mkdir()
     notebook = json.loads(source.read_text())

@@ -142,7 +142,7 @@ def of_file(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, str,
 
 
 def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
-    """Yield a child's messages.
+    """Run a file's tests in a child, and yield the child's messages.
 
     Return how it ended, the test that was running, and for how long.
     """
@@ -200,7 +200,7 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
 
 
 class Told(unittest.TestResult):
-    """A test result that sends each outcome at once."""
+    """A test result that sends each test's outcome at once."""
 
     def __init__(self, to: int) -> None:
         super().__init__()

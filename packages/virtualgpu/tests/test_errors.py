@@ -64,9 +64,9 @@ LIBRARIES = Path(torch.__file__).parent / "lib"
 
 
 def as_said_here(expression: str, kind: str, words: str) -> tuple[str, str]:
-    """Return the class and the words that the installed torch uses.
+    """Return the exception class and the text that the installed torch has for an expression.
 
-    Errors that do not depend on the device have the CPU's class.
+    Errors that do not depend on the device have the CPU's class. `kind` and `words` are recorded.
     """
     try:
         eval(expression.replace("cuda", "cpu"), NAMES)

@@ -237,7 +237,7 @@ def test_factories_on_the_cpu_are_untouched():
 
 
 def test_composites_of_c_keep_to_their_inputs_device():
-    """C++ makes intermediate results on the operator's device.
+    """Check that C++ makes intermediate results on the operator's device.
 
     This is also so if the same line ran for another device before.
     """
@@ -378,7 +378,7 @@ def test_out_beside_a_device(name):
 
 
 class Labelled(torch.Tensor):
-    """A subclass that the legacy constructor makes."""
+    """Subclass of a tensor that the legacy constructor makes."""
 
 
 def test_the_legacy_constructor_makes_tensors_of_a_subclass(machine):

@@ -23,7 +23,7 @@ class Sends(Function):
 
 
 class ToHost(Function):
-    """Copy to the host, and return the gradient on the GPU."""
+    """Function that copies to the host, and whose gradient is on the GPU."""
 
     @staticmethod
     def forward(ctx, x):

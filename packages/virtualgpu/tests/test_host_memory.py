@@ -44,7 +44,7 @@ def test_memory_without_a_limit(tmp_path):
 
 
 def test_memory_of_a_job_within_a_machine(tmp_path):
-    """A batch system limits a group of processes, which still sees the groups around it."""
+    """Check a batch job, whose group of processes is limited, and which sees the outer groups."""
     files = {"memory.max": "max", "memory.current": "9000", "memory.stat": ""}
     files |= {
         f"jobs.slice/{name}": text

@@ -172,7 +172,7 @@ def test_what_only_cycles_hold_is_freed_with_its_machine(values):
 
 
 def test_without_memory_on_it_nothing_is_collected_when_it_goes():
-    """With half a million objects, a collection takes a third of a second."""
+    """Check this because a collection of half a million objects takes a third of a second."""
     collected: list[str] = []
 
     def note(phase, information):
@@ -221,7 +221,7 @@ assert gradients._ALONE
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_no_backward_runs_before_the_programs_first():
-    """On a computer with real GPUs, autograd would start threads for them.
+    """Check this because on a computer with real GPUs autograd would start threads.
 
     A child that is forked later could not run a backward pass then.
     """

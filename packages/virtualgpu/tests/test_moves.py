@@ -277,7 +277,7 @@ def test_module_moves_keep_objects_gradients_hooks_and_optimizers():
 
 
 def test_a_parameter_goes_and_comes_without_its_gradient():
-    """FullyShardedDataParallel does this with a whole parameter and the gradient of a shard."""
+    """Check what FullyShardedDataParallel does with a whole parameter and a shard's gradient."""
     parameter = nn.Parameter(torch.ones(2, device="cuda"))
     parameter.grad = torch.full((2,), 3.0, device="cuda")
     parameter.data = torch.full((4,), 5.0, device="cuda")

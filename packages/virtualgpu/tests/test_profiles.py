@@ -96,7 +96,7 @@ def test_figures_fit_together(name):
 
 
 def test_float32_peak_is_two_operations_a_core_a_clock():
-    """A datasheet's float32 figure is cores × boost clock × 2.
+    """Check that a datasheet's float32 figure is cores × boost clock × 2.
 
     This holds for chips whose boost clock is the maximum clock here.
     """

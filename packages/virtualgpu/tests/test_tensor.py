@@ -321,7 +321,7 @@ def test_a_storage_class_makes_storages_of_the_host():
 
 
 def test_state_dicts_are_staged_on_the_host_as_a_gpus_are():
-    """torch.distributed.checkpoint.async_save begins with this."""
+    """Check the first step of torch.distributed.checkpoint.async_save."""
     layer = nn.Linear(2, 2).cuda()
     staged = StateDictStager().stage(layer.state_dict())
     assert {(x.device.type, type(x), *vars(x)) for x in staged.values()} == {("cpu", torch.Tensor)}

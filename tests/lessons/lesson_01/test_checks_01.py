@@ -127,7 +127,7 @@ def test_the_work_also_returns_false_values():
     ],
 )
 def test_a_copy_is_judged_by_its_time_and_values(change, hint):
-    """A copy of 10 ms and work of 5 ms: 10 ms together are possible, 15 ms need no skill."""
+    """Judge a copy of 10 ms and work of 5 ms. The best total is 10 ms, and 15 ms is no overlap."""
     case = {"device": "cuda:1"}
     attempt = {"total": 0.0101, "left": 0.0, "calls": 1, "work": 0.005}
     attempt |= {"device": "cuda:1", "shape": [100], "same": True}

@@ -65,7 +65,7 @@ LOSS = {"type": "Tensor", "device": "cuda:0", "shape": [], "values": [20.0]}
     ],
 )
 def test_a_loss_is_judged_by_its_value_its_place_and_who_waited(change, hint):
-    """Values 1 and 3 are doubled: losses 4 and 36."""
+    """Judge the losses of the values 1 and 3, which are doubled: 4 and 36."""
     observed = {"result": LOSS, "waited": False, "graph": False, "backward": False}
     observed |= {"training": True, "modes": [True]}
     verdict = judge_losses([observed | change], [[[1, 5], [3, 2]]])

@@ -139,7 +139,7 @@ def lab():
 
 @pytest.fixture(scope="module")
 def whole():
-    """Return the result of a whole run, which takes seconds."""
+    """The result of a whole run, which takes seconds."""
     with labkit.use(gpus=4, virtual=True, quiet=True):
         return collect(data_parallel_step())
 

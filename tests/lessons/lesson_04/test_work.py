@@ -24,7 +24,7 @@ def stage(gpu, layers=1, width=2048):
 
 
 def step(stages, parts):
-    """Forward and backward passes of micro-batches with plain `.to`."""
+    """Run forward and backward passes of micro-batches with plain `.to`."""
     outputs = [stages[1](stages[0](part).to("cuda:1")) for part in parts]
     torch.cat(outputs).square().mean().backward()
 
@@ -52,7 +52,7 @@ def test_every_pass_of_every_micro_batch_is_recorded_in_the_order_of_time(two_gp
 
 
 def test_a_backward_pass_ends_when_its_stage_is_done(two_gpus):
-    """The first stage computes no gradient of its input, and one gradient per parameter."""
+    """Check a first stage, which computes no gradient of its input and one per parameter."""
     stages = [stage(0, layers=2), stage(1, layers=2)]
     rows = record_work(stages, lambda: step(stages, batch().chunk(2)))
     seconds = {(row["stage"], row["work"], row["micro_batch"]): row["seconds"] for row in rows}

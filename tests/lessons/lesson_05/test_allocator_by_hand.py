@@ -107,7 +107,7 @@ def test_without_a_gpu_it_says_so():
 
 
 class Hand:
-    """What the figure asks of `AllocatorByHand`."""
+    """Replacement of `AllocatorByHand`, with the attributes that the figure needs."""
 
     badge = "measured on paper"
 
@@ -122,7 +122,7 @@ class Hand:
 
 
 def segment(stream, *blocks):
-    """From (name, MiB) pairs; "" is free."""
+    """Return a segment from (name, MiB) pairs. The name "" means a free block."""
     offset, made = 0, []
     for name, size in blocks:
         made.append(HandBlock(int(offset * MIB), int(size * MIB), name))

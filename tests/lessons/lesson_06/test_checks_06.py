@@ -24,7 +24,7 @@ BAD = [6]  # a batch
 
 
 def verdict(answer=(), expected=()) -> str:
-    """Return the message for a perfect answer with the changes `answer`.
+    """Return the check's message for a perfect answer that is changed by `answer`.
 
     The script kept 1 KiB per step, and has the changes `expected`.
     """

@@ -39,7 +39,7 @@ def used() -> int:
 
 
 def workers() -> list[psutil.Process]:
-    """Processes that the server of processes has started, not those of another test's sandbox."""
+    """Return the processes that the server of processes has started, except a sandbox's."""
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it may just have ended

@@ -128,7 +128,7 @@ def test_no_snippet_is_missing(article, section, line):
 
 
 def test_every_snippet_is_listed():
-    """So that one which is taken away here is missed."""
+    """Compare with a list, so that a snippet that is removed is noticed."""
     told = {(claim.article.name, claim.section): 0 for claim in CLAIMS if claim.snippet}
     assert set(told) == {(article, section) for article, section, _ in LISTED}
     assert sum(claim.snippet for claim in CLAIMS) == len(LISTED)
@@ -150,7 +150,7 @@ def test_a_claim_is_told_in_a_few_words_and_says_why(claim):
 
 @each_claim
 def test_a_sentence_is_quoted_whole(claim):
-    """A cut sentence may mean something else."""
+    """Check this because a part of a sentence may mean something else."""
     assert "…" not in claim.says and "..." not in claim.says
 
 
@@ -168,7 +168,7 @@ def test_what_no_longer_holds_says_what_to_write_or_where_it_stands(claim):
 
 @each_claim
 def test_a_verdict_fits_what_running_the_claim_shows(claim):
-    """Deprecated code runs. A typo and an invented name raise an error.
+    """Check that deprecated code runs, and that a typo and an invented name raise an error.
 
     They may also pass if the claim only says that a feature exists.
     """

@@ -39,7 +39,7 @@ def gpus():
 
 @pytest.fixture(scope="module")
 def trial():
-    """What all claims come to on virtual GPUs, by name."""
+    """The outcomes of all claims on virtual GPUs, by name."""
     with labkit.use(gpus=MOST, virtual=True, quiet=True):
         return by_name(CLAIMS)
 
@@ -54,7 +54,7 @@ def test_a_claim_comes_to_what_is_expected_of_it(trial, claim):
 
 
 def test_claims_about_memory_do_not_depend_on_what_other_work_left(gpus):
-    """A live tensor keeps its segment, and a claim's request could get a free part of it."""
+    """Check a live tensor, in whose segment a claim's request could get a free part."""
     left = []
     for gpu in range(MOST):
         torch.empty(1 << 30, dtype=torch.uint8, device=f"cuda:{gpu}")  # stays in the cache
@@ -94,7 +94,7 @@ def test_verdicts_do_not_hang_on_the_model_of_the_gpu(like):
     [pytest.param(count, marks=pytest.mark.gpu(count=count)) for count in range(1, MOST + 1)],
 )
 def test_claims_come_to_what_is_expected_on_real_gpus(count):
-    """Those that need so many; and what to write today works there, too."""
+    """Run the claims that need this many GPUs, and the code to write today."""
     chosen = [claim for claim in CLAIMS if claim.gpus == count and not claim.untried]
     with labkit.use(gpus=count, virtual=False, quiet=True):
         tried = by_name(chosen)
@@ -171,7 +171,7 @@ def test_trying_leaves_the_process_as_it_was(gpus):
 
 
 def test_a_warning_that_the_first_in_a_process_gets_is_no_claims(gpus):
-    """On real GPUs; a claim's own warning stays."""
+    """Check this on real GPUs. A claim's own warning is kept."""
     once = (
         "Attempting to run cuBLAS, but there was no current CUDA context! "
         "Attempting to set the primary context..."

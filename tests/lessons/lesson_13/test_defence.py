@@ -48,7 +48,7 @@ def test_an_experiment_that_cannot_fail_is_refused(outcomes, capsys):
 
 
 def test_the_sentence_and_its_opposite_may_not_get_the_same_verdict(outcomes, capsys):
-    """The verdict "false" needs False for the subject and True for the opposite."""
+    """Check that the verdict "false" needs False for the subject and True for the opposite."""
     assert defend(QUOTE, "false", shares, torch.Tensor.detach, torch.clone, among=outcomes) is None
     assert "the verdict false needs False" in capsys.readouterr().out
     assert (
@@ -141,7 +141,7 @@ def test_the_sentences_with_stand_ins_have_no_verdict_yet():
 
 
 def test_stand_ins_of_memory_differ_from_each_other():
-    """Two of them that always agreed would be one."""
+    """Check this because two stand-ins that always agreed would test only one thing."""
     kept = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
     for _ in range(2):
         torch.empty(5 << 20, dtype=torch.uint8, device="cuda:1")  # stays in the cache

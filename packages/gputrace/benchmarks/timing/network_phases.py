@@ -113,7 +113,7 @@ def lstm() -> Network:
 
 
 class UNet(nn.Module):
-    """Four levels of two 3 × 3 convolutions with group norms, down and up again."""
+    """U-Net with four levels of two 3 × 3 convolutions with group norms, down and up again."""
 
     def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
         super().__init__()

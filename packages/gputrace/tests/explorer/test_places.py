@@ -6,7 +6,10 @@ MIB = 1 << 20
 
 
 def rows(first, second, third=500):
-    """Two segments with a block each; the first is freed, and another of its size taken."""
+    """Return the rows of two segments with a block each.
+
+    The first segment is freed, and another one of its size is allocated.
+    """
     return [
         (0.0, "segment_alloc", first, 20),
         (0.1, "alloc", first + 4, 6),

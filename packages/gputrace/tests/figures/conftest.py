@@ -18,7 +18,7 @@ def texts():
 
 @pytest.fixture
 def legible():
-    """Check that a figure fits a page's column, and that its texts are inside and large enough."""
+    """A function that checks that a figure fits a page, and that its texts are large enough."""
 
     def check(canvas):
         assert tuple(canvas.get_size_inches()) <= SIZE

@@ -12,7 +12,7 @@ from gputrace.phases import Phase
 
 
 def by_hand(times, values, edges):
-    """The highest value in each interval, found by looking at all of them."""
+    """Return the highest value in each interval, found by comparing all of them."""
     found = []
     for index, (begin, end) in enumerate(itertools.pairwise(edges)):
         last = index == len(edges) - 2

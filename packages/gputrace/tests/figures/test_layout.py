@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def segment(size: int, address: int = 0, block: int | None = None) -> RecordedSegment:
-    """A segment of blocks of one size."""
+    """Return a segment of blocks of one size."""
     block = block or size
     blocks = [
         RecordedBlock(address + at, block, block, "allocated") for at in range(0, size, block)

@@ -11,7 +11,7 @@ SIDE = 0x7F3A5C00  # a stream's handle, which is an address
 
 @pytest.fixture
 def fragmented(trace_of):
-    """Free blocks of 6 and 4 MiB, one that waits for a stream, a small segment, and a stream."""
+    """A trace with free blocks of 6 and 4 MiB, a waiting block, a small segment and a stream."""
     return trace_of(
         [
             (0.0, "segment_alloc", 100, 20),

@@ -4,7 +4,7 @@ import pytest
 
 
 def replicas(trace_of, sizes):
-    """A trace of devices that each hold so many MiB."""
+    """Return a trace of devices that hold these numbers of MiB."""
     return trace_of(
         [
             (0.1, action, 2, size, device, 1)

@@ -15,7 +15,7 @@ LINES = ((), (SourceLine("/home/me/train.py", 11, "train", "loss = model(x)"),))
 
 
 def heights(canvas, colour: str) -> list[float]:
-    """The heights of the area of a colour, from 0 up."""
+    """Return the heights of the area of a colour, starting with 0."""
     from matplotlib.colors import to_rgba
 
     return next(

@@ -40,7 +40,7 @@ BASE = (
 
 @pytest.fixture
 def timeline(trace_of):
-    """A trace of spans given in seconds."""
+    """A function that returns a trace of spans given in seconds."""
 
     def make(rows=BASE, waits=(), races=(), devices=(0,), **more):
         work = Execution(
@@ -406,7 +406,7 @@ def test_a_part_of_the_recording(timeline, drawn, texts):
 
 
 def test_the_shares_beside_the_lanes_are_of_the_part_that_is_drawn(timeline, drawn, texts):
-    """The collective is hidden in the second half only. The host waits in the first half only."""
+    """Check a trace whose collective is hidden, and whose host waits, in one half only."""
     rows = [
         (0.0, 5.0, HOST, 0, WAIT, "synchronize device", 1, -1),
         (0.0, 2.0, 0, 0, KERNEL, "mm", 1, -1),

@@ -27,7 +27,7 @@ from virtualgpu.streams.race_reports import RaceWarning
 
 @pytest.fixture
 def trace(machine):
-    """Two streams that wait for one another, copies of three kinds on two devices, and a race."""
+    """A trace of two streams that wait for each other, copies of three kinds, and a race."""
     side = torch.cuda.Stream()
     pinned = torch.ones(1 << 20).pin_memory()
     with pytest.warns(RaceWarning), gputrace.record() as trace:

@@ -12,7 +12,7 @@ from ..warm_processes import WarmProcesses
 
 @pytest.fixture(scope="session")
 def run(warm_processes: WarmProcesses) -> Callable[[Wish], Outcome]:
-    """A function that makes one attempt."""
+    """A function that makes one attempt and returns its outcome."""
 
     def attempt(wish: Wish) -> Outcome:
         [(_, outcome)] = Runner(warm_processes.start).run_all([wish])

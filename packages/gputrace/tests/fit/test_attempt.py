@@ -24,7 +24,7 @@ TRAIN = """
 
 @pytest.fixture
 def wish(tmp_path):
-    """A function that writes a script and asks for four steps of it on a T4."""
+    """A function that writes a script and returns the wish to run four steps of it on a T4."""
 
     def of(source: str, *arguments: object, **others: object) -> Wish:
         path = tmp_path / "train.py"
@@ -185,7 +185,7 @@ READS = """
 
 @pytest.mark.slow
 def test_a_script_may_read_values_before_its_first_step(run, wish):
-    """What it keeps on the GPU does not change. Its lines are named."""
+    """Check that the memory does not change, and that the lines that read are named."""
     reads = TRAIN.replace("loss.backward()", "reads(x, loss); loss.backward()")
     reads = reads.replace("    import sys, torch", f"    import sys, torch{READS}", 1)
     outcome, whole = run(wish(reads, 64, 9)), run(wish(TRAIN, 64, 9))
@@ -222,7 +222,7 @@ def test_a_line_that_cannot_do_without_a_value_is_named(run, wish, line, why, in
 
 @pytest.mark.slow
 def test_a_long_inference_is_measured_so_far(run, wish):
-    """It may read a number of each of many samples, which looks like a loop that waits."""
+    """Check that reading a number per sample does not count as a loop that waits."""
     infer = """
         import torch
         model, right = torch.nn.Linear(64, 64).cuda(), 0
@@ -297,7 +297,7 @@ def test_of_several_optimizers_the_first_ones_steps_count(run, wish):
 
 @pytest.mark.slow
 def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(run, wish):
-    """`fit` stops such a training run after some steps. A step lacks only the update."""
+    """Check that `fit` stops such a script after some steps, which only lack the update."""
     stepped = TRAIN.replace(", momentum=0.9", "").replace(
         "zero_grad()", "zero_grad(set_to_none=False)"
     )

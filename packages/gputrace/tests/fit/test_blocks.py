@@ -20,7 +20,7 @@ def kinds(model: nn.Module) -> list[str]:
 
 
 def test_blocks_of_every_stage_count():
-    """A ResNet has blocks in four sequences.
+    """Check a ResNet, which has blocks in four sequences.
 
     The last one has the most parameters, and the first one makes the most activations.
     """

@@ -64,7 +64,7 @@ WRITTEN = {
 
 @pytest.fixture
 def tried(run, tmp_path):
-    """What came of a script of this source, with a change or none."""
+    """A function that runs a script with this source, with a change or none."""
 
     def run_it(source: str, change: str | None = None, gpus: int = 1):
         path = tmp_path / "train.py"
@@ -159,7 +159,7 @@ def test_a_model_that_can_checkpoint_by_itself_does_so(tried, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_switch_that_is_on_or_refuses_or_is_inside(tried, wrapped):
-    """A model that has checkpointing switched on needs no change.
+    """Check that a model with checkpointing switched on is not changed.
 
     If the model refuses, its blocks are checkpointed. A model in a wrapper is found, too.
     """
@@ -220,7 +220,7 @@ def test_a_script_that_evaluates_first_is_checkpointed_when_it_trains(tried):
 
 @pytest.mark.slow
 def test_a_list_that_a_block_is_given_may_grow_afterwards(tried):
-    """As in a densely connected network."""
+    """Check a block that appends to its list, as in a densely connected network."""
     dense = SCRIPT.format(**PLAIN | {"block": "block(kept)"}).replace(
         "        for block in self", "        kept = []\n        for block in self"
     )
@@ -237,7 +237,7 @@ def test_a_list_that_a_block_is_given_may_grow_afterwards(tried):
 
 @pytest.mark.slow
 def test_a_script_that_has_autocast_keeps_its_own(tried):
-    """Around the call of its model, or around the model's own forward."""
+    """Check autocast around the call of the model, and in the model's own forward pass."""
     change = "autocast to bfloat16"
     inside = SCRIPT.format(**PLAIN).replace(
         "model = Net()",
@@ -254,7 +254,7 @@ def test_a_script_that_has_autocast_keeps_its_own(tried):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_modules_that_prepare_data_are_no_models(tried, workers):
-    """A data set's transforms, in this process or in a worker that must not touch the GPU."""
+    """Check a data set's transforms, in this process and in a worker that must not use the GPU."""
     source = f"""
         import torch
         from torch.utils.data import DataLoader

@@ -32,7 +32,7 @@ def test_there_are_as_many_at_once_as_have_processors_and_memory(
 
 
 class MadeUp:
-    """Starts made-up processes, which end at the third poll.
+    """Starter of made-up processes, which end at the third poll.
 
     `running` has the processes that run when another one starts.
     """
@@ -74,7 +74,7 @@ class Ended:
 
 @pytest.mark.parametrize("most", [1, 4])
 def test_what_fails_beside_others_is_tried_again_alone(monkeypatch, most):
-    """Two at once want the same port; one fails wherever it runs."""
+    """Check two scripts that need the same port, and one that always fails."""
     running: list[list[str]] = []
     monkeypatch.setattr(Runner, "at_once", lambda self: most)
     outcomes = {
@@ -95,7 +95,7 @@ def test_what_fails_beside_others_is_tried_again_alone(monkeypatch, most):
 
 
 class Slow:
-    """A process that writes its progress at the second look at it, and its outcome at the last."""
+    """A process that writes its progress at the second poll, and its outcome at the last one."""
 
     pid, returncode = 0, 0
 
@@ -126,7 +126,7 @@ def test_progress_of_a_slow_attempt_is_told(monkeypatch):
 
 
 def test_a_script_that_starts_processes_runs_alone_from_the_second_attempt_on(monkeypatch):
-    """Its processes meet at a port, which two attempts would share."""
+    """Check this because its processes meet at a port, which two attempts would share."""
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
     runner = Runner(lambda command, output: Slow(Path(command[2]), {"processes": 2}))
     assert runner.at_once() > 1

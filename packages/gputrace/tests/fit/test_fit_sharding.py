@@ -65,7 +65,7 @@ NAMED = ["", "model.named_parameters()"]
 
 @pytest.fixture
 def sharded(run, tmp_path):
-    """A function that runs a script as one of so many ranks that `fit` makes of it."""
+    """A function that runs a script as `fit` does, as one of this many ranks."""
 
     def over(ranks: int, source: str, **lines: str):
         path = tmp_path / "train.py"
@@ -215,7 +215,7 @@ UPDATE = (
 
 @pytest.mark.slow
 def test_copies_of_the_model_are_sharded_as_it_is_whenever_they_are_made(sharded):
-    """Such as the average of its weights, by lines of its own or by PyTorch's class for it."""
+    """Check averages of the model, made by the script's own lines and by PyTorch's class."""
     plain = sharded(4, SCRIPT)
     shards = plain.parts["optimizer state"] / 2
     before = sharded(4, SCRIPT, before=f"import copy; {AVERAGE}", between=UPDATE)

@@ -82,7 +82,7 @@ TRAIN = """
 
 @pytest.fixture
 def outcome(run, tmp_path):
-    """A function that runs steps of a script."""
+    """A function that runs steps of a script and returns the outcome."""
 
     def of(rows="256", kept="pass", steps=1000, asked=4, memory=None):
         path = tmp_path / "train.py"
@@ -99,7 +99,7 @@ def outcome(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", ["256", "128 if step == 0 else 256", "512 if step == 0 else 256"])
 def test_a_first_step_unlike_the_others_is_no_growth(outcome, rows):
-    """The optimizer makes its state in it, too."""
+    """Check first steps that are larger or smaller. The optimizer makes its state in them, too."""
     found, grows = outcome(rows)
     assert grows is None and not varies(found.peaks) and found.grows == ""
     assert found.steps == 4 and found.peaks[2] == found.peaks[3]

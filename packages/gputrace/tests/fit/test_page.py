@@ -17,7 +17,7 @@ WISH = Wish("train.py", [], False, "T4", 4)
 
 
 def run_by(monkeypatch: pytest.MonkeyPatch, run: Callable[[Wish], Outcome]) -> None:
-    """Let this function run the attempts."""
+    """Let the function `run` make the attempts."""
     monkeypatch.setattr(
         "gputrace.fit.processes.Runner.run_all",
         lambda runner, wishes: [(wish, run(wish)) for wish in wishes],
@@ -26,7 +26,7 @@ def run_by(monkeypatch: pytest.MonkeyPatch, run: Callable[[Wish], Outcome]) -> N
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The attempts that were run.
+    """The list of attempts that were made with a made-up script.
 
     The script takes 20 GiB. With any change it takes half of that and twice the time.
     """
@@ -354,7 +354,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def page(monkeypatch):
-    """A function that answers for a script with these peaks, in MiB, on a T4 and an H200."""
+    """A function that returns the page for these peaks in MiB, on a T4 and an H200."""
 
     def of(needs: list[int], **others: object) -> tuple[list, list[str], list[Wish]]:
         asked: list[Wish] = []

@@ -66,7 +66,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def started(tmp_path):
-    """A function that measures the script with this line."""
+    """A function that measures a script that contains this line."""
 
     def of(start: str, gpus: int = 1, **others: object) -> Outcome:
         with socket.socket() as free:

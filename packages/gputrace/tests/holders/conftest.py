@@ -9,7 +9,7 @@ from gputrace.holders.tensors import alive
 
 @pytest.fixture
 def holders_at():
-    """Function that lists the holders of the tensor at an address of the first GPU."""
+    """A function that lists the holders of the tensor at an address of the first GPU."""
 
     def find(address):
         snapshot = Snapshot.take()
@@ -21,7 +21,7 @@ def holders_at():
 
 @pytest.fixture
 def planted(holders_at):
-    """Function that lists the holders of the tensor whose address `plant` returns.
+    """A function that calls `plant`, which returns an address, and lists the holders of its tensor.
 
     The variables of `plant` no longer exist then.
     """

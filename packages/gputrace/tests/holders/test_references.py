@@ -75,7 +75,10 @@ def test_without_compares_by_identity():
 
 
 def test_freed_iterators_of_asyncio_are_not_brought_back(monkeypatch):
-    """Before Python 3.12.6, `gc.get_referents(_asyncio)` makes the next collection endless."""
+    """Check a bug of Python before 3.12.6, with which the next garbage collection never ends.
+
+    `gc.get_referents(_asyncio)` triggers it.
+    """
     asked = []
     real = gc.get_referents
     monkeypatch.setattr(gc, "get_referents", lambda *things: asked.extend(things) or real(*things))

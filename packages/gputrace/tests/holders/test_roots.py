@@ -13,7 +13,7 @@ marked = ["a global of this module"]
 
 
 def names_of(*things):
-    """The names of these objects, and of the modules' globals that hold them."""
+    """Return the names of these objects, and of the modules' globals that hold them."""
     objects = {id(thing): thing for thing in (*things, globals())}
     return [
         name for name, thing in Roots().names(objects) if any(thing is wanted for wanted in things)

@@ -110,7 +110,7 @@ def train(x):
 
 
 def failed(x):
-    """The error of a training run that failed."""
+    """Return the error of a training run that failed."""
     try:
         train(x)
     except ValueError as error:

@@ -59,7 +59,7 @@ def test_a_sparse_tensor():
 
 def test_a_tensor_that_is_made_of_others():
     class Pair(torch.Tensor):
-        """Without memory of its own."""
+        """Tensor subclass without memory of its own."""
 
         @staticmethod
         def __new__(cls, left, right):

@@ -20,7 +20,7 @@ CONTEXT = 126 * MiB  # of a virtual T4
 
 @pytest.fixture
 def card():
-    """A GPU of 2 GiB."""
+    """A virtual GPU with 2 GiB."""
     with virtualgpu.use(gpus=2, memory="2GiB", like="T4") as used:
         yield used
 
@@ -79,7 +79,7 @@ def test_too_much_live(card):
 
 
 def test_every_number_stands_in_the_message(card):
-    """What is told from the blocks is what PyTorch's error says, to the last decimal."""
+    """Check that the numbers from the blocks equal those in PyTorch's error to the last decimal."""
     with running_out() as trace:
         kept = [take(9) for _ in range(180)]
         del kept[::2]
@@ -167,7 +167,7 @@ def test_a_request_beyond_all_measure(card):
 
 
 def leave_holes():
-    """A segment that was cut up for smaller blocks, most of which are gone."""
+    """Leave a segment that was cut into smaller blocks, most of which have been freed."""
     big = [take(700), take(700)]
     del big
     pieces = [take(50) for _ in range(28)]
@@ -206,7 +206,7 @@ def test_settings_in_force_are_not_suggested(monkeypatch, setting, suggested):
 
 
 def test_settings_that_would_not_help_are_not_suggested(card):
-    """Between blocks that share segments of 20 MiB, no setting makes room."""
+    """Check blocks that share segments of 20 MiB, where no setting makes space."""
     with running_out() as trace:
         big = take(1600)
         del big
@@ -234,7 +234,7 @@ def test_cached_by_another_stream(card):
 
 
 def test_the_stream_of_the_request_counts(card):
-    """The same on its head: the request comes from the side stream."""
+    """Check the reverse case, in which the request comes from the side stream."""
     with running_out() as trace:
         cached = take(1500)
         del cached
@@ -291,7 +291,7 @@ def test_a_container_knows_this_process_by_another_number(card):
 
 @pytest.mark.parametrize("caught", [False, True])
 def test_a_memory_limit(card, caught):
-    """Known without the message that gives it, too: the GPU had room."""
+    """Check that the limit is known even without the message, because the GPU had space."""
     torch.cuda.set_per_process_memory_fraction(0.25)
     with contextlib.suppress(torch.OutOfMemoryError), gputrace.record() as trace:
         kept = take(400)
@@ -366,7 +366,7 @@ def test_a_stored_trace_explains_the_same(card, tmp_path):
 
 
 def test_as_html(card):
-    """Well formed, and the source lines are text, not markup, in the font of code."""
+    """Check that the HTML is well formed, and that source lines are text in the font of code."""
     from xml.etree import ElementTree
 
     with running_out() as trace:

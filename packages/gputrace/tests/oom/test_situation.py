@@ -38,7 +38,7 @@ def test_every_number_is_read(version):
 
 
 def test_a_message_of_a_container_with_graphs():
-    """A published error: the driver's number of the process differs from the container's."""
+    """Check a published error, in which the driver's process id differs from the container's."""
     message = Message.read(
         "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 47.53 "
         "GiB of which 896.00 KiB is free. "

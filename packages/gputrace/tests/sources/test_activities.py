@@ -20,7 +20,7 @@ ORIGIN = BASE + 1_000_000  # ns: where the recording starts, 1 ms later
 
 
 class File:
-    """A file under way: times in ms after the recording's start."""
+    """A file of Kineto that is being built. Times are in ms after the recording's start."""
 
     def __init__(self):
         self.entries, self.ids = [], count(1)
@@ -50,7 +50,7 @@ class File:
         call="cudaLaunchKernel",
         thread=1,
     ):
-        """Work of a device and the call that launched it."""
+        """Add work of a device, and the call that launched it."""
         number = next(self.ids)
         self.add("cuda_runtime", call, launched, 0.01, 4242, thread, cbid=211, correlation=number)
         self.add(
@@ -156,7 +156,7 @@ def test_a_stream_waits_until_what_was_launched_before_is_done(file):
 
 
 def test_an_event_of_an_untold_stream_is_that_of_the_stream_that_was_given_work_last(file):
-    """CUPTI of CUDA 13 tells -1; measured on an H200 with torch 2.11."""
+    """Check an event with stream -1, as CUPTI of CUDA 13 reports it on an H200 (torch 2.11)."""
     file.work("a", 1, 2, 5, stream=7)
     file.work("b", 1.5, 2, 3, stream=17)
     file.work("mine", 1.8, 2, 1, stream=13)
@@ -183,7 +183,7 @@ def test_what_ran_before_the_recording_and_what_is_no_cuda_are_left_out(file):
 
 
 def test_times_of_a_file_of_this_versions_profiler(tmp_path):
-    """The file counts times from a moment that it names, by the system's clock."""
+    """Check that times count from the moment that the file names, on the system's clock."""
     before = time.time_ns()
     with profiler.profile(use_cpu=True, use_kineto=True) as profile:
         torch.ones(10).exp()
@@ -201,7 +201,7 @@ def test_times_of_a_file_of_this_versions_profiler(tmp_path):
 
 
 def events_of(*rows) -> Events:
-    """Allocations (ms, stream, stack) on device 0."""
+    """Return allocations on device 0, given as rows (ms, stream, stack)."""
     return Events.of(
         MemoryEvent(ms / 1000, 0, stream, ALLOC, 512, 512, 512, stack) for ms, stream, stack in rows
     )

@@ -22,7 +22,7 @@ from gputrace.sources.kineto import KinetoSource
 
 
 class FakeProfile:
-    """Replacement of PyTorch's profiler, which hears one kernel.
+    """Replacement of PyTorch's profiler, which records one kernel.
 
     Only the thread that started it may end it.
     """
@@ -77,7 +77,7 @@ class FakeProfile:
 
 @pytest.fixture
 def synchronized(monkeypatch) -> list[int]:
-    """A profiler for CUDA; how often all GPUs were waited for."""
+    """A replacement of CUDA's profiler. The list has an entry for each wait for all GPUs."""
     waits = []
     FakeProfile.running, FakeProfile.made = [], 0
     monkeypatch.setattr(profiler, "profile", FakeProfile)

@@ -32,7 +32,10 @@ def test_a_start_that_fails_leaves_nothing_listening(machine, monkeypatch):
 
 @pytest.fixture
 def switched(machine, monkeypatch) -> list[bool]:
-    """Whether CUDA's memory history is switched on. Its content is that of the virtual GPUs."""
+    """The states of CUDA's memory history: whether it was switched on, for each switch.
+
+    The content of the history is that of the virtual GPUs.
+    """
     states = [False]
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: states[-1])
     monkeypatch.setattr(
@@ -80,7 +83,10 @@ def test_a_history_that_was_on_before_stays_on(switched):
 def test_the_history_is_switched_on_and_off_in_one_thread_that_is_not_the_learners(
     switched, monkeypatch
 ):
-    """PyTorch notes what happens in the thread that switches it on, and stops only there."""
+    """Check this because PyTorch notes what happens in the thread that switches the history on.
+
+    Only the same thread can stop it.
+    """
     threads = []
     monkeypatch.setattr(
         torch.cuda.memory,
@@ -109,7 +115,7 @@ def test_a_history_that_cannot_be_switched_on_leaves_no_thread(switched, monkeyp
 
 @pytest.fixture
 def contexts(switched, monkeypatch) -> list[str]:
-    """Of which events CUDA's memory history was asked to take stacks, one entry for each time."""
+    """For each start of CUDA's memory history, the kind of events whose stacks were requested."""
     asked: list[str] = []
 
     def record(enabled=None, *, context="", **options):
@@ -121,7 +127,7 @@ def contexts(switched, monkeypatch) -> list[str]:
 
 
 def entry(action: str, line: int, time_us: float) -> dict:
-    """An event of 512 bytes, as PyTorch's history tells it."""
+    """Return an event of 512 bytes in the format of PyTorch's history."""
     frames = [{"filename": __file__, "line": line, "name": "f"}]
     return {
         "action": action,
@@ -137,7 +143,7 @@ def entry(action: str, line: int, time_us: float) -> dict:
     ("frees", "context", "stacks"), [(True, "all", [1, 2, 1, 1]), (False, "alloc", [1, 0, 0, 1])]
 )
 def test_a_history_without_stacks_of_frees_tells_of_none(contexts, frees, context, stacks):
-    """PyTorch gives such a free the stack of its block's allocation."""
+    """Check frees without a stack, to which PyTorch gives the stack of the block's allocation."""
     source = CudaSource(StackTable(), 100, frees)
     source.start()
     told = [
@@ -160,7 +166,7 @@ def test_a_history_without_stacks_of_frees_tells_of_none(contexts, frees, contex
 
 
 class FakeDriver:
-    """Replace NVML's answers by those of `gpus` H200s.
+    """Replacement of NVML that answers as for `gpus` H200s.
 
     `broken` has the code of an error by function, or by (function, index).
     """
@@ -230,7 +236,7 @@ def test_a_driver_that_goes_away_ends_no_recording(switched, monkeypatch):
 
 
 def test_phases_are_noted_only_once_there_is_a_clock(machine, monkeypatch):
-    """Another thread may be in its training while the recording starts."""
+    """Check that another thread may already be training while the recording starts."""
     module = sys.modules["gputrace.recording"]
     look = module.held
 
@@ -279,7 +285,7 @@ def test_threads_give_each_stack_a_number_of_its_own(numbers):
 
 
 def number_in_code_of_its_own(table, name):
-    """What `table` gives a stack that ends in code which is gone again when this returns."""
+    """Return the number that `table` gives a stack whose innermost code no longer exists then."""
     found = []
     exec(
         compile("found.append(table.of_frame(sys._getframe()))", name, "exec"),

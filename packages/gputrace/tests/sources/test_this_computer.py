@@ -32,7 +32,7 @@ NO_WAITS = np.empty((0, 2))
 
 
 def frame_of(*files):
-    """The innermost frame of calls in these files, the outermost first, each at its index + 1."""
+    """Return the innermost frame of calls in these files, each at its index + 1."""
     frame = None
     for number, file in enumerate(files, 1):
         code = SimpleNamespace(co_filename=file, co_name="function")
@@ -102,13 +102,13 @@ def test_a_virtual_gpu_s_operators_do_not_count_and_a_sleep_does(machine, monkey
 
 
 def users_except(code):
-    """The test for the user's files, for which this code is not the user's."""
+    """Return a replacement of the test for users' files, for which this code is not the user's."""
     original = this_computer._is_in_users_file
     return lambda frame: frame.f_code is not code and original(frame)
 
 
 def looks(clock, *rows):
-    """Let the clock have seen (moment, line, seconds)."""
+    """Add looks to the clock, given as rows (moment, line, seconds)."""
     code = looks.__code__
     for moment, line, seconds in rows:
         place = None if line is None else (code, line)
@@ -147,7 +147,7 @@ def test_nothing_was_seen():
 
 
 class Slow(Dataset):
-    """Each item takes 0.25 s of a clock that only stands in for this computer's."""
+    """Data set whose items take 0.25 s each, on a clock that replaces this computer's."""
 
     def __init__(self, now):
         self.now = now

@@ -45,7 +45,8 @@ def told(counts: list[int]) -> str:
 
 
 def compare(runs: list[dict], mine: dict) -> tuple[list[int], list[str]]:
-    """How many figures are equal, of how many; how many lie within, of how many; and what differs, in words."""
+    """Return [equal figures, of how many, figures within the range, of how many] and differences.
+    """
     counts, different = [0, 0, 0, 0], []
     for rank, points in enumerate(runs[0]["points"]):
         for point in points:

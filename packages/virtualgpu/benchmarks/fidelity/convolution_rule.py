@@ -72,12 +72,13 @@ def read(path=SWEEP):
 
 
 def close(found, true, least, share):
-    """Tell which predictions are within so many bytes or such a share of the truth."""
+    """Return which predictions are within `least` bytes, or this share, of the true value."""
     return np.abs(found - true) <= np.maximum(least, share * true)
 
 
 def choose(found, true):
-    """Return the columns of as few formulas as explain most convolutions, the commonest first."""
+    """Return the columns of the fewest formulas that explain most convolutions, most common first.
+    """
     fits = close(found, true[:, None], MIB // 2, 0.005)
     left, chosen = np.ones(len(true), bool), []
     while left.any() and len(chosen) < MOST_FORMULAS:

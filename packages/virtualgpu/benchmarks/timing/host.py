@@ -43,7 +43,7 @@ def thread() -> None:
 
 
 def handover(rounds: int = 1000) -> float:
-    """Return the microseconds until a thread continues for which another has made way.
+    """Return the microseconds from when one thread yields until another continues.
 
     Two threads wake each other in turn.
     """

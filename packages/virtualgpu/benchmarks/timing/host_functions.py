@@ -73,7 +73,7 @@ def once(work: Callable[[object], object], make: Callable[[], object]) -> float:
 
 
 class Operators:
-    """Operators that keep the shape of their first argument, so that they can form chains."""
+    """The operators to measure, which keep the shape of their first argument for chains."""
 
     def __init__(self) -> None:
         device = "cuda"
@@ -94,7 +94,7 @@ class Operators:
         self.deep_gru = nn.GRU(16, 16, 2).to(device)
 
     def modules(self) -> dict[str, tuple[torch.Tensor, nn.Module]]:
-        """Return, by name, the first argument and the module."""
+        """Return (first argument, module) by name."""
         rows = {
             "nn.Linear": nn.Linear(16, 16),
             "nn.Linear without bias": nn.Linear(16, 16, bias=False),
@@ -112,7 +112,7 @@ class Operators:
         return made | {name: (self.pictures, module.cuda()) for name, module in pictures.items()}
 
     def all(self) -> dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]]:
-        """Return, by name, the first argument and the function of it."""
+        """Return (first argument, function of it) by name."""
         s = self
         return {
             "add": (s.x, lambda y: y + s.w),
@@ -304,7 +304,7 @@ def measure_optimizers() -> dict[str, dict[str, float]]:
 
 
 def measure_foreach() -> dict[str, dict[str, float]]:
-    """Return the launches of foreach operators: a fixed number, and a number per tensor."""
+    """Return the number of launches of foreach operators, as a fixed part and a part per tensor."""
     found = {}
     works: dict[str, Callable[[list[torch.Tensor]], object]] = {
         "_foreach_add_": lambda p: torch._foreach_add_(p, p),
@@ -495,7 +495,7 @@ class Programs:
         ]
 
     def measure(self) -> list[dict]:
-        """Return what each program holds and the microseconds of its three parts."""
+        """Return each program's contents, and the microseconds of its three parts."""
         draw = random.Random(0)
         found = []
         for index in range(self.PROGRAMS):
@@ -510,7 +510,7 @@ class Programs:
         return found
 
     def _times(self, first: torch.Tensor, parts: list) -> list[float]:
-        """Return the microseconds of a program without gradients, with them, and backward."""
+        """Return the microseconds of a program without gradients, with gradients, and backward."""
         found: list[list[float]] = []
         ones = torch.ones_like(first)
         leaves = [p for part in parts if isinstance(part, nn.Module) for p in part.parameters()]
@@ -550,7 +550,7 @@ class Trainings(Programs):
     LENGTH, PROGRAMS, STEPS = 300, 24, 6
 
     def measure(self) -> list[dict]:
-        """Return what each network holds and the median microseconds of each part of its step."""
+        """Return each network's contents, and the median microseconds of each part of its step."""
         draw = random.Random(1)
         found = []
         for index in range(self.PROGRAMS):

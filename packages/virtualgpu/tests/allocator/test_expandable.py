@@ -33,7 +33,7 @@ def test_expandable_segments_switched_off_again_are_passed_over():
 
 
 def test_a_listener_hears_which_addresses_are_mapped():
-    """Also if they become one block with their free neighbours."""
+    """Check this also for mapped memory that becomes one block with its free neighbours."""
     memory = allocator(1 * GiB, "expandable_segments:True")
     heard = []
     memory.listen(

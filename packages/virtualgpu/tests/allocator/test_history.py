@@ -20,7 +20,7 @@ def test_actions_that_are_skipped_and_the_programs_words():
 
 
 def test_history_in_pytorchs_schema():
-    """The actions, sizes and keys are those of the same calls on an H200 (torch 2.11)."""
+    """Check that actions, sizes and keys are those of the same calls on an H200 (torch 2.11)."""
     memory = allocator(1 * GiB)
     ticks = iter(range(100))
     frames = [{"filename": "a.py", "line": 1, "name": "f"}]

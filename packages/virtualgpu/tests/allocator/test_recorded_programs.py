@@ -43,7 +43,7 @@ RANDOM = json.loads((RECORDINGS / "allocator_random.json").read_text())
 
 @pytest.mark.parametrize("name", RANDOM["programs"])
 def test_random_programs_as_recorded(name):
-    """Every statistic after every step, and all events with their sizes, are equal to the byte."""
+    """Check that every statistic after every step, and every event, is equal to the byte."""
     program = RANDOM["programs"][name]
     streams = Streams()
     memory = allocator(

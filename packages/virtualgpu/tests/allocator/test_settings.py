@@ -40,7 +40,7 @@ def test_settings_that_are_not_served_say_so(text):
 
 @pytest.mark.parametrize("value", ["1", "0", ""])
 def test_an_allocator_without_a_cache_is_not_served(value):
-    """PyTorch checks only whether the variable is set."""
+    """Check any value of the variable, because PyTorch checks only whether it is set."""
     with pytest.raises(NotImplementedError, match="^PYTORCH_NO_CUDA_MEMORY_CACHING is set"):
         Settings.from_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": value})
 

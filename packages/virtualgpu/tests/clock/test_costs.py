@@ -34,7 +34,7 @@ some_bytes = st.integers(0, 1 << 40)
 
 
 def recorded_for(prefix: str) -> list[str]:
-    """Return the ends of the figures' names that begin with `prefix`, such as a copy's size."""
+    """Return the ends of figures' names that begin with `prefix`, such as sizes of copies."""
     return [name.removeprefix(prefix) for name in RECORDED | PEERS if name.startswith(prefix)]
 
 
@@ -64,7 +64,7 @@ def matmul_seconds(profile: profiles.Profile, n: int, format: str) -> float:
 @pytest.mark.parametrize("n", [256, 512, 1024, 2048, 4096, 8192])
 @pytest.mark.parametrize("format", ["float32", "tf32", "float16", "bfloat16", "float64"])
 def test_matrix_products(format, n):
-    """Small products are within a factor of 1.3, and those from 2048 on within 1.12.
+    """Check that small products are within a factor of 1.3, and those from 2048 on within 1.12.
 
     cuBLAS chooses among more tiles than the model.
     """
@@ -82,7 +82,7 @@ def test_matrix_products(format, n):
     ("operator", "item_bytes"), [("add", 12), ("relu", 8), ("exp", 8), ("sum", 4)]
 )
 def test_memory_bound_kernels(operator, item_bytes, n):
-    """All are within a factor of 1.25, and the largest within 1.03.
+    """Check that all are within a factor of 1.25, and the largest within 1.03.
 
     Kernels whose data fits into the L2 cache are a little faster than in the model.
     """
@@ -100,7 +100,7 @@ def test_memory_bound_kernels(operator, item_bytes, n):
     "case", ["h2d_pageable", "h2d_pinned", "d2h_pageable", "d2h_pinned", "d2d"]
 )
 def test_copies(case, nbytes):
-    """All are within 25%, and those from 128 MiB on within 5%."""
+    """Check that all copies are within 25%, and those from 128 MiB on within 5%."""
     kind, _, memory = case.partition("_")
     model = between_events(LAUNCH, copy_seconds(H200, kind, int(nbytes), pinned=memory == "pinned"))
     measured = RECORDED[f"copy_ms {nbytes}"][case] * 1e-3
@@ -109,10 +109,11 @@ def test_copies(case, nbytes):
 
 @pytest.mark.parametrize("nbytes", recorded_for("p2p_ms "))
 def test_copies_between_gpus(nbytes):
-    """All are within a factor of 2, and 256 MiB within 5%. No constant was fitted to them.
+    """Check that all are within a factor of 2, and 256 MiB within 5%.
 
-    The recorded time includes an allocation, two events and a synchronization of four devices. In
-    the recording, 4 KiB took longer than 1 MiB, which no model should follow.
+    No constant was fitted to them. The recorded time includes an allocation, two events and a
+    synchronization of four devices. In the recording, 4 KiB took longer than 1 MiB, which no model
+    should follow.
     """
     seconds = copy_seconds(H200, "p2p", int(nbytes), pinned=False)
     model = LAUNCH_WITH_OUTPUT + 8 * H200.event_seconds + seconds + 4 * H200.synchronize_seconds
@@ -121,7 +122,7 @@ def test_copies_between_gpus(nbytes):
 
 @pytest.mark.parametrize("nbytes", [1 << 12, 1 << 24, 1 << 27, 1 << 29])
 def test_pinning(nbytes):
-    """All are within 15%.
+    """Check that all times are within 15% of the recording.
 
     The recording has one measurement per size. Those of 64 KiB (284 µs) and 1 MiB (4.4 ms, nearly
     as long as 16 MiB) are left out, because they do not grow with the size. Something else was
@@ -138,7 +139,7 @@ def seconds_a_round(work, rounds: int = 100) -> float:
 
 
 def test_launch_synchronize_item_and_malloc():
-    """The host's own loops are within 10%, and `.item()` within 15%."""
+    """Check that the host's own loops are within 10%, and `.item()` within 15%."""
     kernel = kernel_seconds(H200, bytes_moved=8)
 
     def launch(clock, stream):
@@ -164,7 +165,10 @@ def test_launch_synchronize_item_and_malloc():
 
 
 def test_a_copy_hides_behind_a_kernel_of_another_stream():
-    """256 MiB from pinned memory and a float32 product of 8192², alone and at once, within 5%."""
+    """Check a copy of 256 MiB from pinned memory and a product of 8192², alone and together.
+
+    Both times are within 5% of the recording.
+    """
     copy = copy_seconds(H200, "h2d", 256 << 20, pinned=True)
     product = matmul_seconds(H200, 8192, "float32")
 
@@ -183,7 +187,7 @@ def test_a_copy_hides_behind_a_kernel_of_another_stream():
 
 
 def test_two_streams_of_small_kernels_gain_nothing():
-    """The host launches more slowly than the GPU computes, so a second stream does not help."""
+    """Check that a second stream does not help if the host launches too slowly."""
     sin = kernel_seconds(H200, bytes_moved=2 * 4 * 64 * 64)
 
     def run(streams: int, chains: int) -> float:
@@ -305,7 +309,7 @@ def test_without_outputs_a_product_counts_as_square(profile, n, format):
 
 
 def test_the_cpu_wins_small_and_loses_large():
-    """For an add of two float32 tensors, the CPU wins with 1 element and the GPU with 2^24."""
+    """Check that, for an add in float32, the CPU wins with 1 element and the GPU with 2^24."""
     for name in profiles.names():
         profile = profiles.load(name)
 
@@ -354,7 +358,7 @@ def test_large_kernels_fill_the_gpu_and_small_ones_leave_room():
 
 @pytest.mark.parametrize("format", profiles.FORMATS)
 def test_a_wave_of_tiles_takes_as_long_with_one_tile_as_when_it_is_full(format):
-    """A product of one tile more than fits takes one wave more.
+    """Check that a product of one tile more than fits takes one wave more.
 
     There are so many large tiles that small ones are no better.
     """
@@ -375,7 +379,7 @@ def test_a_wave_of_tiles_takes_as_long_with_one_tile_as_when_it_is_full(format):
 
 
 def test_every_matrix_of_a_batch_has_tiles_of_its_own():
-    """A partial tile takes as long as a full one, so 65 × 65 takes as long as 128 × 128."""
+    """Check that 65 × 65 takes as long as 128 × 128, because a partial tile costs a full one."""
 
     def seconds(side: int) -> float:
         outputs = 132 * side * side
@@ -397,7 +401,7 @@ def test_every_matrix_of_a_batch_has_tiles_of_its_own():
 
 
 def test_narrow_matrices_lie_in_tiles_as_one_long_row():
-    """One row or one column of a batch takes less time than a whole tile."""
+    """Check that one row or one column of a batch takes less time than a whole tile."""
     narrow, long = (
         kernel_seconds(
             H200,
@@ -431,10 +435,10 @@ def test_memory_hides_behind_arithmetic_but_not_where_both_take_as_long():
 
 
 def test_a_sum_of_few_terms_reaches_less_of_the_rate_without_tensor_cores():
-    """On an H200 in float32, 16,384 × 256 × 256 reached 0.87 of the rate of a large product.
+    """Check that 16,384 × 256 × 256 in float32 reaches 0.87 of a large product's rate.
 
-    The large product is 16,384 × 4096 × 4096. The times are those of small_kernels.json, 49.3 and
-    10,767 µs.
+    The large product is 16,384 × 4096 × 4096. On an H200, the two took 49.3 and 10,767 µs
+    (small_kernels.json).
     """
 
     def rate(terms: int, columns: int, format: str) -> float:

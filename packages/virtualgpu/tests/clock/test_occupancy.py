@@ -30,7 +30,7 @@ def taken_at(occupancy: Occupancy, moment: float) -> float:
 
 
 def steps(*occupancies: Occupancy) -> list[tuple[float, float]]:
-    """Return the stretches of time in which the occupancy does not change."""
+    """Return the intervals (start, end) in which the occupancy does not change."""
     return list(
         pairwise(sorted({time for occupancy in occupancies for time in occupancy._times} | {0.0}))
     )
@@ -66,7 +66,7 @@ def test_work_is_conserved_and_no_share_is_above_one(program):
 
 @given(kernels, moments)
 def test_what_has_gone_by_can_be_forgotten(program, now):
-    """Kernels that start later get the same times with or without the moments before `now`."""
+    """Check that later kernels get the same times if the moments before `now` are forgotten."""
     whole, pruned = Occupancy(), Occupancy()
     for start, seconds, share in program:
         assert whole.take(0.0, start, seconds, share) == pruned.take(0.0, start, seconds, share)

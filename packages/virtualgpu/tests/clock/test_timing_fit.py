@@ -29,7 +29,7 @@ def test_the_script_prints_each_constant_with_its_figures(capsys):
 
 
 def test_the_judge_is_no_source():
-    """No constant may be fitted to multi.py on four GPUs, which shows how good the profile is."""
+    """Check that no constant is fitted to multi.py, which shows how good the profile is."""
     assert "multi.json" not in Path(fit.__file__).read_text(encoding="utf-8").replace(
         "Nothing here reads multi.json", ""
     )

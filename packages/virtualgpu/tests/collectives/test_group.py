@@ -100,7 +100,7 @@ def test_what_is_sent_may_be_freed_before_anybody_waits():
 
 
 def test_a_collective_does_not_wait_for_what_comes_after_it_in_the_program():
-    """The stream waits for more work before anybody waits for the collective."""
+    """Let the stream wait for more work before anybody waits for the collective."""
     x, a = torch.ones(1000, device="cuda"), torch.ones(4096, 4096, device="cuda")
     sent, computed = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     first = dist.all_reduce(x, async_op=True)
@@ -178,7 +178,7 @@ def test_a_group_made_by_hand_runs_collectives_of_nccl():
 
 
 def test_a_callback_of_a_future_runs_on_a_stream_of_its_own():
-    """The current stream waits only when somebody waits for the future."""
+    """Check that the current stream waits only when somebody waits for the future."""
     x = torch.ones(1000, device="cuda")
     before, called, after = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     streams = []

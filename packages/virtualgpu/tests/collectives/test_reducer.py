@@ -62,7 +62,7 @@ def test_a_bucket_keeps_the_values_of_tensors_that_are_kept_one_by_one(monkeypat
 
 
 class Parts(torch.nn.Module):
-    """A layer on each of two GPUs, as in PyTorch's tutorial about DDP and model parallelism."""
+    """Model with a layer on each of two GPUs, as in PyTorch's tutorial about DDP."""
 
     def __init__(self):
         super().__init__()

@@ -126,7 +126,7 @@ def test_an_attempt_that_failed_does_not_count(pair):
 
 
 def test_many_messages_wait_for_a_rank_that_does_not_look(pair):
-    """More bytes arrive than the operating system keeps, although the sender looks no more."""
+    """Send more bytes than the operating system keeps for a receiver that does not read."""
     one, other = pair(dist.HashStore())
     long_send = Transfer("send", "send()" + "x" * 200_000, 4, [], [], list, peers=(0, 1))
     sent = [one.enter(long_send, 0.0, True) for _ in range(100)]

@@ -20,7 +20,7 @@ def used(machine):
 
 
 def fresh():
-    """Make a machine that nothing has initialised."""
+    """A machine that nothing has initialised."""
     return virtualgpu.use(gpus=2, like="H200")
 
 
@@ -342,7 +342,7 @@ def test_ranges_for_a_timeline(used):
 
 
 def test_fake_cuda_tensors_are_refused(used):
-    """Autograd would end the process in a build without CUDA."""
+    """Check this because autograd would end the process in a build without CUDA."""
     with torch._subclasses.FakeTensorMode() as fake:
         assert torch.ones(2).device.type == "cpu"
         with pytest.raises(

@@ -144,7 +144,7 @@ def ask_and_stay(line):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_child_of_multiprocessing_asks_its_parent_and_leaves_no_folder_when_killed(one, method):
-    """It also asks its parent if its fork server has seen another machine before."""
+    """Check this also for a fork server that has seen another machine before."""
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context(method).Process(target=ask_and_stay, args=(theirs,))
     child.start()

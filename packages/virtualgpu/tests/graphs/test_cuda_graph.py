@@ -135,7 +135,7 @@ def test_a_result_outlives_its_graph() -> None:
 
 
 def test_the_cache_is_not_emptied_during_a_capture() -> None:
-    """PyTorch 2.8 and newer versions ignore the call then (pull request 158152)."""
+    """Check that the call is ignored, as in PyTorch from 2.8 on (pull request 158152)."""
     x = torch.ones(1000, device="cuda")
     torch.ones(1 << 20, device="cuda")
     graph = torch.cuda.CUDAGraph()

@@ -53,7 +53,7 @@ def test_a_timer_of_the_programs_own_is_left_to_it_and_all_is_put_back():
 
 @pytest.mark.slow
 def test_it_is_changed_when_the_program_imports_it_and_sees_the_gpus():
-    """Virtual GPUs do not import torch.utils.benchmark, which takes a third of a second.
+    """Check that virtual GPUs do not import torch.utils.benchmark, which takes 0.3 s.
 
     In a build for CUDA, and with CUDA's compiler, torch.utils.cpp_extension warns if it sees no GPU
     when it is imported.

@@ -53,7 +53,7 @@ class OnTheCpu(Dataset):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_operator_of_a_forked_worker_is_not_modelled(workers):
-    """Nobody reads the worker's clock, and its samples would take several times as long."""
+    """Check this because nobody reads a worker's clock, and modelling slows it down."""
     torch.ones(1, device="cuda")
     context = "fork" if workers else None
     waited = torch.cat(
@@ -134,7 +134,7 @@ def test_a_view_of_the_host_s_memory_moves_no_bytes(machine):
 
 
 def test_operators_on_the_cpu_stay_there_beside_those_on_the_gpu():
-    """The same line of Python runs for one device and then for the other."""
+    """Run the same line of Python for one device and then for the other."""
     for device in ("cuda", "cpu") * 2:
         x = torch.arange(4.0, device=device)
         made = (
@@ -149,7 +149,7 @@ def test_operators_on_the_cpu_stay_there_beside_those_on_the_gpu():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_the_engine_calls_when_a_backward_is_done_is_in_no_node(device):
-    """DistributedDataParallel divides and waits in such a call."""
+    """Check callbacks at the end of a backward pass, in which DDP divides and waits."""
     weight, seen = torch.ones(2, device=device, requires_grad=True), []
     weight.register_hook(
         lambda gradient: torch.autograd.Variable._execution_engine.queue_callback(
@@ -161,7 +161,7 @@ def test_what_the_engine_calls_when_a_backward_is_done_is_in_no_node(device):
 
 
 def test_a_layer_on_the_host_stays_there_after_the_same_layer_on_a_gpu(machine):
-    """Both layers run the same instruction in a Python frame at the same address."""
+    """Let both layers run the same instruction, in a Python frame at the same address."""
     layer = torch.nn.CircularPad1d(1)
     places = [
         layer(x).device.type for x in (torch.ones(1, 1, 3, device="cuda"), torch.ones(1, 1, 3))

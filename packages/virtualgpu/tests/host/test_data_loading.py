@@ -16,7 +16,7 @@ pytestmark = [
 
 
 class Samples(Dataset):
-    """Samples that come late or early and say how many modes of PyTorch are on."""
+    """Data set whose samples come late or early, and say how many modes of PyTorch are on."""
 
     def __init__(self, seconds: float = 0) -> None:
         self.seconds = seconds
@@ -30,7 +30,7 @@ class Samples(Dataset):
 
 
 def test_when_a_worker_is_done_takes_no_host_time():
-    """A batch that comes early is received while the loader waits for another one."""
+    """Check a batch that arrives early, while the loader waits for another one."""
 
     def times(seconds: float) -> list[float]:
         with virtualgpu.use(gpus=1):

@@ -145,7 +145,10 @@ def test_nodes_that_only_hand_a_gradient_on_take_time_too(machine):
 
 
 def test_where_several_threads_make_nodes_their_numbers_say_nothing(machine):
-    """Each thread counts its own, so the time would depend on earlier work of the process."""
+    """Check this because each thread counts its own nodes.
+
+    Otherwise the time would depend on earlier work of the process.
+    """
     few = backward_seconds(lambda x: x.sin().cos())
 
     def elsewhere() -> None:
@@ -158,7 +161,7 @@ def test_where_several_threads_make_nodes_their_numbers_say_nothing(machine):
 
 
 def trained(count: int) -> list[torch.Tensor]:
-    """Return parameters with gradients, and one more that has none."""
+    """Return `count` parameters with gradients, and one more without."""
     made = [torch.randn(64, device="cuda", requires_grad=True) for _ in range(count + 1)]
     for parameter in made[:-1]:
         parameter.grad = torch.ones_like(parameter)
@@ -244,7 +247,7 @@ def test_replicas_take_time_by_module_and_tensor(machine):
 
 
 def test_a_broadcast_reaches_all_gpus_as_soon_as_one(machine):
-    """NCCL passes the bytes from GPU to GPU over links that can carry all of them at once."""
+    """Check this because NCCL passes the bytes on over links that all work at the same time."""
     x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     two, four = (
         wall_seconds(lambda n=n: nn.parallel.comm.broadcast(x, list(range(n)))) for n in (2, 4)
@@ -312,9 +315,9 @@ def test_convolutions_that_fill_a_part_of_the_gpu_run_at_once_on_two_streams(mac
 
 
 def test_cublas_splits_long_sums_but_hardly_with_a_bias(machine):
-    """On an H200, a linear layer of 256 rows, 1024 to 1024, took 27 µs with its bias.
+    """Check a linear layer of 256 rows, 1024 to 1024, which took 27 µs with its bias on an H200.
 
-    The time is that of small_kernels.json. If its sums were split, it would take 19 µs.
+    If its sums were split, it would take 19 µs. The times are in small_kernels.json.
     """
     x = torch.empty(256, 1024, device="cuda")
     microseconds = {}

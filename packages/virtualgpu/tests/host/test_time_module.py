@@ -136,7 +136,7 @@ def test_who_sleeps_between_questions_to_an_event_waits_for_it():
 
 
 def test_a_librarys_thread_that_sleeps_holds_nobody_up():
-    """A progress bar has such a thread, which does not take turns."""
+    """Check a thread like that of a progress bar, which does not take turns."""
     source = (
         "def pause(stop, times):\n"
         "    while not stop.is_set():\n"

@@ -37,7 +37,7 @@ CUDA_ALONE = ("in method wrapper_CUDA", "too many CPU scalars", "Input type (")
 
 
 class Sample:
-    """Arguments of one call.
+    """The arguments of one call.
 
     `leaves` are the leaves of the tree `spec`, and `tensors` the positions of tensors among them.
     """
@@ -97,7 +97,7 @@ def on_virtual_gpu(x: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def finding(fake: list[str], virtual: list[str]) -> str | None:
-    """Return what is wrong with a virtual GPU's answer, or None."""
+    """Return what is wrong with a virtual GPU's answer, compared with fake tensors, or None."""
     if virtual[0] == "error" and virtual[1] not in ("RuntimeError", "NotImplementedError"):
         return "another error"
     words_known = (

@@ -56,7 +56,7 @@ def test_a_factor_with_gaps_is_copied():
 
 
 def test_threads_and_streams():
-    """Each stream has a workspace. A thread reuses a returned handle with its workspaces."""
+    """Check that each stream has a workspace, which stays with a returned handle."""
     with virtualgpu.use(gpus=1, like="H200"):
         x = torch.randn(4, 4, device="cuda")
 

@@ -116,7 +116,7 @@ def test_weights_of_a_recurrent_layer_that_are_scattered():
     "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64]
 )
 def test_cuda_stores_formats_and_computes_with_few_of_them(dtype):
-    """The CPU can multiply them."""
+    """Check products that only the CPU can compute."""
     x, name = (
         torch.ones(2, device="cuda").to(dtype),
         str(dtype).removeprefix("torch.").replace("ui", "UI").replace("fl", "Fl"),
@@ -143,7 +143,7 @@ def test_cuda_stores_formats_and_computes_with_few_of_them(dtype):
     ],
 )
 def test_cuda_has_no_kernel_of_integers(kernel, work):
-    """The CPU can pool them."""
+    """Check pooling of integers, which only the CPU can compute."""
     x = torch.ones(1, 2, 4, 4, dtype=torch.int64, device="cuda")
     assert (
         words(partial(work, x), NotImplementedError) == f"\"{kernel}\" not implemented for 'Long'"

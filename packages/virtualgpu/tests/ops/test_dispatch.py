@@ -50,7 +50,7 @@ def plain(x: torch.Tensor, prepare: Callable[[nn.Module], object] = id) -> torch
 
 @needs_distributed
 def test_a_sharded_layer(process_group):
-    """Its fake tensors report a CUDA device. One rank needs no collective."""
+    """Check that fake tensors report a CUDA device. One rank needs no collective."""
     x = torch.ones(1, 2, device="cuda")
     assert torch.equal(plain(x, fully_shard), plain(x))
 

@@ -89,7 +89,7 @@ def test_an_assert_of_the_catalogue_surfaces_and_stays(name, capsys):
     ],
 )
 def test_a_value_that_the_cpu_refuses_at_once_stops_the_gpu_later(assertion, work, capsys):
-    """The assertions are those of PyTorch's kernels (ATen/native/cuda)."""
+    """Check the assertions of PyTorch's kernels (ATen/native/cuda)."""
     work()
     with pytest.raises(AcceleratorError, match="device-side assert"):
         torch.cuda.synchronize()

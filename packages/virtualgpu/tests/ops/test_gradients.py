@@ -12,7 +12,7 @@ from .asked import asked
 
 
 def test_two_branches_meet_in_place():
-    """For x / (1 + |x|) on an H200, both branches' gradients were added in the memory of one."""
+    """Check x / (1 + |x|), whose two gradients an H200 added in the memory of one of them."""
     n = 588000
     got = asked(
         nn.functional.softsign,
@@ -96,7 +96,7 @@ def forward_and_backward(work, x, y):
     ],
 )
 def test_a_formula_overwrites_in_the_installed_torch_what_it_overwrites_on_the_cpu(work):
-    """PyTorch's profiler reports what the CPU overwrites.
+    """Compare with the in-place operators that PyTorch's profiler reports on the CPU.
 
     Numbers are left out, because on the CPU they are tensors.
     """

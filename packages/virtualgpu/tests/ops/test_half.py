@@ -50,7 +50,7 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_the_cpu_has_no_kernel_for_is_computed_in_float32_and_rounded(machine, name, dtype):
-    """The calls run twice, because the second one uses what the first one has found out."""
+    """Run each call twice, because the second one uses what the first one has found out."""
     x = torch.randn(128, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole = x.float().requires_grad_()
     expected = LAYERS[name](whole)
@@ -86,7 +86,7 @@ COMPLEX_HALF = {
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("name", COMPLEX_HALF)
 def test_complex_numbers_of_two_halves_are_computed_in_complex64_and_rounded(machine, name):
-    """The calls run twice, because the second one uses what the first one has found out."""
+    """Run each call twice, because the second one uses what the first one has found out."""
     x = torch.randn(8, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).to(
         torch.complex32
     )

@@ -76,7 +76,7 @@ def test_least_squares_has_one_driver(machine):
     ids=["det", "slogdet", "pinv"],
 )
 def test_a_matrix_without_elements_asks_for_what_an_h200_was_asked_for(work, count, machine):
-    """The calls are those of PyTorch's database of operators (torch 2.11)."""
+    """Run calls of PyTorch's database of operators (torch 2.11)."""
     assert (
         sum(size[0] == "+" for size in recorded(lambda: work(torch.empty(0, 0, device="cuda")))[1])
         == count

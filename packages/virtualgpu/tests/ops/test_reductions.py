@@ -44,7 +44,10 @@ def test_recorded_launches(shape, dims, accumulator, expected):
 
 
 def test_layout_counts():
-    """A transposed matrix is summed in its order in memory. One with gaps keeps its dimensions."""
+    """Check that a transposed matrix is summed in its order in memory.
+
+    A matrix with gaps keeps its dimensions.
+    """
     assert buffers(launch((210, 2000), (1, 210), (0, 1), 0, 512, *H200), 4) == (208, 4)
     assert buffers(launch((2000, 105), (210, 2), (0, 1), 0, 512, *H200), 4) == (104, 4)
 

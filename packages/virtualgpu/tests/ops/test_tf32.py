@@ -39,12 +39,12 @@ def restored() -> Iterator[None]:
 
 @pytest.fixture
 def matmul_tf32(machine) -> None:
-    """Make virtual H200s on which a program has allowed TF32 in matrix products."""
+    """Use virtual H200s on which a program has allowed TF32 in matrix products."""
     torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Round by arithmetic in float64, with ties away from zero."""
+    """Return `x` rounded to TF32 by arithmetic in float64, with ties away from zero."""
     if x.is_complex():
         return torch.complex(rounded(x.real), rounded(x.imag))
     mantissa, exponent = torch.frexp(
@@ -140,7 +140,7 @@ def test_a_convolution_uses_it_until_a_program_forbids_it(machine, setting):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_mixed_old_and_new_settings_raise_no_error_in_an_operator(machine, setting):
-    """PyTorch refuses to read `allow_tf32` once `fp32_precision` is set, but operators run."""
+    """Check that operators run, even if PyTorch refuses to read `allow_tf32`."""
     SETTINGS[setting]()
     torch.backends.cudnn.rnn.fp32_precision = "ieee"
     x = random(2, 8, 6, 6).cuda()
@@ -231,7 +231,7 @@ GUARDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.skipif(sys.platform == "win32", reason="the compiler names the guard otherwise there")
 @pytest.mark.parametrize("name", GUARDED)
 def test_functions_from_which_pytorch_keeps_tf32_are_not_rounded(matmul_tf32, name):
-    """PyTorch guards them and their gradients with `NoTF32Guard`."""
+    """Check functions that PyTorch guards with `NoTF32Guard`, and their gradients."""
     x = random(4, 4).abs() + 4 * torch.eye(4)
     results = []
     for given in (x.clone().requires_grad_(), x.cuda().requires_grad_()):
@@ -344,7 +344,7 @@ def test_the_time_of_a_product_follows_the_same_decision(machine):
 
 
 def test_errors_are_as_large_as_an_h100s(matmul_tf32):
-    """On an H100 with TF32, products of 512 x 512 normal numbers were off by 0.0313."""
+    """Check products of 512 x 512 normal numbers, which were off by 0.0313 on an H100 with TF32."""
     a, b = random(512, 512).cuda(), random(512, 512, seed=1).cuda()
     exact = a.double() @ b.double()
     assert 0.02 < ((a @ b).double() - exact).abs().max().item() < 0.045
@@ -372,7 +372,7 @@ CONVOLUTIONS = {
 def convolve(
     name: str, device: str, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
 ) -> list[torch.Tensor]:
-    """Return the output, the gradients of input, weight and bias, and that of the output."""
+    """Return a convolution's output, all gradients, and the gradient of the output."""
     run, *shapes = CONVOLUTIONS[name]
     x, weight = (
         change(random(*shape, seed=seed)).to(device).requires_grad_()

@@ -407,7 +407,7 @@ MIXED_GRAPHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 )
 @pytest.mark.parametrize("name", MIXED_GRAPHS)
 def test_one_backward_over_two_devices(name, here, there):
-    """Nodes of both devices alternate, and each gradient is on its leaf's device."""
+    """Check that each gradient is on its leaf's device if nodes of both devices alternate."""
     function = MIXED_GRAPHS[name]
     a = drawn(5, 3).to(here).requires_grad_()
     b = drawn(3).to(there).requires_grad_()
@@ -446,7 +446,7 @@ def test_nested_tensors_are_refused(layout):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_an_encoder_leaves_out_what_is_masked():
-    """In evaluation, the encoder uses nested tensors."""
+    """Check this in evaluation, where the encoder uses nested tensors."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
     x, padding = torch.randn(2, 5, 16), torch.tensor([[False] * 3 + [True] * 2, [False] * 5])

@@ -116,7 +116,7 @@ def test_reading_says_that_the_values_were_not_kept(no_values, read):
 
 
 def test_a_checkpoint_has_nan_where_a_copy_to_the_host_has_it():
-    """A training script that only measures can still save its model."""
+    """Check this so that a training script that only measures can still save its model."""
     file = io.BytesIO()
     with virtualgpu.use(gpus=1) as used, used.without_values():
         state = {
@@ -138,7 +138,10 @@ def test_a_checkpoint_has_nan_where_a_copy_to_the_host_has_it():
 
 @pytest.mark.parametrize("blank", [False, True])
 def test_a_scaler_takes_gradients_to_be_finite(no_values, blank):
-    """Otherwise it would skip every step, and the optimizer would never allocate its state."""
+    """Check this because otherwise every step would be skipped.
+
+    The optimizer would then never allocate its state.
+    """
     model = nn.Linear(64, 64).cuda()
     optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cuda")
     virtualgpu.current().machine.blanks_host = blank
@@ -154,7 +157,7 @@ def test_a_scaler_takes_gradients_to_be_finite(no_values, blank):
 
 
 def test_numbers_that_nothing_computed_are_taken_to_be_finite(no_values):
-    """A training script that checks before each step that its loss is finite takes the step."""
+    """Check a training script that only takes a step if its loss is finite."""
     before = torch.cuda.memory_allocated()
     loss = torch.randn(8, device="cuda").sum()
     assert not (torch.isnan(loss) or torch.isinf(loss)) and torch.isfinite(loss).all()
@@ -165,7 +168,7 @@ def test_numbers_that_nothing_computed_are_taken_to_be_finite(no_values):
 
 
 def test_a_storage_is_resized(no_values):
-    """FSDP2 frees what it has gathered and gets it back in the same storage."""
+    """Check what FSDP2 does: free gathered parameters, and get them back in the same storage."""
     x = torch.randn(1000, device="cuda")
     for storage in (x.untyped_storage(), (x + 1).untyped_storage()):
         before = torch.cuda.memory_allocated()
@@ -270,7 +273,7 @@ def test_data_and_parameters_are_not(no_values, name):
 
 
 def test_a_mask_of_floats_from_the_host_keeps_its_values(no_values):
-    """nn.TransformerEncoder checks whether its mask is causal."""
+    """Check this because nn.TransformerEncoder tests whether its mask is causal."""
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     assert mask.cuda().tolist() == mask.tolist()
     encoder = nn.TransformerEncoder(
@@ -601,7 +604,7 @@ SPARSE = {
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_a_sparse_and_a_dense_tensor_give_a_dense_one_of_the_same_memory(name):
-    """The shape of a product does not depend on the positions of a sparse tensor's elements."""
+    """Check this because a product's shape does not depend on the positions of sparse elements."""
 
     def step() -> tuple[torch.Size, torch.layout, int]:
         places = torch.tensor([[0, 1, 5], [2, 0, 8]])
@@ -648,7 +651,10 @@ def distributions_of(x: torch.Tensor) -> list[torch.distributions.Distribution]:
 
 
 def test_distributions_take_their_arguments_to_be_valid(no_values):
-    """They validate arguments by reading values. Sizes are compared with those on the CPU."""
+    """Check distributions, which validate arguments by reading values.
+
+    The sizes are compared with those on the CPU.
+    """
     x = torch.randn(4, 3, requires_grad=True)
     on_gpu = x.detach().cuda().requires_grad_()
     pairs = zip(distributions_of(on_gpu), distributions_of(x), strict=True)
@@ -662,7 +668,7 @@ def test_distributions_take_their_arguments_to_be_valid(no_values):
 
 @pytest.fixture
 def reads(no_values):
-    """Return the dtypes of the values that were read. Each read gives 1."""
+    """A list of the dtypes of the values that were read. Each read gives 1."""
     read: list[torch.dtype] = []
     machine = virtualgpu.current().machine
     machine.blanks_host = True
@@ -700,7 +706,7 @@ def test_numbers_that_the_host_reads_are_made_up(reads):
 
 
 def test_a_process_that_is_started_afresh_copies_nan_to_the_host_too(tmp_path):
-    """A new process reads the same NaN for a loss as its parent (`virtualgpu run --no-values`)."""
+    """Check that a new process reads the same NaN as its parent (`virtualgpu run --no-values`)."""
     script = tmp_path / "train.py"
     script.write_text(
         "import subprocess, sys, torch, torch.multiprocessing as mp\n"

@@ -326,7 +326,7 @@ def figures(file) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_operators_take_what_they_took_on_an_h200(tmp_path):
-    """All but the ones named above are within a factor of two, and half are within 13%."""
+    """Check that all but the exceptions above are within a factor of 2, and half within 13%."""
     model, recorded = on_the_model("kernels.py", tmp_path), figures(TIMING / "kernels.json")
     ratios = {name: model[name] / taken for name, taken in recorded.items()}
     assert {name for name, ratio in ratios.items() if not 0.5 <= ratio <= 2} == FAR
@@ -335,7 +335,7 @@ def test_operators_take_what_they_took_on_an_h200(tmp_path):
 
 @pytest.mark.slow
 def test_small_operators_take_what_they_took_on_an_h200(tmp_path):
-    """Half of them are within 16%, and nineteen of twenty within a factor of two.
+    """Check that half are within 16%, and nineteen of twenty within a factor of two.
 
     The recorded kernels have no pause of a microsecond between them. Those of the model have one.
     """

@@ -120,7 +120,7 @@ def hold(end) -> None:
 
 
 def lifetime(context) -> dict:
-    """A deleted tensor stays until the child has dropped it and the parent checks.
+    """Delete a sent tensor, which stays until the child has dropped it and the parent checks.
 
     The parent checks in ipc_collect, and if it finds no free block.
     """
@@ -174,7 +174,7 @@ def from_a_child(context) -> dict:
 
 
 def by_file_name(context) -> dict:
-    """Another way of torch.multiprocessing to share CPU memory makes no difference on CUDA."""
+    """Share CPU memory in torch.multiprocessing's other way, which changes nothing on CUDA."""
     before = mp.get_sharing_strategy()
     mp.set_sharing_strategy("file_system")
     child = Child(context, hold)
@@ -345,7 +345,7 @@ def put_and_end(queue) -> None:
 
 
 def producer_ends_first(context) -> dict:
-    """The child warns, because its tensor was never received."""
+    """End the producer first. The child warns, because its tensor was never received."""
     queue = context.Queue()
     process = context.Process(target=put_and_end, args=(queue,))
     process.start()
@@ -354,7 +354,7 @@ def producer_ends_first(context) -> dict:
 
 
 def held_at_the_end(context) -> dict:
-    """PyTorch warns, although the child has dropped it, because the module still has the tensor."""
+    """Keep a tensor until the end. PyTorch warns, although the child has dropped it."""
     global held
     child = Child(context, hold)
     held = torch.ones(4, device=HERE)

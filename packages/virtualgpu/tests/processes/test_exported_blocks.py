@@ -61,7 +61,7 @@ def test_the_next_that_is_freed_looks_for_the_others(pending_frees):
 
 
 def test_who_finds_no_block_looks_too(pending_frees):
-    """PyTorch checks before it asks the device for memory.
+    """Check that the allocator checks pending frees before it asks the device for memory.
 
     A program that sends again and again therefore needs no more memory.
     """

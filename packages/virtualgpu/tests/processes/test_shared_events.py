@@ -13,7 +13,7 @@ CYCLES = 50_000_000  # about 25 ms
 
 @pytest.fixture(autouse=True)
 def waited(monkeypatch):
-    """Return the seconds that the host really waited."""
+    """A list of the seconds that the host really waited."""
     seconds = []
     monkeypatch.setattr(shared_events, "wait", seconds.append)
     with virtualgpu.use(2, like="H200"):

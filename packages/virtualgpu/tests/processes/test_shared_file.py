@@ -89,7 +89,10 @@ def test_an_address_ends_with_its_process():
 
 
 def test_a_number_that_another_file_has_by_now_is_not_opened(tmp_path):
-    """A descriptor's number is reused at once. Its old owner must not write into the new file."""
+    """Check this because a descriptor's number is reused at once.
+
+    Its old owner must not write into the new file.
+    """
     file = SharedFile(WORD)
     address = file.address
     file.close()

@@ -10,7 +10,7 @@ import virtualgpu
 
 @pytest.fixture
 def raced() -> Iterator[virtualgpu.VirtualGPUs]:
-    """Make a machine with a second stream, and look for races until the test ends."""
+    """A machine with a second stream, whose races are collected until the test ends."""
     with virtualgpu.use(gpus=2, like="H200") as machine:
         torch.cuda.init()
         yield machine

@@ -15,7 +15,7 @@ FEW = 10
 
 @pytest.fixture
 def looked(monkeypatch):
-    """Return a list that collects the names of the operators that the detector compares."""
+    """A list that collects the names of the operators that the detector compares."""
     monkeypatch.setattr(lone_stream, "ALONE", FEW)
     names, look = [], RaceDetector._ordered
     monkeypatch.setattr(

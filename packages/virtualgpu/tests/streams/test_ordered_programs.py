@@ -44,7 +44,7 @@ def train_on(
 
 
 def test_data_parallel_fed_from_the_host():
-    """Its scatter copies on side streams."""
+    """Check DataParallel, whose scatter copies on side streams."""
     net = classifier().cuda()
     optimizer = torch.optim.AdamW(net.parameters())
     for x, y in batches():
@@ -148,7 +148,7 @@ def test_training_on_a_stream_of_its_own(extras):
 
 
 def test_two_branches_on_two_streams():
-    """Both streams wait at the fork, and the first waits for the second at the join.
+    """Let both streams wait at the fork, and the first for the second at the join.
 
     The example is from PyTorch's notes on CUDA semantics.
     """

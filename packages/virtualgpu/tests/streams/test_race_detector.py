@@ -43,7 +43,7 @@ def test_what_is_remembered_of_memory_goes_without_the_garbage_collector(side):
     ],
 )
 def test_drawing_in_place_does_not_read_what_stood_there(side, draw):
-    """CUDA's `bernoulli_` writes each element and reads only a tensor of probabilities.
+    """Check CUDA's `bernoulli_`, which only reads a tensor of probabilities.
 
     The source is ATen/native/cuda/DistributionTemplates.h.
     """
@@ -195,7 +195,7 @@ def test_two_writers(side):
     "make", [lambda: torch.arange(1000.0, device="cuda"), lambda: torch.eye(40, device="cuda")]
 )
 def test_what_an_operator_has_just_made_races_with_nobody(side, make):
-    """These operators resize their output, so its memory is new and is written at once."""
+    """Check operators that resize their output, whose memory is therefore new."""
     torch.ones(1000, device="cuda").mul_(2)
     made = make()
     assert made.sum().item() == made.cpu().sum().item() and virtualgpu.races() == []
@@ -339,7 +339,7 @@ def test_watching_keeps_no_memory_of_the_gpus_and_none_of_the_hosts_for_good(sid
 
 
 def test_what_copies_have_replaced_is_let_go_when_the_host_has_waited():
-    """After ten copies of 32 MiB with waits, the detector keeps none of the old values."""
+    """Check that no old values are kept after ten copies of 32 MiB with waits."""
     process = psutil.Process()
     page_locked, device = torch.ones(8 << 20).pin_memory(), torch.ones(8 << 20, device="cuda")
     before = process.memory_info().rss
@@ -380,7 +380,7 @@ def reallocate(x: torch.Tensor) -> None:
 )
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_memory_that_was_read_can_be_resized_and_written(resize):
-    """What a kernel has read is kept in shared memory.
+    """Check memory that a kernel has read, which the detector shares with a snapshot.
 
     PyTorch 2.13 cannot write such memory after it was resized.
     """

@@ -97,7 +97,7 @@ class SlowSearch:
 
 
 class Program:
-    """The same program on a virtual GPU."""
+    """Runs the same program on a virtual GPU."""
 
     def __init__(self, streams: list[torch.cuda.Stream]) -> None:
         torch.cuda.synchronize(0)

@@ -149,7 +149,7 @@ def test_a_forward_on_two_streams_needs_no_order_of_the_users_in_its_backward(si
 
 
 def test_nodes_of_two_threads_that_have_the_same_number_are_told_apart(side):
-    """Each thread counts its nodes from 0, as in DataParallel."""
+    """Check nodes of two threads, each of which counts from 0, as in DataParallel."""
     w = torch.ones(10, device="cuda", requires_grad=True)
     side.wait_stream(here())
     seen, kept = [], []

@@ -13,7 +13,7 @@ from virtualgpu import VirtualGPUs
 
 @contextmanager
 def fresh(gpus: int = 1) -> Iterator[VirtualGPUs]:
-    """Make a machine for the test, whatever is in place before."""
+    """Use a new machine, even if another one is in use."""
     virtualgpu.use(None)
     with virtualgpu.use(gpus=gpus, like="H200") as machine:
         yield machine

@@ -126,7 +126,7 @@ def test_threads_run_in_the_order_of_starting(machine):
 
 
 def test_a_thread_that_waits_for_its_kernels_own_threads_keeps_its_turn(machine, monkeypatch):
-    """A kernel with threads of its own lets its caller sleep in a file of PyTorch's."""
+    """Check a kernel with threads, whose caller sleeps in a file of PyTorch's."""
     running, most = [], 0
 
     def kernel(x: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ QUICK = 200.0  # seconds, on a busy computer
 
 @pytest.fixture
 def quick() -> Iterator[None]:
-    """Fail if the test does not end soon."""
+    """Fail a test that does not end within some seconds."""
     start = time.monotonic()
     yield
     assert time.monotonic() - start < QUICK
@@ -103,7 +103,7 @@ def test_a_pool_of_threads(machine, quick):
 
 
 def test_backwards_that_meet_at_one_leaf(machine, quick):
-    """C++ holds a lock around a leaf's gradient while it runs operators."""
+    """Check this because C++ holds a lock around a leaf's gradient while it runs operators."""
     leaf = torch.ones(4, device="cuda", requires_grad=True)
 
     def back() -> None:
@@ -115,7 +115,7 @@ def test_backwards_that_meet_at_one_leaf(machine, quick):
 
 
 def test_who_asks_again_and_again(machine):
-    """A loop without operators, with or without a pause, lets other threads continue."""
+    """Check that a loop without operators, with or without a pause, lets other threads continue."""
     for pause in (0.01, 0.001, None):
         done: list[float] = []
         thread = threading.Thread(target=lambda done=done: done.append(launch()))
@@ -285,7 +285,7 @@ def test_a_system_that_does_not_tell_whether_a_thread_sleeps(machine, quick, mon
 
 @pytest.mark.slow
 def test_a_thread_whose_start_was_interrupted_still_gets_its_turns():
-    """Its starter learns about the interrupt too late, while it waits for its turn."""
+    """Check a thread whose starter learns about the interrupt only while it waits for its turn."""
     scheduler, ended = Scheduler(), threading.Event()
 
     def start_and_be_interrupted(thread: threading.Thread) -> None:

@@ -37,7 +37,7 @@ def test_depthwise_convolutions_take_as_long_as_on_an_h200(row):
 
 
 def test_with_channels_last_cudnns_take_about_as_long():
-    """Seven of ten are within a third. For some sizes, cuDNN chooses a slow kernel."""
+    """Check that seven of ten are within a third. For some sizes, cuDNN chooses a slow kernel."""
     ratios = [milliseconds / row[name] for row in LAST for name, milliseconds in took(row).items()]
     assert sum(3 / 4 < ratio < 4 / 3 for ratio in ratios) > 0.7 * len(ratios)
 

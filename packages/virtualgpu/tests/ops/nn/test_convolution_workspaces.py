@@ -54,7 +54,7 @@ REAL = json.loads((Path(__file__).parent / "convolutions_h100.json").read_text()
 
 
 def test_peaks_of_layers_that_ran_on_an_h100():
-    """Of 38 layers' forward and backward peaks, 95% are within 2 MiB or 2%."""
+    """Check that 95% of 38 layers' forward and backward peaks are within 2 MiB or 2%."""
     wrong = []
     with virtualgpu.use(1, like="H100", values=False):
         for name, real in REAL["peaks"].items():
@@ -86,7 +86,7 @@ def peaks_of_layer(name):
 
 
 def peak_of(work):
-    """Return what the function returns, and its peak above what was allocated before."""
+    """Return the function's result, and its peak above the bytes allocated before."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -28,7 +28,7 @@ def test_a_bag_without_its_padding(mode, sparse):
 
 
 def test_a_sparse_gradient_of_many_rows_is_computed():
-    """There are so many rows that the sizes are checked before the values."""
+    """Check a gradient of so many rows that PyTorch checks the sizes before the values."""
     bag = nn.EmbeddingBag(5000, 8, mode="sum", sparse=True, device="cuda")
     indices = torch.arange(2000, device="cuda")
     bag(indices, torch.zeros(1, dtype=torch.int64, device="cuda")).sum().backward()

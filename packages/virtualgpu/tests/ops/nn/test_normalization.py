@@ -151,7 +151,7 @@ NATIVE = ("native_batch_norm", "native_batch_norm_backward")
 
 
 def spans_of(layer: nn.Module, x: torch.Tensor, name: str) -> float:
-    """Return the host's work to launch the layer."""
+    """Return the host's seconds for launching the layer's work with this name."""
     return next(
         span.overhead for span in spans(lambda: layer(x).sum().backward()) if span.name == name
     )
