@@ -290,12 +290,12 @@ def _is_virtual(request: Request, virtual: bool | None) -> bool:
 
 
 def _virtual_is_asked_for(request: Request) -> bool:
-    """Whether the environment, `like` or `values` asks for virtual GPUs."""
+    """Return whether the environment, `like` or `values` asks for virtual GPUs."""
     return virtual_by_default() or request.like is not None or not request.values
 
 
 def virtual_by_default() -> bool:
-    """Whether the environment variable LABKIT_VIRTUAL asks for virtual GPUs."""
+    """Return whether the environment variable LABKIT_VIRTUAL asks for virtual GPUs."""
     return os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0")
 
 

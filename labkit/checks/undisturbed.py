@@ -55,10 +55,10 @@ def undisturbed() -> Iterator[None]:
 
 
 def _allocated() -> int:
-    """Bytes allocated on all GPUs."""
+    """Return the bytes allocated on all GPUs."""
     return sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count())))
 
 
 def _reserved() -> int:
-    """Bytes that PyTorch's allocator has reserved on all GPUs."""
+    """Return the bytes that PyTorch's allocator has reserved on all GPUs."""
     return sum(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))

@@ -207,14 +207,14 @@ def _text_of_class(made: type) -> str:
 
 
 def _is_class_with_line(node: ast.AST, name: str, line: int) -> bool:
-    """Whether the node is the class of this name that has the line."""
+    """Return whether the node is the class with this name, and contains the line."""
     if not isinstance(node, ast.ClassDef) or node.name != name:
         return False
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def _is_of_the_user(module: str | None) -> bool:
-    """Whether a definition is of the notebook or script, and not of a package."""
+    """Return whether a module belongs to the notebook or script, and not to a package."""
     return module == "__main__"
 
 

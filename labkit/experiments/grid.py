@@ -17,7 +17,7 @@ UNORDERED = (set, frozenset, dict, torch.Tensor, Iterator)
 
 @dataclass(frozen=True)
 class Grid:
-    """The values of each argument. The last argument varies fastest."""
+    """The values of each argument of a measurement. The last argument varies fastest."""
 
     values: dict[str, list[Any]]
 

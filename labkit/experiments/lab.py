@@ -229,7 +229,7 @@ class Lab(panel.ExperimentPanel):
 
 
 def _good(prediction: float, measured: float, within: float) -> bool:
-    """Whether two negative numbers differ by at most this factor."""
+    """Return whether two negative numbers differ by at most this factor."""
     return prediction < 0 and measured < 0 and 1 / within <= prediction / measured <= within
 
 

@@ -370,7 +370,7 @@ def _checked_prediction(
 
 
 def _is_number(value: Any) -> bool:
-    """Whether the value is a number that an axis can have."""
+    """Return whether the value is a number that an axis can have."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:

@@ -10,7 +10,7 @@ EMPTY = {"text/plain": ""}  # a stored notebook and a new run have the same outp
 
 
 class ProgressBar:
-    """How many of `total` combinations are done. The bar disappears at the end.
+    """Bar that shows how many of `total` combinations are done. It disappears at the end.
 
     A program whose standard error is a file shows nothing.
     """

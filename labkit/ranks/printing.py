@@ -12,7 +12,7 @@ _COLOURS = (25, 130, 22, 90, 23, 88, 60, 94)
 
 
 class RankPrinter:
-    """Prints the lines of the ranks, one attempt after the other.
+    """Printer of the ranks' lines, one attempt after the other.
 
     By default, the lines of the first rank are printed at once. The lines of every other rank are
     printed when all ranks before it have ended, so that the text does not depend on timing.

@@ -42,7 +42,7 @@ def compare(truth, module, runner):
 
 
 def told(totals):
-    """Return text with the share of equal figures per kind, and the errors of the others."""
+    """How many figures of each kind are equal to the byte, and by how much those are off that a program got to."""
     parts = []
     for key, (equal, count, errors) in totals.items():
         percent = [100 * error for error in sorted(errors)] or [float("nan")]

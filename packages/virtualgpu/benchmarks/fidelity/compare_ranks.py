@@ -45,8 +45,7 @@ def told(counts: list[int]) -> str:
 
 
 def compare(runs: list[dict], mine: dict) -> tuple[list[int], list[str]]:
-    """Return [equal figures, of how many, figures within the range, of how many] and differences.
-    """
+    """How many figures are equal, of how many; how many lie within, of how many; and what differs, in words."""
     counts, different = [0, 0, 0, 0], []
     for rank, points in enumerate(runs[0]["points"]):
         for point in points:

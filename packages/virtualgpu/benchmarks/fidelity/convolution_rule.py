@@ -72,13 +72,12 @@ def read(path=SWEEP):
 
 
 def close(found, true, least, share):
-    """Return which predictions are within `least` bytes, or this share, of the true value."""
+    """Tell which predictions are within so many bytes or such a share of the truth."""
     return np.abs(found - true) <= np.maximum(least, share * true)
 
 
 def choose(found, true):
-    """Return the columns of the fewest formulas that explain most convolutions, most common first.
-    """
+    """Return the columns of as few formulas as explain most convolutions, the commonest first."""
     fits = close(found, true[:, None], MIB // 2, 0.005)
     left, chosen = np.ones(len(true), bool), []
     while left.any() and len(chosen) < MOST_FORMULAS:
