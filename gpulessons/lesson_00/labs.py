@@ -90,7 +90,9 @@ class MemoryRecorder:
             _watching = None
         for allocator, listener in self._heard:
             allocator.unlisten(listener)
-        count = 0 if self.machine is None else self.machine.count
+        count = 0
+        if self.machine is not None:
+            count = self.machine.count
         self._heard, self.machine = [], None
         if self._thread is not None:
             self._ended.set()
@@ -116,7 +118,9 @@ class MemoryRecorder:
     def _listener(self, index: int, allocator: Any) -> Callable[..., None]:
         def listen(action: str, block: Any, size: int) -> None:
             # The allocator reports a completed free before it subtracts the freed bytes.
-            freed = block.size if action == "free_completed" else 0
+            freed = 0
+            if action == "free_completed":
+                freed = block.size
             self._add(
                 index,
                 allocator.allocated - freed,
@@ -217,7 +221,9 @@ def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure
         label_ends(axes, labels)
     panels[-1].set_xlabel(f"time since the start, {short}")
     used = f"All processes together use at most {units.byte_text(peaks['used'])} of a device."
-    gpus = "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
+    gpus = "1 GPU"
+    if len(devices) != 1:
+        gpus = f"{len(devices)} GPUs"
     return badged(canvas, badge, used, f"{gpus}, {len(samples)} samples.")
 
 

@@ -83,13 +83,17 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
             for count in cycles:
                 torch.cuda._sleep(count)
 
-        stream = torch.cuda.Stream() if case["aside"] else None
+        stream = None
+        if case["aside"]:
+            stream = torch.cuda.Stream()
         milliseconds = sum(case["pieces"])
         with without_race_warnings(stream), during(f"work of {milliseconds:.1f} ms"):
             torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
             said = seconds_of(work)
         ran, seconds = len(calls), one_number(said)
-        told = type(said).__name__ if seconds is None else seconds
+        told: Plain = seconds
+        if seconds is None:
+            told = type(said).__name__
         observations.append([told, gpu_seconds(work), ran])
     return observations
 
@@ -262,7 +266,10 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
     """Return the fetched values, and whether the host waited for earlier or for later work."""
     observations = []
     for case in cases:
-        here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
+        if case["aside"]:
+            here = torch.cuda.Stream()
+        else:
+            here = torch.cuda.current_stream()
         # The pauses differ, so that no fixed pause in an answer suits both cases.
         nap = cycles_in(LONG * (2 if case["aside"] else 0.5))
         shape = [len(case["rows"]), SIZE]
@@ -370,7 +377,10 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
     observations, nap = list[Plain](), cycles_in(LONG / 5)
     for case in cases:
         stream = torch.cuda.Stream()
-        here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
+        if case["aside"]:
+            here = torch.cuda.Stream()
+        else:
+            here = torch.cuda.current_stream()
         seen: list[Plain] = []
 
         def work(
@@ -497,7 +507,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
     working = BATCHES * min(gpu_seconds(lambda: work(scratch)) for _ in range(3))
     with without_race_warnings(torch.cuda.Stream()):
         here, moved = torch.cuda.current_stream(), False
-        for sign in (0, 1) if machine.in_use().virtual else (0, 1, -1, 1, -1, 1):
+        for sign in _signs_of_rounds():
             for host, value in zip(hosts, inputs["values"], strict=True):
                 host.fill_(float(sign * value))
             torch.cuda.synchronize()
@@ -546,6 +556,13 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
     seconds["first"] = first
     loaded = {"means": read, "devices": devices, "ahead": ahead, "kept": kept, "moved": moved}
     return {**loaded, "seconds": seconds, **seen}
+
+
+def _signs_of_rounds() -> tuple[int, ...]:
+    """Return the sign of the values in each round. The first round has zeros."""
+    if machine.in_use().virtual:
+        return 0, 1
+    return 0, 1, -1, 1, -1, 1
 
 
 def _numbers_copied_in(seconds: float) -> int:

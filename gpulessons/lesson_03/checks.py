@@ -114,7 +114,9 @@ def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
             y.sum().backward()
             if module.weight.grad is not None:
                 observed["gradient"] = module.weight.grad[0].item()
-        observed["batch"] = None if x.grad is None else x.grad[:, 0].tolist()
+        observed["batch"] = None
+        if x.grad is not None:
+            observed["batch"] = x.grad[:, 0].tolist()
         observations.append(observed)
         del module, x, y
     return observations
@@ -322,7 +324,9 @@ def observe_weights(copies: Any, cases: Plain) -> Plain:
                 if copy.requires_grad
             ]
             torch.autograd.backward(used)
-            observed["gradient"] = None if weight.grad is None else weight.grad.flatten().tolist()
+            observed["gradient"] = None
+            if weight.grad is not None:
+                observed["gradient"] = weight.grad.flatten().tolist()
         observations.append(observed)
     return observations
 
@@ -402,7 +406,9 @@ def observe_parts(scatter_rows: Any, cases: Plain) -> Plain:
             ]
             if used and len(parts) == len(observed["parts"]):
                 torch.autograd.backward(used)
-            observed["gradient"] = None if x.grad is None else x.grad[:, 0].tolist()
+            observed["gradient"] = None
+            if x.grad is not None:
+                observed["gradient"] = x.grad[:, 0].tolist()
         observations.append(observed)
         del x, parts
     return observations
@@ -491,7 +497,9 @@ def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
         return {"type": type(module).__name__}
     with during("a batch on cuda:1, without DataParallel around your module"):
         alone = module(x, targets)
-    outputs = alone if isinstance(alone, list | tuple) else [alone]
+    outputs = alone
+    if not isinstance(alone, list | tuple):
+        outputs = [alone]
     shapes = [_shape(value) for value in outputs]
     if shapes != [[1], [1]]:
         return {"type": "other", "shapes": shapes}
@@ -504,13 +512,17 @@ def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
     loss = losses.sum() / rows.sum()
     if loss.requires_grad:
         loss.backward()
-    gradient = None if model.weight.grad is None else model.weight.grad.sum().item()
+    gradient = None
+    if model.weight.grad is not None:
+        gradient = model.weight.grad.sum().item()
     gathered = {"losses": losses.tolist(), "rows": rows.tolist()}
     return {"type": "losses", **gathered, "gradient": gradient, "where": sorted(set(where))}
 
 
 def _shape(value: Any) -> list[int] | str:
-    return list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return list(value.shape)
+    return type(value).__name__
 
 
 def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
@@ -522,10 +534,13 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] not in ("other", "losses"):
         return not_yet(f"expected an nn.Module, and your function returned {observed['type']}.")
     if observed["type"] == "other":
-        got = ", ".join(
-            f"a tensor of shape {shape}" if isinstance(shape, list) else shape
-            for shape in observed["shapes"]
-        )
+        returned = []
+        for shape in observed["shapes"]:
+            if isinstance(shape, list):
+                returned.append(f"a tensor of shape {shape}")
+            else:
+                returned.append(shape)
+        got = ", ".join(returned)
         return not_yet(
             "expected forward to return two tensors of one element each, both of shape [1]: "
             f"the sum of the losses and the number of rows. It returned {got}. "

@@ -19,7 +19,10 @@ def order(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Ac
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r}: choose one of {', '.join(map(repr, SCHEDULES))}")
     every = range(1 if schedule == ONE_BATCH else micro_batches)
-    ahead = min(stages - 1 - stage, len(every)) if schedule == ONE_F_ONE_B else len(every)
+    if schedule == ONE_F_ONE_B:
+        ahead = min(stages - 1 - stage, len(every))
+    else:
+        ahead = len(every)
     actions: list[Action] = [(FORWARD, index) for index in every[:ahead]]
     for index in every[ahead:]:
         actions += [(FORWARD, index), (BACKWARD, index - ahead)]
@@ -63,8 +66,13 @@ def launches(orders: Sequence[Sequence[Action]]) -> list[tuple[int, str, int]]:
 
 def _needs(stage: int, work: str, micro_batch: int, last: int) -> set[tuple[int, str, int]]:
     if work == FORWARD:
-        return {(stage - 1, FORWARD, micro_batch)} if stage else set()
-    behind = set() if stage == last else {(stage + 1, BACKWARD, micro_batch)}
+        if stage:
+            return {(stage - 1, FORWARD, micro_batch)}
+        return set()
+    if stage == last:
+        behind = set()
+    else:
+        behind = {(stage + 1, BACKWARD, micro_batch)}
     return behind | {(stage, FORWARD, micro_batch)}
 
 

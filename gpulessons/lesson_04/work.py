@@ -242,7 +242,9 @@ def memory_in_words(most: Mapping[str, Mapping[int, int]]) -> str:
         if stages:
             taken = [f"{units.byte_text(n)} on cuda:{stage}" for stage, n in sorted(stages.items())]
             parts.append(f"{name} takes {', '.join(taken)}")
-    return f"Memory of the step: {'; '.join(parts)}." if parts else ""
+    if parts:
+        return f"Memory of the step: {'; '.join(parts)}."
+    return ""
 
 
 def _in_words(name: str, rows: Sequence[Row]) -> str:

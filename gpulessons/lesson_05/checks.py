@@ -110,13 +110,19 @@ def draw_holes(generator: random.Random) -> Plain:
     sizes = [[generator.randint(10, 18) * 256 * KIB for _ in range(12)] for _ in range(4)]
     odd_are_larger = []
     for index in range(12):
-        low, high = (10, 13) if index % 2 else (14, 18)
+        if index % 2:
+            low, high = (10, 13)
+        else:
+            low, high = (14, 18)
         odd_are_larger.append(generator.randint(low, high) * 256 * KIB)
     sizes.append(odd_are_larger)
     # The blocks of the last layout are small. They are in two segments.
     small = []
     for index in range(12):
-        low, high = (290, 310) if index % 2 else (350, 370)
+        if index % 2:
+            low, high = (290, 310)
+        else:
+            low, high = (350, 370)
         small.append(generator.randint(low, high) * KIB)
     sizes.append(small)
     return {"sizes": sizes, "larger": generator.randint(30, 40) * MIB}
@@ -449,7 +455,9 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         rows, raised = case["rows"], observed["raised"]
         ended = raised or "a result"
         if not sizes or sizes[0] != rows:
-            first = sizes[0] if sizes else "no"
+            first = "no"
+            if sizes:
+                first = sizes[0]
             return not_yet(
                 f"try the whole batch of {rows} rows first. Your first try had {first} rows."
             )

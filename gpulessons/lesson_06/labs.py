@@ -84,7 +84,10 @@ def leaky_training(leaks: Sequence[str] = ALONE, steps: int = STEPS, together: b
         )
     if type(steps) is not int or not 2 <= steps <= MOST_STEPS:
         raise ValueError(f"expected a whole number from 2 to {MOST_STEPS} for steps, got {steps!r}")
-    trainings = [chosen] if together else [[leak] for leak in chosen]
+    if together:
+        trainings = [chosen]
+    else:
+        trainings = [[leak] for leak in chosen]
     parameters = {"leaks": chosen, "steps": steps, "together": together}
     rows = _points(trainings, steps, together)
     return Run("leaky_training", parameters, COLUMNS, badge(), steps * len(trainings), rows)
@@ -133,8 +136,12 @@ def _training(leaks: list[str], steps: int, names_holder: bool) -> Iterator[Row]
             for number in range(1, steps):
                 yield row(number)
         last = row(steps)  # After this step, only leaked tensors of the recorded steps are left.
-        leaked = trace.leaks() if trace is not None else []
-        yield {**last, "holder": leaked[0].holders[0].text if leaked else ""}
+        holder = ""
+        if trace is not None:
+            leaked = trace.leaks()
+            if leaked:
+                holder = leaked[0].holders[0].text
+        yield {**last, "holder": holder}
     finally:
         names.clear()  # The hook and these names hold each other.
 
@@ -168,7 +175,9 @@ def plot_leaky_training(
         if recorded is not None and leak in growth(recorded):
             _line(axes, recorded, leak, "--", index)
     guess = _predicted(axes, result, prediction)
-    recorded_rows = recorded.column("grown") if recorded else []
+    recorded_rows = []
+    if recorded:
+        recorded_rows = recorded.column("grown")
     highest = max([*result.column("grown"), *recorded_rows, guess or 0, MIB])
     byte_ticks(axes, 1.08 * highest, 6)
     axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # so that a line at 0 is visible
@@ -177,7 +186,9 @@ def plot_leaky_training(
     if guess is not None:
         labels.append((result.rows[-1]["step"], guess, f"predicted: {prediction:g}", BLUE))
     label_ends(axes, labels)
-    said = "" if prediction is None else f"Predicted: {prediction:g} MiB per step."
+    said = ""
+    if prediction is not None:
+        said = f"Predicted: {prediction:g} MiB per step."
     return finished(canvas, result, recorded, _proof, _held(result), said)
 
 
@@ -190,7 +201,9 @@ def _finding(result: Result, kept: dict[str, float]) -> str:
             return "Memory does not grow"
         return f"Memory grows by {units.byte_text(nbytes)} per step"
     most, least = max(kept, key=lambda leak: kept[leak]), min(kept, key=lambda leak: kept[leak])
-    nothing = units.byte_text(kept[least]) if kept[least] else "nothing"
+    nothing = "nothing"
+    if kept[least]:
+        nothing = units.byte_text(kept[least])
     return f"“{most}” keeps {units.byte_text(kept[most])} per step, “{least}” {nothing}"
 
 
@@ -213,7 +226,9 @@ def _line(
         axes.plot(steps, grown, dashes, color=colour, marker=marker, clip_on=False)
     else:
         axes.plot(steps, grown, dashes, color=darker(colour), linewidth=1.4)
-    name = f"{leak.count('+') + 1} leaks" if "+" in leak else leak
+    name = leak
+    if "+" in leak:
+        name = f"{leak.count('+') + 1} leaks"
     return steps[-1], grown[-1], name, colour
 
 
@@ -293,8 +308,10 @@ class LeakLab(ExperimentPanel):
         before, step = script(self.leaks)
         loop = f"for _ in range({self.steps}):\n{indent(step, '    ')}"
         leaking = {LEAKS[name] for name in self.leaks}
-        lines = [
-            (f"<b>{escape(line)}</b>" if line.strip() in leaking else escape(line))
-            for line in (before + "\n" + loop).splitlines()
-        ]
+        lines = []
+        for line in (before + "\n" + loop).splitlines():
+            shown = escape(line)
+            if line.strip() in leaking:
+                shown = f"<b>{shown}</b>"
+            lines.append(shown)
         self.source.value = "<pre style='line-height: 1.3'>" + "\n".join(lines) + "</pre>"

@@ -55,7 +55,9 @@ def observe_bits(decode: Any, cases: Plain) -> Plain:
 
 def _number(answer: Any) -> Plain:
     """Return a number as a float, and the type's name of anything else."""
-    return type(answer).__name__ if number(answer) is None else float(answer)
+    if number(answer) is None:
+        return type(answer).__name__
+    return float(answer)
 
 
 def meaning(bits: str, exponent_bits: int) -> float:
@@ -64,9 +66,14 @@ def meaning(bits: str, exponent_bits: int) -> float:
     exponent, fraction = divmod(int(bits[1:], 2), 2**fraction_bits)
     bias = 2 ** (exponent_bits - 1) - 1
     if exponent == 2**exponent_bits - 1:
-        size = math.nan if fraction else math.inf
+        if fraction:
+            size = math.nan
+        else:
+            size = math.inf
     else:
-        leading = 2**fraction_bits if exponent else 0
+        leading = 0
+        if exponent:
+            leading = 2**fraction_bits
         size = math.ldexp(fraction + leading, max(exponent, 1) - bias - fraction_bits)
     return math.copysign(size, -1 if bits[0] == "1" else 1)
 
@@ -129,7 +136,9 @@ def draw_boxes(generator: random.Random) -> Plain:
         edges = []
         for side in (width, height):
             near = 2 * generator.randint(1, (4000 - side) // 2)
-            odd = generator.randint(0, 1) if side > 2048 else 0  # the side is odd then
+            odd = 0
+            if side > 2048:
+                odd = generator.randint(0, 1)  # 1 makes the side odd
             edges.append((near - odd, near + side))
         (left, right_edge), (top, bottom) = edges
         return [left, top, right_edge, bottom]

@@ -106,9 +106,13 @@ def _power(a: float, b: float) -> float:
     try:
         return math.pow(a, b)
     except OverflowError:
-        return -math.inf if a < 0 and b % 2 == 1 else math.inf
+        if a < 0 and b % 2 == 1:
+            return -math.inf
+        return math.inf
     except ValueError:  # a root of a negative number, or a negative power of 0
-        return math.inf if a == 0 else math.nan
+        if a == 0:
+            return math.inf
+        return math.nan
 
 
 def _exponential(a: float) -> float:
@@ -121,7 +125,9 @@ def _exponential(a: float) -> float:
 def _logarithm(a: float) -> float:
     if a > 0:
         return math.log(a)
-    return -math.inf if a == 0 else math.nan
+    if a == 0:
+        return -math.inf
+    return math.nan
 
 
 _OPERATIONS: dict[type, Callable[[float, float], float]] = {

@@ -51,7 +51,9 @@ def observe_gradients(least_scale: Any, cases: Plain) -> Plain:
         with during(f"{len(case)} tensors"):
             said = least_scale(list(gradients))
         scale = number(said)
-        plain = type(said).__name__ if scale is None else float(scale)
+        plain: float | str = type(said).__name__
+        if scale is not None:
+            plain = float(scale)
         found.append([plain, all(map(torch.equal, gradients, before))])
     return found
 

@@ -378,7 +378,8 @@ def _reply(reply: Any) -> Plain:
         return {"client": None, "answer": {"type": type(reply).__name__}, "graph": False}
     client, answer = reply
     graph = isinstance(answer, torch.Tensor) and answer.requires_grad
-    client = client if isinstance(client, int) else type(client).__name__
+    if not isinstance(client, int):
+        client = type(client).__name__
     return {"client": client, "answer": describe(answer), "graph": graph}
 
 

@@ -177,7 +177,9 @@ def plot_shared_model(
     ]
     place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
     axes.legend(handles=kinds, ncols=len(kinds), frameon=False, **place)
-    said = "" if prediction is None else f"Predicted: {prediction:g} GiB."
+    said = ""
+    if prediction is not None:
+        said = f"Predicted: {prediction:g} GiB."
     return finished(canvas, result, recorded, _proof, said)
 
 

@@ -5,7 +5,7 @@ import pickle
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, SupportsIndex
 
 from labkit import processes
 from labkit.checks.checking import Plain, describe, quote
@@ -76,7 +76,9 @@ def observe_producer(answer: Any, sizes: Plain) -> Plain:
         ended = producer.exitcode is not None
         if not ended:
             producer.kill()
-        raised = _last_words(ours) if ended else ""
+        raised = ""
+        if ended:
+            raised = _last_words(ours)
     told: dict[str, Plain] = {"waited": done.seen.is_set(), "forged": done.forged.is_set()}
     told |= {"ended": ended, "raised": raised}
     return {"came": came, "lost": lost, **told}
@@ -95,7 +97,13 @@ def _produce(line: Connection, answer: bytes, queue: Any, done: Watched, sizes: 
     Until the producer has seen `done`, its naps are short.
     """
     sleep = time.sleep
-    time.sleep = lambda seconds: sleep(seconds if done.seen.is_set() else min(float(seconds), NAP))
+
+    def nap(seconds: float | SupportsIndex) -> None:
+        if not done.seen.is_set():
+            seconds = min(float(seconds), NAP)
+        sleep(seconds)
+
+    time.sleep = nap
     for clock in (time.time, time.monotonic, time.perf_counter):
         setattr(time, clock.__name__, lambda clock=clock: clock() + 60 * done.looks)
     try:

@@ -42,4 +42,6 @@ def take_part(line: Connection, part: str, weights: int, work: int, queues: list
 def _without_values() -> AbstractContextManager[None]:
     """Return a context in which virtual GPUs compute nothing, to save memory of the host."""
     used = machine.current()  # None in a child of a process with real GPUs
-    return used.without_values() if used is not None else nullcontext()
+    if used is not None:
+        return used.without_values()
+    return nullcontext()

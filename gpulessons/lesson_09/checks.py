@@ -88,7 +88,10 @@ def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    make: Any = torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD
+    if optimizer == "Adam":
+        make: Any = torch.optim.Adam
+    else:
+        make = torch.optim.SGD
     chosen = make(trained, lr=0.1, **OPTIMIZERS[optimizer])
     chosen.step()
     slots = [value for slot in chosen.state.values() for value in slot.values()]
@@ -233,7 +236,9 @@ def _take_workspaces() -> None:
 
 
 def _values(tensor: Any) -> Plain:
-    return None if tensor is None else tensor.detach().float().cpu().flatten().tolist()
+    if tensor is None:
+        return None
+    return tensor.detach().float().cpu().flatten().tolist()
 
 
 # 09.3: checkpoints
@@ -499,7 +504,10 @@ class _LimitedLayer(nn.Module):
             raise RuntimeError(BROKEN)
         if self.case["fails"] == "forward" and len(x) > self.case["limit"]:
             raise torch.OutOfMemoryError("CUDA out of memory, in the forward pass")
-        most = self.case["limit"] if self.case["fails"] == "backward" else len(x)
+        if self.case["fails"] == "backward":
+            most = self.case["limit"]
+        else:
+            most = len(x)
         return _Limited.apply(x, most)
 
 

@@ -320,11 +320,9 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
                 f"the steps {told['begun']} of {steps}.{hint}"
             )
         if not near([told["weight"]], [weight]):
-            cause = (
-                "momentum"
-                if told["momentum"] is None or not near([told["momentum"]], [momentum])
-                else "weight"
-            )
+            cause = "weight"
+            if told["momentum"] is None or not near([told["momentum"]], [momentum]):
+                cause = "momentum"
             return not_yet(
                 f"rank {rank} ends with the weight {told['weight']:g}. Without the restart it "
                 f"would be {weight:g}. The {cause} was not restored."

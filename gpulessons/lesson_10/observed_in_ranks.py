@@ -113,7 +113,9 @@ def accumulated(accumulate: Any, parts: Plain) -> Plain:
     layer.register_forward_hook(lambda layer, given, output: outputs.append(weakref.ref(output)))
     with MessageNames() as messages:
         accumulate(model, [torch.tensor(part, dtype=torch.float32) for part in parts])
-    gradient = None if layer.weight.grad is None else layer.weight.grad[0].tolist()
+    gradient = None
+    if layer.weight.grad is not None:
+        gradient = layer.weight.grad[0].tolist()
     told = {
         "gradient": gradient,
         "messages": len(messages.names),
@@ -143,11 +145,10 @@ def life(train: Any, inputs: Plain) -> Plain:
     def work(step: int) -> None:
         begun.append(step)
         dist.barrier()  # as in training, where no rank is a step ahead of another
-        files.append(
-            zlib.crc32(Path(inputs["path"]).read_bytes())
-            if os.path.exists(inputs["path"])
-            else None
-        )
+        checksum = None
+        if os.path.exists(inputs["path"]):
+            checksum = zlib.crc32(Path(inputs["path"]).read_bytes())
+        files.append(checksum)
         dist.barrier()  # nobody writes while another looks
         if step == inputs["dies"]:
             raise DeathError

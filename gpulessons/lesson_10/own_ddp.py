@@ -331,11 +331,9 @@ def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
                 "What sends the last bucket?"
             )
         if wrong:
-            of = (
-                "all gradients are"
-                if len(wrong) == len(gradients) - UNTRAINED
-                else f"the gradients of {len(wrong)} of {len(gradients)} parameters are"
-            )
+            of = "all gradients are"
+            if len(wrong) != len(gradients) - UNTRAINED:
+                of = f"the gradients of {len(wrong)} of {len(gradients)} parameters are"
             return not_yet(
                 f"after `finish()` in step {step}, {of} not the mean of all ranks' "
                 f"gradients on rank {rank}. In each step, is every gradient complete when it is "

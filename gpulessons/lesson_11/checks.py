@@ -216,9 +216,9 @@ def draw_budgets(generator: random.Random) -> Plain:
     ):
         parameters = generator.randint(50, 900) * ranks * 10**6
         layer = parameters // generator.randint(8, 30)
-        needed = (
-            ranks - 1 + generator.uniform(rest / 8, rest) if rest else ranks
-        )  # of such GPUs, before it is rounded up
+        needed: float = ranks  # GPUs of this kind, before the number is rounded up
+        if rest:
+            needed = ranks - 1 + generator.uniform(rest / 8, rest)
         cases.append([parameters, layer, WHOLE * layer + round(HELD * parameters / needed)])
     generator.shuffle(cases)
     return cases
@@ -239,7 +239,9 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
         if isinstance(answer, str):
             return wrong_type(answer, "a whole number")
         if answer != due:
-            enough = "1 GPU is enough" if due == 1 else f"{due} GPUs are enough and fewer are not"
+            enough = "1 GPU is enough"
+            if due != 1:
+                enough = f"{due} GPUs are enough and fewer are not"
             return not_yet(
                 f"with {parameters:,} parameters, {layer:,} of them in the largest layer, and "
                 f"{memory:,} bytes per GPU, {enough}. "

@@ -149,11 +149,9 @@ def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
         ):
             return name
     right = known[RIGHT]
-    return (
-        "other numbers"
-        if found.shape == right.shape
-        else f"a tensor of {list(found.shape)} instead of {list(right.shape)}"
-    )
+    if found.shape == right.shape:
+        return "other numbers"
+    return f"a tensor of {list(found.shape)} instead of {list(right.shape)}"
 
 
 def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
@@ -251,12 +249,12 @@ def _groups_in(my_groups: Any, rows: int, columns: int) -> Plain:
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         told: Plain = type(answer).__name__
     else:
-        told = [
-            sorted(dist.get_process_group_ranks(group))
-            if isinstance(group, dist.ProcessGroup)
-            else _no_group(group)
-            for group in answer
-        ]
+        told = []
+        for group in answer:
+            if isinstance(group, dist.ProcessGroup):
+                told.append(sorted(dist.get_process_group_ranks(group)))
+            else:
+                told.append(_no_group(group))
     everywhere: list[Plain] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, told)
     reached = []
@@ -273,11 +271,9 @@ def _no_group(group: Any) -> str:
 
     For a group without this rank, new_group returns a special value, which is a number.
     """
-    return (
-        "a group of others"
-        if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER
-        else type(group).__name__
-    )
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
+        return "a group of others"
+    return type(group).__name__
 
 
 def due_groups(rank: int, rows: int, columns: int) -> list[list[int]]:

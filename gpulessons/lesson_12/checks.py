@@ -363,7 +363,10 @@ def _over_all(case: Plain) -> int:
     waits = [0.0] * len(case)
     for number in set.union(*map(set, found)):
         there = [(of_rank[number], rank) for rank, of_rank in enumerate(found) if number in of_rank]
-        (second, _), (last, rank) = sorted(there)[-2:] if len(there) > 1 else [(0.0, 0), (0.0, 0)]
+        if len(there) > 1:
+            (second, _), (last, rank) = sorted(there)[-2:]
+        else:
+            (second, _), (last, rank) = [(0.0, 0), (0.0, 0)]
         waits[rank] += last - second
     return _largest(waits)
 
@@ -534,7 +537,10 @@ def _gradient_hint(found: Plain, due: Plain, case: Plain, rank: int) -> str:
     values, expected = [*found[0], *found[1]], [*due[0], *due[1]]
     means = []  # of each rank's own rows
     for rows in case["rows"]:
-        of_weight, of_bias = _mean_gradient(case, rows) if rows else ([0.0, 0.0], [0.0])
+        if rows:
+            of_weight, of_bias = _mean_gradient(case, rows)
+        else:
+            of_weight, of_bias = ([0.0, 0.0], [0.0])
         means.append([*of_weight, *of_bias])
     own_rows = len(case["rows"][rank])
     own = [value * own_rows for value in means[rank]]

@@ -75,9 +75,10 @@ def newest_of(newest_common: Any, cases: Plain) -> Plain:
         steps = list(case[dist.get_rank()])
         with LateValues():
             answer = newest_common(steps)
-        told.append(
-            [None if answer is None else number_or_type(answer), steps != case[dist.get_rank()]]
-        )
+        found = None
+        if answer is not None:
+            found = number_or_type(answer)
+        told.append([found, steps != case[dist.get_rank()]])
         dist.barrier()
     return told
 

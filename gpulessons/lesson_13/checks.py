@@ -88,7 +88,10 @@ def _unlike_numbers(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
 
     So no arithmetic turns all of them into 0.
     """
-    kinds = [torch.nan, torch.inf, -2.0, 0.0, 1.0] if dtype.is_floating_point else [-2, 0, 1]
+    if dtype.is_floating_point:
+        kinds = [torch.nan, torch.inf, -2.0, 0.0, 1.0]
+    else:
+        kinds = [-2, 0, 1]
     count = math.prod(shape)
     return torch.tensor(kinds, dtype=dtype).repeat(count // len(kinds) + 1)[:count].reshape(shape)
 
@@ -170,11 +173,10 @@ def observe_report(report: Any, sizes: Plain) -> Plain:
             during(f"device {device}"),
         ):
             said = report(torch.device("cuda", device))
-        said = (
-            {str(name): number(value) for name, value in said.items()}
-            if isinstance(said, dict)
-            else type(said).__name__
-        )
+        if isinstance(said, dict):
+            said = {str(name): number(value) for name, value in said.items()}
+        else:
+            said = type(said).__name__
         observations.append(
             {"said": said, "truth": truth, "after": _truth(device), "warned": warned}
         )
@@ -436,9 +438,9 @@ def judge_memory(tried: Plain, inputs: Plain) -> Verdict:
             told += " Other tensors may lie on the GPUs already, and PyTorch rounds sizes up."
         return not_yet(told)
     told = misjudged(tried)
-    return (
-        not_yet(told) if told else right("It tells what the sentence says from ten other things.")
-    )
+    if told:
+        return not_yet(told)
+    return right("It tells what the sentence says from ten other things.")
 
 
 # 13.5: a verdict of one's own
@@ -456,7 +458,9 @@ def observe_verdict(answer: Any, inputs: Plain) -> Plain:
     with torch.cuda.device(0):
         with during("it was called"):
             given = answer()
-        return observe_defence(given) if isinstance(given, dict) else type(given).__name__
+        if isinstance(given, dict):
+            return observe_defence(given)
+        return type(given).__name__
 
 
 def judge_verdict(observed: Plain, inputs: Plain) -> Verdict:
@@ -468,11 +472,9 @@ def judge_verdict(observed: Plain, inputs: Plain) -> Verdict:
             "the experiment decides, but this is the sentence that the lesson defends. "
             "Choose another sentence."
         )
-    return (
-        not_yet(told)
-        if told
-        else right(f"The experiment decides, and the verdict is: {observed['verdict']}.")
-    )
+    if told:
+        return not_yet(told)
+    return right(f"The experiment decides, and the verdict is: {observed['verdict']}.")
 
 
 CHECKS = [

@@ -143,7 +143,9 @@ def _run(experiment: Callable[[Any], Any], function: Callable[..., Any]) -> dict
         on_gpu = on_gpu or any(_is_on_gpu(argument) for argument in (*arguments, *named.values()))
         answers.append("raised")
         answer = function(*arguments, **named)
-        answers[-1] = str(answer) if isinstance(answer, bool) else "other"
+        answers[-1] = "other"
+        if isinstance(answer, bool):
+            answers[-1] = str(answer)
         return answer
 
     before = _allocations()
@@ -152,7 +154,10 @@ def _run(experiment: Callable[[Any], Any], function: Callable[..., Any]) -> dict
         result = experiment(given)
     except Exception as error:
         raised = f"{type(error).__name__}: {error}".splitlines()[0]
-    told = str(result) if isinstance(result, bool | numpy.bool_) else type(result).__name__
+    if isinstance(result, bool | numpy.bool_):
+        told = str(result)
+    else:
+        told = type(result).__name__
     used = on_gpu or _allocations() > before
     return {"result": told, "raised": raised, "answers": answers, "used a GPU": used}
 

@@ -132,7 +132,9 @@ def _recorded(outcomes: Mapping[Claim, ClaimOutcome]) -> str:
         row["as_expected"] for row in recorded.rows if verdicts.get(row["claim"]) == row["verdict"]
     )
     tried = answers["yes"] + answers["no"]
-    return f"{tried} tried, {answers['no']} unlike their verdict: {recorded.badge}" if tried else ""
+    if tried:
+        return f"{tried} tried, {answers['no']} unlike their verdict: {recorded.badge}"
+    return ""
 
 
 def _spoken(label: str, counts: Counter) -> str:

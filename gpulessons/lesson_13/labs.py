@@ -101,7 +101,9 @@ class ClaimsPanel(Panel):
     @property
     def claim(self) -> Claim | None:
         """The claim that is chosen, or None if no claim passes the filters."""
-        return articles.find(self.choice.value) if self.choice.value else None
+        if self.choice.value:
+            return articles.find(self.choice.value)
+        return None
 
     def _filter(self) -> None:
         """Offer the claims that pass both filters, and keep the chosen claim if it is one."""
@@ -110,9 +112,9 @@ class ClaimsPanel(Panel):
             for filtered in (self.article, self.verdict)
         ]
         names, before = [claim.name for claim in articles.claims(*chosen)], self.choice.value
-        self._offer(
-            self.choice, names, "value", before if before in names else next(iter(names), None)
-        )
+        if before not in names:
+            before = next(iter(names), None)
+        self._offer(self.choice, names, "value", before)
         self._show_claim()
 
     def _show_claim(self) -> None:
@@ -165,7 +167,9 @@ def _guess_button(words: str) -> widgets.Button:
 
 def _told_claim(claim: Claim) -> str:
     """Return as HTML the claim, its place in the article, and the code that tries it."""
-    by = f", {claim.article.author}" if claim.article.author else ""
+    by = ""
+    if claim.article.author:
+        by = f", {claim.article.author}"
     title, section = escape(claim.article.title), escape(claim.section)
     where = f"“{title}”{escape(by)}, section “{section}”"
     told = f"<p>{where}: <b>{escape(claim.says)}</b>.</p>"
@@ -183,7 +187,9 @@ def _whose(claim: Claim) -> str:
 
 def _told_outcome(claim: Claim, outcome: ClaimOutcome) -> str:
     text = repr(outcome)
-    parts = [f"<p>Here: {_code(text if len(text) <= SHOWN else text[:SHOWN] + '…')}</p>"]
+    if len(text) > SHOWN:
+        text = text[:SHOWN] + "…"
+    parts = [f"<p>Here: {_code(text)}</p>"]
     if claim.today:
         parts.append(f"<p>Today you write:</p>{_code(claim.today)}")
     if claim.changed:

@@ -38,7 +38,9 @@ def _index(device: Any) -> int:
     if isinstance(device, int):
         return device
     device = torch.device(device)
-    return torch.cuda.current_device() if device.index is None else device.index
+    if device.index is None:
+        return torch.cuda.current_device()
+    return device.index
 
 
 def _statistic(name: str) -> Function:

@@ -121,7 +121,9 @@ def plot_copy_speed(
         for memory, colour in (("pinned", BLUE), ("pageable", VERMILLION)):
             sizes = source.column("size", memory=memory, direction="h2d")
             speeds = source.column("bytes_per_second", memory=memory, direction="h2d")
-            label = memory if source is result else f"{memory}, recorded"
+            label = memory
+            if source is not result:
+                label = f"{memory}, recorded"
             labels += add_line(axes, sizes, speeds, colour, dashes, label)
     sentence = _predicted(axes, result, prediction)
     binary_scale(axes, "bytes copied, host to device", units.byte_text, most=7)
@@ -151,7 +153,9 @@ def _finding(gain: dict[int, float], largest: int) -> str:
     least = min(gain[size] for size in sizes if size >= start)
     if start == sizes[-1]:
         return f"Pinned memory copies {last:.1f} times faster at {units.byte_text(start)}"
-    end = "up" if sizes[-1] >= largest else f"to {units.byte_text(sizes[-1])}"
+    end = "up"
+    if sizes[-1] < largest:
+        end = f"to {units.byte_text(sizes[-1])}"
     return (
         f"Pinned memory copies at least {_floor(least)} times faster "
         f"from {units.byte_text(start)} {end}"
@@ -215,7 +219,10 @@ class CopySpeedLab(ExperimentPanel):
                 "expected at least one size in bytes, such as sizes=[1 << 20], got none"
             )
         self.sizes, self.repeats = sizes, repeats
-        self.asked = PREDICTED_SIZE if PREDICTED_SIZE in sizes else max(sizes)
+        if PREDICTED_SIZE in sizes:
+            self.asked = PREDICTED_SIZE
+        else:
+            self.asked = max(sizes)
         size = units.byte_text(self.asked)
         self.question = (
             f"How many times faster is it to copy {size} to the GPU "

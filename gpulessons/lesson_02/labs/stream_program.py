@@ -44,7 +44,10 @@ class ProgramLine:
     def __post_init__(self) -> None:
         if self.verb not in VERBS:
             raise ValueError(f"expected a verb of {', '.join(map(repr, VERBS))}, got {self.verb!r}")
-        for stream in (self.stream, self.other) if self.verb == WAIT else (self.stream,):
+        streams = [self.stream]
+        if self.verb == WAIT:
+            streams.append(self.other)
+        for stream in streams:
             if stream not in STREAMS:
                 raise ValueError(
                     f"expected a stream of {', '.join(map(repr, STREAMS))}, got {stream!r}"
@@ -282,7 +285,10 @@ class StreamsLab(Panel):
 
         Raises RuntimeError without a virtual GPU.
         """
-        outcome = self.outcome if self.outcome is not None else run_program(self.steps)
+        if self.outcome is not None:
+            outcome = self.outcome
+        else:
+            outcome = run_program(self.steps)
         return outcome.trace.plot_timeline()
 
     # The program
@@ -290,7 +296,9 @@ class StreamsLab(Panel):
     def _insert(self) -> None:
         """Insert the new line before the selected one. The line that reads results stays last."""
         at, action = self.program.index, self.action.value
-        other = self.other.value if action == WAIT else ""
+        other = ""
+        if action == WAIT:
+            other = self.other.value
         try:
             step = ProgramLine(action, self.stream.value, other)
             steps = [*self.steps[:at], step, *self.steps[at:]]
@@ -355,7 +363,9 @@ class StreamsLab(Panel):
             STALE: f"Stale value: the host reads {read}. Line by line, it would read {expected}. "
             f"But {why}",
         }[outcome.verdict]
-        judged = "As you predicted." if came_true else f"You predicted: {predicted}."
+        judged = "As you predicted."
+        if not came_true:
+            judged = f"You predicted: {predicted}."
         return f"{said} {judged} {self.right} of {self.runs} predictions came true."
 
     def _show_choices(self) -> None:

@@ -138,7 +138,9 @@ def plot_data_parallel_step(
         for model, colour in zip(models, COLOURS, strict=False):
             gain = parallel_gain(source, model)
             if gain:
-                label = model if source is result else f"{model}, recorded"
+                label = model
+                if source is not result:
+                    label = f"{model}, recorded"
                 labels += add_line(axes, [1, *gain], [1, *gain.values()], colour, dashes, label)
     sentence = _predicted(axes, result, models[-1], prediction)
     binary_scale(axes, "GPUs that share a batch", lambda gpus: f"{gpus:g}", most=5)
@@ -215,7 +217,9 @@ class DataParallelLab(ExperimentPanel):
         return data_parallel_step()
 
     def point(self, row: dict[str, Any]) -> str:
-        gpus = "1 GPU" if row["gpus"] == 1 else f"{row['gpus']} GPUs"
+        gpus = "1 GPU"
+        if row["gpus"] != 1:
+            gpus = f"{row['gpus']} GPUs"
         return f"{row['model']} model on {gpus}: {units.time_text(row['seconds'])}"
 
     def draw(self, result: Result, prediction: float | None) -> Figure:

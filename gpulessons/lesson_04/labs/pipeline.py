@@ -115,7 +115,9 @@ def stages(result: Result) -> int:
 
 def is_whole(result: Result, schedule: str) -> bool:
     """Return whether the step was measured to its end, which a stopped run does not reach."""
-    count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
+    count = 1
+    if schedule != ONE_BATCH:
+        count = result.parameters["micro_batches"]
     return len(result.column("stage", schedule=schedule)) == 2 * count * stages(result)
 
 
@@ -204,7 +206,9 @@ class Pipe:
         return passes
 
     def _forward(self, stage: int, index: int, arrived: torch.Tensor | None) -> torch.Tensor:
-        entered = (self.parts[index].detach() if arrived is None else arrived).requires_grad_()
+        if arrived is None:
+            arrived = self.parts[index].detach()
+        entered = arrived.requires_grad_()
         left = self.stages[stage](entered)
         if stage == len(self.stages) - 1:
             left = left.square().mean() / len(self.parts)
@@ -220,7 +224,10 @@ class Pipe:
 
     def _send(self, stage: int, work: str, index: int, tensor: torch.Tensor | None) -> None:
         """Send a result to the stage that needs it, on streams that nothing else uses."""
-        neighbour = stage + 1 if work == FORWARD else stage - 1
+        if work == FORWARD:
+            neighbour = stage + 1
+        else:
+            neighbour = stage - 1
         if tensor is None or neighbour not in range(len(self.stages)):
             return
         leaves, arrives = self.streams[stage, neighbour]
@@ -269,7 +276,10 @@ def plot_pipeline_step(
         draw_memory(axes, stage_peaks(result, schedule))
     sentence = _predicted_end(panels[-1], result, prediction)
     add_legend(canvas, split=any(result.column("micro_batch")))
-    shown = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
+    if recorded is None:
+        shown = result.badge
+    else:
+        shown = f"{result.badge}  ·  {recorded.badge}"
     waits = ""
     if recorded is not None:
         waits = f"{recorded.badge}: the GPUs wait {waits_in_words(_shares(recorded))}."
@@ -288,13 +298,21 @@ def _shares(result: Result) -> dict[str, float]:
 
 
 def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
-    count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
-    name = schedule if count == 1 else f"{schedule}, {count} micro-batches"
+    count = 1
+    if schedule != ONE_BATCH:
+        count = result.parameters["micro_batches"]
+    name = schedule
+    if count != 1:
+        name = f"{schedule}, {count} micro-batches"
     if len(result.parameters["schedules"]) == 1 and recorded is None:
         return name  # the figure's title says the rest
     share = waiting_share(result, schedule)
-    before = None if recorded is None else waiting_share(recorded, schedule)
-    waits = "not measured to its end" if share is None else f"GPUs wait {percent(share)}"
+    before = None
+    if recorded is not None:
+        before = waiting_share(recorded, schedule)
+    waits = "not measured to its end"
+    if share is not None:
+        waits = f"GPUs wait {percent(share)}"
     if before is not None:
         waits += f" (recorded: {percent(before)})"
     return f"{name}: {waits}"
@@ -359,7 +377,9 @@ class PipelineLab(ExperimentPanel):
 
     def __init__(self, schedules: Sequence[str] = SCHEDULES[1:], micro_batches: int = 8) -> None:
         used = machine.current()
-        most = 4 if used is None else used.count
+        most = 4
+        if used is not None:
+            most = used.count
         self.stages = choice("Stages:", range(1, most + 1), most, "9em")
         self.micro_batches = choice("Micro-batches:", MICRO_BATCHES, micro_batches, "12em")
         self.link = choice("Link:", list(LINKS), next(iter(LINKS)), "14em")
@@ -406,7 +426,9 @@ class PipelineLab(ExperimentPanel):
             told += f", {off:.0f} too high."
         else:
             told += f", {-off:.0f} too low."
-        count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
+        count = 1
+        if schedule != ONE_BATCH:
+            count = result.parameters["micro_batches"]
         most = max(stage_peaks(result, schedule).values())
         formula = 100 * bubble(stages(result), count)
         memory = f"At most {units.byte_text(most)} on a GPU."

@@ -286,7 +286,10 @@ def _draw(axes: Axes, segment: HandSegment, y: int, points: float) -> None:
         style: Any = {"facecolor": colour, "edgecolor": BLACK, "linewidth": 0.7}
         axes.broken_barh([(block.offset, block.size)], (y, FILLED), **style)
         size = units.byte_text(block.size)
-        texts = (f"{block.name}  {size}", block.name) if block.name else (f"free  {size}", size, "")
+        if block.name:
+            texts = [f"{block.name}  {size}", block.name]
+        else:
+            texts = [f"free  {size}", size, ""]
         text = next((text for text in texts if text_width(text) + 6 <= block.size * points), "")
         middle = block.offset + block.size / 2
         axes.text(
@@ -395,11 +398,9 @@ class AllocatorLab(Panel):
     def _do(self) -> None:
         try:
             predicted = _mebibytes(self.answer.value, "Your prediction", 0)
-            size = (
-                _mebibytes(self.size.value, "The size", 1 / MIB)
-                if self.action.value == ALLOCATE
-                else 0
-            )
+            size = 0
+            if self.action.value == ALLOCATE:
+                size = _mebibytes(self.size.value, "The size", 1 / MIB)
             hand = self._hand()
             self._step(hand, size)
         except ValueError as error:
@@ -443,10 +444,14 @@ class AllocatorLab(Panel):
             did = "Nothing went back to the device: no segment was wholly free."
         came_true = round(predicted / MIB, 2) == round(now / MIB, 2)
         self.right += came_true
-        held = units.byte_text(now) if now else "nothing"
+        held = "nothing"
+        if now:
+            held = units.byte_text(now)
         judged = "as you predicted"
         if not came_true:
-            judged = f"you predicted {units.byte_text(predicted) if predicted else 0}"
+            judged = "you predicted 0"
+            if predicted:
+                judged = f"you predicted {units.byte_text(predicted)}"
         count = f"{self.right} of {len(hand.steps)} predictions came true."
         return f"{did} Now {held} reserved, {judged}. {count}"
 
@@ -475,15 +480,17 @@ class AllocatorLab(Panel):
         """Show the fields that the chosen step needs, and the blocks that can be freed."""
         for box, action in ((self.size, ALLOCATE), (self.stream, ALLOCATE), (self.block, FREE)):
             box.layout.display = None if self.action.value == action else "none"
-        alive = self.hand.requests if self.hand is not None else {}
+        alive = {}
+        if self.hand is not None:
+            alive = self.hand.requests
         self.block.disabled = not alive
         options = [(f"{name}, {units.byte_text(nbytes)}", name) for name, nbytes in alive.items()]
         if list(self.block.options) != options:
             chosen = self.block.value
             self.block.options = options
-            self._assign(
-                self.block, "value", chosen if chosen in alive else next(iter(alive), None)
-            )
+            if chosen not in alive:
+                chosen = next(iter(alive), None)
+            self._assign(self.block, "value", chosen)
 
 
 def _mebibytes(text: str, what: str, least: float) -> int:
@@ -492,9 +499,16 @@ def _mebibytes(text: str, what: str, least: float) -> int:
     Raises ValueError for a number below `least` or too large, and for other text.
     """
     number = typed_number(text)
-    most = LARGEST / MIB if least else MOST_PREDICTED
+    most = MOST_PREDICTED
+    if least:
+        most = LARGEST / MIB
     if not isfinite(number) or not least <= number <= most:
-        typed = f"“{text.strip()}” is none" if text.strip() else "nothing is typed yet"
-        allowed = f"from 0 to {most:g}" if not least else f"greater than 0 and up to {most:g}"
+        typed = "nothing is typed yet"
+        if text.strip():
+            typed = f"“{text.strip()}” is none"
+        if least:
+            allowed = f"greater than 0 and up to {most:g}"
+        else:
+            allowed = f"from 0 to {most:g}"
         raise ValueError(f"{what} is a number of MiB {allowed}, such as 20; {typed}.")
     return round(number * MIB)

@@ -87,12 +87,15 @@ class Format:
         elif math.isinf(x):
             exponent, fraction = ones, 0
         else:
-            units = (
-                round(abs(x) / self._step(x)) if x else 0
-            )  # with the leading one, which is not stored
+            units = 0  # with the leading one, which is not stored
+            if x:
+                units = round(abs(x) / self._step(x))
             normal = units >= 2**self.fraction_bits
-            exponent = math.frexp(x)[1] - 1 + self.bias if normal else 0
-            fraction = units - 2**self.fraction_bits if normal else units
+            if normal:
+                exponent = math.frexp(x)[1] - 1 + self.bias
+                fraction = units - 2**self.fraction_bits
+            else:
+                exponent, fraction = 0, units
         sign = "1" if math.copysign(1, x) < 0 and not math.isnan(x) else "0"
         return sign, f"{exponent:0{self.exponent_bits}b}", f"{fraction:0{self.fraction_bits}b}"
 
@@ -184,7 +187,9 @@ def plot_number_formats(result: Result, prediction: float | None = None) -> Figu
                 va="center",
                 color=darker(BLUE),
             )
-    told = "" if prediction is None else f"Predicted for {ASKED}: {prediction:.6g}."
+    told = ""
+    if prediction is not None:
+        told = f"Predicted for {ASKED}: {prediction:.6g}."
     return badged(canvas, result.badge, *(f"{_spoken(row)}." for row in result.rows), told)
 
 
@@ -213,7 +218,9 @@ def error_text(row: Row) -> str:
     if value == 0 and abs(exact) < FORM[row["format"]].smallest:
         return "too small"
     off = _off(row)
-    return f"off by {100 * off:.2g} %" if off >= LEAST else "off by < 0.001 %"
+    if off >= LEAST:
+        return f"off by {100 * off:.2g} %"
+    return "off by < 0.001 %"
 
 
 def _finding(result: Result) -> str:
@@ -234,7 +241,9 @@ def _finding(result: Result) -> str:
         return f"{computation} is too small for {_listed(small)}"
     worst = max(wrong, key=_off)
     asked = [row for row in wrong if row["format"] == ASKED and row is not worst]
-    first = f"{ASKED} is {error_text(asked[0])}, " if asked else ""
+    first = ""
+    if asked:
+        first = f"{ASKED} is {error_text(asked[0])}, "
     return f"{computation}: {first}{worst['format']} {'' if first else 'is '}{error_text(worst)}"
 
 
@@ -254,7 +263,9 @@ def _off(row: Row) -> float:
 def _listed(names: list[str]) -> str:
     if len(names) == len(FORMATS):
         return "every format"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _spoken(row: Row) -> str:
@@ -270,10 +281,10 @@ def _draw(axes: Axes, row: Row, top: float, names: bool) -> None:
     left = float(BITS)
     for part, (fill, ink) in PARTS.items():
         if names:
-            at_end = part == "sign"  # one bit wide: its name stands to the left
-            axes.text(
-                left + BIT * at_end, top - 6, part, ha="right" if at_end else "left", va="bottom"
-            )
+            if part == "sign":  # The name is wider than the one bit, so it extends to the left.
+                axes.text(left + BIT, top - 6, part, ha="right", va="bottom")
+            else:
+                axes.text(left, top - 6, part, ha="left", va="bottom")
         for digit in row[part]:
             axes.add_patch(
                 Rectangle((left, top), BIT, BOX, facecolor=fill, edgecolor=BLACK, linewidth=0.6)
@@ -350,7 +361,9 @@ class FormatLab(ExperimentPanel):
         """
         number, typed = typed_number(text), text.strip()
         if isnan(number) and typed.lower().lstrip("+-") != "nan":
-            found = f"“{typed}” is not a prediction" if typed else "There is no prediction yet"
+            found = "There is no prediction yet"
+            if typed:
+                found = f"“{typed}” is not a prediction"
             raise ValueError(
                 f"{found}: type a number such as 0.3, or inf, or nan, and press Predict."
             )

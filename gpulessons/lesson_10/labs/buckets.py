@@ -186,19 +186,21 @@ def plot_bucket_step(result: Result, prediction: float | None = None) -> Figure:
     canvas, axes = new_canvas(_finding(result))
     axes.set_position([0.12, 0.19, 0.84, 0.6])
     ends = [start + took for work in result.column("work") for _, start, took in work]
-    predicted = [] if prediction is None else [prediction / 1e3]
+    predicted = []
+    if prediction is not None:
+        predicted = [prediction / 1e3]
     time_ticks(axes, 1.04 * max([*ends, *recorded, *predicted], default=1e-3))
     for rank, work in result.by("rank", "work").items():
         for what, start, took in work:
-            axes.barh(
-                rank + (0.22 if what == ALL_REDUCE else -0.18),
-                took,
-                0.3 if what == ALL_REDUCE else 0.4,
-                start,
-                **LOOKS[what],
-            )
+            shift, height = -0.18, 0.4
+            if what == ALL_REDUCE:
+                shift, height = 0.22, 0.3
+            axes.barh(rank + shift, took, height, start, **LOOKS[what])
     ranks = result.parameters["ranks"]
-    axes.set_ylim(ranks - 0.5, -0.5 if not (recorded or predicted) else -0.5 - 0.1 * (ranks + 1))
+    top = -0.5
+    if recorded or predicted:
+        top -= 0.1 * (ranks + 1)
+    axes.set_ylim(ranks - 0.5, top)
     axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     axes.grid(axis="y", visible=False)
     entries = [Patch(label=what, **look) for what, look in LOOKS.items()]
@@ -219,8 +221,12 @@ def plot_bucket_step(result: Result, prediction: float | None = None) -> Figure:
         fontsize=TEXT_POINTS,
         columnspacing=1,
     )
-    sentence = "" if prediction is None else f"Predicted: {prediction:g} ms."
-    shown = f"{result.badge}  ·  grey: recorded on 2× NVIDIA {LIKE}" if recorded else None
+    sentence = ""
+    if prediction is not None:
+        sentence = f"Predicted: {prediction:g} ms."
+    shown = None
+    if recorded:
+        shown = f"{result.badge}  ·  grey: recorded on 2× NVIDIA {LIKE}"
     return badged(
         canvas, result.badge, *_told(result), sentence, _told_recorded(recorded), shown=shown
     )
@@ -240,7 +246,9 @@ def _told(result: Result) -> list[str]:
     parts = []
     for row in result.rows:
         sent = sum(what == ALL_REDUCE for what, *_ in row["work"])
-        messages = "1 message" if sent == 1 else f"{sent} messages"
+        messages = "1 message"
+        if sent != 1:
+            messages = f"{sent} messages"
         parts.append(
             f"computes for {units.time_text(row['computing'])}; of "
             f"{units.time_text(row['sending'])} in which it sends {messages}, "

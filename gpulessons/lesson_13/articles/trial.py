@@ -57,18 +57,24 @@ class ClaimOutcome:
             for warning in self.warned
             if warning != _RACE and not (expected.may_warn and expected.may_warn in warning)
         ]
+        if expected.warns:
+            warns_as_expected = any(expected.warns in warning for warning in told)
+        else:
+            warns_as_expected = not told
         return (
             self.raised in expected.raises.split(" or ")
             and expected.message in self.message
             and (bool(expected.like) or printed == expected.prints)
             and re.search(expected.like, printed) is not None
-            and (any(expected.warns in warning for warning in told) if expected.warns else not told)
+            and warns_as_expected
         )
 
     def __repr__(self) -> str:
         if self.untried:
             return f"{UNTRIED}: {self.untried}"
-        said = f"{self.raised}: {self.message}".splitlines()[0] if self.raised else ""
+        said = ""
+        if self.raised:
+            said = f"{self.raised}: {self.message}".splitlines()[0]
         parts = [
             said,
             " | ".join(self.printed.split("\n")).strip(" |"),
@@ -80,7 +86,9 @@ class ClaimOutcome:
     def short(self) -> str:
         """The outcome in one line, for a table."""
         text = repr(self)
-        return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+        if len(text) <= _LONGEST:
+            return text
+        return text[: _LONGEST - 1] + "…"
 
 
 def outcomes(claims: list[Claim]) -> Iterator[tuple[Claim, ClaimOutcome]]:
@@ -109,18 +117,20 @@ def _run_alone(names: list[str]) -> list[ClaimOutcome]:
 
 def require(claim: Claim) -> None:
     """Raise RuntimeError if fewer GPUs are in use than the claim needs."""
-    used = machine.current()
-    if used is None or used.count < claim.gpus:
+    count, used = 0, machine.current()
+    if used is not None:
+        count = used.count
+    if used is None or count < claim.gpus:
         raise RuntimeError(
             f"the claim {claim.name!r} needs {claim.gpus} GPU(s), and "
-            f"{used.count if used else 0} are in use: labkit.use(gpus={claim.gpus})"
+            f"{count} are in use: labkit.use(gpus={claim.gpus})"
         )
 
 
 def _run_claim(claim: Claim) -> ClaimOutcome:
-    return (
-        ClaimOutcome(untried=claim.untried) if claim.untried else run(claim.program, claim.values)
-    )
+    if claim.untried:
+        return ClaimOutcome(untried=claim.untried)
+    return run(claim.program, claim.values)
 
 
 def run(program: str, values: bool) -> ClaimOutcome:
@@ -159,7 +169,9 @@ def _told(warning: warnings.WarningMessage) -> str:
     For a race return only the class, because streams and lines differ from run to run.
     """
     name = warning.category.__name__
-    return name if name == _RACE else f"{name}: {str(warning.message).splitlines()[0]}"
+    if name == _RACE:
+        return name
+    return f"{name}: {str(warning.message).splitlines()[0]}"
 
 
 @contextlib.contextmanager
