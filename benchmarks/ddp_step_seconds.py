@@ -15,9 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-asked = json.loads(
-    sys.argv[1]
-)  # {"gpus": [1, 2], "models": {"small": [1024, 512]}, "layers": 8, "repeats": 3}
+# {"gpus": [1, 2], "models": {"small": [1024, 512]}, "layers": 8, "repeats": 3}
+asked = json.loads(sys.argv[1])
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
 dist.init_process_group("nccl")

@@ -43,9 +43,8 @@ BOUNDS = {
 }
 INTRODUCTION_BOUNDS = BOUNDS | {"predictions": (1, 3), "cells": (1, 6), "exercises": (1, 1)}
 
-MEMORY_LIMIT = (
-    1 << 30
-)  # bytes of a kernel and its processes; with a server this is well within Binder
+# bytes of a kernel and its processes; with a server this is well within Binder
+MEMORY_LIMIT = 1 << 30
 SECONDS_LIMIT = 180  # of all lessons, one after the other
 MORE = {"cells": 5, "predictions": 8, "exercises": 2}  # what a third sitting may add to a lesson
 

@@ -59,9 +59,8 @@ def children_but_the_fork_server() -> list[psutil.Process]:
     """
     children = psutil.Process().children()
     servers = [child for child in children if "import forkserver" in command_line(child)]
-    what_stays(
-        lambda: [child for server in servers for child in server.children()]
-    )  # it may just be told that nobody waits for them
+    # it may just be told that nobody waits for them
+    what_stays(lambda: [child for server in servers for child in server.children()])
     return [child for child in children if child not in servers] + [
         child for server in servers for child in server.children()
     ]
@@ -81,9 +80,10 @@ def nothing_left(
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)
+        # the fork server outlives a test
         monkeypatch.setenv(
             "TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor")
-        )  # the fork server outlives a test
+        )
         children, segments = children_but_the_fork_server(), shared_segments()
         yield folder
         assert (

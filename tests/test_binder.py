@@ -36,9 +36,8 @@ def test_repo2docker_builds_from_the_binder_folder(built):
     assert 'pip install --no-cache-dir -r "binder/requirements.txt"' in after
     assert "pip install" not in before
     assert "src/environment.yml" not in built and "mamba env update" not in built
-    assert (
-        "environment-2epy-2d3-2e12" in built or "environment.py-3.12" in built
-    )  # as runtime.txt says
+    # as runtime.txt says
+    assert "environment-2epy-2d3-2e12" in built or "environment.py-3.12" in built
 
 
 @pytest.mark.slow

@@ -126,9 +126,8 @@ def test_an_answer_whose_cell_has_not_run_since_is_told(notebook):
     for answer, told in ((WRONG, "expected a tensor on a GPU, got one on cpu"), (RIGHT, "Right.")):
         notebook(answer)
         assert same not in notebook(CHECK, "check")
-        assert (
-            told in (again := notebook(CHECK, "check")) and same in again
-        )  # its cell may be empty by now
+        # its cell may be empty by now
+        assert told in (again := notebook(CHECK, "check")) and same in again
 
 
 def test_an_interrupt_says_where_the_answer_was(notebook, capsys):
@@ -150,10 +149,11 @@ def test_an_answer_without_end_is_told_and_ended(monkeypatch, capsys, notebook):
         notebook(f"def on_gpu(numbers):\n    {loop}")
         assert "00.1 Not yet: your answer took longer than 1.5 s (line " in notebook(CHECK, "check")
         assert "00.1 has run for 0.5 s, and is in line " in capsys.readouterr().out
+    # catches the first
     notebook(
         "import time\ndef on_gpu(numbers):\n    try:\n        time.sleep(60)\n    except:\n"
         "        time.sleep(60)"
-    )  # catches the first
+    )
     assert "took longer than 1.5 s (line 6: time.sleep(60))" in notebook(CHECK, "check")
     assert signal.getsignal(signal.SIGALRM) == before
     with limits.in_time("00.1", None):

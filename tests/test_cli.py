@@ -437,9 +437,8 @@ def test_fit_tells_its_progress_beside_the_page(script, capsys, monkeypatch):
         page.count("half the batch") == 1
         and progress.count("labkit fit: T4, half the batch: needs 1 GiB") == 1
     )
-    assert (
-        len(progress.splitlines()) == 4
-    )  # the script runs, on the T4, with that change, on two GPUs
+    # the script runs, on the T4, with that change, on two GPUs
+    assert len(progress.splitlines()) == 4
 
 
 def test_fit_gives_the_script_several_gpus(script, capsys, monkeypatch):

@@ -109,9 +109,10 @@ def test_every_public_name_has_a_docstring():
         name: vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
         for name, thing in named()
     }
+    # a dataclass's own
     made_up = {
         name for name, text in own.items() if text and text.startswith(f"{name.rsplit('.', 1)[1]}(")
-    }  # a dataclass's own
+    }
     assert {name for name, text in own.items() if not text} | made_up == set()
 
 

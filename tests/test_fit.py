@@ -87,15 +87,15 @@ def test_interrupted_in_the_middle_it_ends_and_leaves_nothing(fit, temporary):
     assert children >= {int(pid) for pid in told.read_text().split()}
     process.send_signal(signal.SIGINT)
     page, said = process.communicate(timeout=280)
-    told_once = [
-        line for line in said.splitlines()[1:] if ": running for " not in line
-    ]  # a slow machine tells of itself
+    # a slow machine tells of itself
+    told_once = [line for line in said.splitlines()[1:] if ": running for " not in line]
     assert (process.returncode, page, told_once) == (130, "", ["labkit fit: interrupted."])
     wait_until(lambda: not any(map(is_running, children)), 120)
+    # that the next machine removes
     assert [path.name[:11] for path in temporary.glob("labkit-*")] in (
         [],
         ["labkit-smi-"],
-    )  # that the next machine removes
+    )
 
 
 @pytest.mark.slow

@@ -137,10 +137,11 @@ def pythons() -> list[str]:
     found = [sys.executable]
     for name in (f"python3.{minor}" for minor in range(11, 20) if minor != sys.version_info.minor):
         path = shutil.which(name)
+        # pyenv's may stand for nothing
         if (
             path is not None
             and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0
-        ):  # pyenv's may stand for nothing
+        ):
             found.append(path)
     return found
 

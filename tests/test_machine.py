@@ -239,9 +239,8 @@ def test_a_block_without_values_computes_nothing_and_ends():
         kept = torch.ones(2, device="cuda")
         with pytest.raises(KeyError), used.without_values():
             assert "values not kept" in repr(torch.rand(1000, device="cuda"))
-            assert (
-                repr(kept + torch.ones(2, device="cuda")) == "tensor([2., 2.], device='cuda:0')"
-            )  # as small as a number
+            # as small as a number
+            assert repr(kept + torch.ones(2, device="cuda")) == "tensor([2., 2.], device='cuda:0')"
             raise KeyError
         assert (kept + 1).tolist() == [2, 2]
 

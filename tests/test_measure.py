@@ -167,9 +167,8 @@ def test_a_report_does_not_write_over_the_recordings_of_another_machine(
     other.write_text(
         made.read_text().replace('"machine": "NVIDIA H200"', '"machine": "4x NVIDIA H200"')
     )
-    assert [file.name for file in measure.report(tmp_path)] == [
-        "report_h200_x1.md"
-    ]  # the same machine on another number of its GPUs
+    # the same machine on another number of its GPUs
+    assert [file.name for file in measure.report(tmp_path)] == ["report_h200_x1.md"]
     other.write_text(other.read_text().replace('"cores": ', '"cores": 9'))
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     assert measure.main(["--report", "--output", str(tmp_path)]) == 2

@@ -70,11 +70,12 @@ def test_the_page_has_the_table_of_what_is_stored():
     )
 
 
+# than the days of the table: the page says so
 NEWER = {
     "10_ddp_from_the_inside",
     "11_sharding",
     "12_several_machines",
-}  # than the days of the table: the page says so
+}
 
 
 def test_every_lesson_was_measured_on_each_platform_of_the_table():

@@ -35,10 +35,11 @@ FAST: tuple[str, ...] = ()  # `make unit` and `make unit-packages`
 SLOW = ("--everything", "-m", "not browser and not platform")  # `make unit-all`
 ONE_TEST = 60  # seconds: a fault may make a test wait for ever
 OF_A_ROOM, OF_ALL = 300, 1200  # seconds for its tests
+# where the packages lie
 PLACES = (
     ".",
     *(f"packages/{name}/src" for name in ("virtualgpu", "gputrace", "labcourse")),
-)  # where the packages lie
+)
 EVERY_TEST = ("tests", "packages")
 # This test compares the table with the code, so it would notice every fault.
 OWN_TEST = "tests/test_planted_faults.py"
@@ -204,9 +205,10 @@ def _pytest(tree: Path, arguments: list[str]) -> int:
         os.dup2(said.fileno(), 2)
     places = [str(tree / place) for place in PLACES]
     sys.path[:1] = places
+    # of what tests start
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [*places, *filter(None, [os.environ.get("PYTHONPATH")])]
-    )  # of what tests start
+    )
     try:
         return int(pytest.main(arguments))
     except BaseException:
@@ -254,9 +256,8 @@ def main(arguments: list[str]) -> int:
     listed = chosen(options.wanted)
     width = max(len(fault.name) for fault in listed)
     for fault in listed:
-        fault.planted(
-            (ROOT / fault.file).read_text(encoding="utf-8")
-        )  # all of them, before the first one runs
+        # all of them, before the first one runs
+        fault.planted((ROOT / fault.file).read_text(encoding="utf-8"))
     if options.list:
         print(*(f"{fault.number:3}  {fault.room:10}  {fault.name}" for fault in listed), sep="\n")
         return 0

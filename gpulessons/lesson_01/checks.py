@@ -133,9 +133,8 @@ def observe_work(on_device: Any, cases: Plain) -> Plain:
     return observations
 
 
-ANOTHER_STREAM = (
-    -1
-)  # what the work notes instead of its device, unless the default stream is current
+# what the work notes instead of its device, unless the default stream is current
+ANOTHER_STREAM = -1
 
 
 def _work(case: Plain, seen: list[int], tensor: torch.Tensor) -> Any:

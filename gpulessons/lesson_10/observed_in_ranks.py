@@ -98,9 +98,8 @@ def accumulated(accumulate: Any, parts: Plain) -> Plain:
     most outputs of earlier forward passes that still existed when one began.
     """
     layer, rows, waiting = nn.Linear(2, 1, bias=False), [], 0
-    outputs: list[
-        weakref.ref[torch.Tensor]
-    ] = []  # a graph keeps the output for the square's backward
+    # a graph keeps the output for the square's backward
+    outputs: list[weakref.ref[torch.Tensor]] = []
     nn.init.constant_(layer.weight, 0.5)
     model = DistributedDataParallel(layer)
 

@@ -133,9 +133,8 @@ def _sends_too_much_to_all(sent: SentBytes, share: int) -> bool:
         for kind in given:
             if kind in name.replace("_", ""):
                 given[kind] += nbytes
-    broadcast = (
-        given["broadcast"] / dist.get_world_size()
-    )  # every rank gives a tensor, and one of them is sent
+    # every rank gives a tensor, and one of them is sent
+    broadcast = given["broadcast"] / dist.get_world_size()
     return given["allreduce"] > 0 or given["allgather"] + broadcast > share + PICKLED
 
 
@@ -194,9 +193,8 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
         )
     drew = [name for name, state in _random_states().items() if state != random_before[name]]
     held = sum(tensor.nbytes for p in model for tensor in (p, p.grad) if tensor is not None)
-    own = sum(
-        tensor.nbytes for tensor in itertools.chain(start, *after, *gradients)
-    )  # those of this function
+    # those of this function
+    own = sum(tensor.nbytes for tensor in itertools.chain(start, *after, *gradients))
     kept = torch.cuda.memory_allocated() - base - held + host_bytes() - on_host - own
     due = nn.ParameterList(tensor.clone() for tensor in start)
     optimizer, wrong, still = torch.optim.Adam(due.parameters(), lr=case["lr"]), [], []

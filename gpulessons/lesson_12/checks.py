@@ -408,11 +408,12 @@ def draw_steps(generator: random.Random) -> Plain:
     """
     one, two, three, four, five = 0, *sorted(generator.sample(range(1, 1_000_000), 4))
     listed = [[one, two, three, five], [two, one, four], [one, three, two, four]]
+    # any two have a newer one than all three
     pairs = [
         [one, three, four],
         [one, three, five],
         [one, four, five],
-    ]  # any two have a newer one than all three
+    ]
     cases = [
         listed,
         pairs,

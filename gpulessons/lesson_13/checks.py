@@ -201,9 +201,8 @@ def _fill(device: int, kept: int, cached: int, returned: int) -> list[torch.Tens
 
 
 def _take(device: int, mebibytes: int) -> torch.Tensor:
-    return torch.empty(
-        mebibytes * MIB - 1, dtype=torch.uint8, device=f"cuda:{device}"
-    )  # allocated is more than requested
+    # allocated is more than requested
+    return torch.empty(mebibytes * MIB - 1, dtype=torch.uint8, device=f"cuda:{device}")
 
 
 def _truth(device: int) -> dict[str, int]:

@@ -26,12 +26,13 @@ FEWEST_WORDS = 5
 EXAMPLE = (
     "Returned Tensor shares the same storage with the original one."  # which the lesson defends
 )
+# a coin that is tossed each time rarely passes
 ORDER = (
     "subject",
     "opposite",
     "opposite",
     "subject",
-) * 2  # a coin that is tossed each time rarely passes
+) * 2
 WHOSE = {"subject": "the subject", "opposite": "the opposite"}
 
 

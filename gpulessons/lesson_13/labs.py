@@ -135,9 +135,8 @@ class ClaimsPanel(Panel):
             return
         self._say(f"“{claim.name}” runs…")
         if claim.alone and self._loop is not None and self._loop.is_running():
-            self._loop.call_later(
-                0.1, self._run, claim, verdict
-            )  # some seconds: let the page say so first
+            # some seconds: let the page say so first
+            self._loop.call_later(0.1, self._run, claim, verdict)
         else:
             self._run(claim, verdict)
 

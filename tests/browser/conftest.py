@@ -32,9 +32,8 @@ FLAGS = [
     "--disable-sync",
 ]
 TOLD: list[str] = []  # by other processes, of their pictures
-SLOWEST = (
-    60 * SECONDS
-)  # what a page shows after a click, on a machine that is busy with something else
+# what a page shows after a click, on a machine that is busy with something else
+SLOWEST = 60 * SECONDS
 
 
 @pytest.fixture(scope="session")

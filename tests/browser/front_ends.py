@@ -105,9 +105,8 @@ class ClassicNotebook:
     notebook = "#notebook-container"
     keeps_focus = False
     themes = ("classic",)  # it has no other
-    drawn: ClassVar = {
-        "include": [[".output_subarea:not(.output_error)"], [".rendered_html"]]
-    }  # colours of tracebacks are IPython's
+    # colours of tracebacks are IPython's
+    drawn: ClassVar = {"include": [[".output_subarea:not(.output_error)"], [".rendered_html"]]}
     narrow = 480
     cells = "window.Jupyter.notebook.toJSON().cells"
     ready = """() => {

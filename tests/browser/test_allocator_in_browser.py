@@ -44,9 +44,8 @@ def test_a_learner_allocates_frees_and_starts_again(open_cells, look):
     ):
         answer.fill(silly)
         run.click()
-        expect(said).to_contain_text(
-            re.compile(f"Your prediction is a number of MiB .*{told}")
-        )  # this click was heard, not only the first
+        # this click was heard, not only the first
+        expect(said).to_contain_text(re.compile(f"Your prediction is a number of MiB .*{told}"))
     answer.fill("20")
     size.fill("0")
     run.click()

@@ -8,11 +8,12 @@ from .labs import IMPORTS
 
 pytestmark = pytest.mark.browser
 
+# the panel asks nothing
 LABS = [
     name
     for name in re.findall(r"import (\w+(?:Lab|Panel))$", IMPORTS, re.MULTILINE)
     if name != "MemoryPanel"
-]  # the panel asks nothing
+]
 SET_UP = f"import labkit\n{IMPORTS}\nlabkit.use(gpus=4, virtual=True)"
 # For each choice on which other fields depend, the fields that each option needs. All other fields
 # are always there.
@@ -63,9 +64,8 @@ def test_what_a_choice_needs_can_be_chosen(page, lab):
     for (of, _), needs in NEEDS.items():
         if of == lab:
             sometimes.update(*needs.values())
-    selects = panel.locator(
-        "select:not([size])"
-    )  # one with a size is a list of lines, not a choice
+    # one with a size is a list of lines, not a choice
+    selects = panel.locator("select:not([size])")
     for select in map(selects.nth, range(selects.count())):
         if not select.is_visible():
             continue

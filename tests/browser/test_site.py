@@ -65,9 +65,8 @@ def test_everybody_can_read_and_reach_each_page(page, scheme, width):
             for each in found
             if each["impact"] in GRAVE
         ] == []
-        assert (
-            page.evaluate("document.documentElement.scrollWidth") <= width
-        )  # it scrolls in one direction only
+        # it scrolls in one direction only
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_reader_goes_from_lesson_to_lesson_and_finds_a_word(page):

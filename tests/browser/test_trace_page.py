@@ -86,9 +86,8 @@ def test_the_keyboard_reaches_one_kernel_and_what_is_known_of_it(opened_page):
         and "takes" in chosen.inner_text()
         and "cuda:0 default" in chosen.inner_text()
     )
-    assert (
-        "step.py:13" in chosen.inner_text() and "<img src=x onerror=" in chosen.inner_text()
-    )  # a line of the script, as text
+    # a line of the script, as text
+    assert "step.py:13" in chosen.inner_text() and "<img src=x onerror=" in chosen.inner_text()
     start, end = looked_at(opened_page)
     assert end - start < (whole[1] - whole[0]) / 20
     canvas_of(opened_page).focus()
@@ -249,9 +248,8 @@ def test_everybody_can_read_and_reach_it(opened_page, look, scheme, width):
 def test_the_picture_is_there_where_scripts_do_not_run(browser, trace_page, tmp_path):
     silent = tmp_path / "silent.html"
     text = trace_page.read_text("utf-8")
-    silent.write_text(
-        text.replace("sha256-", "sha256-A"), "utf-8"
-    )  # the page's own rule forbids it
+    # the page's own rule forbids it
+    silent.write_text(text.replace("sha256-", "sha256-A"), "utf-8")
     page = browser.new_page()
     page.goto(silent.as_uri())
     assert (

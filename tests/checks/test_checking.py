@@ -252,9 +252,8 @@ def test_a_script_to_mend_is_a_stub_until_it_does_something_else():
     assert is_stub(defined(AS_HANDED_OUT), script)
     often = defined(AS_HANDED_OUT)
     for _ in range(100):
-        assert (
-            often([1, 2, -3]) == script([1, 2, -3]) == 3
-        )  # Python rewrites the code of a function that is called often
+        # Python rewrites the code of a function that is called often
+        assert often([1, 2, -3]) == script([1, 2, -3]) == 3
     assert is_stub(often, script)
     for before, after in MENDED:
         assert before in AS_HANDED_OUT and not is_stub(

@@ -48,9 +48,8 @@ def test_outputs_of_one_run_become_the_same_bytes(tool):
 
 @pytest.mark.slow
 def test_a_notebook_that_fails_stays_as_it_was(tool, tmp_path, monkeypatch):
-    monkeypatch.setenv(
-        "LABKIT_VIRTUAL", "0"
-    )  # what main changes in this process is undone with these
+    # what main changes in this process is undone with these
+    monkeypatch.setenv("LABKIT_VIRTUAL", "0")
     monkeypatch.setenv("LABKIT_PROGRESS", "0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     path = tmp_path / "broken.ipynb"

@@ -166,9 +166,8 @@ def _is_pytorchs(path: Path) -> bool:
 
 @pytest.fixture
 def kernel(tmp_path) -> Iterator[Kernel]:
-    with (
-        tempfile.TemporaryDirectory() as temporary
-    ):  # not pytest's: the name of a socket in it may have 107 characters
+    # not pytest's: the name of a socket in it may have 107 characters
+    with tempfile.TemporaryDirectory() as temporary:
         kernel = Kernel(temporary, tmp_path)
         try:
             yield kernel

@@ -129,9 +129,8 @@ def test_a_loop_that_reads_each_loss_takes_the_sum_of_the_times_as_lesson_2_says
     )
     assert [round(times[False]), times[True]] == [never, always]
     assert times[False] / 10 == pytest.approx(computes, rel=0.05)
-    assert times[True] / 10 == pytest.approx(
-        computes + prepares, rel=0.1
-    )  # they are quoted with one digit
+    # they are quoted with one digit
+    assert times[True] / 10 == pytest.approx(computes + prepares, rel=0.1)
 
 
 def test_two_streams_gain_something_only_in_between_as_lesson_2_says():

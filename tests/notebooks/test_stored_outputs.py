@@ -39,10 +39,11 @@ def test_there_are_notebooks():
 def test_notebook_is_valid_and_names_the_usual_kernel(path):
     notebook = read(path)
     nbformat.validate(notebook)
+    # from 4.5 on, cells have identities
     assert (notebook.nbformat, notebook.nbformat_minor >= 5) == (
         4,
         True,
-    )  # from 4.5 on, cells have identities
+    )
     assert notebook.metadata.kernelspec.name == "python3"
 
 

@@ -31,6 +31,7 @@ INSTALL = re.search(rf"^%pip install .*{ADDRESS}$", PAGE.read_text(encoding="utf
     0
 ]
 LESSONS = [path.name for path in lesson_runs.lessons()]
+# a lesson may not bring its own
 KEPT = (
     "torch",
     "numpy",
@@ -38,7 +39,7 @@ KEPT = (
     "ipywidgets",
     "ipython",
     "ipykernel",
-)  # a lesson may not bring its own
+)
 
 
 @pytest.fixture(scope="module")

@@ -50,10 +50,11 @@ def test_a_rank_that_lost_another_did_not_fail_first():
         result(job_of(lost, asked_to_end, first), None)
     assert (caught.value.rank, caught.value.kind) == (1, "exception")
     caught.value.add_note("In rank 1: …")
+    # as IPython asks for it
     assert caught.value._render_traceback_() == [
         f"TorchrunError: {caught.value}",
         "In rank 1: …",
-    ]  # as IPython asks for it
+    ]
 
 
 def test_a_rank_that_was_killed_failed_before_the_one_that_torchrun_then_ended():

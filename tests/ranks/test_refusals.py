@@ -20,9 +20,8 @@ def test_collectives_answer_as_on_real_gpus():
     premultiplied = {
         name for name in recorded if name.endswith("PREMUL_SUM") and recorded[name] == "accepted"
     }
-    for (
-        name
-    ) in premultiplied:  # PyTorch does not hand the factor to Python, so virtual GPUs refuse these
+    # PyTorch does not hand the factor to Python, so virtual GPUs refuse these
+    for name in premultiplied:
         recorded[name] = (
             "NotImplementedError: a reduction by PREMUL_SUM is not supported by the virtual GPU. "
             "It works on a real one"

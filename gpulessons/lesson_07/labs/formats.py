@@ -106,9 +106,8 @@ FORMATS = (
     Format("bfloat16", 8, 7),
     Format("float16", 5, 10),
 )
-FLOAT64 = Format(
-    "float64", 11, 52
-)  # the format of Python's floats, with which the others are compared
+# the format of Python's floats, with which the others are compared
+FLOAT64 = Format("float64", 11, 52)
 ASKED = "float16"  # the format whose result learners predict
 
 
@@ -154,11 +153,12 @@ def _points(computation: Computation) -> Iterator[Row]:
 # In points, 72 an inch, from the left edge and the upper one
 WIDTH, TOP, ROW, BOTTOM = 504, 56, 33, 26
 NAMES, BITS, BIT, GAP, BOX = 10, 78, 8.7, 5, 14
+# fill, digits: of three lightnesses
 PARTS = {
     "sign": ("white", BLACK),
     "exponent": (BLUE, "white"),
     "fraction": (SKY_BLUE, BLACK),
-}  # fill, digits: of three lightnesses
+}
 FORM = {form.name: form for form in FORMATS}
 LEAST = 1e-5  # relative errors below this are not told apart
 

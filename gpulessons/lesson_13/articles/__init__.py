@@ -21,12 +21,13 @@ VERDICTS = {
     "invented": "it uses an invented name",
     "false": "it is false",
 }
+# as a learner meets them
 ORDER = (
     "shared_gpu_memory",
     "memory_and_multiple_gpus",
     "gpu_acceleration",
     "speed_up_pytorch",
-)  # as a learner meets them
+)
 
 _FOLDER = Path(__file__).parent
 

@@ -141,9 +141,8 @@ def run(program: str, values: bool) -> ClaimOutcome:
         before = torch.cuda.memory_allocated(0)
         with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(printed):
             warnings.simplefilter("always")
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # which Python keeps from users, too
+            # which Python keeps from users, too
+            warnings.simplefilter("ignore", DeprecationWarning)
             names: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "claim"}
             try:
                 exec(compile(program, "<claim>", "exec"), names)

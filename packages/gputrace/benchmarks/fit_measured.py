@@ -216,9 +216,8 @@ def record(folder: Path, file: Path) -> None:
             f"{median(times):.2f} ms" if times else "",
             flush=True,
         )
-        file.write_text(
-            json.dumps(whole), encoding="utf-8"
-        )  # what is there stays, if it is broken off
+        # what is there stays, if it is broken off
+        file.write_text(json.dumps(whole), encoding="utf-8")
     whole["gpu"] = torch.cuda.get_device_name()
     whole["driver"] = (
         os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader").read().split()[0]

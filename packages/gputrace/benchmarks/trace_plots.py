@@ -45,9 +45,8 @@ LAYERS = 100
 DEVICES = 4
 LARGE = 20 * MIB  # a segment
 SEGMENTS = LAYERS + 1
-BLOCK = (
-    16 * MIB
-)  # a layer's activation or gradient, at the start of its segment; the rest is for the temporaries
+# a layer's activation or gradient, at the start of its segment; the rest is for the temporaries
+BLOCK = 16 * MIB
 TEMPORARY = 3 * MIB
 EVENT = 1e-5  # seconds between two events
 

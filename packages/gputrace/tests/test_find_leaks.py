@@ -107,9 +107,8 @@ def test_what_died_after_the_block_is_no_leak_and_neither_is_what_took_its_place
     later = torch.ones(1000, device="cuda")
     assert later.data_ptr() == address
     assert births.leaks() == []
-    assert [leak.holders[0].name for leak in find_leaks(births.list)] == [
-        "later"
-    ]  # without a census it cannot be told
+    # without a census it cannot be told
+    assert [leak.holders[0].name for leak in find_leaks(births.list)] == ["later"]
 
 
 def test_the_graph_of_losses_in_a_list():

@@ -86,9 +86,8 @@ def test_a_step_that_fails_does_not_swallow_what_follows(machine):
             return super().step(closure)
 
     net = nn.Linear(64, 64, device="cuda")
-    torch.optim.SGD(
-        net.parameters(), lr=0.1
-    )  # PyTorch watches the step of a class once one of it was made: here of both
+    # PyTorch watches the step of a class once one of it was made: here of both
+    torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer = Failing(net.parameters(), lr=0.1)
     with gputrace.record() as trace:
         for optimizer.fails in (True, False):
@@ -109,9 +108,8 @@ def test_a_step_and_a_backward_belong_to_the_line_that_called_them(machine):
     with gputrace.record() as trace:
         train()
     by_text = {entry.line.text: entry for entry in trace.lines()}
-    weights = (
-        2 * 64 * 256 * 4 + 256 * 4 + 1024
-    )  # two matrices and two biases, each a multiple of 512 bytes or rounded up to one
+    # two matrices and two biases, each a multiple of 512 bytes or rounded up to one
+    weights = 2 * 64 * 256 * 4 + 256 * 4 + 1024
     assert by_text["optimizer.step()"].delta > 2 * weights - 4096
     assert by_text["optimizer.zero_grad()"].delta < 0
     assert max(entry.peak for entry in trace.lines()) == trace.peak
@@ -273,9 +271,8 @@ def test_parts_named_with_record_function_are_marks(machine):
         return model(x)
 
     model, x = torch.nn.Linear(64, 64, device="cuda"), torch.zeros(8, 64, device="cuda")
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.1
-    )  # its own record_function is not a mark of the user's
+    # its own record_function is not a mark of the user's
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with torch.profiler.record_function("before"), gputrace.record(timeline=True) as trace:
         for step in range(2):
             with torch.profiler.record_function(f"step {step}"):

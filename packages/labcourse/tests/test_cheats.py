@@ -124,9 +124,8 @@ def test_an_answer_that(name, examine):
 def test_a_right_answer_beside_a_hanging_one_keeps_its_point(course, examine):
     """Check that only the exercise that hangs is lost. Another process tries the others."""
     lab = course.lab("01")
-    lab = dataclasses.replace(
-        lab, exercises=lab.exercises[:3]
-    )  # that take no time, however busy the machine
+    # that take no time, however busy the machine
+    lab = dataclasses.replace(lab, exercises=lab.exercises[:3])
     cells = [solution(exercise.number) for exercise in lab.exercises]
     cells[1] = "def on_device(index, work):\n    while True: pass"
     examined = examine(

@@ -136,9 +136,8 @@ def test_with_nbgrader_the_latest_submission_counts(course, tmp_path):
     submissions, problems = collect.collect(tmp_path, course)
     assert [b"return 3" in item.read() for item in submissions] == [True] and kinds(problems) == []
     assert submissions[0].received == "2026-11-20T10:00:00+00:00"
-    put(
-        tmp_path, f"ada+{LAB}+2026-11-21 10:00:00 CEST+x4/{LAB}.ipynb"
-    )  # a time that cannot be compared
+    # a time that cannot be compared
+    put(tmp_path, f"ada+{LAB}+2026-11-21 10:00:00 CEST+x4/{LAB}.ipynb")
     submissions, problems = collect.collect(tmp_path, course)
     assert submissions == [] and kinds(problems) == ["duplicate"]
 
@@ -316,17 +315,17 @@ def test_the_zip_file_of_a_platform(course, tmp_path):
         (f"lovelaceada_12345_678901_{LAB}.ipynb", ANSWER),
         (f"hopper_LATE_23456_678902_{LAB}-1.ipynb", ANSWER),
         (f"Alan Turing_34567_assignsubmission_file_/{LAB}.ipynb", ANSWER),
+        # downloaded without folders
         (
             f"Flat Person_45678_assignsubmission_file_{LAB}.ipynb",
             ANSWER,
-        ),  # downloaded without folders
+        ),
         ("__MACOSX/._x.ipynb", b""),
     )
     submissions, problems = collect.collect(path, course)
     assert [item.student for item in submissions] == ["12345", "23456", "34567", "45678"]
-    assert all(
-        item.lab == LAB and item.file_time and not item.received for item in submissions
-    )  # a zip's time is the download's
+    # a zip's time is the download's
+    assert all(item.lab == LAB and item.file_time and not item.received for item in submissions)
     assert [item.late for item in submissions] == [False, True, False, False]
     assert set(kinds(problems)) <= {"renamed"}
 

@@ -145,9 +145,8 @@ def test_the_table_has_one_row_for_a_submission(graded, one_lab, tmp_path):
     ]
     page = (tmp_path / "out" / "index.html").read_text()
     assert "its name" in page and "missing: nothing" not in page
-    assert re.search(
-        r"<h2>Not handed in</h2>\n<ul><li>[^<]*: zoe</li>", page
-    )  # with the day it is due, not with what needs a look
+    # with the day it is due, not with what needs a look
+    assert re.search(r"<h2>Not handed in</h2>\n<ul><li>[^<]*: zoe</li>", page)
 
 
 def test_who_is_there_no_more_is_left_out_and_other_files_stay(graded, one_lab, tmp_path):

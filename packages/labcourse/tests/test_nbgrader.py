@@ -57,9 +57,8 @@ def run(room: Path, *command: str) -> None:
         "HOME": str(room),
         "LABKIT_VIRTUAL": "1",
     }
-    paths["PATH"] = os.pathsep.join(
-        [os.path.dirname(FOUND), os.environ["PATH"]]
-    )  # it calls alembic
+    # it calls alembic
+    paths["PATH"] = os.pathsep.join([os.path.dirname(FOUND), os.environ["PATH"]])
     done = subprocess.run(
         [FOUND, *command], cwd=room, capture_output=True, text=True, env=os.environ | paths
     )

@@ -165,9 +165,8 @@ def test_the_instructor_gets_each_solution(whole_course):
 
 @pytest.fixture(scope="module")
 def box(whole_course, bubblewrap):
-    unhurried = replace(
-        whole_course.limits, cell_seconds=200, trial_seconds=200, seconds=1000
-    )  # a busy machine is no failure
+    # a busy machine is no failure
+    unhurried = replace(whole_course.limits, cell_seconds=200, trial_seconds=200, seconds=1000)
     with Sandbox(bubblewrap, unhurried) as sandbox:
         yield sandbox
 

@@ -224,9 +224,8 @@ def test_text_beside_an_empty_answer_keeps_the_mark_open_until_it_is_marked(aski
     (folder / "written.csv").write_text(table.replace("00.why,,2,,", "00.why,2,2,Good,"))
     written(asking, [told], tmp_path)
     assert rows(folder / "canvas.csv")[1][LAB] == "3" and "Good" in page(folder, "ada")
-    written(
-        asking, [record(asking, "ada", beside="Because, changed.")], tmp_path
-    )  # is to be marked again
+    # is to be marked again
+    written(asking, [record(asking, "ada", beside="Because, changed.")], tmp_path)
     assert rows(folder / "canvas.csv")[1][LAB] == ""
 
 

@@ -32,11 +32,12 @@ class Played:
 @pytest.mark.parametrize(
     "reason, status, kind",
     [
+        # it was slow to end: on a busy machine the fork server had been told to stop it
         (
             "stopped",
             0,
             "ended",
-        ),  # it was slow to end: on a busy machine the fork server had been told to stop it
+        ),
         ("stopped", -11, "ended"),
         (None, -9, "ended"),
         ("memory", -9, "memory"),

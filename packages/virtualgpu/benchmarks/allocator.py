@@ -31,9 +31,8 @@ def layer_sizes(layer: int) -> tuple[int, int, int]:
 
 def train(memory: CachingAllocator, steps: int) -> int:
     """Run `steps` steps, and return the number of blocks that were freed."""
-    weights = [
-        memory.malloc(layer_sizes(layer)[0]) for layer in range(LAYERS) for _ in range(2)
-    ]  # with momentum
+    # with momentum
+    weights = [memory.malloc(layer_sizes(layer)[0]) for layer in range(LAYERS) for _ in range(2)]
     pairs = 0
     for _ in range(steps):
         activations, gradients = [], []

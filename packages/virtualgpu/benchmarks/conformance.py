@@ -171,9 +171,8 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
         )
         os.close(said)
         under_way, ended, started = None, "", time.monotonic()
-        with os.fdopen(
-            heard, "rb", 0
-        ) as lines:  # unbuffered, because select does not see lines that are in a buffer
+        # unbuffered, because select does not see lines that are in a buffer
+        with os.fdopen(heard, "rb", 0) as lines:
             while True:
                 if not select.select([lines], [], [], options.seconds if under_way else 300)[0]:
                     ended = f"hang: over {options.seconds:.0f} s"
@@ -263,9 +262,8 @@ def run_tests(path: Path, words: str, known: Path) -> None:
         for x in vars(module).values()
         if isinstance(x, type) and issubclass(x, unittest.TestCase) and x.__module__ == path.stem
     ]
-    load: Any = (
-        unittest.defaultTestLoader.loadTestsFromTestCase
-    )  # not the module's own protocol, which needs to be the running script
+    # not the module's own protocol, which needs to be the running script
+    load: Any = unittest.defaultTestLoader.loadTestsFromTestCase
     chosen = [
         test
         for case in cases
@@ -353,9 +351,8 @@ def compared(case: str, real: Any, virtual: Any) -> tuple[str, str]:
     if isinstance(virtual, str) and not isinstance(real, str):
         return "refused", virtual
     raised = isinstance(real, str) and isinstance(virtual, str)
-    same = (
-        re.split(r"\W", real)[0] == re.split(r"\W", virtual)[0] if raised else real == virtual
-    )  # errors of the same class
+    # errors of the same class
+    same = re.split(r"\W", real)[0] == re.split(r"\W", virtual)[0] if raised else real == virtual
     return (
         ("passed", "")
         if same

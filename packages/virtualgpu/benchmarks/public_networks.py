@@ -44,12 +44,13 @@ PROFILES = {
     "NVIDIA_A100_80GB_PCIe": "A100-80",
     "NVIDIA_H100_80GB_HBM3": "H100",
 }
+# the columns of the other predictors
 PREDICTORS = {
     "NeuSight": "neusight",
     "Li et al.": "micro",
     "Habitat": "habitat",
     "roofline": "roofline",
-}  # the columns of the other predictors
+}
 LABEL = re.compile(
     r"label/([^/]+)/(bert_large|gpt2_large|gpt3_xl|gpt3_27|opt_13)-(inf|train)-(\d+)-(\d+)\.json$"
 )

@@ -96,9 +96,8 @@ def test_the_widest_type_wins_elsewhere(call, first, second, expected):
 
 
 def test_cross_entropy_takes_its_softmax_in_the_logits_precision():
-    target = torch.zeros(
-        4, dtype=torch.long, device="cuda"
-    )  # PyTorch's C++ names the dtype of the inner log_softmax itself
+    # PyTorch's C++ names the dtype of the inner log_softmax itself
+    target = torch.zeros(4, dtype=torch.long, device="cuda")
     with torch.autocast("cuda"):
         loss = F.cross_entropy(matrix(torch.float16), target)
     assert loss.dtype is torch.float32
@@ -200,9 +199,8 @@ def test_nothing_is_kept_without_the_cache():
         layer(x)
         first = torch.cuda.memory_allocated()
         layer(x)
-        assert (
-            torch.cuda.memory_allocated() == first
-        )  # a library's workspace may stay, but the copies of the weights do not
+        # a library's workspace may stay, but the copies of the weights do not
+        assert torch.cuda.memory_allocated() == first
         assert not autocast.cache._casts
 
 

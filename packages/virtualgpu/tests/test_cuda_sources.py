@@ -12,9 +12,8 @@ from virtualgpu.late_modules import LateModules
 
 
 def test_cuda_code_is_refused_by_name(monkeypatch):
-    monkeypatch.delitem(
-        sys.modules, MODULE, raising=False
-    )  # imported while the refusal is in place
+    # imported while the refusal is in place
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
     refusal = LateModules({MODULE: refusals})
     refusal.begin()
     try:

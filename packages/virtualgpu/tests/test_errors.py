@@ -27,9 +27,8 @@ MISTAKES = {
     for row in ROWS
     if row["answer"][0] != "ok" and row["after"] is None
 }
-del MISTAKES[
-    "oom"
-]  # It names other processes on that GPU. `tests/allocator/test_oom.py` checks its words.
+# It names other processes on that GPU. `tests/allocator/test_oom.py` checks its words.
+del MISTAKES["oom"]
 del MISTAKES["one_hot_range"]  # a device-side assert: tests/ops/test_faults.py
 # Recorded on an H200 earlier.
 CLAIMS = {

@@ -66,9 +66,8 @@ def test_the_index_counts_tensors_alone():
     ):
         Second.apply(7, leaf() * 1, leaf() * 1).sum().backward()
     x = leaf()
-    Second.apply(
-        7, x, torch.ones(3, device="cuda")
-    ).sum().backward()  # nobody needs the second gradient
+    # nobody needs the second gradient
+    Second.apply(7, x, torch.ones(3, device="cuda")).sum().backward()
     assert x.grad.tolist() == [1, 1, 1]
 
 

@@ -62,10 +62,11 @@ def test_memory_of_a_job_within_a_machine(tmp_path):
     assert container_memory(root) == (None, 9000)
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text("0::/jobs.slice/mine/kernel\n")
+    # the other jobs leave less than this job's own limit
     assert container_memory(root) == (
         5000,
         3000,
-    )  # the other jobs leave less than this job's own limit
+    )
 
 
 def test_memory_of_an_older_job(tmp_path):

@@ -5,9 +5,11 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+
+# torch.autograd.grad(is_grads_batched=True) uses it
 from torch._vmap_internals import (
     _vmap,
-)  # torch.autograd.grad(is_grads_batched=True) uses it
+)
 from torch.autograd import forward_ad
 
 from virtualgpu import errors

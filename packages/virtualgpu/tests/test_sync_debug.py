@@ -125,9 +125,8 @@ WAITING = {
         "put under the host's mask": lambda x, mask_cpu, y, **_: put(x, mask_cpu, y),
     }
 )
-(
-    SILENT if errors.VERSION >= (2, 15) else WAITING
-).update(  # PyTorch fills from then on, and passes the number with the kernel
+# PyTorch fills from then on, and passes the number with the kernel
+(SILENT if errors.VERSION >= (2, 15) else WAITING).update(
     {"put the host's number": lambda x, ind, **_: put(x, ind, 1.0)}
 )
 

@@ -298,9 +298,8 @@ def test_deepcopy_of_a_module():
     twin = copy.deepcopy(layer)
     assert isinstance(twin.weight, nn.Parameter)
     assert (twin.weight.device, twin.weight.requires_grad) == (layer.weight.device, True)
-    assert (
-        twin.weight.grad is None and nn.Linear(2, 2).weight.__deepcopy__({}).grad is None
-    )  # a copy of a parameter has none
+    # a copy of a parameter has none
+    assert twin.weight.grad is None and nn.Linear(2, 2).weight.__deepcopy__({}).grad is None
     assert copy.deepcopy([layer.weight, layer]).pop().weight.requires_grad
     twin.weight.data.zero_()
     assert layer.weight.abs().sum().item() > 0

@@ -50,9 +50,8 @@ def test_a_scripted_module_and_its_gradients():
         torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Converting a tensor:torch.jit.TracerWarning"
-)  # by PyTorch's own batch norm
+# by PyTorch's own batch norm
+@pytest.mark.filterwarnings("ignore:Converting a tensor:torch.jit.TracerWarning")
 def test_a_trace_is_made_on_the_cpu_alone():
     x = torch.randn(3, 4)
     traced = torch.jit.trace(network(), x)

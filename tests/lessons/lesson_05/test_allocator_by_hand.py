@@ -25,9 +25,8 @@ def test_requests_share_a_segment_and_leave_holes(hand):
     ]
     assert hand.requests == {"B": 5 * MIB}
     assert (hand.allocated, hand.reserved) == (5 * MIB, 20 * MIB)
-    assert (
-        hand.allocate(MIB // 2) == "C"
-    )  # the letter A is not used again at once; a small request has a segment of its own
+    # the letter A is not used again at once; a small request has a segment of its own
+    assert hand.allocate(MIB // 2) == "C"
     assert [segment.size // MIB for segment in hand.segments()] == [20, 2]
 
 

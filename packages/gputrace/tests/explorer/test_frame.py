@@ -22,9 +22,8 @@ def test_the_output_has_the_page_and_the_picture(training):
     )
     parser.feed(data["text/html"])
     assert [frame["srcdoc"] for frame in frames] == [shown.page]
-    assert (
-        "allow-same-origin" not in frames[0]["sandbox"]
-    )  # nothing of the notebook can be reached from it
+    # nothing of the notebook can be reached from it
+    assert "allow-same-origin" not in frames[0]["sandbox"]
     assert (
         f'<details open class="labkit-explored"><summary>The same as a '
         f"picture</summary>{shown.picture.html}" in data["text/html"]

@@ -96,14 +96,16 @@ def test_a_picture_is_drawn_once_and_only_when_it_is_looked_at(monkeypatch):
     ("title", "whole"),
     [
         ("Parameters on cuda:0", True),
+        # wider as it is drawn
         (
             "GPUs compute for 9% of the small model's step, 44% of the large model's step",
             True,
-        ),  # wider as it is drawn
+        ),
+        # made exactly as small as fits
         (
             "Share of a step for which the GPUs compute: small model 15%, large model 70%",
             True,
-        ),  # made exactly as small as fits
+        ),
         ("Parameters on cuda:0 " * 40, False),
     ],
 )

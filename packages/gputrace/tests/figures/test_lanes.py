@@ -14,19 +14,21 @@ from gputrace.figures.lanes import COLUMN, LEAST, WIDE, boxes, short_name
         ([], 0, []),
         ([(10, 20), (20, 40)], 0, [(10, 10, 1), (20, 20, 1)]),  # wide: a box of its own
         ([(10, 10.01), (50, 51.5)], 0, [(10, 1, 1), (50, 1.5, 1)]),  # narrow and alone: it is seen
+        # columns, as high as the share of their time
         (
             [(i, i + 0.5) for i in range(8)],
             0,
             [(0, COLUMN, 0.5), (COLUMN, COLUMN, 0.5)],
-        ),  # columns, as high as the share of their time
+        ),
         ([(0, 0.001), (1, 1.001)], 0, [(0, COLUMN, LEAST)]),
         ([(0, 0), (1, 1)], 0, [(0, COLUMN, LEAST)]),  # no time at all
         ([(0, 2), (1, 3), (3, 4)], 0, [(0, COLUMN, 1.0)]),  # what overlaps counts once
+        # columns do not move with what lies before them
         (
             [(9, 9.5), (10, 10.5)],
             8.0,
             [(8, COLUMN, 0.25)],
-        ),  # columns do not move with what lies before them
+        ),
     ],
 )
 def test_spans_become_boxes(told, low, seen):

@@ -140,9 +140,8 @@ def test_kinds_can_be_told_apart_without_colour():
         for kind in range(len(KINDS))
         if kind != LAUNCH
     }
-    assert (
-        len(looks) == len(KINDS) - 1
-    )  # launches lie in the host's lane, and nothing else there is plain
+    # launches lie in the host's lane, and nothing else there is plain
+    assert len(looks) == len(KINDS) - 1
 
 
 def test_words_lie_inside_the_picture_and_are_large_enough(timeline, drawn, legible):
@@ -161,9 +160,8 @@ def test_words_lie_inside_the_picture_and_are_large_enough(timeline, drawn, legi
 
 
 def test_waits_are_arrows_from_the_event_to_the_stream_that_waits(timeline, drawn, texts):
-    figure = timeline(
-        waits=[(2.4, 0, 3, 5.0, 0, 0, 1), (1.0, 0, 99, 2.0, 0, 0, 1)]
-    ).plot_timeline()  # a stream without work has no lane
+    # a stream without work has no lane
+    figure = timeline(waits=[(2.4, 0, 3, 5.0, 0, 0, 1), (1.0, 0, 99, 2.0, 0, 0, 1)]).plot_timeline()
     (arrows,) = [
         shown for shown in drawn[-1].axes[0].collections if isinstance(shown, LineCollection)
     ]
@@ -351,10 +349,11 @@ def test_marks_stand_between_the_lanes_and_the_memory(timeline, drawn, legible):
 
 
 def test_of_very_many_waits_only_those_are_drawn_that_held_a_stream_up(timeline, drawn):
+    # the last: nothing had run
     waits = [(2.4, 0, 3, 5.0, 0, 0, 1)] * 40 + [
         (5.0, 0, 3, 5.0, 0, 0, 1),
         (0.1, 0, 3, 0.1, 0, 0, 1),
-    ]  # the last: nothing had run
+    ]
     timeline(waits=waits).plot_timeline()
     (arrows,) = [
         shown for shown in drawn[-1].axes[0].collections if isinstance(shown, LineCollection)
@@ -443,9 +442,8 @@ def test_the_legend_and_the_lanes_that_are_kept_are_of_the_part_that_is_drawn(
     ]
     timeline(rows, seconds=50.0).plot_timeline(start=40.0)
     shown = texts(drawn[-1])
-    assert "default stream" in shown and any(
-        "left out" in text for text in shown
-    )  # busiest here, though not in the whole
+    # busiest here, though not in the whole
+    assert "default stream" in shown and any("left out" in text for text in shown)
 
 
 def test_a_race_outside_the_part_that_is_drawn_is_not_its_finding(timeline):

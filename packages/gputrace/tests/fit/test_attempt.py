@@ -132,9 +132,8 @@ def test_a_script_that_asks_for_a_value_after_whole_steps_is_told_up_to_that_lin
         "train.py:13 x.argmax(1).bincount()",
     )
     if steps == 1:
-        assert (
-            outcome.allocated < whole.allocated
-        )  # no optimizer's state lies beside a backward's tensors yet
+        # no optimizer's state lies beside a backward's tensors yet
+        assert outcome.allocated < whole.allocated
         assert outcome.step is None and 0.5 * whole.step < outcome.first < 2 * whole.step
     else:
         assert outcome.allocated == whole.allocated
@@ -290,9 +289,10 @@ def test_of_several_optimizers_the_first_ones_steps_count(run, wish):
         "    x =", "    other = torch.optim.SGD(model[0].parameters(), lr=0.1)\n    x ="
     )
     outcome = run(wish(two, 64, 9))
+    # not half of that
     assert outcome.steps == 4 and outcome.step == pytest.approx(
         run(wish(TRAIN, 64, 9)).step, rel=0.25
-    )  # not half of that
+    )
 
 
 @pytest.mark.slow

@@ -297,8 +297,9 @@ def test_where_there_is_nothing_to_change_it_says_so(tried):
     assert tried(source).changes == []
     for change in WRITTEN:
         outcome = tried(source, change)
+        # no step is run for nothing
         assert (outcome.failed, outcome.changed, outcome.steps) == (
             "",
             False,
             2,
-        )  # no step is run for nothing
+        )

@@ -121,12 +121,13 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     assert lacks == ("autocast to bfloat16", "", "", reason)
     assert {row[0]: row[2] for row in changes.rows}["half the batch"] == "4.00 times as long"
     assert tried[-2][0] == "half the batch"  # the slowest, of as many samples
+    # faster, on twice as many GPUs
     assert tried[-1] == (
         "sharding over 2 GPUs (FSDP2)",
         "10 GiB",
         "1.00 times as long",
         "yes",
-    )  # faster, on twice as many GPUs
+    )
     assert {wish.like for wish in runs if wish.change} == {"T4"}
 
 

@@ -111,10 +111,11 @@ def test_gradients_and_saved_tensors():
     }
     loss.backward()
     del weight.grad, storages
+    # the graph is freed: nobody raises
     assert set(alive().storages) == {
         (0, weight.data_ptr()),
         (0, loss.data_ptr()),
-    }  # the graph is freed: nobody raises
+    }
 
 
 def test_hooks_on_saved_tensors_are_not_called():

@@ -92,9 +92,8 @@ def test_a_smaller_batch_is_advised_without_a_share_that_later_lines_would_refut
     with virtualgpu.use(gpus=1, memory="2GiB", values=False), gputrace.record() as trace:
         net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(12)]).cuda()
         with contextlib.suppress(torch.OutOfMemoryError):
-            net(
-                torch.empty(38_000, 1024, device="cuda")
-            )  # of the last layer there is no room for the output
+            # of the last layer there is no room for the output
+            net(torch.empty(38_000, 1024, device="cuda"))
     (advice,) = (remedy for remedy in trace.oom.remedies if "batch" in remedy)
     assert trace.oom.verdict == "too much in use" and trace.oom.holders.rows[0][1] == "activations"
     assert (
@@ -135,9 +134,8 @@ def test_holes_that_would_have_served_one_step_more_are_not_why_a_loop_ran_out(c
 @pytest.mark.slow
 def test_a_gradient_of_parameters_does_not_shrink_with_the_batch():
     def train_once(rows):
-        net = nn.Sequential(
-            *[nn.Linear(8192, 8192, bias=False) for _ in range(4)]
-        ).cuda()  # 256 MiB each, and their gradients
+        # 256 MiB each, and their gradients
+        net = nn.Sequential(*[nn.Linear(8192, 8192, bias=False) for _ in range(4)]).cuda()
         net(torch.randn(rows, 8192, device="cuda")).sum().backward()
 
     def advice(rows):

@@ -172,9 +172,8 @@ class FakeDriver:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-        monkeypatch.delenv(
-            "CUDA_VISIBLE_DEVICES", raising=False
-        )  # PyTorch's numbers of GPUs are the driver's
+        # PyTorch's numbers of GPUs are the driver's
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         self.used = 10 << 20
         self.broken: dict[Any, str] = {}
         self.started = 0  # how many sessions are open
@@ -255,9 +254,8 @@ def slowly(numbers):
         yield number
 
 
-@pytest.mark.parametrize(
-    "numbers", [lambda numbers: numbers, slowly]
-)  # between a look for a stack and its number anything may run
+# between a look for a stack and its number anything may run
+@pytest.mark.parametrize("numbers", [lambda numbers: numbers, slowly])
 def test_threads_give_each_stack_a_number_of_its_own(numbers):
     table = StackTable()
     table._next = numbers(table._next)

@@ -27,9 +27,8 @@ from labcourse.sources import MANIFEST, STAMP, File, manifest, member_bytes, sho
 
 __all__ = ["Problem", "Submission", "collect", "write"]
 
-COPY = re.compile(
-    r"(-[0-9]+| ?\([0-9]+\))$"
-)  # the number that platforms and browsers add to a copy
+# the number that platforms and browsers add to a copy
+COPY = re.compile(r"(-[0-9]+| ?\([0-9]+\))$")
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ def test_a_block_that_another_stream_uses_waits_for_it():
     assert (memory.allocated, figure(memory, "active_bytes.all.current")) == (0, 4 * MiB)
     assert states(memory) == [[(4 * MiB, "active_pending_free"), (16 * MiB, "inactive")]]
     streams.busy.clear()
-    assert (
-        figure(memory, "active_bytes.all.current") == 4 * MiB
-    )  # nobody checks the events before the next malloc
+    # nobody checks the events before the next malloc
+    assert figure(memory, "active_bytes.all.current") == 4 * MiB
     small = memory.malloc(1)
     assert figure(memory, "active_bytes.all.current") == 512
     memory.free(small)

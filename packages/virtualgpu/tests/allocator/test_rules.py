@@ -40,11 +40,12 @@ def test_sizes(request_size, rounded, segment):
         ("roundup_power2_divisions:4", 1200 * 1024, 1280 * 1024),
         ("roundup_power2_divisions:[1:8,4:2,>:1]", 1200 * 1024, 1280 * 1024),
         ("roundup_power2_divisions:[1:8,4:2,>:1]", 5 * MiB, 6 * MiB),
+        # between two entries, so off
         (
             "roundup_power2_divisions:[1:8,4:2,>:1]",
             2 * MiB + 1,
             2 * MiB + 512,
-        ),  # between two entries, so off
+        ),
         ("roundup_power2_divisions:[1:8,4:2,>:1]", 9 * MiB + 1, 9 * MiB + 512),
     ],
 )

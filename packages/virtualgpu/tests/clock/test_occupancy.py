@@ -55,9 +55,8 @@ def test_work_is_conserved_and_no_share_is_above_one(program):
             assert taken_at(occupancy, low) <= 1 + 1e-9
             assert got < 1e-9 or (start <= low and begin <= low and high <= end + 1e-9)
             if start <= low and high <= end and got < share - 1e-9:
-                assert (
-                    taken_at(occupancy, low) > 1 - 1e-6
-                )  # the GPU is never idle while work waits for it
+                # the GPU is never idle while work waits for it
+                assert taken_at(occupancy, low) > 1 - 1e-6
             work += got * (high - low)
         assert work == pytest.approx(share * seconds)
         assert begin >= start and end >= begin + seconds - 1e-9
@@ -100,10 +99,11 @@ def run(*kernels: tuple[int, float, float]) -> list[tuple[float, float]]:
     [
         ([(0, 2.0, 1.0), (1, 3.0, 1.0)], [(0.0, 2.0), (2.0, 5.0)]),  # one after the other
         ([(0, 2.0, 0.5), (1, 3.0, 0.5)], [(0.0, 2.0), (0.0, 3.0)]),  # two halves at the same time
+        # a quarter of its share for 2 s leaves 0.5 s of work
         (
             [(0, 2.0, 0.75), (1, 1.0, 1.0)],
             [(0.0, 2.0), (0.0, 2.5)],
-        ),  # a quarter of its share for 2 s leaves 0.5 s of work
+        ),
     ],
 )
 def test_a_kernel_takes_what_is_free(kernels, times):
@@ -115,10 +115,11 @@ def test_a_small_kernel_starts_where_a_later_one_leaves_some_free():
     clock.copy(first, "h2d", 4.0, 0.0, blocking=False)
     clock.launch(first, 4.0, 0.0)
     span = clock.launch(second, 6.0, 0.0)
+    # before and after the kernel that waits for the copy
     assert (span.start, span.end) == (
         0.0,
         10.0,
-    )  # before and after the kernel that waits for the copy
+    )
 
 
 def test_kernels_of_two_gpus_do_not_share():

@@ -71,9 +71,8 @@ def test_a_destroyed_group_is_told():
     group = dist.new_group([0])
     dist.all_reduce(torch.ones(3, device="cuda"), group=group)
     dist.destroy_process_group(group)
-    with pytest.raises(
-        ValueError, match="is not initialized in the world group map"
-    ) as raised:  # these are PyTorch's own words
+    # these are PyTorch's own words
+    with pytest.raises(ValueError, match="is not initialized in the world group map") as raised:
         dist.all_reduce(torch.ones(3, device="cuda"), group=group)
     assert (
         str(raised.value.__context__)

@@ -11,9 +11,8 @@ from virtualgpu.collectives.nccl_errors import check_own_gpus
 
 pytestmark = [
     pytest.mark.usefixtures("world"),
-    pytest.mark.filterwarnings(
-        "ignore::FutureWarning"
-    ),  # newer versions of torch warn about old names of collectives
+    # newer versions of torch warn about old names of collectives
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
 

@@ -53,9 +53,8 @@ def test_with_uneven_inputs_the_mean_is_over_the_ranks_that_are_there():
 
 def test_a_bucket_keeps_the_values_of_tensors_that_are_kept_one_by_one(monkeypatch):
     monkeypatch.setattr(hardware.machine(), "largest_kept", 4000)
-    parallel = DistributedDataParallel(
-        torch.nn.Linear(1000, 1).cuda(), device_ids=[0]
-    )  # its bucket has 4,004 bytes
+    # its bucket has 4,004 bytes
+    parallel = DistributedDataParallel(torch.nn.Linear(1000, 1).cuda(), device_ids=[0])
     parallel(torch.ones(1, 1000, device="cuda")).sum().backward()
     assert parallel.module.weight.grad.sum().item() == 1000
     let_go_of_works()

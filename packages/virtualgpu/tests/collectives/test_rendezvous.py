@@ -148,9 +148,8 @@ def test_a_forked_process_leaves_the_connections_alone(pair):
     one, other = pair(dist.HashStore())
     other.enter(BARRIER, 0.0, True)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python warns from version 3.12 on, in a process with threads
+        # Python warns from version 3.12 on, in a process with threads
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         one.end()

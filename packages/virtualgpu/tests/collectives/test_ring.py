@@ -38,9 +38,8 @@ def test_a_small_all_reduce_over_many_nodes_goes_by_a_tree():
     first_ranks = [range(0, 8 * nodes, 8) for nodes in (64, 128)]
     tree = [seconds("all_reduce", 1024, ranks) for ranks in first_ranks]
     ring = [seconds("all_gather", 1024, ranks) for ranks in first_ranks]
-    assert (
-        tree[1] - tree[0] < 20e-6 < 200e-6 < ring[1] - ring[0]
-    )  # one more step in each direction, and 64 more
+    # one more step in each direction, and 64 more
+    assert tree[1] - tree[0] < 20e-6 < 200e-6 < ring[1] - ring[0]
 
 
 def test_nccls_switch_sends_through_the_host(monkeypatch):

@@ -222,9 +222,8 @@ def test_the_allocators_settings_change_while_it_runs(used):
     settings("max_split_size_mb:32")
     large = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     del large
-    kept = torch.empty(
-        12 << 20, dtype=torch.uint8, device="cuda"
-    )  # it may not be cut from the 64 MiB now
+    # it may not be cut from the 64 MiB now
+    kept = torch.empty(12 << 20, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory_reserved() == 76 << 20
     settings("expandable_segments:True")
     # The setting does not mention segments, so they stay expandable.

@@ -56,13 +56,14 @@ def test_torch_asks_through_it(two, hidden, monkeypatch):
         torch.cuda.clock_rate(),
         torch.cuda.memory_usage(),
     )
+    # an idle H200 reported 2 %, 36 °C, 123,127 mW, 1980 MHz, 0 %
     assert answers == (
         0,
         nvml.IDLE_CELSIUS,
         125_000,
         1980,
         0,
-    )  # an idle H200 reported 2 %, 36 °C, 123,127 mW, 1980 MHz, 0 %
+    )
     free, total = torch.cuda.mem_get_info()
     assert torch.cuda.device_memory_used() == total - free
     assert torch.cuda.list_gpu_processes().splitlines()[0] == "GPU:0"

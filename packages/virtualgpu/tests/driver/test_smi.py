@@ -45,9 +45,10 @@ def as_recorded(text: str) -> str:
 
 def test_the_table_looks_like_a_real_one(one):
     mine = as_recorded(run("nvidia-smi").stdout)
+    # the whole memory, not only CUDA's, and idle
     real = (
         TOOLS["nvidia-smi"][1].replace("143771MiB", "143156MiB").replace("|      2%", "|      0%")
-    )  # the whole memory, not only CUDA's, and idle
+    )
     assert mine == real
 
 

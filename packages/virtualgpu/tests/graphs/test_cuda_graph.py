@@ -122,9 +122,8 @@ def test_a_result_outlives_its_graph() -> None:
     with torch.cuda.graph(graph):
         y = x + 1
     graph.replay()
-    assert torch.cuda.memory_reserved() == before + (
-        4 << 20
-    )  # half of it is for the generator's seed, on the capture's stream
+    # half of it is for the generator's seed, on the capture's stream
+    assert torch.cuda.memory_reserved() == before + (4 << 20)
     del graph
     torch.cuda.empty_cache()
     assert y[0].item() == 2 and torch.cuda.memory_reserved() == before + (2 << 20)

@@ -90,9 +90,8 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
-)  # PyTorch's own error, also on the CPU
+# PyTorch's own error, also on the CPU
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_function_transforms(name):
     got = TRANSFORMS[name](X.to("cuda:1"))

@@ -295,10 +295,11 @@ def test_two_large_kernels_on_two_streams_take_as_long_as_one_after_the_other(ma
 
 
 def test_convolutions_that_fill_a_part_of_the_gpu_run_at_once_on_two_streams(machine):
+    # few tiles, long sums
     x, weight = (
         torch.randn(1, 4096, 8, 8, device="cuda"),
         torch.randn(64, 4096, 3, 3, device="cuda"),
-    )  # few tiles, long sums
+    )
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
 

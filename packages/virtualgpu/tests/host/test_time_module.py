@@ -128,9 +128,8 @@ def test_who_sleeps_between_questions_to_an_event_waits_for_it():
         while not done.query():
             asked += 1
             time.sleep(0.01)
-        assert (
-            pickle.loads(pickle.dumps(time.sleep)) is time.sleep
-        )  # a function that refers to it can be sent to another process
+        # a function that refers to it can be sent to another process
+        assert pickle.loads(pickle.dumps(time.sleep)) is time.sleep
     assert 4 <= asked <= 7
     assert isinstance(time.sleep, type(len))
 

@@ -11,10 +11,11 @@ import pytest
 from virtualgpu.errors import VERSION
 
 FIDELITY = Path(__file__).parents[2] / "benchmarks" / "fidelity"
+# The first product of a process allocates cuBLAS's workspace, which stays.
 WORKSPACES = {
     33554432,
     1048576,
-}  # The first product of a process allocates cuBLAS's workspace, which stays.
+}
 
 
 @lru_cache(maxsize=1)

@@ -102,9 +102,8 @@ def test_weights_of_a_recurrent_layer_that_are_scattered():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(x)
-        layer.weight_hh_l1 = nn.Parameter(
-            layer.weight_hh_l1.detach().clone()
-        )  # the layer notices the error when it collects its weights
+        # the layer notices the error when it collects its weights
+        layer.weight_hh_l1 = nn.Parameter(layer.weight_hh_l1.detach().clone())
         layer(x)
     with pytest.warns(
         UserWarning, match="^RNN module weights are not part of single contiguous chunk of memory"

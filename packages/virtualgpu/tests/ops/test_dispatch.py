@@ -56,9 +56,8 @@ def test_a_sharded_layer(process_group):
 
 
 @needs_distributed
-@pytest.mark.parametrize(
-    "backend", ["nccl", "cpu:gloo,cuda:nccl", None]
-)  # without a device argument, the accelerator is used
+# without a device argument, the accelerator is used
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl", None])
 def test_a_group_of_one_rank(backend, tmp_path):
     distributed.init_process_group(
         backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1
@@ -129,9 +128,8 @@ def test_an_operator_in_python_runs_on_the_gpu_call_by_call(library, key):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     assert f(x).tolist() == [3, 3, 3, 3]
-    assert (
-        torch.cuda.max_memory_allocated() - before >= 2 * 4096 * x.nbytes
-    )  # an intermediate result
+    # an intermediate result
+    assert torch.cuda.max_memory_allocated() - before >= 2 * 4096 * x.nbytes
 
 
 def test_an_operator_for_the_cpu_alone_is_pytorchs_error(library):

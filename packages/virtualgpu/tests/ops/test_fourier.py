@@ -124,10 +124,11 @@ def test_what_is_wrong_is_said_in_pytorchs_words():
     ("function", "blocks"),
     [
         (lambda x: torch.fft.rfft(x), [513]),  # one block of the same number of complex numbers
+        # half precision must be contiguous, so its parts are copied
         (
             lambda x: torch.fft.rfft(x, dim=0),
             [513, 512],
-        ),  # half precision must be contiguous, so its parts are copied
+        ),
         (lambda x: torch.fft.fft2(x), [1024, 1024]),  # the input is made complex first
     ],
 )

@@ -90,13 +90,14 @@ def test_operators(reduce, expected):
 
 def test_a_smaller_gpu_shares_an_output_among_fewer_blocks():
     work = asked(lambda x: x.sum(), setup=lambda: torch.randn(1000, 1000, device="cuda"), like="T4")
+    # 40 multiprocessors of 1024 threads: 80 blocks
     assert work == [
         "+4",
         "+320",
         "+4",
         "-4",
         "-320",
-    ]  # 40 multiprocessors of 1024 threads: 80 blocks
+    ]
 
 
 # Norms of lists of tensors

@@ -47,9 +47,8 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     """Return `x` rounded to TF32 by arithmetic in float64, with ties away from zero."""
     if x.is_complex():
         return torch.complex(rounded(x.real), rounded(x.imag))
-    mantissa, exponent = torch.frexp(
-        x.double()
-    )  # the mantissa is at least 0.5 and less than 1, so 11 bits are kept
+    # the mantissa is at least 0.5 and less than 1, so 11 bits are kept
+    mantissa, exponent = torch.frexp(x.double())
     scaled = mantissa * 2**11
     return torch.ldexp(torch.sign(scaled) * torch.floor(scaled.abs() + 0.5), exponent - 11).to(
         x.dtype
@@ -112,9 +111,8 @@ def test_a_conjugate_and_a_negative_view_are_rounded_as_they_read():
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_each_way_to_allow_it_changes_a_product(machine, setting):
     a, b = random(8, 8), random(8, 8, seed=1)
-    assert torch.equal(
-        (a.cuda() @ b.cuda()).cpu(), a @ b
-    )  # by default cuBLAS multiplies in float32
+    # by default cuBLAS multiplies in float32
+    assert torch.equal((a.cuda() @ b.cuda()).cpu(), a @ b)
     SETTINGS[setting]()
     assert torch.equal((a.cuda() @ b.cuda()).cpu(), rounded(a) @ rounded(b))
 
@@ -315,9 +313,8 @@ def test_a_cuda_graph_keeps_the_setting_of_its_capture(matmul_tf32):
 def test_a_product_without_values_rounds_nothing(machine, monkeypatch):
     torch.backends.cuda.matmul.allow_tf32 = True
     monkeypatch.setattr(current_machine(), "values", False)
-    monkeypatch.setattr(
-        "virtualgpu.ops.tf32.round_to_tf32", None
-    )  # calling it would raise an error
+    # calling it would raise an error
+    monkeypatch.setattr("virtualgpu.ops.tf32.round_to_tf32", None)
     x = torch.randn(64, 64, device="cuda")
     assert (x @ x).shape == (64, 64)
 

@@ -183,9 +183,8 @@ def checkpointed(device: torch.device) -> Losses:
 def scaled(device: torch.device) -> Losses:
     model = nn.Linear(6, 3).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=2.0**127, growth_interval=2
-    )  # the first steps overflow and are skipped
+    # the first steps overflow and are skipped
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**127, growth_interval=2)
     x, k = drawn(8, 6).to(device), classes(3, 8).to(device)
     found = []
     for _ in range(6):

@@ -281,9 +281,8 @@ def test_a_mask_of_floats_from_the_host_keeps_its_values(no_values):
     ).cuda()
     assert encoder(torch.rand(5, 3, 16, device="cuda"), mask=mask.cuda()).shape == (5, 3, 16)
     with pytest.raises(RuntimeError, match=NOT_KEPT):
-        nn.Transformer.generate_square_subsequent_mask(
-            200
-        ).cuda().tolist()  # other constants may be this large
+        # other constants may be this large
+        nn.Transformer.generate_square_subsequent_mask(200).cuda().tolist()
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.l1_loss, F.huber_loss])

@@ -253,9 +253,10 @@ def test_convolutions_wait_for_their_channels_to_be_turned_and_for_their_bias():
         < first
         < seconds(lambda: biased(x), "convolution")
     )
+    # in tiles of 128 output channels
     assert seconds(lambda: narrow(last), "convolution") > 0.9 * seconds(
         lambda: plain(last), "convolution"
-    )  # in tiles of 128 output channels
+    )
 
 
 def test_channels_come_in_tiles_for_tensor_cores_alone(monkeypatch):

@@ -259,9 +259,10 @@ def one_device(context) -> dict:
     after = torch.cuda.mem_get_info()[0]
     error = message(torch.empty, total - gib, dtype=torch.uint8, device=HERE)
     told = re.findall(r"(this process|Process (\d+)) has (\S+ \S+) memory in use", error)
+    # a real GPU has other users
     told = [
         (who, number, size) for who, number, size in told if number in ("", str(child.process.pid))
-    ]  # a real GPU has other users
+    ]
     apps = subprocess.run(
         ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"],
         capture_output=True,

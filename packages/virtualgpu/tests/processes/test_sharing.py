@@ -126,9 +126,8 @@ def run(names: tuple[str, ...], real: bool) -> tuple[dict, list[str]]:
     seen: dict = {}
     for line in result.stdout.splitlines():
         seen |= json.loads(line)
-    return seen, result.stderr.splitlines()[
-        0 if real else 1 :
-    ]  # the kit's first line says on which GPUs it runs
+    # the kit's first line says on which GPUs it runs
+    return seen, result.stderr.splitlines()[0 if real else 1 :]
 
 
 def check(names: tuple[str, ...], real: bool) -> None:

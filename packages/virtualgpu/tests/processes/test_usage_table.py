@@ -60,9 +60,8 @@ def test_each_process_sees_what_the_others_hold(table):
 def test_a_killed_process_holds_nothing_even_before_its_parent_notices(table):
     with other(table) as process:
         process.kill()
-        os.waitid(
-            os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
-        )  # it has ended, but the system still lists it
+        # it has ended, but the system still lists it
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         assert table.holders(1) == [] and table.others(1) == 0
 

@@ -120,9 +120,8 @@ def run(steps):
         rows.append([stats[key] for key in KEYS] + [failed])
     last = torch.cuda.memory_stats_as_nested_dict()
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
-    first = min(
-        e["addr"] for e in trace if e["action"].startswith("segment")
-    )  # only distances are kept
+    # only distances are kept
+    first = min(e["addr"] for e in trace if e["action"].startswith("segment"))
     events = [
         [e["action"], e.get("addr", first) - first, e["size"]]
         for e in trace

@@ -18,11 +18,12 @@ from virtualgpu.streams.race_reports import Races, RaceWarning
 
 LENGTH = 512  # elements of a tensor, which has a block of its own
 PARTS = {"all": slice(0, LENGTH), "low": slice(0, LENGTH // 2), "high": slice(LENGTH // 2, LENGTH)}
+# streams 0 to 2 are on cuda:0 and stream 3 on cuda:1, and the tensors are on cuda:0
 STREAMS, TENSORS, EVENTS = (
     range(4),
     range(2),
     range(2),
-)  # streams 0 to 2 are on cuda:0 and stream 3 on cuda:1, and the tensors are on cuda:0
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

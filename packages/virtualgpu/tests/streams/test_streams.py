@@ -174,9 +174,8 @@ def test_events_time_what_lies_between_them():
         start.elapsed_time(end)
     end.synchronize()
     assert end.query()
-    assert start.elapsed_time(end) == pytest.approx(
-        10_000_000 / 1.98e9 * 1e3, rel=0.3
-    )  # an H200's clock is at most 1.98 GHz
+    # an H200's clock is at most 1.98 GHz
+    assert start.elapsed_time(end) == pytest.approx(10_000_000 / 1.98e9 * 1e3, rel=0.3)
     assert start.elapsed_time(end) > 0 > end.elapsed_time(start)
 
 

@@ -133,9 +133,8 @@ def test_a_thread_that_waits_for_its_kernels_own_threads_keeps_its_turn(machine,
         nonlocal most
         running.append(x)
         most = max(most, len(running))
-        select.select(
-            [], [], [], 0.05
-        )  # sleeps as in C++, because time.sleep would advance the machine's time
+        # sleeps as in C++, because time.sleep would advance the machine's time
+        select.select([], [], [], 0.05)
         running.pop()
         return torch.ops.aten.exp.default(x)
 

@@ -92,10 +92,11 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         "is_acceptable": lambda tensor: tensor.is_cuda and tensor.dtype in CUDNN_DTYPES,
     }
     yield torch.backends.cudnn, cudnn
+    # each has a list of its own
     for name in (
         "torch.optim.optimizer",
         "torch.utils._foreach_utils",
-    ):  # each has a list of its own
+    ):
         module = importlib.import_module(name)  # torch.optim hides its submodule
         types = getattr(module, "_foreach_supported_types", None)
         if types:

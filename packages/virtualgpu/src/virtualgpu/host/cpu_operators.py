@@ -289,10 +289,11 @@ def require_gradient_on_host(node: Any, gradient: torch.Tensor) -> None:
     leaf = node.variable
     if type(leaf) is not VirtualTensor or type(gradient) is not torch.Tensor:
         return
+    # others are C++'s own, such as DDP's
     if (gradient.dtype, gradient.shape) == (
         leaf.dtype,
         leaf.shape,
-    ):  # others are C++'s own, such as DDP's
+    ):
         was, got = errors.type_of(leaf), errors.type_of(gradient)
         raise RuntimeError(f"hook '<unknown>' has changed the type of value (was {was} got {got})")
 

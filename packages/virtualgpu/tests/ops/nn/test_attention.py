@@ -44,9 +44,8 @@ def test_backend(width, dtype, masked, expected, machine):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mask_whose_last_dimension_does_not_lie_dense_leaves_the_math_backend(dtype, machine):
-    by_head = torch.zeros(16, 16, 4, dtype=dtype, device="cuda").permute(
-        2, 0, 1
-    )  # T5 makes its position bias like this
+    # T5 makes its position bias like this
+    by_head = torch.zeros(16, 16, 4, dtype=dtype, device="cuda").permute(2, 0, 1)
     assert backend(*inputs(64, dtype), by_head, 0.0, False, False) == "math"
     assert backend(*inputs(64, dtype), by_head.contiguous(), 0.0, False, False) != "math"
 

@@ -54,9 +54,8 @@ def test_the_steps_of_a_sequence_take_what_they_took_on_an_h200(without_values):
         return nn.functional.cross_entropy(head(layers(words(ids))[0]).flatten(0, 1), ids.flatten())
 
     assert _seconds(loss) == pytest.approx(2.6e-3, rel=0.15)
-    assert _seconds(lambda: loss().backward()) == pytest.approx(
-        6.5e-3, rel=0.15
-    )  # without the 0.1 ms of SGD
+    # without the 0.1 ms of SGD
+    assert _seconds(lambda: loss().backward()) == pytest.approx(6.5e-3, rel=0.15)
 
 
 @pytest.mark.parametrize(
