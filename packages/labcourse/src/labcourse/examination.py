@@ -365,13 +365,13 @@ class _Examination:
         for error in errors[: len(self._cells)]:
             if not (type(error) is list and [type(part) for part in error] == [int, str, str]):
                 raise EndedError("tampered", "its report on the cells has a wrong form")
-            number, name, message = error
-            message = re.sub(r"\(<ipython-input[^>]*>, ", "(", message)
-            self._examined.cell_errors.append([number, text(name, 100), text(message)])
+            number, name, said = error
+            said = re.sub(r"\(<ipython-input[^>]*>, ", "(", said)
+            self._examined.cell_errors.append([number, text(name, 100), text(said)])
             if name == "OutOfTime":
                 seconds = f"{self._limits.cell_seconds:g} s"
                 self._examined.note("time", f"code cell {number} took longer than {seconds}")
-            elif _OUT_OF_MEMORY.search(f"{name} {message}"):
+            elif _OUT_OF_MEMORY.search(f"{name} {said}"):
                 self._examined.note("memory", f"in code cell {number}")
 
     def _try_exercises(

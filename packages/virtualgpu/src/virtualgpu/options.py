@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from virtualgpu import profiles
 
-
 ALIKE = 0.75  # how much a mistyped option is like the one that was meant, from 0 to 1
 
 

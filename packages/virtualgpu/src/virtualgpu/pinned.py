@@ -69,11 +69,12 @@ _PARTS = {
 def _pin_sparse(x: torch.Tensor) -> torch.Tensor:
     """Return a sparse tensor with its parts in page-locked memory."""
     parts = [pin_memory(getattr(x, name)()) for name in _PARTS[x.layout]]
-    options: dict[str, Any] = {"check_invariants": False}
-    if x.layout is torch.sparse_coo:
-        return torch.sparse_coo_tensor(*parts, x.size(), is_coalesced=x.is_coalesced(), **options)
+    options: dict[str, Any] = {"layout": x.layout}
     make: Any = torch.sparse_compressed_tensor
-    return make(*parts, x.size(), layout=x.layout, **options)
+    if x.layout is torch.sparse_coo:
+        options = {"is_coalesced": x.is_coalesced()}
+        make = torch.sparse_coo_tensor
+    return make(*parts, x.size(), check_invariants=False, **options)
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
