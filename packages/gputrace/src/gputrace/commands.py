@@ -137,7 +137,7 @@ def _trace(options: argparse.Namespace, name: str, prefers_virtual: Callable[[],
     except (ValueError, TypeError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return REFUSED
-    from virtualgpu.simulated_world import advising_torchrun
+    from virtualgpu.rank_variables import advising_torchrun
 
     def run() -> None:
         with advising_torchrun("`labkit trace --ranks 2 SCRIPT`"):
@@ -244,7 +244,7 @@ def _fit(options: argparse.Namespace, name: str, start: "Start | None") -> int:
     """Run the command `fit`, and return its exit status."""
     from gputrace.fit import ScriptFailedError, Wish, answer
     from gputrace.fit.processes import afresh
-    from virtualgpu.simulated_world import names_rank_variable
+    from virtualgpu.rank_variables import names_rank_variable
 
     def tell(said: Exception | str) -> None:
         """Print a message, with the notes of an error."""

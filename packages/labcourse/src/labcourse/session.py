@@ -36,8 +36,9 @@ from IPython.core.interactiveshell import InteractiveShell
 import labkit
 from labcourse import server_of_children, system_calls
 from labkit import checks, courses, labs, machine, puzzles
-from labkit.checks import checking, limits
+from labkit.checks import checking
 from labkit.checks.checking import Verdict
+from labkit.checks.limits import NO_EXIT
 from labkit.processes import messages
 from labkit.processes.time_limits import TimeLimit
 from labkit.puzzles import definitions, outcome
@@ -85,7 +86,7 @@ class Shell(InteractiveShell):
 
     def ask_exit(self) -> None:
         """Raise SystemExit where `exit()` or `quit()` would end a kernel."""
-        raise SystemExit(limits.NO_EXIT)
+        raise SystemExit(NO_EXIT)
 
 
 @dataclass

@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace, name: str) -> int:
         return REFUSED
     set_up_for_times(gpus, options.virtual_time)
     _hand_down(gpus)
-    from virtualgpu.simulated_world import advising_torchrun
+    from virtualgpu.rank_variables import advising_torchrun
 
     with advising_torchrun("`labkit torchrun --ranks 2 --like T4 SCRIPT`"):
         run_script(options.script, options.arguments, options.module)

@@ -4,10 +4,8 @@ The other ranks do not exist. `virtualgpu.collectives.simulated` describes what 
 """
 
 import os
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from virtualgpu.cluster import Cluster, parse_rate
@@ -15,6 +13,7 @@ from virtualgpu.collectives import simulated
 from virtualgpu.commands import set_up_for_times
 from virtualgpu.instruments import Span
 from virtualgpu.machines import MAXIMUM, VirtualGPUs, gibibytes, use, with_maker
+from virtualgpu.rank_variables import rank_variables
 from virtualgpu.script import run_script
 
 LARGEST = 1 << 20  # the most ranks of a world
@@ -60,7 +59,7 @@ def set_up(
     cluster = Cluster(per_node, parse_rate(network))
     gpus = use(per_node, like or LIKE, memory, values=False, host=host)
     gpus.machine.cluster = cluster
-    os.environ.update(_environment(world, rank, per_node))
+    os.environ.update(rank_variables(world, rank, per_node))
     set_up_for_times(gpus, virtual_time=True)
     simulated.put_in_place()
     tell(described(rank, world, nodes, gpus.name))
@@ -77,43 +76,6 @@ def run(gpus: VirtualGPUs, script: str, arguments: list[str], module: bool, tell
         run_script(script, arguments, module)
     finally:
         _sum_up(gpus.machine, sent, tell)
-
-
-def names_rank_variable(text: str) -> bool:
-    """Return whether an error's text names a variable that torchrun gives each rank."""
-    names = set(_environment(1, 0, 1))
-    return not names.isdisjoint(re.findall(r"\w+", text))
-
-
-@contextmanager
-def advising_torchrun(advice: str) -> Iterator[None]:
-    """Add advice to an error of a script that expects the variables of torchrun."""
-    try:
-        yield
-    except Exception as error:
-        if names_rank_variable(str(error)):
-            error.add_note(f"If the script expects torchrun, use {advice}.")
-        raise
-
-
-def _environment(world: int, rank: int, per_node: int) -> dict[str, str]:
-    """Return the environment variables that torchrun gives a rank."""
-    variables: dict[str, Any] = {
-        "RANK": rank,
-        "LOCAL_RANK": rank % per_node,
-        "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": per_node,
-        "GROUP_RANK": rank // per_node,
-        "GROUP_WORLD_SIZE": world // per_node,
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": world,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
-        "TORCHELASTIC_RUN_ID": "simulated",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": 29400,
-    }
-    return {name: str(value) for name, value in variables.items()}
 
 
 def _collective(work: Any) -> list[str]:
