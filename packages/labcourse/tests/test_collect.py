@@ -51,7 +51,7 @@ def test_folders_of_students(course, tmp_path):
         ("eve", LAB),
     ]
     assert kinds(problems, "bob") == ["renamed"] and kinds(problems, "cyd") == ["not a notebook"]
-    assert "larger than 20 MiB" in next(
+    assert "larger than 64 MiB" in next(
         problem.detail for problem in problems if problem.student == "dee"
     )
     assert ("fay", LAB) in {
@@ -348,7 +348,7 @@ def test_hostile_members_of_a_zip_file(course, tmp_path):
         (f"../../ada/{LAB}.ipynb", ANSWER),
         (f"/etc/bob/{LAB}.ipynb", ANSWER),
         (f"C:\\cyd\\{LAB}.ipynb", ANSWER),
-        (f"dee/{LAB}.ipynb", b" " * (LARGEST - 1)),  # 20 MiB out of 20 KiB
+        (f"dee/{LAB}.ipynb", b" " * (LARGEST - 1)),  # 64 MiB out of 64 KiB
         (link, "/etc/passwd"),
     ]
     submissions, problems = collect.collect(zipped(tmp_path / "bad.zip", *members), course)

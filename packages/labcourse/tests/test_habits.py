@@ -52,10 +52,6 @@ def test_settings_change_no_verdict(number, tried):
             "def on_gpu(numbers):\n    import unheard_of.part\n"
             "    return torch.tensor(numbers, device='cuda')",
         ),
-        (
-            "from unheard_of import part\ndef on_gpu(numbers): return torch.tensor(numbers, "
-            "device='cuda')",
-        ),
         ("import unheard_of as kit", "def on_gpu(numbers): return kit.tensor(numbers)"),
     ],
 )

@@ -224,7 +224,7 @@ def _submissions_of(
     """
     others: dict[str, list[str]] = defaultdict(list)
     for file in files:
-        if file.path.suffix != ".ipynb" and not file.trouble:
+        if file.stem is None and not file.trouble:
             others[_lab_by_name(name, file, course)].append(shown(_origin(file)))
             continue
         try:
@@ -257,7 +257,7 @@ def _identified(
         yield Problem(name.student, by_name, "refused", f"{shown(origin)}: {error}")
         return
     lab, unreadable = by_name, ""
-    stem = COPY.sub("", file.path.stem)
+    stem = COPY.sub("", file.stem or file.path.stem)
     said, checked = "", []
     try:
         said, checked = process.call(reading.described, data, about=f"reading {shown(origin)}")
@@ -315,7 +315,11 @@ def _lab_by_exercises(lessons: list[str], course: Course) -> str:
 def _lab_by_name(name: Named, file: File, course: Course) -> str:
     """Return the lab that the name of the file, its folder or the platform contains, or ""."""
     names = {lab.name for lab in course.labs}
-    candidates = (COPY.sub("", file.path.stem), *reversed(file.path.parts[:-1]), name.lab)
+    candidates = (
+        COPY.sub("", file.stem or file.path.stem),
+        *reversed(file.path.parts[:-1]),
+        name.lab,
+    )
     return next((part for part in candidates if part in names), "")
 
 

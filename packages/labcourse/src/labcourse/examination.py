@@ -123,9 +123,10 @@ def examine(
     are not kept.
     """
     examined = Examined()
+    names = {item.number: item.name for item in lab.exercises if not item.is_puzzle}
     try:
-        name = f"reading {lab.name} of {student}"
-        notebook = sandbox.reader.call(reading.parse, data, about=name)
+        about = f"reading {lab.name} of {student}"
+        notebook = sandbox.reader.call(reading.parse, data, names, about=about)
     except reading.UnreadableError as error:
         examined.note("unreadable", str(error))
         return examined

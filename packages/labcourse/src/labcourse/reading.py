@@ -8,11 +8,13 @@ import json
 import os
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-LARGEST = 20 << 20  # bytes of a notebook file
+LARGEST = 64 << 20  # bytes of a notebook file
 MOST_CELLS = 5000
 PLACEHOLDER = "*Write your answer here.*"  # the text of a cell that waits for a written answer
 
@@ -46,9 +48,9 @@ class Notebook:
         checked: the exercises that have a cell with their check.
         cells: all cells, in order.
         lab: the lab that the notebook's metadata names, or "".
-        places: the number of the code cell, from 1, that answers each exercise. It is the tagged
-            cell, or the one before the check. The cell of a puzzle is the last one that calls
-            `labkit.puzzle` with its name.
+        places: the number of the code cell, from 1, that answers each exercise. It is the last one
+            that defines the answer's name, or the tagged cell, or the one before the check. The
+            cell of a puzzle is the last one that calls `labkit.puzzle` with its name.
         puzzles: the names of the puzzles that the notebook calls `labkit.puzzle` with.
     """
 
@@ -80,8 +82,11 @@ def file_bytes(path: Path) -> bytes:
     return data
 
 
-def parse(data: bytes) -> Notebook:
-    """Read the content of a notebook file. Raise UnreadableError if it is not a notebook."""
+def parse(data: bytes, names: Mapping[str, str] = MappingProxyType({})) -> Notebook:
+    """Read the content of a notebook file. Raise UnreadableError if it is not a notebook.
+
+    `names` has the name of each exercise's answer, by the exercise's number.
+    """
     if not data.strip():
         raise UnreadableError("the file is empty")
     try:
@@ -101,6 +106,12 @@ def parse(data: bytes) -> Notebook:
     following: list[dict[str, Any] | None] = [*code[1:], None]
     exercises = [_exercise(cell, after) for cell, after in zip(code, following, strict=True)]
     checked = [checked_number(cell["source"]) for cell in code]
+    places = _places(exercises, checked)
+    for number, answer in names.items():
+        defined = re.compile(rf"^((async )?def|class) {answer}\b|^{answer} *[:=][^=]", re.MULTILINE)
+        for place, cell in enumerate(code, 1):
+            if defined.search(cell["source"]):
+                places[number] = place
     puzzles = {}
     for place, cell in enumerate(code, 1):
         name = puzzle_name(cell["source"])
@@ -114,7 +125,7 @@ def parse(data: bytes) -> Notebook:
             Cell(str(cell["type"]), cell["source"], _written(cell["own"])) for cell in cells
         ),
         lab=_lab(content.get("metadata")),
-        places=_places(exercises, checked) | puzzles,
+        places=places | puzzles,
         puzzles=frozenset(puzzles),
     )
 
@@ -176,6 +187,7 @@ def _cell(cell: Any) -> dict[str, Any]:
     if not isinstance(metadata, dict):
         metadata = {}
     tags, own = metadata.get("tags"), metadata.get("labkit")
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
     return {
         "type": cell.get("cell_type"),
         "source": source.encode(errors="replace").decode(),  # without halves of surrogate pairs

@@ -66,7 +66,7 @@ class Limits:
     seconds: float = 240.0
     memory: int = 4 << 30
     scratch: int = 256 << 20
-    output: int = 16 << 20
+    output: int = 256 << 20
     processes: int = 48
     threads: int = 256
     grace: float = 5.0

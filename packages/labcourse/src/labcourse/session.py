@@ -7,9 +7,11 @@ grader believes only what it judges itself. It asks one question at a time, with
 process has not seen, and accepts only plain data as the answer.
 """
 
+import ast
 import base64
 import contextlib
 import ctypes
+import dis
 import io
 import linecache
 import os
@@ -20,6 +22,7 @@ import signal
 import socket
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -31,7 +34,7 @@ import psutil
 import torch
 import torch.distributed
 from IPython.core.displaypub import DisplayPublisher
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 import labkit
 from labcourse import server_of_children, system_calls
@@ -79,7 +82,18 @@ class Figures(DisplayPublisher):
 
 
 class Shell(InteractiveShell):
-    """IPython shell like that of a kernel, but without the window loop of `%matplotlib inline`."""
+    """IPython shell like that of a kernel, but without the window loop of `%matplotlib inline`.
+
+    A cell goes on after an error, because a student's computer has modules, files and a network
+    that this one lacks. Only a `raise` at the top level of a cell ends the cell.
+
+    Attributes:
+        undefined: the statements that needed a name which was not defined yet.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.undefined: list[types.CodeType] = []
 
     def enable_gui(self, gui: str | None = None) -> None:
         pass
@@ -88,12 +102,51 @@ class Shell(InteractiveShell):
         """Raise SystemExit where `exit()` or `quit()` would end a kernel."""
         raise SystemExit(NO_EXIT)
 
+    async def run_ast_nodes(self, nodelist: list[ast.stmt], *args: Any, **keywords: Any) -> Any:
+        """Run the statements of a cell, up to the first `raise`. IPython calls this."""
+        for place, statement in enumerate(nodelist):
+            if isinstance(statement, ast.Raise):
+                nodelist = nodelist[: place + 1]
+                break
+        return await super().run_ast_nodes(nodelist, *args, **keywords)
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
+        """Run one statement. Return whether the cell must end. IPython calls this."""
+        result = result or ExecutionResult(None)
+        first = result.error_in_exec
+        if not await super().run_code(code_obj, result, async_=async_):
+            return False
+        error = result.error_in_exec
+        if isinstance(error, NameError):
+            self.undefined.append(code_obj)
+        if first is not None:
+            result.error_in_exec = first  # the others often follow from it
+        return not isinstance(error, Exception)
+
+    def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
+        """Run a cell magic. If it is not installed here, only run the cell. IPython calls this."""
+        if self.find_cell_magic(magic_name) is None:
+            return self.run_cell(cell).raise_error()
+        return super().run_cell_magic(magic_name, line, cell)
+
+    def define_late(self) -> None:
+        """Run definitions again that needed a name from a later cell.
+
+        A definition is left out if the notebook defines its name elsewhere.
+        """
+        for code in self.undefined:
+            found = dis.get_instructions(code)
+            stored = {item.argval for item in found if item.opname == "STORE_NAME"}
+            if stored and not stored & self.user_ns.keys():
+                with contextlib.suppress(Exception):
+                    exec(code, self.user_ns)
+
 
 @dataclass
 class Prepared:
     """The shell and the checks, with which every copy of the fork server starts."""
 
-    shell: InteractiveShell
+    shell: Shell
     checks: dict[str, checking.Check]
 
 
@@ -126,9 +179,45 @@ def prepare() -> Prepared:
     return Prepared(_shell(), known)
 
 
+@dataclass
+class Checked:
+    """Answer that a notebook passed to `labkit.check`, and what its names meant at that time.
+
+    A later cell may define the same names for another purpose.
+
+    Attributes:
+        values: the modules, functions, classes and plain values, by name. Other objects are left
+            out, because they may hold GPU memory that the notebook frees.
+        ids: the identities of all values, by name.
+    """
+
+    answer: Any
+    values: dict[str, Any]
+    ids: dict[str, int]
+
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.device, torch.dtype)
+DEFINED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+_checked: dict[str, Checked] = {}  # the last call of `labkit.check` for each exercise
+
+
 def _checked_later(number: str, answer: Any) -> Verdict:
-    """Replace `labkit.check` while cells run. Only the grader judges answers."""
-    return Verdict(False, "is checked when this notebook is graded", exercise=number)
+    """Replace `labkit.check` while cells run. Only the grader judges answers.
+
+    The verdict is "passed", so that cells which assert it go on.
+    """
+    names = dict(Shell.instance().user_ns)
+    values = {name: value for name, value in names.items() if _is_kept(value)}
+    ids = {name: id(value) for name, value in names.items()}
+    _checked[str(number)] = Checked(answer, values, ids)
+    return Verdict(True, "is checked when this notebook is graded", exercise=number)
+
+
+def _is_kept(value: Any) -> bool:
+    """Return whether a value holds no GPU memory that a notebook could free."""
+    if type(value) in (tuple, list):
+        return len(value) <= 1000 and all(type(item) in PLAIN for item in value)
+    return type(value) in PLAIN or isinstance(value, DEFINED)
 
 
 # The pickled function that `labkit.puzzle` last got for each puzzle, or why it cannot be pickled.
@@ -151,11 +240,11 @@ def _scored_later(name: str, function: Callable[..., Any]) -> outcome.Outcome:
         }
     except Exception as error:
         _functions[str(name)] = {"raised": str(error)}
-    verdict = Verdict(False, "is scored when this notebook is graded", exercise=str(name))
+    verdict = Verdict(True, "is scored when this notebook is graded", exercise=str(name))
     return outcome.Outcome(verdict)
 
 
-def _shell() -> InteractiveShell:
+def _shell() -> Shell:
     """Make an IPython shell that keeps no history and collects figures."""
     from traitlets.config import Config
 
@@ -304,6 +393,8 @@ class _Session:
             if error is not None:
                 errors.append([number, type(error).__name__, str(checking.quote(error))[:500]])
             self._collect_figures(figures)
+        with contextlib.suppress(OutOfTime), self._alarm.after(message["seconds"]):
+            self._shell.define_late()
         return {"errors": errors, "figures": figures.kept}
 
     def _collect_figures(self, figures: Figures) -> None:
@@ -356,12 +447,13 @@ class _Session:
         try:
             with self._alarm.after(question["seconds"]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                _use_gpus(check.gpus)
                 if question["wrong_answer"]:
                     answer = answer_in(question["wrong_answer"])
+                    observation = checking.observe(check, answer, question["inputs"])
                 else:
-                    answer = self._names.get(question["name"])
-                _use_gpus(check.gpus)
-                observation = checking.observe(check, answer, question["inputs"])
+                    with self._handed_in(check, question["name"]) as answer:
+                        observation = checking.observe(check, answer, question["inputs"])
                 text = messages.written(observation)
                 if len(text) > LARGEST or text.count(",") > ENTRIES:
                     raise ValueError("your answer returned more data than can be judged")
@@ -370,6 +462,36 @@ class _Session:
         except BaseException as error:
             return {"observation": {"raised": str(checking.quote(error))}}
         return {"observation": observation}
+
+    @contextlib.contextmanager
+    def _handed_in(self, check: checking.Check, name: str) -> Iterator[Any]:
+        """Give the submission's answer to an exercise.
+
+        The answer is what `name` means at the end of the notebook. If the name has not changed
+        since the last check, or has no answer, it is the answer that was checked. A checked answer
+        runs with the names as they were at the check.
+
+        Args:
+            name: the name that the exercise asks for.
+        """
+        answer, checked = self._names.get(name), _checked.get(check.number)
+        if checked is None or checking.is_stub(checked.answer, check.script):
+            yield answer
+            return
+        has_changed = checked.ids.get(name) != id(answer)
+        if has_changed and not checking.is_stub(answer, check.script):
+            yield answer
+            return
+        now = dict(self._names)
+        self._names.update(checked.values)
+        try:
+            yield checked.answer
+        finally:
+            for changed in checked.values:
+                if changed in now:
+                    self._names[changed] = now[changed]
+                else:
+                    self._names.pop(changed, None)
 
 
 def answer_in(source: str) -> Any:

@@ -24,6 +24,7 @@ MANIFEST = "collected.json"
 STAMP = "timestamp.txt"  # nbgrader writes the time of a submission into it
 NBGRADERS = (STAMP, "submission_secret.txt")
 COURSE_OF_NBGRADER = ("nbgrader_config.py", "gradebook.db")  # beside nbgrader's `submitted`
+NOTEBOOK = re.compile(r"(.+)\.ipynb(\.json|\.txt)?", re.IGNORECASE | re.DOTALL)
 MOST = 5_000  # files of one student that are looked at
 DEEPEST = 40  # folders inside one another
 DENSEST = 200  # bytes that one byte of a zip file may stand for
@@ -52,6 +53,15 @@ class File:
     known: dict[str, str] = field(default_factory=dict)
     stamp: str = ""
     doubted: bool = False
+
+    @property
+    def stem(self) -> str | None:
+        """The name of a notebook without its suffix, or None for another file.
+
+        Browsers add a suffix of their own to files that they download.
+        """
+        found = NOTEBOOK.fullmatch(self.path.name)
+        return found and found[1]
 
     def data(self) -> bytes:
         """Read the content. Raise UnreadableError if the file cannot be read or is too large."""
@@ -92,7 +102,7 @@ def in_folder(folder: Path) -> Iterator[File]:
                 relative = path.relative_to(folder)
                 about = known.get(str(relative), {})
                 stamp, doubted = "", False
-                if path.suffix == ".ipynb" and not about:
+                if NOTEBOOK.fullmatch(path.name) and not about:
                     stamp, doubted = _stamp(path, relative, is_nbgraders)
                 text = os.fsencode(str(relative)).decode(errors="replace")
                 file_time = about.get("file_time") or _changed(path)

@@ -106,7 +106,6 @@ def forbid(shared: bool = True) -> bool:
         return False
     if platform.machine() not in ARCHITECTURES:
         return False
-        return False
     instructions = _filter(*ARCHITECTURES[platform.machine()], shared)
     library = ctypes.CDLL(None, use_errno=True)
     program = _Program(len(instructions) // 8, instructions)
