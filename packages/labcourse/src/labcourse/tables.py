@@ -1,15 +1,20 @@
 """Read and write CSV tables that people edit in a spreadsheet program.
 
-Text that a spreadsheet would compute as a formula is written with a quote in front of it.
+Text that a spreadsheet would compute as a formula is written with a quote in front of it. In some
+countries, spreadsheet programs separate cells by semicolons. So a formula may begin within a text.
 """
 
 import csv
 import io
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first character of a cell that is computed
+# The place before a formula: at the beginning, or where another program sees a new cell. A hyphen
+# with a space begins an item of a list.
+FORMULA = r"(?:\A(?=[=+@\t\n-])|(?<=[;\t\n])(?=[=+@]|-\S))"
+QUOTED = r"(?:\A'(?=[=+@\t\n-])|(?<=[;\t\n])'(?=[=+@]|-\S))"
 
 
 def read(path: Path, needed: Iterable[str] = ()) -> list[dict[str, str]]:
@@ -70,14 +75,15 @@ def written(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _quoted(value: Any) -> Any:
-    """Put a quote before text that a spreadsheet would take for a formula."""
-    if isinstance(value, str) and value[:1] in FORMULA:
-        return f"'{value}"
+    """Put a quote before each text that a spreadsheet would take for a formula.
+
+    All lines end with a line feed, because `csv` writes other ends of lines without quotes.
+    """
+    if isinstance(value, str):
+        return re.sub(FORMULA, "'", re.sub(r"\r\n?", "\n", value))
     return value
 
 
 def _unquoted(value: str) -> str:
-    """Remove the quote that `_quoted` put before a text."""
-    if value[:1] == "'" and value[1:2] in FORMULA:
-        return value[1:]
-    return value
+    """Remove the quotes that `_quoted` put into a text."""
+    return re.sub(QUOTED, "", value)
