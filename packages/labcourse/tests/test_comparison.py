@@ -79,6 +79,19 @@ def test_helpers_of_an_answer_belong_to_it_and_experiments_do_not():
     assert normalized(helped.replace("* 2", "* 3"), "on_gpu") != normalized(helped, "on_gpu")
 
 
+@pytest.mark.parametrize("name", ["on_gpu", "fit"])
+def test_a_function_that_only_calls_another_is_the_same_answer(name):
+    source = own_answer(3, name)
+    given = {"on_gpu": "numbers", "fit": "model, batches"}[name]
+    moved = source.replace(f"def {name}(", "def mine(")
+    for call in (f"mine({given})", f"mine(*[{given}])"):
+        wrapper = f'def {name}({given}):\n    """Call it."""\n    return {call}\n'
+        same = normalized(f"{moved}\n\n{wrapper}", name) == normalized(source, name)
+        assert same == ("*" not in call)
+    endless = "def f(x):\n    return g(x)\ndef g(x):\n    return f(x)"
+    assert normalized(endless, "f").parsed
+
+
 def test_written_answers_are_compared_by_their_words():
     assert comparison.as_text("Because it waits.") == comparison.as_text("because **it** waits")
     assert comparison.as_text("Because it waits.") != comparison.as_text("Because it runs.")

@@ -33,3 +33,17 @@ def test_the_names_that_check_cells_give():
         "check(",
     ):
         assert reading.checked_name(source) is None
+
+
+def test_an_answer_has_the_cells_with_its_functions():
+    cells = [
+        "def double(x):\n    return times(x, 2)",
+        "class Unused: pass",
+        "def times(x, n):\n    return x * n",
+        "def given(x): return x",
+        "def on_gpu(numbers): return old(numbers)",
+        "def on_gpu(numbers):\n    return given(double(numbers))",
+    ]
+    names = {"00.1": "on_gpu"}
+    found = reading.parse(notebook(*cells), names, {cells[3]})
+    assert found.answers == {"00.1": "\n\n".join([cells[0], cells[2], cells[5]])}

@@ -1,4 +1,4 @@
-"""A spreadsheet computes no text of a student's, and reading a table gives back what was written."""
+"""A spreadsheet computes no text of a student, and a table that is read is as it was written."""
 
 import csv
 import io

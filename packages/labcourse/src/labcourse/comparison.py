@@ -58,6 +58,7 @@ def normalized(source: str, name: str = "") -> Normal:
     except (SyntaxError, ValueError):
         words = re.sub(r"#.*", "", plain).split()
         return Normal(_digest(" ".join(words)), len(words), parsed=False)
+    name = _wrapped(module, name)
     statements = simplified(_used(module, name), name, _imported(module))
     nodes = [node for statement in statements for node in ast.walk(statement)]
     if all(isinstance(node, DEFINITIONS) for node in nodes if isinstance(node, ast.stmt)):
@@ -101,6 +102,32 @@ def _used(module: ast.Module, name: str) -> list[ast.stmt]:
             found.append(statement)
             needed += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
     return found
+
+
+def _wrapped(module: ast.Module, name: str) -> str:
+    """Return the name of the function that a function only calls with its own parameters.
+
+    Return `name` if that function does something else.
+    """
+    functions = {item.name: item for item in module.body if isinstance(item, ast.FunctionDef)}
+    for _ in functions:  # a wrapper may have a wrapper
+        inner = _only_call(functions[name]) if name in functions else None
+        if inner not in functions:
+            return name
+        name = inner
+    return name
+
+
+def _only_call(function: ast.FunctionDef) -> str | None:
+    """Return the name of what a function calls with its own parameters, if it does nothing else."""
+    if not all(isinstance(item, ast.Expr) for item in function.body[:-1]):  # a docstring
+        return None
+    parameters = [item.arg for item in function.args.args]
+    match function.body[-1]:
+        case ast.Return(ast.Call(ast.Name(inner), passed, [])):
+            if [getattr(item, "id", None) for item in passed] == parameters:
+                return inner
+    return None
 
 
 def _imported(module: ast.Module) -> dict[str, str]:

@@ -72,7 +72,7 @@ class Examined:
         figures: PNG images in base64, from the cells that the student wrote.
         written: the written answers, by the ids of the questions.
         beside: what the student wrote in other cells, for each answer that is empty.
-        sources: the source of each exercise's cell.
+        sources: the source of each exercise's cell, below the cells with functions that it uses.
         memory: the peak memory of the submission's processes, in bytes.
     """
 
@@ -126,7 +126,7 @@ def examine(
     names = {item.number: item.name for item in lab.exercises if not item.is_puzzle}
     try:
         about = f"reading {lab.name} of {student}"
-        notebook = sandbox.reader.call(reading.parse, data, names, about=about)
+        notebook = sandbox.reader.call(reading.parse, data, names, handed_out, about=about)
     except reading.UnreadableError as error:
         examined.note("unreadable", str(error))
         return examined
@@ -134,8 +134,8 @@ def examine(
     for name, answer in answers.items():
         examined.written[name] = text(answer.text, LONGEST_ANSWER)
         examined.beside[name] = text(answer.beside, LONGEST_ANSWER)
-    for number, place in notebook.places.items():
-        examined.sources[number] = text(notebook.code[place - 1], LONGEST_ANSWER)
+    for number, source in notebook.answers.items():
+        examined.sources[number] = text(source, LONGEST_ANSWER)
     untouched = set()  # the puzzles whose cell is as it was handed out, or is gone
     for puzzle in lab.puzzles:
         place = notebook.places.get(puzzle.number)

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -52,6 +52,8 @@ class Notebook:
             that defines the answer's name, or the tagged cell, or the one before the check. The
             cell of a puzzle is the last one that calls `labkit.puzzle` with its name.
         puzzles: the names of the puzzles that the notebook calls `labkit.puzzle` with.
+        answers: the source of each cell in `places`, by exercise. The cells that define functions
+            which it uses are above it.
     """
 
     code: tuple[str, ...]
@@ -61,6 +63,7 @@ class Notebook:
     lab: str = ""
     places: dict[str, int] = field(default_factory=dict)
     puzzles: frozenset[str] = frozenset()
+    answers: dict[str, str] = field(default_factory=dict)
 
 
 def file_bytes(path: Path) -> bytes:
@@ -82,10 +85,16 @@ def file_bytes(path: Path) -> bytes:
     return data
 
 
-def parse(data: bytes, names: Mapping[str, str] = MappingProxyType({})) -> Notebook:
+def parse(
+    data: bytes,
+    names: Mapping[str, str] = MappingProxyType({}),
+    handed_out: Collection[str] = (),
+) -> Notebook:
     """Read the content of a notebook file. Raise UnreadableError if it is not a notebook.
 
-    `names` has the name of each exercise's answer, by the exercise's number.
+    Args:
+        names: the name of each exercise's answer, by the exercise's number.
+        handed_out: the sources of the cells that students were given.
     """
     if not data.strip():
         raise UnreadableError("the file is empty")
@@ -127,6 +136,12 @@ def parse(data: bytes, names: Mapping[str, str] = MappingProxyType({})) -> Noteb
         lab=_lab(content.get("metadata")),
         places=places | puzzles,
         puzzles=frozenset(puzzles),
+        answers=_with_helpers(
+            [cell["source"] for cell in code],
+            places | puzzles,
+            {*handed_out},
+            {*names.values()},
+        ),
     )
 
 
@@ -156,6 +171,36 @@ def _places(exercises: list[str | None], checked: list[str | None]) -> dict[str,
         if number:
             places[number] = index + 1
     return places
+
+
+def _with_helpers(
+    code: list[str],
+    places: dict[str, int],
+    handed_out: set[str],
+    names: set[str],
+) -> dict[str, str]:
+    """Return the source of each answer, with the student's cells that define what it uses.
+
+    Cells that were handed out, and other answers, are left out. `names` are those of the answers.
+    """
+    helpers: dict[str, set[int]] = {}  # the indices of the cells that define a function or class
+    answered = {place - 1 for place in places.values()}
+    for index, source in enumerate(code):
+        if source not in handed_out and index not in answered:
+            found = re.findall(r"^(?:async +)?(?:def|class) +(\w+)", source, re.MULTILINE)
+            for name in set(found) - names:
+                helpers.setdefault(name, set()).add(index)
+    answers = {}
+    for number, place in places.items():
+        used, waiting = {place - 1}, [place - 1]
+        while waiting:
+            for word in set(re.findall(r"\w+", code[waiting.pop()])):
+                new = helpers.get(word, set()) - used
+                used |= new
+                waiting += new
+        above = sorted(used - {place - 1})
+        answers[number] = "\n\n".join(code[index] for index in [*above, place - 1])
+    return answers
 
 
 def _written(own: dict[str, Any]) -> str:
