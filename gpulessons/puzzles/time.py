@@ -75,7 +75,6 @@ HIDDEN_WAIT = Puzzle(
     score=WAITS,
     budget=0,
     par=0,
-    limits={},
 )
 ONE_BACKWARD = Puzzle(
     name="one backward pass",

@@ -100,11 +100,10 @@ def judged(known: Puzzle, own: Attempt) -> Judgement:
     score = known.score.read(own.trace)
     if own.trouble:
         return Judgement(WRONG, f"Not yet: {own.trouble}", score)
-    over = _over_limits(known, own.trace)
+    over = _over_budget(known, score) or _over_limits(known, own.trace)
     if over:
         return Judgement(OVER_BUDGET, f"Not yet: the values are right, but {over}", score)
-    status = RIGHT if score <= known.budget else OVER_BUDGET
-    return Judgement(status, _told(known, score), score)
+    return Judgement(RIGHT, _told(known, score), score)
 
 
 def judged_here(
@@ -181,6 +180,14 @@ def _row(label: str, measure: Measure, own: Trace, original: Trace) -> Row:
     return Row(label, text(measure.read(own)), f"original {text(measure.read(original))}")
 
 
+def _over_budget(known: Puzzle, score: float) -> str:
+    """Return a sentence about a score that is over the budget, "" if it is not."""
+    if score <= known.budget:
+        return ""
+    text = known.score.text
+    return f"the budget is {text(known.budget)}. Your {known.score.name}: {text(score)}."
+
+
 def _over_limits(known: Puzzle, trace: Trace) -> str:
     """Return a sentence about the first limit that the function does not keep, "" if none."""
     for measure, most in known.limits.items():
@@ -192,17 +199,15 @@ def _over_limits(known: Puzzle, trace: Trace) -> str:
 
 
 def _told(known: Puzzle, score: float) -> str:
-    """Return the message for right values."""
+    """Return the message for a solution."""
     text = known.score.text
-    if score > known.budget:
-        return (
-            f"Not yet: the values are right, but the budget is {text(known.budget)}. "
-            f"Your {known.score.name}: {text(score)}."
-        )
-    told = f"Right. Your {known.score.name}: {text(score)}."
+    own, par = text(score), text(known.par)
+    told = f"Right. Your {known.score.name}: {own}."
+    if own == par:
+        return f"{told} That is par."
     if score > known.par:
-        return f"{told} Par is {text(known.par)}."
-    return f"{told} That is par."
+        return f"{told} Par is {par}."
+    return f"{told} That is better than par, which is {par}."
 
 
 def _figure(known: Puzzle, own: Trace, original: Trace) -> Figure:

@@ -6,6 +6,8 @@ and only the second call counts. The expected values do not exist while the func
 
 import gc
 import secrets
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 
 from gputrace import Trace, record
+from gputrace.holders import tensors
 from labkit import machine
 from labkit.checks.checking import quote
 from labkit.checks.left_behind import Followed
@@ -22,7 +25,7 @@ from labkit.puzzles.definitions import Puzzle, find
 from labkit.puzzles.replaced import Replaced
 
 _TRUSTED = ("torch", "virtualgpu")  # the packages that define the classes of tensors
-
+_ENDING = 5.0  # seconds for a thread pool that is no longer used to end its threads
 
 @dataclass(frozen=True)
 class Attempt:
@@ -45,11 +48,17 @@ class Result:
         kind: the value's type, device, dtype and shape as text.
         value: the tensor's values on the host, or the value itself.
         is_known: whether the kind of value can be compared.
+        is_given: whether the tensor has the memory of an argument.
     """
 
     kind: str
     value: Any
     is_known: bool = True
+    is_given: bool = False
+
+
+class ThreadLeftError(Exception):
+    """Error for a function that has returned while a thread that it started still runs."""
 
 
 def attempts(
@@ -101,7 +110,9 @@ def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int],
         seed = draw(48)
         given = _given(puzzle, seed)
         trace, results = _recorded_call(function, given, left)
-    except Exception as error:
+    except ThreadLeftError as error:
+        return Attempt(None, str(error))
+    except (Exception, SystemExit) as error:
         return Attempt(None, f"your function raised {quote(error, function)}")
     trouble = difference(puzzle, seed, given, results)
     if len(_races()) > len(races):
@@ -121,16 +132,34 @@ def _first_call(function: Callable[..., Any], puzzle: Puzzle, seed: int, left: l
 
     The call that counts could use work that is stored there, such as a captured graph.
     """
-    before = _tensors_on_gpus()
-    _call(Followed(function), _given(puzzle, seed), left)
+    before = len(tensors.alive().storages)
+    _call(Followed(_with_threads_ended(function)), _given(puzzle, seed), left)
     gc.collect()
-    return _tensors_on_gpus() - before
+    return len(tensors.alive().storages) - before
 
 
-def _tensors_on_gpus() -> int:
-    """Count the tensors on GPUs that Python's objects refer to."""
-    tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
-    return sum(tensor.is_cuda for tensor in tensors)
+def _with_threads_ended(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which then waits for the threads that it started.
+
+    It raises ThreadLeftError for a thread that does not end.
+    """
+
+    def called(*given: Any) -> Any:
+        before = set(threading.enumerate())
+        returned = function(*given)
+        deadline = time.monotonic() + _ENDING
+        for thread in set(threading.enumerate()) - before:
+            if isinstance(thread, threading._DummyThread):  # a thread of C++, as in a backward pass
+                continue
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                raise ThreadLeftError(
+                    f"your function returned while its thread {thread.name!r} was still running. "
+                    "Wait for the thread with `join` before you return."
+                )
+        return returned
+
+    return called
 
 
 def drawn(puzzle: Puzzle, seed: int) -> tuple[Any, ...]:
@@ -154,9 +183,11 @@ def _recorded_call(
     """Call the function as `_call` does, and return the recording and the results."""
     traces = []
 
+    followed = _with_threads_ended(function)
+
     def recorded(*given: Any) -> Any:
         with record(timeline=True) as trace:
-            returned = function(*given)
+            returned = followed(*given)
         trace.census = None  # it refers to the tensors that were alive
         traces.append(trace)
         return returned
@@ -178,7 +209,7 @@ def _call(followed: Followed, given: tuple[Any, ...], left: list[str]) -> list[R
     """
     returned = followed(*given)
     left += followed.left
-    return [_result(value) for value in flattened(returned)]
+    return results_of(returned, given)
 
 
 def _races() -> list[Any]:
@@ -187,10 +218,33 @@ def _races() -> list[Any]:
     return used.races() if used.virtual else []
 
 
-def flattened(value: Any) -> Iterator[Any]:
-    """Yield the tensors and the other values in nested lists, tuples, dictionaries and modules."""
+def results_of(returned: Any, given: tuple[Any, ...]) -> list[Result]:
+    """Return what a function returned, which got the arguments `given`."""
+    places = {_place(value) for value in flattened(_without_modules(given))} - {None}
+    results = []
+    for value in flattened(returned):
+        results.append(replace(_result(value), is_given=_place(value) in places))
+    return results
+
+
+def _place(value: Any) -> tuple[torch.device, int] | None:
+    """Return the device and address of a tensor's memory on a GPU, None for other values."""
+    if not _is_trusted(value) or not value.is_cuda or value.layout is not torch.strided:
+        return None
+    return value.device, value.untyped_storage().data_ptr()
+
+
+def _without_modules(value: Any) -> Any:
+    """Return arguments with the tensors of each module in its place."""
+    if isinstance(value, list | tuple):
+        return [_without_modules(part) for part in value]
     if isinstance(value, nn.Module):
-        value = value.state_dict()
+        return dict(value.named_parameters()) | dict(value.named_buffers())
+    return value
+
+
+def flattened(value: Any) -> Iterator[Any]:
+    """Yield the tensors and the other values in nested lists, tuples and dictionaries."""
     if isinstance(value, dict):
         value = dict(dict.items(value))
         value = [part for key in sorted(value) for part in (key, value[key])]
@@ -204,10 +258,15 @@ def flattened(value: Any) -> Iterator[Any]:
         yield value
 
 
+def _is_trusted(value: Any) -> bool:
+    """Return whether a value is a tensor of a class of PyTorch's or the virtual GPU's."""
+    return isinstance(value, torch.Tensor) and type(value).__module__.partition(".")[0] in _TRUSTED
+
+
 def _result(value: Any) -> Result:
     """Return the values of a tensor on the host. A class of the learner's own is not trusted."""
     kind = type(value)
-    if isinstance(value, torch.Tensor) and kind.__module__.partition(".")[0] in _TRUSTED:
+    if _is_trusted(value):
         text = f"a tensor of shape {list(value.shape)}, {value.dtype}, on {value.device}"
         # Not `value.detach()`, because a tensor may have an attribute of this name.
         return Result(text, torch.Tensor.detach(value).cpu().clone())
@@ -222,12 +281,15 @@ def difference(puzzle: Puzzle, seed: int, given: tuple[Any, ...], results: list[
     `given` are the arguments after the call. They must have the values that they had before.
     """
     fresh = drawn(puzzle, seed)
-    before, after = (list(map(_result, flattened(inputs))) for inputs in (fresh, given))
+    before, after = (
+        list(map(_result, flattened(_without_modules(inputs)))) for inputs in (fresh, given)
+    )
     if _first_apart(after, before, 0.0):
         return "your function changed a tensor that it was given. Leave it as it was."
-    expected = [_result(value) for value in flattened(puzzle.function(*fresh))]
+    expected = results_of(puzzle.function(*fresh), fresh)
     if len(results) != len(expected):
-        return f"your function returned {len(results)} values instead of {len(expected)}."
+        values = "1 value" if len(results) == 1 else f"{len(results)} values"
+        return f"your function returned {values} instead of {len(expected)}."
     return _first_apart(results, expected, puzzle.tolerance)
 
 
@@ -237,6 +299,8 @@ def _first_apart(found: list[Result], expected: list[Result], tolerance: float) 
         which = "the result" if len(expected) == 1 else f"result {number} of {len(expected)}"
         if one.kind != other.kind or not one.is_known:
             return f"{which} is {one.kind}, not {other.kind}."
+        if one.is_given and not other.is_given:
+            return f"{which} uses the memory of an argument. Return a new tensor."
         if not isinstance(other.value, torch.Tensor):
             if one.value != other.value:
                 return f"{which} is {one.value!r} instead of {other.value!r}."

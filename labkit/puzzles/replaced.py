@@ -1,5 +1,6 @@
-"""Find the functions of PyTorch and of the kit that a puzzle's function has replaced."""
+"""Find the functions of Python, PyTorch and the kit that a puzzle's function has replaced."""
 
+import dataclasses
 import inspect
 import os
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 
+from labkit.puzzles.definitions import Measure, Puzzle
 from virtualgpu import front_end
 
 _FUNCTIONS = {
@@ -19,13 +21,16 @@ _FUNCTIONS = {
 class Replaced:
     """The functions of PyTorch and of the kit as they are when this object is made.
 
-    They are the functions and classes in PyTorch's own main modules and in all modules of the
-    kit, and the methods of the classes.
+    They are the functions and classes in PyTorch's own main modules, in all modules of the kit and
+    among Python's built-in ones, the methods of the classes, and the fields of the puzzles. They are
+    also PyTorch's operators.
     """
 
     def __init__(self) -> None:
-        self._packages = {"torch", "gpulessons", *front_end.packages()}
+        self._packages = {"torch", "gpulessons", "builtins", *front_end.packages()}
+        self._operators = set(torch.library._impls)
         self._known: dict[int, tuple[str, Any, dict[str, Any]]] = {}
+        self._fields: list[tuple[str, Any, dict[str, Any]]] = []  # of the puzzles and measures
         for name, module in list(sys.modules.items()):
             package = name.partition(".")[0]
             inner = package == "torch" and name.count(".") > 1
@@ -44,9 +49,26 @@ class Replaced:
                 own = value.__module__.partition(".")[0] in self._packages
                 if own and id(value) not in self._known:
                     self._note(f"{name}.{key}", value)
+            elif type(value) in (Puzzle, Measure):
+                fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+                self._fields.append((f"{name}.{key}", value, fields))
 
     def sentence(self) -> str:
         """Return a sentence about the first function that was replaced, "" if none was."""
+        name = self._first()
+        if not name:
+            return ""
+        return f"your function replaced {name}. Leave PyTorch and the kit as they are."
+
+    def _first(self) -> str:
+        """Return the name of the first function, field or operator that was replaced, or ""."""
+        for operator in torch.library._impls - self._operators:
+            if operator.startswith("aten/"):
+                return f"the operator {operator.split('/')[1]!r}"
+        for name, holder, fields in self._fields:
+            for key, value in fields.items():
+                if getattr(holder, key) is not value:
+                    return f"{name}.{key}"
         for name, holder, found in self._known.values():
             now = dict(vars(holder))
             if not isinstance(holder, type):  # a module that is imported later adds its name
@@ -56,10 +78,7 @@ class Replaced:
                 if after is before or (before is None and type(after) not in _FUNCTIONS):
                     continue
                 if not _is_of_the_tools(after):
-                    return (
-                        f"your function replaced {name}.{key}. "
-                        "Leave PyTorch and the kit as they are."
-                    )
+                    return f"{name}.{key}"
         return ""
 
 

@@ -3,6 +3,7 @@
 The table is that of PyTorch's own test of this mode, with additions.
 """
 
+import io
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -216,3 +217,51 @@ def test_the_first_use_warns_that_the_mode_is_a_prototype():
         mode.set(1)
     assert caught[0].filename == __file__
     mode.set(0)
+
+
+def _in_old_format(x: torch.Tensor) -> None:
+    torch.save(x, io.BytesIO(), _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.untyped_storage().cpu(),
+        lambda x: x.untyped_storage()[0],
+        lambda x: x.untyped_storage().tolist(),
+        lambda x: list(x.untyped_storage()),
+        lambda x: x.untyped_storage().to(device="cpu"),
+        lambda x: torch.UntypedStorage(x.nbytes).copy_(x.untyped_storage()),
+        lambda x: torch.save(x, io.BytesIO()),
+        _in_old_format,
+    ],
+)
+def test_the_host_waits_for_the_bytes_of_a_storage(read):
+    x = torch.ones(4, device="cuda")
+    assert len(warned(lambda: read(x))) == 1
+
+
+def test_work_with_a_storage_takes_the_time_of_its_operators():
+    x = torch.ones(1 << 23, device="cuda")
+    content, storage = x.view(torch.uint8), x.untyped_storage()
+    other = torch.empty_like(x, device="cuda:1").untyped_storage()
+    for by_storage, by_tensor in [
+        (lambda: storage.fill_(0), lambda: content.fill_(0)),
+        (lambda: storage.clone(), lambda: content.clone()),
+        (lambda: other.copy_(storage), lambda: content.to("cuda:1")),
+        (lambda: storage.cpu(), lambda: content.cpu()),
+    ]:
+        times = []
+        for work in (by_tensor, by_storage):
+            work()  # allocates memory from the driver, which takes time
+            torch.cuda.synchronize()
+            torch.cuda.synchronize(1)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        assert times[1] > 0.8 * times[0]
+    storage[3] = 7
+    assert storage[3] == 7 and storage[:4].tolist() == [0, 0, 0, 7]

@@ -23,6 +23,7 @@ from virtualgpu.tensor import (
     VirtualStorage,
     VirtualTensor,
     attributes_of,
+    bytes_in,
     empty_without_values,
     new_storage,
     plain_set,
@@ -33,6 +34,7 @@ from virtualgpu.tensor import (
 _to = torch.Tensor.to
 _copy: Any = torch.Tensor.copy_
 _data: Any = torch.Tensor.data
+plain_storage_copy: Any = torch.UntypedStorage.copy_
 _parse_to = torch._C._nn._parse_to
 _swap = torch._C._swap_tensor_impl
 
@@ -76,7 +78,12 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
     yield UninitializedTensorMixin, {"materialize": materialize, "device": device}
     yield (
         torch.UntypedStorage,
-        {"to": storage_to, "cuda": storage_cuda, "__new__": staticmethod(new_storage)},
+        {
+            "to": storage_to,
+            "cuda": storage_cuda,
+            "copy_": storage_copy,
+            "__new__": staticmethod(new_storage),
+        },
     )
     yield torch.TypedStorage, {"_new_wrapped_storage": wrapped_storage}
     registry = [(0, lambda storage: None, restore), *torch.serialization._package_registry]
@@ -580,6 +587,16 @@ def storage_cuda(
     if device is None:
         device = "cuda"
     return storage_to(self, device=device)
+
+
+def storage_copy(
+    self: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool | None = None
+) -> torch.UntypedStorage:
+    """Copy the bytes of another storage. It replaces `UntypedStorage.copy_`."""
+    if VirtualStorage not in (type(self), type(source)) or self.nbytes() != source.nbytes():
+        return plain_storage_copy(self, source, non_blocking)
+    bytes_in(self).copy_(bytes_in(source), non_blocking=bool(non_blocking))
+    return self
 
 
 def wrapped_storage(self: torch.TypedStorage, untyped: torch.UntypedStorage) -> torch.TypedStorage:

@@ -16,7 +16,7 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu import hardware
 from virtualgpu.errors import refuse_legacy_conversion, unsupported
 from virtualgpu.hardware import Gpu
-from virtualgpu.memory import Memory, require_values, unwatched
+from virtualgpu.memory import Memory, unwatched
 
 _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
@@ -67,10 +67,30 @@ class VirtualStorage(torch.UntypedStorage):
         return new_storage(VirtualStorage, 0, device=self.device)
 
     def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            return bytes_in(self)[index].item()
         found = super().__getitem__(index)
-        if isinstance(index, slice):  # C++ returns a plain storage with the same memory
-            hang(self.memory, found)
+        hang(self.memory, found)  # C++ returns a plain storage with the same memory
         return found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        bytes_in(self)[index] = value
+
+    def fill_(self, value: Any) -> "VirtualStorage":
+        """Set all bytes to a number."""
+        bytes_in(self).fill_(value)
+        return self
+
+    def tolist(self) -> list[int]:
+        """Return the bytes as a list. The host waits for them."""
+        return bytes_in(self).tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tolist())
+
+    def _write_file(self, *args: Any) -> None:
+        """Write the bytes to a file, as `torch.save` does in its old format."""
+        self.cpu()._write_file(*args)
 
     def clone(self) -> "VirtualStorage":
         """Return a copy on the same GPU."""
@@ -112,13 +132,24 @@ class VirtualStorage(torch.UntypedStorage):
             super().data_ptr()
 
     def cpu(self) -> torch.UntypedStorage:
-        """Return a copy on the host. Raises RuntimeError if the values were not kept."""
-        if self.memory.kept is None and self.memory.gpu.machine.blanks_host:
-            blank = torch.UntypedStorage(self.nbytes())
+        """Return a copy on the host, which waits for it.
+
+        Raises RuntimeError if the values were not kept.
+        """
+        copied: Any = torch.UntypedStorage(self.nbytes()).copy_(self)
+        if self.memory.kept is None:
             # All bits set mean NaN in float32, float16 and bfloat16.
-            return blank.fill_(255)  # type: ignore[attr-defined]
-        require_values(self.memory)
-        return torch.UntypedStorage(self.nbytes()).copy_(self)
+            copied.fill_(255)
+        return copied
+
+
+def bytes_in(storage: torch.UntypedStorage) -> torch.Tensor:
+    """Return a tensor of all bytes in a storage, which shares its memory.
+
+    PyTorch, too, copies and reads storages through such tensors. So an operator on a virtual GPU is
+    counted, takes its time, and is compared with other streams.
+    """
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def new_storage(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
