@@ -120,9 +120,10 @@ def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int],
     elif not trouble and left:
         trouble = left[0]
     elif not trouble and kept > 0:
+        were = "1 tensor was" if kept == 1 else f"{kept} tensors were"
         trouble = (
-            f"after the first call, {kept} tensors were still on the GPU, although its results "
-            "were freed. Keep nothing for the next call."
+            f"after the first call, {were} still on the GPU, although its results were freed. "
+            "Keep nothing for the next call."
         )
     return Attempt(trace, trouble)
 

@@ -4,7 +4,13 @@ import dataclasses
 import inspect
 import os
 import sys
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
@@ -15,6 +21,7 @@ from virtualgpu import front_end
 _FUNCTIONS = {
     *(FunctionType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType),
     *(property, staticmethod, classmethod),
+    ModuleType,
 }
 
 
@@ -22,14 +29,16 @@ class Replaced:
     """The functions of PyTorch and of the kit as they are when this object is made.
 
     They are the functions and classes in PyTorch's own main modules, in all modules of the kit and
-    among Python's built-in ones, the methods of the classes, and the fields of the puzzles. They are
-    also PyTorch's operators.
+    among Python's built-in ones, and the methods of the classes. They are also the kit's constants,
+    the fields of the puzzles, and PyTorch's operators.
     """
 
     def __init__(self) -> None:
-        self._packages = {"torch", "gpulessons", "builtins", *front_end.packages()}
+        self._own = {"gpulessons", *front_end.packages()}
+        self._packages = {"torch", "builtins", *self._own}
         self._operators = set(torch.library._impls)
         self._known: dict[int, tuple[str, Any, dict[str, Any]]] = {}
+        self._code: dict[str, tuple[FunctionType, Any]] = {}  # of the kit's functions
         self._fields: list[tuple[str, Any, dict[str, Any]]] = []  # of the puzzles and measures
         for name, module in list(sys.modules.items()):
             package = name.partition(".")[0]
@@ -41,15 +50,18 @@ class Replaced:
         """Note the functions and classes in a module or class."""
         found: dict[str, Any] = {}
         self._known[id(holder)] = name, holder, found
+        constants = name.partition(".")[0] in self._own
         for key, value in list(vars(holder).items()):
-            if type(value) in _FUNCTIONS:
+            if type(value) in _FUNCTIONS or (constants and key.strip("_").isupper()):
                 found[key] = value
+                if type(value) is FunctionType and constants:
+                    self._code[f"{name}.{key}"] = value, value.__code__
             elif issubclass(type(value), type):
                 found[key] = value
                 own = value.__module__.partition(".")[0] in self._packages
                 if own and id(value) not in self._known:
                     self._note(f"{name}.{key}", value)
-            elif type(value) in (Puzzle, Measure):
+            if type(value) in (Puzzle, Measure):
                 fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
                 self._fields.append((f"{name}.{key}", value, fields))
 
@@ -65,6 +77,9 @@ class Replaced:
         for operator in torch.library._impls - self._operators:
             if operator.startswith("aten/"):
                 return f"the operator {operator.split('/')[1]!r}"
+        for name, (function, code) in self._code.items():
+            if function.__code__ is not code:
+                return name
         for name, holder, fields in self._fields:
             for key, value in fields.items():
                 if getattr(holder, key) is not value:

@@ -3,7 +3,10 @@
 There are also other right answers, and wrong ones.
 """
 
+import io
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.nn.functional import cross_entropy, gelu, mse_loss
@@ -470,27 +473,6 @@ def _trained_with_sgd(weights, batches):
     return [weight.detach() for weight in parameters]
 
 
-_graphs = {}
-
-
-def trained_with_a_graph_that_is_kept(weights, batches):
-    """Capture the graph in the first call only. Every call trains its own weights."""
-    if not _graphs:
-        own = [weight.clone().requires_grad_() for weight in weights]
-        batch, graph = batches[0].clone(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            _step(own, batch)
-        _graphs["kept"] = own, batch, graph
-    own, batch, graph = _graphs["kept"]
-    with torch.no_grad():
-        for mine, weight in zip(own, weights, strict=True):
-            mine.copy_(weight)
-    for each in batches:
-        batch.copy_(each)
-        graph.replay()
-    return [weight.detach().clone() for weight in own]
-
-
 RIGHT |= {
     "hidden copies": [_copied_beside_in_parts, _copied_beside, _copied_into_one_tensor],
     "exact waits": [_copied_beside, _three_buffers, _two_buffers],
@@ -507,14 +489,48 @@ RIGHT |= {
     ],
     "one graph": [_trained_after_a_warm_up, _trained_with_sgd, _trained_with_a_graph],
 }
+
+
+def softmax_in_a_pool(scores):
+    """Leave the end of the pool's threads to Python."""
+    return ThreadPoolExecutor(2).submit(torch.softmax, scores, 1).result()
+
+
+class Contrast(torch.nn.Module):
+    """An answer that is a module."""
+
+    def forward(self, image):
+        return _contrast_in_place(image)
+
+
+def _cache_through_foreach(keys):
+    cache = torch.empty(len(keys), *keys[0].shape, device=keys[0].device)
+    torch._foreach_copy_(list(cache), keys)
+    return cache.flatten(0, 1)
+
+
+def _mean_of_one_product(inputs, errors):
+    return (errors.flatten(0, 1).T @ inputs.flatten(0, 1)).div_(len(inputs))
+
+
+def _clipped_as_an_optimizer_does(gradients):
+    norms = torch._foreach_norm(gradients)
+    torch._foreach_clamp_min_(norms, 1.0)
+    return torch._foreach_div(gradients, norms)
+
+
 # Other ways in which an expert may write an answer. Their scores are those of answers above.
 ALSO_RIGHT = [
+    ("free first", Contrast()),
+    ("growing cache", _cache_through_foreach),
+    ("no spike", _mean_of_one_product),
+    ("one launch", softmax_in_a_pool),
+    ("hidden wait", _clipped_as_an_optimizer_does),
     ("hidden copies", copied_with_events),
     ("exact waits", copied_with_events),
     ("two streams, one allocator", largest_in_order),
     ("two streams, one allocator", largest_with_waits_of_the_host),
     ("one graph", trained_two_steps_per_graph),
-    ("one graph", trained_with_a_graph_that_is_kept),
 ]
 
 
@@ -732,9 +748,90 @@ def trained_in_place(weights, batches):
     return [weight.requires_grad_(False).clone() for weight in weights]
 
 
+def _clipped_by_norms(gradients, norms):
+    pairs = zip(gradients, norms, strict=True)
+    return [gradient / norm if norm > 1 else gradient for gradient, norm in pairs]
+
+
+def clipped_with_saved_tensors(gradients):
+    """Read the norms from what `torch.save` writes."""
+    norms = []
+    for gradient in gradients:
+        file = io.BytesIO()
+        torch.save(gradient.norm(), file)
+        file.seek(0)
+        norms.append(torch.load(file, map_location="cpu"))
+    return _clipped_by_norms(gradients, norms)
+
+
+def clipped_with_storages(gradients):
+    """Read the norms from the storages."""
+    norms = []
+    for gradient in gradients:
+        copied = gradient.norm().untyped_storage().cpu()
+        norms.append(torch.empty(0).set_(copied, 0, ()))
+    return _clipped_by_norms(gradients, norms)
+
+
+def clipped_after_polling(gradients):
+    """Ask an event again and again whether the norms have arrived."""
+    norms = torch.empty(len(gradients), pin_memory=True)
+    for norm, gradient in zip(norms, gradients, strict=True):
+        norm.copy_(gradient.norm(), non_blocking=True)
+    arrived = torch.cuda.current_stream().record_event()
+    while not arrived.query():
+        pass
+    return _clipped_by_norms(gradients, norms.tolist())
+
+
+def cache_in_the_arguments(keys):
+    """Return a view of the tensor in which the keys lie one after the other."""
+    rows, width = keys[0].shape
+    return keys[0].as_strided((len(keys) * rows, width), (width, 1))
+
+
+def contrast_with_a_kept_storage(image, kept=[]):  # noqa: B006
+    if not kept:
+        kept.append(torch.empty_like(image).untyped_storage())
+    return _contrast_in_parts(image)
+
+
+def softmax_in_a_thread_that_goes_on(scores):
+    stop = threading.Event()
+    threading.Thread(target=stop.wait, daemon=True).start()
+    return scores.softmax(dim=1)
+
+
+class _Late(torch.nn.Module):
+    """A module that computes its state when somebody reads it."""
+
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = scores
+
+    def state_dict(self, *given, **named):
+        return [self.scores.softmax(dim=1)]
+
+
+def softmax_in_a_module(scores):
+    return _Late(scores)
+
+
+def softmax_and_an_exit(scores):
+    sys.exit(0)
+
+
 # Wrong answers to single puzzles, and a part of the reason. Wrong answers to any puzzle are in
 # `test_answers.py`.
 WRONG_OF = [
+    ("hidden wait", clipped_with_saved_tensors, "copies to the host"),
+    ("hidden wait", clipped_with_storages, "copies to the host"),
+    ("hidden wait", clipped_after_polling, "copies to the host"),
+    ("growing cache", cache_in_the_arguments, "memory of an argument"),
+    ("free first", contrast_with_a_kept_storage, "1 tensor was still on the GPU"),
+    ("one launch", softmax_in_a_thread_that_goes_on, "was still running"),
+    ("one launch", softmax_in_a_module, "an object of the class _Late"),
+    ("one launch", softmax_and_an_exit, "your function raised SystemExit"),
     ("hidden copies", copied_without_a_wait, "race"),
     ("hidden copies", copied_without_record_stream, "race"),
     ("hidden copies", copied_on_one_stream, "budget"),

@@ -1,6 +1,9 @@
 """`labkit.puzzle`: the process of its own, the messages, the best score and the figure."""
 
+import builtins
+import functools
 import json
+import types
 
 import pytest
 import torch
@@ -9,11 +12,12 @@ from torch.overrides import BaseTorchFunctionMode
 import labkit
 import labkit.puzzles
 from gpulessons.puzzles import PUZZLES
+from gpulessons.puzzles.time import ONE_LAUNCH
 from gputrace import record
 from gputrace.figures.comparison import timeline_compared
 from labkit import machine
 from labkit.checks.left_behind import Followed
-from labkit.puzzles import scores
+from labkit.puzzles import attempt, scores
 from labkit.puzzles.attempt import Attempt
 from labkit.puzzles.definitions import MODEL, SENT, puzzles
 from labkit.puzzles.replaced import Replaced
@@ -166,3 +170,49 @@ def test_a_comparison_draws_both_timelines_on_one_axis():
     assert "Yours: " in figure.alt and "The original: " in figure.alt
     original, own = [axes for axes in figure._canvas.axes][::-1]
     assert original.get_xlim() == own.get_xlim()
+
+
+@pytest.fixture
+def nothing_stays_changed():
+    """Restore what the changes below replace."""
+    tolerance, code, known_sorted = ONE_LAUNCH.tolerance, attempt._apart.__code__, sorted
+    trusted, known_torch = attempt._TRUSTED, attempt.torch
+    yield
+    object.__setattr__(ONE_LAUNCH, "tolerance", tolerance)
+    attempt._apart.__code__, builtins.sorted = code, known_sorted
+    attempt._TRUSTED, attempt.torch = trusted, known_torch
+
+
+def _replace_an_operator():
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("exp", torch.ones_like, "CPU")
+    return library
+
+
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        (lambda: object.__setattr__(ONE_LAUNCH, "tolerance", 1e9), "ONE_LAUNCH.tolerance"),
+        (lambda: setattr(attempt._apart, "__code__", (lambda: 0).__code__), "attempt._apart"),
+        (lambda: setattr(attempt, "_TRUSTED", ("torch", "__main__")), "attempt._TRUSTED"),
+        (lambda: setattr(attempt, "torch", types.ModuleType("torch")), "attempt.torch"),
+        (lambda: setattr(builtins, "sorted", functools.partial(sorted)), "builtins.sorted"),
+        (_replace_an_operator, "the operator 'exp'"),
+    ],
+)
+def test_what_decides_a_result_cannot_be_changed_unseen(change, name, nothing_stays_changed):
+    before = Replaced()
+    kept = change()  # an operator stays replaced while its library is alive
+    found = before.sentence()
+    del kept
+    assert name in found
+
+
+def test_a_score_better_than_par_is_called_so():
+    known = puzzles()["one graph"]
+    texts = [labkit.puzzles._told(known, score) for score in (1.8e-3, 1.75e-3, 1.7e-3)]
+    assert [text.partition("ms. ")[2] for text in texts] == [
+        "Par is 1.750 ms.",
+        "That is par.",
+        "That is better than par, which is 1.750 ms.",
+    ]
