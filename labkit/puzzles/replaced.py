@@ -23,6 +23,11 @@ _FUNCTIONS = {
     *(property, staticmethod, classmethod),
     ModuleType,
 }
+# The dispatch keys at which an operator computes values. PyTorch itself adds others, as for `vmap`.
+_COMPUTING = {
+    *("CPU", "Autograd", "AutogradCPU"),
+    *("CompositeExplicitAutograd", "CompositeImplicitAutograd"),
+}
 
 
 class Replaced:
@@ -74,9 +79,10 @@ class Replaced:
 
     def _first(self) -> str:
         """Return the name of the first function, field or operator that was replaced, or ""."""
-        for operator in torch.library._impls - self._operators:
-            if operator.startswith("aten/"):
-                return f"the operator {operator.split('/')[1]!r}"
+        for known in torch.library._impls - self._operators:
+            space, operator, key = known.split("/")
+            if space == "aten" and key in _COMPUTING:
+                return f"the operator {operator!r}"
         for name, (function, code) in self._code.items():
             if function.__code__ is not code:
                 return name

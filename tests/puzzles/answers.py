@@ -509,6 +509,13 @@ def _cache_through_foreach(keys):
     return cache.flatten(0, 1)
 
 
+def _nearest_of_each_point(points, centres):
+    def nearest(point):
+        return (point - centres).norm(dim=1).min()
+
+    return torch.vmap(nearest, chunk_size=64)(points)
+
+
 def _mean_of_one_product(inputs, errors):
     return (errors.flatten(0, 1).T @ inputs.flatten(0, 1)).div_(len(inputs))
 
@@ -524,6 +531,7 @@ ALSO_RIGHT = [
     ("free first", Contrast()),
     ("growing cache", _cache_through_foreach),
     ("no spike", _mean_of_one_product),
+    ("no temporary", _nearest_of_each_point),
     ("one launch", softmax_in_a_pool),
     ("hidden wait", _clipped_as_an_optimizer_does),
     ("hidden copies", copied_with_events),
