@@ -19,6 +19,8 @@ from virtualgpu.driver import smi
 PATIENCE = 2.0  # seconds for a process to answer
 REFRESH = 1000  # milliseconds between two pictures
 BAR = 20  # characters
+# The report of each process by its id, and sentences about those that gave none.
+Answers = tuple[dict[int, dict[str, Any]], list[str]]
 NOTHING = (
     "Nothing with GPUs of the kit runs. Start a script in another terminal, for example with "
     "`labkit run train.py`."
@@ -34,35 +36,33 @@ def main(pid: int | None, once: bool) -> int:
         print("labkit top: this system has no local sockets, which it needs", file=sys.stderr)
         return 1
     smi.remove_abandoned()
-    if pid is not None:
-        trouble = missing(pid)
-        if trouble:
-            print(f"labkit top: {trouble}", file=sys.stderr)
-            return 1
-    if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        print("\n".join(picture(pid)))
-        return 0
-    try:
-        import curses
-    except ImportError:  # Python on Windows
-        print("\n".join(picture(pid)))
-        return 0
-    try:
-        _watch(pid)
-    except KeyboardInterrupt:
-        pass
-    except curses.error as error:  # TERM names no terminal that can be drawn on
-        print(f"labkit top: {error}. --once prints the state as plain text.", file=sys.stderr)
+    answers = ask_all()
+    trouble = missing(pid, answers)
+    if trouble:
+        print(f"labkit top: {trouble}", file=sys.stderr)
         return 1
-    if pid is not None and missing(pid):
-        print(f"Process {pid} has ended.")
+    if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return _print(picture(pid, answers=answers))
+    try:
+        return _watch(pid)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _print(lines: list[str]) -> int:
+    """Print lines to a program that may end early, such as `head`. Return the exit status."""
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        # When Python ends, it writes what is left. This must go elsewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def missing(pid: int) -> str:
-    """Return why a process cannot be shown, or "" if it answers."""
-    reports, remarks = ask_all()
-    if pid in reports:
+def missing(pid: int | None, answers: Answers) -> str:
+    """Return why a process cannot be shown, or "" if it answers or none is asked for."""
+    reports, remarks = answers
+    if pid is None or pid in reports:
         return ""
     try:
         os.kill(pid, 0)
@@ -73,7 +73,21 @@ def missing(pid: int) -> str:
     return " ".join([f"process {pid} shows no GPUs of the kit. {WHOSE}", *remarks])
 
 
-def ask_all() -> tuple[dict[int, dict[str, Any]], list[str]]:
+def _has_ended(pid: int | None, answers: Answers) -> bool:
+    """Return whether a process has ended. One that is busy does not answer, either."""
+    reports, remarks = answers
+    if pid is None or pid in reports:
+        return False
+    if not remarks:  # all processes have answered
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def ask_all() -> Answers:
     """Return the report of each process by its id, and sentences about those that gave none."""
     reports: dict[int, dict[str, Any]] = {}
     silent = others = 0
@@ -99,9 +113,16 @@ def ask_all() -> tuple[dict[int, dict[str, Any]], list[str]]:
     return dict(sorted(reports.items())), remarks
 
 
-def picture(pid: int | None, width: int | None = None) -> list[str]:
-    """Return the state of all processes, or of one, as lines of at most `width` characters."""
-    reports, remarks = ask_all()
+def picture(
+    pid: int | None, width: int | None = None, answers: Answers | None = None
+) -> list[str]:
+    """Return the state of all processes, or of one, as lines of at most `width` characters.
+
+    The processes are asked, unless their answers are given.
+    """
+    if answers is None:
+        answers = ask_all()
+    reports, remarks = answers
     lines = []
     for number, report in reports.items():
         if pid in (None, number):
@@ -110,7 +131,9 @@ def picture(pid: int | None, width: int | None = None) -> list[str]:
     if measured:
         lines.append("GPUs of this computer, measured by NVML")
         lines += [_measured(index, reading) for index, reading in enumerate(measured)]
-    if not reports:
+    if pid is not None and pid not in reports:
+        lines.append(f"Process {pid} does not answer now.")
+    elif not reports:
         lines.append(NOTHING)
     lines += remarks
     while not lines[-1]:
@@ -193,25 +216,38 @@ def _wrapped(lines: list[str], width: int | None) -> list[str]:
     return found
 
 
-def _watch(pid: int | None) -> None:
-    """Draw the state every second, until the user ends this or the process `pid` has ended."""
-    import curses
+def _watch(pid: int | None) -> int:
+    """Draw the state every second, until the user ends this or the process `pid` has ended.
 
-    screen = curses.initscr()  # not `curses.wrapper`, which also sets colours
+    Return the exit status.
+    """
     try:
-        curses.noecho()
-        curses.cbreak()
-        screen.keypad(True)
-        screen.timeout(REFRESH)
-        key = -1
-        while key not in (ord("q"), ord("Q")):
-            if key == curses.ERR and pid is not None and missing(pid):
-                return
-            height, width = screen.getmaxyx()
-            _draw(screen, picture(pid, width - 1), height, width - 1)
-            key = screen.getch()
-    finally:
-        curses.endwin()
+        import curses
+    except ImportError:  # Python on Windows
+        return _print(picture(pid))
+    try:
+        screen = curses.initscr()  # not `curses.wrapper`, which also sets colours
+        try:
+            curses.noecho()
+            curses.cbreak()
+            screen.keypad(True)
+            screen.timeout(REFRESH)
+            key = -1
+            while key not in (ord("q"), ord("Q")):
+                answers = ask_all()
+                if _has_ended(pid, answers):
+                    break
+                height, width = screen.getmaxyx()
+                _draw(screen, picture(pid, width - 1, answers), height, width - 1)
+                key = screen.getch()
+        finally:
+            curses.endwin()
+    except curses.error as error:  # TERM names no terminal that can be drawn on
+        print(f"labkit top: {error}. --once prints the state as plain text.", file=sys.stderr)
+        return 1
+    if _has_ended(pid, answers):
+        print(f"Process {pid} has ended.")
+    return 0
 
 
 def _draw(screen: Any, lines: list[str], height: int, width: int) -> None:

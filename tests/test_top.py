@@ -154,6 +154,34 @@ def test_a_process_that_does_not_answer_and_one_of_another_version(
     assert "do not answer" in lines[1] and "another version" in lines[2]
 
 
+def test_a_busy_process_has_not_ended(capsys):
+    """The view of one process waits for it, and says so, while another one is drawn."""
+    busy = {4711: report(4711)}, ["Processes that do not answer: 1."]
+    assert top.missing(os.getpid(), busy) and not top._has_ended(os.getpid(), busy)
+    assert top.picture(os.getpid(), answers=busy)[0] == f"Process {os.getpid()} does not answer now."
+    assert top._has_ended(os.getpid(), ({}, []))
+    assert not top._has_ended(None, busy) and not top._has_ended(4711, busy)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert top._has_ended(ended.pid, busy)
+
+
+@pytest.mark.slow
+def test_a_reader_that_ends_early_is_no_error(own_temporary_folder):
+    command = f"{sys.executable} -m labkit top --once | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_each_process_is_asked_once(served, capsys, monkeypatch):
+    asked = []
+    ask = smi.ask
+    monkeypatch.setattr(smi, "ask", lambda *about: asked.append(about) or ask(*about))
+    served(report(4711))
+    assert cli.main(["top", "--once", "4711"]) == 0
+    assert len(asked) == 1
+
+
 def test_a_process_that_ends_while_it_answers(own_temporary_folder):
     folder = own_temporary_folder / f"{smi.folder_prefix()}ends"
     folder.mkdir()

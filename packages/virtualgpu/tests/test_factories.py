@@ -338,6 +338,13 @@ def test_a_sparse_tensor_lies_where_it_is_asked_for_or_where_its_values_lie():
         assert values.grad.tolist() == [1, 1]
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         torch.sparse_coo_tensor(indices, values.to("cuda:1"), (2, 2))
+    there, here = values.detach().to("cuda:1"), torch.tensor([0, 1, 2])
+    with pytest.raises(RuntimeError, match="^Values and crow_indices need to be on the same dev"):
+        torch.sparse_csr_tensor(here, here[:2], there, (2, 2))
+    with pytest.raises(RuntimeError, match="^Values and row_indices need to be on the same device"):
+        torch.sparse_compressed_tensor(
+            here.to("cuda:1"), here[:2], there, (2, 2), layout=torch.sparse_csc
+        )
 
 
 @pytest.mark.parametrize("here", ["cpu", "cuda:0", "cuda:1"])

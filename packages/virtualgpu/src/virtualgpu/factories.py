@@ -385,8 +385,7 @@ def made_of_parts(
         if device is None:
             given = [(name, x) for name, x in parts.items() if isinstance(x, torch.Tensor)]
             if len(given) > 1 and len({x.device for _, x in given}) > 1:
-                method = "wrapper_SparseCUDA___sparse_coo_tensor_with_dims_and_tensors"
-                raise RuntimeError(argument_differs(given, method))
+                raise RuntimeError(_parts_differ(given, kwargs.get("layout")))
         if device is None and isinstance(parts["values"], torch.Tensor):
             device = parts["values"].device
         values = as_tensor(parts.pop("values"), dtype, device)
@@ -395,6 +394,25 @@ def made_of_parts(
         return factory(*indices, values, *args[len(names) :], device="cpu", **kwargs)
 
     return make
+
+
+def _parts_differ(given: list[tuple[str, torch.Tensor]], layout: torch.layout | None) -> str:
+    """Return PyTorch's message for parts of a sparse tensor that are on different devices.
+
+    Args:
+        given: the name and the tensor of each part. The values come last.
+        layout: the layout that `sparse_compressed_tensor` was asked for. It names the parts.
+    """
+    if given[0][0] == "indices":
+        method = "wrapper_SparseCUDA___sparse_coo_tensor_with_dims_and_tensors"
+        return argument_differs(given, method)
+    *indices, (_, values) = given
+    name = next(name for name, x in indices if x.device != values.device)
+    if layout is not None:
+        rows = layout in (torch.sparse_csr, torch.sparse_bsr)
+        compressed, plain = ("crow", "col") if rows else ("ccol", "row")
+        name = name.replace("compressed", compressed).replace("plain", plain)
+    return f"Values and {name} need to be on the same device."
 
 
 def on_the_cpu_only(name: str, factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
