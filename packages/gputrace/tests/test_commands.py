@@ -34,6 +34,15 @@ def python(*arguments: object, folder: Path) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
+def test_an_interrupt_while_fit_imports_torch_shows_no_traceback(script, capsys, monkeypatch):
+    def interrupt(*about: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "_answer", interrupt)
+    assert commands.main(["fit", str(script)]) == 130
+    assert capsys.readouterr().err.endswith("fit: interrupted.\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["trace", "run"])
 def test_a_script_that_expects_torchrun_gets_advice(tmp_path, command):

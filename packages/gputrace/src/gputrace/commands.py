@@ -242,6 +242,15 @@ def add_fit(parser: CommandParser, name: str, start: "Start | None" = None) -> N
 
 def _fit(options: argparse.Namespace, name: str, start: "Start | None") -> int:
     """Run the command `fit`, and return its exit status."""
+    try:
+        return _answer(options, name, start)
+    except KeyboardInterrupt:  # also while torch is imported
+        print(f"{name}: interrupted.", file=sys.stderr)
+        return 130  # the exit status that shells use for an interrupt
+
+
+def _answer(options: argparse.Namespace, name: str, start: "Start | None") -> int:
+    """Print what `fit` finds, and return the exit status."""
     from gputrace.fit import ScriptFailedError, Wish, answer
     from gputrace.fit.processes import afresh
     from virtualgpu.rank_variables import names_rank_variable
@@ -273,7 +282,4 @@ def _fit(options: argparse.Namespace, name: str, start: "Start | None") -> int:
             error.add_note(RANKS_NEEDED)
         tell(error)
         return 1
-    except KeyboardInterrupt:
-        tell("interrupted.")
-        return 130  # the exit status that shells use for an interrupt
     return 0
