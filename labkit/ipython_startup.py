@@ -16,8 +16,8 @@ def _load_hint():
         name = getattr(error, "name", None)
         if kind == "NameError" and name in imported and "labkit" not in shell.user_ns:
             told = (
-                f"The kernel does not know {name}. In a lesson, run the set-up cell first: the "
-                "first code cell, which begins with imports."
+                f"The kernel does not know {name}.\n"
+                "In a lesson, first run the set-up cell: the first code cell, with the imports."
             )
         elif kind == "UsageError" and any(f"%%{name}` not found" in str(error) for name in magics):
             told = "Run `import labkit` and `%load_ext labkit` in another cell first."

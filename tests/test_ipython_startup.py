@@ -44,7 +44,7 @@ def outputs(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_name_and_a_magic_that_the_kernel_does_not_know_yet_say_what_to_run(outputs):
-    assert "does not know labkit. In a lesson, run the set-up cell first" in outputs["name"]
+    assert "does not know labkit.\nIn a lesson, first run the set-up cell" in outputs["name"]
     assert "does not know torch." in outputs["torch"] and "not know nn." in outputs["nn"]
     for magic in ("memory", "ranks"):
         assert "Run `import labkit` and `%load_ext labkit` first" in outputs[magic]
