@@ -118,7 +118,7 @@ class Lessons:
         """Return the texts of a lesson's row."""
         right = _right(lesson, tries)
         not_yet = [name for name in lesson.exercises if name not in right and tries.get(name)]
-        predictions = "no lab asks"
+        predictions = "none to make"
         if lesson.labs:
             predictions = str(sum(len(tries.get(lab, [])) for lab in lesson.labs))
         exercises = "none"

@@ -47,11 +47,11 @@ def test_a_name_and_a_magic_that_the_kernel_does_not_know_yet_say_what_to_run(ou
     assert "does not know labkit.\nIn a lesson, first run the set-up cell" in outputs["name"]
     assert "does not know torch." in outputs["torch"] and "not know nn." in outputs["nn"]
     for magic in ("memory", "ranks"):
-        assert "Run `import labkit` and `%load_ext labkit` first" in outputs[magic]
+        assert "Run `import labkit` and `%load_ext labkit` in another cell" in outputs[magic]
 
 
 @pytest.mark.slow
 def test_other_errors_say_nothing_more(outputs):
     for other in ("another name", "another magic", "a wrong option", "after the set-up"):
-        assert "labkit` first" not in outputs[other] and "set-up" not in outputs[other]
+        assert "load_ext labkit`" not in outputs[other] and "set-up" not in outputs[other]
     assert outputs["names"] == "[]\n"

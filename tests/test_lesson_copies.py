@@ -156,7 +156,7 @@ def test_the_contents_show_what_is_done_before_anything_runs(shipped, tmp_path, 
     [shown] = code(work / "index.ipynb")["outputs"]
     rows = [line.split("  ") for line in shown["data"]["text/plain"].splitlines()]
     assert [[cell.strip() for cell in row if cell] for row in rows[1:]] == [
-        ["*Predict:* what is printed?", "5", "none", "no lab asks"],
+        ["*Predict:* what is printed?", "5", "none", "none to make"],
         ["*Predict:* what is printed? ← continue here", "5", "1 of 3", "01.2", "2"],
     ]
     page = shown["data"]["text/html"]
