@@ -157,8 +157,9 @@ coverage: $(VENV)/installed
 pins: $(VENV)/installed-nox
 	$(NOX) pins -- $(ARGS)
 
+# From all sources each time: else Sphinx's search forgets the index entries of the pages that have not changed.
 docs: $(VENV)/installed-docs
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs . build/site
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs . build/site
 	@echo "built: open build/site/index.html"
 
 # After a change of the lessons, or of the virtual GPU's times and memory: run the lessons and store what they print.

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,6 +78,23 @@ def test_words_of_the_glossary_and_of_the_search_lead_to_their_page(conf):
     conf["_add_words"](None, "notebooks/05_caching_allocator", source)
     first = json.loads(source[0])["cells"][0]["source"]
     assert "```{index} ! single: out of memory\n```" in first
+
+
+@pytest.mark.slow
+def test_a_second_build_keeps_the_index_entries_of_pages_that_did_not_change(tmp_path):
+    pytest.importorskip("sphinx")
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    (source / "conf.py").write_text("")
+    (source / "index.rst").write_text("Words\n=====\n\n.. toctree::\n\n   other\n")
+    (source / "other.rst").write_text("Others\n======\n\n.. index:: race\n\nText.\n")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    [options] = re.findall(r"-m sphinx (.*) -c docs ", makefile)
+    for _ in range(2):
+        command = [sys.executable, "-m", "sphinx", *options.split(), str(source), str(site)]
+        subprocess.run(command, check=True)
+        assert '"race"' in (site / "searchindex.js").read_text(encoding="utf-8")
+        (source / "index.rst").write_text("Other words\n===========\n\n.. toctree::\n\n   other\n")
 
 
 def test_figures_on_the_dark_site_are_as_in_dark_notebooks():
