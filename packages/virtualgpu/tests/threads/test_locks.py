@@ -1,5 +1,6 @@
 """Locks and queues of a machine's threads work like Python's and serve threads in order."""
 
+import pickle
 import queue
 import threading
 from collections.abc import Callable
@@ -173,3 +174,9 @@ def test_locks_outlive_their_machine():
     assert made.get() is True
     thread.join()
     virtualgpu.use(gpus=4, like="H200")
+
+
+def test_pickle_finds_the_classes():
+    """A manager of spawned processes sends them to its server."""
+    for kind in (threading.Lock, queue.SimpleQueue):
+        assert pickle.loads(pickle.dumps(kind)) is kind

@@ -28,8 +28,11 @@ def replacements(
     scheduler, thread = machine.scheduler, threading.Thread
     started = outside_the_scheduler(machine, thread.start, starting(scheduler, thread.start, mode))
     yield thread, {"start": started, "join": joining(scheduler, thread.join)}
-    yield threading, {"Lock": type("lock", (Lock,), {"scheduler": scheduler})}
-    yield queue, {"SimpleQueue": type("SimpleQueue", (SimpleQueue,), {"scheduler": scheduler})}
+    # Pickle finds the classes under these names, as managers of spawned processes need.
+    lock = {"scheduler": scheduler, "__module__": "threading", "__qualname__": "Lock"}
+    yield threading, {"Lock": type("lock", (Lock,), lock)}
+    simple = {"scheduler": scheduler, "__module__": "queue"}
+    yield queue, {"SimpleQueue": type("SimpleQueue", (SimpleQueue,), simple)}
     # A private name. Without it, a blocked thread is noticed a little later.
     if hasattr(threading, "_allocate_lock"):
         yield threading, {"_allocate_lock": lambda: _condition_lock(scheduler)}
