@@ -8,8 +8,8 @@ makes a `labkit.Lab`. Each result becomes the file `lesson_NN/recordings/FUNCTIO
 folder, which has the rows, the GPU, the versions, the date, the grid and the fingerprint of the
 code. By default, the folder is the course's own. Jupyter is not needed.
 
-`--check` runs nothing. It names the recordings of another version of their cells, and exits 1 if
-there are any. A recording exits 2 if nothing can be recorded.
+`--check` measures nothing. It names the recordings of another version of their cells, and exits 1
+if there are any. A recording exits 2 if nothing can be recorded.
 """
 
 import argparse
