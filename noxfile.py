@@ -51,7 +51,7 @@ nox.options.sessions = []  # each session takes minutes, so none runs unless it 
 
 @nox.session(python=PYTHON)
 def classic(session: nox.Session) -> None:
-    """Make what stands in for Colab: its packages, and the classic notebook 6.5."""
+    """Make an environment like Colab's, with its packages and the classic notebook 6.5."""
     pins = ("--constraint", str(CLASSIC_PINS))
     session.install(*torch_index(session), *pins, "--editable", ".[test,browser]", "notebook")
     # Colab has no labkit: the first cell of a lesson installs it there.
@@ -61,13 +61,13 @@ def classic(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def nbgrader(session: nox.Session) -> None:
-    """Make an environment of nbgrader. As on a hub, its kernels are those of `.venv`."""
+    """Make an environment with nbgrader. As on a hub, its kernels are those of `.venv`."""
     session.install("nbgrader==0.9.6")
 
 
 @nox.session(python=PYTHON)
 def binder(session: nox.Session) -> None:
-    """Build what mybinder.org would build: a copy of the repository, and what it installs."""
+    """Build what mybinder.org would build: a copy of the repository, and its packages."""
     sys.path.append(str(ROOT))
     from tools import binder_image
 
@@ -139,7 +139,7 @@ def torch_index(session: nox.Session) -> list[str]:
 
 
 def requirement(version: str) -> str:
-    """Return what pip is asked for. Raises ValueError if there is no such version."""
+    """Return the requirement for pip. Raises ValueError if there is no such version."""
     if version == "oldest":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         lower_bounds = [need for need in project["dependencies"] if need.startswith("torch>=")]
@@ -157,10 +157,10 @@ def requirement(version: str) -> str:
 
 
 def pins_without_torch(session: nox.Session) -> str:
-    """Return the pins without torch and what it needs, because each torch has its own choices.
+    """Return the pins without torch and its requirements, because each torch has its own.
 
-    What CUDA's packages need of each other is not listed as torch's need, so all of them are left
-    out.
+    CUDA's packages have requirements that are not listed as torch's, so all of CUDA's packages are
+    left out.
     """
     names = session.run_install("python", "-c", NEEDED_BY_TORCH, silent=True)
     needed = {normal(name) for name in json.loads(str(names))}
@@ -173,5 +173,5 @@ def pins_without_torch(session: nox.Session) -> str:
 
 
 def normal(name: str) -> str:
-    """Return a package's name as package indexes compare it."""
+    """Return a package's name in the normal form, in which package indexes compare names."""
     return re.sub(r"[-_.]+", "-", name).lower()

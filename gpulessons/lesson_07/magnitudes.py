@@ -23,8 +23,8 @@ TICKS = (-40, -32, ROUNDED_TO_ZERO, NORMAL, -8, 0, 8, INFINITE)
 def plot_magnitudes(numbers: Mapping[str, torch.Tensor]) -> Figure:
     """Draw a histogram of the sizes of each tensor's numbers, in powers of two.
 
-    `numbers` has a tensor for each panel, by the panel's name. Zeros are left out. A size outside
-    float16's range lies in a red area, and one that float16 holds with fewer digits in a grey area.
+    `numbers` has a tensor for each panel, by the panel's name. Zeros are left out. A red area marks
+    sizes outside float16's range, and a grey area sizes that float16 holds with fewer digits.
 
     Raises ValueError for a tensor without a number other than 0.
     """

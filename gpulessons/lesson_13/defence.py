@@ -114,7 +114,7 @@ def try_on(experiment: Callable[[Any], Any], stand_ins: StandIns) -> Any:
 def misjudged(tried: Any) -> str:
     """Name the first stand-in that the experiment misjudges, or return "" if there is none.
 
-    An error counts as False for a stand-in of which the sentence does not hold.
+    If the sentence is false for a stand-in, an error of the experiment counts as False.
     """
     for run in tried:
         found = run["result"]

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def load() -> types.ModuleType:
-    """Import GPUtil with a stand-in for distutils.
+    """Import GPUtil with a replacement of distutils.
 
     A plain `import GPUtil` finds the module from then on.
     """

@@ -17,7 +17,7 @@ WAYS = ("exit()", "quit()", "exit(keep_kernel=True)", "raise SystemExit", "impor
 
 @pytest.fixture(scope="module")
 def outputs():
-    """The outputs of the cells, which all run in one kernel, for each way to exit."""
+    """The output of a cell for each way to exit. All cells run in one kernel."""
     cells = [
         nbformat.v4.new_code_cell(source.replace("LEAVE", way)) for way in WAYS for source in CELLS
     ]

@@ -58,9 +58,9 @@ def bucket_step(
 
     `seconds` is the time of the step. `computing` and `sending` are the seconds of kernels and of
     all_reduces in it, and `hidden` is the part of `sending` in which the rank also computed. `work`
-    lists [what, start, seconds] from the start of the step; what is "forward", "backward",
-    "optimizer" or "all_reduce". Raises ValueError for other choices, and the errors of
-    `labkit.torchrun`.
+    lists [kind, start, seconds], where `start` counts from the start of the step. The kind is
+    "forward", "backward", "optimizer" or "all_reduce". Raises ValueError for other choices, and the
+    errors of `labkit.torchrun`.
     """
     for value, allowed in ((width, WIDTHS), (bucket, BUCKETS), (ranks, RANKS), (link, LINKS)):
         one_of(value, allowed)

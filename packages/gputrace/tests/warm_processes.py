@@ -87,7 +87,7 @@ class WarmProcess:
 
 
 def serve() -> None:
-    """Run each script that is asked for in a copy of this process, one after another."""
+    """Run each requested script in a copy of this process, one after another."""
     for name in MODULES:
         with contextlib.suppress(ImportError):  # a torch that was built without it
             importlib.import_module(name)

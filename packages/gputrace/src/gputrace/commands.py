@@ -199,7 +199,7 @@ def _given_beside_compare(options: argparse.Namespace) -> list[str]:
 
 
 def _set_up(options: argparse.Namespace, name: str, prefers_virtual: Callable[[], bool]) -> None:
-    """Install virtual GPUs if they are asked for, or if there is no real GPU, and say so."""
+    """Install virtual GPUs if the options ask for them or there is no real GPU, and say so."""
     import torch
 
     wishes = (options.gpus, options.like, options.memory)

@@ -215,7 +215,7 @@ def _table(
 ) -> Table:
     """Return a table of the changes of a quantity, the largest first.
 
-    What did not change is left out. The caption counts it.
+    Entries that did not change are left out. The caption counts them.
 
     Args:
         both: the values before and after, by line or by name.

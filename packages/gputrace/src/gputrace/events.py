@@ -181,7 +181,7 @@ class Events:
 
     @property
     def rises(self) -> np.ndarray:
-        """The bytes by which each event changes what is allocated on its device."""
+        """The change of the device's allocated bytes at each event."""
         rises = np.where(self.action == ALLOC, self.size, 0)
         return rises - np.where(self.action == FREE_REQUESTED, self.size, 0)
 

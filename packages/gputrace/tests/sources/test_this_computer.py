@@ -32,7 +32,7 @@ NO_WAITS = np.empty((0, 2))
 
 
 def frame_of(*files):
-    """Return the innermost frame of calls in these files, each at its index + 1."""
+    """Return the innermost frame of nested calls, one per file, each at line index + 1."""
     frame = None
     for number, file in enumerate(files, 1):
         code = SimpleNamespace(co_filename=file, co_name="function")

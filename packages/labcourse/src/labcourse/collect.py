@@ -324,7 +324,7 @@ def _lab_by_name(name: Named, file: File, course: Course) -> str:
 
 
 def _received(name: Named, file: File) -> tuple[str, str]:
-    """Return when a submission arrived, to the second, and who says so."""
+    """Return when a submission arrived, to the second, and the source of this time."""
     exact = name.received or file.stamp
     if not exact:
         return "", ""

@@ -122,7 +122,7 @@ def write(
 
 
 def _arrival(item: Submission, corrected: marks.Dates) -> dict[str, Any]:
-    """Return when a submission arrived, and who says so, for its record."""
+    """Return when a submission arrived, and the source of this time, for its record."""
     arrival = {
         "received": item.received,
         "known_from": item.known_from,

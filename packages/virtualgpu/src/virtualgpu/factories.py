@@ -221,7 +221,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
 
 
 def _placed(made: torch.Tensor, device: Any) -> torch.Tensor:
-    """Return a tensor made on the CPU on the device that was asked for."""
+    """Move a tensor made on the CPU to the requested device, and return it."""
     device = _chosen_device(device)
     if str(device) == "meta":
         return made.to("meta")

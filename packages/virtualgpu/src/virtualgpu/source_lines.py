@@ -49,7 +49,7 @@ class SourceLine:
 
     @property
     def location(self) -> str:
-        """Where the line is, such as "train.py:12".
+        """The location of the line, such as "train.py:12".
 
         In a notebook it is "line 3", or "line 3 of cell [2]" if another cell is running.
         """

@@ -27,7 +27,7 @@ def flame_of(trace: "TraceData", device: int) -> dict[str, Any]:
 
 
 def _call(name: str, yours: bool) -> dict[str, Any]:
-    """Return a call without any memory yet. Its calls are kept by name until all are known."""
+    """Return a new call without memory. Its own calls are kept by name until all are known."""
     return {"name": name, "yours": yours, "bytes": 0, "calls": {}}
 
 
@@ -54,7 +54,7 @@ def _name(line: SourceLine) -> str:
 
 
 def _finish(call: dict[str, Any], smallest: float) -> None:
-    """Sort the calls in a call, and leave out those that are too small to be seen."""
+    """Sort the calls made by a call, and leave out those that are too small to see."""
     seen = [inner for inner in call["calls"].values() if inner["bytes"] >= smallest]
     call["calls"] = sorted(seen, key=lambda inner: (-inner["bytes"], inner["name"]))
     for inner in call["calls"]:

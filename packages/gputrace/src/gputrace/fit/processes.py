@@ -150,7 +150,7 @@ class Runner:
         return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // self._largest))
 
     def _outcomes(self, wishes: list[Wish], most: int) -> Iterator[tuple[Wish, Outcome]]:
-        """Yield the outcomes in the order of the wishes. At the end, stop what is still running."""
+        """Yield outcomes in the order of the wishes. At the end, stop attempts that still run."""
         attempts = [_Attempt(wish) for wish in wishes]
         try:
             for attempt in attempts:

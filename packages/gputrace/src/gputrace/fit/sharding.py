@@ -25,9 +25,9 @@ STEP = "training_step"  # the method of a module that Lightning calls
 
 
 def sharding(ranks: int) -> list[str]:
-    """Shard each model among ranks, of which this process is the first, for its optimizer.
+    """Shard each model among ranks as soon as its optimizer is made.
 
-    Return the list of the models' classes, which fills later.
+    This process is the first rank. Return the list of the models' classes, which is filled later.
     """
     met: list[str] = []
     shards = WeakTensorKeyDictionary()  # the shard of each whole parameter that is still alive
@@ -67,7 +67,7 @@ def sharding(ranks: int) -> list[str]:
 
 
 def _models_over(parameters: list[torch.Tensor]) -> Iterator[nn.Module]:
-    """Yield the outermost modules that have one of these parameters, unless it is a shard."""
+    """Yield the outermost modules that have one of these parameters and are not sharded yet."""
     modules = of_kind(all_objects(), nn.Module)
     inner: set[int] = set()
     for module in modules:

@@ -20,7 +20,7 @@ from virtualgpu.source_lines import is_users
 
 @dataclass(frozen=True, order=True)
 class Holder:
-    """What keeps a tensor alive.
+    """Something that keeps a tensor alive, such as a variable or a reference cycle.
 
     Attributes:
         kind: the kind of holder, such as "global" or "reference cycle".

@@ -90,7 +90,7 @@ def _is_relevant(kind: type) -> bool:
 def alive(objects: list[Any] | None = None) -> Living:
     """Find the storages that are alive on the GPUs, with their tensors.
 
-    The tensors are those that Python knows, gradients, and what autograd graphs keep.
+    The tensors are Python's own, gradients, and tensors that autograd graphs keep.
 
     Args:
         objects: the result of `all_objects` or `relevant_objects`, if it is already known.

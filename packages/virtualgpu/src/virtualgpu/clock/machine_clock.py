@@ -127,7 +127,7 @@ class Span:
 class Wait:
     """A wait of the host or a stream for work of a device.
 
-    device, stream: whose work is awaited; `stream` is None for all streams of the device
+    device, stream: whose work is awaited. `stream` is None for all streams of the device.
     time: when this work is done
     waiter: the stream that waits, or None for the host
     name: the name of the call that waits

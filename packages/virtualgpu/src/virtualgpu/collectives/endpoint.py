@@ -171,9 +171,9 @@ class Endpoint:
             del self._incoming[number]
 
     def _take(self, incoming: "_Incoming", message: Message) -> None:
-        """Handle a message. The first message of a peer is its name.
+        """Handle a message. The first message of a peer is the peer's name.
 
-        Of later messages, note the sender's last call and pass the message to its receiver.
+        For a later message, note the sender's last call, and pass the message to its receiver.
         """
         if not incoming.name:
             incoming.name = message["name"]

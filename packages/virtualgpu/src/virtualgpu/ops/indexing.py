@@ -242,7 +242,7 @@ def is_mask(index: Any) -> bool:
 def nonzero_plan(
     n: int, dims: int, found: int, multiprocessors: int, out: "int | Out | None" = None
 ) -> Plan:
-    """Return the plan of memory for selecting the nonzero elements among n elements.
+    """Return the memory plan for selecting the nonzero elements among n elements.
 
     `found` is the number of nonzero elements. `out` is the step that allocates the result.
     Without `out`, the step allocates the bytes of the positions.
@@ -448,7 +448,7 @@ def index_put(call: Call) -> Any:
 def _accumulate(
     x: torch.Tensor, indices: Any, counts: list[int], check: bool, behind: Plan
 ) -> Plan:
-    """Return the plan of memory of `index_put_with_sort_kernel`.
+    """Return the memory plan of `index_put_with_sort_kernel`.
 
     The kernel computes one linear position for each element and sorts the positions, together
     with their original order. `check` adds the check of each index. `behind` frees the
@@ -501,7 +501,7 @@ def nonzero(call: Call) -> Any:
     multiprocessors = gpu.profile.multiprocessors
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the plan of memory of the selection, given the positions found."""
+        """Return the memory plan of the selection, given the positions found."""
         found = outputs[0].shape[0]
         return copy, *nonzero_plan(x.numel(), x.dim(), found, multiprocessors, OUT), -copy
 
@@ -523,7 +523,7 @@ def masked_select(call: Call) -> Any:
         copy = 0
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the plan of memory of the selection, given the elements found."""
+        """Return the memory plan of the selection, given the elements found."""
         found = outputs[0].numel()
         selection = nonzero_plan(n, dims, found, multiprocessors)
         return copy, *selection, -copy, OUT, -8 * dims * found

@@ -135,12 +135,12 @@ def _batch(x: Tensor) -> int:
 
 
 def _pointers(b: int, tables: int = 2) -> Plan:
-    """Return the plan of tables with pointers to the matrices of a batch."""
+    """Return the memory plan of tables with pointers to the matrices of a batch."""
     return (8 * b,) * tables + (-8 * b,) * tables
 
 
 def _factored(x: Tensor, n: int) -> Plan:
-    """Return the plan of an LU decomposition. Only one square matrix needs a workspace."""
+    """Return the memory plan of an LU decomposition. Only one square matrix needs a workspace."""
     if x.dim() > 2:
         return _pointers(_batch(x), 1)
     if x.shape[-2] != n or n == 0:
@@ -150,7 +150,7 @@ def _factored(x: Tensor, n: int) -> Plan:
 
 
 def _triangular(x: Tensor, b: int, n: int) -> Plan:
-    """Return the plan of a triangular system, which cuBLAS solves.
+    """Return the memory plan of a triangular system, which cuBLAS solves.
 
     cuBLAS solves several systems as a batch if that is faster (`triangular_solve_kernel`).
     """
@@ -161,7 +161,7 @@ def _triangular(x: Tensor, b: int, n: int) -> Plan:
 
 
 def _substitution(x: Tensor, b: int, n: int, columns: int, item: int) -> Plan:
-    """Return the plan of solving systems with the factors of an LU decomposition.
+    """Return the memory plan of solving systems with the factors of an LU decomposition.
 
     cuBLAS solves them as a batch, cuSOLVER matrix by matrix, or cuBLAS as two triangular systems
     (`lu_solve_kernel`).
@@ -181,12 +181,12 @@ def _substitution(x: Tensor, b: int, n: int, columns: int, item: int) -> Plan:
 
 @_matrices("linalg_cholesky_ex")
 def cholesky(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of a Cholesky decomposition with its error codes."""
+    """Return the memory plan of a Cholesky decomposition with its error codes."""
     return Out(0), Out(1), *_cholesky(x, workspace(POTRF, n))
 
 
 def _cholesky(x: Tensor, work: int) -> Plan:
-    """Return the plan of a batch's tables of pointers, or of one matrix's workspace."""
+    """Return the memory plan of a batch's tables of pointers, or of one matrix's workspace."""
     if x.dim() > 2:
         return _pointers(_batch(x), 1)
     return work, -work
@@ -194,20 +194,20 @@ def _cholesky(x: Tensor, work: int) -> Plan:
 
 @_matrices("linalg_lu_factor_ex")
 def lu_factor(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of an LU decomposition with its pivots and error codes."""
+    """Return the memory plan of an LU decomposition with its pivots and error codes."""
     return Out(0), Out(1), Out(2), *_factored(x, n)
 
 
 @_matrices("lu_unpack")
 def unpack(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of unpacking: the pivots become a permutation of 64-bit numbers first."""
+    """Return the memory plan of unpacking. First, the pivots become a 64-bit permutation."""
     order = 0 if args[3:] == (False,) else 8 * _batch(x) * x.shape[-2]
     return Out(0), Out(1), Out(2), order, -order
 
 
 @_matrices("linalg_lu")
 def factors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of an LU decomposition into separate factors."""
+    """Return the memory plan of an LU decomposition into separate factors."""
     b, m, size = _batch(x), x.shape[-2], x.numel() * item
     pivots, order = 4 * b * min(m, n), 8 * b * m
     outputs = Out(0), Out(1), Out(2)
@@ -217,13 +217,13 @@ def factors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("linalg_lu_solve")
 def solve_factored(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of solving systems with given factors."""
+    """Return the memory plan of solving systems with given factors."""
     return Out(0), *_substitution(x, _batch(x), n, args[2].shape[-1], item)
 
 
 @_matrices("linalg_inv_ex")
 def inverse(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of an inverse: an LU decomposition, then systems with its factors."""
+    """Return the memory plan of an inverse: an LU decomposition, then systems with its factors."""
     b, size = _batch(x), x.numel() * item
     factored, solved = _factored(x, n), _substitution(x, b, n, n, item)
     return Out(0), Out(1), size, 4 * b * n, *factored, *solved, -4 * b * n, -size
@@ -231,7 +231,7 @@ def inverse(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("_linalg_solve_ex")
 def solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of solving systems. A vector on the right side is copied to a matrix."""
+    """Return the memory plan of solving systems. A vector on the right is copied to a matrix."""
     b, right = _batch(x), args[1]
     columns, copy = right.shape[-1], 0
     if right.dim() == 1 or (x.dim() - 1 == right.dim() and right.shape == x.shape[:-1]):
@@ -242,7 +242,7 @@ def solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 
 def _parity(b: int, n: int) -> Plan:
-    """Return the plan of computing whether the pivots are an odd permutation.
+    """Return the memory plan of computing whether the pivots are an odd permutation.
 
     The memory is for the positions, which of them moved, and how many. The last one remains.
     """
@@ -251,7 +251,7 @@ def _parity(b: int, n: int) -> Plan:
 
 @_matrices("_linalg_det", empty=True)
 def determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of a determinant: an LU decomposition, and the parity of its pivots."""
+    """Return the memory plan of a determinant: an LU decomposition, and its pivots' parity."""
     b = _batch(x)
     outputs = Out(0), Out(1), Out(2)
     factored, parity = _factored(x, n), _parity(b, n)
@@ -260,7 +260,7 @@ def determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("_linalg_slogdet", empty=True)
 def logarithm_of_determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of a determinant's sign and logarithm."""
+    """Return the memory plan of a determinant's sign and logarithm."""
     b = _batch(x)
     diagonal, one = item * b * n, item * b
     signs = diagonal, one, -one, -diagonal, -8 * b, diagonal, -diagonal
@@ -270,32 +270,32 @@ def logarithm_of_determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("linalg_solve_triangular")
 def triangular(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of `torch.linalg.solve_triangular`."""
+    """Return the memory plan of `torch.linalg.solve_triangular`."""
     return Out(0), *_triangular(x, _batch(x), n)
 
 
 @_matrices("triangular_solve")
 def triangular_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of `torch.triangular_solve`, whose matrix is the second argument."""
+    """Return the memory plan of `torch.triangular_solve`, whose matrix is the second argument."""
     return Out(0), Out(1), *_triangular(args[1], _batch(args[1]), args[1].shape[-1])
 
 
 @_matrices("linalg_ldl_factor_ex")
 def symmetric_factor(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of an LDL decomposition."""
+    """Return the memory plan of an LDL decomposition."""
     return Out(0), Out(1), Out(2), SYTRF, -SYTRF
 
 
 @_matrices("linalg_ldl_solve")
 def solve_symmetric(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of solving systems with the factors of an LDL decomposition."""
+    """Return the memory plan of solving systems with the factors of an LDL decomposition."""
     pivots = 8 * _batch(x) * n
     return Out(0), pivots, 4, -4, -pivots
 
 
 @_matrices("cholesky")
 def cholesky_checked(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of a Cholesky decomposition whose error codes the host reads."""
+    """Return the memory plan of a Cholesky decomposition whose error codes the host reads."""
     codes = 4 * _batch(x)
     factored = _cholesky(x, workspace(POTRF, n, item // 4))
     return Out(0), codes, *factored, *_check(x), -codes
@@ -311,27 +311,27 @@ def cholesky_inverse(call: Call) -> Any:
 
 @_matrices("linalg_householder_product", "orgqr")
 def reflections(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of computing the product of Householder reflections."""
+    """Return the memory plan of computing the product of Householder reflections."""
     work = orgqr_bytes(x.shape[-2], args[1].shape[-1], n, item)
     return Out(0), *_in_turn(_batch(x), work)
 
 
 @_matrices("ormqr")
 def reflected(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of multiplying by a product of Householder reflections."""
+    """Return the memory plan of multiplying by a product of Householder reflections."""
     work = ormqr_bytes(x.shape[-2], args[1].shape[-1], args[2].shape[-1], item)
     return Out(0), *_in_turn(_batch(x), work)
 
 
 @_matrices("geqrf")
 def factored_orthogonally(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of `torch.geqrf`: a QR decomposition that keeps the reflections."""
+    """Return the memory plan of `torch.geqrf`: a QR decomposition that keeps the reflections."""
     return Out(0), Out(1), *_factored_orthogonally(x, min(x.shape[-2:]), item)
 
 
 @_matrices("linalg_eig")
 def eigenvectors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of eigenvalues and eigenvectors (`linalg_eig`).
+    """Return the memory plan of eigenvalues and eigenvectors (`linalg_eig`).
 
     First, PyTorch looks for numbers that are not finite. For real matrices, pairs of columns
     become complex columns at the end.
@@ -346,7 +346,7 @@ def eigenvectors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("_cholesky_solve_helper", "cholesky_solve")
 def cholesky_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of solving systems with the factor of a Cholesky decomposition."""
+    """Return the memory plan of solving systems with the factor of a Cholesky decomposition."""
     factor = args[1].numel() * item
     if x.dim() == 2:
         return 4, Out(0), factor, -factor, -4
@@ -354,7 +354,7 @@ def cholesky_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 
 def _check(x: Tensor) -> Plan:
-    """Return the plan of the host's check whether any error code is set.
+    """Return the memory plan of the host's check whether any error code is set.
 
     This is `_linalg_check_errors`.
     """
@@ -447,7 +447,7 @@ CPU_KERNELS[_eigh] = _eigh_values
 
 @_matrices("_linalg_svd")
 def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of singular values and vectors.
+    """Return the memory plan of singular values and vectors.
 
     A batch has one workspace for all its matrices, as large as that of one matrix.
     """
@@ -475,7 +475,7 @@ def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("_linalg_eigh")
 def eigenvalues(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of the eigenvalues of symmetric matrices.
+    """Return the memory plan of the eigenvalues of symmetric matrices.
 
     Without vectors, a copy of the matrix is overwritten. Small matrices of a batch are computed
     together (`syevj_batched`), others one after the other.
@@ -505,7 +505,7 @@ def _together(x: Tensor) -> bool:
 
 
 def _in_turn(b: int, work: int) -> Plan:
-    """Return the plan of b calls of a cuSOLVER routine, one for each matrix of a batch.
+    """Return the memory plan of b calls of a cuSOLVER routine, one for each matrix of a batch.
 
     Each call has a workspace of `work` bytes. All calls share one error code.
     """
@@ -513,7 +513,7 @@ def _in_turn(b: int, work: int) -> Plan:
 
 
 def _factored_orthogonally(x: Tensor, less: int, item: int) -> Plan:
-    """Return the plan of a QR decomposition, where `less` is the smaller of rows and columns."""
+    """Return the memory plan of a QR decomposition. `less` is the smaller dimension."""
     if _together(x):
         return _pointers(_batch(x))
     return _in_turn(_batch(x), workspace(GEQRF, less, item // 4))
@@ -548,7 +548,7 @@ def aligned(size: int) -> int:
 
 @_matrices("linalg_qr")
 def qr(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the plan of a QR decomposition into both factors."""
+    """Return the memory plan of a QR decomposition into both factors."""
     b, m = _batch(x), x.shape[-2]
     less = min(m, n)
     taus = b * less * item
@@ -581,7 +581,7 @@ def least_squares(call: Call) -> Any:
     solution = Out(0, b * max(m, n) * columns * item)
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the plan, given the outputs. Residuals are computed unless they are empty."""
+        """Return the memory plan for these outputs. Empty residuals are not computed."""
         end = *_check(x), -4 * b
         residuals: Plan = ()
         if outputs[1].numel():

@@ -159,7 +159,7 @@ def multinomial(call: Call) -> Any:
 
 
 def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: int) -> Plan:
-    """Return the plan for drawing without replacement."""
+    """Return the memory plan for drawing without replacement."""
     item, size = x.itemsize, x.numel() * x.itemsize
     # The host reads whether max < inf and min >= 0, then whether any row's sum is zero.
     largest, smallest = of_all("max", x), of_all("min", x)

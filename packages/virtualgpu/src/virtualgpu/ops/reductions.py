@@ -406,7 +406,7 @@ def _by_rows(call: Call, results: list[torch.Tensor], moved: int, clocks: int) -
 
 
 def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:
-    """Return the plan of memory of an operator that reduces all elements."""
+    """Return the memory plan of an operator that reduces all elements."""
     if x.numel() <= 1 << 13:
         return ()
     call = Call(operator(getattr(torch.ops.aten, name).default), (x,), {})

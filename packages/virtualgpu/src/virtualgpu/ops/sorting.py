@@ -61,7 +61,7 @@ def slices(x: torch.Tensor, dim: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def sort_plan(rows: int, n: int, itemsize: int, contiguous: bool, floating: bool) -> Plan:
-    """Return the plan of memory of a sort, after its values and indices are allocated."""
+    """Return the memory plan of a sort, after its values and indices are allocated."""
     total = rows * n
     if n <= SMALL_SORT:
         return 8 * n, -8 * n
@@ -84,7 +84,7 @@ def sort_plan(rows: int, n: int, itemsize: int, contiguous: bool, floating: bool
 
 
 def _sort_steps(x: torch.Tensor, dim: int) -> Plan:
-    """Return the plan of memory for sorting `x` along `dim`, without the outputs."""
+    """Return the memory plan for sorting `x` along `dim`, without the outputs."""
     if x.dim() == 0 or x.numel() == 0:
         return ()
     rows, n = slices(x, dim)
@@ -141,7 +141,7 @@ def median(call: Call) -> Any:
 
 @lru_cache(maxsize=4096)
 def topk_plan(rows: int, n: int, itemsize: int, multiprocessors: int) -> Plan:
-    """Return the plan of memory of a selection in which several blocks share each slice.
+    """Return the memory plan of a selection in which several blocks share each slice.
 
     The memory is for counts of digits, their sums, and scans of each slice.
     """
@@ -203,7 +203,7 @@ def scan(call: Call) -> Any:
     x = call.args[0]
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the plan of memory of the copies and of CUB, given the result."""
+        """Return the memory plan of the copies and of CUB, given the result."""
         result = outputs[0]
         cast = copy = temp = 0
         if result.dtype is not x.dtype:
@@ -234,7 +234,7 @@ def scan_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 def _extreme_values(x: torch.Tensor) -> Plan:
-    """Return the plan of memory for finding the smallest and the largest element of `x`."""
+    """Return the memory plan for finding the smallest and the largest element of `x`."""
     size = x.itemsize
     return size, *of_all("min", x), -size, size, *of_all("max", x), -size
 
@@ -351,7 +351,7 @@ def unique_unordered(call: Call) -> Any:
 
 
 def _compaction(n: int, item: int, counts: bool) -> Plan:
-    """Return the plan of memory for keeping values that differ from their predecessor.
+    """Return the memory plan for keeping values that differ from their predecessor.
 
     With `counts`, they are counted, too. While CUB fills the output, it is large enough for all
     n values.
