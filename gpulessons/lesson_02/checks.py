@@ -641,6 +641,11 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
             f"your loader still held {observed['kept']} batches that the loop had finished with. "
             "With `record_stream` the allocator keeps their memory as long as it is read."
         )
+    return _judge_overlap(observed)
+
+
+def _judge_overlap(observed: Plain) -> Verdict:
+    """Judge how much of the copying a loader with the right values hides, and who waits."""
     seconds = observed["seconds"]
     copies, works, both, held = (seconds[name] for name in ("copies", "work", "both", "held"))
     share = (copies + works - both) / min(copies, works)

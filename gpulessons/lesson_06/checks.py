@@ -251,6 +251,11 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
             "a batch was too narrow for the model, and your function hid the RuntimeError. "
             "The script raises it."
         )
+    return _judge_leaks(answer, expected, inputs, hint)
+
+
+def _judge_leaks(answer: Plain, expected: Plain, inputs: Plain, hint: str) -> Verdict:
+    """Judge what an answer with the script's results kept on the GPU and in the computer."""
     grown, script_grown = _grown(answer["held"]), _grown(expected["held"])
     if grown > 0:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)

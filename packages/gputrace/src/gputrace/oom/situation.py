@@ -321,11 +321,7 @@ def situation_of(trace: "TraceData") -> Situation | None:
     segments = None
     if index is not None and not trace.lost:
         segments = trace.segments(index, device)
-    live: _Live = []
-    for segment in segments or ():
-        for block in segment.blocks:
-            if block.state == "allocated":
-                live.append((segment, block, trace.line(block.stack)))
+    live = _live_blocks(trace, segments or [])
     rounded = settings.round_size(requested or 0)
     segment_size = settings.segment_size(rounded)
     if message.requested is not None:
@@ -347,12 +343,6 @@ def situation_of(trace: "TraceData") -> Situation | None:
     steps = steps_of(trace, device)
     if steps is not None:
         grows, grown = steps.growth, min(steps.growth * steps.repeats, in_live_blocks)
-    if message.total is not None:
-        limited = message.allowed is not None or message.rejected
-    else:
-        # There was enough free memory. Expandable segments grow by whole pages.
-        page = LARGE_SEGMENT if settings.expandable_segments else 0
-        limited = free is not None and free >= segment_size + page
     return Situation(
         message=message,
         caught=not trace.error,
@@ -373,7 +363,7 @@ def situation_of(trace: "TraceData") -> Situation | None:
         context=context,
         context_known=context_known,
         processes=processes,
-        limited=limited,
+        limited=_is_limited(message, settings, free, segment_size),
         segments=segments,
         holdings=_holdings(live),
         pins=_pins(live),
@@ -382,6 +372,25 @@ def situation_of(trace: "TraceData") -> Situation | None:
         grows=grows,
         grown=grown,
     )
+
+
+def _live_blocks(trace: "TraceData", segments: list[RecordedSegment]) -> _Live:
+    """Return the allocated blocks of the segments."""
+    live = []
+    for segment in segments:
+        for block in segment.blocks:
+            if block.state == "allocated":
+                live.append((segment, block, trace.line(block.stack)))
+    return live
+
+
+def _is_limited(message: Message, settings: Settings, free: int | None, segment_size: int) -> bool:
+    """Return whether a limit of memory, and not the device, refused the request."""
+    if message.total is not None:
+        return message.allowed is not None or message.rejected
+    # There was enough free memory. Expandable segments grow by whole pages.
+    page = LARGE_SEGMENT if settings.expandable_segments else 0
+    return free is not None and free >= segment_size + page
 
 
 def _event(trace: "TraceData", message: Message) -> int | None:

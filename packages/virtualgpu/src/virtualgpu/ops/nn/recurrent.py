@@ -194,7 +194,7 @@ def reserve(setup: Setup, rows: int, hidden: int, item: int) -> int:
 
 
 class Recurrent(torch.autograd.Function):
-    """All layers, directions and steps in one operator."""
+    """Autograd function that runs all layers, directions and steps in one operator."""
 
     @staticmethod
     @compared
