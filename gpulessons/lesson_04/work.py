@@ -217,7 +217,7 @@ def peaks(rows: Sequence[Row]) -> dict[int, int]:
 
 
 def percent(share: float) -> str:
-    """Return a share as text."""
+    """Return a share as text in percent."""
     return f"{100 * share:.0f}%"
 
 

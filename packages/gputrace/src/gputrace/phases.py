@@ -74,7 +74,7 @@ _undo: Callable[[], None] | None = None
 
 @contextmanager
 def noted(note: Note, note_mark: Note | None = None) -> Iterator[None]:
-    """Call `note` at every backward pass and optimizer step of any thread in a `with` block.
+    """Call `note` at every backward pass and optimizer step in any thread, within the block.
 
     Call `note_mark` when a line of the user's code enters `torch.profiler.record_function`.
     """

@@ -300,7 +300,7 @@ def with_float32_result(operator: Any) -> Callable[..., Any]:
 
 
 def with_float32_appended(operator: Any) -> Callable[..., Any]:
-    """Return a kernel that calls the overload with a dtype, and asks it for float32."""
+    """Return a kernel that calls the operator's overload with a dtype, which is float32."""
     name, variant = operator._schema.name[6:], operator._schema.overload_name
     wider = overload(f"{name}.{APPEND_FLOAT32[f'{name}.{variant}']}")
     arguments = operator._schema.arguments

@@ -239,7 +239,7 @@ _CPU_TYPE = re.compile(r"\btorch\.(?=(sparse\.)?[A-Z]\w*Tensor\b)")
 
 
 def with_cuda_types(words: str) -> str:
-    """Return the text of an error about GPU tensors, which C++ took for CPU tensors."""
+    """Return the text of an error about GPU tensors with CUDA types in place of CPU types."""
     return _CPU_TYPE.sub("torch.cuda.", words).replace("CPUBFloat16Type", "CUDABFloat16Type")
 
 

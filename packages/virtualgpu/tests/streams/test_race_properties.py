@@ -33,7 +33,7 @@ def used():
 
 
 class SlowSearch:
-    """A graph of pieces of work. Two are ordered if a path leads from one to the other."""
+    """A graph of pieces of work. Two pieces are ordered if a path leads from one to the other."""
 
     def __init__(self) -> None:
         self.before: list[set[int]] = []  # for each node, the nodes just before it

@@ -306,7 +306,7 @@ class Capture:
         return result
 
     def made(self, x: torch.Tensor) -> torch.Tensor:
-        """Move a tensor that the program has just made to the private pool, and return it."""
+        """Move a new tensor of the program to the private pool, and return it."""
         if self.gpu.machine.selected.in_operator:
             return x
         return homed(x)
