@@ -1,6 +1,8 @@
 """Record or hold back the collectives that a rank starts while an answer runs."""
 
+import threading
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,39 @@ FUNCTIONAL = "_c10d_functional"
 GIVE_NOTHING = ("c10d::barrier", "c10d::recv_", "c10d::recv_any_source_")
 
 
-class SentBytes(TorchDispatchMode):
+class _InAllThreads(TorchDispatchMode):
+    """Mode that also sees the operators of the threads that start while it is active."""
+
+    def __enter__(self) -> Any:
+        run = threading.Thread.run
+
+        def watched(thread: threading.Thread) -> None:
+            with _PassedOn(self):
+                run(thread)
+
+        self._patch = mock.patch.object(threading.Thread, "run", watched)
+        self._patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patch.stop()
+
+
+class _PassedOn(TorchDispatchMode):
+    """Mode of another thread that passes all operators on to the mode `to`."""
+
+    def __init__(self, to: TorchDispatchMode) -> None:
+        super().__init__()
+        self._to = to
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return self._to.__torch_dispatch__(function, types, args, kwargs)
+
+
+class SentBytes(_InAllThreads):
     """Mode that records (name, ranks of the group, bytes) of each collective.
 
     The bytes are those of all tensors that the rank passes in, without the outputs.
@@ -49,7 +83,7 @@ class SentBytes(TorchDispatchMode):
             self.calls.append((function._schema.name, ranks, nbytes))
 
 
-class MessageNames(TorchDispatchMode):
+class MessageNames(_InAllThreads):
     """Mode that records the names of the collectives that carry the learner's values.
 
     Barriers do not count. The int32 messages with which DDP's ranks agree on buckets do not count

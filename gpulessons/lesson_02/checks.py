@@ -173,6 +173,17 @@ class Double(torch.nn.Module):
         return self.weight * batch
 
 
+def _batch(value: int, rows: int) -> torch.Tensor:
+    """Return rows of four numbers whose mean square is `value` squared.
+
+    The first two rows differ from the others, and their mean square is the same together.
+    """
+    numbers = [[value, value, -value, value]] * rows
+    if rows > 1:
+        numbers[:2] = [[0, 0, 0, 0], [2 * value, -2 * value, 0, 0]]
+    return torch.tensor(numbers, dtype=torch.float32, device="cuda")
+
+
 def observe_losses(answer: Any, cases: Plain) -> Plain:
     """Return for each list of batches the result, whether the host waited, and what changed.
 
@@ -181,10 +192,7 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
     observations, sleep, model = list[Plain](), cycles_in(LONG), Double()
     for training, case in zip((True, False), cases, strict=True):
         model.train(training).modes.clear()
-        batches = [
-            torch.tensor([[value, value, -value, value]] * rows, dtype=torch.float32, device="cuda")
-            for value, rows in case
-        ]
+        batches = [_batch(value, rows) for value, rows in case]
         with during(f"{len(case)} batches"):
             answer(model, batches)
             torch.empty(SIZE * 8, device="cuda")  # a free segment: empty_cache returns it and waits

@@ -220,7 +220,8 @@ def draw_peaks(generator: random.Random) -> Plain:
     `brief` lists tensors that the step makes and frees one after the other. The one that remains is
     `kept`. All are in units of memory. GPU 1 gets more than GPU 0.
     """
-    highest, before = sorted(generator.sample(range(4, 9), k=2)), generator.sample(range(1, 9), k=2)
+    highest = sorted(generator.sample((4, 6, 8), k=2))  # apart by more than CLOSE on each side
+    before = generator.sample(range(1, 9), k=2)
     gpus = [
         {"before": held, "brief": [generator.randint(1, 3), most], "kept": generator.randint(1, 3)}
         for held, most in zip(before, highest, strict=True)

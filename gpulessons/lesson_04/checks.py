@@ -43,11 +43,17 @@ class Log(list):
     def __deepcopy__(self, memo: Any) -> "Log":
         return self
 
-    def gradients(self, layers: int) -> list[float | None]:
-        """Return the gradient of each layer's weight, or None if there is none."""
+    def gradients(self, layers: int, module: nn.Module | None = None) -> list[float | None]:
+        """Return the gradient of each layer's weight, or None if there is none.
+
+        With a module, only the module's own weights have one. A copy that the module made in its
+        forward pass is no weight that an optimizer could train.
+        """
         found: list[float | None] = []
         for index in range(layers):
             weight = self.weights.get(index)
+            if module is not None and all(weight is not own for own in module.parameters()):
+                weight = None
             # A replica's weight is no leaf, and PyTorch warns if its gradient is read.
             if weight is None or not weight.is_leaf or weight.grad is None:
                 found.append(None)
@@ -105,12 +111,15 @@ def draw_cuts(generator: random.Random) -> Plain:
     """Draw models and the layer at which each is cut, and a batch on each device.
 
     The cuts are early, late and anywhere. The numbers of the batch are exact in float32, but not in
-    half precision.
+    half precision. The numbers and the weights have both signs, so that a function between the
+    halves shows.
     """
     cases: list[Plain] = []
     for device in generator.sample(["cpu", "cuda:0", "cuda:1"], k=3):
-        weights = [generator.randint(2, 4) for _ in range(generator.randint(4, 5))]
+        count = generator.randint(4, 5)
+        weights = [generator.choice((-1, 1)) * generator.randint(2, 4) for _ in range(count)]
         values = [2 * generator.randint(1024, 2047) + 1 for _ in range(generator.randint(2, 4))]
+        values[0] = -values[0]
         cut = generator.randint(1, len(weights) - 1)
         cases.append({"device": device, "weights": weights, "values": values, "cut": cut})
     cases[0]["cut"], cases[1]["cut"] = 1, len(cases[1]["weights"]) - 1  # neither is the middle
@@ -135,7 +144,7 @@ def observe_cuts(in_two: Any, cases: Plain) -> Plain:
             y = module(x)
         if isinstance(y, torch.Tensor) and y.requires_grad:
             y.sum().backward()
-        gradients = [*log.gradients(len(layers)), None if x.grad is None else x.grad[0].item()]
+        gradients = [*log.gradients(len(layers), module), None if x.grad is None else x.grad[0].item()]
         observed = {"type": "Module", "lie": lie, "ran": list(log), "result": describe(y)}
         observations.append(observed | {"gradients": gradients})
     return observations

@@ -125,7 +125,9 @@ def draw_holes(generator: random.Random) -> Plain:
             low, high = (350, 370)
         small.append(generator.randint(low, high) * KIB)
     sizes.append(small)
-    return {"sizes": sizes, "larger": generator.randint(30, 40) * MIB}
+    # Blocks of one size that leave a rest of more than 1 MiB at the end of each segment.
+    edges = [int(generator.choice((3, 3.5, 3.75, 4.25)) * MIB)] * 12
+    return {"sizes": [*sizes, edges], "larger": generator.randint(30, 40) * MIB}
 
 
 def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
@@ -142,15 +144,21 @@ def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
 def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain:
     """Return the answer for one layout.
 
-    There are larger blocks that are not free for this stream: one is in use, one waits for another
-    stream, and one belongs to another stream.
+    Every second block is free. If all sizes are equal, the first and the last block of each segment
+    are free instead, so that the free blocks of two segments are neighbours in the snapshot.
+    Larger blocks exist than the free ones: one is in use, one waits for another stream, and one
+    belongs to another stream.
     """
     with _tidy():
         here = torch.cuda.current_stream()
         tensors = [_empty(size) for size in sizes]
-        # Fill the rest of each segment. The rests of large segments have 1 MiB or more.
-        tensors += [_empty(size) for size in _free(here)]
-        del tensors[1 : len(sizes) : 2]
+        if len(set(sizes)) == 1:
+            first = {segment["address"] for segment in torch.cuda.memory_snapshot()}
+            tensors = [tensor for tensor in tensors if tensor.data_ptr() not in first]
+        else:
+            # Fill the rest of each segment. The rests of large segments have 1 MiB or more.
+            tensors += [_empty(size) for size in _free(here)]
+            del tensors[1 : len(sizes) : 2]
         tensors.append(_empty(larger))
         other = unused_stream()
         pending = _empty(larger)

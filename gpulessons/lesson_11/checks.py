@@ -297,7 +297,9 @@ def judge_backward(told: Plain, case: Plain) -> Verdict:
 
 # 11.5: two layers cut among the ranks
 
-HIDDEN = 64  # neurons of a rank: its part of either weight has more bytes than a rank may send
+ROWS = 16
+# Neurons of a rank. They, and its part of either weight, have more bytes than a rank may send.
+HIDDEN = 64
 OBJECT = 1024  # bytes: more than a pickled tensor has beside its numbers
 
 
@@ -317,7 +319,7 @@ def draw_layers(generator: random.Random) -> Plain:
             ]
 
         whole = {
-            "x": matrix(4, width),
+            "x": matrix(ROWS, width),
             "first": matrix(hidden, width),
             "first_bias": matrix(1, hidden)[0],
             "second": matrix(out, hidden),

@@ -117,6 +117,14 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
                 f"between nodes may get {allowed} from this rank. It got {gave}. "
                 "First sum inside the node, in the group `near`."
             )
+    # One node at least must send its sums, which are as large as the tensor.
+    carried, needed = sum(sum(found["between"]) for found in told), told[0]["bytes"]
+    if carried < needed:
+        return not_yet(
+            f"The sums are right, but collectives between nodes carried only "
+            f"{units.byte_text(carried)}. The sums of a node have {units.byte_text(needed)}. "
+            "How else did they get to the other node? Use collectives, called by the rank itself."
+        )
     return right("Between nodes, each rank sends only its share.")
 
 
@@ -245,6 +253,9 @@ def draw_entries(generator: random.Random) -> Plain:
         _without_the_first,
         _last_wait,
         _sum_of_squares,
+        _in_tenths,
+        _in_hundredths,
+        _without_short_waits,
     ):
         case = _entries(generator, generator.randint(3, 4))
         while misled(case) == _late_rank(case):
@@ -341,6 +352,19 @@ def _last_wait(case: Plain) -> int:
 
 def _sum_of_squares(case: Plain) -> int:
     return _largest([sum(wait**2 for wait in waits) for waits in _waits(_common(case))])
+
+
+def _in_tenths(case: Plain) -> int:
+    return _largest([sum(round(wait, 1) for wait in waits) for waits in _waits(_common(case))])
+
+
+def _in_hundredths(case: Plain) -> int:
+    return _largest([sum(round(wait, 2) for wait in waits) for waits in _waits(_common(case))])
+
+
+def _without_short_waits(case: Plain) -> int:
+    """Return the late rank if waits of up to a tenth of a second do not count."""
+    return _largest([sum(wait for wait in waits if wait > 0.1) for waits in _waits(_common(case))])
 
 
 def _latest_in_the_first(case: Plain) -> int:

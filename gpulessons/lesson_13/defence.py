@@ -12,6 +12,8 @@ import numpy
 import torch
 from torch import nn
 from torch.cuda import memory_stats  # a check puts something else in its place in torch.cuda
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from gpulessons.lesson_13 import articles
 from gpulessons.lesson_13.articles import Claim
@@ -137,30 +139,67 @@ def _text(value: Any) -> str:
 def _run(experiment: Callable[[Any], Any], function: Callable[..., Any]) -> dict[str, Any]:
     """Run the experiment once on a function, under a name that tells nothing."""
     answers: list[str] = []
-    on_gpu = False
+    seen = _Seen()
 
     def given(*arguments: Any, **named: Any) -> Any:
-        nonlocal on_gpu
-        on_gpu = on_gpu or any(_is_on_gpu(argument) for argument in (*arguments, *named.values()))
+        seen.add([*arguments, *named.values()])
         answers.append("raised")
         answer = function(*arguments, **named)
         answers[-1] = "other"
         if isinstance(answer, bool):
             answers[-1] = str(answer)
+        seen.add([answer])
         return answer
 
     before = _allocations()
     raised, result = "", None
     try:
-        result = experiment(given)
+        with seen:
+            result = experiment(given)
     except Exception as error:
         raised = f"{type(error).__name__}: {error}".splitlines()[0]
+    told = type(result).__name__
     if isinstance(result, bool | numpy.bool_):
         told = str(result)
-    else:
-        told = type(result).__name__
-    used = on_gpu or _allocations() > before
+    used = seen.on_gpu or (not seen.on_cpu and _allocations() > before)
     return {"result": told, "raised": raised, "answers": answers, "used a GPU": used}
+
+
+class _Seen(TorchFunctionMode):
+    """Places of the tensors that a function gets and returns.
+
+    Attributes:
+        on_gpu: whether one of them is on a GPU, or a tensor of its size was copied to one.
+        on_cpu: (elements, dtype) of those on the CPU. A virtual GPU copies from another address.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_gpu = False
+        self.on_cpu: set[tuple[int, torch.dtype]] = set()
+
+    def add(self, values: list[Any]) -> None:
+        self.on_gpu = self.on_gpu or any(_is_on_gpu(value) for value in values)
+        self.on_cpu |= _cpu_tensors(values)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if _is_on_gpu(result) and self.on_cpu & _cpu_tensors(args):
+            self.on_gpu = True
+        return result
+
+
+def _cpu_tensors(values: Any) -> set[tuple[int, torch.dtype]]:
+    """Return (elements, dtype) of the tensors on the CPU among these values, and of modules."""
+    found = []
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, nn.Module):
+            found += list(leaf.parameters())
+        elif isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+    return {(tensor.numel(), tensor.dtype) for tensor in found if tensor.device.type == "cpu"}
 
 
 def _is_on_gpu(argument: Any) -> bool:
@@ -249,7 +288,8 @@ def _badly_run(runs: Any) -> str:
             )
     if not any(run["used a GPU"] for run in runs if run["of"] == "subject"):
         return (
-            "with the subject, the experiment uses no tensor on a GPU. Try the sentence with one."
+            "with the subject, the experiment uses no tensor on a GPU. Give the subject one, or copy "
+            "its result to a GPU."
         )
     if all(set(run["answers"]) == {run["result"]} for run in runs):
         return (
