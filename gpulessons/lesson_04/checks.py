@@ -144,7 +144,10 @@ def observe_cuts(in_two: Any, cases: Plain) -> Plain:
             y = module(x)
         if isinstance(y, torch.Tensor) and y.requires_grad:
             y.sum().backward()
-        gradients = [*log.gradients(len(layers), module), None if x.grad is None else x.grad[0].item()]
+        gradients = [
+            *log.gradients(len(layers), module),
+            None if x.grad is None else x.grad[0].item(),
+        ]
         observed = {"type": "Module", "lie": lie, "ran": list(log), "result": describe(y)}
         observations.append(observed | {"gradients": gradients})
     return observations

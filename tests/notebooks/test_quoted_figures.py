@@ -88,11 +88,8 @@ def test_4_kib_take_about_a_tenth_of_the_time_of_4_mib_as_lesson_1_says():
 
 
 def test_a_narrow_step_is_limited_by_its_launches_as_lesson_1_says():
-    quoted = re.search(
-        r"launch its (\d+) kernels, about 30 µs for each. At a width of 16, the GPU works only "
-        r"(\d+)%",
-        text("01_device_basics.ipynb"),
-    )
+    """The GPU waits most of the time, and the step takes as long as the one in the lesson."""
+    assert "so short that the GPU waits most of the time" in text("01_device_basics.ipynb")
     with labkit.use(gpus=1, virtual=True, quiet=True):
         layers = [torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16)]
         model = torch.nn.Sequential(*layers).to("cuda")
@@ -109,10 +106,10 @@ def test_a_narrow_step_is_limited_by_its_launches_as_lesson_1_says():
         step()
         with labkit.record() as trace:
             step()
-    assert f" {quoted[1]} kernels" in trace.plot_timeline().alt
+    working = re.match(r"The GPU worked (\d+)%", trace.plot_timeline().title)
+    assert int(working[1]) < 20
     step_time = re.search(r"cuda +(\d+) µs", printed("01_device_basics.ipynb", "use"))
-    assert round(int(step_time[1]) / int(quoted[1]), -1) == 30
-    assert trace.plot_timeline().title.startswith(f"The GPU worked {quoted[2]}%")
+    assert trace.end * 1e6 == pytest.approx(int(step_time[1]), rel=0.05)
 
 
 def test_a_loop_that_reads_each_loss_takes_the_sum_of_the_times_as_lesson_2_says():
@@ -125,7 +122,10 @@ def test_a_loop_that_reads_each_loss_takes_the_sum_of_the_times_as_lesson_2_says
     )
     times = {name == "True": float(number) for name, number in shown}
     never, always = map(
-        float, re.search(r"Never read: ([\d.]+) ms.*every step: ([\d.]+) ms", lesson).groups()
+        float,
+        re.search(
+            r"never read,[^.]* take ([\d.]+) ms.*every step, they take ([\d.]+) ms", lesson
+        ).groups(),
     )
     assert [round(times[False]), times[True]] == [never, always]
     assert times[False] / 10 == pytest.approx(computes, rel=0.05)
@@ -345,7 +345,7 @@ def test_autocast_keeps_more_of_few_rows_and_less_of_many_as_lesson_7_says():
 
 def test_a_seventh_of_the_gradients_would_be_0_as_lesson_7_says():
     lesson = "07_half_precision.ipynb"
-    assert "About a seventh." in text(lesson)
+    assert "About a seventh would be 0." in text(lesson)
     assert "the figures leave these out" in text(lesson)  # the gradients that are 0 in float32
     lost = re.search(r"Become 0 in float16: (\d+)% without a factor", printed(lesson, "small"))
     assert 11 <= int(lost[1]) <= 18
