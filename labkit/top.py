@@ -113,9 +113,7 @@ def ask_all() -> Answers:
     return dict(sorted(reports.items())), remarks
 
 
-def picture(
-    pid: int | None, width: int | None = None, answers: Answers | None = None
-) -> list[str]:
+def picture(pid: int | None, width: int | None = None, answers: Answers | None = None) -> list[str]:
     """Return the state of all processes, or of one, as lines of at most `width` characters.
 
     The processes are asked, unless their answers are given.

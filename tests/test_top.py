@@ -158,7 +158,9 @@ def test_a_busy_process_has_not_ended(capsys):
     """The view of one process waits for it, and says so, while another one is drawn."""
     busy = {4711: report(4711)}, ["Processes that do not answer: 1."]
     assert top.missing(os.getpid(), busy) and not top._has_ended(os.getpid(), busy)
-    assert top.picture(os.getpid(), answers=busy)[0] == f"Process {os.getpid()} does not answer now."
+    assert (
+        top.picture(os.getpid(), answers=busy)[0] == f"Process {os.getpid()} does not answer now."
+    )
     assert top._has_ended(os.getpid(), ({}, []))
     assert not top._has_ended(None, busy) and not top._has_ended(4711, busy)
     ended = subprocess.Popen([sys.executable, "-c", ""])

@@ -193,7 +193,7 @@ class _Seen(TorchFunctionMode):
 
 def _cpu_tensors(values: Any) -> set[tuple[int, torch.dtype]]:
     """Return (elements, dtype) of the tensors on the CPU among these values, and of modules."""
-    found = []
+    found: list[torch.Tensor] = []
     for leaf in tree_leaves(values):
         if isinstance(leaf, nn.Module):
             found += list(leaf.parameters())
@@ -288,8 +288,8 @@ def _badly_run(runs: Any) -> str:
             )
     if not any(run["used a GPU"] for run in runs if run["of"] == "subject"):
         return (
-            "with the subject, the experiment uses no tensor on a GPU. Give the subject one, or copy "
-            "its result to a GPU."
+            "with the subject, the experiment uses no tensor on a GPU. Give the subject one, or "
+            "copy its result to a GPU."
         )
     if all(set(run["answers"]) == {run["result"]} for run in runs):
         return (

@@ -27,6 +27,7 @@ from labkit.puzzles.replaced import Replaced
 _TRUSTED = ("torch", "virtualgpu")  # the packages that define the classes of tensors
 _ENDING = 5.0  # seconds for a thread pool that is no longer used to end its threads
 
+
 @dataclass(frozen=True)
 class Attempt:
     """What a function did in the call that counts.

@@ -67,7 +67,9 @@ class Replaced:
                 if own and id(value) not in self._known:
                     self._note(f"{name}.{key}", value)
             if type(value) in (Puzzle, Measure):
-                fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+                fields = {
+                    each.name: getattr(value, each.name) for each in dataclasses.fields(value)
+                }
                 self._fields.append((f"{name}.{key}", value, fields))
 
     def sentence(self) -> str:
