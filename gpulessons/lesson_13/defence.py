@@ -196,7 +196,7 @@ def _cpu_tensors(values: Any) -> set[tuple[int, torch.dtype]]:
     found: list[torch.Tensor] = []
     for leaf in tree_leaves(values):
         if isinstance(leaf, nn.Module):
-            found += list(leaf.parameters())
+            found += leaf.parameters()
         elif isinstance(leaf, torch.Tensor):
             found.append(leaf)
     return {(tensor.numel(), tensor.dtype) for tensor in found if tensor.device.type == "cpu"}
