@@ -44,6 +44,30 @@ def refusal(folder, text) -> str:
         ('[labs."00"]\n[labs."00_start_here"]', "labs: 00_start_here is described twice"),
         ('[labs."00"]\n[labs."00"]', "Cannot declare"),
         (
+            '[labs."00"]\ndue = 23:59:00',
+            "labs.00.due = 23:59:00: expected a date",
+        ),
+        (
+            '[labs."00"]\npoints = { "00.1" = -0.5 }',
+            "labs.00.points.00.1 = -0.5: expected points from 0",
+        ),
+        (
+            '[labs."00"]\n[extensions]\nada = { "77" = 2026-12-05 }',
+            "extensions.ada: there is no lab '77'",
+        ),
+        (
+            '[labs."00"]\n[extensions]\nada = { "" = 2026-12-05 }',
+            "extensions.ada: there is no lab ''",
+        ),
+        (
+            '[labs."00"]\n[extensions]\n" " = { "00" = 2026-12-05 }',
+            "the id of a student is empty",
+        ),
+        (
+            '[labs."00"]\n[extensions]\nada = { "00" = 2026-12-05, "0" = 2026-12-06 }',
+            "extensions.ada: 00_start_here has two dates",
+        ),
+        (
             '[labs."00"]\n[extensions]\nada = 2026-12-05',
             "expected a date for each lab, such as ada = {",
         ),

@@ -150,12 +150,7 @@ class Course:
         """
         found = [lab for lab in self.labs if lab.name == name]
         if not found:
-            numbers = {lab.name: lab.name[:2] for lab in self.labs}
-            found = [
-                lab
-                for lab in self.labs
-                if name in (numbers[lab.name], numbers[lab.name].lstrip("0"))
-            ]
+            found = [lab for lab in self.labs if name and lab.name[:2] == name.zfill(2)]
         if len(found) == 1:
             return found[0]
         choices = ", ".join(lab.name for lab in found or self.labs)
@@ -247,6 +242,8 @@ def _course(content: dict[str, Any], path: Path) -> Course:
                 key = platforms.normal(student), course.lab(name).name
             except ValueError as error:
                 raise ValueError(f"extensions.{student}: {error}") from None
+            if not key[0]:
+                raise ValueError("extensions: the id of a student is empty")
             if key in course.extensions:
                 raise ValueError(f"extensions.{student}: {key[1]} has two dates. Keep one")
             course.extensions[key] = _moment(moment, f"extensions.{student}.{name}")
@@ -319,7 +316,8 @@ def _number(
         expected = "int, a whole number" if whole else "a number"
         raise ValueError(f"{where} = {_said(value)}: expected {expected}")
     if not least <= value <= most:  # also true for NaN
-        expected = f"expected {name or where.rpartition('.')[2]} from {least:,.12g} to {most:,.12g}"
+        name = name or where.rpartition(".")[2]
+        expected = f"expected {name} from {least:,.12g} to {most:,.12g}"
         raise ValueError(f"{where} = {_said(value)}: {expected}")
     return value if whole else float(value)
 
