@@ -119,6 +119,8 @@ def environment(working: str) -> dict[str, str]:
         "LABKIT_VIRTUAL": "1",
         "MPLBACKEND": "agg",
         "OMP_NUM_THREADS": "1",  # threads do not survive a fork
+        "PIP_RETRIES": "0",  # there is no network, and retries take 10 s
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
 
 
