@@ -447,3 +447,16 @@ def test_a_tangent_of_forward_mode_moves_with_its_tensor(there, here, machine):
             assert (values.device, tangent.device) == (torch.device(here),) * 2
             assert (values.tolist(), tangent.tolist()) == ([2.0, 4.0], [10.0, 20.0])
         assert forward_ad.unpack_dual(x.to(here)).tangent is None
+
+
+def test_page_locked_memory_stays_so_while_it_is_copied():
+    """Keep a lazy clone of the memory, whose address the next read would change."""
+    x = torch.ones(3, 1024).pin_memory()
+    clone = torch._lazy_clone(x)
+    assert x.is_pinned() and not clone.is_pinned()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for row in x:
+            row.cuda(non_blocking=True)
+            assert row.is_pinned()
+    x.add_(1)
+    assert x.is_pinned()

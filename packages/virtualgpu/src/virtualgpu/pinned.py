@@ -18,24 +18,28 @@ registered: dict[int, int] = {}  # bytes that `cudaHostRegister` has locked, by 
 
 
 _starts: list[int] = []  # the addresses of all page-locked blocks, sorted
-_ends: dict[int, int] = {}  # the end of each block
+_locked: dict[int, range] = {}  # the addresses of each block, by its first one
 
 
 class LockedBlock:
-    """The page-locked memory of a storage, which keeps this object."""
+    """The page-locked memory of a storage, which keeps this object.
+
+    Python may delete the object of a storage after the memory has been given to another storage.
+    """
 
     def __init__(self, start: int, nbytes: int) -> None:
-        self.start = start
-        self.end = start + nbytes
-        if start not in _ends:
+        self.addresses = range(start, start + nbytes)
+        if start not in _locked:
             insort(_starts, start)
-        _ends[start] = self.end
+        _locked[start] = self.addresses
 
-    def __del__(self, starts: list[int] = _starts, ends: dict[int, int] = _ends) -> None:
-        # The defaults are still there when Python ends.
-        if ends.get(self.start) == self.end:
-            del ends[self.start]
-            del starts[bisect_left(starts, self.start)]
+    def __del__(
+        self, starts: list[int] = _starts, locked: dict[int, range] = _locked
+    ) -> None:  # the defaults are still there when Python ends
+        start = self.addresses.start
+        if locked.get(start) is self.addresses:
+            del locked[start]
+            del starts[bisect_left(starts, start)]
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -98,9 +102,13 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     storage: Any = tensor.untyped_storage()
     if storage.device.type != "cpu" or not storage.nbytes():
         return False
+    if getattr(storage, "pinned", None) is not None:
+        return not storage.is_shared()  # `share_memory_` moves the memory
+    if torch._C._is_cow_tensor(tensor):  # reading its address would copy the memory
+        return False
     address = storage.data_ptr()
     position = bisect_right(_starts, address) - 1
-    if position >= 0 and address < _ends[_starts[position]]:
+    if position >= 0 and address in _locked[_starts[position]]:
         return True
     return bool(registered) and _is_registered(address)
 
