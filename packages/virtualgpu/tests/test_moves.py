@@ -458,5 +458,6 @@ def test_page_locked_memory_stays_so_while_it_is_copied():
         for row in x:
             row.cuda(non_blocking=True)
             assert row.is_pinned()
+    torch.cuda.synchronize()
     x.add_(1)
     assert x.is_pinned()
