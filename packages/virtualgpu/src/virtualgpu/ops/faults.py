@@ -28,7 +28,6 @@ from virtualgpu.errors import (
     Fault,
     argument_differs,
     at_least_two,
-    not_implemented,
     unsupported,
     with_cuda_types,
 )
@@ -50,7 +49,6 @@ asserts("", "_assert_async", cpu="^Expected Tensor with single nonzero")
 cuda_operator("stack", "cat")
 
 _CPU = re.compile("(_vml)?_cpu")  # in the names of most kernels, CUDA's have "_cuda" there
-_NO_DTYPE_ON_CPU = re.compile(r"^ ?(Sort|topk) does not support \w+ dtypes on CPU")
 _WITHOUT_HALF = re.compile(r'" not implemented for \'(Half|BFloat16|ComplexHalf)\'')
 _WITHOUT_KERNEL = re.compile(
     r"^Could not run 'aten::([\w.]+)' with arguments from the '(\w*)CPU' backend"
@@ -155,11 +153,6 @@ def as_on_cuda(call: Call, error: Exception) -> Exception:
     if found:
         kernel = CUDA_KERNELS.get(name) or _CPU.sub("_cuda", found[1])
         return type(error)(words.replace(found[1], kernel, 1))
-    found = _NO_DTYPE_ON_CPU.match(words)
-    if found:
-        if found[1] == "topk":
-            return not_implemented("topk_out_cuda", call.args[0].dtype)
-        return type(error)("Sort currently does not support complex dtypes on CUDA.")
     found = _WITHOUT_KERNEL.match(words)
     if found:
         if found[1] in native_functions().for_cuda_alone:
