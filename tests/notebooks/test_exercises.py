@@ -43,8 +43,7 @@ TRIES = int(os.environ.get("LABKIT_TRIES", 1))
 
 # The files *answers.txt of each lesson have answers that a learner may give, in the form of the
 # controls. Each answer has a pattern of what the check says to it. The pattern of a right answer is
-# "Right.". The wrong answer that grading uses as a control is tried, too.
-CONTROL = "the control"
+# "Right.".
 ANSWERS = Path(__file__).parents[1] / "lessons"
 Answers = dict[str, dict[str, tuple[str, str]]]  # by exercise and name: source and hint
 
@@ -86,10 +85,7 @@ EXERCISES = exercise_cells()
 IN_CHILDREN = {number for number in EXERCISES if checks.find(number).children}
 # One try of each answer is enough for these exercises, because they train or start processes.
 ONE_TRY = {"09.3", *IN_CHILDREN}
-WRONG = {
-    number: {CONTROL: control(number)[::-1]} | answers
-    for number, answers in chosen(right=False).items()
-}
+WRONG = chosen(right=False)
 RIGHT = chosen(right=True)
 
 
@@ -257,12 +253,18 @@ def test_an_unusual_right_answer_passes(number, name):
 def test_a_wrong_answer_fails_and_is_told_why(number, name):
     source, hint = WRONG[number][name]
     for _ in range(1 if number in ONE_TRY else TRIES):
-        verdict = labkit.check(
-            number, answer_in(source) if name == CONTROL else answer(number, source)
-        )
+        verdict = labkit.check(number, answer(number, source))
         assert not verdict.passed and verdict.points == 0, verdict
         assert repr(verdict).startswith(f"{number} Not yet: ")
         assert re.search(hint, verdict.message), verdict
+
+
+@pytest.mark.parametrize("number", EACH_EXERCISE)
+def test_the_control_of_an_exercise_fails_and_is_told_why(number):
+    """Try the wrong answer of grading. If its message differed, grading would judge no answer."""
+    hint, source = control(number)
+    verdict = labkit.check(number, answer_in(source))
+    assert not verdict.passed and re.search(hint, verdict.message), verdict
 
 
 def test_an_exercise_without_a_control_is_not_graded():
