@@ -183,7 +183,7 @@ def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):
     next(page)
     assert lines == [
         "train.py runs for at least 4 steps on each GPU model. Then each change is tried on "
-        "the model that is closest to its limit.",
+        "the model that is fullest.",
         "T4: memory runs out",
         "H200: needs 20 GiB, a step takes 1 s",
         "T4, if it had the memory: needs 20 GiB, a step takes 1 s",

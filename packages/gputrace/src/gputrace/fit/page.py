@@ -91,7 +91,7 @@ def answer(
         raise ValueError(f"--steps {wish.steps}: expected {FEWEST} or more, {reason}")
     machines.check_host(wish.host)
     told = f"{wish.script} runs for at least {wish.steps} steps on each GPU model. "
-    tell(told + "Then each change is tried on the model that is closest to its limit.")
+    tell(told + "Then each change is tried on the model that is fullest.")
     runner = Runner(start, tell)
     # The first model runs alone, because its attempt may download data.
     tried = _each(runner, [replace(wish, like=name) for name in names[:1]], "", tell)
