@@ -28,6 +28,8 @@ from virtualgpu.machines import Request, VirtualGPUs
 
 SECONDS = 120.0  # for the original and the learner's function, each of which runs twice
 
+NEAR = 0.98  # the share of par from which on a score counts as par
+
 # What the original functions did. It is always the same, so they run once in a notebook.
 _originals: dict[str, Attempt] = {}
 
@@ -56,6 +58,9 @@ def puzzle(name: str, function: Callable[..., Any]) -> Outcome:
     _originals[name] = original
     rows = [_row(f"score on {_gpus(known)}", known.score, own.trace, original.trace)]
     rows += _measured(known, function)
+    for limit, most in known.limits.items():
+        found = limit.text(limit.read(own.trace))
+        rows.append(Row(limit.name, found, f"at most {limit.text(most)}"))
     judgement = judged(known, own)
     score, solved = judgement.score, judgement.status == RIGHT
     best = scores.best(name)
@@ -203,7 +208,7 @@ def _told(known: Puzzle, score: float) -> str:
     text = known.score.text
     own, par = text(score), text(known.par)
     told = f"Right. Your {known.score.name}: {own}."
-    if own == par:
+    if own == par or NEAR * known.par <= score < known.par:
         return f"{told} That is par."
     if score > known.par:
         return f"{told} Par is {par}."

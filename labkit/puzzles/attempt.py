@@ -117,7 +117,7 @@ def _attempt(puzzle: Puzzle, function: Callable[..., Any], draw: Callable[[int],
         return Attempt(None, f"your function raised {quote(error, function)}")
     trouble = difference(puzzle, seed, given, results)
     if len(_races()) > len(races):
-        trouble = f"there is a race. {_races()[-1]}"
+        trouble = f"there is a race. {_races()[len(races)]}"
     elif not trouble and left:
         trouble = left[0]
     elif not trouble and kept > 0:

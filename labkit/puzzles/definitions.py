@@ -128,5 +128,6 @@ def find(name: str) -> Puzzle:
     """Return a puzzle. Raises ValueError if there is no such puzzle, with the names of all."""
     known = puzzles()
     if name not in known:
-        raise ValueError(f"There is no puzzle {name!r}. Choose one of these: {', '.join(known)}.")
+        names = ", ".join(map(repr, known))
+        raise ValueError(f"There is no puzzle {name!r}. Choose one of these: {names}.")
     return known[name]

@@ -78,7 +78,7 @@ def test_errors_of_the_function_are_the_message(no_scores):
 
 
 def test_an_unknown_name_is_an_error_that_lists_all_names():
-    with pytest.raises(ValueError, match="There is no puzzle 'none'. Choose one of these: free"):
+    with pytest.raises(ValueError, match="There is no puzzle 'none'. Choose one of these: 'free"):
         labkit.puzzle("none", print)
     with pytest.raises(TypeError, match="Give labkit.puzzle a function. You gave 3."):
         labkit.puzzle("one launch", 3)
