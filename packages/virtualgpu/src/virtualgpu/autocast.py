@@ -103,7 +103,7 @@ class WeightCache:
         self._casts: dict[int, tuple[weakref.ref, torch.Tensor]] = {}
 
     def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weight's copy in this dtype."""
+        """Return a copy of `weight` in `dtype`, from the cache if it is there."""
         found = self._casts.get(id(weight))
         if found is not None and found[0]() is weight:
             return found[1]
@@ -122,7 +122,10 @@ cache = WeightCache()
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield (
         torch,
         {
@@ -148,7 +151,10 @@ def clear_autocast_cache() -> None:
 
 
 def remove() -> None:
-    """Delete the cached casts, and remove the key from the calling thread's keys."""
+    """Clean up when the machine is removed.
+
+    This deletes the cached casts and removes the autocast key from the calling thread's keys.
+    """
     cache.clear()
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, False)
 
@@ -178,7 +184,10 @@ def cpu_kernels() -> list[tuple[str, Callable[..., Any]]]:
 
 
 def for_cpu_tensors(operator: Any, original: Any) -> Callable[..., Any]:
-    """Return a kernel for the CPU's key that does not cast device tensors."""
+    """Return a kernel for the CPU's autocast key that leaves device tensors unchanged.
+
+    For CPU tensors it calls `original`, PyTorch's kernel of `operator`.
+    """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
@@ -213,7 +222,10 @@ def kernels() -> list[tuple[str, Callable[..., Any]]]:
 
 
 def overload(name: str) -> Any:
-    """Return the operator named "prod" or "prod.dim_int", or None if torch does not have it."""
+    """Return the operator of `torch.ops.aten` with this name, such as "prod" or "prod.dim_int".
+
+    Returns None if the installed torch does not have it.
+    """
     packet, _, variant = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), variant or "default", None)
 
@@ -222,14 +234,15 @@ def overload(name: str) -> Any:
 
 
 def eligible(x: Any) -> bool:
-    """Return whether autocast may cast `x`: device tensors of 16 or 32 bit floats."""
+    """Return whether autocast may cast `x`: a device tensor of 16-bit or 32-bit floats."""
     return type(x) is VirtualTensor and x.dtype.is_floating_point and x.dtype is not torch.float64
 
 
 def cast(x: Any, dtype: torch.dtype, lower: torch.dtype) -> Any:
-    """Return a device tensor in this dtype, and anything else unchanged.
+    """Convert a device tensor to `dtype`, and return anything else unchanged.
 
-    Tensors in lists are cast, too. Casts to `lower`, the region's dtype, are cached for weights.
+    Tensors in lists are cast, too. Casts of weights to `lower`, the dtype of the autocast region,
+    are cached.
     """
     if isinstance(x, (list, tuple)):
         return type(x)(cast(y, dtype, lower) for y in x)
@@ -247,10 +260,10 @@ def cast(x: Any, dtype: torch.dtype, lower: torch.dtype) -> Any:
 def cast_all(
     args: tuple, kwargs: dict, dtype: torch.dtype, lower: torch.dtype
 ) -> tuple[tuple, dict]:
-    """Return the arguments after casting them, the last one first.
+    """Return the arguments of an operator after casting its device tensors to `dtype`.
 
-    PyTorch's compiled code has this order, which decides the order of the copies in memory and in a
-    backward pass.
+    The last argument is cast first. PyTorch's compiled code has this order, which decides the order
+    of the copies in memory and in a backward pass. `lower` is the dtype of the autocast region.
     """
     named = {name: cast(kwargs[name], dtype, lower) for name in reversed(kwargs)}
     backwards = [cast(x, dtype, lower) for x in reversed(args)]
@@ -261,9 +274,10 @@ def cast_all(
 
 
 def casting(choose: Callable[..., torch.dtype]) -> Callable[[Any], Callable[..., Any]]:
-    """Return a function that makes an operator's kernel, which casts the arguments first.
+    """Return a function that makes the autocast kernel of an operator.
 
-    The arguments are cast to `choose(lower, *arguments)`, where `lower` is the region's dtype.
+    The kernel casts all arguments to the dtype `choose(lower, *arguments)`, where `lower` is the
+    dtype of the autocast region, and then calls the operator.
     """
 
     def of(operator: Any) -> Callable[..., Any]:
@@ -280,7 +294,7 @@ def casting(choose: Callable[..., torch.dtype]) -> Callable[[Any], Callable[...,
 
 
 def with_float32_result(operator: Any) -> Callable[..., Any]:
-    """Return a kernel that asks the operator for a float32 result."""
+    """Return an autocast kernel that asks `operator` for a float32 result."""
     names = [argument.name for argument in operator._schema.arguments]
     position = names.index("dtype")
     keyword_only = operator._schema.arguments[position].kwarg_only
@@ -300,7 +314,10 @@ def with_float32_result(operator: Any) -> Callable[..., Any]:
 
 
 def with_float32_appended(operator: Any) -> Callable[..., Any]:
-    """Return a kernel that calls the operator's overload with a dtype, which is float32."""
+    """Return an autocast kernel that calls the overload of `operator` with a `dtype` argument.
+
+    The dtype is float32.
+    """
     name, variant = operator._schema.name[6:], operator._schema.overload_name
     wider = overload(f"{name}.{APPEND_FLOAT32[f'{name}.{variant}']}")
     arguments = operator._schema.arguments
@@ -317,9 +334,10 @@ def with_float32_appended(operator: Any) -> Callable[..., Any]:
 
 
 def widest(dtype: torch.dtype, *arguments: Any) -> torch.dtype:
-    """Return float32 if one of the device tensors has it, and `dtype` otherwise.
+    """Return float32 if one of the device tensors has this dtype, and `dtype` otherwise.
 
-    Raises RuntimeError if the tensors have different half precisions.
+    `arguments` are those of an operator. Raises RuntimeError if its tensors have different half
+    precisions.
     """
     for x in arguments:
         if isinstance(x, (list, tuple)):
@@ -333,7 +351,10 @@ def widest(dtype: torch.dtype, *arguments: Any) -> torch.dtype:
 
 
 def banned(operator: Any) -> Callable[..., Any]:
-    """Return a kernel that raises RuntimeError for device tensors, as CUDA's autocast does."""
+    """Return an autocast kernel that raises RuntimeError if `operator` gets device tensors.
+
+    CUDA's autocast does the same.
+    """
 
     def kernel(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if type(input) is VirtualTensor:

@@ -10,7 +10,10 @@ NETWORK = "400Gb/s"  # default rate of one GPU's network adapter
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes per second of "400Gb/s" or "50GB/s". Raises ValueError for other units."""
+    """Convert a rate such as "400Gb/s" or "50GB/s" to bytes per second.
+
+    Raises ValueError for other units.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(\S+)\s*", text)
     if match is None or match[2] not in _BITS or float(match[1]) == 0:
         raise ValueError(

@@ -19,7 +19,9 @@ BUFFER_BYTES = 10 << 20  # broadcast_coalesced sends tensors together until they
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name.
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
 
     The functions that replace C++'s are in `ANSWERS`.
     """
@@ -33,10 +35,10 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
 def placed(
     forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the forward and backward pass of a function over several GPUs.
+    """Return `forward` and `backward`, the passes of a function over several GPUs, changed.
 
-    Where a gradient is missing, autograd's C++ makes zeros without knowing their GPU. The
-    returned passes put these zeros on the right GPU.
+    Where a gradient is missing, autograd's C++ makes zeros without knowing their GPU. The returned
+    passes put these zeros on the right GPU.
     """
 
     def remember(ctx: Any, target_gpus: Sequence[Any], *args: Any) -> Any:
@@ -51,7 +53,7 @@ def placed(
 
 
 def _at_home(gradient: torch.Tensor | None, gpu: hardware.Gpu | None) -> torch.Tensor | None:
-    """Return the gradient if it is on `gpu`, and zeros on `gpu` otherwise."""
+    """Return the gradient if it is on `gpu`, and zeros of the same shape on `gpu` otherwise."""
     if gradient is None or gpu is None or gpu_of(gradient) is gpu:
         return gradient
     return torch.zeros_like(gradient, device=gpu.device)
@@ -71,7 +73,10 @@ def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor
 
 
 def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy the tensor to the tensors in `out`. Raises RuntimeError for a wrong device or shape."""
+    """Copy `tensor` to each tensor in `out`, and return these.
+
+    Raises RuntimeError for a wrong device or shape.
+    """
     for index, target in enumerate(out):
         _require_on_gpu("output", index, target)
         if target.shape != tensor.shape:
@@ -205,7 +210,10 @@ def gather(
 
 
 def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
-    """Concatenate the tensors along `dim` in `out`. Raises RuntimeError for a wrong shape."""
+    """Concatenate the tensors along `dim` into `out`, and return it.
+
+    Raises RuntimeError for a wrong shape.
+    """
     shape = _gathered(tensors, dim)
     if shape != list(out.shape):
         raise RuntimeError(f"Expected out tensor to have shape {shape}, but got {list(out.shape)}")
@@ -213,7 +221,7 @@ def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> 
 
 
 def _gather_into(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
-    """Copy the tensors, one after the other along `dim`, to `out`."""
+    """Copy the tensors, one after the other along `dim`, into `out`, and return it."""
     sizes = [tensor.shape[dim] for tensor in tensors]
     for part, tensor in zip(out.split(sizes, dim), tensors, strict=True):
         part.copy_(tensor, non_blocking=out.is_cuda)
@@ -237,14 +245,20 @@ def reduce(
 
 
 def _take_time(tensors: int) -> None:
-    """Advance the clock by the host time of the Python code that calls one of these functions."""
+    """Advance the clock by the host time of the Python code around a copy over several GPUs.
+
+    The functions of this module call it. `tensors` is the number of their tensors.
+    """
     machine = hardware.machine()
     profile = machine.profile
     machine.clock.advance_host(profile.function_seconds + tensors * profile.attribute_seconds)
 
 
 def _gathered(tensors: Sequence[torch.Tensor], dim: int) -> list[int]:
-    """Return the shape of the concatenated tensors. Raises RuntimeError if they do not fit."""
+    """Return the shape of the tensors' concatenation along `dim`.
+
+    Raises RuntimeError if the shapes do not fit.
+    """
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
     first = tensors[0]
@@ -287,7 +301,7 @@ def _same_but_for(dim: int, one: torch.Size, other: torch.Size) -> bool:
 
 
 def _format(tensor: torch.Tensor) -> torch.memory_format:
-    """Return the tensor's memory format: channels last, or contiguous."""
+    """Return the memory format of a tensor: channels last, or contiguous."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     form = formats.get(tensor.dim(), torch.contiguous_format)
     if not tensor.is_contiguous() and tensor.is_contiguous(memory_format=form):
@@ -296,7 +310,7 @@ def _format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]]:
-    """Group the indices of tensors that are sent together.
+    """Group the indices of the tensors that are sent in one message.
 
     A group has one dtype and grows until it reaches `buffer_size` bytes. Sparse tensors are sent
     alone.
@@ -318,7 +332,7 @@ def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]
 
 
 def _add_from(output: VirtualTensor, tensor: VirtualTensor) -> None:
-    """Add a tensor of another device in place.
+    """Add `tensor`, which is on another GPU, to `output` in place.
 
     NCCL reads it over the link and uses no memory of PyTorch.
     """

@@ -25,7 +25,7 @@ REFUSED = 2  # the exit status that argparse uses for a refused argument
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run the command `python -m virtualgpu` with these arguments, and return its exit status."""
     return run_command(parser(), arguments)
 
 
@@ -51,7 +51,10 @@ def run_command(parser: CommandParser, arguments: list[str] | None) -> int:
 
 
 def add_run(parser: CommandParser, name: str) -> None:
-    """Add the options and the action of `run`. Its messages begin with `name`."""
+    """Add the options and the action of the command `run` to a parser.
+
+    The command's messages begin with `name`.
+    """
     parser.add(VIRTUAL_TIME)
     add_machine(parser)
     parser.add_script()
@@ -72,7 +75,10 @@ def add_machine(parser: CommandParser) -> None:
 
 
 def checked_gpus(options: argparse.Namespace) -> int:
-    """Return the number of GPUs in the options. Raises ValueError if no machine has this number."""
+    """Return the number of GPUs that the command-line options ask for.
+
+    Raises ValueError if no machine has this number.
+    """
     if options.gpus is None:
         return 1
     if not 1 <= options.gpus <= machines.MAXIMUM:
@@ -83,7 +89,7 @@ def checked_gpus(options: argparse.Namespace) -> int:
 
 
 def checked_host(text: str) -> float:
-    """Return the number given with `--host`. For "here", measure this computer's speed.
+    """Convert the value of `--host` to a number. For "here", measure this computer's speed.
 
     Raises ValueError for anything else.
     """
@@ -98,10 +104,10 @@ def checked_host(text: str) -> float:
 
 
 def _run(options: argparse.Namespace, name: str) -> int:
-    """Run a script. The messages begin with `name`.
+    """Run the script that the options name, and return the exit status.
 
-    The machine stays in use until the process ends, because threads and atexit functions of the
-    script can run after its last line.
+    Messages begin with `name`. The machine stays in use until the process ends, because threads and
+    atexit functions of the script can run after its last line.
     """
     whose = "Times in the script are this computer's, not the model's."
     if options.virtual_time:
@@ -122,9 +128,10 @@ def _run(options: argparse.Namespace, name: str) -> int:
 
 
 def use_machine(options: argparse.Namespace, name: str, whose: str) -> "VirtualGPUs":
-    """Use the virtual GPUs that the options of `add_machine` ask for, and describe them.
+    """Put the virtual GPUs that the options of `add_machine` describe in use, and return them.
 
-    Raises the errors of `machines.use`.
+    Their description is printed. It begins with `name` and ends with the sentence `whose`, which
+    says whose times the script shows. Raises the errors of `machines.use`.
     """
     gpus = machines.use(
         checked_gpus(options),
@@ -139,9 +146,10 @@ def use_machine(options: argparse.Namespace, name: str, whose: str) -> "VirtualG
 
 
 def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
-    """Describe a script's machine on standard error, and say whether its times are virtual.
+    """Describe a script's virtual GPUs on standard error.
 
-    After a minute of CPU time, suggest --no-values once.
+    The line begins with `name` and ends with the sentence `whose`, which says whether the script's
+    times are virtual. After a minute of CPU time, suggest --no-values once.
     """
     where = f"{gpus.description}."
     if gpus.request.host != 1:
@@ -169,7 +177,10 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
 
 
 def _hand_down(gpus: "VirtualGPUs") -> None:
-    """Give the same virtual GPUs to the Python programs that the script starts."""
+    """Give Python programs that the script starts the same virtual GPUs.
+
+    The environment variables of this process tell them.
+    """
     names = ("gpus", "like", "memory", "values", "host")
     request = {name: getattr(gpus.request, name) for name in names}
     request |= {"front": front_end.name(), "places": front_end.import_folders()}
@@ -179,7 +190,10 @@ def _hand_down(gpus: "VirtualGPUs") -> None:
 
 
 def set_up_for_times(gpus: "VirtualGPUs", virtual_time: bool) -> None:
-    """Prepare the machine for a script that measures times."""
+    """Prepare the machine for a script that measures times.
+
+    With `virtual_time`, the module `time` shows the machine's clock.
+    """
     from virtualgpu.host import time_module
 
     machine = gpus.machine

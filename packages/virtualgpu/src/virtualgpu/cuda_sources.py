@@ -13,12 +13,18 @@ _FUNCTIONS = ("load", "load_inline")
 
 
 def refusals(module: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the module, with functions that replace its own and refuse CUDA code."""
+    """Yield `torch.utils.cpp_extension` with replacements for its functions that compile CUDA code.
+
+    The replacements refuse CUDA code. `module` is the imported module.
+    """
     yield module, {name: _without_cuda(getattr(module, name)) for name in _FUNCTIONS}
 
 
 def _without_cuda(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `load`, changed so that it refuses CUDA code. C++ code for the host is compiled."""
+    """Return `load`, changed so that it refuses CUDA code.
+
+    `load` compiles source files. C++ code for the host is still compiled.
+    """
     signature = inspect.signature(load)
 
     @outermost

@@ -22,7 +22,10 @@ SAID = (
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield torch, {"compile": compile_eagerly(torch.compile)}
     yield (
         flex_attention,
@@ -34,9 +37,9 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def compile_eagerly(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.compile` without its compiler. Code runs as with `backend="eager"`.
+    """Return a replacement of `torch.compile`, which is the function `original`.
 
-    It warns once.
+    It does not compile. Code runs as with `backend="eager"`, and a warning says so once.
     """
     signature, said = inspect.signature(original), False
 
@@ -57,7 +60,7 @@ def compile_eagerly(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_graph(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the tracing function of flex attention, which traces nothing for a virtual GPU.
+    """Return `trace`, flex attention's tracing function, changed to skip virtual GPUs.
 
     The traced graphs compute gradients. They are not needed, because the operators that replace
     flex attention have gradients of their own.
@@ -80,7 +83,10 @@ class _EagerAttention:
         self._original = original
 
     def apply(self, query: torch.Tensor, *args: Any) -> Any:
-        """Compute attention with PyTorch's arguments, eagerly if `query` is on a virtual GPU."""
+        """Compute flex attention with PyTorch's arguments.
+
+        The operators run eagerly if `query` is on a virtual GPU.
+        """
         if type(query) is not VirtualTensor:
             return self._original.apply(query, *args)
         key, value, score_mod, _, block_mask, scale, options, of_mask, *of_score = args

@@ -73,7 +73,10 @@ _COPY_CONSTRUCT = (
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     # PyTorch remembers its constructors at the first call, which must come before the replacement.
     torch.utils._device._device_constructors()
     makers: dict[str, Any] = {name: with_any_device(getattr(torch, name)) for name in FACTORIES}

@@ -19,7 +19,10 @@ _PLAIN = frozenset({torch.Tensor, VirtualTensor, torch.nn.Parameter})
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield Function, {"apply": classmethod(noting_devices(vars(Function)["apply"]))}
     names = [name for name in ("apply", "apply_boxed") if name in vars(BackwardCFunction)]
     checked = {name: checking_devices(vars(BackwardCFunction)[name]) for name in names}

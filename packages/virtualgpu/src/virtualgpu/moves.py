@@ -40,7 +40,10 @@ _swap = torch._C._swap_tensor_impl
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     grad: Any = torch.Tensor.grad
     yield (
         torch.Tensor,

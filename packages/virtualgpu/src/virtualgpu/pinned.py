@@ -43,7 +43,10 @@ class LockedBlock:
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield torch.Tensor, {"is_pinned": lambda self, device=None: is_pinned(self)}
 
 

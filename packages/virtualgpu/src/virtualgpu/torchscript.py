@@ -30,7 +30,10 @@ _COPY = "a copy to a GPU inside torch.jit.script"
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
         yield kind, {"__call__": refusing(kind.__call__)}
     yield torch.jit.RecursiveScriptModule, {"_apply": apply}

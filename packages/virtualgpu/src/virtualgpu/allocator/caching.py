@@ -201,12 +201,12 @@ class CachingAllocator(AllocatorRules):
 
     @property
     def peak_allocated(self) -> int:
-        """The largest number of bytes allocated so far."""
+        """The largest number of bytes that were allocated at the same time so far."""
         return self._stats.peak("allocated_bytes")
 
     @property
     def peak_reserved(self) -> int:
-        """The largest number of bytes reserved so far."""
+        """The largest number of bytes that were reserved at the same time so far."""
         return self._stats.peak("reserved_bytes")
 
     def stats(self) -> dict:
@@ -262,7 +262,7 @@ class CachingAllocator(AllocatorRules):
             self._set_listeners(others)
 
     def _set_listeners(self, listeners: tuple[BlockListener, ...]) -> None:
-        """Replace all listeners."""
+        """Replace all listeners of the allocator's actions by `listeners`."""
         self._listeners = listeners
         self._watched = bool(listeners) or self._history is not None
 
@@ -332,7 +332,10 @@ class CachingAllocator(AllocatorRules):
                 self._free_late()
 
     def _reclaim(self) -> bool:
-        """Free exported blocks that other processes have released. Return if there were any."""
+        """Free exported blocks that other processes have released.
+
+        Returns whether there were any.
+        """
         if not self._collect():
             return False
         while self._late:  # blocks that finalizers freed during this call

@@ -12,30 +12,33 @@ from .pool import PENDING, Block
 
 
 class EventSource(Protocol):
-    """Interface to the streams' events. None of its methods may call the allocator."""
+    """Interface through which the allocator asks whether streams have finished their work.
+
+    None of its methods may call the allocator.
+    """
 
     def record(self, stream: int) -> object:
         """Return an event that is done when all work queued so far on `stream` is done."""
 
     def done(self, event: Any) -> bool:
-        """Return whether the work before the event is done."""
+        """Return whether the stream has done all work that was queued before `event`."""
 
     def wait(self, event: Any) -> None:
-        """Block the host until the work before the event is done."""
+        """Block the host until the stream has done all work that was queued before `event`."""
 
 
 class NoEvents:
-    """Events of streams whose work is always done."""
+    """Event source for streams whose work is always done. Its events are None."""
 
     def record(self, stream: int) -> None:
-        """Return no event."""
+        """Return None as the event, because there is nothing to wait for."""
 
     def done(self, event: object) -> bool:
-        """Return True."""
+        """Return True, because the work of every stream is always done."""
         return True
 
     def wait(self, event: object) -> None:
-        """Return at once."""
+        """Return at once, because the work of every stream is always done."""
 
 
 class DeferredFrees:
@@ -51,7 +54,7 @@ class DeferredFrees:
         self.waiting: dict[int, deque[tuple[object, Block]]] = {}
 
     def add(self, block: Block) -> None:
-        """Queue a freed block until its other streams have done the work that they have now."""
+        """Queue a freed block until the other streams that use it have done their present work."""
         block.state = PENDING
         streams = sorted(block.streams or ())
         block.events = len(streams)

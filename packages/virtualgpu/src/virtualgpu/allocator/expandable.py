@@ -17,7 +17,7 @@ _STRIDE = 1 << 44  # address distance between two devices
 
 
 class Allocator(Protocol):
-    """The members of `rules.AllocatorRules` that expandable segments use."""
+    """Protocol of the allocator that expandable segments belong to (`rules.AllocatorRules`)."""
 
     index: int
     total: int
@@ -86,10 +86,11 @@ class ExpandableSegments:
                         self._unmap(block)
 
     def _find_run(self, free_blocks: FreeBlocks, size: int, stream: int) -> Block:
-        """Return the first block of a run of unused neighbours that hold `size` bytes together.
+        """Return the first of several adjacent unused blocks that have `size` bytes together.
 
-        The neighbours may be mapped or not. Of several runs, the one with the lowest unmapped block
-        is taken. A new range is reserved if there is none.
+        The blocks belong to `stream` and may be mapped or not. Of several such groups, the one with
+        the lowest unmapped block is taken. If there is none, a new address range is reserved in the
+        pool `free_blocks`.
         """
         for _, block in free_blocks.unmapped.get(stream, ()):
             start = block
@@ -105,7 +106,10 @@ class ExpandableSegments:
         return self._new_range(free_blocks, stream)
 
     def _new_range(self, free_blocks: FreeBlocks, stream: int) -> Block:
-        """Reserve addresses for 1 1/8 of the device's memory, without memory behind them."""
+        """Reserve a new address range for `stream`, and return its only block, which is not mapped.
+
+        The range belongs to the pool `free_blocks`. It is as long as 1 1/8 of the device's memory.
+        """
         page = self._allocator.settings.large_segment_size
         if free_blocks.pool.small:
             page = SMALL_SEGMENT
@@ -168,7 +172,7 @@ class ExpandableSegments:
 
 
 def _growable(block: Block) -> int:
-    """Return the bytes of a block and of the unmapped addresses directly after it, added up."""
+    """Return the bytes that the block can have if it grows into the unmapped range after it."""
     following = block.next
     if following is not None and following.state == UNMAPPED:
         return block.size + following.size

@@ -47,7 +47,10 @@ class History:
         self._skipped = skipped
 
     def stack(self, action: str) -> list[dict]:
-        """Return the caller's stack, or [] if the context level does not keep it for `action`."""
+        """Return the caller's stack for an event of the kind `action`.
+
+        Returns [] if the history's context level does not keep stacks for this kind.
+        """
         needed = _LEVELS["all"]
         if action in ("alloc", "segment_alloc", "segment_map", "oom"):
             needed = _LEVELS["state"]
@@ -64,9 +67,11 @@ class History:
         frames: list[dict] | None = None,
         pool_id: tuple[int, int] = NO_POOL,
     ) -> None:
-        """Add an event, unless its kind is skipped.
+        """Add an event of the kind `action` to the history, unless this kind is skipped.
 
-        For an `oom` event, `address` is the number of free bytes of the device.
+        `size` is in bytes. Without `frames`, the current stack of the caller is stored. `pool_id`
+        is the private pool of the block. For an `oom` event, `address` is the number of free bytes
+        of the device.
         """
         if action in self._skipped:
             return
@@ -86,7 +91,7 @@ class History:
 
 
 def snapshot(device: int, segments: Iterable[Segment]) -> list[dict]:
-    """Return one dictionary per segment, in the order of addresses.
+    """Return the memory snapshot of a device: one dictionary per segment, in address order.
 
     Each mapped part of an expandable segment counts as a segment.
     """

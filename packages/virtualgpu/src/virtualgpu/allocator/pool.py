@@ -124,7 +124,7 @@ class FreeBlocks:
         self.unmapped: dict[int, list[tuple[int, Block]]] = {}
 
     def add(self, block: Block) -> None:
-        """Insert a block into its stream's list."""
+        """Insert a free block into the list of its stream."""
         free = self.by_stream.get(block.stream)
         if free is None:
             free = self.by_stream[block.stream] = []
@@ -132,7 +132,7 @@ class FreeBlocks:
         insort(free, (block.size, block.address, block))
 
     def remove(self, block: Block) -> None:
-        """Remove a block from its stream's list."""
+        """Remove a block from the list of its stream."""
         free = self.by_stream[block.stream]
         del free[bisect_left(free, (block.size, block.address))]
 
@@ -162,7 +162,7 @@ class Pool:
         self.split_blocks = self.unsplit_blocks = self.split_bytes = self.unsplit_bytes = 0
 
     def configure(self, settings: Settings) -> None:
-        """Set when a block is split.
+        """Apply the settings that say when a block is split.
 
         A block is split if at least `least_tail` bytes remain and the request is smaller than
         `split_below` bytes.

@@ -96,7 +96,7 @@ class AllocatorRules:
             self._expandable = ExpandableSegments(self)
 
     def _limit(self, fraction: float) -> None:
-        """Allow this share of the device's memory, from 0 to 1. 1 removes the limit.
+        """Limit the reserved memory to this fraction of the device's memory. 1 removes the limit.
 
         PyTorch rounds the limit to the nearest byte from version 2.12 on, and down before.
         """
@@ -130,14 +130,18 @@ class AllocatorRules:
         return block
 
     def _free_blocks(self, pool: Pool, stream: int) -> FreeBlocks:
-        """Return the free blocks that serve `stream` now, of a private pool if one takes it."""
+        """Return the list of free blocks that serves requests of `stream` now.
+
+        It is the list of a private pool if such a pool takes the stream's requests. Otherwise it is
+        that of `pool`, the small or the large one.
+        """
         for private, takes in reversed(self._routes):
             if takes(stream):
                 return private.small if pool.small else private.large
         return pool.free_blocks
 
     def _best_fit(self, free_blocks: FreeBlocks, size: int, stream: int) -> Block | None:
-        """Take the smallest free block of `stream` that holds `size` bytes, or return None.
+        """Take the smallest free block of `stream` that has at least `size` bytes, or return None.
 
         Of several equally large blocks, the one at the lowest address is taken.
         """
@@ -160,9 +164,10 @@ class AllocatorRules:
         return block
 
     def _obtain(self, free_blocks: FreeBlocks, size: int, stream: int, nbytes: int) -> Block:
-        """Return a block of new memory, after releasing cached memory if that is necessary.
+        """Return a block of at least `size` bytes of new memory for a request of `nbytes` bytes.
 
-        Raises OutOfMemory. PyTorch does not search the free blocks again after a release.
+        If the device is full, cached memory is released first. Raises OutOfMemory if that is not
+        enough. PyTorch does not search the free blocks again after a release.
         """
         if nbytes >= _LARGEST:
             raise self._out_of_memory(TOO_LARGE, nbytes, nbytes)
@@ -190,9 +195,10 @@ class AllocatorRules:
         return block
 
     def _grow(self, free_blocks: FreeBlocks, size: int, wanted: int, stream: int) -> Block | None:
-        """Return a block of at least `size` bytes of new memory.
+        """Return a block of at least `size` bytes of new memory, in the pool `free_blocks`.
 
-        Returns None if `wanted` bytes exceed the limit or the device's free memory.
+        `wanted` is the size of the segment to reserve. Returns None if it exceeds the memory limit
+        or the device's free memory.
         """
         if self.allowed is not None and self.reserved + wanted > self.allowed:
             return None
@@ -218,7 +224,10 @@ class AllocatorRules:
         return segment.first
 
     def _mark_allocated(self, block: Block, pool: Pool, size: int, nbytes: int) -> None:
-        """Cut the block to `size` bytes if the rest is worth keeping, and count it as allocated."""
+        """Count a block of `pool` as allocated for a request of `nbytes` bytes.
+
+        The block is cut to `size` bytes first if the rest is large enough to be kept.
+        """
         counted = block.segment.page == 0  # inactive_split does not count expandable segments
         was_split = block.previous is not None or block.next is not None
         remaining = block.size - size
@@ -303,7 +312,7 @@ class AllocatorRules:
             pool.unsplit_bytes -= nbytes
 
     def _defer(self, block: Block) -> None:
-        """Keep the block until the other streams have done all work that they have now."""
+        """Keep a freed block until the other streams that use it have done their present work."""
         self._stats.note_deferred()
         pool = block.segment.pool
         pool.pending += 1
@@ -403,7 +412,7 @@ class AllocatorRules:
                 free.remove(block)
 
     def _release(self, block: Block) -> None:
-        """Release the segment that this free block fills."""
+        """Release the segment that consists only of this free block."""
         segment = block.segment
         pool = segment.pool
         segment.free_blocks.remove(block)
@@ -421,7 +430,10 @@ class AllocatorRules:
     # Steps that several of the above use
 
     def _reclaim(self) -> bool:
-        """Free exported blocks that other processes have released. Return if there were any."""
+        """Free exported blocks that other processes have released.
+
+        Returns whether there were any.
+        """
         return False
 
     def _best_fit_of_oom_pools(
@@ -449,7 +461,11 @@ class AllocatorRules:
         self._stats.note_reserved()
 
     def _notify(self, action: str, block: Block, address: int, size: int) -> None:
-        """Record an event in the history and call the listeners."""
+        """Record an event in the history and call the listeners.
+
+        `action` is the kind of event, and `address` and `size` say which bytes of `block` it is
+        about.
+        """
         if self._history is not None:
             frames = self._history.stack(action)
             if action == "alloc":

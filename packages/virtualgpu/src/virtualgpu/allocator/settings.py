@@ -125,7 +125,11 @@ class Settings:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Split the text at commas outside brackets, and each part at its first colon."""
+    """Split the settings' text into pairs of key and value.
+
+    The pairs are separated by commas outside brackets, and a pair is split at its first colon.
+    Raises ValueError for a pair without a colon.
+    """
     parts = [part for part in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", text)) if part]
     for part in parts:
         if ":" not in part:
@@ -134,9 +138,9 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _read(key: str, value: str) -> tuple[str, object]:
-    """Return the field of Settings that a key sets, and its value.
+    """Return (name of a field of `Settings`, its value) for a key and its text.
 
-    Keys that have no effect return the field "host" or "backend".
+    Keys that have no effect on a virtual GPU return the field "host" or "backend".
     """
     if key in _SWITCHES_OF_THE_HOST:
         return "host", _switch(key, value)
@@ -178,21 +182,21 @@ def _read(key: str, value: str) -> tuple[str, object]:
 
 
 def _switch(key: str, value: str) -> bool:
-    """Return the boolean that `value` spells."""
+    """Convert "True" or "False", the text of the setting `key`, to a boolean."""
     if value not in ("True", "False"):
         raise ValueError(f"{key} must be True or False, got {value!r}")
     return value == "True"
 
 
 def _whole(key: str, value: str) -> int:
-    """Return the non-negative integer that `value` spells."""
+    """Convert the text of the setting `key` to a non-negative integer."""
     if not value.isdecimal():
         raise ValueError(f"{key} must be a whole number, got {value!r}")
     return int(value)
 
 
 def _fraction(value: str) -> float:
-    """Return the number from 0 to 1 that `value` spells."""
+    """Convert the text of a setting to a number from 0 to 1."""
     try:
         fraction = float(value)
     except ValueError:
@@ -203,7 +207,7 @@ def _fraction(value: str) -> float:
 
 
 def _power_of_two(value: str, what: str) -> int:
-    """Return the power of two that `value` spells. `what` names it in the error message."""
+    """Convert the text of a setting to a power of two. `what` names the setting in the error."""
     number = _whole(what, value)
     if number & (number - 1):
         raise ValueError(f"{what} must be a power of two, got {number}")
@@ -211,11 +215,11 @@ def _power_of_two(value: str, what: str) -> int:
 
 
 def _divisions(value: str) -> tuple[int, ...]:
-    """Return the divisions of all intervals.
+    """Return, for each interval of sizes, the number of divisions to which sizes are rounded.
 
-    The value is one number for all intervals (`4`) or a list of `start in MB:number`, in which `>`
-    means all later intervals. The first entry also applies to all smaller sizes. An interval that
-    is not in the list is not rounded.
+    `value` is the text of `roundup_power2_divisions`. It is one number for all intervals (`4`) or a
+    list of `start in MB:number`, in which `>` means all later intervals. The first entry also
+    applies to all smaller sizes. An interval that is not in the list is not rounded.
     """
     what = "roundup_power2_divisions"
     if not value.startswith("["):

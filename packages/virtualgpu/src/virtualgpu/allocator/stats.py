@@ -31,7 +31,7 @@ class Stat:
         self.current = self.peak = self.allocated = self.freed = 0
 
     def change(self, amount: int) -> None:
-        """Add `amount`, which may be negative."""
+        """Add `amount`, which may be negative, to the statistic, and update its four figures."""
         self.current += amount
         self.peak = max(self.peak, self.current)
         if amount > 0:
@@ -40,7 +40,7 @@ class Stat:
             self.freed -= amount
 
     def nested(self) -> dict[str, int]:
-        """Return the four figures as PyTorch names them."""
+        """Return the four figures as a dictionary with PyTorch's keys."""
         return {
             "current": self.current,
             "peak": self.peak,
@@ -88,14 +88,14 @@ class Stats:
         return small.malloc_bytes + large.malloc_bytes - completed - pending
 
     def peak(self, key: str) -> int:
-        """Return the highest value of a statistic so far, of both pools together."""
+        """Return the highest value so far of the statistic `key`, for both pools together."""
         self.note_use()
         return self._peaks[key][0]
 
     # Peaks
 
     def _share_peaks(self) -> None:
-        """Use the same peaks for allocated and active memory.
+        """Store the peaks of allocated and of active memory in the same lists.
 
         Both are equal as long as no free waits for another stream.
         """
@@ -103,7 +103,7 @@ class Stats:
         self._peaks["allocated_bytes"] = self._peaks["active_bytes"]
 
     def note_use(self) -> None:
-        """Note the peaks of the values that an allocation has raised, before any of them falls."""
+        """Update the peaks of the values that an allocation raised, before any of them falls."""
         small, large, peaks = self._small, self._large, self._peaks
         few = small.mallocs - small.completed
         many = large.mallocs - large.completed
@@ -123,7 +123,7 @@ class Stats:
             )
 
     def note_deferred(self) -> None:
-        """Note the peaks before a free is deferred. From then on, allocated and active differ."""
+        """Update the peaks before a free is deferred. From then on, allocated and active differ."""
         self.note_use()
         if not self._deferred:
             self._deferred = True
@@ -131,7 +131,7 @@ class Stats:
                 self._peaks[key] = list(self._peaks[key])
 
     def note_split(self) -> None:
-        """Note the peaks of inactive split blocks, after they rose."""
+        """Update the peaks of inactive split blocks, after their number rose."""
         small, large = self._small, self._large
         _note(
             self._peaks["inactive_split"],
@@ -145,7 +145,7 @@ class Stats:
         )
 
     def note_reserved(self) -> None:
-        """Note the peaks of segments and reserved bytes, after they rose."""
+        """Update the peaks of segments and reserved bytes, after they rose."""
         small, large = self._small, self._large
         _note(
             self._peaks["segment"],
@@ -201,7 +201,7 @@ class Stats:
         }
 
     def _by_pool(self, key: str) -> dict[str, dict[str, int]]:
-        """Return the figures of a statistic for the large pool, the small pool and both."""
+        """Return the figures of the statistic `key` for the large pool, the small pool and both."""
         peak, large_peak, small_peak = self._peaks[key]
         large_forgotten, small_forgotten = self._forgotten[key]
         large = _figures(_SUMS[key](self._large), large_forgotten, large_peak)
@@ -212,9 +212,10 @@ class Stats:
 
 
 def _figures(sums: tuple[int, int], forgotten: tuple[int, int], peak: int) -> dict[str, int]:
-    """Return PyTorch's four figures for a pair of counters (added, removed).
+    """Return a dictionary of PyTorch's four figures of a statistic.
 
-    `forgotten` holds the counters at the last reset.
+    `sums` are two counters, of what was added and of what was removed. `forgotten` has their values
+    at the last reset. `peak` is the highest difference of the two.
     """
     added, removed = sums
     return {
@@ -226,7 +227,11 @@ def _figures(sums: tuple[int, int], forgotten: tuple[int, int], peak: int) -> di
 
 
 def _note(peaks: list[int], few: int, many: int) -> None:
-    """Raise the peaks (of both pools, the large and the small one) to at least these values."""
+    """Raise the peaks to at least the present values.
+
+    `peaks` has the peak of both pools together, of the large pool and of the small pool. `few` is
+    the value of the small pool, and `many` that of the large pool.
+    """
     if few > peaks[2]:
         peaks[2] = few
     if many > peaks[1]:

@@ -94,21 +94,29 @@ def kernel_seconds(
 
 
 def _overlapping(memory: float, arithmetic: float) -> float:
-    """Return the seconds of a product whose memory and arithmetic times overlap imperfectly."""
+    """Return the seconds of a matrix product from its memory seconds and its arithmetic seconds.
+
+    The two overlap imperfectly, so the result is somewhat longer than the longer of them.
+    """
     longer, shorter = max(memory, arithmetic), min(memory, arithmetic)
     return longer * (1 + (shorter / longer) ** OVERLAP) ** (1 / OVERLAP)
 
 
 def further_seconds(profile: Profile, clocks: float, serial: float, around: float) -> float:
-    """Return the device seconds that a kernel takes beyond the roofline (see `ops.call.Work`)."""
+    """Return the device seconds that a kernel takes in addition to the roofline.
+
+    `clocks` and `serial` are clocks of a multiprocessor, and `around` is bytes moved by further
+    kernels (see `ops.call.Work`).
+    """
     instructions = (clocks / profile.multiprocessors + serial) / (1e3 * profile.sm_clock_khz)
     return instructions + _memory_seconds(profile, around)
 
 
 def clocks_beyond_memory(profile: Profile, clocks: float, bytes_moved: float) -> float:
-    """Return the clocks by which a kernel's instructions take longer than moving its bytes.
+    """Return the clocks of a kernel that are not hidden behind moving its bytes.
 
-    Clocks are counted over all multiprocessors together.
+    `clocks` are those of the kernel's instructions. They are counted over all multiprocessors
+    together.
     """
     memory = _memory_seconds(profile, bytes_moved)
     available = memory * 1e3 * profile.sm_clock_khz * profile.multiprocessors
@@ -121,7 +129,7 @@ def _memory_seconds(profile: Profile, bytes_moved: float) -> float:
 
 
 def _vector_flops(profile: Profile, format: str) -> float:
-    """Return the operations per second outside matrix products.
+    """Return the operations per second of kernels that are not matrix products.
 
     Only matrix products use tensor cores. 16-bit formats are therefore computed in float32.
     """
@@ -136,13 +144,15 @@ def _matmul_seconds(
     matrix: Sides | None,
     split_terms: int,
 ) -> float:
-    """Return the seconds of the arithmetic of a matrix product.
+    """Return the seconds that the arithmetic of a matrix product takes.
 
     The product is computed in waves of tiles, one tile per multiprocessor. The tiles are large, or
     small if less of the GPU is idle then. A small product stays far below the peak because it has
     fewer tiles than the GPU has multiprocessors. Tiles at a matrix's edge take as long as whole
     ones. Without tensor cores, a tile takes as long as if it had some more terms, because its first
     factors have to arrive and its results have to be written.
+
+    The arguments are those of `kernel_seconds`.
     """
     fill = 0.0
     if _computed_as(profile, format) == "float32":
@@ -165,9 +175,9 @@ def _matmul_seconds(
 
 
 def _tiles(profile: Profile, format: str) -> list[tuple[Sides, bool]]:
-    """Return the possible tiles, each with whether it is small.
+    """Return (tile, whether it is small) for each size of tile that the product can use.
 
-    Small tiles have half the rows and columns of large ones.
+    Small tiles have half the rows and columns of large ones. `format` is the format of the factors.
     """
     rows, columns = TILES[_computed_as(profile, format)]
     orientations = [(rows, columns)]
@@ -179,7 +189,10 @@ def _tiles(profile: Profile, format: str) -> list[tuple[Sides, bool]]:
 
 
 def _computed_as(profile: Profile, format: str) -> str:
-    """Return the format in which the GPU computes: float32 without tensor cores for `format`."""
+    """Return the format in which the GPU's units compute matrix products of `format`.
+
+    It is float32 if the GPU has no tensor cores for `format`.
+    """
     if format not in ("tf32", "bfloat16"):
         return format
     if profile.peak_flops[format] == profile.peak_flops["float32"]:
@@ -190,7 +203,11 @@ def _computed_as(profile: Profile, format: str) -> str:
 def _tiling(
     flops: float, outputs: int, matrix: Sides | None, tile: Sides
 ) -> tuple[int, int, float]:
-    """Return (tiles, elements per tile, terms per element) of a matrix product."""
+    """Return (tiles, elements per tile, terms per element) of a matrix product.
+
+    The product has `flops` operations and `outputs` elements (0 means a square result). `matrix` is
+    the size of each result, and `tile` that of a tile.
+    """
     outputs = outputs or round((flops / 2) ** (2 / 3))
     terms = flops / (2 * outputs)
     if matrix is None or min(matrix) < NARROW:
@@ -205,7 +222,8 @@ def _parts(
 ) -> int:
     """Return the number of multiprocessors among which the sums of a tile are split.
 
-    Only cuBLAS splits sums, so the number is 1 without a `matrix`.
+    Each sum has `terms` terms, and at least `split_terms` of them stay together. Only cuBLAS splits
+    sums, so the number is 1 without a `matrix`.
     """
     if matrix is None:
         return 1

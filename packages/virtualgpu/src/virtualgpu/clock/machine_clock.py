@@ -161,30 +161,33 @@ class Recorder(Protocol):
     """
 
     def launch(self, stream: StreamTime, seconds: float, name: str, share: float) -> Span:
-        """Record a kernel."""
+        """Record a kernel of `seconds` on a captured stream, which uses a `share` of the GPU."""
 
     def copy(
         self, stream: StreamTime, engine: str, seconds: float, blocking: bool, name: str
     ) -> Span:
-        """Record a copy."""
+        """Record a copy of `seconds` on a captured stream and on a copy engine such as "h2d"."""
 
     def record(self, stream: StreamTime) -> EventTime:
-        """Record an event."""
+        """Record an event on a captured stream, and return it."""
 
     def wait(self, stream: StreamTime, event: EventTime) -> None:
-        """Record a wait of a stream for an event."""
+        """Record that a stream waits for an event."""
 
     def run(self, call: Any) -> Any:
-        """Run and record an operator."""
+        """Record an operator, and return the results that it has during the capture."""
 
     def note(self, call: Any, do: Callable[[Any], Any]) -> Any:
-        """Run `do(call)` without values, and record it as what each replay repeats."""
+        """Record a call that every replay repeats, and return its results without values.
+
+        `do(call)` makes the results.
+        """
 
     def draw(self, generator: Any) -> None:
-        """Record that random numbers are drawn."""
+        """Record that an operator of the graph draws numbers from `generator`."""
 
     def made(self, tensor: Any) -> Any:
-        """Record that a tensor was made, and return it."""
+        """Record that the program made `tensor` during the capture, and return the tensor."""
 
     def happens(self, event: EventTime, of_program: Any) -> None:
         """Record that an external event of the program happens at every replay.
@@ -250,27 +253,30 @@ class Clock:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def call_when_learned(self, learner: Callable[[], None] | None) -> None:
-        """Call `learner` each time the host learns that more work is done. None removes it.
+        """Call `learner` each time the host learns that more work of the GPUs is done.
 
-        The learner is called outside the clock's lock.
+        None removes the function. It is called outside the clock's lock.
         """
         self._learner = learner
 
     def call_when_host_works(self, watcher: Callable[[], None] | None) -> None:
-        """Call `watcher` each time the host has spent time on work of its own. None removes it.
+        """Call `watcher` each time the host has spent time on work of its own.
 
-        The watcher is called outside the clock's lock.
+        None removes the function. It is called outside the clock's lock.
         """
         self._watcher = watcher
 
     def before(self, stream: StreamTime) -> Known:
-        """Return, for each stream, how many launches are done before the stream's next launch."""
+        """Return, by stream, how many launches are done before the next one on `stream`."""
         with self._lock:
             self._note_known(stream)
         return {**stream.known, stream: stream.count}
 
     def advance_host(self, seconds: float) -> None:
-        """Advance the host's time by its own work. Raises ValueError if `seconds` is negative."""
+        """Advance the host's time by `seconds` of its own work.
+
+        Raises ValueError if `seconds` is negative or infinite.
+        """
         if not 0.0 <= seconds < inf:
             _check(seconds)
         with self._lock:
@@ -389,13 +395,13 @@ class Clock:
         ready: float | None = None,
         meeting: int = 0,
     ) -> EventTime:
-        """Queue a collective of `nbytes` bytes and return its end.
+        """Queue a collective on `stream` and return the event at its end.
 
-        It was launched at `launched` and starts at `start`, when its last rank has arrived. This
-        rank arrived at `ready`. All ranks give the same number `meeting`. What
-        the stream was made to wait for after the launch does not delay it. The collective uses no
-        share of the GPU, because NCCL's kernels use only a few multiprocessors. Raises ValueError
-        for a negative time.
+        It was launched at the time `launched` and starts at `start`, when its last rank has
+        arrived. This rank arrived at `ready`. The collective takes `seconds` and moves `nbytes`
+        bytes. All ranks give the same number `meeting`. What the stream was made to wait for after
+        the launch does not delay it. The collective uses no share of the GPU, because NCCL's
+        kernels use only a few multiprocessors. Raises ValueError for a negative time.
         """
         _check(launched, start, seconds)
         device = stream.device_index
@@ -424,7 +430,7 @@ class Clock:
             self._graphs = number = self._graphs + 1
 
         def of_graph(what: Span | Wait) -> None:
-            """Mark a span as part of this launch of a CUDA graph, and call the listeners."""
+            """Mark a span as part of this launch of a CUDA graph, and pass it to the listeners."""
             if isinstance(what, Span):
                 what.graph, what.launched, what.overhead = number, launched, overhead
             for listener in listeners:
@@ -468,7 +474,7 @@ class Clock:
         return event
 
     def wait(self, stream: StreamTime, event: EventTime) -> None:
-        """Make all later work on the stream start after the event. The host does not wait."""
+        """Make all later work on `stream` start after `event`. The host does not wait."""
         capture = event.capture or stream.capture
         if capture is not None:
             return capture.wait(stream, event)
@@ -500,28 +506,37 @@ class Clock:
         return done
 
     def synchronize_stream(self, stream: StreamTime, overhead: float) -> None:
-        """Let the host wait until all work queued on the stream is done."""
+        """Let the host wait until all work queued on `stream` is done.
+
+        The call itself takes `overhead` seconds of the host.
+        """
         self._check_captures(stream)
         device, number = stream.device_index, stream.stream_id
         self._hold_host(stream.ready, overhead, "synchronize stream", device, number)
         self._learn({**stream.known, stream: stream.count})
 
     def synchronize_device(self, device_index: int, overhead: float) -> None:
-        """Let the host wait until all work queued on any stream of the device is done."""
+        """Let the host wait until all work queued on any stream of the device is done.
+
+        The call itself takes `overhead` seconds of the host.
+        """
         self._check_captures(device_index)
         done = self._devices.get(device_index, 0.0)
         self._hold_host(done, overhead, "synchronize device", device_index)
         self._learn({stream: stream.count for stream in self._streams.get(device_index, ())})
 
     def synchronize_event(self, event: EventTime, overhead: float) -> None:
-        """Let the host wait for the event."""
+        """Let the host wait until `event` has happened.
+
+        The call itself takes `overhead` seconds of the host.
+        """
         self._check_captures(event)
         device, number = event.stream.device_index, event.stream.stream_id
         self._hold_host(event.time, overhead, "synchronize event", device, number)
         self._learn(event.known)
 
     def _note_known(self, stream: StreamTime) -> None:
-        """Note on a stream which launches the host knows to be done.
+        """Add the launches that the host knows to be done to those that `stream` knows.
 
         They precede all work that the host queues from now on.
         """
@@ -534,7 +549,7 @@ class Clock:
             _add(stream.known, self.known)
 
     def _wait_for_place(self, stream: StreamTime) -> Wait | None:
-        """Let the host wait while the stream's queue of launches is full, and return the wait.
+        """Let the host wait while the launch queue of `stream` is full, and return this wait.
 
         Returns None if the queue is not full. The caller holds the clock's lock.
         """
@@ -546,12 +561,19 @@ class Clock:
         return Wait(device, number, ends[0], None, "full queue", asked, self.host)
 
     def _check_captures(self, awaited: StreamTime | EventTime | int, asks: bool = False) -> None:
-        """Raise CUDA's error if a running capture forbids a wait (or, with `asks`, a query)."""
+        """Raise CUDA's error if a running graph capture forbids this wait.
+
+        `awaited` is the stream, the event or the device index that the program waits for. With
+        `asks`, the program only asks whether the work is done.
+        """
         for capture in self.captures:
             capture.check_wait(awaited, asks)
 
     def _learn(self, known: Known) -> None:
-        """Note that the host knows these launches to be done."""
+        """Add `known` to the launches that the host knows to be done.
+
+        `known` has the number of finished launches for each stream.
+        """
         with self._lock:
             more = _add(self.known, known)
             self._version += more
@@ -561,7 +583,11 @@ class Clock:
     def _hold_host(
         self, done: float, overhead: float, name: str, device: int, stream: int | None = None
     ) -> None:
-        """Let the host wait in the call `name` for work that is done at `done`."""
+        """Let the host wait until the time `done`, in a call named `name`.
+
+        The call takes `overhead` seconds of the host. `device` and `stream` say whose work is
+        awaited.
+        """
         _check(overhead)
         with self._lock:
             asked = self.host
@@ -570,7 +596,7 @@ class Clock:
             self._notify(Wait(device, stream, done, None, name, asked, until))
 
     def _notify(self, what: Span | Wait) -> None:
-        """Call all listeners."""
+        """Call all listeners with a new span or wait."""
         for listener in self._listeners:
             listener(what)
 
@@ -586,7 +612,7 @@ def _add(known: Known, more: Known) -> bool:
 
 
 def _check(*durations: float) -> None:
-    """Raise ValueError unless all durations are finite and not negative."""
+    """Raise ValueError unless all durations, in seconds, are finite and not negative."""
     for seconds in durations:
         if not 0.0 <= seconds < inf:
             raise ValueError(f"expected a finite number of seconds from 0 on, got {seconds!r}")

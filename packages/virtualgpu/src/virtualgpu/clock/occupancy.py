@@ -50,7 +50,10 @@ class Occupancy:
         return self._fit_in(start, seconds, share)
 
     def _fit_in(self, start: float, seconds: float, share: float) -> tuple[float, float]:
-        """Return the start and end of a kernel that runs beside kernels queued before it."""
+        """Return (start, end) of a kernel that runs beside the kernels queued before it.
+
+        It can start at `start`, and takes `seconds` if its share of the GPU is free.
+        """
         times, taken = self._times, self._taken
         first = index = max(bisect_right(times, start) - 1, 0)
         new_times, new_taken = [times[index]], [taken[index]]  # these replace first to index
@@ -83,7 +86,11 @@ class Occupancy:
 
 
 def _append(times: list[float], taken: list[float], time: float, share: float) -> None:
-    """Append the share in use from `time` on, and merge it with an equal share before it."""
+    """Append to two parallel lists that `share` of the GPU is in use from `time` on.
+
+    `times` has the moments of change, and `taken` the shares from then on. A share equal to the one
+    before it is merged with it.
+    """
     if time == times[-1]:
         taken[-1] = share
         if len(taken) > 1 and taken[-2] == share:

@@ -22,10 +22,10 @@ _COLLECTIVES = [
 
 
 def called_by_hand(group: type) -> type:
-    """Make a class's collectives call the operators of `c10d::` for virtual tensors.
+    """Make the collective methods of `group` work for virtual tensors.
 
-    This is a class decorator. Gloo's methods, which the class inherits, still get all other
-    calls.
+    This is a class decorator. With virtual tensors the methods call the operators of `c10d::`. All
+    other calls go to the methods of gloo, which the class inherits.
     """
     for name in _COLLECTIVES:
         setattr(group, name, _through_operator(name, getattr(group, name)))
@@ -33,7 +33,10 @@ def called_by_hand(group: type) -> type:
 
 
 def _through_operator(name: str, gloo_method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls the operator for virtual tensors, and gloo's method otherwise."""
+    """Return a collective method that also works for virtual tensors.
+
+    For virtual tensors it calls the operator `name` of `c10d::`, and otherwise `gloo_method`.
+    """
 
     @wraps(gloo_method)
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:

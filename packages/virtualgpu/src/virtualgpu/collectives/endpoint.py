@@ -63,7 +63,10 @@ class Endpoint:
         _endpoints.add(self)
 
     def add_receiver(self, receive: Callable[[Message], None]) -> str:
-        """Call `receive` with each message that peers send to a new token. Return the token."""
+        """Register a receiver, and return the token to which peers address messages for it.
+
+        `receive` is called with each message.
+        """
         token = uuid.uuid4().hex
         self._receivers[token] = receive
         return token
@@ -113,7 +116,10 @@ class Endpoint:
                 Thread(target=self._send_rest, args=(name, outgoing), daemon=True).start()
 
     def _send_rest(self, name: str, outgoing: "_Outgoing") -> None:
-        """Send the waiting bytes to the peer as fast as it accepts them, until none are left."""
+        """Send the waiting bytes of `outgoing` to the peer `name` until none are left.
+
+        A thread runs this method. It sends as fast as the peer accepts the bytes.
+        """
         while True:
             outgoing.wait_until_writable(SLICE)
             with self._lock:
@@ -124,14 +130,20 @@ class Endpoint:
                     return
 
     def _flush(self, name: str) -> None:
-        """Send as many of the waiting bytes as the peer accepts now. Forget a peer that is gone."""
+        """Send as many waiting bytes to the peer `name` as it accepts now.
+
+        A peer that is gone is forgotten.
+        """
         try:
             self._outgoing[name].flush()
         except OSError:
             self._outgoing.pop(name).connection.close()
 
     def receive(self, seconds: float = 0.0) -> None:
-        """Give the receivers what peers have sent. Wait up to `seconds` if there is nothing yet."""
+        """Pass the messages that peers have sent to the receivers.
+
+        If there are none yet, wait for up to `seconds`.
+        """
         poll = select.poll()
         with self._lock:
             if not self.is_open:
@@ -149,7 +161,7 @@ class Endpoint:
                 self._read(number)
 
     def _accept(self) -> None:
-        """Accept the connections of new peers."""
+        """Accept the connections that new peers have requested."""
         with suppress(BlockingIOError):
             while True:
                 connection, _ = self._listener.accept()
@@ -157,7 +169,7 @@ class Endpoint:
                 self._incoming[connection.fileno()] = _Incoming(connection)
 
     def _read(self, number: int) -> None:
-        """Handle the messages on the connection with this file number."""
+        """Handle the messages that have arrived on the connection with this file descriptor."""
         incoming = self._incoming[number]
         try:
             for message in incoming.read():
@@ -171,9 +183,10 @@ class Endpoint:
             del self._incoming[number]
 
     def _take(self, incoming: "_Incoming", message: Message) -> None:
-        """Handle a message. The first message of a peer is the peer's name.
+        """Handle a message from the connection `incoming`.
 
-        For a later message, note the sender's last call, and pass the message to its receiver.
+        The first message of a peer is the peer's name. For a later message, note the sender's last
+        call, and pass the message to its receiver.
         """
         if not incoming.name:
             incoming.name = message["name"]
@@ -184,7 +197,10 @@ class Endpoint:
             receive(message)
 
     def wait(self, is_done: Callable[[], bool], seconds: float) -> bool:
-        """Receive messages until `is_done()`. Return False if that takes longer than `seconds`."""
+        """Receive messages until `is_done()` is true.
+
+        Returns False if that takes longer than `seconds`.
+        """
         deadline = monotonic() + seconds
         self.receive()
         while not is_done():
@@ -226,7 +242,7 @@ class Endpoint:
 
 
 class _Outgoing:
-    """A connection to a peer.
+    """A connection for sending to a peer.
 
     waiting: bytes that the peer's operating system does not accept yet
     has_sender: whether a thread sends these bytes
@@ -244,7 +260,7 @@ class _Outgoing:
         self.waiting += json.dumps(message).encode() + b"\n"
 
     def flush(self, seconds: float = 0.0) -> None:
-        """Send the waiting bytes. If the peer accepts no more, wait for it up to `seconds`.
+        """Send the waiting bytes. If the peer accepts no more, wait for it for up to `seconds`.
 
         Raises OSError if the peer is gone.
         """
@@ -259,7 +275,7 @@ class _Outgoing:
                 self.wait_until_writable(remaining)
 
     def wait_until_writable(self, seconds: float) -> None:
-        """Wait until the peer accepts more bytes, up to `seconds`."""
+        """Wait until the peer accepts more bytes, for up to `seconds`."""
         if self.connection.fileno() < 0:  # closed
             return
         poll = select.poll()
@@ -268,7 +284,7 @@ class _Outgoing:
 
 
 class _Incoming:
-    """A connection from a peer. The peer's first message is its name."""
+    """A connection for receiving from a peer. The peer's first message is its name."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -297,9 +313,9 @@ _current: Endpoint | None = None
 
 
 def current_endpoint(store: Any = None) -> Endpoint:
-    """Return this process's endpoint, which the first call makes.
+    """Return this process's endpoint, which the first call creates.
 
-    It listens on the network over which this machine reaches the store.
+    The endpoint listens on the network over which this machine reaches the store.
     """
     global _current
     if _current is None or not _current.is_open:
@@ -342,14 +358,14 @@ def _interface_address(interface: str) -> str | None:
 
 
 def _close(reference: "weakref.ref[Endpoint]") -> None:
-    """Close this endpoint, if it still exists, because the process ends."""
+    """Close the endpoint that `reference` refers to, if it still exists, when the process ends."""
     endpoint = reference()
     if endpoint is not None:
         endpoint.close()
 
 
 def _forget() -> None:
-    """Close this forked process's copies of the connections, which belong to its parent."""
+    """Close the connections in a forked child, because they belong to its parent."""
     global _current
     _current = None
     for endpoint in list(_endpoints):

@@ -110,7 +110,10 @@ class ProcessGroupNCCL(_Gloo):
         _alive.append(self)
 
     def _made_by_hand(self, store: Any, rank: int, size: int) -> Rendezvous:
-        """Let the ranks meet, for a group that the program made by hand, and return the meeting."""
+        """Let the ranks of a group meet that the program made by hand, and return the rendezvous.
+
+        `store`, `rank` and `size` are the arguments with which the program made the group.
+        """
         rendezvous = Rendezvous(rank, self.ranks_of_all, self._options._timeout)
         if size > 1:
             rendezvous.open(PrefixStore("virtual nccl", store), "ProcessGroupNCCL()")
@@ -122,7 +125,7 @@ class ProcessGroupNCCL(_Gloo):
 
     @property
     def options(self) -> Any:
-        """The options with which the group was made."""
+        """The options with which this group was created."""
         return self._options
 
     @property
@@ -136,14 +139,17 @@ class ProcessGroupNCCL(_Gloo):
         return False
 
     def _set_default_timeout(self, timeout: datetime.timedelta) -> None:
-        """Set the timeout, for `torch.distributed.distributed_c10d._set_pg_timeout`."""
+        """Set the timeout of the group's collectives.
+
+        `torch.distributed.distributed_c10d._set_pg_timeout` calls this method.
+        """
         self._options._timeout = self.rendezvous.timeout = timeout
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Do nothing, because virtual groups share nothing."""
+        """Do nothing for a rank outside a split, because virtual groups share nothing."""
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
-        """Do nothing, because virtual groups are connected when they are made."""
+        """Do nothing, because virtual groups are connected to `device` when they are created."""
 
     def abort(self) -> None:
         """Destroy the group and drop the tensors that it keeps."""
@@ -153,7 +159,10 @@ class ProcessGroupNCCL(_Gloo):
             work.drop()
 
     def stream(self, gpu: Gpu) -> StreamTime:
-        """Return the group's own stream on a GPU, from the pool that `torch.cuda.Stream` uses."""
+        """Return the stream on `gpu` on which the group runs its collectives.
+
+        The first call takes the stream from the pool that `torch.cuda.Stream` uses.
+        """
         if gpu.index not in self._streams:
             several = gpu.machine.several_streams
             priority = 0
@@ -165,10 +174,10 @@ class ProcessGroupNCCL(_Gloo):
         return self._streams[gpu.index]
 
     def run(self, gpu: Gpu, transfer: Transfer, is_async: bool) -> "VirtualWork":
-        """Enter a collective and return its work.
+        """Enter the collective `transfer` on a GPU, and return its work.
 
-        An asynchronous collective runs on the group's own stream, and a synchronous one on the
-        current stream. Raises torch.distributed.DistBackendError in a destroyed group.
+        An asynchronous collective (`is_async`) runs on the group's own stream, and a synchronous
+        one on the current stream. Raises torch.distributed.DistBackendError in a destroyed group.
         """
         machine = gpu.machine
         machine.require_alive()
@@ -202,7 +211,7 @@ class ProcessGroupNCCL(_Gloo):
         return work
 
     def identity(self, gpu: Gpu) -> list[Any] | None:
-        """Return the values by which all ranks can tell this rank's GPU from others."""
+        """Return the values by which all ranks can tell this rank's GPU from other GPUs."""
         return identity(gpu)
 
     def connect(self, gpu: Gpu, peers: Any, gpus: list[Any]) -> None:
@@ -221,7 +230,7 @@ class ProcessGroupNCCL(_Gloo):
         self._communicators.add(key)
 
     def _unstash(self, now: float) -> None:
-        """Drop the tensors of finished works that nobody has waited for.
+        """Drop the tensors of works that were finished at the time `now` without a wait.
 
         The watchdog notices once per period that a work has finished, and the next collective drops
         its tensors (shelvesToUnstash_, ProcessGroupNCCL.cpp). This is why the memory of real ranks
@@ -235,7 +244,10 @@ class ProcessGroupNCCL(_Gloo):
 
 
 def _as_two(rank: int, peers: tuple[int, int], gpus: list[Any]) -> tuple[int, list[Any]]:
-    """Return this rank's number and both GPUs in a send's communicator, as NCCL orders them."""
+    """Return (this rank's number, both GPUs) in the two-rank communicator of a send.
+
+    `rank` and `peers` number the ranks of the group. NCCL orders the two as the result does.
+    """
     in_order = [gpu for _, gpu in sorted(zip(peers, gpus, strict=True))]
     return int(rank == max(peers)), in_order
 
@@ -251,7 +263,10 @@ def let_watchdogs_look(now: float) -> None:
 
 
 class Underway:
-    """A collective that this rank has entered and that has no position on its stream yet."""
+    """A collective that this rank has entered but that has no place in its stream's order yet.
+
+    The start of a collective is known only when the last rank has entered it.
+    """
 
     def __init__(
         self, group: ProcessGroupNCCL, gpu: Gpu, stream: StreamTime, transfer: Transfer
@@ -284,7 +299,10 @@ class Underway:
         self.event: EventTime | None = None
 
     def start(self, patience: datetime.timedelta | None = None) -> None:
-        """Wait until all ranks have entered, and let gloo move the values."""
+        """Wait until all ranks have entered the collective, and let gloo move the values.
+
+        `patience` is the time to wait for the other ranks. None means the group's timeout.
+        """
         if self.works is None:
             self.reports = self.group.rendezvous.meet(self.entry, patience)
             gpus = [report["gpu"] for report in self.reports]
@@ -300,17 +318,17 @@ class Underway:
             self.works = works
 
     def _all_keep_values(self) -> bool:
-        """Return whether the values of all ranks are kept."""
+        """Return whether all ranks keep the values of their tensors."""
         return all(report["known"] for report in self.reports)
 
     def start_in_order(self) -> None:
-        """Start this collective, after those that this rank entered before it on its channel."""
+        """Start this collective, after the earlier collectives of this rank on the same channel."""
         for other in list(self.gpu.machine.under_way):
             if self._shares_channel(other):
                 other.start()
 
     def _shares_channel(self, other: "Underway") -> bool:
-        """Return whether both collectives have the same channel, so their order is fixed."""
+        """Return whether `other` uses the same channel, on which collectives run in order."""
         return other.group is self.group and other.entry.channel == self.entry.channel
 
     def land(self, patience: datetime.timedelta | None = None) -> EventTime:
@@ -337,7 +355,7 @@ class Underway:
         return self.group.rendezvous.is_complete(self.entry)
 
     def _is_next(self) -> bool:
-        """Return whether all collectives before this one on its channel have started."""
+        """Return whether all earlier collectives of this rank on the same channel have started."""
         for other in self.gpu.machine.under_way:
             if other is self:
                 return True
@@ -346,7 +364,7 @@ class Underway:
         return True
 
     def _finish(self) -> None:
-        """Store the results and give the collective its position on its stream."""
+        """Store the results of the collective, and queue it on its stream at the known time."""
         machine, transfer = self.gpu.machine, self.transfer
         for work in self.works or ():
             work.wait()
@@ -405,7 +423,7 @@ class VirtualWork(Work):
         _works.append(self)
 
     def land(self) -> None:
-        """Wait until the values have arrived."""
+        """Wait until the values of the collective have arrived."""
         for part in self._parts:
             part.land()
 
@@ -424,16 +442,19 @@ class VirtualWork(Work):
         return True
 
     def is_over(self, time: float) -> bool:
-        """Return whether the collective is known to have finished at this time."""
+        """Return whether the host knows that the collective has finished by this time."""
         return all(part.event is not None and part.event.time <= time for part in self._parts)
 
     def note_over(self) -> None:
-        """Note that the host knows that the collective has finished."""
+        """Note that the host now knows that the collective has finished."""
         for part in self._parts:
             part.gpu.machine.clock.query(part.land(), 0.0)
 
     def drop(self) -> None:
-        """Drop the tensors and the future. A caller who still holds the work keeps its result."""
+        """Drop this work's tensors and its future.
+
+        A caller who still holds the work keeps its result.
+        """
         for part in self._parts:
             part.stash = []
             if self in part.stashed:
@@ -445,9 +466,9 @@ class VirtualWork(Work):
             _works.remove(self)
 
     def settle(self) -> None:
-        """Make the current stream wait, before the caller does.
+        """Order the current stream after the collective now, and drop the tensors.
 
-        The caller will call `wait` again, and C++ must still find this object then.
+        The caller will still call `wait`, and C++ must find this object then.
         """
         self.order()
         for part in self._parts:
@@ -463,11 +484,11 @@ class VirtualWork(Work):
             machine.races.collectives.look_again()
 
     def synchronize(self) -> None:
-        """Make the current stream wait for the collective."""
+        """Make the current stream wait for the collective, as `Work.synchronize` does."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Make the current stream wait for the collective."""
+        """Make the current stream wait for the collective, as `Work.block_current_stream` does."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -485,14 +506,15 @@ class VirtualWork(Work):
         return None
 
     def result(self) -> list[torch.Tensor]:
-        """Return the tensors that the collective has written."""
+        """Return the tensors to which the collective has written its results."""
         return self._result
 
     def get_future(self) -> Any:
-        """Return a future with the results.
+        """Return a finished future with the results of the collective.
 
         C++ (DDP's reducer) may wait for the future when Python cannot see it. The values therefore
-        arrive now, and the backward pass's stream waits at its end.
+        arrive during this call, and the stream of the backward pass waits for the collective at the
+        end of the pass.
         """
         if self._future is not None:
             return self._future
@@ -505,7 +527,7 @@ class VirtualWork(Work):
         return future
 
     def get_future_result(self) -> Any:
-        """Return a finished future that says that the collective succeeded."""
+        """Return a finished future whose value says that the collective succeeded."""
         future: Any = torch.futures.Future()
         future.set_result(0)
         return future
@@ -521,20 +543,21 @@ class OrderedFuture(torch.futures.Future):
     def __init__(
         self, gpus: list[Gpu], order: Callable[[], Any], waited: Callable[[], Any]
     ) -> None:
-        """Make a future of work on `gpus`.
+        """Create a future for work on `gpus`.
 
-        `order` makes the current streams wait before a callback, and `waited` does so in `wait()`.
+        `order` makes the current streams wait for the work before a callback runs. `waited` does so
+        when somebody calls `wait()`.
         """
         super().__init__()
         self._gpus, self._order, self._waited = gpus, order, waited
 
     def wait(self) -> Any:
-        """Make the current streams wait, and return the value."""
+        """Make the current streams wait for the work, and return the future's value."""
         self._waited()
         return super().wait()
 
     def then(self, callback: Any) -> Any:
-        """Call a function with this future, and return a future of the function's result."""
+        """Call `callback` with this future, and return a future of the callback's result."""
         streams = {gpu: gpu.pool_stream(0) for gpu in self._gpus}
         with _current(streams):
             self._order()
@@ -542,7 +565,7 @@ class OrderedFuture(torch.futures.Future):
             ends = [(gpu, gpu.machine.clock.record(gpu.stream)) for gpu in streams]
 
         def order() -> None:
-            """Make the current streams wait for the callback's work."""
+            """Make the current streams wait for the work that the callback has queued."""
             for gpu, end in ends:
                 gpu.machine.clock.wait(gpu.stream, end)
 
@@ -557,7 +580,7 @@ class OrderedFuture(torch.futures.Future):
 
 @contextmanager
 def _current(streams: dict[Gpu, StreamTime]) -> Iterator[None]:
-    """Make each GPU's stream the current one of this thread."""
+    """Make the given stream of each GPU the current one in a `with` block of this thread."""
     before = {gpu: gpu.stream for gpu in streams}
     for gpu, stream in streams.items():
         gpu.machine.selected.streams[gpu.index] = stream
@@ -569,9 +592,11 @@ def _current(streams: dict[Gpu, StreamTime]) -> Iterator[None]:
 
 
 def _order_in_backward(order: Callable[[], Any]) -> None:
-    """Call `order` at the end of a backward pass, where C++ (DDP's reducer) waits for futures.
+    """Call `order`, which makes streams wait, at the end of the running backward pass.
 
-    The first buckets of a static graph begin at that end. Then C++ waits at once.
+    C++ (DDP's reducer) waits for futures there. It starts the first buckets of a static graph at
+    that end and waits for them at once, so `order` is then called now. Outside a backward pass
+    nothing is done.
     """
     if torch._C._current_graph_task_id() == -1:
         return
@@ -585,9 +610,9 @@ _works: list[VirtualWork] = []  # keeps the works alive, because C++ holds only 
 
 
 def ordered(future: Any) -> OrderedFuture:
-    """Return a future that adds the stream dependency that the C++ future lacks.
+    """Return a finished future that also makes streams wait for the collective.
 
-    `future` is that of the collective that began last.
+    `future` is a C++ future of the collective that began last. It does not order streams itself.
     """
     work = _works[-1]
     after = OrderedFuture([part.gpu for part in work._parts], work.order, work.wait)
@@ -597,7 +622,7 @@ def ordered(future: Any) -> OrderedFuture:
 
 @contextmanager
 def read_by(tensors: int) -> Iterator[None]:
-    """Note that C++ will wait `tensors` times for each collective that begins in the block."""
+    """Declare that C++ will wait `tensors` times for each collective that begins in the block."""
     VirtualWork.readers = tensors
     try:
         yield
@@ -606,7 +631,7 @@ def read_by(tensors: int) -> Iterator[None]:
 
 
 def end_coalescing(group: ProcessGroupNCCL) -> VirtualWork:
-    """End a batch of collectives of this group and return one work for all of them."""
+    """End the batch of collectives of `group`, and return one work for all of them."""
     works, group.coalescing = group.coalescing or [], None
     for work in works:
         _works.remove(work)  # only the batch has this work

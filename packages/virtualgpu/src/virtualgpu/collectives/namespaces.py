@@ -10,14 +10,14 @@ from virtualgpu.ops.call import Handler
 
 
 def _run() -> Handler:
-    """Import and return the function that runs operators of `c10d::`."""
+    """Import and return `operators.run`, which runs operators of the namespace `c10d::`."""
     from virtualgpu.collectives import operators
 
     return operators.run
 
 
 def _functional() -> Handler:
-    """Import and return the function that runs operators of `_c10d_functional::`."""
+    """Import and return `operators.functional`, which runs operators of `_c10d_functional::`."""
     from virtualgpu.collectives import operators
 
     return operators.functional

@@ -57,10 +57,11 @@ _CHECKED_BY_NCCL = {"broadcast_": "Broadcast", "reduce_": "Reduce"}
 
 
 def check_ranks(operator: str, call: Any, size: int) -> None:
-    """Raise an error if an operator names a rank that a group of `size` ranks does not have.
+    """Raise an error if a call of `operator` names a rank that its group does not have.
 
-    The errors of roots are those of ProcessGroupNCCL (ValueError) and NCCL (DistBackendError). A
-    send to such a rank is a DistBackendError, because NCCL would wait for the rank.
+    The group has `size` ranks. The errors of roots are those of ProcessGroupNCCL (ValueError) and
+    NCCL (DistBackendError). A send to such a rank is a DistBackendError, because NCCL would wait
+    for the rank.
     """
     root = call.argument("root_rank")
     if operator in ("gather_", "scatter_") and not 0 <= root < size:
@@ -84,9 +85,9 @@ def check_ranks(operator: str, call: Any, size: int) -> None:
 
 
 def refuse_sparse(operator: str, call: Any) -> None:
-    """Raise the error of PyTorch for sparse tensors on a GPU.
+    """Raise PyTorch's error if a collective gets a sparse tensor on a GPU.
 
-    `operator` is the name without `c10d::`.
+    `operator` is the name without `c10d::`, and `call` has the arguments.
     """
     if all(x.layout is torch.strided for x in call.tensors()):
         return
@@ -101,7 +102,7 @@ def refuse_sparse(operator: str, call: Any) -> None:
 
 
 def check_tensors(operator: str, call: Any) -> None:
-    """Raise the error of ProcessGroupNCCL for tensors that this operator refuses.
+    """Raise the error of ProcessGroupNCCL if a call has tensors that the operator refuses.
 
     `operator` is the name without `c10d::`. Raises ValueError, TypeError or RuntimeError. Warns
     about strided tensors of a send.
@@ -134,7 +135,7 @@ def check_tensors(operator: str, call: Any) -> None:
 
 
 def _is_contiguous(x: Tensor) -> bool:
-    """Return whether a tensor is contiguous, also with its channels last."""
+    """Return whether a tensor is contiguous, either as usual or with its channels last."""
     if x.is_contiguous():
         return True
     return x.dim() in _CHANNELS_LAST and x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
@@ -208,9 +209,10 @@ def check_own_gpus(rank: int, gpus: Sequence[list[Any] | None]) -> None:
 def _error(
     what: str, explained: str, last: str, advice: str = "", where: str = "NCCLUtils.cpp:93"
 ) -> Exception:
-    """Return NCCL's error, raised at the line `where` of PyTorch.
+    """Return the DistBackendError that PyTorch raises for an error of NCCL.
 
-    The first arguments are its texts, and `advice` is a sentence of our own.
+    `what`, `explained` and `last` are NCCL's texts. `advice` is a sentence of our own. `where` is
+    the line of PyTorch's source that the message names.
     """
     version = ".".join(map(str, torch.cuda.nccl.version()[:3]))
     source = f"/pytorch/torch/csrc/distributed/c10d/{where}"

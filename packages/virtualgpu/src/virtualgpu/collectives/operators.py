@@ -85,9 +85,9 @@ def functional(call: Call) -> Any:
 
 
 def _group(call: Call) -> tuple[ProcessGroup, Any]:
-    """Return the group, and its backend for tensors on GPUs: the virtual NCCL or gloo.
+    """Return (process group, its backend for tensors on GPUs) of an operator's call.
 
-    Raises NotImplementedError for another backend.
+    The backend is the virtual NCCL or gloo. Raises NotImplementedError for another one.
     """
     found = call.argument("process_group")
     group = found
@@ -103,7 +103,10 @@ def _group(call: Call) -> tuple[ProcessGroup, Any]:
 
 
 def _operator(*names: str) -> Callable[[Any], Any]:
-    """Register the decorated function, which describes a transfer, for operators of these names."""
+    """Return a decorator for the functions that make the transfers of these operators.
+
+    It registers the decorated function under the names.
+    """
 
     def register(function: Any) -> Any:
         _OPERATORS.update(dict.fromkeys(names, function))
@@ -113,11 +116,11 @@ def _operator(*names: str) -> Callable[[Any], Any]:
 
 
 def private(tensors: Sequence[Tensor], group: Any, raw: bool = False) -> list[Tensor]:
-    """Return contiguous copies of the tensors, which gloo can send.
+    """Return contiguous copies of the tensors, which gloo can send while the originals change.
 
-    With `raw`, copy the memory in the order in which NCCL reads it. Of tensors without values,
-    return only the shapes: meta tensors for NCCL, and uninitialized CPU tensors for gloo, which
-    starts at once and sends whatever they hold.
+    `group` is the backend that sends them. With `raw`, copy the memory in the order in which NCCL
+    reads it. For tensors without values, return only their shapes: meta tensors for NCCL, and
+    uninitialized CPU tensors for gloo, which starts at once and sends whatever they hold.
     """
     device = "cpu"
     if isinstance(group, ProcessGroupNCCL):
@@ -156,12 +159,18 @@ def _memory(x: Tensor, group: Any) -> Tensor:
 
 
 def _as_bytes(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return the tensors, with those of float8 dtypes as bytes, because gloo has no float8."""
+    """Return the tensors, with a view as bytes in place of each float8 tensor.
+
+    Gloo has no float8.
+    """
     return [x.view(torch.uint8) if x.dtype in _FLOAT8 else x for x in tensors]
 
 
 def _title(kind: str, tensors: Sequence[Tensor], *more: Any) -> str:
-    """Return the text of a call for error messages. It must be the same on all ranks."""
+    """Return the text of a collective's call for error messages, such as "broadcast(4 x int64)".
+
+    It must be the same on all ranks. `kind` is the call's name, and `more` are further arguments.
+    """
     shapes = ", ".join(f"{x.numel()} x {str(x.dtype).removeprefix('torch.')}" for x in tensors)
     return f"{kind}({', '.join([shapes, *map(str, more)])})"
 
@@ -171,7 +180,7 @@ def _total_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _options(kind: type, **values: Any) -> Any:
-    """Return options of this class with these attributes."""
+    """Return an object of the options class `kind` with these values as its attributes."""
     options = kind()
     for name, value in values.items():
         setattr(options, name, value)
@@ -183,7 +192,11 @@ def _same_sizes(tensors: Iterable[Tensor]) -> bool:
 
 
 def _reduction(call: Call, group: Any) -> tuple[Any, str, Change, Change]:
-    """Return (gloo's reduction, its name, the change of each summand, the change of the result)."""
+    """Return the parts of a reduction with gloo, for the `reduce_op` of a call.
+
+    They are gloo's reduction, its name, the change of each summand before it, and the change of the
+    result after it.
+    """
     given: Any = call.argument("reduce_op")
     op = given
     if hasattr(given, "op"):
@@ -219,14 +232,17 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -> list[Any]:
-    """All-reduce each of the values with gloo, and return gloo's works."""
+    """All-reduce each of the tensors `values` with gloo, and return gloo's works.
+
+    `op` is gloo's reduction.
+    """
     options = [_options(c10d.AllreduceOptions, reduceOp=op) for _ in values]
     return [group.allreduce([value], option) for value, option in zip(values, options, strict=True)]
 
 
 @_operator("allreduce_", "allreduce_coalesced_")
 def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe an all-reduce of each tensor."""
+    """Return the transfer of an all-reduce of each tensor of the call."""
     given = call.argument("tensors")
     op, name, before, after = _reduction(call, group)
     values = list(map(before, private(given, group)))
@@ -251,7 +267,7 @@ def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("reduce_")
 def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe a reduction of one tensor to the root rank."""
+    """Return the transfer of a reduction of one tensor to the root rank."""
     (given,), root = call.argument("tensors"), call.argument("root_rank")
     op, name, before, after = _reduction(call, group)
     values = list(map(before, private([given], group)))
@@ -276,7 +292,7 @@ def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("broadcast_")
 def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe a broadcast of each tensor from the root rank."""
+    """Return the transfer of a broadcast of each tensor from the root rank."""
     given, root = call.argument("tensors"), call.argument("root_rank")
     values = private(given, group)
     options = _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)
@@ -302,7 +318,10 @@ def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 
 def _one_or_more(call: Call, kind: str) -> list[Tensor]:
-    """Return the operator's "input" or "output" tensors, which may be one argument or a list."""
+    """Return the tensors of an operator's argument for `kind`, which is "input" or "output".
+
+    The argument is either one tensor or a list of tensors.
+    """
     if f"{kind}_tensor" in call.op.arguments:
         return [call.argument(f"{kind}_tensor")]
     tensors: list[Tensor] = call.argument(f"{kind}s")
@@ -312,11 +331,12 @@ def _one_or_more(call: Call, kind: str) -> list[Tensor]:
 def _gathering(
     group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[Tensor]]
 ) -> Transfer:
-    """Describe an all-gather of each source. `parts[i][r]` gets rank r's source number i.
+    """Return the transfer of an all-gather of each source tensor.
 
-    Raises RuntimeError unless there is a tensor for each rank, and each can hold the source. NCCL
-    does not check this, and would write outside of the tensors. Raises ValueError as
-    ProcessGroupNCCL.cpp does if tensors of several sizes do not fit.
+    `parts[i][r]` gets rank r's source number i. Raises RuntimeError unless there is a tensor for
+    each rank, and each can hold the source. NCCL does not check this, and would write outside of
+    the tensors. Raises ValueError as ProcessGroupNCCL.cpp does if tensors of several sizes do not
+    fit.
     """
     for source, row in zip(sources, parts, strict=True):
         if len(row) != group.size():
@@ -374,7 +394,7 @@ def _gathering(
 
 @_operator("_allgather_base_", "allgather_into_tensor_coalesced_")
 def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe an all-gather of each input into one output tensor."""
+    """Return the transfer of an all-gather of each input into one output tensor."""
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
     pairs = list(zip(sources, outputs, strict=True))
     if any(output.dtype != source.dtype for source, output in pairs):
@@ -401,13 +421,13 @@ def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("allgather_")
 def _all_gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe an all-gather into lists of tensors, with a list for each input."""
+    """Return the transfer of an all-gather into lists of tensors, with a list for each input."""
     return _gathering(group, call.argument("input_tensors"), call.argument("output_tensors"))
 
 
 @_operator("allgather_coalesced_")
 def _all_gather_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe an all-gather into lists of tensors, with a list for each rank."""
+    """Return the transfer of an all-gather into lists of tensors, with a list for each rank."""
     by_rank = call.argument("output_lists")
     by_input = [list(parts) for parts in zip(*by_rank, strict=True)]
     return _gathering(group, call.argument("input_list"), by_input)
@@ -415,7 +435,7 @@ def _all_gather_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
 def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe a reduce-scatter of whole tensors.
+    """Return the transfer of a reduce-scatter of whole tensors.
 
     Gloo adds their parts in another order than those of lists.
     """
@@ -451,7 +471,10 @@ def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("reduce_scatter_")
 def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe a reduce-scatter of lists. Each output gets the reduction of this rank's parts."""
+    """Return the transfer of a reduce-scatter of lists of tensors.
+
+    Each output gets the reduction of the tensors that all ranks have for this rank.
+    """
     sources, outputs = call.argument("input_tensors"), call.argument("output_tensors")
     op, name, before, after = _reduction(call, group)
     values = [list(map(before, private(parts, group))) for parts in sources]
@@ -472,7 +495,11 @@ def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 
 def _check_length(name: str, kind: str, tensors: list[Tensor], is_root: bool, group: Any) -> None:
-    """Raise ProcessGroupNCCL's ValueError unless the root has a tensor for each rank."""
+    """Raise ProcessGroupNCCL's ValueError unless the root has one tensor for each rank.
+
+    `name` and `kind` are the operator and the argument for the message. A rank that is not the root
+    must have no tensors.
+    """
     if is_root and len(tensors) != group.size():
         raise ValueError(
             f"ProcessGroupNCCL::{name}: Incorrect {kind} list size {len(tensors)}. "
@@ -483,7 +510,7 @@ def _check_length(name: str, kind: str, tensors: list[Tensor], is_root: bool, gr
 
 @_operator("scatter_")
 def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe a scatter of the root's tensors, one to each rank."""
+    """Return the transfer of a scatter of the root's tensors, one to each rank."""
     outputs, root = call.argument("output_tensors"), call.argument("root_rank")
     is_root = group.rank() == root
     sources = []
@@ -519,7 +546,7 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("gather_")
 def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe a gathering of one tensor of each rank at the root."""
+    """Return the transfer of a gather of one tensor of each rank at the root."""
     sources, root = call.argument("input_tensors"), call.argument("root_rank")
     is_root = group.rank() == root
     outputs = []
@@ -558,7 +585,7 @@ def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("alltoall_base_")
 def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe an all-to-all of one tensor, whose rows are split among the ranks.
+    """Return the transfer of an all-to-all of one tensor, whose rows are split among the ranks.
 
     Raises RuntimeError for sizes that do not fit (`checkSplitSizes` of c10d's Utils.hpp).
     """
@@ -591,7 +618,7 @@ def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("alltoall_")
 def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe an all-to-all of lists, which have a tensor for each rank."""
+    """Return the transfer of an all-to-all of lists, which have a tensor for each rank."""
     outputs, sources = call.argument("output_tensors"), call.argument("input_tensors")
     output_sizes, source_sizes = [x.numel() for x in outputs], [x.numel() for x in sources]
     values = private(sources, group)
@@ -615,7 +642,7 @@ def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("send")
 def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe a send to another rank.
+    """Return the transfer of a send to another rank.
 
     In a batch, a rank may also send to itself. Gloo cannot do this, so the group keeps the values.
     """
@@ -644,7 +671,7 @@ def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("recv_")
 def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe the receiving end of a send."""
+    """Return the transfer of receiving a tensor from another rank."""
     given, source, tag = call.argument("tensors"), call.argument("src"), call.argument("tag")
     values = private(given, group)
     from_itself = source == group.rank()
@@ -685,7 +712,7 @@ def _receive_from_any(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("barrier")
 def _barrier(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    """Describe a barrier, which in NCCL is an all-reduce of 4 bytes."""
+    """Return the transfer of a barrier, which in NCCL is an all-reduce of 4 bytes."""
     group.barrier_tensor = call.argument("tensor")
     return Transfer(
         "all_reduce", "barrier()", 4, [], [], start=lambda: [group.barrier(c10d.BarrierOptions())]

@@ -22,7 +22,10 @@ _TITLES = {
 
 
 def record(operator: str, transfer: Transfer) -> None:
-    """Record the profiler's event of a collective that begins."""
+    """Record the profiler's event of a collective that begins now.
+
+    `operator` is its operator, and `transfer` has its tensors.
+    """
     inputs = transfer.received if operator == "recv_" else transfer.sent
     shown = []
     for x in inputs:
@@ -33,7 +36,7 @@ def record(operator: str, transfer: Transfer) -> None:
 
 
 def _title(operator: str, transfer: Transfer) -> str:
-    """Return the event's name without "nccl:"."""
+    """Return the name of a collective's profiler event, without the prefix "nccl:"."""
     if transfer.peers is not None:
         source, target = transfer.peers
         if operator == "recv_":
@@ -43,15 +46,19 @@ def _title(operator: str, transfer: Transfer) -> str:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     profile = torch.autograd.profiler.profile
     yield profile, {"_parse_kineto_results": _with_asynchronous(profile._parse_kineto_results)}
 
 
 def _with_asynchronous(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `parse`, which reads profiler results, so that it marks NCCL's events as asynchronous.
+    """Return `parse`, changed so that it marks NCCL's events as asynchronous.
 
-    Only C++ can mark an event when it begins, so the events are marked afterwards.
+    `parse` reads the profiler's results. Only C++ can mark an event when it begins, so the events
+    are marked afterwards.
     """
 
     def parse_events(*args: Any, **kwargs: Any) -> Any:

@@ -77,7 +77,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _hash_tensors(tensors: Any) -> int:
-    """Return a hash of the tensors' values."""
+    """Return a hash of the tensors' values. It replaces C++'s function of the same name."""
     return hash(tuple(x.cpu().numpy().tobytes() for x in tensors))
 
 
@@ -92,9 +92,10 @@ def _with_watchdogs(machine: Machine, collect: Callable[..., int]) -> Callable[.
 
 
 def _coalescing(start: Any, end: Any) -> dict[str, Any]:
-    """Return ProcessGroup's methods that begin and end a batch of collectives.
+    """Return methods of ProcessGroup that begin and end a batch of collectives, by name.
 
-    C++ would ask gloo, the base class of the virtual NCCL, which has no batches.
+    `start` and `end` are the original methods, which other backends still use. C++ would ask gloo,
+    the base class of the virtual NCCL, which has no batches.
     """
 
     def start_coalescing(self: Any, device: torch.device) -> None:
@@ -114,9 +115,10 @@ def _coalescing(start: Any, end: Any) -> dict[str, Any]:
 
 
 def _shutting_down(shut_down: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return ProcessGroup's `shutdown`, which also destroys the virtual NCCL's groups.
+    """Return a replacement of `ProcessGroup.shutdown` that also destroys virtual NCCL groups.
 
-    `destroy_process_group` calls it. C++ would not tell the virtual NCCL.
+    `shut_down` is the original method, which would not tell the virtual NCCL.
+    `destroy_process_group` calls it.
     """
 
     def shutdown(self: Any) -> None:
@@ -163,7 +165,7 @@ def verify_parameters(group: Any, parameters: list[torch.Tensor], logger: Any = 
 
 
 def _by_device(tensors: list[torch.Tensor]) -> list[list[int]]:
-    """Group the positions of tensors in the list by the tensors' devices."""
+    """Return the indices of the tensors in the list, grouped by the tensors' devices."""
     positions: dict[torch.device, list[int]] = {}
     for position, x in enumerate(tensors):
         positions.setdefault(x.device, []).append(position)
@@ -171,7 +173,7 @@ def _by_device(tensors: list[torch.Tensor]) -> list[list[int]]:
 
 
 def _device_by_device(broadcast: Callable[..., None]) -> Callable[..., None]:
-    """Return a broadcast of tensors on several devices.
+    """Return `broadcast`, changed so that it sends the tensors of each device separately.
 
     C++ puts tensors of one dtype and device into one message, and believes all to be on the CPU.
     """
@@ -186,9 +188,10 @@ def _device_by_device(broadcast: Callable[..., None]) -> Callable[..., None]:
 
 
 def _buckets_by_device(assign: Callable[..., Any]) -> Callable[..., Any]:
-    """Return DDP's assignment of tensors to buckets, so that a bucket has tensors of one device.
+    """Return `assign`, changed so that a bucket has tensors of one device only.
 
-    Buckets are in the order of their first tensors.
+    `assign` is DDP's function that divides tensors into buckets. The buckets are in the order of
+    their first tensors.
     """
 
     def compute_bucket_assignment_by_size(
@@ -214,7 +217,7 @@ def _buckets_by_device(assign: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _for_each_reducer(register: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that registers a communication hook with the reducers of all GPUs."""
+    """Return `register`, changed to register a communication hook with the reducers of all GPUs."""
 
     def register_hook(reducer: Any, *args: Any) -> None:
         for each in (reducer, *reducer.others):
@@ -251,7 +254,10 @@ class Reducer(c10d.Reducer):
             )
 
         def part(positions: list[int]) -> tuple[Any, ...]:
-            """Return the arguments of a reducer for the parameters at these positions."""
+            """Return the arguments for the reducer of the parameters at these positions.
+
+            Buckets, limits and names are renumbered for these parameters.
+            """
             index_of = {position: index for index, position in enumerate(positions)}
             own_buckets, own_limits = [], []
             for bucket, limit in zip(buckets, limits, strict=True):
@@ -281,14 +287,17 @@ class Reducer(c10d.Reducer):
             super().__init__(*part(own))
 
     def _run_allreduce_hook(self, bucket: Any) -> Any:
-        """Reduce a bucket and return its future, which orders the current stream after it."""
+        """Start the reduction of a bucket, and return a future that orders streams after it."""
         future = super()._run_allreduce_hook(bucket)  # type: ignore[misc]
         if self._gpu is None:
             return future
         return ordered(future)
 
     def _set_forward_pass_work_handle(self, work: Any, *args: Any, **kwargs: Any) -> None:
-        """Keep the work of a collective in the forward pass, for uneven inputs (`join`)."""
+        """Keep the work of a collective that the forward pass starts for uneven inputs (`join`).
+
+        Raises NotImplementedError for a model on several GPUs.
+        """
         if self.others:
             raise unsupported(
                 "uneven inputs (`join`) with DistributedDataParallel of a model on several GPUs"
@@ -298,7 +307,10 @@ class Reducer(c10d.Reducer):
         super()._set_forward_pass_work_handle(work, *args, **kwargs)
 
     def _autograd_hook(self, index: int) -> None:
-        """Note that the gradient of this parameter has arrived, for DDP with mixed precision."""
+        """Note that the gradient of parameter number `index` has arrived.
+
+        DDP calls this with mixed precision. Raises NotImplementedError for a model on several GPUs.
+        """
         if self.others:
             raise unsupported(
                 "DistributedDataParallel(mixed_precision=…) of a model on several GPUs"
@@ -306,14 +318,14 @@ class Reducer(c10d.Reducer):
         super()._autograd_hook(index)  # type: ignore[misc]
 
     def _on_its_gpu(self) -> Any:
-        """Return a context in which C++ creates tensors on the parameters' GPU."""
+        """Return a context in which C++ creates its tensors on the GPU of the parameters."""
         if self._gpu is None:
             return nullcontext()
         return made_on(self._gpu)
 
 
 def _on_each_gpu(name: str) -> Any:
-    """Return a method that calls the inherited method of this name for each GPU."""
+    """Return a method of `Reducer` that calls the inherited method `name` for each GPU."""
     inherited = getattr(c10d.Reducer, name)
 
     def method(self: Reducer, *args: Any, **kwargs: Any) -> Any:

@@ -41,14 +41,14 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The name of the collective in an error message."""
+        """The name of this collective in an error message."""
         if self.number:
             return f"{self.kind} number {self.number} of its group"
         return self.kind
 
     @property
     def key(self) -> str:
-        """The name of the collective that is the same on all ranks."""
+        """The identifier of this collective in messages, which is the same on all ranks."""
         return f"{self.channel}/{self.number}"
 
 
@@ -99,7 +99,10 @@ class Rendezvous:
         return entry
 
     def _place_of_send(self, transfer: Any) -> str:
-        """Return the call of one of the two ranks of a send, with the other rank's number."""
+        """Return a description of a send or a receive, such as "send to rank 3".
+
+        `transfer` is the transfer, and the description names the other rank.
+        """
         source, target = transfer.peers
         if self._rank == source:
             return f"{transfer.name} to rank {self._ranks_of_all[target]}"
@@ -110,9 +113,10 @@ class Rendezvous:
         return list(range(len(self._ranks_of_all)))
 
     def _tell(self, entry: Entry, report: Report) -> None:
-        """Send this rank's report to the ranks that take part in the collective.
+        """Send this rank's report to the ranks that take part in the collective `entry`.
 
-        The other ranks learn only which call this rank is in, in case they wait for it.
+        The ranks that take no part learn only which call this rank is in. They need that if they
+        wait for this rank.
         """
         self._reports.setdefault(entry.key, {})[self._rank] = report
         where = f"number {entry.number}, {entry.place}" if entry.number else entry.place
@@ -132,7 +136,7 @@ class Rendezvous:
                 self._endpoint.send(peer["name"], message | {"to": ""})
 
     def _hear(self, message: Message) -> None:
-        """Store the report that another rank has sent."""
+        """Store the report of another rank that arrived in `message`."""
         self._reports.setdefault(message["key"], {})[message["from"]] = message["said"]
 
     def open(self, store: Any, name: str) -> int:
@@ -167,7 +171,10 @@ class Rendezvous:
         return int(times)
 
     def _not_opened(self, entry: Entry, store: Any, error: RuntimeError) -> Exception:
-        """Return the exception for ranks that did not meet to make the group, after `error`."""
+        """Return the exception to raise if some ranks did not come to make the group.
+
+        `entry` stands for the making of the group. `error` is the error of the wait for `store`.
+        """
         if isinstance(error, torch.distributed.DistNetworkError):
             ended = "the process that keeps the program's store, rank 0 as a rule, has ended"
             waited = f"rank {self._ranks_of_all[self._rank]} waits in {entry.place}"
@@ -204,12 +211,12 @@ class Rendezvous:
         return self._have_all_reported(entry)
 
     def _have_all_reported(self, entry: Entry) -> bool:
-        """Return whether this process has received the reports of all ranks."""
+        """Return whether the reports of all ranks of this collective have arrived here."""
         reports = self._reports.get(entry.key, {})
         return all(rank in reports for rank in entry.ranks)
 
     def _gone(self, entry: Entry) -> list[int]:
-        """Return the ranks that have ended and so will never enter the collective."""
+        """Return the ranks that have ended and so will never enter this collective."""
         reports = self._reports.get(entry.key, {})
         ended = set() if self._endpoint is None else self._endpoint.ended
         return [
@@ -241,7 +248,7 @@ class Rendezvous:
         return [reports[rank] for rank in entry.ranks]
 
     def compare(self, entry: Entry) -> None:
-        """Compare the calls of the ranks that have entered so far.
+        """Compare the calls of the ranks that have entered this collective so far.
 
         Raises torch.distributed.DistBackendError if they differ.
         """
@@ -249,7 +256,7 @@ class Rendezvous:
         self._require_agreement(entry, self._reports.get(entry.key, {}))
 
     def _require_agreement(self, entry: Entry, reports: dict[int, Report]) -> None:
-        """Raise torch.distributed.DistBackendError if these ranks' calls differ."""
+        """Raise torch.distributed.DistBackendError if the calls in these ranks' reports differ."""
         if len({report["call"] for report in reports.values()}) > 1:
             calls = "; ".join(
                 f"rank {self._ranks_of_all[rank]} calls {report['place']}"
@@ -261,7 +268,10 @@ class Rendezvous:
             )
 
     def _waited_in_vain(self, entry: Entry, patience: timedelta) -> str:
-        """Return a message about ranks that did not enter in time. It begins as NCCL's own."""
+        """Return the text of a timeout error: some ranks did not enter within `patience`.
+
+        It begins as NCCL's own text.
+        """
         reports = self._reports.get(entry.key, {})
         missing = [rank for rank in entry.ranks if rank not in reports]
         waited = f"did not start within {patience.total_seconds():g} s"
@@ -270,9 +280,10 @@ class Rendezvous:
         )
 
     def _in_vain(self, entry: Entry, missing: list[int], what: str) -> str:
-        """Return a sentence that says where the ranks wait and where the missing ones were last.
+        """Return a sentence that says where the ranks wait and where the missing ranks were last.
 
-        `what` is the predicate of the collective, such as "will never start".
+        `missing` are ranks that have not entered. `what` is the predicate of the sentence, such as
+        "will never start".
         """
         clauses = [
             f"rank {self._ranks_of_all[rank]} never entered it{self._last(rank)}"
@@ -283,7 +294,7 @@ class Rendezvous:
         return f"{entry.title} {what}: {'; '.join(clauses)}."
 
     def _last(self, rank: int) -> str:
-        """Return a clause that says where the rank was last, in any group, or ""."""
+        """Return a clause that says where the rank was last, in any group, or "" if unknown."""
         places = {}
         if self._endpoint is not None:
             places = self._endpoint.places

@@ -102,9 +102,10 @@ def collective_seconds(
 
 
 def _latency_and_rate(kind: str, ranks: int) -> tuple[float, float]:
-    """Return the seconds until the first byte moves and the bytes per second that one rank sends.
+    """Return the latency in seconds and the rate in bytes per second of a kind of collective.
 
-    Both are interpolated between two and four ranks.
+    The latency lasts until the first byte moves. The rate is what one rank sends. Both are
+    interpolated between the fitted values of two and four ranks.
     """
     (latency_2, rate_2), (latency_4, rate_4) = _RATES[2][kind], _RATES[4][kind]
     share = min(max(ranks - 2, 0), 2) / 2

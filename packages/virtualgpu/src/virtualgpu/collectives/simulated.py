@@ -28,7 +28,7 @@ _Reduction: Any = dist.ReduceOp.RedOpType
 def _rendezvous(
     url: str, rank: int = -1, world_size: int = -1, **kwargs: Any
 ) -> Iterator[tuple[HashStore, int, int]]:
-    """Yield a store, the rank and the world's size, without meeting other processes.
+    """Yield (store, rank, world size), as PyTorch's rendezvous does, without other processes.
 
     The rank and the size are those of the arguments or of the environment.
     """
@@ -44,7 +44,7 @@ _make_group: Any = inspect.unwrap(distributed_c10d._new_process_group_helper)
 
 
 def _group(size: int, *args: Any, **named: Any) -> Any:
-    """Make PyTorch's own group.
+    """Return PyTorch's process group of `size` ranks, and its store.
 
     From version 2.14 on, a group asks its default backend for rank and size. The virtual NCCL is a
     group of one rank in C++, so it must not be the default.
@@ -56,12 +56,12 @@ def _group(size: int, *args: Any, **named: Any) -> Any:
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: Any = None) -> Any:
-    """Make PyTorch's FakeProcessGroup, which replaces gloo for CPU tensors."""
+    """Return PyTorch's FakeProcessGroup in place of gloo, for CPU tensors of a simulated rank."""
     return c10d.FakeProcessGroup._create_internal(rank, size)
 
 
 class Everybody(Rendezvous):
-    """A rendezvous at which all ranks arrive at the same time as this one."""
+    """A rendezvous of simulated ranks, at which all arrive at the same time as this one."""
 
     def is_complete(self, entry: Entry) -> bool:
         """Return True, because all ranks have entered the collective."""
@@ -73,10 +73,10 @@ class Everybody(Rendezvous):
 
 
 class SimulatedNCCL(ProcessGroupNCCL):
-    """One rank of a group without its other ranks.
+    """One rank of a group whose other ranks are only simulated.
 
-    The base class is a group of this rank alone. The methods below that are named as gloo's compute
-    results from this rank's values.
+    The base class is a group of this rank alone. The methods with the names of gloo's methods
+    compute results from this rank's values.
     """
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
@@ -130,7 +130,7 @@ class SimulatedNCCL(ProcessGroupNCCL):
     def _reduce_scatter_base(
         self, output: torch.Tensor, given: torch.Tensor, options: Any
     ) -> dist.Work:
-        """Reduce the input with itself and store this rank's part in the output."""
+        """Reduce `given` with itself, once per rank, and store this rank's part in `output`."""
         self.allreduce([given], options)
         output.copy_(given.view(self.size(), *output.shape)[self.rank()])
         return Done()
@@ -149,7 +149,7 @@ class SimulatedNCCL(ProcessGroupNCCL):
         return Done()
 
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> dist.Work:
-        """Copy the input into each rank's part of the output."""
+        """Copy the input `given` into each rank's part of `output`."""
         return self.allgather([list(output.split(len(given)))], [given], options)
 
     def gather(
@@ -211,9 +211,9 @@ REPLACED: dict[str, Any] = {
 
 
 def put_in_place() -> None:
-    """Let PyTorch make only simulated groups, until this process ends.
+    """Make all process groups of this process simulated ones, until the process ends.
 
-    Their other ranks do not exist.
+    The other ranks of such groups do not exist.
     """
     for name, value in REPLACED.items():
         setattr(distributed_c10d, name, value)

@@ -32,7 +32,10 @@ def through_host(group: ProcessGroup, backend: Any, gpu: Gpu, transfer: Transfer
 
 
 class OnHost:
-    """A collective that gloo has begun. If a rank keeps no values, no rank gets results."""
+    """A collective that gloo has begun for tensors on GPUs.
+
+    If one rank keeps no values, no rank gets results.
+    """
 
     def __init__(self, rendezvous: Rendezvous, gpu: Gpu, transfer: Transfer) -> None:
         self.rendezvous = rendezvous

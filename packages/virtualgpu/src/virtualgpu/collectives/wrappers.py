@@ -21,7 +21,9 @@ _PRIM_DEVICE: Any = torch.ops.prim.device.default
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name.
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
 
     FakeTensors on a CUDA device are refused in programs without ranks, where they are not tested.
     """
@@ -65,7 +67,10 @@ def _cuda_device(given: Any) -> torch.device | None:
 
 
 def _make_fake(make: Any) -> Any:
-    """Return FakeTensor's `__new__`, changed so that C++ gets the CPU in place of a CUDA device."""
+    """Return a replacement of `FakeTensor.__new__`, which is the function `make`.
+
+    C++ gets the CPU in place of a CUDA device. Python still sees the CUDA device.
+    """
 
     def make_fake(
         cls: type, mode: Any = None, elem: Any = None, device: Any = None, *args: Any, **kwargs: Any
@@ -87,7 +92,10 @@ def _make_fake(make: Any) -> Any:
 
 
 def _dispatch_fake(dispatch: Any) -> Any:
-    """Return FakeTensor's `__torch_dispatch__`, changed so that C++ gets the CPU for CUDA."""
+    """Return a replacement of `FakeTensor.__torch_dispatch__`, which is the function `dispatch`.
+
+    C++ gets the CPU in place of a CUDA device among the arguments.
+    """
 
     def dispatch_fake(
         cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -101,7 +109,10 @@ def _dispatch_fake(dispatch: Any) -> Any:
 
 
 def _device_for_cpp(handler: Any) -> Any:
-    """Return the function that tells C++ a FakeTensor's device, changed to say CPU for CUDA."""
+    """Return a replacement of `handler`, which tells C++ the device of a FakeTensor.
+
+    It says CPU for a CUDA device.
+    """
 
     def device_for_cpp(args: tuple) -> torch.device:
         device = handler(args)
@@ -113,7 +124,10 @@ def _device_for_cpp(handler: Any) -> Any:
 
 
 def _make_wrapper(make: Any) -> Any:
-    """Return `_make_wrapper_subclass`, changed so that C++ gets the CPU in place of CUDA."""
+    """Return a replacement of `_make_wrapper_subclass`, which is the function `make`.
+
+    C++ gets the CPU in place of a CUDA device. The wrapper itself still reports the CUDA device.
+    """
 
     def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
         device = _cuda_device(kwargs.get("device"))
@@ -128,7 +142,10 @@ def _make_wrapper(make: Any) -> Any:
 
 
 def _make_dtensor(make: Any) -> Any:
-    """Return C++'s `__new__` of DTensor, which also adds device attributes to the class."""
+    """Return a replacement of C++'s `__new__` of DTensor, which is the function `make`.
+
+    It also adds device attributes to the class.
+    """
 
     def make_dtensor(cls: Any, *args: Any, **kwargs: Any) -> Any:
         _add_device_attributes(cls)
@@ -138,7 +155,7 @@ def _make_dtensor(make: Any) -> Any:
 
 
 def _device_of(x: Any) -> torch.device:
-    """Return the device that a wrapper or a DTensor reports."""
+    """Return the device that a wrapper tensor or a DTensor reports to Python."""
     local = getattr(x, "_local_tensor", None)
     if local is not None:
         return local.device
@@ -155,7 +172,7 @@ _DEVICE = {
 
 
 def _add_device_attributes(cls: Any) -> None:
-    """Give a class `device`, `is_cuda` and similar attributes of its own, unless it has them."""
+    """Add `device`, `is_cuda` and similar attributes to a tensor class, unless it has them."""
     if "device" not in cls.__dict__:
         for name, value in _DEVICE.items():
             setattr(cls, name, value)

@@ -55,10 +55,11 @@ CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)  # torch/backends/c
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name.
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
 
-    The attributes are the functions of C++ that torch.cuda calls, and its caches of their
-    results.
+    These are the changes of this module. They are undone when `machine` is removed.
+
+    The attributes are the functions of C++ that torch.cuda calls, and its caches of their results.
     """
     answered = answers(machine)
     yield torch._C, answered | {"_has_cuda": True}
@@ -104,7 +105,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 class ForeachTypes(list):
-    """List of the types that foreach operators accept: those in torch's list, and virtual tensors.
+    """Types that foreach operators accept: those in torch's own list, and virtual tensors.
 
     A type that is appended, as DTensor is when it is imported, is appended to torch's list, too.
     """
@@ -158,7 +159,7 @@ def answers(machine: Machine) -> dict[str, Any]:
 
 
 def one_gpu(machine: Machine, index: int) -> hardware.Gpu:
-    """Return the GPU with this number.
+    """Return the GPU with this index.
 
     Raises RuntimeError with the words of CUDA's allocator if there is no such GPU.
     """
@@ -191,11 +192,11 @@ def group_tensors(
 
 
 def device_answers(machine: Machine) -> dict[str, Any]:
-    """Return the driver's functions about devices: which exist, and which is current."""
+    """Return the driver's functions that count GPUs, select the current one and wait for one."""
     selected = machine.selected
 
     def checked(index: int) -> int:
-        """Return `index`, or raise CUDA's error for a GPU that is not visible."""
+        """Return `index`, or raise CUDA's error if no GPU with this index is visible."""
         machine.require_alive()
         machine.start_driver()  # CUDA_VISIBLE_DEVICES may hide some of the machine's GPUs
         if not 0 <= index < len(machine.visible()):
@@ -203,7 +204,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         return index
 
     def set_device(index: int) -> None:
-        """Make a GPU the current GPU of the calling thread."""
+        """Make the GPU with this index the current GPU of the calling thread."""
         selected.device = checked(index)
         if machine.initialised:
             machine.current.open_context()
@@ -214,7 +215,10 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         return len(machine.visible())
 
     def exchange(index: int) -> int:
-        """Make a GPU the current one, and return the previous one. -1 changes nothing."""
+        """Make the GPU with this index the current one, and return the index of the previous one.
+
+        -1 changes nothing and returns -1.
+        """
         before = selected.device
         if index >= 0:
             set_device(index)
@@ -222,12 +226,12 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         return -1
 
     def maybe_exchange(index: int) -> int:
-        """Do the same as `exchange`."""
+        """Make a GPU the current one and return the previous index, as `exchange` does."""
         # A function of its own: torch.compile's tables are keyed by function.
         return exchange(index)
 
     def synchronize(index: int | None = None) -> None:
-        """Wait for all work of a GPU, by default the current one."""
+        """Wait for all work of the GPU with this index, by default the current one."""
         machine.require_alive()
         machine.take_turn()
         chosen = selected.device if index is None else checked(index)
@@ -292,10 +296,10 @@ def build_answers(machine: Machine) -> dict[str, Any]:
 
 
 def stream_answers(machine: Machine) -> dict[str, Any]:
-    """Return the driver's functions about streams."""
+    """Return the driver's functions that get and set current streams."""
 
     def current(index: int) -> tuple[int, int, int]:
-        """Return the numbers of the current stream, its GPU and its kind of device."""
+        """Return (stream id, device index, device type) of the current stream of a GPU."""
         if not 0 <= index < len(machine.gpus):
             raise RuntimeError(
                 f"Device index value {index} is out of index range [0, {len(machine.gpus)})"
@@ -308,13 +312,13 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
         return gpu.stream.stream_id, index, CUDA
 
     def set_stream(stream_id: int, device_index: int, device_type: int = CUDA) -> None:
-        """Make a stream the current stream of its GPU, and its GPU the current GPU."""
+        """Make a stream the current one of its GPU, and its GPU the current GPU."""
         gpu = machine.gpus[device_index]
         machine.selected.device = device_index
         machine.selected.streams[device_index] = gpu.streams[stream_id]
 
     def accelerator_stream(index: int) -> AcceleratorStream:
-        """Return a GPU's current stream as an object."""
+        """Return the current stream of a GPU as an object for torch.accelerator."""
         stream_id, device_index, _ = current(index)
         return AcceleratorStream(stream_id=stream_id, device_index=device_index)
 
@@ -341,11 +345,11 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
             gpu.allocator.empty_cache()
 
     def of_one(method: str) -> Callable[[int], Any]:
-        """Return a function that calls this method of the numbered GPU's allocator."""
+        """Return a function of a GPU's index that calls `method` of that GPU's allocator."""
         return lambda index: getattr(one_gpu(machine, index).allocator, method)()
 
     def set_fraction(fraction: float, index: int) -> None:
-        """Limit the memory that a GPU's allocator may reserve to a fraction of the GPU's memory."""
+        """Let the allocator of a GPU reserve at most this fraction of the GPU's memory."""
         one_gpu(machine, index).allocator.set_memory_fraction(fraction)
 
     def configure(text: str) -> None:
@@ -394,7 +398,7 @@ def raw_memory_answers(machine: Machine) -> dict[str, Any]:
     blocks: dict[int, tuple[Any, Any]] = {}  # by address, with their GPU
 
     def raw_allocate(size: int, stream: int) -> int:
-        """Allocate bytes on the current GPU and return their address."""
+        """Allocate `size` bytes for `stream` on the current GPU and return their address."""
         machine.take_turn()
         gpu = machine.current
         block = gpu.allocate(size)
@@ -414,14 +418,15 @@ def raw_memory_answers(machine: Machine) -> dict[str, Any]:
 
 
 def nvtx() -> SimpleNamespace:
-    """Return the functions of `torch._C._nvtx`, which name ranges on a real profiler's timeline.
+    """Return replacements for the functions of `torch._C._nvtx`.
 
-    Here they only count how deeply ranges are nested.
+    The real functions name ranges on a profiler's timeline. Here they only count how deeply ranges
+    are nested.
     """
     open_ranges = threading.local()
 
     def push(name: str) -> int:
-        """Begin a range and return its depth."""
+        """Begin a range and return its depth. The name is not used."""
         open_ranges.depth = getattr(open_ranges, "depth", 0) + 1
         return open_ranges.depth - 1
 
@@ -431,7 +436,7 @@ def nvtx() -> SimpleNamespace:
         return open_ranges.depth
 
     def nothing(*arguments: Any) -> int:
-        """Do nothing, and return 0."""
+        """Do nothing with the arguments, and return 0. It replaces the other NVTX functions."""
         return 0
 
     others = ("rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")

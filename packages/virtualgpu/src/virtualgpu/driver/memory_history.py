@@ -60,7 +60,11 @@ def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dic
 
 
 def _raw(gpu: Gpu, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries with the numbers that CUDA would give their streams."""
+    """Return the entries of a snapshot with CUDA's numbers for the streams.
+
+    The allocator of `gpu` made the entries, with PyTorch's stream ids. In a real snapshot, "stream"
+    is the stream's `cudaStream_t`.
+    """
     return [entry | {"stream": raw_stream(gpu.index, entry["stream"])} for entry in entries]
 
 
@@ -80,9 +84,11 @@ def answers(machine: Machine) -> dict[str, Any]:
         pinned_memory: bool = False,
         cuda: bool = True,
     ) -> None:
-        """Start or end the history of every GPU's memory. torch 2.14 added the last two arguments.
+        """Start the history of every GPU's memory, or end it if `enabled` is None.
 
-        Only Python stacks are kept, because a virtual GPU has no C++ code of interest.
+        The arguments are those of PyTorch's C++ function. torch 2.14 added the last two of them.
+        `stacks` is ignored: only Python stacks are kept, because a virtual GPU has no C++ code of
+        interest.
         """
         if pinned_memory:
             raise unsupported("a history of pinned memory")
@@ -106,7 +112,10 @@ def answers(machine: Machine) -> dict[str, Any]:
         cpp: bool = False,
         *rest: Any,
     ) -> None:
-        """Start or end the history, with the arguments of older versions of torch."""
+        """Start or end the history of every GPU's memory, for older versions of torch.
+
+        The arguments are those of C++ in these versions.
+        """
         context = None
         if record_context:
             context = "alloc" if alloc_context else "state"

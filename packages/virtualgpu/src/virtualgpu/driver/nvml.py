@@ -53,7 +53,7 @@ class GpuReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The state of a machine at one moment: its versions, its processors and its GPUs."""
+    """The state of a machine at one moment: its versions, its processes and its GPUs."""
 
     driver: str
     cuda: str
@@ -61,7 +61,7 @@ class Report:
     gpus: tuple[GpuReport, ...]
 
     def plain(self) -> dict[str, Any]:
-        """Return the report as a dictionary that can become JSON."""
+        """Return the report as a dictionary that can be converted to JSON."""
         return asdict(self)
 
 
@@ -121,7 +121,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 @cache
 def _asking(pynvml: ModuleType) -> list[str]:
-    """Return the names of the functions of `pynvml` that call the real library."""
+    """Return the names of the functions of `pynvml` that would call NVIDIA's library."""
     kept = (
         "nvmlExceptionClass",
         "nvmlStructToFriendlyObject",
@@ -133,7 +133,7 @@ def _asking(pynvml: ModuleType) -> list[str]:
 
 
 def _unversioned(name: str) -> str:
-    """Return a function's name without a version at its end, such as _v2."""
+    """Remove the version, such as _v2, from the end of an NVML function's name."""
     stem, _, version = name.rpartition("_v")
     if stem and version.isdigit():
         return stem
@@ -144,17 +144,17 @@ class System:
     """The functions of NVML for a machine. Handles are `Gpu` objects. Each call makes a report."""
 
     def __init__(self, pynvml: ModuleType, machine: Machine) -> None:
-        """Take the machine, and the module `pynvml` for its errors and constants."""
+        """Keep the machine to report, and the module `pynvml` for its errors and constants."""
         self._nvml = pynvml
         self._machine = machine
         self._started = 0
 
     def _error(self, code: str) -> Exception:
-        """Return NVML's error of this code."""
+        """Return NVML's exception for an error code, such as "NOT_FOUND"."""
         return self._nvml.NVMLError(getattr(self._nvml, f"NVML_ERROR_{code}"))
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Return the functions by name, without versions."""
+        """Return the functions of NVML that are supported, by name without version."""
         answers: dict[str, Callable[..., Any]] = {
             "nvmlSystemGetDriverVersion": lambda: self._machine.profile.driver_version,
             "nvmlSystemGetNVMLVersion": lambda: f"13.{self._machine.profile.driver_version}",
@@ -171,7 +171,7 @@ class System:
         return started | switches | {"nvmlShutdown": self._stop}
 
     def _device_answers(self) -> dict[str, Callable[..., Any]]:
-        """Return the functions that get the report of a GPU, by name.
+        """Return functions that answer from the report of one GPU, by NVML's name.
 
         Units are NVML's: bytes, per cent, °C, MHz, milliwatts.
         """
@@ -203,10 +203,16 @@ class System:
         }
 
     def _of_gpu(self, answer: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that takes a handle and calls `answer` with the report of its GPU."""
+        """Return a function of NVML that takes a GPU's handle as its first argument.
+
+        It calls `answer` with the report of this GPU in place of the handle.
+        """
 
         def call(handle: Any, *args: Any, **kwargs: Any) -> Any:
-            """Call the function with the GPU's report. Raise NVML's error for an invalid handle."""
+            """Call `answer` with the report of the handle's GPU.
+
+            Raises NVML's error for an invalid handle.
+            """
             if not isinstance(handle, Gpu):
                 raise self._error("INVALID_ARGUMENT")
             return answer(gpu_report(handle), *args, **kwargs)
@@ -214,10 +220,10 @@ class System:
         return call
 
     def _once_started(self, answer: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `answer`, changed to raise NVML's error if nvmlInit was not called before."""
+        """Return `answer`, changed to raise NVML's error before nvmlInit was called."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            """Call the function. Raise NVML's error if nvmlInit was not called before."""
+            """Call `answer`. Raises NVML's error if nvmlInit was not called before."""
             if not self._started:
                 raise self._error("UNINITIALIZED")
             return answer(*args, **kwargs)
@@ -225,11 +231,11 @@ class System:
         return call
 
     def _start(self, flags: int = 0) -> None:
-        """Start NVML. Each start needs a stop."""
+        """Start NVML. Each start needs a stop. The flags have no effect."""
         self._started += 1
 
     def _stop(self) -> None:
-        """Undo one start, or raise NVML's error if there was none."""
+        """Undo one start of NVML. Raises NVML's error if there was none."""
         if not self._started:
             raise self._error("UNINITIALIZED")
         self._started -= 1
@@ -246,7 +252,10 @@ class System:
         return self._machine.gpus[index]
 
     def _search(self, field: str, value: str | bytes) -> Gpu:
-        """Return the handle of the GPU whose report has this value in `field`."""
+        """Return the handle of the GPU whose report has `value` in `field`.
+
+        Raises NVML's error if there is no such GPU.
+        """
         if isinstance(value, bytes):
             value = value.decode()
         for gpu in self._machine.gpus:
@@ -255,14 +264,17 @@ class System:
         raise self._error("NOT_FOUND")
 
     def _clock(self, gpu: GpuReport, kind: int) -> int:
-        """Return the GPU's clock of this kind, in MHz."""
+        """Return the clock of a GPU, in MHz. `kind` is NVML's number for a kind of clock."""
         if kind == self._nvml.NVML_CLOCK_MEM:
             return gpu.memory_clock
         return gpu.sm_clock
 
 
 def _memory(gpu: GpuReport, version: Any = None) -> SimpleNamespace:
-    """Return a GPU's memory as NVML's structure."""
+    """Return the memory figures of a GPU as NVML's structure.
+
+    The structure depends on the `version` that the caller asks for.
+    """
     free = gpu.total - gpu.used
     return SimpleNamespace(total=gpu.total, free=free, used=gpu.used, reserved=0, version=version)
 

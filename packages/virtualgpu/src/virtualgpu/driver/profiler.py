@@ -43,7 +43,10 @@ _MOVES = ("to", "cuda", "cpu")  # methods of tensors that the virtual GPU replac
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     profiler = torch.autograd.profiler
     session = _Session(machine)
     names: dict[str, Any] = {"_supported_activities": lambda: {CPU, CUDA}}
@@ -62,9 +65,10 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _by_kineto(prepare: Callable[..., None]) -> Callable[..., None]:
-    """Return the `__init__` of the older profiler with Kineto as its source on GPUs.
+    """Return an `__init__` for the older profiler that uses Kineto on GPUs.
 
-    The original, `prepare`, measures each operator with two CUDA events. The table is the same.
+    `prepare` is the original `__init__`. It would measure each operator with two CUDA events. The
+    table that the profiler prints is the same.
     """
 
     @wraps(prepare)
@@ -75,7 +79,10 @@ def _by_kineto(prepare: Callable[..., None]) -> Callable[..., None]:
         use_device: str | None = None,
         **options: Any,
     ) -> None:
-        """Set up the profiler. It uses Kineto if it measures a GPU."""
+        """Initialize the older profiler `self`, with Kineto as the source if it measures a GPU.
+
+        Raises NotImplementedError for `profile_memory` on a GPU.
+        """
         if use_cuda or use_device == "cuda":
             if options.get("profile_memory"):
                 raise unsupported(
@@ -89,7 +96,7 @@ def _by_kineto(prepare: Callable[..., None]) -> Callable[..., None]:
 
 
 def _begin_ranges(self: Any) -> Any:
-    """Begin `emit_nvtx`, which waits for the GPU.
+    """Enter `torch.autograd.profiler.emit_nvtx`, the context manager `self`, and wait for the GPU.
 
     No ranges are recorded, because they are for Nsight, which cannot see virtual GPUs.
     """
@@ -103,22 +110,28 @@ def _begin_ranges(self: Any) -> Any:
 
 
 def _end_ranges(self: Any, *error: object) -> bool:
-    """End `emit_nvtx`, which waits for the GPU. Return False, so that an error is raised again."""
+    """Leave `torch.autograd.profiler.emit_nvtx`, the context manager `self`, and wait for the GPU.
+
+    Returns False, so that an exception of the block is raised again.
+    """
     if self.enabled:
         torch.cuda.synchronize()
     return False
 
 
 class _Session:
-    """The profiler's functions, and the recording of this process if one is under way."""
+    """Replacements of PyTorch's profiler functions, and the recording that they start and stop."""
 
     def __init__(self, machine: Machine) -> None:
-        """Start without a recording."""
+        """Keep the machine to record. No recording is under way yet."""
         self._machine = machine
         self._recording: _Recording | None = None
 
     def prepare(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Return `_prepare_profiler`, which asks the real profiler for the host's activities."""
+        """Return a replacement of `_prepare_profiler`, which is the function `original`.
+
+        The real profiler is asked for the activities of the host only.
+        """
 
         def prepare_profiler(config: Any, activities: set, *args: Any, **options: Any) -> None:
             """Prepare the real profiler. Raises NotImplementedError for a filter of activities."""
@@ -129,7 +142,10 @@ class _Session:
         return prepare_profiler
 
     def enable(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Return `_enable_profiler`, which also starts a recording of the virtual clock."""
+        """Return a replacement of `_enable_profiler`, which is the function `original`.
+
+        It starts the real profiler and also a recording of the virtual clock.
+        """
 
         def enable_profiler(config: Any, activities: set, *args: Any) -> None:
             """Start the real profiler, and a recording if CUDA is among the activities."""
@@ -140,10 +156,13 @@ class _Session:
         return enable_profiler
 
     def disable(self, original: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `_disable_profiler`, which also stops the recording."""
+        """Return a replacement of `_disable_profiler`, which is the function `original`.
+
+        It also stops the recording of the virtual clock.
+        """
 
         def disable_profiler() -> Any:
-            """Stop the recording and the real profiler. Return their joined result."""
+            """Stop the recording and the real profiler, and return both results as one."""
             recording, self._recording = self._recording, None
             if recording is not None:
                 recording.stop()
@@ -156,15 +175,24 @@ class _Session:
 
 
 def _of_host(activities: set) -> set:
-    """Return the activities for the real profiler, with CPU in place of CUDA."""
+    """Return the activities to request from the real profiler: those given, with CPU for CUDA.
+
+    There is no real GPU whose activities it could record.
+    """
     return {CPU if activity is CUDA else activity for activity in activities}
 
 
 class _Recording:
-    """The steps of the clock while the profiler is on, each with the host's time after the step."""
+    """The steps of the virtual clock while the profiler is on.
+
+    Each step is a launch or a wait, with the host's time after it.
+    """
 
     def __init__(self, machine: Machine, with_host: bool) -> None:
-        """Listen to the clock, and show moves of tensors as operators in the real profiler."""
+        """Start to record the clock of `machine`.
+
+        With `with_host`, moves of tensors appear as operators in the real profiler.
+        """
         self.with_host = with_host
         self.begin = machine.clock.host
         self.steps: list[tuple[Any, float]] = []
@@ -176,14 +204,17 @@ class _Recording:
             setattr(torch.Tensor, name, _as_operator("aten::to", move))
 
     def stop(self) -> None:
-        """Stop listening, and undo what the recording changed."""
+        """Stop listening to the clock, and undo the changes that `__init__` made to PyTorch."""
         for name, move in self._moves.items():
             setattr(torch.Tensor, name, move)
         self._clock.call_when_host_works(None)
         self._clock.unlisten(self._step)
 
     def _step(self, what: Any = None) -> None:
-        """Store a step of the clock, and add its mark to the real profiler's events."""
+        """Store a step of the clock, and add its mark to the real profiler's events.
+
+        `what` is the launch (`Span`) or the wait (`Wait`), or None for the host's own work.
+        """
         number = len(self.steps)
         self.steps.append((what, self._clock.host))
         with _profiler._RecordFunctionFast(f"{_MARK} {number}", [], {}):
@@ -225,7 +256,10 @@ class _HostTimes:
     """The virtual host's times, in nanoseconds from the start of the recording."""
 
     def __init__(self, recording: _Recording, marks: list[tuple[int, int]]) -> None:
-        """Take the (Kineto time, number of the step) of each mark."""
+        """Map Kineto's times to the virtual times of `recording`.
+
+        `marks` has (Kineto time in nanoseconds, index of the step) for each mark.
+        """
         marks = sorted(marks)
         self._real = [real for real, _ in marks]
         self._virtual = [0]
@@ -233,103 +267,110 @@ class _HostTimes:
             self._virtual.append(_nanoseconds(recording.steps[number][1] - recording.begin))
 
     def at(self, real: int) -> int:
-        """Return the virtual time that belongs to a Kineto time."""
+        """Return the virtual time in nanoseconds for `real`, a Kineto time in nanoseconds."""
         return self._virtual[bisect_right(self._real, real)]
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Return seconds as whole nanoseconds."""
+    """Convert seconds to nanoseconds, rounded to an integer."""
     return round(seconds * 1e9)
 
 
 class _Event:
-    """Kineto event with other start and end times."""
+    """A Kineto event whose start and end are virtual times."""
 
     def __init__(self, event: Any, start: int, end: int) -> None:
         """Wrap a Kineto event. `start` and `end` are in nanoseconds."""
         self._event, self._start, self._end = event, start, end
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of Kineto's event."""
+        """Return the attribute `name` of the wrapped Kineto event."""
         return getattr(self._event, name)
 
     def start_ns(self) -> int:
-        """Return the start, in nanoseconds."""
+        """Return the virtual start of the event, in nanoseconds."""
         return self._start
 
     def end_ns(self) -> int:
-        """Return the end, in nanoseconds."""
+        """Return the virtual end of the event, in nanoseconds."""
         return self._end
 
     def duration_ns(self) -> int:
-        """Return the duration, in nanoseconds."""
+        """Return the virtual duration of the event, in nanoseconds."""
         return self._end - self._start
 
 
 class _Step(_Event):
-    """Event for a step of the clock: work of a GPU, or a CUDA call that waits.
+    """Profiler event for a step of the virtual clock: work of a GPU, or a CUDA call that waits.
 
-    All other attributes are those of the mark's event.
+    The step has a mark in Kineto's recording. Attributes that are not defined here are those of the
+    mark's event.
     """
 
     def __init__(self, mark: _Mark, what: Any, name: str, start: int, end: int) -> None:
-        """Wrap the event of a mark. `what` is the step of the clock."""
+        """Make the event for `what`, the step of the clock that belongs to `mark`.
+
+        `start` and `end` are virtual times in nanoseconds.
+        """
         super().__init__(mark.event, start, end)
         self.what, self._name = what, name
         self._operator = 0 if mark.operator is None else mark.operator.correlation_id()
         self.on_device = isinstance(what, Span)
 
     def name(self) -> str:
-        """Return the name of the kernel, copy or call."""
+        """Return the name of the kernel, of the copy or of the CUDA call."""
         return self._name
 
     def linked_correlation_id(self) -> int:
-        """Return the correlation id of the operator that launched this work, 0 if there is none."""
+        """Return the correlation id of the operator that launched this work, or 0."""
         return self._operator
 
     def device_type(self) -> DeviceType:
-        """Return CUDA for work of a GPU, and CPU for a call that waits."""
+        """Return DeviceType.CUDA for work of a GPU, and DeviceType.CPU for a call that waits."""
         return DeviceType.CUDA if self.on_device else DeviceType.CPU
 
     def device_index(self) -> int:
-        """Return the number of the GPU, or the host's process."""
+        """Return the GPU's index for work of a GPU, and the process's id for a call that waits."""
         if self.on_device:
             return self.what.device
         return self._event.device_index()
 
     def device_resource_id(self) -> int:
-        """Return the number of the stream, or the host's thread."""
+        """Return the stream's id for work of a GPU, and the thread's id for a call that waits."""
         if self.on_device:
             return self.what.stream or DEFAULT_STREAM
         return self._event.device_resource_id()
 
     def activity_type(self) -> str:
-        """Return Kineto's name for this kind of event."""
+        """Return Kineto's name for this kind of event: "kernel", "gpu_memcpy" or "cuda_runtime"."""
         if not self.on_device:
             return "cuda_runtime"
         return "kernel" if self.what.kind == "kernel" else "gpu_memcpy"
 
 
 class _Result:
-    """The result of the profiler, as PyTorch's `_ProfilerResult`."""
+    """The profiler's result, like Kineto's `_ProfilerResult`.
+
+    It has virtual times and the GPUs' events.
+    """
 
     def __init__(self, result: Any, recording: _Recording) -> None:
-        """Join the real profiler's result and the recording."""
+        """Combine the real profiler's `result` with the `recording` of the virtual clock."""
         self._result, self._recording = result, recording
         self._events: list[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Raise NotImplementedError for attributes that this result does not have."""
+        """Raise NotImplementedError for the attribute `name`, which this result does not have."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise unsupported(f"{name} of torch.profiler's results")
 
     def trace_start_ns(self) -> int:
-        """Return the time at which the recording starts, in nanoseconds."""
+        """Return the virtual time at which the recording starts, in nanoseconds."""
         return self._result.trace_start_ns()
 
     def events(self) -> list[Any]:
-        """Return the events of the host, at virtual times, and those of the GPUs."""
+        """Return all profiler events: those of the host at virtual times, and those of the GPUs."""
         if self._events is None:
             host, marks = _sorted_out(self._result.events())
             times = _HostTimes(self._recording, [(mark.real, mark.number) for mark in marks])
@@ -347,7 +388,11 @@ class _Result:
         return self._events
 
     def _step(self, mark: _Mark, origin: int) -> _Step | None:
-        """Return the event of a step, None if it is neither work of a GPU nor a CUDA call."""
+        """Return the profiler event for the clock step of `mark`.
+
+        Returns None if the step is neither work of a GPU nor a CUDA call that waits. `origin` is
+        the virtual time in nanoseconds that is subtracted from all times.
+        """
         what = self._recording.steps[mark.number][0]
         if isinstance(what, Span):
             name, start, end = _COPIES.get(what.kind, what.name), what.start, what.end
@@ -360,7 +405,7 @@ class _Result:
         return _Step(mark, what, name, first, last)
 
     def save(self, path: str) -> None:
-        """Write Kineto's file for chrome://tracing and Perfetto, with the GPUs' work."""
+        """Write a trace for chrome://tracing and Perfetto to `path`, with the GPUs' work."""
         self._result.save(path)
         with open(path, encoding="utf-8") as file:
             trace = json.load(file)
@@ -370,9 +415,10 @@ class _Result:
             json.dump(trace, file)
 
     def _entries(self, entries: list[dict[str, Any]], base: int) -> Iterator[dict[str, Any]]:
-        """Yield the entries of the file.
+        """Yield the entries of the trace file at virtual times, and those of the GPUs' work.
 
-        `ts` and `dur` are in microseconds. `ts` counts from `base`, which is in nanoseconds.
+        `entries` are Kineto's entries. Their `ts` and `dur` are in microseconds. `ts` counts from
+        `base`, which is in nanoseconds.
         """
         marks: dict[int, dict[str, Any]] = {}
         for entry in entries:
@@ -401,7 +447,7 @@ class _Result:
 
 
 def _number(name: str) -> str | None:
-    """Return the number of the step of a mark with this name, None for other events."""
+    """Return the number in an event's name if the event is the mark of a clock step, else None."""
     number = name.removeprefix(_MARK).strip()
     if name.startswith(_MARK) and number.isdigit():
         return number
@@ -411,7 +457,10 @@ def _number(name: str) -> str | None:
 def _of_steps(
     steps: list[_Step], marks: dict[int, dict[str, Any]], base: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield for each step a slice, and an arrow to it from the operator that launched it."""
+    """Yield trace entries for clock steps: a slice each, and an arrow from the launching operator.
+
+    `marks` has Kineto's entry of the mark for each step number. `base` is in nanoseconds.
+    """
     for device in sorted({step.device_index() for step in steps if step.on_device}):
         process = {"ph": "M", "pid": device, "tid": 0}
         yield process | {"name": "process_name", "args": {"name": "python"}}
@@ -435,7 +484,7 @@ def _of_steps(
 
 
 def _sorted_out(events: list[Any]) -> tuple[list[Any], list[_Mark]]:
-    """Separate the marks from the other events, and return (events, marks).
+    """Separate the marks of clock steps from Kineto's other events, and return (events, marks).
 
     Events inside an operator's own Python code are left out. The operator of a mark is the
     innermost remaining event around it.

@@ -54,7 +54,7 @@ class DeviceProperties:
 
 
 def properties(profile: Profile, total_memory: int, index: int) -> DeviceProperties:
-    """Return the properties of a GPU of the model `profile`, with this memory and index."""
+    """Return the properties of a GPU with this model, memory in bytes, and index."""
     return DeviceProperties(
         name=profile.name,
         major=profile.major,

@@ -33,7 +33,7 @@ def report(machine: "Machine") -> dict[str, Any]:
 
 
 def _busy_streams(gpu: "Gpu") -> list[str]:
-    """Return the names of the streams with unfinished work at this time of the machine's clock."""
+    """Return the names of a GPU's streams whose work is not finished at the host's present time."""
     now, names = gpu.machine.clock.host, []
     for stream_id, stream in sorted(gpu.streams.copy().items()):
         if stream.ready > now:
@@ -61,7 +61,7 @@ def process() -> dict[str, Any]:
 
 
 def _main_calls() -> list[tuple[str, int, str]]:
-    """Return the calls of the main thread as (file, line, function), the innermost first.
+    """Return the call stack of the main thread as (file, line, function), innermost call first.
 
     No frame is kept, because a frame keeps the tensors of its function alive.
     """
@@ -74,7 +74,7 @@ def _main_calls() -> list[tuple[str, int, str]]:
 
 
 def _program() -> str:
-    """Return the command of this process, or its notebook."""
+    """Return the command line of this process, or the name of its notebook."""
     if front_end.ipython_shell() is not None:
         name = os.environ.get("JPY_SESSION_NAME")  # set by Jupyter's server
         return f"notebook {os.path.basename(name)}" if name else "IPython"
@@ -83,9 +83,10 @@ def _program() -> str:
 
 
 def answer() -> smi.Server | None:
-    """Start a server that reports real GPUs, or return None if the system has no local sockets.
+    """Start and return a server that reports the real GPUs of this process.
 
-    The server ends with the process. The program nvidia-smi remains the driver's own.
+    Returns None if the system has no local sockets. The server ends with the process. The program
+    nvidia-smi remains the driver's own.
     """
     if not hasattr(socket, "AF_UNIX"):
         return None

@@ -35,7 +35,7 @@ _TEXTS = {
 
 
 class CudaError(int):
-    """The number of the error that a function of the runtime returns. 0 means no error."""
+    """Error number that a function of the CUDA runtime returns. 0 means no error."""
 
     success: "CudaError"
 
@@ -44,7 +44,7 @@ CudaError.success = CudaError(0)
 
 
 def free_and_total(gpu: Gpu) -> tuple[int, int]:
-    """Return the bytes that no process holds on this GPU, and all of its bytes."""
+    """Return (free bytes, total bytes) of a GPU. Free bytes are those that no process holds."""
     gpu.open_context()
     return gpu.allocator.free_bytes(), gpu.machine.total_memory
 
@@ -53,13 +53,13 @@ def runtime(machine: Machine) -> SimpleNamespace:
     """Return the functions of `torch.cuda.cudart()`. Each returns the number of an error."""
 
     def memory_info(device: Any) -> tuple[int, int]:
-        """Return a GPU's free bytes and all of its bytes."""
+        """Return (free bytes, total bytes) of the GPU that `device` names."""
         gpu = machine.gpu(device)
         assert gpu is not None
         return free_and_total(gpu)
 
     def create(where: int) -> CudaError:
-        """Create a stream on the current GPU and write its handle to an address."""
+        """Create a stream on the current GPU, and write its handle to the address `where`."""
         handle, gpu = next(_handles), machine.current
         machine.several_streams = True
         gpu.streams[handle] = StreamTime(gpu.index, handle)
@@ -67,7 +67,7 @@ def runtime(machine: Machine) -> SimpleNamespace:
         return CudaError.success
 
     def destroy(handle: int) -> CudaError:
-        """Destroy a stream that `create` has made."""
+        """Destroy the stream with this handle, which `create` has made."""
         if handle >= HANDLE:
             for gpu in machine.gpus:
                 if gpu.streams.pop(handle, None) is not None:
@@ -75,12 +75,12 @@ def runtime(machine: Machine) -> SimpleNamespace:
         return CudaError(400)
 
     def register(address: int, nbytes: int, flags: int) -> CudaError:
-        """Treat the host memory at this address as page-locked."""
+        """Treat `nbytes` bytes of host memory at this address as page-locked from now on."""
         pinned.registered[address] = nbytes
         return CudaError.success
 
     def unregister(address: int) -> CudaError:
-        """Treat the host memory at this address as ordinary memory again."""
+        """Treat the host memory at this address as ordinary, not page-locked, memory again."""
         if pinned.registered.pop(address, None) is None:
             return CudaError(1)
         return CudaError.success
@@ -99,7 +99,7 @@ def runtime(machine: Machine) -> SimpleNamespace:
 
 
 def external_stream(machine: Machine) -> Any:
-    """Return `torch.cuda.ExternalStream` for the streams of this machine."""
+    """Return a replacement of `torch.cuda.ExternalStream` for streams of this machine."""
 
     def make(stream_ptr: int, device: Any = None, **kwargs: Any) -> Stream:
         """Return the stream with this handle. Raises an error if no stream of this GPU has it."""

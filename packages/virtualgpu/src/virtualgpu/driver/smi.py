@@ -32,7 +32,10 @@ class Server:
     """
 
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
-        """Listen until `close` or the end of the process."""
+        """Listen for nvidia-smi programs until `close` is called or the process ends.
+
+        `report` returns the machine's present state as a dictionary.
+        """
         import atexit
         import tempfile
         import threading
@@ -67,7 +70,10 @@ class Server:
                     continue  # the program did not wait
 
     def environment(self) -> dict[str, str]:
-        """Write the program nvidia-smi. Return the variables with which child processes find it."""
+        """Write the program nvidia-smi to the server's folder.
+
+        Returns the environment variables with which child processes find the program.
+        """
         program = os.path.join(self.folder, "nvidia-smi")
         with open(program, "w") as file:
             command = f'"{sys.executable}" -I -S "{os.path.abspath(__file__)}"'
@@ -77,7 +83,7 @@ class Server:
         return {"PATH": path, ADDRESS: self.address}
 
     def close(self) -> None:
-        """Stop listening and remove the folder.
+        """Stop listening and remove the server's folder.
 
         A second call does nothing. In a forked child, a call does nothing either.
         """
@@ -165,7 +171,7 @@ class MistakeError(Exception):
     """A message that the program prints before it ends with a status other than 0."""
 
     def __init__(self, words: str, status: int = 1) -> None:
-        """Take the text of the message and the exit status."""
+        """Keep the text of the message (`words`) and the exit status."""
         super().__init__(words)
         self.status = status
 
@@ -228,7 +234,10 @@ def answer(arguments: list[str], report: dict[str, Any]) -> str:
 
 
 def _parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Split the arguments into options with their values, and other words."""
+    """Split command-line arguments into options with their values, and other words.
+
+    Raises MistakeError for an option that virtual GPUs do not support.
+    """
     options: dict[str, str] = {}
     words: list[str] = []
     waiting = iter(arguments)
@@ -256,7 +265,7 @@ def _not_supported(what: str) -> MistakeError:
 
 
 def _chosen(gpus: list[dict], options: dict[str, str]) -> list[dict]:
-    """Return the GPUs that -i names by number, UUID or bus. Without -i, return all GPUs."""
+    """Return the GPUs that the option -i names by number, UUID or bus. Without -i, return all."""
     if "-i" not in options:
         return gpus
     names = options["-i"].split(",")
@@ -272,17 +281,20 @@ Field = Callable[[dict, dict], tuple[str, str]]  # (GPU or process, report) -> f
 
 
 def _figure(key: str, unit: str = "", divisor: float = 1, digits: int = 0) -> Field:
-    """Return a field that holds a number of the report, in a unit."""
+    """Return a field for the number `key` of the report, divided by `divisor`.
+
+    `digits` is the number of decimal places, and `unit` the unit for the heading.
+    """
     return lambda row, report: (f"{row[key] / divisor:.{digits}f}", unit)
 
 
 def _text(key: str) -> Field:
-    """Return a field that holds a text in the report."""
+    """Return a field for the text `key` of the report."""
     return lambda row, report: (str(row[key]), "")
 
 
 def _constant(text: str) -> Field:
-    """Return a field that is the same for every GPU."""
+    """Return a field that has the same text for every GPU."""
     return lambda row, report: (text, "")
 
 
@@ -346,7 +358,7 @@ ALIASES = {
 
 
 def _apps(gpus: list[dict]) -> Iterator[dict]:
-    """Yield a row, with the GPU's and the process's data, for each process on a GPU."""
+    """Yield a row for each process on a GPU, with the data of both."""
     for gpu in gpus:
         for pid, program, held in gpu["processes"]:
             yield gpu | {"pid": pid, "program": program, "held": held}
@@ -355,9 +367,10 @@ def _apps(gpus: list[dict]) -> Iterator[dict]:
 def csv(
     names: str, format: str, fields: dict[str, Field], rows: list[dict], report: dict[str, Any]
 ) -> str:
-    """Return the fields of each row in the format of `--format=csv[,noheader][,nounits]`.
+    """Return rows of fields in the format of `--format=csv[,noheader][,nounits]`.
 
-    Raises MistakeError, with nvidia-smi's words, if the format or a field is unknown.
+    `names` are the requested fields, separated by commas. `fields` has all fields by name. Raises
+    MistakeError, with nvidia-smi's words, if the format or a field is unknown.
     """
     styles = format.split(",")
     if "csv" not in styles:
@@ -392,7 +405,10 @@ def csv(
 
 
 def _head(name: str, field: Field, report: dict[str, Any], bare: bool) -> str:
-    """Return the heading of a column: its name, and its unit in brackets if it has one."""
+    """Return the heading of a column of CSV: the field's name, and its unit in brackets.
+
+    A field without a unit has only its name.
+    """
     example = report["gpus"][0] | {"pid": 0, "program": "", "held": 0}
     unit = field(example, report)[1]
     if unit:
@@ -436,17 +452,20 @@ def table(report: dict[str, Any], gpus: list[dict]) -> str:
 
 
 def _rule(character: str, end: str = "+") -> str:
-    """Return a line across the whole table."""
+    """Return a line of `character` across the whole table, which ends with `end`."""
     return end + character * (ROW - 2) + end
 
 
 def _columns(character: str, end: str) -> str:
-    """Return a line across the three columns."""
+    """Return a horizontal line across the three columns of the table.
+
+    It is made of `character`, and has `end` between the columns and at its ends.
+    """
     return end + "+".join(character * width for width in (41, 24, 22)) + end
 
 
 def _processes(gpus: list[dict]) -> Iterator[str]:
-    """Yield the lines of the table of processes."""
+    """Yield the lines of the table that lists the processes on the GPUs."""
     yield _rule("-")
     yield f"| {'Processes:':<87} |"
     yield from PROCESS_HEAD

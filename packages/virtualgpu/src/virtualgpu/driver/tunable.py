@@ -37,9 +37,9 @@ def answers(machine: Machine) -> dict[str, Any]:
         return False
 
     def limit(variable: str, name: str) -> int:
-        """Return a limit of tuning.
+        """Return the limit of tuning with this name.
 
-        The environment variable has priority over the program's setting.
+        The environment variable that ends in `variable` has priority over the program's setting.
         """
         return max(int(os.environ.get(f"{_PREFIX}MAX_TUNING_{variable}", kept[name])), 0)
 
@@ -52,7 +52,7 @@ def answers(machine: Machine) -> dict[str, Any]:
         return kept["untuned"] or os.environ.get(f"{_PREFIX}RECORD_UNTUNED") == "1"
 
     def set_filename(name: str, insert_device_ordinal: bool = False) -> None:
-        """Set the name of the file of results.
+        """Set the name of the file to which tuning results are written.
 
         With `insert_device_ordinal`, the number of the current GPU replaces %d. Without a %d, the
         number is put before the last dot, or at the end of a name without a dot.

@@ -303,7 +303,10 @@ def _run(node: Node) -> None:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield torch.cuda, {"CUDAGraph": CUDAGraph}
     yield (
         torch.cuda.graphs,

@@ -117,7 +117,10 @@ def answers(machine: Machine) -> dict[str, Any]:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield torch._C, answers(machine)
     for module in (torch.cuda, torch.cuda.memory):
         yield module, {"MemPool": MemPool, "use_mem_pool": use_mem_pool}

@@ -17,7 +17,10 @@ from virtualgpu.hardware import Machine
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     loader = _MultiProcessingDataLoaderIter
     yield loader, {"_try_get_data": receiving(machine, loader._try_get_data)}
     yield worker, {"_worker_loop": working(machine, worker._worker_loop)}

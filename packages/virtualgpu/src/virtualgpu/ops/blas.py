@@ -420,7 +420,10 @@ def matrix_work(name: str, args: tuple) -> tuple[int, int] | None:
 
 @device_time(*PRODUCTS)
 def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a matrix product, in the format in which cuBLAS multiplies."""
+    """Return the work of a matrix product, in the format in which cuBLAS multiplies.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     flops, outputs = matrix_work(call.op.name, call.args) or (0, 0)
     left, right = (call.args[position] for position in PRODUCTS[call.op.name])
     rows = left.shape[-2] if left.dim() > 1 else 1
@@ -441,6 +444,8 @@ def grouped_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     """Return the work of a grouped product.
 
     Each matrix of a group is multiplied only with the columns of its own group.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
     """
     left, right = call.args[:2]
     times = left.shape[0] if left.dim() > right.dim() else 1

@@ -23,14 +23,22 @@ def _argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:
 
 @checks("meshgrid", "meshgrid.indexing")
 def meshgrid(args: tuple, kwargs: dict) -> None:
-    """Check the devices of `meshgrid`, as native/TensorShape.cpp does."""
+    """Check the devices of `meshgrid`, as native/TensorShape.cpp does.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
+    """
     if len({x.device for x in args[0]}) > 1:
         raise RuntimeError("meshgrid expects all tensors to have the same device")
 
 
 @checks("tensor_split.tensor_indices_or_sections")
 def tensor_split(args: tuple, kwargs: dict) -> None:
-    """Check the device of `tensor_split`'s indices, as native/TensorShape.cpp does."""
+    """Check the device of `tensor_split`'s indices, as native/TensorShape.cpp does.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
+    """
     where = args[1]
     if where.device.type != "cpu":
         raise RuntimeError(
@@ -46,6 +54,9 @@ def sparse_product(args: tuple, kwargs: dict) -> None:
     The summand of `_sparse_addmm` is on the device of the dense matrix.
 
     Source: native/sparse/SparseTensorMath.cpp.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
     """
     first, second = args[:2]
     if first.device != second.device and first.layout is torch.sparse_coo:
@@ -56,7 +67,11 @@ def sparse_product(args: tuple, kwargs: dict) -> None:
 
 @checks("inner", "inner.out")
 def inner(args: tuple, kwargs: dict) -> None:
-    """Check the device types of `inner`, as native/LinearAlgebra.cpp does."""
+    """Check the device types of `inner`, as native/LinearAlgebra.cpp does.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
+    """
     first = args[0]
     for x in (kwargs.get("out"), args[1]):
         if x is not None and x.device.type != first.device.type:
@@ -68,7 +83,11 @@ def inner(args: tuple, kwargs: dict) -> None:
 
 @checks("take_along_dim", "take_along_dim.out")
 def take_along_dim(args: tuple, kwargs: dict) -> None:
-    """Check the devices of `take_along_dim`, as native/TensorAdvancedIndexing.cpp does."""
+    """Check the devices of `take_along_dim`, as native/TensorAdvancedIndexing.cpp does.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
+    """
     first = args[0]
     for x in (kwargs.get("out"), args[1]):
         if x is not None and x.device != first.device:
@@ -80,7 +99,11 @@ def take_along_dim(args: tuple, kwargs: dict) -> None:
 
 @checks("linalg_multi_dot", "linalg_multi_dot.out")
 def multi_dot(args: tuple, kwargs: dict) -> None:
-    """Check the devices of `multi_dot`, as native/LinearAlgebra.cpp does."""
+    """Check the devices of `multi_dot`, as native/LinearAlgebra.cpp does.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
+    """
     first, *others = args[0]
     for number, x in enumerate(others, start=1):
         if x.device != first.device:
@@ -104,7 +127,11 @@ def multi_dot(args: tuple, kwargs: dict) -> None:
     "nanquantile.scalar_out",
 )
 def quantile(args: tuple, kwargs: dict) -> None:
-    """Check the devices of `quantile` and `nanquantile`, as native/Sorting.cpp does."""
+    """Check the devices of `quantile` and `nanquantile`, as native/Sorting.cpp does.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
+    """
     x, q, out = args[0], args[1], kwargs.get("out")
     if isinstance(q, Tensor) and x.device != q.device:
         raise RuntimeError("quantile() q tensor must be on the same device as the input tensor")
@@ -114,7 +141,11 @@ def quantile(args: tuple, kwargs: dict) -> None:
 
 @checks("tensordot.out")
 def tensordot(args: tuple, kwargs: dict) -> None:
-    """Check the devices of `tensordot` and its `out`, as native/Linear.cpp does."""
+    """Check the devices of `tensordot` and its `out`, as native/Linear.cpp does.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
+    """
     (first, second), out = args[:2], kwargs["out"]
     if not first.device == second.device == out.device:
         raise RuntimeError(
@@ -126,7 +157,11 @@ def tensordot(args: tuple, kwargs: dict) -> None:
 
 @checks("special_ndtr.out")
 def ndtr(args: tuple, kwargs: dict) -> None:
-    """Check the device of the `out` of `ndtr`, as native/UnaryOps.cpp does."""
+    """Check the device of the `out` of `ndtr`, as native/UnaryOps.cpp does.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
+    """
     x, out = args[0], kwargs["out"]
     if x.device != out.device:
         raise RuntimeError(at_least_two([("self", x), ("result", out)]))
@@ -139,7 +174,11 @@ def _result_on_device(function: str, of_result: bool = True) -> Callable[[tuple,
     """
 
     def check(args: tuple, kwargs: dict) -> None:
-        """Check the device of `out`, as native/LinearAlgebraUtils.h does."""
+        """Check the device of `out`, as native/LinearAlgebraUtils.h does.
+
+        `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the
+        wrong devices.
+        """
         x, out = args[0].device, kwargs["out"].device
         result, given = (out, x) if of_result else (x, out)
         if x != out:
@@ -164,7 +203,11 @@ def _windowed(name: str, position: int) -> Callable[[tuple, dict], None]:
     """Return a check of the device of a window, the argument at this position."""
 
     def check(args: tuple, kwargs: dict) -> None:
-        """Check the device of the window, as native/SpectralOps.cpp does."""
+        """Check the device of the window, as native/SpectralOps.cpp does.
+
+        `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the
+        wrong devices.
+        """
         x, window = args[0], _argument(args, kwargs, position, "window")
         if isinstance(window, Tensor) and window.device != x.device:
             raise RuntimeError(
@@ -181,7 +224,11 @@ checks("istft")(_windowed("istft", 4))
 
 @checks("linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.tol_tensor")
 def matrix_rank(args: tuple, kwargs: dict) -> None:
-    """Check the devices of the tolerances, as native/LinearAlgebra.cpp does."""
+    """Check the devices of the tolerances, as native/LinearAlgebra.cpp does.
+
+    `args` and `kwargs` are the arguments of the call. Raises RuntimeError if they are on the wrong
+    devices.
+    """
     x = args[0]
     tolerances = {"tol": args[1]} if len(args) > 1 else kwargs
     for name in ("tol", "atol", "rtol"):

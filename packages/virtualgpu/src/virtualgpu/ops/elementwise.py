@@ -83,7 +83,10 @@ cuda_kernel("GeluCUDAKernelImpl", "gelu", "gelu_")
 
 @device_time("fill_", "zero_")
 def overwriting(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a kernel that overwrites its argument without reading it."""
+    """Return the work of a kernel that overwrites its argument without reading it.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     return Work(moved - bytes_of(call.args[0]))
 
 
@@ -323,6 +326,8 @@ def softmax_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     """Return the work of a softmax. A long row is read several times from the nearest cache.
 
     This takes time that does not depend on the memory's speed. A slow memory hides it.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
     """
     x, dim = call.args[:2]
     if not x.dim() or x.shape[dim] <= LONG_ROW:
@@ -337,6 +342,8 @@ def softmax_backward_time(call: Call, results: list[torch.Tensor], moved: int) -
 
     The first one multiplies the gradient by the output. Source: softmax_backward_cuda_out,
     ATen/native/cuda/SoftMax.cu.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
     """
     return Work(2 * moved)
 

@@ -51,7 +51,10 @@ def plans_of(gpu: Gpu) -> FftPlans:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     gpus = machine.gpus
     yield torch, {"_cufft_clear_plan_cache": lambda index: plans_of(gpus[index]).clear()}
     # These properties hold PyTorch's functions.

@@ -151,7 +151,10 @@ _NORMALIZATIONS = {
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield torch.fft, {name: _also_of_half(name) for name in (*_OF_COMPLEX, *_OF_REAL)}
 
 

@@ -119,6 +119,8 @@ def pick(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
     The kernel reads at most as many bytes as it returns. Data that fit in the second-level cache
     are read once.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
     """
     table = call.args[0]
     chosen = sum(map(bytes_of, results))
@@ -137,7 +139,10 @@ def pick(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     "scatter_reduce_",
 )
 def add_at(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of adding elements at positions that may occur more than once."""
+    """Return the work of adding elements at positions that may occur more than once.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     names = ("grad_output", "source", "src")
     source = next(call.argument(name) for name in names if name in call.op.arguments)
     bytes = _only_chosen(call, moved, bytes_of(source))
@@ -149,7 +154,10 @@ def add_at(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @device_time("index_put_", "_index_put_impl_")
 def put_at(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of writing or adding values at positions."""
+    """Return the work of writing or adding values at positions.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     values = call.argument("values")
     written = bytes_of(values) if type(values) is VirtualTensor else 0
     serial = SORTED_INDICES if call.argument("accumulate") else 0

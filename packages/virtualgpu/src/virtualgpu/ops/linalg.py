@@ -181,7 +181,11 @@ def _substitution(x: Tensor, b: int, n: int, columns: int, item: int) -> Plan:
 
 @_matrices("linalg_cholesky_ex")
 def cholesky(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of a Cholesky decomposition with its error codes."""
+    """Return the memory plan of a Cholesky decomposition with its error codes.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     return Out(0), Out(1), *_cholesky(x, workspace(POTRF, n))
 
 
@@ -194,20 +198,32 @@ def _cholesky(x: Tensor, work: int) -> Plan:
 
 @_matrices("linalg_lu_factor_ex")
 def lu_factor(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of an LU decomposition with its pivots and error codes."""
+    """Return the memory plan of an LU decomposition with its pivots and error codes.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     return Out(0), Out(1), Out(2), *_factored(x, n)
 
 
 @_matrices("lu_unpack")
 def unpack(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of unpacking. First, the pivots become a 64-bit permutation."""
+    """Return the memory plan of unpacking. First, the pivots become a 64-bit permutation.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     order = 0 if args[3:] == (False,) else 8 * _batch(x) * x.shape[-2]
     return Out(0), Out(1), Out(2), order, -order
 
 
 @_matrices("linalg_lu")
 def factors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of an LU decomposition into separate factors."""
+    """Return the memory plan of an LU decomposition into separate factors.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     b, m, size = _batch(x), x.shape[-2], x.numel() * item
     pivots, order = 4 * b * min(m, n), 8 * b * m
     outputs = Out(0), Out(1), Out(2)
@@ -217,13 +233,21 @@ def factors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("linalg_lu_solve")
 def solve_factored(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of solving systems with given factors."""
+    """Return the memory plan of solving systems with given factors.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     return Out(0), *_substitution(x, _batch(x), n, args[2].shape[-1], item)
 
 
 @_matrices("linalg_inv_ex")
 def inverse(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of an inverse: an LU decomposition, then systems with its factors."""
+    """Return the memory plan of an inverse: an LU decomposition, then systems with its factors.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     b, size = _batch(x), x.numel() * item
     factored, solved = _factored(x, n), _substitution(x, b, n, n, item)
     return Out(0), Out(1), size, 4 * b * n, *factored, *solved, -4 * b * n, -size
@@ -231,7 +255,11 @@ def inverse(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("_linalg_solve_ex")
 def solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of solving systems. A vector on the right is copied to a matrix."""
+    """Return the memory plan of solving systems. A vector on the right is copied to a matrix.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     b, right = _batch(x), args[1]
     columns, copy = right.shape[-1], 0
     if right.dim() == 1 or (x.dim() - 1 == right.dim() and right.shape == x.shape[:-1]):
@@ -251,7 +279,11 @@ def _parity(b: int, n: int) -> Plan:
 
 @_matrices("_linalg_det", empty=True)
 def determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of a determinant: an LU decomposition, and its pivots' parity."""
+    """Return the memory plan of a determinant: an LU decomposition, and its pivots' parity.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     b = _batch(x)
     outputs = Out(0), Out(1), Out(2)
     factored, parity = _factored(x, n), _parity(b, n)
@@ -260,7 +292,11 @@ def determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("_linalg_slogdet", empty=True)
 def logarithm_of_determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of a determinant's sign and logarithm."""
+    """Return the memory plan of a determinant's sign and logarithm.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     b = _batch(x)
     diagonal, one = item * b * n, item * b
     signs = diagonal, one, -one, -diagonal, -8 * b, diagonal, -diagonal
@@ -270,32 +306,52 @@ def logarithm_of_determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("linalg_solve_triangular")
 def triangular(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of `torch.linalg.solve_triangular`."""
+    """Return the memory plan of `torch.linalg.solve_triangular`.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     return Out(0), *_triangular(x, _batch(x), n)
 
 
 @_matrices("triangular_solve")
 def triangular_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of `torch.triangular_solve`, whose matrix is the second argument."""
+    """Return the memory plan of `torch.triangular_solve`, whose matrix is the second argument.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     return Out(0), Out(1), *_triangular(args[1], _batch(args[1]), args[1].shape[-1])
 
 
 @_matrices("linalg_ldl_factor_ex")
 def symmetric_factor(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of an LDL decomposition."""
+    """Return the memory plan of an LDL decomposition.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     return Out(0), Out(1), Out(2), SYTRF, -SYTRF
 
 
 @_matrices("linalg_ldl_solve")
 def solve_symmetric(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of solving systems with the factors of an LDL decomposition."""
+    """Return the memory plan of solving systems with the factors of an LDL decomposition.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     pivots = 8 * _batch(x) * n
     return Out(0), pivots, 4, -4, -pivots
 
 
 @_matrices("cholesky")
 def cholesky_checked(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of a Cholesky decomposition whose error codes the host reads."""
+    """Return the memory plan of a Cholesky decomposition whose error codes the host reads.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     codes = 4 * _batch(x)
     factored = _cholesky(x, workspace(POTRF, n, item // 4))
     return Out(0), codes, *factored, *_check(x), -codes
@@ -311,21 +367,33 @@ def cholesky_inverse(call: Call) -> Any:
 
 @_matrices("linalg_householder_product", "orgqr")
 def reflections(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of computing the product of Householder reflections."""
+    """Return the memory plan of computing the product of Householder reflections.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     work = orgqr_bytes(x.shape[-2], args[1].shape[-1], n, item)
     return Out(0), *_in_turn(_batch(x), work)
 
 
 @_matrices("ormqr")
 def reflected(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of multiplying by a product of Householder reflections."""
+    """Return the memory plan of multiplying by a product of Householder reflections.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     work = ormqr_bytes(x.shape[-2], args[1].shape[-1], args[2].shape[-1], item)
     return Out(0), *_in_turn(_batch(x), work)
 
 
 @_matrices("geqrf")
 def factored_orthogonally(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of `torch.geqrf`: a QR decomposition that keeps the reflections."""
+    """Return the memory plan of `torch.geqrf`: a QR decomposition that keeps the reflections.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     return Out(0), Out(1), *_factored_orthogonally(x, min(x.shape[-2:]), item)
 
 
@@ -335,6 +403,9 @@ def eigenvectors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
     First, PyTorch looks for numbers that are not finite. For real matrices, pairs of columns
     become complex columns at the end.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
     """
     b, size, numbers = _batch(x), x.numel() * item, x.numel()
     finite = size, numbers, numbers, numbers, -numbers, -numbers, -size, 1, -1, -numbers
@@ -346,7 +417,11 @@ def eigenvectors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
 @_matrices("_cholesky_solve_helper", "cholesky_solve")
 def cholesky_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of solving systems with the factor of a Cholesky decomposition."""
+    """Return the memory plan of solving systems with the factor of a Cholesky decomposition.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     factor = args[1].numel() * item
     if x.dim() == 2:
         return 4, Out(0), factor, -factor, -4
@@ -450,6 +525,9 @@ def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     """Return the memory plan of singular values and vectors.
 
     A batch has one workspace for all its matrices, as large as that of one matrix.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
     """
     b, m, size = _batch(x), x.shape[-2], x.numel() * item
     less, more = min(m, n), max(m, n)
@@ -479,6 +557,9 @@ def eigenvalues(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 
     Without vectors, a copy of the matrix is overwritten. Small matrices of a batch are computed
     together (`syevj_batched`), others one after the other.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
     """
     b = _batch(x)
     outputs: Plan = (Out(1), Out(0))
@@ -548,7 +629,11 @@ def aligned(size: int) -> int:
 
 @_matrices("linalg_qr")
 def qr(x: Tensor, n: int, item: int, args: tuple) -> Plan:
-    """Return the memory plan of a QR decomposition into both factors."""
+    """Return the memory plan of a QR decomposition into both factors.
+
+    `x` holds the matrices, which have `n` columns of elements of `item` bytes each. `args` are the
+    arguments of the operator.
+    """
     b, m = _batch(x), x.shape[-2]
     less = min(m, n)
     taus = b * less * item

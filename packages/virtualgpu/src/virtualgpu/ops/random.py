@@ -65,7 +65,10 @@ asserts(_RATE, "poisson", cpu="^invalid Poisson rate")
 
 @device_time(*IN_PLACE)
 def in_place(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a kernel that fills a tensor with random numbers."""
+    """Return the work of a kernel that fills a tensor with random numbers.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     x = call.args[0]
     return Work(moved - bytes_of(x), clocks=RANDOM * x.numel())
 

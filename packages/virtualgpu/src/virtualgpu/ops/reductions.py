@@ -353,7 +353,10 @@ def extremes(call: Call, result: Any) -> Shape:
 
 @device_time("sum", "mean", "prod", "nansum", "linalg_vector_norm", "norm", "any", "all")
 def summing(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a sum."""
+    """Return the work of a sum.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     return _by_rows(call, results, moved, REDUCED_ROW)
 
 
@@ -372,7 +375,10 @@ def summing(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     "min",
 )
 def comparing(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a reduction that compares values or computes variances."""
+    """Return the work of a reduction that compares values or computes variances.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     if torch.Tag.pointwise in call.func.tags:  # the larger one of two tensors
         return pointwise(call, results, moved)
     return _by_rows(call, results, moved, COMPARED_ROW)

@@ -102,7 +102,10 @@ def sort(call: Call) -> Any:
 
 @device_time("sort", "argsort", "msort", "_unique2", "unique_dim")
 def sort_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a sort, which grows with the number of bytes of its keys."""
+    """Return the work of a sort, which grows with the number of bytes of its keys.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     x = call.args[0]
     serial = ONE_BLOCK if x.numel() <= SMALL_SORT else SEVERAL_PASSES
     return Work(moved, clocks=SORTED * bytes_of(x), serial=serial)
@@ -110,7 +113,10 @@ def sort_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @device_time("topk", "kthvalue", "median", "nanmedian", "mode")
 def select_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of selecting elements by rank, which grows with the length of the slices."""
+    """Return the work of selecting elements by rank, which grows with the length of the slices.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     x = call.args[0]
     length = x.numel()
     if x.dim() and "dim" in call.op.arguments:
@@ -223,6 +229,8 @@ def scan_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
     Along the last dimension many threads share a row. Along another dimension, one thread
     processes a column step by step.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
     """
     x, dim = call.args[0], call.argument("dim")
     if x.dim() and x.numel() and dim % x.dim() != x.dim() - 1 and x.numel() > x.shape[dim]:

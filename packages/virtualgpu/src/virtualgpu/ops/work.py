@@ -78,6 +78,8 @@ def bound_by_memory(call: Call, results: list[Tensor], moved: int) -> Work:
     """Return the work of a kernel that reads its operands once and writes its results once.
 
     Tensors given for results are already counted among the arguments.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
     """
     if call.kwargs and call.op.outs:
         moved -= sum(map(bytes_of, call.given_outputs()))
@@ -85,7 +87,10 @@ def bound_by_memory(call: Call, results: list[Tensor], moved: int) -> Work:
 
 
 def drawing(call: Call, results: list[Tensor], moved: int) -> Work:
-    """Return the work of a kernel that draws random numbers."""
+    """Return the work of a kernel that draws random numbers.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     largest = max((x.numel() for x in results), default=0)
     return Work(moved, clocks=RANDOM * largest)
 
@@ -95,6 +100,8 @@ def pointwise(call: Call, results: list[Tensor], moved: int) -> Work:
 
     Operands of one dtype with the memory layout of the output are read in vectors, others element
     by element.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
     """
     operands: list[Tensor] = []
     for x in call.args:
@@ -143,7 +150,10 @@ def fastest(x: Tensor) -> int:
 
 
 def of_lists(call: Call, results: list[Tensor], moved: int) -> Work:
-    """Return the work of an operator on lists of tensors."""
+    """Return the work of an operator on lists of tensors.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     changed = sum(map(bytes_of, call.written()))
     if call.op.overwrites:
         moved -= changed

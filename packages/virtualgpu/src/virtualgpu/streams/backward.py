@@ -126,7 +126,10 @@ def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     autograd = torch.autograd
     engine = starting_at_roots(machine, autograd._engine_run_backward)
     replaced = {

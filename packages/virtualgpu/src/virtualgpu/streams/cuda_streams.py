@@ -380,7 +380,10 @@ def _is_elsewhere(device: Any) -> bool:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     for module in (torch.cuda, torch.cuda.streams):
         yield module, {"Stream": Stream, "Event": Event}
     yield torch, {"Stream": GenericStream, "Event": GenericEvent}

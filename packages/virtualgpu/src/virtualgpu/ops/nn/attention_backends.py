@@ -72,7 +72,10 @@ Reason = Callable[[Attention, Capability], str | None]
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     questions = {
         "_can_use_cudnn_attention": "cudnn",
         "_can_use_flash_attention": "flash",

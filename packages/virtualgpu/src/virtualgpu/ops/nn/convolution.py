@@ -404,7 +404,10 @@ def lies_channels_last(x: Tensor, dims: int) -> bool:
 
 
 def replacements(machine: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield torch._C, {"_select_conv_backend": partial(select_backend, torch._C._select_conv_backend)}
 
 
@@ -451,6 +454,8 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     """Return the work of a convolution, which is a matrix product.
 
     A kernel of its own adds the bias (ATen/native/cudnn/ConvShared.cpp).
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
     """
     names = ("input", "weight", "bias", "transposed", "groups")
     x, weight, bias, transposed, groups = (call.argument(name) for name in names)
@@ -488,7 +493,10 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
 
 @device_time("convolution_backward")
 def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> Work:
-    """Return the work of the gradients of input, weight and bias that are computed."""
+    """Return the work of the gradients of input, weight and bias that are computed.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     names = ("grad_output", "input", "weight", "transposed", "groups", "output_mask")
     grad, x, weight, transposed, groups, mask = (call.argument(name) for name in names)
     if not x.numel():

@@ -43,7 +43,10 @@ def multi_head_attention(call: Call) -> Any:
 
 @device_time("_native_multi_head_attention")
 def multi_head_attention_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of four products with weights and of two products of all positions."""
+    """Return the work of four products with weights and of two products of all positions.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     query, key = call.args[:2]
     if query.is_nested:
         return Work(moved)

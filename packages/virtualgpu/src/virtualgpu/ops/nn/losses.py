@@ -228,7 +228,10 @@ def nll_loss2d(call: Call) -> Any:
 
 @device_time("nll_loss_forward")
 def nll_loss_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of reading one sector of 32 bytes per row, and of adding the losses."""
+    """Return the work of reading one sector of 32 bytes per row, and of adding the losses.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     x, target = call.args[:2]
     rows = target.numel()
     is_reduced = results and results[0].dim() == 0

@@ -172,7 +172,10 @@ def _layer_norm_backward(call: Call) -> Any:
 
 @device_time("native_layer_norm", "native_group_norm")
 def layer_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of normalizing rows. The rows of a group norm are its groups."""
+    """Return the work of normalizing rows. The rows of a group norm are its groups.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     rows = results[1].numel()
     work = of_rows(call.gpu, rows, moved)
     if call.op.name == "native_group_norm" and rows:
@@ -197,7 +200,10 @@ def of_rows(gpu: Gpu, rows: int, moved: int) -> Work:
 
 @device_time("native_layer_norm_backward", "native_group_norm_backward")
 def layer_norm_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of the gradients of normalized rows."""
+    """Return the work of the gradients of normalized rows.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     rows = call.argument("mean").numel()
     work = of_rows_backward(call.args[1].numel(), rows, moved)
     if call.op.name == "native_layer_norm_backward" and rows <= TWO_STEPS_ABOVE_ROWS:
@@ -581,6 +587,8 @@ def batch_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work
     In training, one block of threads sums up each channel, so a channel's time cannot be shared. In
     evaluation, the host takes as long as for a kernel of PyTorch's own, even if cuDNN runs it
     (benchmarks/timing/host_functions.json).
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
     """
     training = "training" not in call.op.arguments or call.argument("training")
     if not training:
@@ -595,7 +603,10 @@ def batch_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work
 
 @device_time("native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward")
 def batch_norm_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of the gradients of a batch norm."""
+    """Return the work of the gradients of a batch norm.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     x, weight, mean = (call.argument(name) for name in ("input", "weight", "running_mean"))
     training = "train" not in call.op.arguments or call.argument("train")
     cudnn = int(training and uses_cudnn(x, weight, weight, mean, training))

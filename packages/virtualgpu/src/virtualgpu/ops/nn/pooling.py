@@ -136,30 +136,45 @@ def positions(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 @device_time("max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a max pooling, per element of the input."""
+    """Return the work of a max pooling, per element of the input.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     return Work(moved, clocks=POOLED * call.args[0].numel())
 
 
 @device_time("upsample_bilinear2d")
 def bilinear_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of a bilinear resampling. One thread computes all channels of a pixel."""
+    """Return the work of a bilinear resampling. One thread computes all channels of a pixel.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     samples, channels = call.args[0].shape[:2]
     return Work(moved, serial=PIXEL * samples * channels)
 
 
 @device_time("upsample_bilinear2d_backward")
 def bilinear_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of the gradient of a bilinear resampling, per element of its output."""
+    """Return the work of the gradient of a bilinear resampling, per element of its output.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     return Work(moved, clocks=BLENDED_BACKWARD * call.args[0].numel())
 
 
 @device_time("avg_pool2d_backward")
 def average_pool_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of the gradient of an average pooling, per element of its input."""
+    """Return the work of the gradient of an average pooling, per element of its input.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     return Work(moved, clocks=AVERAGED_BACKWARD * call.args[1].numel())
 
 
 @device_time("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
 def max_pool_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    """Return the work of the gradient of a max pooling, per element of its input."""
+    """Return the work of the gradient of a max pooling, per element of its input.
+
+    `results` are the results of `call`. `moved` is the bytes of all arguments and results.
+    """
     return Work(moved, clocks=POOLED_BACKWARD * call.args[1].numel())

@@ -170,7 +170,10 @@ def _on_meta(argument: Any) -> Any:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object that this module changes in PyTorch, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object of PyTorch to change.
+
+    These are the changes of this module. They are undone when `machine` is removed.
+    """
     yield SyncBatchNorm, {"forward": staticmethod(_with_all_ranks(machine, SyncBatchNorm.forward))}
 
 
