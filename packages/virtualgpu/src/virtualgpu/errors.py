@@ -40,7 +40,10 @@ def leave_out_the_kit(error: Exception) -> None:
 
 
 def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, which users call, with errors that do not show the kit's calls."""
+    """Return `function`, changed so that its errors do not show the kit's calls.
+
+    Users call this function.
+    """
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -57,7 +60,7 @@ def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cuda_error(what: str, advice: str) -> Exception:
-    """Return the CUDA error `what`, as PyTorch writes it, with a line of advice."""
+    """Return the CUDA error with the text `what`, as PyTorch words it, and a line of advice."""
     lines = [
         f"CUDA error: {what}",
         advice,
@@ -99,12 +102,15 @@ def invalid_argument() -> Exception:
 
 
 def stream_capture(what: str, kind: str, name: str = "StreamCapture") -> Exception:
-    """Return the error of a graph capture. `kind` is the end of the error's name."""
+    """Return the error of a forbidden operation in a graph capture.
+
+    `what` is its text. `kind` is the end and `name` the beginning of CUDA's name of the error.
+    """
     return cuda_error(what, _search_for(f"cudaError{name}{kind}"))
 
 
 def _search_for(name: str) -> str:
-    """Return CUDA's sentence about where an error is documented."""
+    """Return CUDA's sentence that says where the error `name` is documented."""
     page = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
     return f"Search for `{name}' in {page} for more information."
 
@@ -121,9 +127,9 @@ class Fault:
     known: bool = False
 
     def surface(self) -> None:
-        """Raise AcceleratorError. The first time, also print what the kernel prints.
+        """Raise AcceleratorError for this failed assert.
 
-        The printed text lacks the number of the kernel's thread.
+        The first time, also print what the kernel prints, without the number of its thread.
         """
         if not self.known:
             self.known = True
@@ -135,13 +141,17 @@ class Fault:
 
 
 class DifferentDevicesError(RuntimeError):
-    """Error about arguments on several devices, before the operator is known."""
+    """Error about arguments on several devices, raised where the operator is not known.
+
+    It is later replaced by the operator's own error.
+    """
 
 
 def at_least_two(given: list[tuple[str, torch.Tensor]]) -> str:
-    """Return CUDA's message "at least two devices", which names two of them, CUDA devices first.
+    """Return CUDA's message that there are "at least two devices", which names two of them.
 
-    CPU tensors without dimensions do not count.
+    `given` has the name and the tensor of each argument. CUDA devices come first. CPU tensors
+    without dimensions do not count.
     """
     found = dict.fromkeys(str(x.device) for _, x in given if x.dim() or x.device.type != "cpu")
     if len(found) < 2:  # a CPU tensor without dimensions is not allowed here
@@ -154,7 +164,11 @@ def at_least_two(given: list[tuple[str, torch.Tensor]]) -> str:
 
 
 def argument_differs(given: list[tuple[str, torch.Tensor]], method: str) -> str:
-    """Return the message that names the first argument on another device than the first one."""
+    """Return CUDA's message that names the first argument on a wrong device.
+
+    `given` has the name and the tensor of each argument. The device of the first one is the right
+    one. `method` is the method that the message names.
+    """
     common = given[0][1].device
     argument, other = next((argument, x.device) for argument, x in given if x.device != common)
     return (
@@ -183,20 +197,23 @@ _Unimplemented = _class_of_unimplemented()
 
 
 def not_implemented(kernel: str, dtype: torch.dtype) -> RuntimeError:
-    """Return the error of the CUDA kernel with this name for a dtype that it does not support."""
+    """Return the error of a CUDA kernel that does not support a dtype.
+
+    `kernel` is the name of the kernel in the message.
+    """
     error = _Unimplemented(f"\"{kernel}\" not implemented for '{scalar_name(dtype)}'")
     error.of_cuda = True  # type: ignore[attr-defined]  # unlike an error of a CPU kernel
     return error
 
 
 def scalar_name(dtype: torch.dtype) -> str:
-    """Return PyTorch's C++ name of a dtype: "Long" for int64."""
+    """Return the name of a dtype in PyTorch's C++, such as "Long" for int64."""
     legacy_name = torch.empty(0, dtype=dtype, device="meta").type()
     return legacy_name.rpartition(".")[2].removesuffix("Tensor")
 
 
 def cpp_name(dtype: torch.dtype) -> str:
-    """Return the C++ type of an element in PyTorch's messages: "c10::Half" for float16."""
+    """Return the C++ type of a dtype's elements in PyTorch's messages: "c10::Half" for float16."""
     known = {
         torch.float32: "float",
         torch.float64: "double",
@@ -208,14 +225,17 @@ def cpp_name(dtype: torch.dtype) -> str:
 
 
 def tensor_type(dtype: torch.dtype) -> str:
-    """Return the type of a CUDA tensor in PyTorch's messages. bfloat16 has no legacy name."""
+    """Return the type in PyTorch's messages of CUDA tensors with this dtype.
+
+    It is a legacy name, such as "torch.cuda.FloatTensor". bfloat16 has none.
+    """
     if dtype is torch.bfloat16:
         return "CUDABFloat16Type"
     return f"torch.cuda.{scalar_name(dtype)}Tensor"
 
 
 def type_of(x: torch.Tensor) -> str:
-    """Return the type of a tensor in PyTorch's messages."""
+    """Return the type of the tensor `x` in PyTorch's messages."""
     if x.device.type == "cuda":
         return tensor_type(x.dtype)
     if x.dtype is torch.bfloat16:
@@ -224,7 +244,10 @@ def type_of(x: torch.Tensor) -> str:
 
 
 def refuse_legacy_conversion(dtype: torch.dtype, device: Any, given: torch.Tensor) -> None:
-    """Raise TypeError for a tensor that a legacy constructor does not convert."""
+    """Raise PyTorch's TypeError of a legacy constructor that does not convert the tensor `given`.
+
+    `dtype` and `device` are those of the constructor's type.
+    """
 
     def options(dtype: torch.dtype, device: Any) -> str:
         return (
@@ -239,7 +262,7 @@ _CPU_TYPE = re.compile(r"\btorch\.(?=(sparse\.)?[A-Z]\w*Tensor\b)")
 
 
 def with_cuda_types(words: str) -> str:
-    """Return the text of an error about GPU tensors with CUDA types in place of CPU types."""
+    """Replace the names of CPU tensor types in the text of an error by those of CUDA types."""
     return _CPU_TYPE.sub("torch.cuda.", words).replace("CPUBFloat16Type", "CUDABFloat16Type")
 
 
@@ -248,14 +271,18 @@ NOT_KEPT = "were not kept"
 
 
 def unsupported(what: str) -> Exception:
-    """Return the error for something that a virtual GPU cannot do. `what` begins the sentence."""
+    """Return the error for something that a virtual GPU does not support.
+
+    `what` is the subject of the message.
+    """
     return NotImplementedError(f"{what} {_NOT_SUPPORTED}. It works on a real one")
 
 
 def refusal_behind(error: BaseException | None) -> str | None:
-    """Return what a virtual GPU cannot do, in its own words, if that led to this exception.
+    """Return the text of the virtual GPU's refusal that led to an exception, or None.
 
-    Returns None otherwise. Errors of another process come as text, which is searched, too.
+    The causes of the exception are searched, too. Errors of another process come as text, which is
+    also searched.
     """
     if error is None:
         return None
@@ -279,7 +306,7 @@ def refusal_behind(error: BaseException | None) -> str | None:
 
 
 def asks_for_values(error: BaseException) -> bool:
-    """Return whether an exception says that something needs values that were not kept."""
+    """Return whether an exception says that the program needs values that were not kept."""
     return isinstance(error, RuntimeError) and NOT_KEPT in str(error)
 
 
@@ -310,13 +337,19 @@ def assign_gradient(set_gradient: Callable[..., None]) -> Callable[[torch.Tensor
 
 
 def is_wrapped(x: torch.Tensor) -> bool:
-    """Return whether this is the wrapper of a function transform, which C++ puts on the CPU."""
+    """Return whether `x` is the wrapper of a function transform such as vmap.
+
+    C++ says that such a wrapper is on the CPU.
+    """
     functorch = torch._C._functorch
     return functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)
 
 
 def make_gradients(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.autograd._make_grads` with a check of the devices of given gradients."""
+    """Return a replacement of `torch.autograd._make_grads` that checks the devices of gradients.
+
+    `make` is the original function.
+    """
 
     def checked(outputs: Any, gradients: Any, is_grads_batched: bool) -> Any:
         made = make(outputs, gradients, is_grads_batched=is_grads_batched)

@@ -165,7 +165,7 @@ def cuda_empty_strided(
 
 
 def _gpu(device: Any) -> hardware.Gpu:
-    """Return the GPU of a CUDA device."""
+    """Return the GPU that a CUDA device names."""
     gpu = hardware.machine().gpu(device)
     assert gpu is not None  # C++ calls these for CUDA devices
     return gpu
@@ -175,7 +175,7 @@ def _gpu(device: Any) -> hardware.Gpu:
 
 
 def _chosen_device(device: Any) -> Any:
-    """Return the requested device, or PyTorch's default device if none was requested."""
+    """Return `device`, or PyTorch's default device if `device` is None."""
     if device is not None:
         return device
     depth = torch._C._len_torch_function_stack()
@@ -224,7 +224,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
 
 
 def _placed(made: torch.Tensor, device: Any) -> torch.Tensor:
-    """Move a tensor made on the CPU to the requested device, and return it."""
+    """Move the tensor `made` from the CPU to the requested device, and return it."""
     device = _chosen_device(device)
     if str(device) == "meta":
         return made.to("meta")
@@ -232,7 +232,10 @@ def _placed(made: torch.Tensor, device: Any) -> torch.Tensor:
 
 
 def read(data: Any) -> Any:
-    """Return data with CPU numbers in place of numbers on GPUs. The host waits for each number."""
+    """Replace GPU tensors that hold one number by CPU numbers in nested lists, and return these.
+
+    The host waits for each number.
+    """
     if not isinstance(data, (list, tuple)):
         return data
     if not {VirtualTensor, list, tuple}.intersection(map(type, data)):
@@ -264,7 +267,7 @@ def new_tensor(
 
 
 def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a factory of torch that also accepts `pin_memory`, and a GPU's number as `device`."""
+    """Return `factory`, changed to accept `pin_memory`, and a GPU's number as `device`."""
 
     @outermost
     @wraps(factory)
@@ -292,9 +295,9 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
 
 
 def with_number_limits(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a factory whose limits may be tensors without dimensions.
+    """Return `factory`, changed to accept limits that are tensors without dimensions.
 
-    C++ reads such tensors, so they do not choose the device.
+    The limits are the ends of a range. C++ reads such tensors, so they do not choose the device.
     """
 
     def number(x: Any) -> Any:
@@ -311,9 +314,9 @@ def with_number_limits(factory: Callable[..., torch.Tensor]) -> Callable[..., to
 
 
 def _is_of_wrapper(model: Any, device: Any) -> bool:
-    """Return whether `device` may come from the wrapper of a function transform.
+    """Return whether `device` may be what the wrapper of a function transform reports.
 
-    The wrapper always says that it is on the CPU.
+    The wrapper `model` always says that it is on the CPU.
     """
     if not isinstance(model, torch.Tensor) or not is_wrapped(model):
         return False
@@ -321,7 +324,10 @@ def _is_of_wrapper(model: Any, device: Any) -> bool:
 
 
 def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a factory whose result is made on the CPU and moved to the requested device."""
+    """Return `factory`, changed to make its result on the CPU.
+
+    The result is then moved to the requested device.
+    """
 
     @outermost
     @wraps(factory)
@@ -333,7 +339,10 @@ def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 
 
 def asarray(convert: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return `torch.asarray`, which shares the memory of a GPU tensor where it can."""
+    """Return a replacement of `torch.asarray`, which is the function `convert`.
+
+    It shares the memory of a GPU tensor where it can.
+    """
 
     @outermost
     @wraps(convert)
@@ -358,7 +367,10 @@ def asarray(convert: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def to_dlpack(export: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.utils.dlpack.to_dlpack`, which would not notice that a tensor is on a GPU."""
+    """Return a replacement of `torch.utils.dlpack.to_dlpack`, which is the function `export`.
+
+    The original would not notice that a tensor is on a virtual GPU.
+    """
 
     @wraps(export)
     def exported(tensor: torch.Tensor) -> Any:
@@ -372,9 +384,10 @@ def to_dlpack(export: Callable[..., Any]) -> Callable[..., Any]:
 def made_of_parts(
     factory: Callable[..., torch.Tensor], names: tuple[str, ...]
 ) -> Callable[..., torch.Tensor]:
-    """Return a factory of sparse tensors from the parts `names`.
+    """Return `factory`, which makes sparse tensors, changed to put all their parts on one device.
 
-    All parts are moved to the requested device, or to the device of the values.
+    `names` are the arguments for the parts. They are moved to the requested device, or to the
+    device of the values.
     """
 
     @outermost
@@ -419,7 +432,10 @@ def _parts_differ(given: list[tuple[str, torch.Tensor]], layout: torch.layout | 
 
 
 def on_the_cpu_only(name: str, factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a factory that raises NotImplementedError instead of making a tensor on a GPU."""
+    """Return `factory`, changed to raise NotImplementedError for a tensor on a GPU.
+
+    `name` is the function that the error names.
+    """
 
     @wraps(factory)
     def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
@@ -454,9 +470,10 @@ class Device(metaclass=_AnyDevice):
 
 
 def legacy_constructor(construct: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return `torch.Tensor.__new__`, which works while a dispatch mode is active.
+    """Return a replacement of `torch.Tensor.__new__` that works while a dispatch mode is active.
 
-    C++ cannot create a tensor of a subclass while Python sees each new tensor.
+    C++ cannot create a tensor of a subclass while Python sees each new tensor. `construct` is the
+    original method.
     """
 
     # No named arguments: PyTorch's compiler compares the signature with that of its own substitute.

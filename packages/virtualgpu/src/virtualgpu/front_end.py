@@ -40,7 +40,7 @@ def name() -> str:
 
 
 def packages() -> tuple[str, ...]:
-    """Return the names of all registered packages, this one first."""
+    """Return the names of all registered packages, with virtualgpu as the first."""
     return _packages
 
 
@@ -50,27 +50,33 @@ def folders() -> tuple[str, ...]:
 
 
 def import_folders() -> list[str]:
-    """Return the folders from which Python imports the registered packages, each once."""
+    """Return the folders from which Python imports the registered packages, without repetitions."""
     return list(dict.fromkeys(os.path.dirname(folder.rstrip(os.sep)) for folder in _folders))
 
 
 def is_ours(filename: str) -> bool:
-    """Return whether a call in this file belongs to the tools and would not exist on a real GPU."""
+    """Return whether a file is part of the registered packages.
+
+    Calls in such files would not exist on a real GPU.
+    """
     return filename.startswith(_folders) or filename.endswith(CALLS_OPERATORS)
 
 
 def is_of_the_tools(module: str) -> bool:
-    """Return whether a module belongs to a registered package."""
+    """Return whether the module of this name belongs to a registered package."""
     return _is_in(module, _packages)
 
 
 def keeps_real_time(module: str) -> bool:
-    """Return whether a module waits for real processes, so that its deadlines need real time."""
+    """Return whether the module of this name waits for real processes.
+
+    The deadlines of such a module need real time.
+    """
     return _is_in(module, (*_packages, *_WAIT))
 
 
 def _is_in(module: str, packages: tuple[str, ...]) -> bool:
-    """Return whether a module belongs to one of these packages."""
+    """Return whether the module of this name belongs to one of these packages."""
     return any(module == known or module.startswith(f"{known}.") for known in packages)
 
 

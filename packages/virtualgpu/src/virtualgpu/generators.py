@@ -33,13 +33,16 @@ class GeneratorState:
         self.blocks: list[Block | None] = []
 
     def register(self, gpu: hardware.Gpu, graph: int) -> None:
-        """Register a CUDA graph."""
+        """Register the CUDA graph with the number `graph`, whose capture may draw from this state.
+
+        The first registration allocates memory on `gpu` for the seed and the offset.
+        """
         if not self.graphs:
             self.blocks = [gpu.allocate(8), gpu.allocate(8)]
         self.graphs.add(graph)
 
     def unregister(self, gpu: hardware.Gpu, graph: int) -> None:
-        """Remove a CUDA graph. The last one frees the blocks."""
+        """Remove the CUDA graph with the number `graph`. The last one frees the memory."""
         self.graphs.discard(graph)
         if not self.graphs:
             while self.blocks:
@@ -49,7 +52,7 @@ class GeneratorState:
 
 
 class VirtualGenerator(_Generator):
-    """A generator of a virtual GPU. As on CUDA, its whole state is a seed and an offset.
+    """A random generator of a virtual GPU. As on CUDA, its whole state is a seed and an offset.
 
     Each operator advances the offset. The numbers come from the CPU's algorithm, which each
     operator starts again from the seed and the offset. They differ from CUDA's numbers.
@@ -68,7 +71,7 @@ class VirtualGenerator(_Generator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The generator's GPU as a device."""
+        """The GPU of this generator, as a torch.device."""
         return self._gpu.device
 
     def manual_seed(self, seed: int) -> "VirtualGenerator":
@@ -84,18 +87,18 @@ class VirtualGenerator(_Generator):
         return self
 
     def seed(self) -> int:
-        """Set and return a random seed. Raises RuntimeError in a capture."""
+        """Set a random seed, and return it. Raises RuntimeError in a capture."""
         self._refuse_in_capture("seed")
         self.state.seed, self.state.offset = super().seed(), 0
         return self.state.seed
 
     def initial_seed(self) -> int:
-        """Return the seed. Raises RuntimeError in a capture."""
+        """Return the seed of this generator. Raises RuntimeError in a capture."""
         self._refuse_in_capture("current_seed")
         return self.state.seed
 
     def get_offset(self) -> int:
-        """Return the offset. Raises RuntimeError in a capture."""
+        """Return the offset of this generator. Raises RuntimeError in a capture."""
         self._refuse_in_capture("get_offset")
         return self.state.offset
 
@@ -108,7 +111,7 @@ class VirtualGenerator(_Generator):
         return self
 
     def _refuse_in_capture(self, name: str) -> None:
-        """Raise CUDA's RuntimeError if a graph is being captured."""
+        """Raise CUDA's RuntimeError if a graph is being captured. It names the method `name`."""
         if self._gpu.stream.capture is not None:
             raise RuntimeError(
                 f"Cannot call CUDAGeneratorImpl::{name} during CUDA graph capture. If you need "
@@ -149,15 +152,15 @@ class VirtualGenerator(_Generator):
         self.set_state(state[-1])
 
     def clone_state(self) -> "VirtualGenerator":
-        """Return a generator with a copy of this one's state."""
+        """Return a new generator of the same GPU with a copy of this generator's state."""
         return VirtualGenerator(self._gpu, GeneratorState(self.state.seed, self.state.offset))
 
     def graphsafe_get_state(self) -> "VirtualGenerator":
-        """Return another generator that shares this one's state."""
+        """Return a new generator that shares the state of this one."""
         return VirtualGenerator(self._gpu, self.state)
 
     def graphsafe_set_state(self, state: torch.Generator) -> "VirtualGenerator":
-        """Share the state of another generator of a GPU."""
+        """Share the state of `state`, another generator of a GPU, and return this generator."""
         self.state = registered(state).state
         return self
 
@@ -223,7 +226,7 @@ def is_virtual(generator: torch.Generator) -> bool:
 
 
 def _address(generator: Any) -> int:
-    """Return the generator's address in C++."""
+    """Return the address of the C++ object behind a generator."""
     return generator._cdata
 
 

@@ -31,9 +31,10 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def noting_devices(apply: Any) -> Callable[..., Any]:
-    """Return the function of `Function.apply`, which also notes the inputs' devices at the node.
+    """Return a replacement of `Function.apply` that notes the devices of the inputs.
 
-    `apply` is the class method of PyTorch. Python defines it up to version 2.13, and C++ later.
+    They are stored at the autograd node, for the check of the gradients. `apply` is PyTorch's class
+    method. Python defines it up to version 2.13, and C++ later.
     """
 
     def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +54,10 @@ def noting_devices(apply: Any) -> Callable[..., Any]:
 
 
 def checking_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `BackwardCFunction.apply`, which raises RuntimeError for a wrong device."""
+    """Return a replacement of `BackwardCFunction.apply` that checks the devices of gradients.
+
+    `apply` is the original method. A gradient on a wrong device raises RuntimeError.
+    """
 
     def checking(self: Any, *args: Any) -> Any:
         gradients = apply(self, *args)
@@ -69,7 +73,11 @@ def checking_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _placed(node: Any, gradients: tuple, devices: list) -> tuple:
-    """Return the gradients. Numbers on another device are moved, as PyTorch's engine does."""
+    """Return the gradients of a node, each on the device of its input.
+
+    `devices` has the inputs' devices. A gradient without dimensions is moved, as PyTorch's engine
+    does. Any other gradient on a wrong device raises RuntimeError.
+    """
     placed = list(gradients)
     index = 0  # counts the inputs that are tensors
     for position, (gradient, device) in enumerate(zip(gradients, devices, strict=False)):
@@ -91,7 +99,10 @@ def _placed(node: Any, gradients: tuple, devices: list) -> tuple:
 
 
 def with_checked_hook(register: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Tensor.register_hook`, whose hooks must return a gradient on the same device type."""
+    """Return a replacement of `Tensor.register_hook`, which is the method `register`.
+
+    It raises RuntimeError if a hook returns a gradient on another type of device.
+    """
 
     @wraps(register)
     def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:

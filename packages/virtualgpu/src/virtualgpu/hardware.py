@@ -73,7 +73,7 @@ class Selected(threading.local):
         self.product: Callable[[], Any] | None = None  # a reference to the last product's output
 
     def visit(self, task: int, *places: "Gpu | None") -> None:
-        """Note that the backward pass `task` has operators on these GPUs. None means the CPU."""
+        """Note that the backward pass `task` runs operators on these GPUs. None means the CPU."""
         if self.task != task:
             self.task = task
             self.places = set() if self.root is None else {self.root}
@@ -126,7 +126,7 @@ class Gpu:
 
     @cached_property
     def _has_tf32(self) -> bool:
-        """Whether the GPU has TF32, and the environment lets NVIDIA's libraries use it.
+        """Whether the GPU has TF32 and the environment variable for NVIDIA's libraries allows it.
 
         The libraries read the variable at their first use.
         """
@@ -144,11 +144,14 @@ class Gpu:
 
     @property
     def stream(self) -> StreamTime:
-        """The calling thread's current stream on this GPU."""
+        """The current stream of the calling thread on this GPU."""
         return self.machine.selected.streams.get(self.index, self.default_stream)
 
     def pool_stream(self, priority: int) -> StreamTime:
-        """Return the next stream of the device's pool, in turn, as `torch.cuda.Stream()` does."""
+        """Return a stream of this priority from the GPU's pool, as `torch.cuda.Stream()` does.
+
+        The streams of the pool are used in turn.
+        """
         self.machine.several_streams = True
         identity = self._pool.take(priority)
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
@@ -197,13 +200,17 @@ class Gpu:
             self._hold()
 
     def _hold(self) -> None:
-        """Record the bytes of this process in the table of all processes."""
+        """Record the bytes that this process holds on the GPU in the table of all processes."""
         if not self.machine.forked:  # the table of a forked child is its parent's
             held = self.profile.context_bytes + self.allocator.reserved
             self.machine.usage.hold(self.number, held)
 
     def _driver_call(self, action: str, stream: int) -> None:
-        """Advance the host by the time of a driver call. Freeing also waits for the device."""
+        """Advance the host's time by that of a call of the driver.
+
+        `action` is the allocator's action, such as "segment_alloc". Freeing also waits for the
+        device, and unmapping for `stream`.
+        """
         self._hold()
         clock = self.machine.clock
         if action in ("segment_alloc", "segment_map"):
@@ -270,7 +277,11 @@ class Gpu:
     def copy(
         self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True
     ) -> None:
-        """Queue a copy of `nbytes` bytes on the calling thread's current stream."""
+        """Queue a copy of `nbytes` bytes on the calling thread's current stream.
+
+        `kind`, such as "h2d", and `pinned` are explained at `costs.copy_seconds`. With `blocking`
+        the host waits for the copy.
+        """
         if self.fault is not None:
             self.notice(waits=blocking and kind != "d2d")
         profile = self.profile
@@ -294,7 +305,7 @@ class Gpu:
 
     @contextmanager
     def broadcast(self) -> Iterator[None]:
-        """Count the block's copies from this GPU to others as one broadcast of NCCL.
+        """Count the copies from this GPU in a `with` block as one broadcast of NCCL.
 
         The GPUs pass on what they receive, all at the same time.
         """
@@ -305,17 +316,20 @@ class Gpu:
             self.passed_on = None
 
     def read(self, nbytes: int) -> None:
-        """Let the host wait for numbers that a kernel has computed, `nbytes` bytes in total."""
+        """Let the host wait until `nbytes` bytes that a kernel has computed are copied to it."""
         self.machine.sync_debug.notice()
         self.copy("d2h", nbytes, pinned=True)
 
     def send(self, nbytes: int) -> None:
-        """Let the host wait until `nbytes` bytes of its pageable memory are copied to the GPU."""
+        """Let the host wait until `nbytes` bytes of its pageable memory are copied to this GPU."""
         self.machine.sync_debug.notice()
         self.copy("h2d", nbytes)
 
     def synchronize(self) -> None:
-        """Let the host wait for all work on this GPU. Raises AcceleratorError after a fault."""
+        """Let the host wait for all work on this GPU.
+
+        Raises AcceleratorError if an assert of a kernel has failed on it.
+        """
         if self.fault is not None:
             self.notice(waits=True)
         while self.machine.under_way:
@@ -323,9 +337,10 @@ class Gpu:
         self.machine.clock.synchronize_device(self.index, self.profile.synchronize_seconds)
 
     def notice(self, waits: bool = False) -> None:
-        """Raise AcceleratorError if an assert has failed on this GPU.
+        """Raise AcceleratorError if an assert of a kernel has failed on this GPU.
 
-        The host notices it if it `waits` for the GPU, or when the GPU has reached the assert.
+        The host learns of the failure if it `waits` for the GPU, or when the GPU has reached the
+        assert.
         """
         fault = self.fault
         if fault is None:
@@ -504,9 +519,10 @@ class Machine:
         return self.gpus[device]
 
     def may_keep(self, nbytes: int, dtype: torch.dtype, data: bool = False) -> bool:
-        """Return whether the host has enough memory for the values of one more tensor.
+        """Return whether the host has enough memory to keep the values of one more tensor.
 
-        With values=False the limit is lower for `data`, which is random or comes from the host.
+        The tensor has `nbytes` bytes. With values=False the limit is lower, and depends on `dtype`.
+        It is lowest for `data`, which is random or comes from the host.
         """
         largest = self.largest_kept
         if self.selected.made_on is not None:  # a bucket of DDP is as large as all its gradients
@@ -522,7 +538,10 @@ class Machine:
         return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
 
     def may_fill(self, nbytes: int, dtype: torch.dtype) -> bool:
-        """Return whether the host may keep the values of data that arrive in memory with values."""
+        """Return whether the host may keep the values of data that arrive from outside.
+
+        They are `nbytes` bytes, and replace values that were kept.
+        """
         return self.values or self.may_keep(nbytes, dtype, data=True)
 
     def require_alive(self) -> None:
@@ -540,7 +559,10 @@ _in_place: Machine | None = None
 
 
 def _mark_forked() -> None:
-    """Note in a forked child that CUDA cannot be used if it was initialised before the fork."""
+    """Prepare the machine of a forked child.
+
+    If CUDA was initialised before the fork, it cannot be used in the child.
+    """
     if _in_place is not None:
         _in_place.scheduler.after_fork()
         _in_place.usage.after_fork()
@@ -551,7 +573,7 @@ os.register_at_fork(after_in_child=_mark_forked)
 
 
 def put_in_place(machine: Machine | None) -> None:
-    """Make this the machine that "cuda" refers to. None removes the machine."""
+    """Make `machine` the one that "cuda" refers to. None means that there is none any more."""
     global _in_place
     if _in_place is not None:
         _in_place.several_streams = False  # memory that is freed from now on cannot race

@@ -99,7 +99,11 @@ def _own_group(root: Path, controller: str) -> PurePosixPath:
 def _limits(
     top: Path, group: PurePosixPath, limit_file: str, usage_file: str
 ) -> Iterator[tuple[int | None, int]]:
-    """Yield (limit, bytes in use) of a control group and the groups around it, if readable."""
+    """Yield (limit, bytes in use) of a control group and of each group around it.
+
+    `top` is the folder of all groups, and the two files are in each group's folder. A limit of None
+    means no limit. Groups that cannot be read are left out.
+    """
     for path in (group, *group.parents):
         try:
             folder = top / path

@@ -40,7 +40,7 @@ def measure_host(clock: Callable[[], float] = time.perf_counter) -> float:
 
 
 def modelled_step_seconds() -> float:
-    """Return the seconds of the same step on the modelled host.
+    """Return the seconds that the reference network's training step takes on the modelled host.
 
     They are computed in a process of its own, because this process may use a real GPU.
     """
@@ -50,7 +50,10 @@ def modelled_step_seconds() -> float:
 
 
 class Convolved(nn.Module):
-    """A convolution with a norm and an activation, added to its input. `number` varies them."""
+    """Block of the reference network: a convolution, a norm and an activation, added to the input.
+
+    `number` varies the convolution, the norm and the activation.
+    """
 
     ACTIVATIONS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Hardswish)
 
@@ -82,7 +85,7 @@ class Convolved(nn.Module):
 
 
 class Attended(nn.Module):
-    """A block of a transformer. Every second one uses fused attention."""
+    """Transformer block of the reference network. Every second one uses fused attention."""
 
     def __init__(self, number: int, width: int = 64, heads: int = 4) -> None:
         super().__init__()
@@ -149,7 +152,11 @@ def _seconds(
     wait: Callable[[], None],
     clock: Callable[[], float],
 ) -> float:
-    """Return the median host time of `work` over several rounds, after a round that warms up."""
+    """Return the median seconds of a call of `work`, over several rounds of `count` calls.
+
+    `clock` measures them. `wait` is called before each round and after the last. The first round
+    only warms up and is not counted.
+    """
     found = []
     for _ in range(ROUNDS + 1):
         wait()

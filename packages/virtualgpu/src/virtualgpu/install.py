@@ -118,7 +118,10 @@ class Installation:
             gc.collect()  # tensors in reference cycles are freed together with the machine
 
     def _replacements(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
-        """Yield (owner, new values by name) for items of mappings and attributes of objects."""
+        """Yield (owner, new values by name) for everything that the installation replaces.
+
+        An owner is an object with attributes, or a mapping with items.
+        """
         if hasattr(socket, "AF_UNIX") and not (self._joins and smi.ADDRESS in os.environ):
             self._smi = smi.Server(lambda: running.report(self.machine))
             yield os.environ, self._smi.environment()
@@ -137,7 +140,10 @@ class Installation:
             yield multiprocessing.spawn, {"get_preparation_data": prepare_with_machine}
 
     def _replace(self, owner: Any, names: dict[Any, Any]) -> None:
-        """Replace items or attributes of `owner`, and remember the originals."""
+        """Replace attributes or items of `owner` by the values in `names`.
+
+        The originals are remembered for `remove`.
+        """
         is_mapping = isinstance(owner, MutableMapping)
         # vars, not getattr: an inherited attribute reappears when ours is deleted
         known = owner if is_mapping else vars(owner)
@@ -163,7 +169,10 @@ class Installation:
 
 
 def _put_back(owner: Any, is_mapping: bool, name: Any, original: Any) -> None:
-    """Restore an item or attribute, or delete it if it did not exist."""
+    """Restore the attribute or item `name` of `owner` to its original value.
+
+    It is deleted if it did not exist before.
+    """
     if is_mapping and original is _ABSENT:
         del owner[name]
     elif is_mapping:
@@ -176,15 +185,16 @@ def _put_back(owner: Any, is_mapping: bool, name: Any, original: Any) -> None:
 
 @cache
 def _composites() -> list[tuple[str, Callable[..., Any]]]:
-    """Return names and kernels of the composite operators that virtual GPUs replace."""
+    """Return (name, kernel) of each composite operator that virtual GPUs replace."""
     names = sorted(call.CHECKS.keys() | call.COMPOSITES.keys())
     return [(name, _above_autograd(name, call.COMPOSITES.get(name))) for name in names]
 
 
 def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return the kernel of a composite operator.
+    """Return the kernel of the composite operator `name` for PyTorch's dispatcher.
 
-    It behaves as on CUDA if a device tensor is among the arguments, and as PyTorch's own otherwise.
+    With a device tensor among the arguments, it calls `function`, which behaves as on CUDA.
+    Otherwise it calls PyTorch's own kernel.
     """
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -206,7 +216,10 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
 
 
 def _composed(function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """Return the function's result. Convert an error about several devices to CUDA's error."""
+    """Call `function` with these arguments, and return its result.
+
+    An error about arguments on several devices is raised as CUDA's RuntimeError.
+    """
     try:
         return function(*args, **kwargs)
     except DifferentDevicesError as error:

@@ -34,7 +34,7 @@ class LateModules(importlib.abc.MetaPathFinder):
             setattr(*self._originals.pop())
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find the module as Python does, and change it after it has run."""
+        """Find a module for Python's import system, and change it after it has run."""
         if name not in self._changes:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
@@ -49,7 +49,7 @@ class LateModules(importlib.abc.MetaPathFinder):
         return spec
 
     def _change(self, module: ModuleType) -> None:
-        """Replace the names of one module, and remember the originals."""
+        """Replace the names in an imported module, and remember the originals."""
         for owner, names in self._changes[module.__name__](module):
             for name, value in names.items():
                 self._originals.append((owner, name, vars(owner)[name]))

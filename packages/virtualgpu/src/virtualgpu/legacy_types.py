@@ -42,20 +42,20 @@ class LegacyHostType(type):
 
 
 def replacements(names: tuple[str, ...]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each module with replacements for the types of these names."""
+    """Yield torch and torch.sparse, each with replacements for its types of these names."""
     for owner in (torch, torch.sparse):
         originals = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
         yield owner, {name: _standing_for(original) for name, original in originals.items()}
 
 
 def _standing_for(original: Any) -> LegacyHostType:
-    """Return the replacement of one of the original types."""
+    """Return a replacement of `original`, one of the legacy types that C++ defines."""
     attributes = {"original": original, "__module__": original.__module__}
     return LegacyHostType(original.__name__, (), attributes)
 
 
 def made_in_cpp(kind: Any) -> Any:
-    """Return the original C++ type for a replacement. Return any other type unchanged."""
+    """Return the original C++ type if `kind` is a replacement of a legacy type, else `kind`."""
     if isinstance(kind, LegacyHostType):
         return kind.original
     return kind

@@ -75,12 +75,12 @@ class GPUsInUse:
     _kept = ""  # the reason why they may not be taken away now
 
     def __init__(self, request: Request) -> None:
-        """Put the requested GPUs in use."""
+        """Put the GPUs that `request` describes in use."""
         self.request = request
 
     @property
     def count(self) -> int:
-        """The number of GPUs."""
+        """The number of GPUs in use."""
         return self.request.gpus
 
     @property
@@ -90,11 +90,11 @@ class GPUsInUse:
 
     @property
     def description(self) -> str:
-        """The number of GPUs, their model and their memory."""
+        """The number of GPUs, their model and their memory, as text."""
         return described(self.count, self.name, self.memory, self.virtual)
 
     def check_same(self, request: Request, virtual: bool) -> None:
-        """Raise RuntimeError unless these GPUs are the requested ones."""
+        """Raise RuntimeError unless these GPUs are those that `request` and `virtual` describe."""
         if self.request == request and self.virtual == virtual:
             return
         if self._kept:
@@ -102,7 +102,7 @@ class GPUsInUse:
         raise RuntimeError(_IN_USE.format(self.description, front_end.name()))
 
     def host_time(self) -> float:
-        """Return the seconds on the clock that the kernels use."""
+        """Return the present time in seconds on the clock that the kernels use."""
         raise NotImplementedError
 
     def races(self) -> "list[Race]":
@@ -186,15 +186,15 @@ class GPUsInUse:
 
 
 class VirtualGPUs(GPUsInUse):
-    """Virtual GPUs in use. They are taken away at the end of a `with` block."""
+    """Virtual GPUs that this process uses. They are taken away at the end of a `with` block."""
 
     virtual = True
 
     def __init__(self, request: Request) -> None:
-        """Put virtual GPUs in use.
+        """Put the virtual GPUs that `request` describes in use.
 
-        If the environment names an equal machine of another process, both share the GPUs (see
-        `processes.usage_table`).
+        If the environment names an equal machine of another process, both processes share the GPUs
+        (see `processes.usage_table`).
         """
         from virtualgpu import hardware
         from virtualgpu.install import Installation
@@ -220,7 +220,7 @@ class VirtualGPUs(GPUsInUse):
         self.real_gpus: int = self._installation.real_gpus  # the real GPUs, which are hidden
 
     def host_time(self) -> float:
-        """Return the seconds on the machine's clock."""
+        """Return the present time in seconds on the machine's clock."""
         return self.machine.clock.host
 
     def races(self) -> "list[Race]":
@@ -244,7 +244,10 @@ class VirtualGPUs(GPUsInUse):
 
     @contextmanager
     def _computing(self, values: bool, blanks_host: bool) -> Iterator[None]:
-        """Switch the computing of values on or off in the block."""
+        """Switch the computing of values on or off in the block, as `values` says.
+
+        With `blanks_host`, copies to the host write NaN where values are missing.
+        """
         machine = self.machine
         before = machine.values, machine.blanks_host
         machine.values, machine.blanks_host = values, blanks_host
@@ -349,9 +352,10 @@ def use(
 
 
 def put_in_use(request: Request, kind: type[AnyGPUs]) -> AnyGPUs:
-    """Return GPUs of this class for the request: those in use, or new ones if there are none.
+    """Return GPUs of the class `kind` for the request.
 
-    Raises RuntimeError if other GPUs are in use.
+    These are the GPUs in use, or new ones if there are none. Raises RuntimeError if other GPUs are
+    in use.
     """
     global _current
     if _current is None:
@@ -397,9 +401,9 @@ def check_host(host: float) -> None:
 
 
 def share(gpus: int, like: str, memory: int | None) -> None:
-    """Let processes that this one starts share one machine, as long as this process lives.
+    """Let the processes that this process starts share one machine, as long as this process lives.
 
-    Each of them must call `use` with the same arguments.
+    Each of them must call `use` with the same `gpus`, `like` and `memory`.
     """
     from virtualgpu.processes import usage_table
 
@@ -438,7 +442,10 @@ def current() -> VirtualGPUs | None:
 
 
 def host_time() -> float:
-    """Return the seconds on the clock that kernels use. Without GPUs it is the real clock."""
+    """Return the present time in seconds on the clock that kernels use.
+
+    Without GPUs in use this is the real clock.
+    """
     if _current is None:
         return time.perf_counter()
     return _current.host_time()
@@ -472,7 +479,7 @@ def check_count(gpus: Any) -> None:
 
 
 def check_memory(limit: int) -> None:
-    """Raise ValueError if this is less memory than a virtual GPU must have."""
+    """Raise ValueError if `limit` bytes are less memory than a virtual GPU must have."""
     if limit < LEAST_MEMORY:
         least = gibibytes(LEAST_MEMORY)
         raise ValueError(
@@ -482,7 +489,7 @@ def check_memory(limit: int) -> None:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the bytes of "16GiB", "500 MB" or a plain number.
+    """Convert a size such as "16GiB", "500 MB" or a plain number to bytes.
 
     Raises ValueError for anything else. The message lists the units.
     """
@@ -500,12 +507,12 @@ def parse_bytes(text: str | int) -> int:
 
 
 def gibibytes(nbytes: int) -> str:
-    """Return a number of bytes as text, such as "16.0 GiB"."""
+    """Return a number of bytes as text in GiB, such as "16.0 GiB"."""
     return f"{nbytes / (1 << 30):.1f} GiB"
 
 
 def badge(name: str, virtual: bool) -> str:
-    """Return the label for figures made on such GPUs, such as "measured on NVIDIA H200"."""
+    """Return the label for figures made on GPUs of this name, such as "measured on NVIDIA H200"."""
     if virtual:
         return f"virtual GPU, modelled on {with_maker(name)}"
     return f"measured on {with_maker(name)}"
@@ -521,7 +528,10 @@ def described(count: int, name: str, memory: int, virtual: bool) -> str:
 
 
 def with_maker(name: str) -> str:
-    """Return a GPU's name that begins with its maker. Some names, such as "Tesla T4", lack it."""
+    """Return a GPU's name with its maker in front.
+
+    Some names, such as "Tesla T4", lack the maker.
+    """
     if name.startswith("NVIDIA"):
         return name
     return f"NVIDIA {name}"

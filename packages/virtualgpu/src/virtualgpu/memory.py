@@ -11,9 +11,10 @@ from virtualgpu.processes.exported_blocks import ExportedBlock
 
 
 def unwatched(gpu: Gpu) -> StreamTime | None:
-    """Return the GPU's current stream if the race detector does not compare its operators.
+    """Return the current stream of a GPU if the race detector does not compare its operators.
 
-    Return None if it does. For unwatched streams, only writes are noted in each memory.
+    Returns None if the detector compares them. For other streams, only writes are noted in each
+    memory.
     """
     if not gpu.machine.several_streams:
         return gpu.default_stream
@@ -84,7 +85,7 @@ class Memory:
         return self.export is not None
 
     def forget(self) -> None:
-        """Drop the values, because they are not known any more."""
+        """Drop the values of this storage, because they are not known any more."""
         if self.kept is not None:
             self.switched_off = not self.gpu.machine.values
             self.gpu.machine.kept_bytes -= self.kept
@@ -100,7 +101,7 @@ class Memory:
 
     @property
     def address(self) -> int:
-        """The address on the GPU, or 0 for an empty storage."""
+        """The address of the storage on the GPU, or 0 if the storage is empty."""
         if self.block is None:
             return 0
         return self.block.address
@@ -121,7 +122,7 @@ def require_values(memory: Memory) -> None:
 
 
 def _why_not_kept(memory: Memory) -> str:
-    """Return why the values were not kept, and what the program can do."""
+    """Return the text of an error: why the values were not kept, and what the program can do."""
     machine = memory.gpu.machine
     known = "Only its shape and its memory are known."
     if not machine.values:

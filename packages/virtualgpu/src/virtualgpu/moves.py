@@ -105,13 +105,13 @@ class Move(torch.autograd.Function):
         non_blocking: bool,
         memory_format: Any,
     ) -> torch.Tensor:
-        """Return the copy on `gpu`, or on the CPU for None."""
+        """Return a copy of `source` on `gpu`, or on the CPU if `gpu` is None."""
         ctx.back = gpu_of(source), source.dtype
         return move(source, gpu, dtype, non_blocking, memory_format)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Return the gradient on the source's device, and None for the other arguments."""
+        """Return the gradient copied to the source's device, and None for the other arguments."""
         gpu, dtype = ctx.back
         hardware.machine().selected.visit(torch._C._current_graph_task_id(), gpu, gpu_of(gradient))
         return to_device(gradient, gpu, dtype), None, None, None, None
@@ -123,7 +123,10 @@ _apply_move: Any = super(torch.autograd.Function, Move).apply
 
 
 class TransformedMove(torch.autograd.Function):
-    """The same copy for vmap, grad, jvp and dual tensors, which need a slower form of Function."""
+    """Copy of a tensor to another device under function transforms, and for dual tensors.
+
+    vmap, grad, jvp and dual tensors need this slower form of autograd Function.
+    """
 
     @staticmethod
     def forward(
@@ -133,12 +136,12 @@ class TransformedMove(torch.autograd.Function):
         non_blocking: bool,
         memory_format: Any,
     ) -> torch.Tensor:
-        """Return the copy on `gpu`, or on the CPU for None."""
+        """Return a copy of `source` on `gpu`, or on the CPU if `gpu` is None."""
         return move(source, gpu, dtype, non_blocking, memory_format)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-        """Note the arguments of the copy."""
+        """Note the arguments of the copy for the backward pass and for tangents."""
         source, *ctx.there = inputs
         ctx.back = gpu_of(source), source.dtype
 
@@ -146,12 +149,15 @@ class TransformedMove(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
-        """Return the tangent on the same device as the copy."""
+        """Return the tangent, copied to the device of the tensor's copy."""
         return TransformedMove.apply(tangent, *ctx.there)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *given: Any) -> tuple[torch.Tensor, int]:
-        """Return the copy of a whole batch, and the batch's dimension."""
+        """Copy a whole batch of tensors at once under vmap.
+
+        Returns the copy and the position of the batch dimension in it.
+        """
         return TransformedMove.apply(*given), in_dims[0]
 
 
@@ -170,7 +176,7 @@ class MoveInto(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Return zeros for the target and the copied gradient for the source."""
+        """Return zeros for the gradient of the target, and the copied gradient for the source."""
         own = None
         if ctx.needs_input_grad[0]:
             own = torch.zeros_like(gradient)
@@ -217,7 +223,11 @@ def to_device(
     copy: bool = False,
     memory_format: Any = None,
 ) -> torch.Tensor:
-    """Return the tensor on `gpu`, or on the CPU for None, with autograd."""
+    """Return the tensor on `gpu`, or on the CPU if `gpu` is None. Autograd records the copy.
+
+    `dtype` and `memory_format` also convert it. Without `copy`, a tensor that needs no change is
+    returned itself.
+    """
     if isinstance(tensor, UninitializedTensorMixin):
         tensor._destination = torch.device("cpu") if gpu is None else gpu.device
         if dtype is not None:
@@ -295,14 +305,14 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _may_be_device(argument: Any) -> bool:
-    """Return whether the first argument of `to` is a device or None."""
+    """Return whether `argument`, the first one of `Tensor.to`, is a device or None."""
     if isinstance(argument, bool):
         return False
     return argument is None or isinstance(argument, (str, int, torch.device))
 
 
 def get_device(tensor: torch.Tensor) -> int:
-    """Return the index of a tensor's GPU. It replaces `torch.get_device`."""
+    """Return the index of a tensor's GPU, or -1 for the CPU. It replaces `torch.get_device`."""
     return tensor.get_device()
 
 
@@ -338,11 +348,11 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 
 
 def unbound_methods(of_host: dict[str, Any]) -> dict[str, Any]:
-    """Return methods of `torch.Tensor` that work for both CPU tensors and GPU tensors.
+    """Return methods of `torch.Tensor`, by name, that work for CPU tensors and GPU tensors.
 
-    `torch.Tensor.data_ptr(tensor)` and `map(torch.Tensor.data_ptr, tensors)` call these methods
-    without asking the tensor's class. The original methods in C++ would take a GPU tensor for a
-    CPU tensor.
+    `of_host` has the original methods. `torch.Tensor.data_ptr(tensor)` and
+    `map(torch.Tensor.data_ptr, tensors)` call these methods without asking the tensor's class. The
+    original methods in C++ would take a GPU tensor for a CPU tensor.
     """
     answers = {}
     for name, method in of_host.items():
@@ -351,7 +361,10 @@ def unbound_methods(of_host: dict[str, Any]) -> dict[str, Any]:
 
 
 def _newer_methods() -> dict[str, Any]:
-    """Return the method `const_data_ptr` by name, if the installed torch has it."""
+    """Return replacements for methods that only newer versions of torch have, by name.
+
+    This is `const_data_ptr`, if the installed torch has it.
+    """
     of_host = getattr(torch.Tensor, "const_data_ptr", None)
     if of_host is None:
         return {}
@@ -363,7 +376,7 @@ def _for_both(of_host: Any, of_gpu: Any) -> Any:
 
     @wraps(of_host)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Call the method for the tensor's kind."""
+        """Call `of_gpu` for a GPU tensor and `of_host` for a CPU tensor."""
         if type(self) is VirtualTensor:
             return of_gpu(self, *args, **kwargs)
         return of_host(self, *args, **kwargs)
@@ -375,7 +388,10 @@ def _for_both(of_host: Any, of_gpu: Any) -> Any:
 
 
 def read_on_host(read: Any) -> Any:
-    """Return `Tensor.numpy` or `tolist` with a check for a race with a pending copy to the host."""
+    """Return `read`, which is `Tensor.numpy` or `tolist`, with a check for races.
+
+    It reports a race if a copy to the host into this tensor is still pending.
+    """
 
     def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         races = hardware.machine().races
@@ -390,7 +406,10 @@ def read_on_host(read: Any) -> Any:
 
 
 def with_own_type(new: Any) -> Any:
-    """Return `Tensor.new` for CPU tensors, which raises TypeError for a tensor of another type."""
+    """Return a replacement of `Tensor.new` for CPU tensors, which is the method `new`.
+
+    It raises TypeError if an argument is a tensor of another type.
+    """
 
     @outermost
     @wraps(new)
@@ -403,7 +422,11 @@ def with_own_type(new: Any) -> Any:
 
 
 def on_host_alone(method: Any, *names: str) -> Any:
-    """Return `Tensor.map_` or `map2_`, which raise TypeError unless all tensors are on the CPU."""
+    """Return `method`, which is `Tensor.map_` or `map2_`, changed to refuse GPU tensors.
+
+    It raises TypeError unless all tensors are on the CPU. `names` are the arguments that are
+    tensors.
+    """
 
     @outermost
     @wraps(method)
@@ -434,7 +457,7 @@ def set_(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def get_data(self: torch.Tensor) -> torch.Tensor:
-    """Return `Tensor.data`."""
+    """Return the tensor without its autograd history. It replaces reading `Tensor.data`."""
     return _data.__get__(self)
 
 
@@ -469,10 +492,10 @@ def set_data(self: Any, value: Any) -> None:
 
 
 def _exchange(tensor: Any, value: torch.Tensor) -> None:
-    """Exchange the content of a CPU tensor's object for a virtual one, or the other way round.
+    """Give a tensor object the content of another one on another device.
 
-    C++ marks contents as virtual, so the contents of two objects are exchanged. Graphs that refer
-    to the old content keep it.
+    One of the two is a CPU tensor and the other a virtual one. C++ marks contents as virtual, so
+    the contents of both objects are exchanged. Graphs that refer to the old content keep it.
     """
     content: Any = value.detach()
     if content.dtype.is_floating_point or content.dtype.is_complex:
@@ -512,7 +535,10 @@ def _exchange(tensor: Any, value: torch.Tensor) -> None:
 
 
 def _refuse_gradient(gradients: Any) -> None:
-    """Raise RuntimeError for a gradient of a parameter that has moved since the forward pass."""
+    """Raise RuntimeError, because a parameter has moved since the forward pass.
+
+    It is a hook that gets the gradients of the parameter's old content.
+    """
     raise RuntimeError(
         "Expected all tensors to be on the same device, but the parameter of this gradient has "
         "been moved to another one since the forward pass."
@@ -520,10 +546,11 @@ def _refuse_gradient(gradients: Any) -> None:
 
 
 def _shell(gradient: torch.Tensor, value: torch.Tensor) -> Any:
-    """Return a tensor without memory that has the parameter's new type and the gradient's shape.
+    """Return a tensor without memory, as the gradient of a parameter that has moved.
 
-    `Module.to` moves the gradient next, with `parameter.grad.data = …`. C++ also holds the
-    gradient then, so the type of its object could not be changed any more.
+    It has the device of `value`, the parameter's new content, and the shape of `gradient`.
+    `Module.to` moves the gradient next, with `parameter.grad.data = …`. C++ also holds the gradient
+    then, so the type of its object could not be changed any more.
     """
     shell: Any = getattr(gradient, "_stands_for", None)
     if shell is not None and shell.device == value.device:  # the parameter returned without it
@@ -633,10 +660,10 @@ def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
 
 
 def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """Move a loaded storage to the virtual GPU of the number under which it was saved.
+    """Move a storage that `torch.load` has read to the virtual GPU from which it was saved.
 
-    Returns None for other locations, as `torch.load` expects. Raises RuntimeError for a GPU that
-    does not exist.
+    `location` is that device, such as "cuda:1". Returns None for other locations, as `torch.load`
+    expects. Raises RuntimeError for a GPU that does not exist.
     """
     if not location.startswith("cuda"):
         return None
@@ -648,5 +675,5 @@ def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
 
 
 def _is_storage(known: Callable[[Any], bool], value: Any) -> bool:
-    """Return whether `value` is a storage. It replaces `torch.is_storage`."""
+    """Return whether `value` is a storage. It replaces `torch.is_storage`, the function `known`."""
     return type(value) is VirtualStorage or known(value)

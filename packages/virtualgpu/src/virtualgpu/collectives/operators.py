@@ -497,8 +497,8 @@ def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _check_length(name: str, kind: str, tensors: list[Tensor], is_root: bool, group: Any) -> None:
     """Raise ProcessGroupNCCL's ValueError unless the root has one tensor for each rank.
 
-    `name` and `kind` are the operator and the argument for the message. A rank that is not the root
-    must have no tensors.
+    `name` and `kind` are the operator and its argument, for the message. Ranks other than the root
+    are not checked.
     """
     if is_root and len(tensors) != group.size():
         raise ValueError(

@@ -273,7 +273,7 @@ class System:
 def _memory(gpu: GpuReport, version: Any = None) -> SimpleNamespace:
     """Return the memory figures of a GPU as NVML's structure.
 
-    The structure depends on the `version` that the caller asks for.
+    `version` is the version of the structure that the caller asked for.
     """
     free = gpu.total - gpu.used
     return SimpleNamespace(total=gpu.total, free=free, used=gpu.used, reserved=0, version=version)

@@ -459,7 +459,7 @@ def _rule(character: str, end: str = "+") -> str:
 def _columns(character: str, end: str) -> str:
     """Return a horizontal line across the three columns of the table.
 
-    It is made of `character`, and has `end` between the columns and at its ends.
+    It is made of `character`, with `end` at both ends and a plus between the columns.
     """
     return end + "+".join(character * width for width in (41, 24, 22)) + end
 

@@ -46,41 +46,44 @@ _GONE = (
 
 
 class ReplayingGpu(Gpu):
-    """A GPU on which a graph was captured.
+    """A GPU that has captured a graph. It does nothing while a graph is replayed.
 
     The operators of a replay take no memory and no time, because the graph has both.
     """
 
     def allocate(self, nbytes: int) -> Any:
-        """Return a block, or None in a replay."""
+        """Return a memory block of `nbytes` bytes, or None during a replay."""
         if _is_replaying():
             return None
         return super().allocate(nbytes)
 
     def launch(self, *work: Any, **more: Any) -> None:
-        """Queue a kernel, except in a replay."""
+        """Queue a kernel as `Gpu.launch` does, except during a replay."""
         if not _is_replaying():
             super().launch(*work, **more)
 
     def copy(self, *work: Any, **more: Any) -> None:
-        """Queue a copy, except in a replay."""
+        """Queue a copy as `Gpu.copy` does, except during a replay."""
         if not _is_replaying():
             super().copy(*work, **more)
 
     def multiplies_in_tf32(self, operation: str) -> bool:
-        """Return whether float32 products use TF32. A graph keeps the kernels of its capture."""
+        """Return whether float32 products of this operation use TF32.
+
+        During a replay, they do if they did in the capture.
+        """
         if _is_replaying():
             return operation in of_thread.tf32
         return super().multiplies_in_tf32(operation)
 
 
 def _is_replaying() -> bool:
-    """Return whether the calling thread replays a graph."""
+    """Return whether the calling thread is replaying a graph."""
     return getattr(of_thread, "replaying", False)
 
 
 class Outer:
-    """Placeholder, among recorded arguments, for memory that does not belong to the graph.
+    """Placeholder, in a recorded operator, for memory that does not belong to the graph.
 
     A replay uses the contents that the memory has at that time.
     """
@@ -94,7 +97,10 @@ class Outer:
         self.gone: Any = None  # a replacement for memory that the program has freed
 
     def tensor(self) -> VirtualTensor:
-        """Return the tensor for a replay. Warns if the program has freed its memory."""
+        """Return a tensor of this memory for a replay.
+
+        If the program has freed the memory, warn and return zeros.
+        """
         storage = self.storage()
         if storage is None:
             if self.gone is None:
@@ -128,7 +134,7 @@ class Node(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """A storage that the graph uses and that the program can still reach."""
+    """A storage that the graph reads or writes and that the program can still reach."""
 
     storage: Callable[[], Any]
     writes: bool
@@ -156,12 +162,15 @@ class Capture:
         self._draws: list[tuple[Any, Any]] = []
 
     def begin(self, states: dict[Any, int]) -> None:
-        """Start the capture. `states` are the states of generators that may draw, and offsets."""
+        """Start the capture.
+
+        `states` has the generator states from which the capture may draw, each with its offset.
+        """
         self.states = states
         self.join(self.origin, {})
 
     def join(self, stream: StreamTime, known: Known) -> None:
-        """Record the stream's work from now on."""
+        """Record the work of `stream` from now on, after the launches in `known`."""
         self._known[stream] = {stream: 0, **known}
         stream.capture, stream.learned = self, -1
         self.gpu.machine.gpus[stream.device_index].__class__ = ReplayingGpu
@@ -182,14 +191,17 @@ class Capture:
     # The clock calls these methods instead of doing the work itself
 
     def _add(self, method: str, stream: StreamTime, *rest: Any) -> None:
-        """Record a launch. Raises CUDA's error if the capture is invalid."""
+        """Record a launch on `stream`: a method of `Clock` and the method's other arguments.
+
+        Raises CUDA's error if the capture is invalid.
+        """
         if self.invalid:
             raise self._previous_error()
         self._known[stream][stream] += 1
         self.work.append((method, stream, rest))
 
     def launch(self, stream: StreamTime, seconds: float, name: str, share: float) -> Span:
-        """Record a kernel."""
+        """Record a kernel on `stream`."""
         self._add("launch", stream, seconds, 0.0, name, share)
         now = self.gpu.machine.clock.host
         return Span(stream.device_index, stream.stream_id, "kernel", name, now, 0.0)
@@ -197,7 +209,7 @@ class Capture:
     def copy(
         self, stream: StreamTime, engine: str, seconds: float, blocking: bool, name: str
     ) -> Span:
-        """Record a copy. Raises CUDA's error for a blocking one."""
+        """Record a copy on `stream`. Raises CUDA's error for a blocking copy."""
         if blocking:
             raise self._not_permitted()
         self._add("copy", stream, engine, seconds, 0.0, False, name)
@@ -205,13 +217,16 @@ class Capture:
         return Span(stream.device_index, stream.stream_id, engine, name, now, 0.0)
 
     def record(self, stream: StreamTime) -> EventTime:
-        """Record an event."""
+        """Record an event on `stream`, and return it."""
         event = EventTime(stream, 0.0, dict(self._known[stream]), self)
         self.work.append(("record", stream, (event,)))
         return event
 
     def happens(self, event: EventTime, of_program: Any) -> None:
-        """Let the program's own event happen in each replay, with the event recorded last."""
+        """Make an event of the program happen in each replay, where `event` was recorded last.
+
+        `of_program` is the program's event object.
+        """
         self.work[-1] = ("record", event.stream, (event, of_program))
 
     def wait(self, stream: StreamTime, event: EventTime) -> None:
@@ -234,7 +249,10 @@ class Capture:
         self.work.append(("wait", stream, (event,)))
 
     def check_wait(self, awaited: StreamTime | EventTime | int, asks: bool = False) -> None:
-        """Raise CUDA's error for a wait (or, if `asks`, a query) that the capture forbids."""
+        """Raise CUDA's error if this capture forbids waiting for a stream, event or device.
+
+        With `asks`, the program only asks whether the work of `awaited` is done.
+        """
         if isinstance(awaited, EventTime) and awaited.capture is self:
             self.invalid = True
             raise errors.stream_capture(
@@ -250,14 +268,14 @@ class Capture:
             raise self._not_permitted()
 
     def _not_permitted(self) -> Exception:
-        """Return CUDA's error for a forbidden operation, and mark the capture as invalid."""
+        """Mark the capture as invalid, and return CUDA's error for a forbidden operation."""
         self.invalid = True
         return errors.stream_capture(
             "operation not permitted when stream is capturing", "Unsupported"
         )
 
     def _previous_error(self) -> Exception:
-        """Return CUDA's error for work after a forbidden operation."""
+        """Return CUDA's error for recording more work after a forbidden operation."""
         return errors.stream_capture(
             "operation failed due to a previous error during capture", "Invalidated"
         )
@@ -265,7 +283,7 @@ class Capture:
     # Operators
 
     def run(self, call: Call) -> Any:
-        """Record an operator on device tensors for a captured stream.
+        """Record an operator on device tensors, and return its results without values.
 
         Raises NotImplementedError for collectives.
         """
@@ -278,7 +296,11 @@ class Capture:
         return self.note(call, handler)
 
     def note(self, call: Call, do: Callable[[Call], Any]) -> Any:
-        """Record a call. `do` computes its results, but without values."""
+        """Record a call as a node of the graph, and return its results.
+
+        `do(call)` computes the results. What it writes is undone, because a GPU computes nothing
+        during a capture.
+        """
         selected, op = self.gpu.machine.selected, call.op
         args, kwargs = mapped((call.args, call.kwargs), self.argument)
         written = [x for x in call.written() if has_region(x)]
@@ -312,7 +334,7 @@ class Capture:
         return homed(x)
 
     def draw(self, generator: Any) -> None:
-        """Note that the recorded operator draws from a generator.
+        """Note that the operator being recorded draws from `generator`.
 
         Raises RuntimeError for a generator that is not registered.
         """
@@ -323,7 +345,7 @@ class Capture:
         self._draws.append((generator, generator.state))
 
     def _touch(self, x: torch.Tensor, writes: bool) -> None:
-        """Note that the graph uses the storage of a tensor."""
+        """Note that the graph uses the storage of `x`. `writes` says whether it writes to it."""
         if type(x) is VirtualTensor and has_region(x):
             storage = x.untyped_storage()
             before = self.touched.get(storage._cdata)
@@ -332,7 +354,11 @@ class Capture:
             self.touched[storage._cdata] = Touched(weakref.ref(storage), writes)
 
     def argument(self, x: torch.Tensor, writes: bool = False) -> Any:
-        """Return the placeholder of a tensor in the graph."""
+        """Return what the graph stores in place of the tensor `x`, an argument or a result.
+
+        It is a placeholder for memory outside the graph, and otherwise a view of the private pool.
+        `writes` says whether the graph writes to the tensor.
+        """
         if type(x) is not VirtualTensor:
             # A number keeps its present value. Page-locked memory is read at each replay.
             return x if x.dim() else x.clone()
@@ -356,9 +382,10 @@ def homed(result: Any) -> Any:
 
 
 def _home(x: torch.Tensor, homes: dict[int, Any]) -> torch.Tensor:
-    """Return a tensor with its values in the segment of its private pool, as on a GPU.
+    """Return `x` with its values in the segment of its private pool, as on a GPU.
 
-    `homes` maps old storages to new ones.
+    `homes` maps storages to their new storages, so that views stay together. A tensor that is in no
+    private pool is returned unchanged.
     """
     if type(x) is not VirtualTensor or not has_region(x) or _is_home(x):
         return x
@@ -376,12 +403,12 @@ def _home(x: torch.Tensor, homes: dict[int, Any]) -> torch.Tensor:
 
 
 def _is_home(x: torch.Tensor) -> bool:
-    """Return whether the tensor's values are in the segment of a private pool."""
+    """Return whether the values of `x` are in the segment of a private pool."""
     return "at_home" in x.untyped_storage().__dict__
 
 
 def _at_home(memory: Memory, nbytes: int) -> Any:
-    """Return a storage of `nbytes` bytes in the pool's segment, at the address of the memory."""
+    """Return a storage of `nbytes` bytes at the block of `memory` in the pool's segment."""
     block = memory.block
     assert block is not None
     segment = block.segment
@@ -399,9 +426,10 @@ def _at_home(memory: Memory, nbytes: int) -> Any:
 def shown(
     storage: Any, region: Region, gpu: Gpu, bits: tuple[bool, bool] = (False, False)
 ) -> VirtualTensor:
-    """Return a tensor that is a view of a region of a storage.
+    """Return a tensor on `gpu` that is a view of a region of a storage.
 
-    `bits` say whether it is the conjugate and whether it is the negative of the memory.
+    `bits` are two flags. They say whether the tensor is the conjugate, and whether it is the
+    negative, of what the memory holds.
     """
     with _DisableTorchDispatch():
         plain = plain_set(torch.empty(0, dtype=region.dtype, device="cpu"), storage, *region[:3])
@@ -415,7 +443,7 @@ def shown(
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor | None:
-    """Return a copy of a tensor's values, or None if they were not kept."""
+    """Return a copy of the values of `x`, or None if they were not kept."""
     if type(x) is VirtualTensor and memory_of(x).kept is None:
         return None
     with _DisableTorchDispatch():
@@ -423,7 +451,11 @@ def _copy(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _put_back(x: torch.Tensor, kept: int | None, value: torch.Tensor | None) -> None:
-    """Undo a write. `kept` and `value` are the tensor's state before the write."""
+    """Undo a write to `x`.
+
+    `value` has the values from before the write, and `kept` their number of bytes. Without a
+    `value` nothing is done.
+    """
     if value is None:
         return
     if type(x) is VirtualTensor:

@@ -42,7 +42,7 @@ _EMPTY = (
 
 
 class CUDAGraph:
-    """Work that is recorded on a stream and runs again at each `replay`, with one host launch."""
+    """Work that is recorded from streams and runs again at each `replay`, with one host launch."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._keeps = keep_graph
@@ -66,7 +66,11 @@ class CUDAGraph:
         capture_error_mode: str = "global",
         check_input_liveness: bool = False,
     ) -> None:
-        """Start to capture the current stream. Raises RuntimeError as CUDA does."""
+        """Start to capture the work of the current stream.
+
+        The memory comes from the private pool `pool`, or from a new one. Raises RuntimeError as
+        CUDA does.
+        """
         machine = hardware.machine()
         machine.take_turn()
         if self._ready:
@@ -129,7 +133,7 @@ class CUDAGraph:
         self._ready = not self._keeps
 
     def _end_allocating(self) -> None:
-        """Stop the capture's use of its pool and of the clock."""
+        """Stop using the private pool for allocations and recording the clock's work."""
         capture, clock = self._capture, self._gpu.machine.clock
         if capture in clock.captures:
             clock.captures = tuple(other for other in clock.captures if other is not capture)
@@ -184,13 +188,19 @@ class CUDAGraph:
         attributes_of.__get__(self._shared)["nodes"] = capture.nodes
 
     def _take_time(self, capture: Capture, stream: StreamTime) -> None:
-        """Queue the graph's work as one launch of the host. `stream` is the graph's first one."""
+        """Queue the graph's work as one launch of the host.
+
+        `stream` takes the place of the stream on which the capture began.
+        """
         clock = capture.gpu.machine.clock
         with clock.one_launch(stream, capture.gpu.profile.launch_seconds):
             self._queue_work(capture, stream)
 
     def _queue_work(self, capture: Capture, stream: StreamTime) -> None:
-        """Queue the graph's work on its streams."""
+        """Queue the captured work on the graph's streams.
+
+        `stream` takes the place of the stream on which the capture began.
+        """
         clock = capture.gpu.machine.clock
         branches = self._branches
         branches[capture.origin] = stream
@@ -227,7 +237,7 @@ class CUDAGraph:
             self.reset()
 
     def pool(self) -> PoolId:
-        """Return the id of the pool, for another graph's `capture_begin`.
+        """Return the id of the graph's memory pool, for another graph's `capture_begin`.
 
         Raises RuntimeError without a capture.
         """
@@ -257,7 +267,7 @@ class CUDAGraph:
 
 
 def compute(nodes: list[Node], gpu: Gpu) -> None:
-    """Compute the nodes of a graph again from the present contents of its memory."""
+    """Compute the operators of a graph again, with the present contents of its memory."""
     selected, host = gpu.machine.selected, gpu.machine.clock.host
     before: dict[VirtualGenerator, Any] = {}
     in_operator = selected.in_operator
@@ -280,7 +290,7 @@ def compute(nodes: list[Node], gpu: Gpu) -> None:
 
 
 def _run(node: Node) -> None:
-    """Compute one node, and write its results to the graph's memory."""
+    """Compute one operator of a graph, and write its results to the graph's memory."""
     args, kwargs, targets = mapped((node.args, node.kwargs, node.results), Outer.tensor, Outer)
     call = Call(node.op, args, kwargs)
     handler = node.op.handler

@@ -26,7 +26,10 @@ def new_number() -> int:
 
 
 class MemPool:
-    """A pool of the current GPU, which a thread's requests use under `torch.cuda.use_mem_pool`."""
+    """A private memory pool of the current GPU.
+
+    A thread's requests use the pool in the block of `torch.cuda.use_mem_pool`.
+    """
 
     def __init__(
         self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False
@@ -39,12 +42,12 @@ class MemPool:
 
     @property
     def id(self) -> PoolId:
-        """The pool's id."""
+        """The id of the pool, a pair of numbers."""
         return self._id
 
     @property
     def device(self) -> int:
-        """The index of the GPU."""
+        """The index of the GPU to which the pool belongs."""
         return self._allocator.index
 
     def use_count(self) -> int:
@@ -52,7 +55,10 @@ class MemPool:
         return self._allocator.pool_users(self._id)
 
     def snapshot(self, include_traces: bool = True) -> list[dict]:
-        """Return the pool's segments, as `torch.cuda.memory_snapshot` does."""
+        """Return the pool's segments, as `torch.cuda.memory_snapshot` does.
+
+        `include_traces` has no effect.
+        """
         return self._allocator.segments(self._id)
 
     def __del__(self) -> None:
@@ -63,7 +69,10 @@ class MemPool:
 
 @contextmanager
 def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
-    """Serve the calling thread's requests on the device from the pool in the block."""
+    """Use `pool` for the memory requests of the calling thread on a GPU in the block.
+
+    `device` names the GPU. The default is the current one.
+    """
     gpu = hardware.machine().gpu(device)
     assert gpu is not None
     gpu.allocator.begin_pool(pool.id, _of_thread())
@@ -75,7 +84,10 @@ def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
 
 
 def _of_thread() -> Callable[[int], bool]:
-    """Return a function of a stream that is true for requests of the thread that is calling now."""
+    """Return a function that says whether a memory request comes from the thread that calls now.
+
+    The function takes a stream and ignores it.
+    """
     caller = threading.get_ident()
     return lambda stream: threading.get_ident() == caller
 
@@ -94,7 +106,7 @@ def answers(machine: Machine) -> dict[str, Any]:
         machine.gpus[index].allocator.end_pool(pool_id)
 
     def has_alone(index: int, pool_id: PoolId, addresses: set[int]) -> bool:
-        """Return whether these are the addresses of all blocks in use in the pool."""
+        """Return whether `addresses` are those of all blocks in use in a pool of a GPU."""
         used = set()
         for segment in machine.gpus[index].allocator.segments(pool_id):
             for block in segment["blocks"]:

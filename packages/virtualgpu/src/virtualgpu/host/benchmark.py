@@ -18,7 +18,10 @@ MODULE = "torch.utils.benchmark.utils.timer"  # not imported early: its import t
 
 
 def replacements(machine: Machine, timers: ModuleType) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield each object to change when `timers` is imported, with its new attributes by name."""
+    """Yield (object, new attributes by name) for each object to change in torch.utils.benchmark.
+
+    `timers` is its module of timers, which the program has just imported.
+    """
     original, make = timers.timer, timers.Timer.__init__
     signature = inspect.signature(make)
 

@@ -125,7 +125,10 @@ class HostOperators(TorchDispatchMode):
             raise
 
     def _record(self, selected: Selected) -> None:
-        """Add the host time of the autograd nodes made since this thread's last operator."""
+        """Add the host time of the autograd nodes that the thread has made since its last operator.
+
+        `selected` is the state of the thread.
+        """
         made = _sequence()
         before = selected.recorded
         if made > (before or 0) and get_ident() != self._maker:
@@ -135,7 +138,10 @@ class HostOperators(TorchDispatchMode):
         selected.recorded = made
 
     def _run_node(self, selected: Selected, call: tuple) -> None:
-        """Add the host time of a backward node, and of the nodes before it that ran no operator.
+        """Add the host time of the backward node that runs now.
+
+        This includes the nodes before it that ran no operator. `selected` is the state of the
+        thread, and `call` identifies the node.
 
         A backward pass runs its nodes from the last one made to the first. A gap of a few numbers
         means nodes that only hand a gradient on, such as those of additions. A large gap means
@@ -159,12 +165,12 @@ class HostOperators(TorchDispatchMode):
         self._take(selected, seconds)
 
     def _take(self, selected: Selected, seconds: float) -> None:
-        """Advance the host's clock, unless this thread takes no time."""
+        """Advance the host's clock by `seconds`, unless the thread takes no host time."""
         if not selected.untimed:
             self.machine.clock.advance_host(seconds)
 
     def _by_parts(self, func: HigherOrderOperator, args: tuple, kwargs: dict) -> Any:
-        """Run an operator that takes functions, such as flex attention, operator by operator."""
+        """Run a higher-order operator, such as flex attention, as single operators."""
         eager = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
         if eager is None:
             raise errors.unsupported(f"torch.ops.higher_order.{func.name()}")
@@ -172,7 +178,10 @@ class HostOperators(TorchDispatchMode):
             return eager(*args, **kwargs)
 
     def _wrapped(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Pass an operator on tensors of a subclass, such as DTensors, to the subclass."""
+        """Run an operator on tensors of a subclass, such as DTensors, by the subclass's own code.
+
+        The subclass's work takes host time.
+        """
         wrapped = sum(hasattr(x, "__tensor_flatten__") for x in tensors(args))
         if wrapped:
             profile = self.machine.profile
@@ -182,7 +191,11 @@ class HostOperators(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _on_host(self, func: Any, types: Any, args: tuple, kwargs: dict, call: tuple) -> Any:
-        """Run an operator without device tensors: on the CPU, or a factory."""
+        """Run an operator that has no device tensors among its arguments.
+
+        It runs on the CPU, or it makes a new tensor for a GPU. `call` identifies the Python
+        instruction or backward node that runs it.
+        """
         selected = self.machine.selected
         waits = selected.waiting == call and "pin_memory" not in kwargs
         if waits:
@@ -226,9 +239,10 @@ class HostOperators(TorchDispatchMode):
         return result
 
     def _only_gpu(self, call: tuple) -> Gpu | None:
-        """Return the only GPU that the backward pass has used so far.
+        """Return the only GPU that the running backward pass has used so far.
 
-        Returns None outside a backward pass, and if it has used the CPU or several GPUs.
+        `call` identifies what runs now. Returns None outside a backward pass, and if the pass has
+        used the CPU or several GPUs.
         """
         places = self.machine.selected.places
         if len(call) == 3 and len(places) == 1:
@@ -236,7 +250,7 @@ class HostOperators(TorchDispatchMode):
         return None
 
     def _take_time(self, op: Operator, args: tuple, result: Any) -> None:
-        """Add the host time of a CPU operator."""
+        """Add the host time of a CPU operator with these arguments and this result."""
         if self.machine.selected.untimed:
             return
         moved = 0
@@ -260,12 +274,16 @@ class HostOperators(TorchDispatchMode):
 
 
 def _waits(x: torch.Tensor, call: tuple) -> bool:
-    """Return whether C++ made this tensor on the CPU in this call, possibly for a GPU."""
+    """Return whether C++ has made the CPU tensor `x` during `call`, and it may belong on a GPU."""
     return x.layout is torch.strided and getattr(x.untyped_storage(), "waiting", None) == call
 
 
 def adopt(args: tuple) -> tuple:
-    """Move tensors to the GPU that C++ has made on the CPU in this call. Return all arguments."""
+    """Return the arguments, with CPU tensors that belong on a GPU moved there.
+
+    These are the tensors that C++ has made during the present call. One of the arguments is already
+    on the GPU.
+    """
     gpu = next(x._gpu for x in tensors(args) if type(x) is VirtualTensor)
     waiting = gpu.machine.selected.waiting
 

@@ -27,7 +27,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def receiving(machine: Machine, receive: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `receive`, which gets a batch from a worker, without host time.
+    """Return `receive`, which gets a batch from a worker, changed to take no host time.
 
     A batch can arrive early, while the loader waits for another one.
     """
@@ -43,7 +43,7 @@ def receiving(machine: Machine, receive: Callable[..., Any]) -> Callable[..., An
 
 
 def working(machine: Machine, work: Callable[..., None]) -> Callable[..., None]:
-    """Return `work`, the main loop of a worker process, without instrumented operators.
+    """Return `work`, the main loop of a worker process, changed to leave its operators alone.
 
     A forked worker has no GPU, and instrumenting its operators would double their cost.
     """

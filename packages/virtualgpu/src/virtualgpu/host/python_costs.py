@@ -40,9 +40,10 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:
-    """Return, by name, a function of `torch._C` that each module's call calls once.
+    """Return a replacement of the function of `torch._C` that every module's call calls once.
 
-    It returns the tracing state. From PyTorch 2.15 on it returns whether there is one.
+    The original returns the tracing state. From PyTorch 2.15 on it returns whether there is one.
+    The replacement also takes the host time of the module's call. The result maps its name to it.
     """
     name = "_get_tracing_state"
     if "_is_tracing" in torch.nn.Module._call_impl.__code__.co_names:
@@ -60,9 +61,10 @@ def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:
 def replicating(
     machine: Machine, replicate: Callable[[nn.Module], nn.Module]
 ) -> Callable[[nn.Module], nn.Module]:
-    """Return `Module._replicate_for_data_parallel` with its host time.
+    """Return `Module._replicate_for_data_parallel`, changed to take host time.
 
-    nn.DataParallel calls it in every forward pass, for every module of every replica.
+    `replicate` is the original. nn.DataParallel calls it in every forward pass, for every module of
+    every replica.
     """
     clock, profile = machine.clock, machine.profile
 
@@ -81,12 +83,15 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def with_gradients(parameters: Iterable[torch.Tensor]) -> int:
-    """Return the number of parameters that have a gradient."""
+    """Return how many of the parameters have a gradient."""
     return sum(parameter.grad is not None for parameter in parameters)
 
 
 def stepping(machine: Machine, step_code: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return `Optimizer._optimizer_step_code`, which every `step()` calls once, with its time."""
+    """Return `Optimizer._optimizer_step_code`, changed to take the host time of a step.
+
+    `step_code` is the original, which every `step()` calls once.
+    """
     profile = machine.profile
 
     @functools.wraps(step_code)
@@ -106,7 +111,10 @@ def clearing(
     zero_grad: Callable[..., None],
     parameters: Callable[[Any], Iterable[torch.Tensor]],
 ) -> Callable[..., None]:
-    """Return `zero_grad`, of modules or of optimizers, changed to take host time."""
+    """Return `zero_grad` of modules or of optimizers, changed to take host time.
+
+    `parameters` returns the parameters of such an object.
+    """
     profile = machine.profile
 
     @functools.wraps(zero_grad)

@@ -41,7 +41,10 @@ def replacements(
 def starting(
     scheduler: Scheduler, start: Callable[[threading.Thread], None], mode: AbstractContextManager
 ) -> Callable[[threading.Thread], None]:
-    """Return `Thread.start` for threads that take turns and run under `mode`."""
+    """Return a replacement of `Thread.start` for threads that take turns.
+
+    `scheduler` gives them their turns. They run under `mode`. `start` is the original method.
+    """
 
     def run_in_turns(thread: threading.Thread, state: ThreadState, run: Callable[[], None]) -> None:
         with scheduler.attached(state), mode if scheduler.has(state) else nullcontext():
@@ -70,7 +73,10 @@ def starting(
 
 
 def joining(scheduler: Scheduler, join: Callable[..., None]) -> Callable[..., None]:
-    """Return `Thread.join`, which lets other threads run while it waits."""
+    """Return a replacement of `Thread.join` that lets other threads run while it waits.
+
+    `join` is the original method.
+    """
 
     def join_in_turns(thread: threading.Thread, timeout: float | None = None) -> None:
         state: ThreadState | None = getattr(thread, "_scheduler_state", None)
@@ -95,11 +101,12 @@ def outside_the_scheduler(
     start: Callable[[threading.Thread], None],
     in_turns: Callable[[threading.Thread], None],
 ) -> Callable[[threading.Thread], None]:
-    """Return `Thread.start`, changed so that two kinds of threads do not take turns.
+    """Return a replacement of `Thread.start` that leaves two kinds of threads without turns.
 
-    The progress of DataLoader's pinning thread depends on the real speed of other processes, and
-    on the modelled computers it has a processor of its own. Threads of the kit would not exist
-    on a real GPU, and a thread that watches a time limit must not wait for a turn.
+    For these it calls `start`, the original method, and for all others `in_turns`. The progress of
+    DataLoader's pinning thread depends on the real speed of other processes, and on the modelled
+    computers it has a processor of its own. Threads of the kit would not exist on a real GPU, and a
+    thread that watches a time limit must not wait for a turn.
     """
 
     def run_untimed(run: Callable[[], None]) -> None:

@@ -46,10 +46,11 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 class _Served:
-    """A function of the module `time` that calls `virtual` for the user's code, else `real`.
+    """A function of the module `time` that reads the virtual clock for the user's code.
 
-    It is an object and not a function, because a class may keep a clock as an attribute, and
-    Python's own clocks do not become methods there.
+    It calls `virtual` there, and `real`, Python's own function, for all other code. It is an object
+    and not a function, because a class may keep a clock as an attribute, and Python's own clocks do
+    not become methods there.
     """
 
     def __init__(self, real: Callable[..., Any], virtual: Callable[..., Any]) -> None:
@@ -66,7 +67,10 @@ class _Served:
 
 
 def _keeps_real_time(file: str, names: dict[str, Any]) -> bool:
-    """Return whether code of this file and these global names needs the real clock."""
+    """Return whether code needs the real clock.
+
+    `file` is the code's file, and `names` are its global names.
+    """
     if file.startswith(_STANDARD_LIBRARY) and not file.startswith(_SITE_PACKAGES):
         return True
     return front_end.keeps_real_time(names.get("__name__") or "")

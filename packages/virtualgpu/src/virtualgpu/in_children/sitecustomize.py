@@ -25,7 +25,10 @@ class WithTorch:
         self.request = request
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        """Find torch, and put the machine in use after it is loaded."""
+        """Find torch for Python's import system.
+
+        The machine is put in use after torch is loaded.
+        """
         if name != "torch":
             return None
         sys.meta_path.remove(self)

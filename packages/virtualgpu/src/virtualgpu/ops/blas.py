@@ -97,7 +97,7 @@ class Held:
     """A cuBLAS handle that a thread holds. It is given back when the thread ends."""
 
     def __init__(self, handles: "Handles") -> None:
-        """Take the handle that was given back last, or make a new one."""
+        """Take the cuBLAS handle that was given back last, or make a new one."""
         self._free = handles.free
         self.number = handles.free.pop() if handles.free else handles.new()
         # The streams whose workspaces are allocated: twice the stream's number for cuBLAS, and
@@ -106,7 +106,7 @@ class Held:
         handles.held.add(self)
 
     def __del__(self) -> None:
-        """Give the handle back."""
+        """Give the cuBLAS handle back to the GPU's handles."""
         self._free.append(self.number)
 
 
@@ -118,7 +118,7 @@ class Handles:
     """
 
     def __init__(self, gpu: Gpu) -> None:
-        """Start without handles, and read the sizes of the workspaces from the environment."""
+        """Start without handles on `gpu`, and read the workspaces' sizes from the environment."""
         self.free: list[int] = []  # given back by threads that ended: the last is taken first
         self.held: weakref.WeakSet[Held] = weakref.WeakSet()  # by threads, at present
         self._gpu = gpu
@@ -130,7 +130,7 @@ class Handles:
         self.lt = os.environ.get("DISABLE_ADDMM_CUDA_LT") != "1"
 
     def new(self) -> int:
-        """Return the number of a new handle."""
+        """Return the number of a new cuBLAS handle."""
         self._count += 1
         return self._count
 
@@ -154,11 +154,14 @@ class Handles:
 
     @property
     def workspaces(self) -> set[tuple[int, int]]:
-        """Return the handle and the stream of each workspace that is allocated."""
+        """Return (handle, stream) of each workspace that is allocated."""
         return set(self._workspaces)
 
     def give_back(self, kept: Collection[tuple[int, int]] = ()) -> None:
-        """Free the workspaces, except those that are `kept`."""
+        """Free the workspaces of all handles and streams, except those in `kept`.
+
+        `kept` has pairs (handle, stream).
+        """
         for key in self.workspaces.difference(kept):
             block = self._workspaces.pop(key)
             if block is not None:
@@ -168,7 +171,7 @@ class Handles:
                     held.ready.discard(key[1])
 
     def _take(self) -> Held:
-        """Let the calling thread hold a handle, and return it."""
+        """Give the calling thread a cuBLAS handle, and return it."""
         held = self._threads.held = Held(self)
         return held
 
@@ -182,7 +185,7 @@ def handles(gpu: Gpu) -> Handles:
 
 
 def held_workspaces(gpu: Gpu) -> set[tuple[int, int]]:
-    """Return the handle and the stream of each workspace that is allocated on this GPU."""
+    """Return (handle, stream) of each cuBLAS workspace that is allocated on this GPU."""
     found = gpu.libraries.get("cublas")
     if found is None:
         return set()
@@ -190,7 +193,10 @@ def held_workspaces(gpu: Gpu) -> set[tuple[int, int]]:
 
 
 def free_workspaces(gpu: Gpu, kept: Collection[tuple[int, int]]) -> None:
-    """Free cuBLAS's workspaces on this GPU, except those that are `kept`."""
+    """Free cuBLAS's workspaces on this GPU, except those in `kept`.
+
+    `kept` has pairs (handle, stream).
+    """
     found = gpu.libraries.get("cublas")
     if found is not None:
         found.give_back(kept)
@@ -207,10 +213,10 @@ def clear_workspaces(gpu: Gpu) -> None:
 
 
 def copied_bytes(matrix: torch.Tensor) -> int:
-    """Return the bytes of the copy that PyTorch makes of a factor for cuBLAS, or 0 for no copy.
+    """Return the bytes of the copy that PyTorch makes of a matrix before cuBLAS multiplies it.
 
-    The last two dimensions of `matrix` are the matrix. cuBLAS can read it without a copy if its
-    rows or its columns are contiguous and do not overlap.
+    Returns 0 if PyTorch makes no copy. The last two dimensions of `matrix` are the matrix. cuBLAS
+    can read it without a copy if its rows or its columns are contiguous and do not overlap.
     """
     if matrix.layout is not torch.strided or matrix.is_contiguous():
         return 0
@@ -226,7 +232,11 @@ def copied_bytes(matrix: torch.Tensor) -> int:
 def _product(
     left: torch.Tensor, right: torch.Tensor, result: VirtualTensor, lt: bool = False
 ) -> Iterator[int]:
-    """Yield the bytes of each factor's copy, then allocate the workspaces of a product."""
+    """Yield the bytes of the copies of `left` and `right`, then allocate cuBLAS's workspace.
+
+    The two are the factors of the product `result`. No copy is made of a factor that cuBLAS can
+    read. With `lt`, the workspace of cuBLASLt is allocated, too.
+    """
     if not result.numel() or not left.numel():
         return  # nothing to multiply: cuBLAS is not called
     copy = copied_bytes(left)
@@ -240,7 +250,7 @@ def _product(
 
 @handles_operators(*PRODUCTS, "addbmm", "addbmm_")
 def product(call: Call) -> Any:
-    """Compute a matrix product.
+    """Run an operator that is a matrix product, and return its result.
 
     Raises:
         NotImplementedError: CUDA has no product of this dtype: an integer, float8 or complex32.
@@ -264,10 +274,10 @@ def product(call: Call) -> Any:
 
 @handles_operators("_int_mm")
 def product_of_bytes(call: Call) -> Any:
-    """Compute a product of int8 matrices.
+    """Run the operator for a product of int8 matrices, and return its result.
 
     Source: `_int_mm_out_cuda` in ATen/native/cuda/Blas.cpp. Raises RuntimeError for sizes that
-        cuBLASLt does not multiply.
+    cuBLASLt does not multiply.
     """
     call.common_gpu()
     left, right = call.args[0], call.args[1]
@@ -287,7 +297,7 @@ def product_of_bytes(call: Call) -> Any:
 
 @handles_operators("_scaled_mm")
 def scaled_product(call: Call) -> Any:
-    """Compute a product of float8 matrices with scales.
+    """Run the operator for a product of float8 matrices with scales, and return its result.
 
     Source: `_scaled_mm_out_cuda` in ATen/native/cuda.
 
@@ -373,7 +383,10 @@ def _require_one_dtype(call: Call) -> None:
 
 
 def product_format(dtype: torch.dtype, gpu: Gpu, operation: str = "matmul") -> str:
-    """Return the format in which cuBLAS multiplies matrices, or cuDNN ("conv", "rnn")."""
+    """Return the format in which a GPU's library multiplies matrices of a dtype.
+
+    `operation` is "matmul" for cuBLAS, and "conv" or "rnn" for cuDNN.
+    """
     if dtype in SINGLE and gpu.multiplies_in_tf32(operation):
         return "tf32"
     return FORMATS.get(dtype, "float32")
@@ -403,9 +416,9 @@ for _name in ("_grouped_mm", "conv_tbc"):
 
 
 def matrix_work(name: str, args: tuple) -> tuple[int, int] | None:
-    """Return the floating-point operations and output elements of a matrix product.
+    """Return (floating-point operations, output elements) of the matrix product `name`.
 
-    For another operator, return None.
+    `args` are the operator's arguments. Returns None for an operator that is not a matrix product.
     """
     positions = PRODUCTS.get(name)
     if positions is None:
@@ -461,7 +474,7 @@ def grouped_shape(
     bias: Any = None,
     out_dtype: Any = None,
 ) -> torch.Tensor:
-    """Return the meta tensor of a grouped product's result.
+    """Return a meta tensor with the shape of a grouped product's result.
 
     Rows begin at multiples of 16 bytes (aten/src/ATen/native/GroupedMMUtils.h).
     """
@@ -480,7 +493,7 @@ def grouped_shape(
 
 @temporaries("mm", "bmm")
 def multiply(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Yield the bytes of the copies of a product's factors."""
+    """Yield the bytes of the temporary copies for a matrix product, one for each copied factor."""
     # A bias may be added next: see virtualgpu.ops.gradients.
     result._gpu.machine.selected.product = weakref.ref(memory_of(result))
     return _product(call.args[0], call.args[1], result)
@@ -488,13 +501,16 @@ def multiply(call: Call, result: VirtualTensor) -> Iterator[int]:
 
 @temporaries("baddbmm", "baddbmm_")
 def add_batched_product(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Yield the bytes of the copies of the factors of a batched product with a summand."""
+    """Yield the bytes of the temporary copies of the factors, for `baddbmm` and similar operators.
+
+    These add a batched product to a summand.
+    """
     return _product(call.args[1], call.args[2], result)
 
 
 @temporaries("addmm", "addmm_", "_addmm_activation")
 def add_product(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Yield the bytes of the copies of the factors of a product with a summand.
+    """Yield the bytes of the temporary copies of the factors, for `addmm`.
 
     cuBLASLt adds a one-dimensional bias as part of the product. Any other summand is copied into
     the result first.
@@ -511,7 +527,10 @@ def add_product(call: Call, result: VirtualTensor) -> Iterator[int]:
 def _vector_product(
     matrix: torch.Tensor, vector: torch.Tensor, result: VirtualTensor
 ) -> Iterator[int]:
-    """Yield the bytes of each operand's copy, then allocate cuBLAS's workspace."""
+    """Yield the bytes of the copies of `matrix` and `vector`, then allocate cuBLAS's workspace.
+
+    The product of the two is `result`. No copy is made of an operand that cuBLAS can read.
+    """
     if not matrix.numel():
         return
     if vector.stride(0) == 0:
@@ -527,13 +546,13 @@ def _vector_product(
 
 @temporaries("mv")
 def matrix_vector(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Yield the bytes of the copies of the operands of a matrix times a vector."""
+    """Yield the bytes of the temporary copies for a product of a matrix and a vector."""
     return _vector_product(call.args[0], call.args[1], result)
 
 
 @temporaries("addmv", "addmv_")
 def add_matrix_vector(call: Call, result: VirtualTensor) -> Iterator[int]:
-    """Yield the bytes of the copies for a matrix times a vector, with a summand."""
+    """Yield the bytes of the temporary copies for a matrix times a vector, plus a summand."""
     return _vector_product(call.args[1], call.args[2], result)
 
 
@@ -541,7 +560,8 @@ def add_matrix_vector(call: Call, result: VirtualTensor) -> Iterator[int]:
 def with_cublas(call: Call, result: Any) -> tuple:
     """Allocate cuBLAS's workspace for an operator whose operands need no copies.
 
-    Examples are products of vectors, sums of products and triangular systems.
+    Returns (), because the operator has no temporaries. Examples are products of vectors, sums of
+    products and triangular systems.
     """
     handles(call.args[0]._gpu).use()
     return ()
@@ -587,9 +607,10 @@ def trilinear(call: Call) -> torch.Tensor:
 
 
 def _sum_of_products(left: torch.Tensor, right: torch.Tensor, summed: list[int]) -> torch.Tensor:
-    """Return the sum of left * right over some dimensions, computed as a product of matrices.
+    """Return the sum of left * right over the dimensions `summed`.
 
-    The summed dimensions stay, with one element (`sumproduct_pair` in native/Linear.cpp).
+    It is computed as a batched product of matrices. The summed dimensions stay, with one element
+    (`sumproduct_pair` in native/Linear.cpp).
     """
     if not summed:
         return left * right

@@ -52,11 +52,11 @@ class Work(NamedTuple):
 
 
 class Call:
-    """One call of an operator on device tensors.
+    """One call of an operator on device tensors, with its arguments.
 
     `gpu` is the GPU of the first device tensor among the arguments. After `common_gpu`, `moved`
-    holds the arguments' bytes. `most` is the product of their numbers of elements, without tensors
-    in lists. No broadcast and no matrix product has more elements.
+    holds the bytes of all arguments. `most` is the product of the arguments' numbers of elements,
+    without tensors in lists. No broadcast and no matrix product has more elements.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Call:
             self._look()
 
     def _look(self) -> None:
-        """Find the devices and the bytes of all arguments."""
+        """Store the devices and the total bytes of all arguments in this object."""
         self._looked = True
         self.moved = 0
         self._several = self._on_host = False
@@ -86,7 +86,10 @@ class Call:
             self._look_at(self.kwargs.values())
 
     def _look_at(self, values: Iterable[Any]) -> int:
-        """Find the devices and bytes of these tensors, and return the product of their sizes."""
+        """Add the devices and the bytes of these arguments to those stored in this object.
+
+        Returns the product of the tensors' numbers of elements.
+        """
         gpu, moved, most = self.gpu, 0, 1
         for x in values:
             if type(x) is VirtualTensor:
@@ -111,14 +114,14 @@ class Call:
 
     @property
     def func(self) -> Any:
-        """The OpOverload."""
+        """The operator as PyTorch's OpOverload."""
         return self.op.func
 
     def common_gpu(self, host: bool = False) -> Gpu:
-        """Return the one GPU of all tensors.
+        """Return the one GPU of all tensor arguments.
 
         CPU tensors without dimensions are allowed, and with `host` all CPU tensors. Raises
-        RuntimeError otherwise.
+        RuntimeError for tensors on other devices.
         """
         if not self._looked:
             self._look()
@@ -136,7 +139,7 @@ class Call:
         return gpu
 
     def require_one_device(self) -> None:
-        """Raise RuntimeError unless all tensors are on one GPU.
+        """Raise RuntimeError unless all tensor arguments are on one GPU.
 
         PyTorch's generated code makes the same check, which allows no CPU tensor.
         """
@@ -148,9 +151,9 @@ class Call:
             raise different_devices(self.args, self.kwargs)
 
     def _numbers_of_program(self) -> int:
-        """Return the number of CPU tensors without dimensions that the program itself has made.
+        """Return how many CPU tensors without dimensions the program passes to the operator.
 
-        Such tensors that C++ has made do not count.
+        Tensors that C++ has made for this call do not count.
         """
         count = 0
         for x in self.tensors():
@@ -159,7 +162,7 @@ class Call:
         return count
 
     def is_on_one_gpu(self) -> bool:
-        """Return whether there are device tensors, all of them on one GPU."""
+        """Return whether the call has device tensors, and all of them are on one GPU."""
         if not self._looked:
             self._look()
         return self.gpu is not None and not self._several
@@ -182,7 +185,7 @@ class Call:
         return list(tensors([self.argument(name) for name in self.op.written]))
 
     def roles(self) -> Iterator[tuple[Tensor, bool, bool]]:
-        """Yield (tensor, whether the operator reads it, whether it writes to it)."""
+        """Yield (tensor, whether it is read, whether it is written) for each tensor argument."""
         op = self.op
         targets = {id(x) for x in self.written()} if op.written else set()
         given = {id(x) for x in tensors(self.kwargs)} if targets and self.kwargs else set()
@@ -203,11 +206,11 @@ class Call:
             return self.op.kernel(*self.args, **self.kwargs)
 
     def of(self, func: Any) -> "Call":
-        """Return a call of another operator with the same arguments."""
+        """Return a call of the operator `func` with the arguments of this call."""
         return Call(operator(func), self.args, self.kwargs)
 
     def with_arguments(self, *args: Any, **kwargs: Any) -> "Call":
-        """Return a call of the same operator with other arguments."""
+        """Return a call of the same operator with these arguments."""
         return Call(self.op, args, kwargs)
 
 
@@ -240,7 +243,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 def _registering(table: dict[str, Any], names: Iterable[str]) -> Callable[[Rule], Rule]:
-    """Return a decorator that puts a rule into a table under these names."""
+    """Return a decorator that stores the decorated function in `table` under these names."""
 
     def register(rule: Rule) -> Rule:
         assert not table.keys() & set(names), f"two rules for {names}"
@@ -251,20 +254,23 @@ def _registering(table: dict[str, Any], names: Iterable[str]) -> Callable[[Rule]
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Run these operators with the decorated function, because CUDA differs from the CPU."""
+    """Return a decorator: its function runs the operators of these names.
+
+    They need it because CUDA differs from the CPU.
+    """
     return _registering(HANDLERS, names)
 
 
 def temporaries(*names: str) -> Callable[[Temporaries], Temporaries]:
-    """Register the memory that kernels of these operators allocate after their outputs.
+    """Return a decorator: its function gives the temporary memory of these operators' kernels.
 
-    The kernels free it before they return.
+    The kernels allocate this memory after their outputs, and free it before they return.
     """
     return _registering(TEMPORARIES, names)
 
 
 def device_time(*names: str) -> Callable[[DeviceTime], DeviceTime]:
-    """Register a function that returns the work of these operators' kernels.
+    """Return a decorator: its function gives the work of these operators' kernels.
 
     Operators without such a function only take the time of moving their bytes.
     """
@@ -272,15 +278,16 @@ def device_time(*names: str) -> Callable[[DeviceTime], DeviceTime]:
 
 
 def shapes_by(*names: str) -> Callable[[Rule], Rule]:
-    """Register a function that returns the results of these operators on the meta device.
+    """Return a decorator: its function gives the results of these operators on the meta device.
 
-    It gives their shapes. PyTorch's own meta kernel refuses arguments that CUDA accepts.
+    They have the shapes of the results. PyTorch's own meta kernel refuses arguments that CUDA
+    accepts.
     """
     return _registering(SHAPES, names)
 
 
 def composes(*names: str) -> Callable[[Rule], Rule]:
-    """Register the decorated function as these composite operators' implementation on CUDA.
+    """Return a decorator: its function implements these composite operators on CUDA.
 
     It gets the operator's arguments and calls other operators, above autograd.
     """
@@ -288,7 +295,7 @@ def composes(*names: str) -> Callable[[Rule], Rule]:
 
 
 def composes_dtensors(*names: str) -> Callable[[Rule], Rule]:
-    """Register the decorated function as these composite operators' implementation for DTensors.
+    """Return a decorator: its function implements these composite operators for DTensors.
 
     C++ would choose the CPU's operators, which have no rule for DTensors.
     """
@@ -296,14 +303,14 @@ def composes_dtensors(*names: str) -> Callable[[Rule], Rule]:
 
 
 def checks(*names: str) -> Callable[[Rule], Rule]:
-    """Register a check of the arguments of these composite operators before they run."""
+    """Return a decorator: its function checks the arguments of these composite operators."""
     return _registering(CHECKS, names)
 
 
 def device_error(*names: str) -> Callable[[Rule], Rule]:
-    """Register CUDA's message for these operators' arguments on several devices.
+    """Return a decorator: its function gives CUDA's message for arguments on several devices.
 
-    The decorated function returns None for CUDA's usual message.
+    It applies to the operators of these names. The function returns None for CUDA's usual message.
     """
     return _registering(DEVICE_ERRORS, names)
 
@@ -318,12 +325,12 @@ def asserts(assertion: str, *names: str, cpu: str = "out of range|out of bounds"
 
 
 def cuda_kernel(kernel: str, *names: str) -> None:
-    """Register the name that CUDA's errors use for the kernel of these operators."""
+    """Register `kernel` as the name that CUDA's errors use for the kernel of these operators."""
     CUDA_KERNELS.update(dict.fromkeys(names, kernel))
 
 
 def cuda_operator(name: str, cuda: str, **renamed: str) -> None:
-    """Register the operator that CUDA runs in place of a CPU operator.
+    """Register the operator `cuda`, which CUDA runs in place of the CPU's operator `name`.
 
     `renamed` maps names of arguments to CUDA's names.
     """
@@ -401,17 +408,17 @@ class Operator:
         self.marks_written = False
 
     def in_place(self) -> Any:
-        """Return the variant of the operator that writes to its first argument."""
+        """The overload of this operator that writes its result to its first argument."""
         return getattr(getattr(torch.ops.aten, self.name + "_"), self.func._overloadname)
 
 
 def _is_written(argument: Any) -> bool:
-    """Return whether an operator with this argument in its schema writes to it."""
+    """Return whether an operator writes to this argument of its schema."""
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _is_view(result: Any) -> bool:
-    """Return whether this result in a schema is a view of an argument."""
+    """Return whether this result of an operator's schema is a view of an argument."""
     return result.alias_info is not None and not result.alias_info.is_write
 
 
@@ -422,7 +429,7 @@ _NO_OPERATOR: Any = None
 
 
 def operator(func: Any) -> Operator:
-    """Return the Operator that describes this OpOverload."""
+    """Return the description of an OpOverload, which is made at the first call."""
     found = _operators.get(id(func))
     if found is None:
         found = _operators[id(func)] = Operator(func)
@@ -430,7 +437,7 @@ def operator(func: Any) -> Operator:
 
 
 def different_devices(*values: Any) -> DifferentDevicesError:
-    """Return a general error about several devices.
+    """Return the error for these values, whose tensors are on several devices.
 
     `faults.of_operator` later replaces it with the words that CUDA uses for the operator.
     """
@@ -438,7 +445,10 @@ def different_devices(*values: Any) -> DifferentDevicesError:
 
 
 def common_gpu(*values: Any) -> Gpu:
-    """Return the one GPU of all these tensors. Raises RuntimeError for several devices."""
+    """Return the one GPU of all tensors among these values.
+
+    Raises RuntimeError for several devices.
+    """
     return Call(_NO_OPERATOR, values, {}).common_gpu()
 
 
@@ -448,7 +458,7 @@ def bytes_of(x: Tensor) -> int:
 
 
 def made_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a composite operator by its parts, as C++ does.
+    """Run a composite operator as a sequence of other operators, as C++ does.
 
     `OpOverload.decompose` prefers Python's version, whose LSTM is wrong in torch 2.11.
     """

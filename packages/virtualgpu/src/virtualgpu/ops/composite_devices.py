@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def _argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:
-    """Return an argument that is given by position or by name, None if it is not given."""
+    """Return an argument, given its position and its name, or None if the call does not have it."""
     if position < len(args):
         return args[position]
     return kwargs.get(name)
@@ -168,7 +168,7 @@ def ndtr(args: tuple, kwargs: dict) -> None:
 
 
 def _result_on_device(function: str, of_result: bool = True) -> Callable[[tuple, dict], None]:
-    """Return a check that `out` is on the device of the input.
+    """Return a check that `out` of `function` is on the device of the input.
 
     `of_result` is False for functions that call `checkSameDevice` with exchanged arguments.
     """
@@ -200,7 +200,10 @@ checks("linalg_tensorsolve.out")(_result_on_device("tensorsolve"))
 
 
 def _windowed(name: str, position: int) -> Callable[[tuple, dict], None]:
-    """Return a check of the device of a window, the argument at this position."""
+    """Return a check that the window of the operator `name` is on the input's device.
+
+    `position` is the position of the window among the arguments.
+    """
 
     def check(args: tuple, kwargs: dict) -> None:
         """Check the device of the window, as native/SpectralOps.cpp does.

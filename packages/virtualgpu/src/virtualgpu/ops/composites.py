@@ -21,7 +21,7 @@ from virtualgpu.tensor import VirtualTensor, tensors
 
 
 def composite(call: Call) -> Any:
-    """Run an operator that PyTorch composes on every device."""
+    """Run an operator that PyTorch composes of other operators on every device."""
     key = DispatchKey.CompositeImplicitAutograd
     if _in_python(call.func, "CPU"):  # virtualgpu.install replaces some
         key = DispatchKey.CPU
@@ -30,7 +30,7 @@ def composite(call: Call) -> Any:
 
 
 def in_python(call: Call) -> Any:
-    """Run an operator that a program adds, with its function for CUDA.
+    """Run an operator that the program has added, with its Python function for CUDA.
 
     PyTorch raises an error if there is none.
     """
@@ -50,9 +50,9 @@ def _advance_fsdp(call: Call) -> None:
 
 @handles("fsdp::chunk_cat_mixed_dtype")
 def _copy_in(call: Call) -> None:
-    """Arrange gradients for a reduce-scatter, as FSDP2 does since torch 2.15.
+    """Run FSDP2's operator that arranges gradients for a reduce-scatter.
 
-    It uses `_chunk_cat`, which on CUDA converts other dtypes.
+    Since torch 2.15 it uses `_chunk_cat`, which on CUDA converts other dtypes.
     """
     _advance_fsdp(call)
     tensors, out = call.argument("tensors"), call.argument("out")
@@ -63,14 +63,14 @@ def _copy_in(call: Call) -> None:
 
 
 def is_made_of_others(func: Any) -> bool:
-    """Return whether PyTorch composes this operator of others on a GPU."""
+    """Return whether PyTorch runs the operator `func` on a GPU as a sequence of other operators."""
     if not _has(func, "CompositeImplicitAutograd"):
         return False
     return _in_python(func, "CPU") or not _has(func, "CPU")
 
 
 def is_written_in_python(func: Any) -> bool:
-    """Return whether CUDA would run a Python function.
+    """Return whether CUDA would run the operator `func` with a Python function.
 
     For a compiled CUDA kernel the CPU's kernel is run. Raises NotImplementedError if there is none.
     """
@@ -86,13 +86,13 @@ def is_written_in_python(func: Any) -> bool:
 
 
 def _has(func: Any, key: str) -> bool:
-    """Return whether an operator has a kernel for a dispatch key."""
+    """Return whether the operator `func` has a kernel for the dispatch key `key`."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 @cache
 def _in_python(func: Any, key: str) -> bool:
-    """Return whether an operator's kernel for a dispatch key is a Python function."""
+    """Return whether the kernel of `func` for the dispatch key `key` is a Python function."""
     return f"{func.name().replace('::', '/')}/{key}" in _impls
 
 
@@ -105,7 +105,7 @@ def vander(
     N: int | None = None,  # noqa: N803 (torch's name)
     increasing: bool = False,
 ) -> torch.Tensor:
-    """Compute a Vandermonde matrix."""
+    """Return the Vandermonde matrix with `N` powers of the elements of `x`."""
     count = x.shape[0] if N is None else N
     powers = torch.arange(count, device=x.device)
     if increasing:
@@ -114,9 +114,9 @@ def vander(
 
 
 def _with_number(operator: Any) -> Any:
-    """Return a quantile function for a number, which becomes a tensor of fractions on the GPU.
+    """Return `operator`, quantile or nanquantile, for a fraction that is a Python number.
 
-    Source: native/Sorting.cpp.
+    The number becomes a tensor on the GPU. Source: native/Sorting.cpp.
     """
 
     def composed(
@@ -138,9 +138,10 @@ composes("nanquantile.scalar")(_with_number(torch.nanquantile))
 
 
 def _by_rank(operator: Any, ignores_nan: bool) -> Any:
-    """Return a quantile function for a tensor of fractions, which reads none of its values.
+    """Return `operator`, quantile or nanquantile, composed so that the host reads no values.
 
-    native/Sorting.cpp composes it in this way on CUDA.
+    Its fractions are a tensor. With `ignores_nan`, NaNs are not counted. native/Sorting.cpp
+    composes it in this way on CUDA.
     """
 
     def composed(
@@ -198,7 +199,7 @@ if VERSION < (2, 13):  # newer versions do not read the values of any tensor sub
 
 @composes("linalg_eigvalsh")
 def eigvalsh(x: torch.Tensor, UPLO: str = "L") -> torch.Tensor:  # noqa: N803 (torch's name)
-    """Compute eigenvalues. Eigenvectors are computed only for a gradient.
+    """Return the eigenvalues of symmetric matrices. Eigenvectors are computed only for a gradient.
 
     C++ would compute them for any subclass of a tensor (native/BatchLinearAlgebra.cpp).
     """
@@ -207,7 +208,7 @@ def eigvalsh(x: torch.Tensor, UPLO: str = "L") -> torch.Tensor:  # noqa: N803 (t
 
 @composes("linalg_svdvals")
 def svdvals(x: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
-    """Compute singular values. Singular vectors are computed only for a gradient."""
+    """Return the singular values of matrices. Singular vectors are computed only for a gradient."""
     needs_vectors = torch.is_grad_enabled() and x.requires_grad
     return torch.ops.aten._linalg_svd(x, False, needs_vectors, driver=driver)[1]
 
@@ -264,7 +265,10 @@ def cov(
 
 
 def _last_dimension_added(tolerance: Any, like: torch.Tensor) -> torch.Tensor:
-    """Return a tolerance as a tensor like another one, with one more dimension."""
+    """Return a tolerance as a tensor with the dtype and device of `like`.
+
+    It gets one more dimension at the end.
+    """
     return torch.as_tensor(tolerance, dtype=like.dtype, device=like.device).unsqueeze(-1)
 
 
@@ -316,10 +320,10 @@ def matrix_rank_of_tolerance(
 
 
 def _into_output(operator: Any) -> Any:
-    """Return a version of an operator that writes to a given output.
+    """Return `operator`, changed to create all its tensors on the GPU of its inputs.
 
-    In C++ the operator creates further tensors before it sees a device tensor. Here they are
-    created on the GPU.
+    It writes its result to a given output. In C++ it creates further tensors before it sees a
+    device tensor, and therefore on the CPU.
     """
 
     def composed(*args: Any, **kwargs: Any) -> Any:

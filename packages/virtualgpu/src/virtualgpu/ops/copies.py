@@ -37,7 +37,7 @@ _PAGEABLE = (
 
 @handles("copy_")
 def copy_into(call: Call) -> Any:
-    """Run `copy_` between any two devices."""
+    """Run the operator `copy_` between any two devices, and return the target."""
     target, source = call.args[0], call.args[1]
     refuse_waiting(target)
     transfer(source, target, non_blocking=call.argument("non_blocking"))
@@ -45,7 +45,7 @@ def copy_into(call: Call) -> Any:
 
 
 def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:
-    """Copy values, and queue the copy where CUDA does.
+    """Copy the values of `source` to `target`, and queue the copy where CUDA does.
 
     The copy is within a GPU, between two GPUs, or between a GPU and the host.
     """
@@ -94,7 +94,10 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
 def _copy_with_host(
     source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_blocking: bool, waits: bool
 ) -> None:
-    """Copy between a GPU and the host. The host waits for the copy if `waits` is true."""
+    """Copy `source` to `target`, one of which is on `gpu` and the other on the host.
+
+    The host waits for the copy if `waits` is true.
+    """
     machine, to_host = gpu.machine, type(source) is VirtualTensor
     device_side, host_side = (source, target) if to_host else (target, source)
     if not non_blocking:
@@ -127,16 +130,16 @@ def _copy_with_host(
 
 
 def _is_mask(x: torch.Tensor) -> bool:
-    """Return whether `x` contains infinities, like a mask that a model adds before a softmax.
+    """Return whether `x` contains infinities.
 
-    Data and parameters do not.
+    A mask that a model adds before a softmax does. Data and parameters do not.
     """
     with _DisableTorchDispatch():
         return x.is_floating_point() and bool(x.isinf().any())
 
 
 def _copy_on_gpus(source: torch.Tensor, target: torch.Tensor, there: Gpu, here: Gpu) -> None:
-    """Copy from GPU `there` to GPU `here`, which are often the same."""
+    """Copy `source` on GPU `there` to `target` on GPU `here`. The two can be the same GPU."""
     if memory_of(source).kept is None or memory_of(target).kept is None:
         forget(target)
     else:
@@ -163,9 +166,9 @@ def blank(
     target: torch.Tensor,
     makes_up: Callable[[torch.dtype], bool | int | float] | None,
 ) -> None:
-    """Fill a tensor on the host that receives a copy of values that were not kept.
+    """Fill `target`, a host tensor to which values are copied that were not kept.
 
-    It gets made-up values if `makes_up` is given. Otherwise floats become NaN, and integers do
+    `makes_up`, if given, returns a value for a dtype. Otherwise floats become NaN, and integers do
     not change.
     """
     if makes_up is not None:
@@ -216,9 +219,9 @@ def move(
     non_blocking: bool,
     memory_format: Any = None,
 ) -> torch.Tensor:
-    """Return a copy on another device, without autograd. `gpu` is None for the CPU.
+    """Return a copy of `source` on `gpu`, or on the CPU for None, without autograd.
 
-    Raises NotImplementedError for nested tensors.
+    `dtype` and `memory_format` also convert it. Raises NotImplementedError for nested tensors.
     """
     if source.is_nested:
         raise unsupported("a copy of a nested tensor between devices")
@@ -262,7 +265,10 @@ def move(
 def move_wrapper(
     source: Any, gpu: Gpu | None, dtype: torch.dtype | None, non_blocking: bool
 ) -> Any:
-    """Return a copy of a DTensor, part by part, or of a FakeTensor, which stays fake."""
+    """Return a copy on `gpu`, or on the CPU for None, of a DTensor or a FakeTensor.
+
+    A DTensor is copied part by part. The copy of a FakeTensor is a FakeTensor, too.
+    """
     device = torch.device("cpu") if gpu is None else gpu.device
     if not hasattr(source, "__tensor_flatten__"):
         return torch.ops.aten._to_copy.default(
@@ -281,7 +287,10 @@ def move_wrapper(
 def move_sparse(
     source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_blocking: bool
 ) -> torch.Tensor:
-    """Return a copy of a sparse tensor, part by part."""
+    """Return a copy of a sparse tensor on `gpu`, or on the CPU for None.
+
+    It is copied part by part.
+    """
     if source.layout is not torch.sparse_coo:
         if source.layout in (torch.sparse_csr, torch.sparse_bsr):
             starts, places = source.crow_indices(), source.col_indices()
@@ -327,7 +336,7 @@ def clone(call: Call) -> Any:
 
 @handles("roll")
 def roll(call: Call) -> Any:
-    """Roll one dimension after the other.
+    """Run the operator `roll`, one dimension after the other.
 
     The kernel reads contiguous memory (aten/src/ATen/native/cuda/TensorTransformations.cu).
     """
@@ -354,9 +363,10 @@ def make_sparse(call: Call) -> Any:
 
 @handles("_coalesce")
 def coalesce(call: Call) -> Any:
-    """Sum up the values of equal indices, for which the host waits for the number of indices.
+    """Run the operator `coalesce`, which sums up the values of equal indices of a sparse tensor.
 
-    Without values the result still has the right indices. Without indices all count as different.
+    The host waits for the number of different indices. Without values the result still has the
+    right indices. Without indices all count as different.
     """
     x = call.args[0]
     call.common_gpu()
@@ -387,7 +397,7 @@ def sparse_mask(call: Call) -> Any:
 
 @handles("_to_dense")
 def to_dense(call: Call) -> Any:
-    """Return the dense tensor of a sparse one."""
+    """Run the operator that converts a sparse tensor to a dense one."""
     x = call.args[0]
     call.common_gpu()
     if x.layout is not torch.sparse_coo or not loses_values(call):
@@ -398,7 +408,7 @@ def to_dense(call: Call) -> Any:
 
 
 def _from_parts(like: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return a coalesced sparse tensor of the size of `like`."""
+    """Return a coalesced sparse tensor with these indices and values, and the size of `like`."""
     return torch.sparse_coo_tensor(
         indices, values, like.size(), is_coalesced=True, check_invariants=False
     )
@@ -407,7 +417,10 @@ def _from_parts(like: torch.Tensor, indices: torch.Tensor, values: torch.Tensor)
 def staging(
     source: torch.Tensor, target: torch.Tensor, to_host: bool, non_blocking: bool
 ) -> tuple[int, ...]:
-    """Return the bytes of each temporary on the GPU for a copy between it and the host."""
+    """Return the bytes of each temporary on the GPU for a copy between it and the host.
+
+    The copy is to the host if `to_host` is true, and otherwise to the GPU.
+    """
     same_type = source.dtype is target.dtype
     if same_type and _one_block(source, target):
         return ()
@@ -428,7 +441,7 @@ def staging(
 
 
 def _one_block(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Return whether both tensors fill their memory in the same order."""
+    """Return whether both tensors fill one block of memory in the same order."""
     if source.is_contiguous() and target.is_contiguous():
         return True
     if source.stride() != target.stride() or source.shape != target.shape:

@@ -20,7 +20,7 @@ SELECT_TILES = {1: 5632, 2: 5632, 4: 6528, 8: 4224}  # by bytes of an element
 
 
 def parts(*sizes: int) -> int:
-    """Return the bytes of a temporary storage with these parts."""
+    """Return the bytes of a temporary storage that consists of parts of these sizes in bytes."""
     return sum(-(-size // 256) * 256 for size in sizes) + 255
 
 
@@ -28,10 +28,12 @@ def parts(*sizes: int) -> int:
 def radix_sort(
     n: int, key: int, value: int = 8, bits: int | None = None, floating: bool = False
 ) -> int:
-    """Return the storage for sorting n pairs of a key and a value of these sizes in bytes.
+    """Return the storage for sorting n pairs of a key and a value.
 
-    Without values (0 bytes) only keys are sorted. One block sorts a few elements and needs no
-    storage, which CUB reports as 1 byte.
+    `key` and `value` are their bytes, and `bits` is the number of bits by which the keys are
+    sorted. Without values (0 bytes) only keys are sorted. One block sorts a few elements and needs
+    no storage, which CUB reports as 1 byte. `floating` says whether the keys are floating-point
+    numbers.
     """
     if n <= 256 * (19 * 4 // max(4, key, value)):
         return 1
@@ -47,15 +49,16 @@ def radix_sort(
 
 @lru_cache(maxsize=4096)
 def segmented_sort(n: int, key: int, value: int = 8) -> int:
-    """Return the storage for sorting the segments of n pairs."""
+    """Return the storage for sorting n pairs in segments. `key` and `value` are their bytes."""
     return parts(n * key, n * value)
 
 
 @lru_cache(maxsize=4096)
 def scan(n: int, itemsize: int) -> int:
-    """Return the storage for a scan of n elements in PyTorch's cumulative functions.
+    """Return the storage for a scan of n elements of `itemsize` bytes in a cumulative function.
 
-    They use CUB's untuned policy of 128 threads with 15 items of 4 bytes each.
+    PyTorch's cumulative functions use CUB's untuned policy of 128 threads with 15 items of 4 bytes
+    each.
     """
     items = max(1, min(15 * 4 // itemsize, 30))
     words = ceil(n / (128 * items)) + 32  # what each tile passes to the next: a state and two sums
@@ -67,7 +70,10 @@ def scan(n: int, itemsize: int) -> int:
 
 @lru_cache(maxsize=4096)
 def int_scan(n: int) -> int:
-    """Return the storage for a tuned sum scan of n 32-bit integers: 128 threads, 24 items each."""
+    """Return the storage for sums of the first 1, 2, …, n of n 32-bit integers.
+
+    CUB's tuned policy for this scan has 128 threads with 24 items each.
+    """
     return parts((ceil(n / 3072) + 32) * 8, 1)
 
 
@@ -79,7 +85,7 @@ def select(n: int, itemsize: int) -> int:
 
 @lru_cache(maxsize=4096)
 def unique_by_key(n: int, itemsize: int) -> int:
-    """Return the storage for `DeviceSelect::UniqueByKey` of n elements."""
+    """Return the storage for `DeviceSelect::UniqueByKey` of n keys of `itemsize` bytes."""
     tile = 2304 if itemsize == 8 else 3584
     return parts((ceil(n / tile) + 32) * 8, 1, 1)
 

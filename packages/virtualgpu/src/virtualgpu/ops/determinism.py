@@ -50,18 +50,27 @@ ALERTS = {
 
 
 def _of_fractions(call: Call) -> bool:
-    """Return whether a cumulative sum has a floating-point or complex result."""
+    """Return whether the result of a cumulative sum has a floating-point or complex dtype.
+
+    Such sums are not deterministic on CUDA.
+    """
     dtype = call.argument("dtype") or call.args[0].dtype
     return dtype.is_floating_point or dtype.is_complex
 
 
 def _of_maxima(call: Call) -> bool:
-    """Return whether an embedding bag takes maxima of dense gradients."""
+    """Return whether a call of an embedding bag takes maxima and has dense gradients.
+
+    Such calls are not deterministic on CUDA.
+    """
     return call.argument("mode") == 2 and not call.argument("sparse")
 
 
 def _by_product(call: Call) -> bool:
-    """Return whether a reduction is a product."""
+    """Return whether a call of a reduction computes a product.
+
+    Such reductions are not deterministic on CUDA.
+    """
     return call.argument("reduce") == "prod"
 
 
@@ -80,7 +89,10 @@ ONLY: dict[str, Callable[[Call], bool]] = {
 
 
 def watched(name: str, handler: Handler) -> Handler:
-    """Return the handler with a check that raises or warns for nondeterministic calls."""
+    """Return `handler`, which runs the operator `name`, with a check for determinism.
+
+    For a nondeterministic call, the check raises an error or warns, as PyTorch's settings say.
+    """
     if name not in ALERTS:
         return handler
     meant = ONLY.get(name, lambda call: True)
@@ -94,7 +106,10 @@ def watched(name: str, handler: Handler) -> Handler:
 
 
 def alert(kernel: str) -> None:
-    """Raise RuntimeError, or warn, that a kernel is not deterministic."""
+    """Raise RuntimeError, or warn, that the CUDA kernel of this name is not deterministic.
+
+    PyTorch's settings decide which of the two. By default nothing happens.
+    """
     if torch.is_deterministic_algorithms_warn_only_enabled():
         _say(
             f"{kernel} does not have a deterministic implementation, but you set "
@@ -114,9 +129,10 @@ def alert(kernel: str) -> None:
 
 
 def require_fixed_workspaces() -> None:
-    """Raise or warn unless cuBLAS's workspaces have a fixed size.
+    """Raise an error or warn if cuBLAS's workspaces do not have a fixed size.
 
-    With a fixed size, cuBLAS always sums in the same order.
+    PyTorch's settings decide which of the two. With a fixed size, cuBLAS always sums in the same
+    order.
     """
     if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
         _say(

@@ -43,7 +43,10 @@ TOUCHES_NO_VALUES = (
 
 
 def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-    """Run an operator with device tensors. This is `VirtualTensor.__torch_dispatch__`."""
+    """Run an operator whose arguments include device tensors.
+
+    This is `VirtualTensor.__torch_dispatch__`. `func` is the OpOverload.
+    """
     if len(types) > 1:
         return NotImplemented  # another subclass, such as DTensor, handles the call first
     op = operator(func)
@@ -72,7 +75,7 @@ VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignm
 
 
 def _prepare(op: Operator) -> Handler:
-    """Choose and return the handler of an operator, and note its properties.
+    """Choose and return the function that runs an operator, and store the operator's properties.
 
     Raises NotImplementedError if a virtual GPU cannot run it.
     """
@@ -91,10 +94,10 @@ def _prepare(op: Operator) -> Handler:
 
 
 def _counting(handler: Handler) -> Handler:
-    """Return a handler for an operator on lists that also increments tensors' version counters.
+    """Return `handler`, which runs an operator on lists, changed to count in-place writes.
 
-    Autograd counts in-place writes, except those of operators on lists. There CUDA's own kernels
-    count them.
+    Autograd increments a tensor's version counter at each in-place write, but not for operators on
+    lists. There CUDA's own kernels do this.
     """
 
     def count(call: Call) -> Any:

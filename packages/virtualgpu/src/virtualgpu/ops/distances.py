@@ -21,7 +21,10 @@ cuda_kernel("pdist_cuda", "_pdist_forward")
 
 @handles("dist")
 def dist(call: Call) -> torch.Tensor:
-    """Compute the norm of the difference (aten/src/ATen/native/Distance.cpp)."""
+    """Run the operator `dist`: the norm of the difference of two tensors.
+
+    Source: aten/src/ATen/native/Distance.cpp.
+    """
     if call.op.outs:
         return operators.into_given(call)
     x, y, p = *call.args[:2], call.argument("p")
@@ -30,9 +33,9 @@ def dist(call: Call) -> torch.Tensor:
 
 @handles("_euclidean_dist")
 def euclidean_distance(call: Call) -> Tensor:
-    """Compute distances with one matrix product of rows that include their own norms.
+    """Run the operator for Euclidean distances between rows, with one matrix product.
 
-    Source: native/Distance.cpp.
+    Each row is extended by its own norm. Source: native/Distance.cpp.
     """
     x, y = call.args
     norm_x = x.pow(2).sum(-1, keepdim=True)
@@ -51,7 +54,7 @@ def euclidean_distance(call: Call) -> Tensor:
 
 @handles("_cdist_backward")
 def cdist_backward(call: Call) -> Any:
-    """Compute a row of partial gradients for each pair, then their sum.
+    """Run the gradient of `cdist`: a row of partial gradients for each pair, then their sum.
 
     Source: native/cuda/DistanceKernel.cu.
     """
@@ -65,7 +68,7 @@ def cdist_backward(call: Call) -> Any:
 
 @handles("_pdist_backward")
 def pdist_backward(call: Call) -> Any:
-    """Compute a matrix of partial gradients, then their sum."""
+    """Run the gradient of `pdist`: a matrix of partial gradients, then their sum."""
     if call.kwargs:
         return operators.into_given(call)
     n, m = call.args[1].shape

@@ -95,9 +95,9 @@ def overwriting(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 @temporaries("abs")
 def of_complex(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of a temporary in complex numbers, if the argument is complex.
+    """Return the bytes of the temporary that a function of complex numbers needs.
 
-    Source: aten/src/ATen/native/UnaryOps.cpp.
+    Returns () if the argument is real. Source: aten/src/ATen/native/UnaryOps.cpp.
     """
     x = call.args[0]
     if x.dtype.is_complex and not result.dtype.is_complex:
@@ -107,9 +107,10 @@ def of_complex(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 @handles("angle")
 def angle(call: Call) -> torch.Tensor:
-    """Compute angles. For complex numbers a complex temporary is allocated before the result.
+    """Run the operator `angle`, and return the angles.
 
-    Raises RuntimeError for half precision. Sources: aten/src/ATen/native/UnaryOps.cpp and
+    For complex numbers a complex temporary is allocated before the result. Raises RuntimeError for
+    half precision. Sources: aten/src/ATen/native/UnaryOps.cpp and
     aten/src/ATen/native/cuda/UnaryComplexKernels.cu.
     """
     x = call.args[0]
@@ -123,9 +124,10 @@ def angle(call: Call) -> torch.Tensor:
 
 @temporaries("pow")
 def power_of_a_number(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of the temporary of a number's power: the number as a tensor on the GPU.
+    """Return the bytes of the temporary for a power whose base is a Python number.
 
-    Powers of 1 have none, because the result is only filled (aten/src/ATen/native/Pow.cpp).
+    The temporary is the number as a tensor on the GPU. Powers of 1 have none, because the result is
+    only filled (aten/src/ATen/native/Pow.cpp).
     """
     if call.func is not aten.pow.Scalar or call.args[0] == 1:
         return ()
@@ -133,7 +135,7 @@ def power_of_a_number(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 
 def _kind_of(number: Any) -> torch.dtype:
-    """Return the dtype of C++'s tensor for a Python number."""
+    """Return the dtype of the tensor that C++ makes from a Python number."""
     return {bool: torch.bool, int: torch.int64, float: torch.float64}.get(
         type(number), torch.complex128
     )
@@ -141,7 +143,7 @@ def _kind_of(number: Any) -> torch.dtype:
 
 @handles("ldexp")
 def ldexp(call: Call) -> torch.Tensor:
-    """Compute the product with a power of 2 (aten/src/ATen/native/BinaryOps.cpp)."""
+    """Run the operator `ldexp`: multiply by powers of 2 (aten/src/ATen/native/BinaryOps.cpp)."""
     if call.op.outs:
         return operators.into_given(call)
     return call.args[0] * torch.pow(2.0, call.args[1])
@@ -149,7 +151,7 @@ def ldexp(call: Call) -> torch.Tensor:
 
 @handles("mvlgamma")
 def mvlgamma(call: Call) -> torch.Tensor:
-    """Compute the logarithm of gamma at p points per element, and their sum.
+    """Run the operator `mvlgamma`: logarithms of gamma at p points per element, then their sum.
 
     Source: aten/src/ATen/native/UnaryOps.cpp.
     """
@@ -164,7 +166,7 @@ def mvlgamma(call: Call) -> torch.Tensor:
 
 @handles("log_sigmoid_forward")
 def log_sigmoid(call: Call) -> Any:
-    """Compute the log of the sigmoid. CUDA keeps no buffer for the backward pass.
+    """Run the operator `log_sigmoid_forward`. CUDA keeps no buffer for the backward pass.
 
     Source: aten/src/ATen/native/Activation.cpp.
     """
@@ -177,14 +179,20 @@ def log_sigmoid(call: Call) -> Any:
 
 @handles("log_sigmoid_backward")
 def log_sigmoid_backward(call: Call) -> Any:
-    """Compute the gradient, for which the CPU's kernel needs the buffer that CUDA does not keep."""
+    """Run the gradient of `log_sigmoid`.
+
+    The CPU's kernel needs the buffer that CUDA does not keep.
+    """
     gradient, x = call.args[:2]
     formula = Call(operator(aten.sigmoid_backward.default), (gradient, x), call.kwargs)
     return operators.compute(formula, lambda: call.func(gradient, x, torch.exp(-x.abs())))
 
 
 def _choice(x: Any, other: Any, condition: torch.Tensor) -> torch.Tensor:
-    """Return `torch.where`, after numbers have become tensors on the GPU."""
+    """Return `torch.where(condition, x, other)`, where `x` or `other` can be a number.
+
+    A number first becomes a tensor on the GPU.
+    """
     dtype = torch.result_type(x, other)
     device = condition.device
     if isinstance(x, torch.Tensor):
@@ -242,7 +250,10 @@ def equal(call: Call) -> bool:
 
 @handles("isfinite")
 def isfinite(call: Call) -> torch.Tensor:
-    """Compare with infinity and NaN. The operator is always taken apart into comparisons."""
+    """Run the operator `isfinite` as comparisons with infinity and NaN.
+
+    PyTorch always runs it as these operators.
+    """
     return made_of(call.func, *call.args, **call.kwargs)
 
 
@@ -267,7 +278,10 @@ def count_nonzero(call: Call) -> torch.Tensor:
 
 
 def contiguous_copies(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of the copies that a kernel makes of tensors that are not contiguous."""
+    """Return the bytes of the contiguous copies that a kernel makes of these tensors.
+
+    Tensors that are already contiguous need no copy.
+    """
     return tuple(x.numel() * x.itemsize for x in tensors if not x.is_contiguous())
 
 
@@ -293,13 +307,13 @@ def softmax_backward(call: Call, result: torch.Tensor) -> tuple[int, ...]:
 
 @temporaries("_log_softmax_backward_data")
 def log_softmax_backward(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """Return the bytes of contiguous copies of gradient and output."""
+    """Return the bytes of contiguous copies of the gradient and of the output."""
     return contiguous_copies(*call.args[:2])
 
 
 @handles("_softmax", "_log_softmax")
 def softmax(call: Call) -> Any:
-    """Compute softmax. CUDA reads float16 and writes float32 in one kernel."""
+    """Run the operator `_softmax`. CUDA can read float16 and write float32 in one kernel."""
     x, dim, to_float = call.args
     if call.op.outs or not to_float:
         return operators.compute_or_into_given(call)
@@ -310,7 +324,7 @@ def softmax(call: Call) -> Any:
 
 @handles("_softmax_backward_data", "_log_softmax_backward_data")
 def softmax_backward_data(call: Call) -> Any:
-    """Compute the gradient of softmax, which CUDA can write in the input's dtype."""
+    """Run the gradient of softmax. CUDA can write it in the dtype of the forward pass's input."""
     gradient, output, dim, dtype = call.args
     if call.op.outs or gradient.dtype is dtype:
         return operators.compute_or_into_given(call)
@@ -349,10 +363,10 @@ def softmax_backward_time(call: Call, results: list[torch.Tensor], moved: int) -
 
 
 def _softmax_of(operator: Any) -> Callable[..., torch.Tensor]:
-    """Return the composite softmax that calls this operator."""
+    """Return the composite function softmax, or log_softmax, that calls `operator`."""
 
     def composed(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Choose the dtypes as aten/src/ATen/native/SoftMax.cpp does."""
+        """Compute softmax over `dim` with the dtypes of aten/src/ATen/native/SoftMax.cpp."""
         if x.dtype is torch.float16 and dtype is torch.float32:
             return operator(x, dim, True)
         if dtype is not None:
@@ -368,7 +382,7 @@ composes("log_softmax.int")(_softmax_of(aten._log_softmax.default))
 
 @handles("logsumexp")
 def logsumexp(call: Call) -> torch.Tensor:
-    """Compute logsumexp with the operators of aten/src/ATen/native/ReduceOps.cpp."""
+    """Run `logsumexp` with the operators that aten/src/ATen/native/ReduceOps.cpp calls."""
     x, dims = call.args[:2]
     keepdim = call.argument("keepdim")
     has_exponential = x.dtype.is_floating_point or x.dtype.is_complex

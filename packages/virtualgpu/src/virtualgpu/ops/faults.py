@@ -61,7 +61,8 @@ _KERNEL_FOR_CPU = "^    .*(CPU|Composite).*:"
 def survive(call: Call, error: Exception) -> Any:
     """Return a result of the right shape if CUDA's kernel would fail an assert.
 
-    Otherwise raise the error in CUDA's words.
+    `error` is the error of the CPU's kernel for the same call. In all other cases it is raised in
+    CUDA's words.
     """
     try:
         if isinstance(error, DifferentDevicesError):
@@ -91,10 +92,10 @@ def survive(call: Call, error: Exception) -> Any:
 
 
 def _lacks_half(call: Call, error: Exception) -> tuple[torch.dtype, ...]:
-    """Return the half-precision formats that only CUDA's kernel supports.
+    """Return the half-precision dtypes that CUDA's kernel supports and the CPU's kernel does not.
 
-    Returns () unless the error says that the CPU's kernel lacks one. The operator has then done
-    nothing.
+    `error` is the error of the CPU's kernel, before which it has done nothing. Returns () unless
+    the error says that a dtype is not supported.
     """
     if hasattr(error, "of_cuda"):
         return ()
@@ -112,10 +113,10 @@ def _lacks_half(call: Call, error: Exception) -> tuple[torch.dtype, ...]:
 
 
 def _result_without_values(call: Call, error: Exception) -> Any:
-    """Return tensors of the result's shape.
+    """Return tensors of the result's shape, without computing values.
 
-    Shapes and dtypes that do not fit are noticed before any kernel runs, so their errors are raised
-    unchanged.
+    Shapes and dtypes that do not fit are noticed before any kernel runs, so `error`, the error of
+    the CPU's kernel, is raised unchanged for these.
     """
     try:
         shapes = on_meta(call)
@@ -145,7 +146,7 @@ def _result_without_values(call: Call, error: Exception) -> Any:
 
 
 def as_on_cuda(call: Call, error: Exception) -> Exception:
-    """Return the error of a CPU kernel in the words of CUDA's kernel."""
+    """Return the error that CUDA's kernel would raise, given the error of the CPU's kernel."""
     if hasattr(error, "of_cuda"):
         return error
     name, words = call.op.name, str(error)
@@ -187,7 +188,7 @@ class NativeFunctions(NamedTuple):
 
 @cache
 def native_functions() -> NativeFunctions:
-    """Read PyTorch's list of operators and return what it says.
+    """Read PyTorch's list of operators, native_functions.yaml, and return the sets of operators.
 
     The sets are empty if the package that reads the list is not installed.
     """
@@ -237,14 +238,17 @@ def native_functions() -> NativeFunctions:
 
 
 def _whole(name: str, overload: str) -> str:
-    """Return the operator's name with its overload."""
+    """Return an operator's full name, such as "add.Tensor" for the overload "Tensor" of "add"."""
     if overload:
         return f"{name}.{overload}"
     return name
 
 
 def has_cpu_kernel_alone(func: Any) -> bool:
-    """Return whether PyTorch's list has a kernel of the operator for the CPU and none for CUDA."""
+    """Return whether the operator `func` has a kernel for the CPU and none for CUDA.
+
+    PyTorch's list of operators says so.
+    """
     schema = func._schema
     name = _whole(schema.name.removeprefix("aten::"), schema.overload_name)
     return name in native_functions().without_cuda
@@ -255,9 +259,9 @@ READS_NUMBERS = {"linspace", "logspace", "where"}
 
 
 def device_rules(func: Any) -> tuple[bool, bool, bool]:
-    """Return how CUDA checks the devices of an operator's arguments.
+    """Return how CUDA checks the devices of the arguments of `func`, as three flags.
 
-    The first value says whether generated code requires all tensors to be on one device. The second
+    The first one says whether generated code requires all tensors to be on one device. The second
     says whether TensorIterator checks, which allows one CPU tensor without dimensions. The third
     says whether all inputs may be on the CPU if an `out=` is on a GPU.
     """
@@ -272,7 +276,10 @@ def device_rules(func: Any) -> tuple[bool, bool, bool]:
 
 
 def copies_to_outputs(func: Any) -> bool:
-    """Return whether PyTorch generates the operator, which copies results to the given outputs."""
+    """Return whether PyTorch generates the code of `func`.
+
+    Such an operator computes its results and copies them to the given outputs.
+    """
     schema = func._schema
     if not any(x.is_out for x in schema.arguments):
         return False
@@ -281,10 +288,11 @@ def copies_to_outputs(func: Any) -> bool:
 
 
 def checks_outputs(handler: Handler) -> Handler:
-    """Return the handler of a generated operator, which checks the given outputs before it runs.
+    """Return `handler`, changed to check the given outputs before it runs the operator.
 
-    The operator computes its results where its inputs are, and copies them. A factory such as
-    `zeros_like` fills its output instead, wherever that is (torchgen's `gen_composite_out_kernel`).
+    The operator is one that PyTorch generates. It computes its results where its inputs are, and
+    copies them. A factory such as `zeros_like` fills its output instead, wherever that is
+    (torchgen's `gen_composite_out_kernel`).
     """
 
     def check(call: Call) -> Any:
@@ -306,19 +314,22 @@ def checks_outputs(handler: Handler) -> Handler:
 
 
 def _functional(call: Call) -> Any:
-    """Return the overload of an operator without outputs."""
+    """Return the overload of the call's operator that returns new tensors as results."""
     overload = call.func._schema.overload_name.removesuffix("out").removesuffix("_") or "default"
     return getattr(call.func.overloadpacket, overload)
 
 
 def _refused_output(device: torch.device, outs: list[torch.Tensor]) -> str:
-    """Return CUDA's words for the first output that is not on the device of the inputs."""
+    """Return CUDA's message for the first of the outputs that is not on `device`.
+
+    This is the device of the inputs.
+    """
     elsewhere = next(x for x in outs if x.device != device)
     return f"Expected out tensor to have device {device}, but got {elsewhere.device} instead"
 
 
 def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor among the arguments with the argument's name, in the schema's order."""
+    """Yield (name of the argument, tensor) for every tensor argument, in the schema's order."""
     for name in call.op.arguments:
         value = call.argument(name)
         for x in value if isinstance(value, (list, tuple)) else (value,):
@@ -356,7 +367,7 @@ def _tensor_by_tensor(call: Call) -> Any:
 
 
 def of_operator(call: Call) -> RuntimeError:
-    """Return CUDA's error of this operator for arguments on several devices."""
+    """Return the error of this call on CUDA, where its arguments are on several devices."""
     name = call.op.name
     given = list(_named_tensors(call))
     special = DEVICE_ERRORS.get(name)

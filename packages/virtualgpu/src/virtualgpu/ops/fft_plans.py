@@ -45,7 +45,7 @@ class FftPlans:
 
 
 def plans_of(gpu: Gpu) -> FftPlans:
-    """Return the plans of a GPU."""
+    """Return the cached plans of a GPU. The first call creates the cache."""
     plans: FftPlans = gpu.libraries.setdefault("cufft", FftPlans())
     return plans
 

@@ -26,10 +26,10 @@ sums_in_float32(aten._fft_r2c, aten._fft_c2c, aten._fft_c2r, formats=OF_TWO_BYTE
 
 
 def _gathered(x: Tensor, dims: Any) -> int:
-    """Return the bytes of the copy that moves the transformed dimensions to the end, or 0.
+    """Return the bytes of the copy that moves the transformed dimensions `dims` to the end.
 
-    No copy is needed if a view can do this (`_exec_fft`). In half precision the last dimension
-    must be contiguous.
+    Returns 0 if a view can do this (`_exec_fft`). In half precision the last dimension must be
+    contiguous.
     """
     dims = [d % x.dim() for d in dims]
     if any(x.stride(d) == 0 and x.shape[d] > 1 for d in range(x.dim())):
@@ -48,7 +48,7 @@ def _gathered(x: Tensor, dims: Any) -> int:
 
 
 def _step_by_step(call: Call, dims: Any) -> bool:
-    """Return whether the dimensions are transformed one after the other.
+    """Return whether the dimensions `dims` are transformed one after the other.
 
     cuFFT transforms up to three at a time. Real tensors whose dimensions begin with the first two
     are transformed one by one (`use_optimized_cufft_path`).
@@ -57,9 +57,10 @@ def _step_by_step(call: Call, dims: Any) -> bool:
 
 
 def _require_powers_of_two(sizes: list[int], *rounds: slice) -> None:
-    """Raise RuntimeError for sizes that are not powers of two, which half precision needs.
+    """Raise RuntimeError unless the transformed sizes are powers of two.
 
-    The error names the sizes of the first plan that fails.
+    Half precision needs this. Each of `rounds` selects the sizes of one plan. The error names the
+    sizes of the first plan that fails.
     """
     for part in rounds:
         if any(n & (n - 1) for n in sizes[part]):
@@ -70,9 +71,10 @@ def _require_powers_of_two(sizes: list[int], *rounds: slice) -> None:
 
 
 def _use_plans(call: Call, dims: Sequence[int], several: bool) -> None:
-    """Note the plans that a transform uses: one for all dimensions, or one for each.
+    """Mark the cuFFT plans of a transform over `dims` as used.
 
-    A plan is for one shape, layout, dtype and kind of transform, in both directions
+    There is one plan for each dimension if `several` is true, and otherwise one for all. A plan is
+    for one shape, layout, dtype and kind of transform, in both directions
     (aten/src/ATen/native/cuda/CuFFTPlanCache.h).
     """
     x = call.args[0]
@@ -183,9 +185,10 @@ def _of_half(
     s: Any = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Compute a function of `torch.fft` for real numbers in half precision.
+    """Compute the function `name` of `torch.fft` for a real tensor in half precision.
 
-    Source: `fft_r2c`, `fft_rfftn` and `fft_ihfftn` of native/SpectralOps.cpp.
+    The other arguments are those of the function. Source: `fft_r2c`, `fft_rfftn` and `fft_ihfftn`
+    of native/SpectralOps.cpp.
     """
     # This import takes a second.
     from torch._refs.fft import _canonicalize_fft_shape_and_dim_args, _resize_fft_input

@@ -73,9 +73,10 @@ READS_ZEROS = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
 
 
 def reads_zeros(call: Call) -> None:
-    """Let the host wait for the number that CUDA's formula reads, in a node's first scan.
+    """Let the host wait for the number that CUDA's backward formulas of scans read.
 
-    Raises CUDA's error if the stream is being captured.
+    This happens once in each node of a backward pass. Raises CUDA's error if the stream is being
+    captured.
     """
     task = _graph_task()
     if task == -1:
@@ -92,7 +93,7 @@ def reads_zeros(call: Call) -> None:
 
 @handles("add")
 def add(call: Call) -> Any:
-    """Compute a sum, in place where PyTorch does.
+    """Run the operator `add`, in place where PyTorch's backward pass does so.
 
     Autograd's engine adds gradients that meet at one node to the first one, if nothing else refers
     to it (autograd/input_buffer.cpp). `linear` adds its bias to a product that it has just made
@@ -156,9 +157,10 @@ def count_references(machine: Machine) -> None:
 
 
 def _count(host_operators: Callable[[Machine], Any], done: _thread.LockType) -> None:
-    """Run a backward pass in which two gradients meet, and count one's references.
+    """Run a backward pass in which two gradients meet, to count the references to one of them.
 
-    It uses a machine that is never put in use.
+    `host_operators` makes the mode for a machine that is never put in use. `done` is released at
+    the end.
     """
     machine = Machine(load("H200"), 1)
 
@@ -186,7 +188,10 @@ def _count(host_operators: Callable[[Machine], Any], done: _thread.LockType) -> 
 
 
 def _is_bias(x: Any, bias: Any) -> bool:
-    """Return whether `x` is a product made in this call of C++ and `bias` fits its rows."""
+    """Return whether `bias` is added to `x`, a matrix product made in this call of C++.
+
+    The sizes must fit.
+    """
     if type(x) is not VirtualTensor or type(bias) is not VirtualTensor:
         return False
     selected = x._gpu.machine.selected
@@ -200,14 +205,17 @@ def _is_bias(x: Any, bias: Any) -> bool:
 
 @handles("logical_and", "logical_or", "masked_fill", "index_fill", "mul", "sub")
 def combine(call: Call) -> Any:
-    """Run an operator, in place if PyTorch's formula would overwrite its own temporary."""
+    """Run an operator, in place if PyTorch's backward formula would overwrite its own temporary."""
     if _graph_task() == -1 or call.kwargs or not _is_own_temporary(call, *call.args[:2]):
         return operators.compute_or_into_given(call)
     return operators.compute(call.of(call.op.in_place()))
 
 
 def _is_own_temporary(call: Call, x: Any, other: Any) -> bool:
-    """Return whether `x` is a temporary that the running formula may overwrite."""
+    """Return whether `x` is a temporary of the running backward formula that it may overwrite.
+
+    `other` is the second operand of `call`.
+    """
     if torch.is_grad_enabled() or type(x) is not VirtualTensor:
         return False
     if _node().name() not in OWN_TEMPORARIES[call.op.name]:

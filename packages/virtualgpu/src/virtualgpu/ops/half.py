@@ -39,9 +39,10 @@ def sums_in_float32(
     require: Callable[[torch.dtype], None] | None = None,
     formats: tuple[torch.dtype, ...] = HALF,
 ) -> None:
-    """Compute these products of half precision in float32, and round once.
+    """Make these operators compute in float32 for inputs in half precision, and round once.
 
-    Outputs at the positions `stay` are always float32. `require` checks the dtype first.
+    Outputs at the positions `stay` remain float32. `require` is called with the dtype first and may
+    raise an error. `formats` are the dtypes to which this applies.
     """
     for packet in packets:
         for overload in packet.overloads():
@@ -54,7 +55,10 @@ def sums_in_float32(
 
 
 def widened(x: Any) -> Any:
-    """Return a half-precision tensor or dtype in its wider format, others unchanged."""
+    """Return a half-precision tensor or dtype in its wider format, and anything else unchanged.
+
+    float16 and bfloat16 become float32, and complex32 becomes complex64.
+    """
     if isinstance(x, torch.Tensor):
         if x.dtype in HALF:
             return x.float()
@@ -67,7 +71,7 @@ def widened(x: Any) -> Any:
 
 
 def _differ(args: tuple, dtype: torch.dtype) -> bool:
-    """Return whether an argument's floating-point dtype differs from that of the first tensor."""
+    """Return whether a tensor argument has another floating-point dtype than `dtype`."""
     for x in args:
         if isinstance(x, torch.Tensor) and x.dtype is not dtype and x.dtype.is_floating_point:
             return True
@@ -81,10 +85,11 @@ def in_float32(
     require: Callable[[torch.dtype], None] | None = None,
     formats: tuple[torch.dtype, ...] = HALF,
 ) -> Callable[..., Any]:
-    """Return a kernel that computes in float32 (or complex64), and rounds the result.
+    """Return a kernel of the operator `func` that computes in float32 and rounds the result.
 
-    The kernel is for plain tensors. It does so only if the first tensor has one of the
-    `formats`.
+    It does so if the first tensor has one of the `formats`, and computes in complex64 for
+    complex32. Its arguments are plain tensors. Outputs at the positions `stay` remain float32.
+    `require` is called with the dtype first and may raise an error.
     """
     name = func._schema.name.removeprefix("aten::")
     writes_first = name.endswith("_")
@@ -164,7 +169,10 @@ def into_format(packet: Any, func: Any) -> Callable[..., Any]:
 
 
 def lacks(cuda_kernel: str, packet: Any, formats: tuple[torch.dtype, ...] = HALF) -> None:
-    """Make an operator refuse formats that the CPU's kernel has and CUDA's kernel does not."""
+    """Make an operator refuse dtypes that the CPU's kernel supports and CUDA's kernel does not.
+
+    `packet` is the operator, `cuda_kernel` the name in the error, and `formats` are the dtypes.
+    """
 
     def refusing(compute: Callable[..., Any]) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:

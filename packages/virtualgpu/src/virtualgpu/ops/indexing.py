@@ -84,7 +84,10 @@ cuda_operator("embedding", "index_select", weight="self", indices="index")
 
 @device_error("index", "index_put", "index_put_", "_index_put_impl_")
 def indices_elsewhere(given: Devices) -> str | None:
-    """Return CUDA's message for an index on another GPU than the tensor, or None."""
+    """Return CUDA's message for an index on another GPU than the indexed tensor, or None.
+
+    `given` has the name and the tensor of each argument.
+    """
     device = given[0][1].device
     for name, x in given:
         if name == "indices" and x.is_cuda and x.device != device:
@@ -97,7 +100,10 @@ def indices_elsewhere(given: Devices) -> str | None:
 
 @device_error("masked_fill", "masked_fill_")
 def mask_elsewhere(given: Devices) -> str | None:
-    """Return CUDA's message for a mask on another device than the tensor, or None."""
+    """Return CUDA's message for a mask on another device than the tensor, or None.
+
+    `given` has the name and the tensor of each argument.
+    """
     own, mask = given[0][1].device, given[1][1].device
     if len(given) == 3 and given[2][1].dim():
         return (
@@ -165,9 +171,10 @@ def put_at(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 def _only_chosen(call: Call, moved: int, chosen: int) -> int:
-    """Return the bytes that the kernel moves.
+    """Return the bytes that a kernel moves if it uses only some elements of its first argument.
 
-    In place, it only reads and writes the `chosen` bytes.
+    `moved` is the bytes of all arguments and results. An operator in place only reads and writes
+    the `chosen` bytes.
     """
     if not call.op.name.endswith("_"):
         return moved
@@ -175,13 +182,16 @@ def _only_chosen(call: Call, moved: int, chosen: int) -> int:
 
 
 def own_zeros(call: Call) -> bool:
-    """Return whether a backward formula calls this operator on zeros that only it refers to."""
+    """Return whether a backward formula calls this operator on zeros that nothing else refers to.
+
+    The operator may then write to them in place.
+    """
     return _graph_task() != -1 and _node().name() in FILLS_OWN_ZEROS[call.op.name]
 
 
 @handles("scatter_", "scatter_reduce", "scatter_reduce_")
 def reduced(call: Call) -> Any:
-    """Compute a scatter with a reduction.
+    """Run a scatter that combines values by a reduction.
 
     Raises RuntimeError if CUDA has no kernel of this reduction for the dtype.
     """
@@ -192,7 +202,7 @@ def reduced(call: Call) -> Any:
 
 
 def _refuse_products(call: Call) -> None:
-    """Raise RuntimeError if CUDA has no kernel for a reduction of this dtype.
+    """Raise RuntimeError if CUDA has no kernel for the call's reduction and dtype.
 
     Only sums have kernels for complex numbers and booleans (native/cuda/ScatterGatherKernel.cu).
     """
@@ -209,7 +219,7 @@ def _refuse_products(call: Call) -> None:
 
 @handles("scatter_add", "scatter", "index_add", "put")
 def scatter(call: Call) -> Any:
-    """Compute an operator that scatters. Inside a backward formula, scatter in place."""
+    """Run an operator that scatters. Inside a backward formula, it writes in place."""
     _refuse_products(call)
     if call.op.outs:
         return operators.into_given(call)
@@ -266,13 +276,13 @@ def nonzero_plan(
 
 
 def _found(mask: torch.Tensor) -> int:
-    """Return how many elements of the mask are true."""
+    """Return the number of true elements in a mask."""
     with _DisableTorchDispatch():
         return int(mask.count_nonzero())
 
 
 def find_positions(gpu: Gpu, indices: Any) -> None:
-    """Let the host find the positions of all masks before the kernel runs.
+    """Take the time in which the host finds the positions of all masks among the indices.
 
     It waits for the number of positions of each mask on the GPU. Positions of a mask on the host
     are sent to the GPU without a wait (`expandTensors` in ATen/native/IndexingUtils.h).
@@ -286,7 +296,7 @@ def find_positions(gpu: Gpu, indices: Any) -> None:
 
 
 def fills(indices: Any, values: torch.Tensor) -> bool:
-    """Return whether the operator sets a single value under a single mask.
+    """Return whether an assignment sets a single value under a single mask.
 
     For a value on the host, CUDA then only fills (`canDispatchToMaskedFill` in
     ATen/native/TensorAdvancedIndexingUtils.h).
@@ -297,11 +307,11 @@ def fills(indices: Any, values: torch.Tensor) -> bool:
 
 
 def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
-    """Return how the indices become positions.
+    """Return the memory plans for converting the indices of `x` to positions.
 
     Returns:
-        The plan of the allocations, the number of positions in each indexed dimension, and the
-        plan that frees what remains allocated.
+        The plan of the allocations, the number of positions in each indexed dimension, and the plan
+        that frees what remains allocated.
     """
     steps: list[Any] = []
     kept: list[int] = []
@@ -328,21 +338,22 @@ def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
 
 
 def _without_memory(gpu: Gpu, values: torch.Tensor) -> VirtualTensor:
-    """Return a tensor on the GPU with these values, without allocating memory for it."""
+    """Return a tensor on the GPU that has these values but no memory block."""
     allocate_on(gpu, values.untyped_storage(), allocated=False)
     return wrap(values, gpu)
 
 
 def _all_true(mask: VirtualTensor) -> VirtualTensor:
-    """Return a mask of the same shape with only true elements, without allocating memory for it."""
+    """Return a mask of the same shape with only true elements, without a memory block."""
     with _DisableTorchDispatch():
         return _without_memory(mask._gpu, torch.ones(mask.shape, dtype=torch.bool))
 
 
 def _positions(gpu: Gpu, indices: Any) -> list[torch.Tensor | None]:
-    """Return the indices, with the positions of true elements in place of each mask.
+    """Return the indices, with positions in place of each mask.
 
-    The shapes of results can be computed from them without values.
+    They are the positions of the mask's true elements. The shapes of results can be computed from
+    them without values.
     """
     result: list[torch.Tensor | None] = []
     with _DisableTorchDispatch():
@@ -375,10 +386,10 @@ def restrided(indices: Any) -> tuple[int, ...]:
 
 @handles("index", "_unsafe_index")
 def index(call: Call) -> Any:
-    """Run the operator `index`, with the memory of the positions.
+    """Run the operator `index`, and allocate the memory of the positions.
 
-    A mask without values counts as true everywhere if the machine makes up values or treats
-    masks as full. Raises RuntimeError if an index is on another GPU than the tensor.
+    A mask without values counts as true everywhere if the machine makes up values or treats masks
+    as full. Raises RuntimeError if an index is on another GPU than the tensor.
     """
     x, indices = call.args[0], call.args[1]
     check_indices(x, indices)
@@ -456,11 +467,17 @@ def index_put(call: Call) -> Any:
 def _accumulate(
     x: torch.Tensor, indices: Any, counts: list[int], check: bool, behind: Plan
 ) -> Plan:
-    """Return the memory plan of `index_put_with_sort_kernel`.
+    """Return the memory plan of `index_put` with accumulation (`index_put_with_sort_kernel`).
 
-    The kernel computes one linear position for each element and sorts the positions, together
-    with their original order. `check` adds the check of each index. `behind` frees the
-    positions.
+    The kernel computes one linear position for each element and sorts the positions together with
+    their original order.
+
+    Args:
+        x: the tensor that is written to
+        indices: the operator's indices, with None for dimensions that are not indexed
+        counts: the number of positions in each indexed dimension
+        check: whether the largest and the smallest value of each index are checked
+        behind: the plan that frees the positions
     """
     found = [i for i in indices if i is not None]
     n = max(counts, default=0)
@@ -490,7 +507,7 @@ def _accumulate(
 
 
 def _slice(x: torch.Tensor, indices: Any) -> int:
-    """Return the number of elements per position: the product of the dimensions not indexed."""
+    """Return the number of elements at each position: the product of the dimensions not indexed."""
     dims = 0
     for index in indices:
         dims += index.dim() if is_mask(index) else 1
@@ -509,7 +526,7 @@ def nonzero(call: Call) -> Any:
     multiprocessors = gpu.profile.multiprocessors
 
     def plan(outputs: list[Any]) -> Plan:
-        """Return the memory plan of the selection, given the positions found."""
+        """Return the memory plan of `nonzero`. `outputs` holds the positions that it has found."""
         found = outputs[0].shape[0]
         return copy, *nonzero_plan(x.numel(), x.dim(), found, multiprocessors, OUT), -copy
 
@@ -562,7 +579,10 @@ def masked_scatter(call: Call) -> Any:
 
 @handles("masked_scatter_backward")
 def masked_scatter_backward(call: Call) -> Any:
-    """Return the gradients under the mask, with zeros for values that were not used."""
+    """Run the gradient of `masked_scatter`.
+
+    It returns the gradients under the mask, with zeros for values that were not used.
+    """
     grad, mask, sizes = call.args
     taken = grad.masked_select(mask)
     rest = torch.Size(sizes).numel() - taken.numel()
@@ -575,7 +595,7 @@ def masked_scatter_backward(call: Call) -> Any:
 
 
 def _within(x: torch.Tensor, indices: Any) -> list[Any]:
-    """Return the indices, clamped to the bounds of the dimensions of `x`."""
+    """Return the indices of `x`, each clamped to the bounds of its dimension."""
     clamped = list(indices)
     for d, index in enumerate(indices):
         if index is not None:
@@ -585,7 +605,7 @@ def _within(x: torch.Tensor, indices: Any) -> list[Any]:
 
 @handles("_unsafe_masked_index")
 def unsafe_masked_index(call: Call) -> torch.Tensor:
-    """Compute `_unsafe_masked_index` from its parts, as C++ does."""
+    """Run `_unsafe_masked_index` as the operators that C++ calls for it."""
     x, mask, indices, fill = call.args
     if not x.numel() or any(is_mask(index) for index in indices):
         return operators.mixed(call)
@@ -596,7 +616,7 @@ def unsafe_masked_index(call: Call) -> torch.Tensor:
 
 @handles("_unsafe_masked_index_put_accumulate")
 def unsafe_masked_index_put(call: Call) -> torch.Tensor:
-    """Compute `_unsafe_masked_index_put_accumulate` from its parts, as C++ does."""
+    """Run `_unsafe_masked_index_put_accumulate` as the operators that C++ calls for it."""
     x, mask, indices, values = call.args
     if not x.numel() or any(is_mask(index) for index in indices):
         return operators.mixed(call)

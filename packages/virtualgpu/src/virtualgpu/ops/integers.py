@@ -22,7 +22,7 @@ UNSIGNED = 2**32  # non-negative int64 numbers below this are divided in 32 bits
 
 
 def _divisions() -> Iterator[Any]:
-    """Yield the overloads that divide integers."""
+    """Yield the overloads of operators that divide integers."""
     always = (
         aten.floor_divide,
         aten.floor_divide_,
@@ -40,7 +40,7 @@ def _divisions() -> Iterator[Any]:
 
 
 def _dividing(func: Any) -> Callable[..., Any]:
-    """Return the kernel of a division, with CUDA's results for integers divided by zero."""
+    """Return a kernel of the division `func` with CUDA's results for integers divided by zero."""
     divide = CPU_KERNELS.get(func, getattr(func, "_op", func))
     name = func._schema.name.removeprefix("aten::").rstrip("_")
 
@@ -73,23 +73,24 @@ def _dividing(func: Any) -> Callable[..., Any]:
 
 
 def _plain(x: Any) -> Tensor:
-    """Return an operand as a tensor."""
+    """Return `x`, an operand of a division, as a plain tensor. Numbers become int64."""
     if isinstance(x, Tensor):
         return x
     return torch.full((), x, dtype=torch.int64, device="cpu")
 
 
 def _is_integral(x: Any) -> bool:
-    """Return whether an operand is an integer or a truth value."""
+    """Return whether `x`, an operand of a division, has integers or booleans."""
     if isinstance(x, Tensor):
         return not (x.is_floating_point() or x.is_complex())
     return isinstance(x, int)
 
 
 def _divided_by_zero(x: Tensor, dtype: torch.dtype, floors: bool) -> Tensor:
-    """Return the quotient by zero, which is also the remainder.
+    """Return CUDA's quotient of the integers `x` and zero, which is also the remainder.
 
-    Rounding down changes the quotients of negative numbers.
+    `dtype` is the dtype of the division. With `floors`, quotients are rounded down, which changes
+    those of negative numbers.
     """
     x = x.to(torch.int64)
     quotient = torch.full_like(x, -1)
@@ -101,10 +102,11 @@ def _divided_by_zero(x: Tensor, dtype: torch.dtype, floors: bool) -> Tensor:
 
 
 class Conversion(NamedTuple):
-    """The range of integers to which CUDA's conversion instruction clamps.
+    """A conversion of floating-point numbers to integers, as CUDA's instruction does it.
 
-    The lowest bits of the result are those of the integer type. The instruction is `cvt` (NVIDIA's
-    PTX ISA). NVIDIA's compiler uses it for c10/util/TypeCast.h.
+    The instruction clamps to the range from `least` to `largest`, which has `bits` bits. The lowest
+    bits of the result are those of the integer type. The instruction is `cvt` (NVIDIA's PTX ISA).
+    NVIDIA's compiler uses it for c10/util/TypeCast.h.
     """
 
     bits: int
@@ -112,7 +114,7 @@ class Conversion(NamedTuple):
     largest: int
 
     def of_nan(self, source: torch.dtype) -> int:
-        """Return the instruction's result for NaN."""
+        """Return the integer to which the instruction converts NaN of the dtype `source`."""
         if self.bits == 32 and source is not torch.float64:
             return 0
         return 2 ** (self.bits - 1)
@@ -139,9 +141,9 @@ _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def saturate(target: Tensor, source: Tensor) -> None:
-    """Correct integers in `target` that were converted from numbers that they cannot hold.
+    """Correct the integers in `target`, which were converted from the numbers in `source`.
 
-    Both tensors are plain.
+    The CPU and CUDA differ for numbers that the integer type cannot hold. Both tensors are plain.
     """
     conversion = CONVERSIONS.get(target.dtype)
     if conversion is None or not source.numel():
@@ -175,7 +177,7 @@ def saturate(target: Tensor, source: Tensor) -> None:
 
 
 def _lowest_bits(number: int, dtype: torch.dtype) -> int:
-    """Return the number of this dtype whose bits are the lowest bits of `number`."""
+    """Return the integer of this dtype that has the lowest bits of `number`."""
     bits = 8 * dtype.itemsize
     lowest = number % 2**bits
     if dtype.is_signed and lowest >= 2 ** (bits - 1):
@@ -206,9 +208,10 @@ CPU_KERNELS[aten._to_copy.default] = _converting(aten._to_copy.default)
 
 
 def _spaced(start: Any, end: Any, steps: int, *, out: Tensor) -> Tensor:
-    """Write integers with equal distances, which CUDA computes as sums in float32.
+    """Write `steps` integers with equal distances from `start` to `end` to `out`.
 
-    The product is not rounded before the sum (native/cuda/RangeFactories.cu).
+    CUDA computes them in float32, and does not round the product before the sum
+    (native/cuda/RangeFactories.cu).
     """
     if out.dtype not in INTEGERS or out.dtype is torch.bool or steps < 2:
         return aten.linspace.out(start, end, steps, out=out)
@@ -235,7 +238,10 @@ _SIGNED = {
 
 
 def _of_signed(func: Any, formats: tuple[torch.dtype, ...]) -> Callable[..., Any]:
-    """Return a kernel that reads these formats as integers with the same bits."""
+    """Return a kernel of `func` for dtypes that only CUDA supports.
+
+    It reads tensors with one of the `formats` as signed integers with the same bits.
+    """
 
     def kernel(x: torch.Tensor, *args: Any) -> Any:
         if x.dtype not in formats:
